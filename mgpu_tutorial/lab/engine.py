@@ -1,0 +1,217 @@
+"""Start the ranks, watch over them, and leave nothing behind.
+
+The processes are those of torchrun's engine, torch.distributed.elastic, forked
+from a server that has torch imported already. Elastic stops every rank the moment
+one exits with an error, before the others can say where they are; so a rank that
+raises notes it in a file (see rank.py) and this module gives its peers a moment.
+"""
+
+import json
+import logging
+import multiprocessing as mp
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, util
+from pathlib import Path
+from tempfile import mkdtemp
+
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    PContext,
+    SignalException,
+    start_processes,
+)
+
+from mgpu_tutorial.lab import errors, janitor, places
+from mgpu_tutorial.lab.errors import Fate
+from mgpu_tutorial.lab.meter import Meter
+from mgpu_tutorial.lab.rank import Job, enter
+
+METHOD = "spawn" if sys.platform == "win32" else "forkserver"
+PRELOAD = [
+    "mgpu_tutorial.lab.janitor",
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.nn.parallel.distributed",
+]
+START_LIMIT = 120.0  # seconds until all ranks must have joined: imports on a busy machine
+GRACE = 1.0  # seconds that the others get to end after the first failure
+TICK = 0.004
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+@contextmanager
+def workspace(world_size: int) -> Iterator[Path]:
+    """A folder for one launch, inside the kernel's own temporary folder, then gone."""
+    folder = Path(mkdtemp(prefix="launch-", dir=util.get_temp_dir()))
+    try:
+        for rank in range(world_size):
+            (folder / f"rank{rank}").mkdir()
+        yield folder
+    finally:
+        end = time.monotonic() + 5
+        while folder.exists() and time.monotonic() < end:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def warm_up() -> None:
+    """Have the fork server import torch now, in the background, before the first launch."""
+    if METHOD == "forkserver":
+        mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
+        os.environ[janitor.FOLDER] = util.get_temp_dir()
+        forkserver.ensure_running()
+
+
+class Ranks:
+    """The processes of one launch."""
+
+    def __init__(self, jobs: list[Job], environments: list[dict[str, str]]) -> None:
+        self.jobs = jobs
+        self.folder = Path(jobs[0].folder)
+        warm_up()
+        with _quiet_elastic(), _signals_kept():
+            self._context: PContext = start_processes(
+                name="mgpu",
+                entrypoint=enter,
+                args={job.rank: (job,) for job in jobs},
+                envs=dict(enumerate(environments)),
+                logs_specs=DefaultLogsSpecs(log_dir=str(self.folder / "elastic")),
+                start_method=METHOD,
+            )
+
+    def watch(self, timeout: float) -> tuple[str, float, float]:
+        """Wait until all is over: ("ended" | "failed" | "hung" | "late", begin, end).
+
+        The timeout counts from the moment at which all ranks had joined.
+        """
+        started = time.monotonic()
+        begin: float | None = None
+        failed: float | None = None
+        with _quiet_elastic(), Meter(self.folder, len(self.jobs), timeout) as meter:
+            while True:
+                over = self._context.wait(0)
+                now = time.monotonic()
+                if begin is None and all((job.home / "ready").exists() for job in self.jobs):
+                    begin = now
+                ended = self._outcomes()
+                if over is not None or len(ended) == len(self.jobs):
+                    bad = over is not None and over.is_failed()
+                    bad = bad or any(outcome["kind"] != "returned" for outcome in ended.values())
+                    return "failed" if bad else "ended", begin or started, now
+                if failed is None and any(o["kind"] != "returned" for o in ended.values()):
+                    failed = now
+                if failed is not None and now > failed + GRACE:
+                    return "failed", begin or started, now
+                if begin is None and now > started + START_LIMIT:
+                    return "late", started, now
+                if begin is not None and now > begin + timeout:
+                    return "hung", begin, now
+                meter.show(now - (begin or started))
+                time.sleep(TICK)
+
+    def fates(self) -> list[Fate]:
+        """How every rank ended, or where it is; asks the living for their stack."""
+        living = [job for job, process in zip(self.jobs, self._processes(), strict=True) if process.is_alive()]
+        outcomes = self._outcomes()
+        asked = [job for job in living if job.rank not in outcomes]
+        self._ask_for_stacks(asked)
+        return [self._fate(job, outcomes, job in asked) for job in self.jobs]
+
+    def stop(self) -> None:
+        """Kill whatever still runs, with its children."""
+        for process in self._processes():
+            if process.is_alive():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError, PermissionError, AttributeError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        with _quiet_elastic():
+            self._context.close(signal.SIGKILL, timeout=5)
+
+    def _processes(self) -> list:
+        return self._context._pc.processes if self._context._pc else []
+
+    def _outcomes(self) -> dict[int, dict]:
+        found = {}
+        for job in self.jobs:
+            with suppress(FileNotFoundError):
+                found[job.rank] = json.loads((job.home / "outcome").read_text(encoding="utf-8"))
+        return found
+
+    def _ask_for_stacks(self, jobs: list[Job]) -> None:
+        if not hasattr(signal, "SIGUSR1"):
+            return
+        for job in jobs:
+            (job.home / "stack").write_text("")
+            with suppress(ProcessLookupError):
+                os.kill(self._processes()[job.rank].pid, signal.SIGUSR1)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end and not all(places.of_dump(_text(job.home / "stack")) for job in jobs):
+            time.sleep(TICK)
+
+    def _fate(self, job: Job, outcomes: dict[int, dict], alive: bool) -> Fate:
+        exitcode = self._processes()[job.rank].exitcode
+        dumped = places.of_dump(_text(job.home / "stack"))
+        if job.rank in outcomes:
+            fields = {**outcomes[job.rank]}
+            fields["where"] = places.Place(*fields["where"]) if fields.get("where") else None
+            return Fate(rank=job.rank, **fields)
+        if alive or exitcode == -signal.SIGTERM:  # elastic stops the others with SIGTERM
+            return Fate(job.rank, "stopped", dumped or _last_seen(job))
+        words = errors.last_words(_text(job.home / "stderr"))
+        return Fate(job.rank, "died", dumped or _last_seen(job), exitcode=exitcode, last_words=words)
+
+
+def _last_seen(job: Job) -> places.Place | None:
+    text = _text(job.home / "where").strip(" \0")
+    return places.Place(*json.loads(text)) if text else None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+@contextmanager
+def _quiet_elastic() -> Iterator[None]:
+    """Elastic logs a page at every failure; the launcher's own error says it in a line."""
+    loggers = [
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api"),
+        logging.getLogger("torch.multiprocessing.spawn"),
+    ]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Elastic installs handlers of its own while it starts; put the kernel's back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    caught = None
+    try:
+        yield
+    except SignalException as error:
+        caught = error.sigval
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if caught not in (None, signal.SIGINT):
+            signal.raise_signal(caught)
