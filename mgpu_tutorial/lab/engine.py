@@ -13,9 +13,9 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, util
 from pathlib import Path
@@ -24,18 +24,17 @@ from tempfile import mkdtemp
 from torch.distributed.elastic.multiprocessing import (
     DefaultLogsSpecs,
     PContext,
-    SignalException,
     start_processes,
 )
 
-from mgpu_tutorial.lab import errors, janitor, places
+from mgpu_tutorial.lab import errors, places, server
 from mgpu_tutorial.lab.errors import Fate
 from mgpu_tutorial.lab.meter import Meter
 from mgpu_tutorial.lab.rank import Job, enter
 
 METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 PRELOAD = [
-    "mgpu_tutorial.lab.janitor",
+    "mgpu_tutorial.lab.server",
     "torch",
     "torch.distributed",
     "torch._dynamo",
@@ -43,6 +42,7 @@ PRELOAD = [
 ]
 START_LIMIT = 120.0  # seconds until all ranks must have joined: imports on a busy machine
 GRACE = 1.0  # seconds that the others get to end after the first failure
+EXIT_LIMIT = 2.0  # seconds from the last worker's end to the last process's
 TICK = 0.004
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -62,11 +62,25 @@ def workspace(world_size: int) -> Iterator[Path]:
 
 
 def warm_up() -> None:
-    """Have the fork server import torch now, in the background, before the first launch."""
+    """Have the fork server begin to import torch; returns at once."""
     if METHOD == "forkserver":
         mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
-        os.environ[janitor.FOLDER] = util.get_temp_dir()
-        forkserver.ensure_running()
+        os.environ[server.FOLDER] = util.get_temp_dir()
+        try:
+            forkserver.ensure_running()
+        finally:
+            os.environ.pop(server.FOLDER, None)
+
+
+def _await_server() -> None:
+    """The first process takes as long as the imports; let Ctrl-C reach this wait."""
+    warm_up()
+    marker = Path(util.get_temp_dir(), "warm")
+    if METHOD == "forkserver" and not marker.exists():
+        first = mp.get_context(METHOD).Process(target=time.sleep, args=(0,))
+        first.start()
+        first.join()
+        marker.touch()
 
 
 class Ranks:
@@ -75,9 +89,12 @@ class Ranks:
     def __init__(self, jobs: list[Job], environments: list[dict[str, str]]) -> None:
         self.jobs = jobs
         self.folder = Path(jobs[0].folder)
-        warm_up()
-        with _quiet_elastic(), _signals_kept():
-            self._context: PContext = start_processes(
+        _await_server()
+        # Elastic takes over the signal handlers when it starts in the main thread; and
+        # Ctrl-C between two processes would lose the first. So it starts in another.
+        with _quiet_elastic(), ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(
+                start_processes,
                 name="mgpu",
                 entrypoint=enter,
                 args={job.rank: (job,) for job in jobs},
@@ -85,6 +102,12 @@ class Ranks:
                 logs_specs=DefaultLogsSpecs(log_dir=str(self.folder / "elastic")),
                 start_method=METHOD,
             )
+            try:
+                self._context: PContext = starting.result()
+            except BaseException:
+                self._context = starting.result()
+                self.stop()
+                raise
 
     def watch(self, timeout: float) -> tuple[str, float, float]:
         """Wait until all is over: ("ended" | "failed" | "hung" | "late", begin, end).
@@ -96,18 +119,20 @@ class Ranks:
         failed: float | None = None
         with _quiet_elastic(), Meter(self.folder, len(self.jobs), timeout) as meter:
             while True:
-                over = self._context.wait(0)
                 now = time.monotonic()
+                outcomes = self._outcomes()
+                died = [p for p in self._processes() if p.exitcode not in (None, 0)]
+                bad = bool(died) or any(o["kind"] != "returned" for o in outcomes.values())
+                if bad and failed is None:
+                    failed = now
                 if begin is None and all((job.home / "ready").exists() for job in self.jobs):
                     begin = now
-                ended = self._outcomes()
-                if over is not None or len(ended) == len(self.jobs):
-                    bad = over is not None and over.is_failed()
-                    bad = bad or any(outcome["kind"] != "returned" for outcome in ended.values())
-                    return "failed" if bad else "ended", begin or started, now
-                if failed is None and any(o["kind"] != "returned" for o in ended.values()):
-                    failed = now
-                if failed is not None and now > failed + GRACE:
+                if self._all_over(outcomes) or (failed is not None and now > failed + GRACE):
+                    # On the way without failure elastic collects its processes itself.
+                    if bad or self._context.wait(EXIT_LIMIT, period=TICK) is None:
+                        return "failed" if bad else "ended", begin or started, now
+                    return "ended", begin or started, now
+                if any(outcome["kind"] == "refused" for outcome in outcomes.values()):
                     return "failed", begin or started, now
                 if begin is None and now > started + START_LIMIT:
                     return "late", started, now
@@ -115,6 +140,13 @@ class Ranks:
                     return "hung", begin, now
                 meter.show(now - (begin or started))
                 time.sleep(TICK)
+
+    def _all_over(self, outcomes: dict[int, dict]) -> bool:
+        """True when every rank has said how it ended, or cannot say it any more."""
+        return all(
+            job.rank in outcomes or process.exitcode not in (None, 0)
+            for job, process in zip(self.jobs, self._processes(), strict=True)
+        )
 
     def fates(self) -> list[Fate]:
         """How every rank ended, or where it is; asks the living for their stack."""
@@ -163,9 +195,12 @@ class Ranks:
             fields = {**outcomes[job.rank]}
             fields["where"] = places.Place(*fields["where"]) if fields.get("where") else None
             return Fate(rank=job.rank, **fields)
-        if alive or exitcode == -signal.SIGTERM:  # elastic stops the others with SIGTERM
+        if alive:
             return Fate(job.rank, "stopped", dumped or _last_seen(job))
         words = errors.last_words(_text(job.home / "stderr"))
+        if not (job.home / "where").exists():  # it died before it could load anything
+            log = _text(Path(util.get_temp_dir(), server.LOG)).strip()
+            words = log.splitlines()[-1] if log else ""
         return Fate(job.rank, "died", dumped or _last_seen(job), exitcode=exitcode, last_words=words)
 
 
@@ -181,37 +216,18 @@ def _text(path: Path) -> str:
 @contextmanager
 def _quiet_elastic() -> Iterator[None]:
     """Elastic logs a page at every failure; the launcher's own error says it in a line."""
-    loggers = [
-        logging.getLogger("torch.distributed.elastic.multiprocessing.api"),
-        logging.getLogger("torch.multiprocessing.spawn"),
-    ]
-    before = [logger.disabled for logger in loggers]
+    names = ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn")
+    loggers = [logging.getLogger(name) for name in names]
+    drop = _Drop()
     for logger in loggers:
-        logger.disabled = True
+        logger.addFilter(drop)
     try:
         yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
+        for logger in loggers:
+            logger.removeFilter(drop)
 
 
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Elastic installs handlers of its own while it starts; put the kernel's back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    caught = None
-    try:
-        yield
-    except SignalException as error:
-        caught = error.sigval
-        raise KeyboardInterrupt from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if caught not in (None, signal.SIGINT):
-            signal.raise_signal(caught)
+class _Drop(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return False

@@ -10,11 +10,18 @@ from mgpu_tutorial.lab.trace import Event
 
 
 class LaunchError(RuntimeError):
-    """A launch that did not end well; `report` holds what the ranks said until then."""
+    """A launch that did not end well.
 
-    def __init__(self, message: str, report: Report | None = None) -> None:
+    `report` holds what the ranks said until then; `tracebacks` maps a rank that
+    raised to its whole Python traceback.
+    """
+
+    def __init__(
+        self, message: str, report: Report, tracebacks: dict[int, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.report = report
+        self.tracebacks = tracebacks or {}
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the frames of the launcher."""
@@ -58,20 +65,18 @@ class Fate:
             return "an unknown line"
         return f"{self.where}  {self.where.text}".rstrip()
 
-    def headline(self) -> str:
-        """What happened, for a rank that is a cause."""
-        if self.kind == "refused":
-            return self.message
+    def what(self) -> str:
+        """What happened to a rank that is a cause, as the rest of a sentence."""
         if self.kind == "raised":
             first = self.message.strip().splitlines()[0] if self.message.strip() else ""
             colon = f": {first}" if first else ""
-            return f"rank {self.rank} raised {self.type}{colon}, at {self.at()}"
+            return f"raised {self.type}{colon}, at {self.at()}"
         if self.exitcode is not None and self.exitcode < 0:
             how = f"was killed by {signal.Signals(-self.exitcode).name}"
         else:
             how = f"left with exit code {self.exitcode}"
         words = f"\n    its last words: {self.last_words}" if self.last_words else ""
-        return f"rank {self.rank} {how}, at {self.at()}{words}"
+        return f"{how}, at {self.at()}{words}"
 
     def line(self) -> str:
         """One line about a rank that is not the cause."""
@@ -82,18 +87,27 @@ class Fate:
 
 def failure(fates: list[Fate], report: Report) -> RankFailed:
     """Compose the error: causes first, then what became of the other ranks."""
+    tracebacks = {fate.rank: fate.traceback for fate in fates if fate.traceback}
     causes = [fate for fate in fates if fate.is_cause]
     refused = [fate for fate in causes if fate.kind == "refused"]
     if refused:
-        return RankFailed(refused[0].message, report)
+        return RankFailed(refused[0].message, report, tracebacks)
     if causes:
-        lines = [fate.headline() for fate in causes]
+        lines = _headlines(causes)
     else:
         gone = [fate.rank for fate in fates if fate.kind == "returned"]
         left = [fate.rank for fate in fates if fate.kind != "returned"]
         lines = [f"{_ranks(gone)} returned while {_ranks(left)} still waited for an answer"]
     lines += [f"  {fate.line()}" for fate in fates if fate not in causes]
-    return RankFailed("\n".join(lines), report)
+    return RankFailed("\n".join(lines), report, tracebacks)
+
+
+def _headlines(causes: list[Fate]) -> list[str]:
+    """One line for each different thing that happened, however many ranks it hit."""
+    same: dict[str, list[int]] = {}
+    for fate in causes:
+        same.setdefault(fate.what(), []).append(fate.rank)
+    return [f"{_ranks(ranks)} {what}" for what, ranks in same.items()]
 
 
 def hang(fates: list[Fate], timeout: float, report: Report) -> RanksHung:

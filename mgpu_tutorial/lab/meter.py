@@ -43,7 +43,7 @@ class Meter:
             return
         self._next = seconds + EVERY
         done, total = self._progress()
-        if _in_notebook():
+        if in_notebook():
             self._show_html(done, total, seconds)
         elif sys.stderr.isatty():
             self._show_tqdm(done, total)
@@ -75,6 +75,7 @@ class Meter:
         self._handle.update({"text/html": bar}, raw=True)
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
+    """True in a Jupyter kernel, where an element of the page can be updated."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     return bool(shell) and hasattr(shell, "kernel")

@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 def is_own(file: str) -> bool:
     """True for a chapter module, a notebook cell, a script: not for a library or the lab."""
-    if file.startswith(LAB) or file.startswith("<frozen"):
+    if file.startswith(LAB) or file.startswith(("<frozen", "<string>")):
         return False
     return file.startswith(PACKAGE) or not file.startswith(LIBRARIES)
 

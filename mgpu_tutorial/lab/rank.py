@@ -69,7 +69,8 @@ def enter(job: Job) -> None:
     outcome = _run(job)
     _say(home, outcome)
     _flush()
-    if outcome["kind"] == "returned" and _all_have_ended(job):
+    # Whoever closes first must not cut a last message: stay for the others a moment.
+    if outcome["kind"] == "returned" and _wait_for_all(job, "outcome"):
         if dist.is_initialized():
             dist.destroy_process_group()
         return
@@ -89,6 +90,7 @@ def _run(job: Job) -> dict[str, Any]:
             store = dist.FileStore(str(Path(job.folder, "store")), job.world_size)
             join(job.backend, job.rank, job.world_size, store=store)
         (job.home / "ready").touch()
+        _wait_for_all(job, "ready", forever=True)  # so that no worker outruns the others' joining
         result = call["worker"](job.rank, job.world_size, *call["args"], **call["kwargs"])
         if result is not None:
             transfer.write(result, job.home / "result", f"the result of rank {job.rank}")
@@ -162,12 +164,12 @@ def _say(home: Path, outcome: dict[str, Any]) -> None:
     os.replace(draft, home / "outcome")  # whole or not at all
 
 
-def _all_have_ended(job: Job) -> bool:
-    """Wait a moment for the peers: whoever closes first must not cut a last message."""
-    outcomes = [Path(job.folder, f"rank{r}", "outcome") for r in range(job.world_size)]
+def _wait_for_all(job: Job, name: str, forever: bool = False) -> bool:
+    """Wait until each rank has a file `name`; False where one has none after LINGER."""
+    paths = [Path(job.folder, f"rank{rank}", name) for rank in range(job.world_size)]
     end = time.monotonic() + LINGER
-    while not all(path.exists() for path in outcomes):
-        if time.monotonic() > end:
+    while not all(path.exists() for path in paths):
+        if not forever and time.monotonic() > end:
             return False
         time.sleep(0.002)
     return True
@@ -199,7 +201,6 @@ def _watch(job: Job) -> None:
     faulthandler.enable(stack, all_threads=True)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
-        faulthandler.register(signal.SIGTERM, stack, all_threads=True, chain=True)
     if sys.platform == "linux":  # the fork server's death is the kernel's death
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     where = os.open(home / "where", os.O_CREAT | os.O_WRONLY, 0o600)
