@@ -1,8 +1,17 @@
 """The equipment of the notebooks: launch ranks, trace them, draw them, check answers."""
 
+from mgpu_tutorial.lab.cells import before_after
+from mgpu_tutorial.lab.chart import sequence_chart
+from mgpu_tutorial.lab.checks import check
+from mgpu_tutorial.lab.engine import warm_up
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
+from mgpu_tutorial.lab.meter import in_notebook
 from mgpu_tutorial.lab.rank import progress
+from mgpu_tutorial.lab.source import show_source
+from mgpu_tutorial.lab.stepper import stepper
+from mgpu_tutorial.lab.tables import Table, traffic
+from mgpu_tutorial.lab.timeline import timeline
 from mgpu_tutorial.lab.trace import note, span
 from mgpu_tutorial.lab.transfer import CannotTravel
 
@@ -10,8 +19,19 @@ __all__ = [
     "CannotTravel",
     "RankFailed",
     "RanksHung",
+    "Table",
+    "before_after",
+    "check",
     "launch",
     "note",
     "progress",
+    "sequence_chart",
+    "show_source",
     "span",
+    "stepper",
+    "timeline",
+    "traffic",
 ]
+
+if in_notebook():  # while the learner reads, the fork server imports torch
+    warm_up()

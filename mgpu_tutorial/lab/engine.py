@@ -132,8 +132,6 @@ class Ranks:
                     if bad or self._context.wait(EXIT_LIMIT, period=TICK) is None:
                         return "failed" if bad else "ended", begin or started, now
                     return "ended", begin or started, now
-                if any(outcome["kind"] == "refused" for outcome in outcomes.values()):
-                    return "failed", begin or started, now
                 if begin is None and now > started + START_LIMIT:
                     return "late", started, now
                 if begin is not None and now > begin + timeout:

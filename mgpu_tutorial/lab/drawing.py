@@ -1,0 +1,76 @@
+"""A picture that shows itself everywhere: in JupyterLab, on a web page, in print, as text."""
+
+import base64
+import html
+from dataclasses import dataclass, field
+
+INK, FAINT, PAPER, ALARM = "#1a1a1a", "#9a9a9a", "#ffffff", "#b00020"
+FONT = "font-family='Helvetica,Arial,sans-serif'"
+
+
+@dataclass
+class Drawing:
+    """An SVG under construction, with the same content as text.
+
+    JupyterLab shows no SVG of a notebook that it does not trust yet, but it does show
+    an image with the SVG inside; so the HTML form is that image.
+    """
+
+    width: float
+    height: float
+    text: str
+    alt: str
+    parts: list[str] = field(default_factory=list, repr=False)
+
+    def line(self, x1, y1, x2, y2, colour=INK, width=1.5, dash="", arrow=False) -> None:
+        extra = f" stroke-dasharray='{dash}'" if dash else ""
+        self.parts.append(
+            f"<line x1='{x1:g}' y1='{y1:g}' x2='{x2:g}' y2='{y2:g}' stroke='{colour}' "
+            f"stroke-width='{width:g}'{extra}/>"
+        )
+        if arrow:
+            self._head(x1, y1, x2, y2, colour)
+
+    def _head(self, x1, y1, x2, y2, colour) -> None:
+        length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5 or 1
+        ux, uy = (x2 - x1) / length, (y2 - y1) / length
+        left = (x2 - 9 * ux - 5 * uy, y2 - 9 * uy + 5 * ux)
+        right = (x2 - 9 * ux + 5 * uy, y2 - 9 * uy - 5 * ux)
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(x2, y2), left, right])
+        self.parts.append(f"<polygon points='{points}' fill='{colour}'/>")
+
+    def box(self, x, y, w, h, stroke=INK, fill=PAPER, width=1.5, dash="", radius=5) -> None:
+        extra = f" stroke-dasharray='{dash}'" if dash else ""
+        self.parts.append(
+            f"<rect x='{x:g}' y='{y:g}' width='{w:g}' height='{h:g}' rx='{radius:g}' "
+            f"stroke='{stroke}' stroke-width='{width:g}' fill='{fill}'{extra}/>"
+        )
+
+    def label(self, x, y, text, size=13, colour=INK, anchor="middle", weight="normal") -> None:
+        self.parts.append(
+            f"<text x='{x:g}' y='{y:g}' font-size='{size:g}' fill='{colour}' {FONT} "
+            f"text-anchor='{anchor}' font-weight='{weight}'>{html.escape(str(text))}</text>"
+        )
+
+    def svg(self) -> str:
+        """The whole picture as one SVG element, with its description inside."""
+        w, h = f"{self.width:g}", f"{self.height:g}"
+        return (
+            f"<svg xmlns='http://www.w3.org/2000/svg' width='{w}' height='{h}' "
+            f"viewBox='0 0 {w} {h}' role='img'><title>{html.escape(self.alt)}</title>"
+            f"<rect width='{w}' height='{h}' fill='{PAPER}'/>{''.join(self.parts)}</svg>"
+        )
+
+    def html(self) -> str:
+        """An image element that carries the SVG, so that it needs no trust and no file."""
+        data = base64.b64encode(self.svg().encode()).decode()
+        alt = html.escape(self.alt, quote=True)
+        return (
+            f'<img alt="{alt}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
+        )
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/plain": self.text, "text/html": self.html(), "image/svg+xml": self.svg()}

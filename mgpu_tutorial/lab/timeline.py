@@ -1,0 +1,84 @@
+"""The timeline: the same events on a wall clock, one lane a rank."""
+
+import base64
+from io import BytesIO
+
+from mgpu_tutorial.lab.report import Report, colour
+from mgpu_tutorial.lab.trace import Event
+
+HATCHES = {"p2p": "", "collective": "//", "wait": "..", "span": ""}
+
+
+class Timeline:
+    """A PNG of measured times; its text names what is drawn, but no time."""
+
+    def __init__(self, png: bytes, text: str) -> None:
+        self.png, self.text = png, text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
+        image = base64.b64encode(self.png).decode()
+        return {"image/png": image, "text/plain": self.text}, {"image/png": {"width": 760}}
+
+
+def timeline(report: Report) -> Timeline:
+    """Draw when each rank did what, in milliseconds since the first event.
+
+    Communication is a full bar (hatched for a collective, dotted for a wait) and a
+    `span` a pale one above it. Raises ValueError where nothing was recorded.
+    """
+    events = [e for e in report.events if e.kind != "note"]
+    if not events:
+        raise ValueError("nothing was recorded: launch with trace=True")
+    start = min(event.begin for event in events)
+    last = max(event.end or event.begin for event in events)
+    figure, axes = _canvas(report.world_size)
+    for event in events:
+        begin = (event.begin - start) * 1e3
+        length = ((event.end or last) - event.begin) * 1e3
+        _bar(axes, event, begin, max(length, (last - start)))
+    axes.set_xlim(0, (last - start) * 1e3 * 1.02)
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    counts = f"{len(events)} intervals"
+    names = ", ".join(dict.fromkeys(e.note or e.op for e in events))
+    return Timeline(file.getvalue(), f"timeline of {report.world_size} ranks, {counts}: {names}")
+
+
+def _canvas(world_size: int):
+    from matplotlib.figure import Figure  # a second to import: not for the ranks
+
+    figure = Figure(figsize=(9, 0.9 + 0.75 * world_size), layout="constrained")
+    axes = figure.subplots()
+    axes.set_ylim(world_size - 0.4, -0.6)
+    axes.set_yticks(range(world_size), [f"rank {rank}" for rank in range(world_size)])
+    for rank, tick in enumerate(axes.get_yticklabels()):
+        tick.set(color=colour(rank), fontweight="bold", fontsize=12)
+    axes.set_xlabel("milliseconds since the first event (measured on this machine)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _bar(axes, event: Event, begin: float, length: float) -> None:
+    is_span = event.kind == "span"
+    y, height = (event.rank - 0.42, 0.3) if is_span else (event.rank - 0.1, 0.44)
+    axes.broken_barh(
+        [(begin, length)],
+        (y, height),
+        facecolor=colour(event.rank),
+        alpha=0.35 if is_span else 0.9,
+        hatch=HATCHES[event.kind],
+        edgecolor="white" if not is_span else colour(event.rank),
+    )
+    axes.text(
+        begin,
+        y + height / 2,
+        f" {event.note or event.op}",
+        va="center",
+        fontsize=9,
+        clip_on=True,
+        color="black" if is_span else "white",
+    )
