@@ -18,15 +18,20 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import mgpu_tutorial
-from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
+from mgpu_tutorial.lab import launch
+from mgpu_tutorial.lab.errors import LaunchError
 from mgpu_tutorial.lab.rank import under_torchrun
 
 
 def chapters() -> Iterator[ModuleType]:
     """The chapter modules, in the order of their notebooks (each says its number)."""
     names = [m.name for m in pkgutil.iter_modules(mgpu_tutorial.__path__) if not m.ispkg]
-    modules = [importlib.import_module(f"mgpu_tutorial.{n}") for n in names if n != "__main__"]
-    return iter(sorted((m for m in modules if hasattr(m, "CHAPTER")), key=lambda m: m.CHAPTER))
+    modules = [
+        importlib.import_module(f"mgpu_tutorial.{n}") for n in names if n != "__main__"
+    ]
+    return iter(
+        sorted((m for m in modules if hasattr(m, "CHAPTER")), key=lambda m: m.CHAPTER)
+    )
 
 
 def workers(module: ModuleType) -> dict[str, Callable]:
@@ -73,7 +78,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("worker", nargs="?", help="stem.worker, such as point_to_point.blocking")
+    parser.add_argument(
+        "worker", nargs="?", help="stem.worker, such as point_to_point.blocking"
+    )
     parser.add_argument("arguments", nargs="*", metavar="name=value")
     parser.add_argument("--ranks", type=int, default=2, help="world size (2)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -108,7 +115,9 @@ def main(words: list[str]) -> int:
                 worker, given.ranks, device=given.device, timeout=given.timeout, **arguments
             )
         )
-    except (LookupError, ValueError, TypeError, CannotTravel, RankFailed, RanksHung) as error:
+    except (LookupError, ValueError, TypeError, LaunchError) as error:
+        if isinstance(error, LaunchError) and any(error.report.stdout):
+            print(error.report)
         print(f"mgpu_tutorial: {error.args[0] if error.args else error}", file=sys.stderr)
         return 2 if isinstance(error, LookupError | ValueError | TypeError) else 1
     return 0

@@ -39,13 +39,17 @@ def warm():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(warm):
-    strays = set(Path("/tmp").glob("pytorch-errorfile*")) | set(Path("/tmp").glob("torchelastic*"))
+    strays = set(Path("/tmp").glob("pytorch-errorfile*")) | set(
+        Path("/tmp").glob("torchelastic*")
+    )
     yield
     end = time.monotonic() + 1
     while leftovers() and time.monotonic() < end:
         time.sleep(0.01)
     assert leftovers() == []
-    now = set(Path("/tmp").glob("pytorch-errorfile*")) | set(Path("/tmp").glob("torchelastic*"))
+    now = set(Path("/tmp").glob("pytorch-errorfile*")) | set(
+        Path("/tmp").glob("torchelastic*")
+    )
     assert now <= strays
 
 
@@ -77,7 +81,11 @@ def test_output_is_grouped_by_rank_whatever_the_order_of_printing():
     report = launch(ranks.talk, 3)
     assert report.stdout == [f"out {r}\nshell {r}\n" for r in range(3)]
     assert report.stderr == [f"err {r}\n" for r in range(3)]
-    assert repr(report).splitlines()[:3] == ["rank 0 │ out 0", "rank 0 │ shell 0", "rank 0 │ err 0"]
+    assert repr(report).splitlines()[:3] == [
+        "rank 0 │ out 0",
+        "rank 0 │ shell 0",
+        "rank 0 │ err 0",
+    ]
     assert report._repr_html_() == launch(ranks.talk, 3)._repr_html_()
 
 
@@ -102,7 +110,10 @@ def test_silence_is_shown_as_silence():
 
 def test_a_rank_has_one_thread_a_seed_and_torchruns_environment():
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
-    assert launch(ranks.environment, 2, *names).results == [["0", "0", "2", "2"], ["1", "1", "2", "2"]]
+    assert launch(ranks.environment, 2, *names).results == [
+        ["0", "0", "2", "2"],
+        ["1", "1", "2", "2"],
+    ]
     (threads, first, backend), other = launch(ranks.settings, 2, device="cpu").results
     assert (threads, backend) == (1, "gloo") and other[1] == first
 
@@ -117,30 +128,39 @@ def test_ranks_see_the_environment_of_this_moment(monkeypatch):
 
 def notebook(source: str, folder: Path) -> subprocess.CompletedProcess:
     """Run cells in a real kernel's shell, where functions have no file to import."""
-    return python(f"""
+    return python(
+        f"""
         from IPython.core.interactiveshell import InteractiveShell
         shell = InteractiveShell.instance()
         import __main__; shell.user_module = __main__; shell.user_ns = __main__.__dict__
         shell.run_cell({textwrap.dedent(source)!r}).raise_error()
-    """, folder)
+    """,
+        folder,
+    )
 
 
 def python(source: str, folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(source)],
-        cwd=folder, capture_output=True, text=True, timeout=60,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
 def test_a_function_of_a_cell_travels_by_value(tmp_path):
-    done = notebook("""
+    done = notebook(
+        """
         import torch.distributed as dist
         from mgpu_tutorial.lab import launch
         FACTOR = 10
         def cell_worker(rank, world_size, *, shift):
             return FACTOR * rank + shift(rank)
         print(launch(cell_worker, 2, shift=lambda r: r + 1).results)
-    """, tmp_path)
+    """,
+        tmp_path,
+    )
     assert done.stdout == "[1, 12]\n", done.stderr
 
 
@@ -157,7 +177,8 @@ def test_results_that_cannot_travel_are_named():
 
 
 def test_an_unpicklable_global_of_a_cell_is_named(tmp_path):
-    done = notebook("""
+    done = notebook(
+        """
         import threading
         from mgpu_tutorial.lab import launch
         guard = threading.Lock()
@@ -167,13 +188,20 @@ def test_an_unpicklable_global_of_a_cell_is_named(tmp_path):
             launch(cell_worker, 2)
         except TypeError as error:
             print(error)
-    """, tmp_path)
-    assert done.stdout.startswith("guard, which the worker cell_worker uses, (lock) cannot be sent")
+    """,
+        tmp_path,
+    )
+    assert done.stdout.startswith(
+        "guard, which the worker cell_worker uses, (lock) cannot be sent"
+    )
 
 
 def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
-    (tmp_path / "lesson.py").write_text("def worker(rank, world_size):\n    return 'before'\n")
-    done = python("""
+    (tmp_path / "lesson.py").write_text(
+        "def worker(rank, world_size):\n    return 'before'\n"
+    )
+    done = python(
+        """
         import pathlib, sys
         sys.path.insert(0, ".")
         sys.dont_write_bytecode = True
@@ -183,8 +211,12 @@ def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
         text = "def worker(rank, world_size, more=1):\\n    return 'the text after'\\n"
         pathlib.Path("lesson.py").write_text(text)
         print(launch(lesson.worker, 2, more=2).results)
-    """, tmp_path)
-    assert done.stdout == "['before', 'before']\n['the text after', 'the text after']\n", done.stderr
+    """,
+        tmp_path,
+    )
+    assert done.stdout == "['before', 'before']\n['the text after', 'the text after']\n", (
+        done.stderr
+    )
 
 
 # Failures
@@ -194,7 +226,8 @@ def test_an_exception_names_rank_line_and_the_fate_of_the_others():
     lines, error = fails(ranks.raises)
     place = f"ranks.py:{line_of(ranks.raises, 'raise ')}"
     assert lines[0] == (
-        f"rank 1 raised ValueError: no such sample, at {place}  raise ValueError(\"no such sample\")"
+        f"rank 1 raised ValueError: no such sample, at {place}  "
+        'raise ValueError("no such sample")'
     )
     barrier = f"ranks.py:{line_of(ranks.raises, 'barrier')}  dist.barrier()"
     assert lines[1:] == [f"  rank 0 was at {barrier}", f"  rank 2 was at {barrier}"]
@@ -253,12 +286,23 @@ def test_a_rank_that_returns_early_is_blamed():
     assert lines[0] == "rank 1 returned while ranks 0 and 2 still waited for an answer"
     barrier = f"ranks.py:{line_of(ranks.early, 'barrier')}  dist.barrier()"
     assert lines[1:] == [
-        f"  rank 0 was at {barrier}", "  rank 1 had returned", f"  rank 2 was at {barrier}"
+        f"  rank 0 was at {barrier}",
+        "  rank 1 had returned",
+        f"  rank 2 was at {barrier}",
     ]
 
 
-@pytest.mark.parametrize("size, kind", [(0, ValueError), (-1, ValueError), ("2", TypeError),
-                                        (10_000, ValueError), (True, TypeError), (2.0, TypeError)])
+@pytest.mark.parametrize(
+    "size, kind",
+    [
+        (0, ValueError),
+        (-1, ValueError),
+        ("2", TypeError),
+        (10_000, ValueError),
+        (True, TypeError),
+        (2.0, TypeError),
+    ],
+)
 def test_a_world_size_that_cannot_be_is_refused(size, kind):
     with pytest.raises(kind, match="world_size must be") as caught:
         launch(ranks.total, size)
@@ -279,8 +323,8 @@ def test_a_worker_that_was_called_by_mistake_is_explained():
 def test_a_wrong_signature_shows_the_signature():
     lines, _ = fails(ranks.two_arguments)
     assert lines[0] == (
-        "two_arguments(rank, world_size, data) cannot be called as worker(rank, world_size): "
-        "missing a required argument: 'data'"
+        "two_arguments(rank, world_size, data) cannot be called as "
+        "worker(rank, world_size): missing a required argument: 'data'"
     )
     lines, _ = fails(ranks.total, batch=3)
     assert "got an unexpected keyword argument 'batch'" in lines[0]
@@ -300,8 +344,13 @@ def test_a_launch_inside_a_rank_is_refused():
 def test_a_program_on_standard_input_is_refused(tmp_path):
     code = "import ranks\nfrom mgpu_tutorial.lab import launch\nlaunch(ranks.total, 2)\n"
     done = subprocess.run(
-        [sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)}, cwd=tmp_path,
+        [sys.executable, "-"],
+        input=code,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        cwd=tmp_path,
     )
     assert "program read from standard input" in done.stderr.splitlines()[-1]
 
@@ -332,8 +381,11 @@ def test_children_of_a_rank_end_with_it(tmp_path):
     children = [int(path.read_text()) for path in tmp_path.glob("child.*")]
     assert len(children) == 2
     time.sleep(0.1)
-    assert not [pid for pid in children if psutil.pid_exists(pid)
-                and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        pid
+        for pid in children
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 def start_sleepers(folder: Path) -> subprocess.Popen:
@@ -344,8 +396,10 @@ def start_sleepers(folder: Path) -> subprocess.Popen:
         launch(ranks.sleeper, 3, marker={str(folder / "pid")!r})
     """
     kernel = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(folder)},
     )
     end = time.monotonic() + 60
@@ -373,9 +427,13 @@ def test_two_notebooks_launch_at_once(tmp_path):
         print(json.dumps([launch(ranks.total, 3).results for _ in range(10)]))
     """
     kernels = [
-        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], text=True, cwd=tmp_path,
-                         stdout=subprocess.PIPE,
-                         env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)})
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            text=True,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        )
         for _ in range(2)
     ]
     for kernel in kernels:
@@ -404,7 +462,12 @@ def test_two_hundred_launches_leave_nothing_behind():
     def state():
         gc.collect()  # exceptions of earlier tests still hold their launches
         files = len(list(Path(util.get_temp_dir()).rglob("*")))
-        return me.num_fds(), threading.active_count(), len(me.children(recursive=True)), files
+        return (
+            me.num_fds(),
+            threading.active_count(),
+            len(me.children(recursive=True)),
+            files,
+        )
 
     for _ in range(3):
         launch(ranks.total, 2)
@@ -415,7 +478,9 @@ def test_two_hundred_launches_leave_nothing_behind():
 
 
 def test_ranks_listen_on_loopback_only():
-    addresses = [ip for found in launch(ranks.listeners, 3, device="cpu").results for ip in found]
+    addresses = [
+        ip for found in launch(ranks.listeners, 3, device="cpu").results for ip in found
+    ]
     assert addresses and set(addresses) <= {"127.0.0.1", "::1"}
 
 

@@ -44,7 +44,9 @@ def _owners(before: Sequence[Sequence]) -> dict:
     for rank, values in enumerate(before):
         for value in values:
             holders.setdefault(value, set()).add(rank)
-    return {v: min(ranks) for v, ranks in holders.items() if len(ranks) == 1 and v is not None}
+    return {
+        v: min(ranks) for v, ranks in holders.items() if len(ranks) == 1 and v is not None
+    }
 
 
 def _cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: dict) -> None:

@@ -117,7 +117,9 @@ def sequence_chart(report: Report, upto: int | None = None) -> Drawing:
     gap = 150 if talk.world_size > 4 else 190
     width = gap * talk.world_size + 30
     alt = f"Message sequence chart of {talk.world_size} ranks, {len(talk.messages)} messages"
-    strip = 30 if any(e.kind == "note" for e in talk.events.values()) and upto is not None else 0
+    strip = (
+        30 if any(e.kind == "note" for e in talk.events.values()) and upto is not None else 0
+    )
     height = TOP + ROW * talk.height + 14 + strip
     drawing = Drawing(width, height, describe(talk), alt)
     xs = [15 + gap * (rank + 0.5) for rank in range(talk.world_size)]
@@ -167,8 +169,12 @@ def _draw_messages(drawing: Drawing, talk: Conversation, xs: list[float], shown:
         tag = f" tag {event.tag}" if event.tag else ""
         near = 0.5 if abs(target[0] - source[0]) == 1 else 0.5 / abs(target[0] - source[0])
         drawing.label(
-            x1 + (x2 - x1) * near, y1 + (y2 - y1) * near - 6,
-            f"{size(event.nbytes)}{tag}", 12, colour(event.rank), weight="bold",
+            x1 + (x2 - x1) * near,
+            y1 + (y2 - y1) * near - 6,
+            f"{size(event.nbytes)}{tag}",
+            12,
+            colour(event.rank),
+            weight="bold",
         )
 
 
@@ -182,8 +188,17 @@ def _draw_events(drawing: Drawing, talk: Conversation, xs: list[float], shown: s
             drawing.label(x, y + 5, event.note, 13, tone, weight="bold")
             continue
         waiting = event.end is None
-        drawing.box(x - PILL / 2, y - 12, PILL, 24, ALARM if waiting else tone, "#ffffff",
-                    2, "5 3" if waiting else "", 12)
+        drawing.box(
+            x - PILL / 2,
+            y - 12,
+            PILL,
+            24,
+            ALARM if waiting else tone,
+            "#ffffff",
+            2,
+            "5 3" if waiting else "",
+            12,
+        )
         drawing.label(x, y + 5, event.op + (" …" if waiting else ""), 13)
         if waiting and event.peer is not None and event.kind == "p2p":
             sign = 1 if xs[event.peer] > x else -1
@@ -194,7 +209,9 @@ def _draw_events(drawing: Drawing, talk: Conversation, xs: list[float], shown: s
 
 def _draw_state(drawing, talk: Conversation, xs: list[float], shown: set, y: float) -> None:
     for rank, x in enumerate(xs):
-        notes = [e.note for k, e in talk.events.items() if k in shown and k[0] == rank and e.note]
+        notes = [
+            e.note for k, e in talk.events.items() if k in shown and k[0] == rank and e.note
+        ]
         drawing.label(x, y, notes[-1] if notes else "", 14, colour(rank), weight="bold")
 
 

@@ -43,7 +43,11 @@ def difference(answer: Any, expected: Any, name: str = "the answer") -> str:
         )
         return next((text for text in found if text), "")
     if isinstance(expected, float) and isinstance(answer, int | float):
-        return "" if abs(answer - expected) <= 1e-6 * max(1, abs(expected)) else _say(name, answer)
+        return (
+            ""
+            if abs(answer - expected) <= 1e-6 * max(1, abs(expected))
+            else _say(name, answer)
+        )
     return "" if type(answer) is type(expected) and answer == expected else _say(name, answer)
 
 

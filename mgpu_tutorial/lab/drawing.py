@@ -46,7 +46,9 @@ class Drawing:
             f"stroke='{stroke}' stroke-width='{width:g}' fill='{fill}'{extra}/>"
         )
 
-    def label(self, x, y, text, size=13, colour=INK, anchor="middle", weight="normal") -> None:
+    def label(
+        self, x, y, text, size=13, colour=INK, anchor="middle", weight="normal"
+    ) -> None:
         self.parts.append(
             f"<text x='{x:g}' y='{y:g}' font-size='{size:g}' fill='{colour}' {FONT} "
             f"text-anchor='{anchor}' font-weight='{weight}'>{html.escape(str(text))}</text>"
@@ -65,12 +67,15 @@ class Drawing:
         """An image element that carries the SVG, so that it needs no trust and no file."""
         data = base64.b64encode(self.svg().encode()).decode()
         alt = html.escape(self.alt, quote=True)
-        return (
-            f'<img alt="{alt}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
-        )
+        source = f"data:image/svg+xml;base64,{data}"
+        return f'<img alt="{alt}" style="max-width:100%" src="{source}"/>'
 
     def __repr__(self) -> str:
         return self.text
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/plain": self.text, "text/html": self.html(), "image/svg+xml": self.svg()}
+        return {
+            "text/plain": self.text,
+            "text/html": self.html(),
+            "image/svg+xml": self.svg(),
+        }

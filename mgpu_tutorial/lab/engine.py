@@ -148,7 +148,11 @@ class Ranks:
 
     def fates(self) -> list[Fate]:
         """How every rank ended, or where it is; asks the living for their stack."""
-        living = [job for job, process in zip(self.jobs, self._processes(), strict=True) if process.is_alive()]
+        living = [
+            job
+            for job, process in zip(self.jobs, self._processes(), strict=True)
+            if process.is_alive()
+        ]
         outcomes = self._outcomes()
         asked = [job for job in living if job.rank not in outcomes]
         self._ask_for_stacks(asked)
@@ -172,7 +176,9 @@ class Ranks:
         found = {}
         for job in self.jobs:
             with suppress(FileNotFoundError):
-                found[job.rank] = json.loads((job.home / "outcome").read_text(encoding="utf-8"))
+                found[job.rank] = json.loads(
+                    (job.home / "outcome").read_text(encoding="utf-8")
+                )
         return found
 
     def _ask_for_stacks(self, jobs: list[Job]) -> None:
@@ -183,7 +189,9 @@ class Ranks:
             with suppress(ProcessLookupError):
                 os.kill(self._processes()[job.rank].pid, signal.SIGUSR1)
         end = time.monotonic() + 0.5
-        while time.monotonic() < end and not all(places.of_dump(_text(job.home / "stack")) for job in jobs):
+        while time.monotonic() < end and not all(
+            places.of_dump(_text(job.home / "stack")) for job in jobs
+        ):
             time.sleep(TICK)
 
     def _fate(self, job: Job, outcomes: dict[int, dict], alive: bool) -> Fate:
@@ -199,7 +207,9 @@ class Ranks:
         if not (job.home / "where").exists():  # it died before it could load anything
             log = _text(Path(util.get_temp_dir(), server.LOG)).strip()
             words = log.splitlines()[-1] if log else ""
-        return Fate(job.rank, "died", dumped or _last_seen(job), exitcode=exitcode, last_words=words)
+        return Fate(
+            job.rank, "died", dumped or _last_seen(job), exitcode=exitcode, last_words=words
+        )
 
 
 def _last_seen(job: Job) -> places.Place | None:

@@ -8,6 +8,8 @@ from mgpu_tutorial.lab.places import Place
 from mgpu_tutorial.lab.report import Report
 from mgpu_tutorial.lab.trace import Event
 
+KEPT = 110  # characters kept of each end of a very long message
+
 
 class LaunchError(RuntimeError):
     """A launch that did not end well.
@@ -69,6 +71,8 @@ class Fate:
         """What happened to a rank that is a cause, as the rest of a sentence."""
         if self.kind == "raised":
             first = self.message.strip().splitlines()[0] if self.message.strip() else ""
+            if len(first) > 2 * KEPT:  # the whole of it is in the error's tracebacks
+                first = f"{first[:KEPT]} … {first[-KEPT:]}"
             colon = f": {first}" if first else ""
             return f"raised {self.type}{colon}, at {self.at()}"
         if self.exitcode is not None and self.exitcode < 0:

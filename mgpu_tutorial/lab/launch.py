@@ -120,30 +120,36 @@ def _environment(job: Job) -> dict[str, str]:
 def _check_arguments(worker: Any, world_size: Any, timeout: Any) -> None:
     if trace.FOLDER in os.environ:
         raise RuntimeError(
-            f"launch() was called inside rank {os.environ.get('RANK')}: a rank cannot start ranks. "
-            "Call launch from the notebook, and torch.distributed from the worker."
+            f"launch() was called inside rank {os.environ.get('RANK')}: a rank cannot "
+            "start ranks. Call launch from the notebook, torch.distributed from the worker."
         )
     main = getattr(__import__("__main__"), "__file__", None)
     if main == "<stdin>":
         raise RuntimeError(
-            "launch() was called from a program read from standard input, which a new process "
-            "cannot import again. Save it to a file, or use a notebook."
+            "launch() was called from a program read from standard input, which a new "
+            "process cannot import again. Save it to a file, or use a notebook."
         )
     if not callable(worker):
         raise TypeError(
-            f"worker must be a function worker(rank, world_size, …), got {type(worker).__name__}: "
-            f"{worker!r}. Write launch(worker, 2), not launch(worker(0, 2), 2)."
+            "worker must be a function worker(rank, world_size, …), got "
+            f"{type(worker).__name__}: {worker!r}. "
+            "Write launch(worker, 2), not launch(worker(0, 2), 2)."
         )
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(
-            f"world_size must be a whole number of ranks, got {type(world_size).__name__}: {world_size!r}."
+            "world_size must be a whole number of ranks, got "
+            f"{type(world_size).__name__}: {world_size!r}."
         )
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(
-            f"world_size must be from 1 to {MAX_RANKS}, got {world_size}: each rank is a process "
-            "of its own on this machine. More ranks need more machines: see torchrun."
+            f"world_size must be from 1 to {MAX_RANKS}, got {world_size}: each rank is a "
+            "process of its own on this machine. More ranks need more machines: see torchrun."
         )
-    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not 0 < timeout < float("inf"):
+    if (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, Real)
+        or not 0 < timeout < float("inf")
+    ):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
 
 
@@ -159,8 +165,8 @@ def _choose_device(device: str, world_size: int) -> str:
         return device
     if device == "cuda" and gpus < world_size:
         raise ValueError(
-            f"device='cuda' gives each of {world_size} ranks a GPU of its own, and this machine "
-            f"has {gpus}. Use device='auto' or 'cpu', or 'cuda:0' to share one GPU."
+            f"device='cuda' gives each of {world_size} ranks a GPU of its own, and this "
+            f"machine has {gpus}. Use device='auto' or 'cpu', or 'cuda:0' to share one GPU."
         )
     kind, _, number = device.partition(":")
     if kind != "cuda" or (number and not number.isdigit()):

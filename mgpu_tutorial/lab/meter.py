@@ -14,7 +14,8 @@ from tqdm import tqdm
 AFTER = 1.0  # seconds without a bar
 EVERY = 0.2
 BLANK = {
-    "image/png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+    "image/png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAA"
+    "YAAjCB0C8AAAAASUVORK5CYII="
 }
 
 
@@ -71,7 +72,8 @@ class Meter:
             self._handle = display(BLANK, raw=True, display_id=True)
         values = f'value="{done}" max="{total}"' if total else ""
         text = f"{done} of {total} steps" if total else "the ranks are at work"
-        bar = f"<progress {values}></progress> {text}, {seconds:.0f} s of at most {self._timeout:g} s"
+        limit = f"{seconds:.0f} s of at most {self._timeout:g} s"
+        bar = f"<progress {values}></progress> {text}, {limit}"
         self._handle.update({"text/html": bar}, raw=True)
 
 

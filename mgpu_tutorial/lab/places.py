@@ -15,7 +15,10 @@ PACKAGE = str(Path(__file__).parent.parent) + os.sep
 LIBRARIES = tuple(
     str(Path(folder)) + os.sep
     for folder in {
-        *(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *(
+            sysconfig.get_paths()[key]
+            for key in ("stdlib", "platstdlib", "purelib", "platlib")
+        ),
         Path(torch.__file__).parent,
     }
 )

@@ -90,7 +90,9 @@ def _run(job: Job) -> dict[str, Any]:
             store = dist.FileStore(str(Path(job.folder, "store")), job.world_size)
             join(job.backend, job.rank, job.world_size, store=store)
         (job.home / "ready").touch()
-        _wait_for_all(job, "ready", forever=True)  # so that no worker outruns the others' joining
+        _wait_for_all(
+            job, "ready", forever=True
+        )  # so that no worker outruns the others' joining
         result = call["worker"](job.rank, job.world_size, *call["args"], **call["kwargs"])
         if result is not None:
             transfer.write(result, job.home / "result", f"the result of rank {job.rank}")
@@ -112,6 +114,7 @@ def prepare(rank: int, device: str, seed: int = 0) -> None:
 
 def join(backend: str, rank: int, world_size: int, **rendezvous: Any) -> None:
     """Meet the other ranks and form the default process group."""
+    dist.set_debug_level_from_env()  # the fork server read it long before it was set
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
     dist.init_process_group(
         backend,
@@ -181,7 +184,12 @@ def _own_streams(home: Path) -> None:
         with open(home / name, "wb") as file:
             os.dup2(file.fileno(), descriptor)
         stream = open(  # noqa: SIM115
-            descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+            descriptor,
+            "w",
+            buffering=1,
+            encoding="utf-8",
+            errors="backslashreplace",
+            closefd=False,
         )
         setattr(sys, name, stream)
 

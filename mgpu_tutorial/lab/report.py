@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from mgpu_tutorial.lab.trace import Event
 
 # Okabe and Ito's colours, told apart by most colour-blind readers and in grey.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F3C8D", "#666666")
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#B8860B",
+    "#56B4E9",
+    "#7F3C8D",
+    "#666666",
+)
 SHOWN_LINES = 60
 SHOWN_CHARACTERS = 500
 
@@ -57,7 +66,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         panels = "".join(self._panel(rank) for rank in range(self.world_size))
-        return f'<div style="display:flex;flex-wrap:wrap;gap:8px;align-items:stretch">{panels}</div>'
+        style = "display:flex;flex-wrap:wrap;gap:8px;align-items:stretch"
+        return f'<div style="{style}">{panels}</div>'
 
     def _panel(self, rank: int) -> str:
         text = html.escape("\n".join(self.lines(rank)))

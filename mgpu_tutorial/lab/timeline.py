@@ -44,7 +44,9 @@ def timeline(report: Report) -> Timeline:
     figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
     counts = f"{len(events)} intervals"
     names = ", ".join(dict.fromkeys(e.note or e.op for e in events))
-    return Timeline(file.getvalue(), f"timeline of {report.world_size} ranks, {counts}: {names}")
+    return Timeline(
+        file.getvalue(), f"timeline of {report.world_size} ranks, {counts}: {names}"
+    )
 
 
 def _canvas(world_size: int):

@@ -25,10 +25,11 @@ from mgpu_tutorial.lab import places
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 COLLECTIVES = (
-    "broadcast all_reduce reduce gather scatter all_gather reduce_scatter all_to_all barrier "
-    "all_gather_single reduce_scatter_single all_gather_into_tensor reduce_scatter_tensor "
-    "all_to_all_single monitored_barrier"
-).split()
+    *("broadcast", "all_reduce", "reduce", "gather", "scatter", "all_gather"),
+    *("reduce_scatter", "all_to_all", "barrier", "monitored_barrier", "all_to_all_single"),
+    *("all_gather_single", "all_gather_into_tensor"),
+    *("reduce_scatter_single", "reduce_scatter_tensor"),
+)
 FOLDER = "MGPU_RANK_FOLDER"  # in a rank's environment: where its files are
 
 

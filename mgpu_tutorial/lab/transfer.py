@@ -57,7 +57,9 @@ def _parts(value: object, name: str) -> list[tuple[str, object]]:
     if isinstance(value, types.FunctionType) and value.__module__ == "__main__":
         used = value.__code__.co_names
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        return [(f"{n}, which {name} uses,", value.__globals__[n]) for n in used if n in value.__globals__] + [
-            (f"{n}, which {name} uses,", cell.cell_contents) for n, cell in cells
-        ]
+        return [
+            (f"{n}, which {name} uses,", value.__globals__[n])
+            for n in used
+            if n in value.__globals__
+        ] + [(f"{n}, which {name} uses,", cell.cell_contents) for n, cell in cells]
     return []

@@ -1,0 +1,125 @@
+"""Point to point: one rank sends, one rank receives, both wait for each other."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+CHAPTER = 1
+
+
+def blocking(rank: int, world_size: int) -> None:
+    """Rank 0 sends one number to rank 1; both print what they hold before and after."""
+    value = torch.zeros(1)
+    if rank == 0:
+        value += 1
+    print(f"before: {value.item():g}")
+    if rank == 0:
+        dist.send(value, dst=1)
+    elif rank == 1:
+        dist.recv(value, src=0)
+    print(f"after:  {value.item():g}")
+
+
+def short_message(rank: int, world_size: int) -> None:
+    """Rank 0 sends two numbers into a buffer of four: the other two stay as they were."""
+    if rank == 0:
+        dist.send(torch.tensor([1.0, 2.0]), dst=1)
+    else:
+        buffer = torch.full((4,), -1.0)
+        dist.recv(buffer, src=0)
+        print(buffer)
+
+
+def wrong_dtype(rank: int, world_size: int) -> None:
+    """Rank 0 sends a float32, rank 1 receives an int32: the bits arrive, not the number."""
+    if rank == 0:
+        dist.send(torch.tensor([1.0]), dst=1)
+    else:
+        buffer = torch.zeros(1, dtype=torch.int32)
+        dist.recv(buffer, src=0)
+        print(f"{buffer.item()} is 0x{buffer.item():08x}")
+
+
+def long_message(rank: int, world_size: int) -> None:
+    """Rank 0 sends four numbers into a buffer of two: gloo ends the receiver."""
+    if rank == 0:
+        dist.send(torch.ones(4), dst=1)
+    else:
+        dist.recv(torch.zeros(2), src=0)
+
+
+def from_anybody(rank: int, world_size: int) -> None:
+    """Every rank sends its square to rank 0, which takes them as they come."""
+    if rank > 0:
+        dist.send(torch.tensor([rank**2]), dst=0)
+        return
+    heard = {}
+    for _ in range(world_size - 1):
+        value = torch.zeros(1, dtype=torch.int64)
+        sender = dist.recv(value)  # no src: from anybody
+        heard[sender] = value.item()
+    print(dict(sorted(heard.items())))
+
+
+def tags(rank: int, world_size: int) -> None:
+    """Rank 0 starts two tagged sends; rank 1 picks tag 2 first, then tag 1."""
+    if rank == 0:
+        first = dist.isend(torch.tensor([10.0]), dst=1, tag=1)
+        second = dist.isend(torch.tensor([20.0]), dst=1, tag=2)
+        first.wait()
+        second.wait()
+    else:
+        for tag in (2, 1):
+            value = torch.zeros(1)
+            dist.recv(value, src=0, tag=tag)
+            print(f"tag {tag}: {value.item():g}")
+
+
+def late_receiver(rank: int, world_size: int, delay: float) -> float:
+    """Rank 1 comes `delay` seconds late to its recv; returns the seconds in send or recv."""
+    value = torch.zeros(1)
+    if rank == 1:
+        time.sleep(delay)
+    begin = time.perf_counter()
+    if rank == 0:
+        dist.send(value, dst=1)
+    else:
+        dist.recv(value, src=0)
+    return time.perf_counter() - begin
+
+
+def both_send_first(rank: int, world_size: int) -> float:
+    """Two ranks send to each other before either receives: nobody ever does."""
+    mine, other = torch.tensor([float(rank)]), torch.zeros(1)
+    peer = 1 - rank
+    dist.send(mine, dst=peer)
+    dist.recv(other, src=peer)
+    return other.item()
+
+
+def one_sends_first(rank: int, world_size: int) -> float:
+    """Rank 0 sends first and rank 1 receives first; returns what the other one had."""
+    mine, other = torch.tensor([float(rank)]), torch.zeros(1)
+    peer = 1 - rank
+    if rank == 0:
+        dist.send(mine, dst=peer)
+        dist.recv(other, src=peer)
+    else:
+        dist.recv(other, src=peer)
+        dist.send(mine, dst=peer)
+    return other.item()
+
+
+def pass_along(rank: int, world_size: int) -> float:
+    """A token goes once around the ring; each rank adds its number. Returns what it saw."""
+    token = torch.zeros(1)
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    if rank == 0:  # rank 0 opens the ring: if all received first, nobody would send
+        dist.send(token, dst=right)
+        dist.recv(token, src=left)
+    else:
+        dist.recv(token, src=left)
+        token += rank
+        dist.send(token, dst=right)
+    return token.item()
