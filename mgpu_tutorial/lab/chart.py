@@ -31,12 +31,14 @@ class Conversation:
     def height(self) -> int:
         return 1 + max(self.rows.values(), default=-1)
 
-    def beats(self) -> list[int]:
-        """The last row of each step: a step ends where something arrives or is noted."""
-        ends = {self.rows[target] for _, target in self.messages}
-        ends |= {self.rows[keys[0]] for keys in self.meetings}
-        ends |= {self.rows[k] for k, e in self.events.items() if e.kind == "note"}
-        return sorted(ends | {self.height - 1})
+    def steps(self) -> list[tuple[int, int]]:
+        """First and last row of each step: a step ends with a note, else with an arrival."""
+        ends = {self.rows[k] for k, e in self.events.items() if e.kind == "note"}
+        if not ends:
+            ends = {self.rows[target] for _, target in self.messages}
+            ends |= {self.rows[keys[0]] for keys in self.meetings}
+        last = sorted(ends | {self.height - 1})
+        return list(zip([0, *(row + 1 for row in last)], last, strict=False))
 
 
 def converse(report: Report) -> Conversation:
@@ -90,7 +92,22 @@ def _lay_out(talk: Conversation) -> None:
     for rank in range(talk.world_size):
         keys = [key for key in talk.events if key[0] == rank]
         before |= dict(zip(keys[1:], keys, strict=False))
-    rows = dict.fromkeys(talk.events, 0)
+    floor: dict[Key, int] = {}
+    while True:
+        talk.rows = _longest_paths(talk, before, together, floor)
+        clash = _first_clash(talk)
+        if clash is None:
+            return
+        floor[clash] = talk.rows[clash] + 1
+
+
+def _longest_paths(
+    talk: Conversation,
+    before: dict[Key, Key],
+    together: dict[Key, list[Key]],
+    floor: dict[Key, int],
+) -> dict[Key, int]:
+    rows = {key: floor.get(key, 0) for key in talk.events}
     for _ in range(len(rows) + 1):
         old = dict(rows)
         for key in rows:
@@ -102,117 +119,132 @@ def _lay_out(talk: Conversation) -> None:
             rows[key] = max(rows[k] for k in keys)
         if rows == old:
             break
-    talk.rows = rows
+    return rows
 
 
-def sequence_chart(report: Report, upto: int | None = None) -> Drawing:
+def _first_clash(talk: Conversation) -> Key | None:
+    """A meeting that would be drawn over another one in the same row."""
+    taken: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for keys in sorted(talk.meetings):
+        ranks = [rank for rank, _ in keys]
+        low, high = min(ranks), max(ranks)
+        row = talk.rows[keys[0]]
+        if any(
+            low <= other_high and other_low <= high for other_low, other_high in taken[row]
+        ):
+            return keys[0]
+        taken[row].append((low, high))
+    return None
+
+
+def sequence_chart(report: Report) -> Drawing:
     """Draw the conversation of a launch that ran with `trace=True`.
 
-    With `upto`, only the rows up to this one are drawn in full and the row itself is
-    marked: the frames of the stepper. Raises ValueError where nothing was recorded.
+    Raises ValueError where nothing was recorded.
     """
+    talk = _recorded(report)
+    return _Sheet(talk, 0, talk.height - 1, talk.height).drawing
+
+
+def frames(report: Report) -> list[Drawing]:
+    """Draw each step of the conversation alone, all frames of one size."""
+    talk = _recorded(report)
+    steps = talk.steps()
+    tallest = max(last - first + 1 for first, last in steps)
+    return [_Sheet(talk, first, last, tallest).drawing for first, last in steps]
+
+
+def _recorded(report: Report) -> Conversation:
     talk = converse(report)
     if not talk.events:
         raise ValueError("nothing was recorded: launch with trace=True")
-    gap = 150 if talk.world_size > 4 else 190
-    width = gap * talk.world_size + 30
-    alt = f"Message sequence chart of {talk.world_size} ranks, {len(talk.messages)} messages"
-    strip = (
-        30 if any(e.kind == "note" for e in talk.events.values()) and upto is not None else 0
-    )
-    height = TOP + ROW * talk.height + 14 + strip
-    drawing = Drawing(width, height, describe(talk), alt)
-    xs = [15 + gap * (rank + 0.5) for rank in range(talk.world_size)]
-    if upto is not None:
-        first = max([b + 1 for b in talk.beats() if b < upto], default=0)
-        y = TOP + ROW * first
-        drawing.box(4, y, width - 8, ROW * (upto - first + 1), "none", "#fff3c4")
-    for rank, x in enumerate(xs):
-        drawing.line(x, 36, x, height - 8 - strip, FAINT, 1.2, "4 4")
-        drawing.box(x - 42, 8, 84, 28, colour(rank), colour(rank))
-        drawing.label(x, 27, f"rank {rank}", 14, "#ffffff", weight="bold")
-    shown = {k for k, row in talk.rows.items() if upto is None or row <= upto}
-    _draw_meetings(drawing, talk, xs, shown)
-    _draw_messages(drawing, talk, xs, shown)
-    _draw_events(drawing, talk, xs, shown)
-    if strip:
-        _draw_state(drawing, talk, xs, shown, height - 14)
-    return drawing
+    return talk
 
 
-def _y(talk: Conversation, key: Key) -> float:
-    return TOP + ROW * (talk.rows[key] + 0.5)
+class _Sheet:
+    """The rows `first` to `last` of a conversation on paper that is `tall` rows high."""
 
+    def __init__(self, talk: Conversation, first: int, last: int, tall: int) -> None:
+        self.talk, self.first, self.last = talk, first, last
+        gap = 150 if talk.world_size > 4 else 190
+        self.xs = [15 + gap * (rank + 0.5) for rank in range(talk.world_size)]
+        alt = f"Message sequence chart of {talk.world_size} ranks"
+        size = gap * talk.world_size + 30, TOP + ROW * tall + 10
+        self.drawing = Drawing(*size, describe(talk, first, last), alt)
+        self._lifelines()
+        self._meetings()
+        self._arrows()
+        self._events()
+        self._labels()
 
-def _draw_meetings(drawing: Drawing, talk: Conversation, xs: list[float], shown: set) -> None:
-    for keys in talk.meetings:
-        if keys[0] not in shown:
-            continue
-        left, right = min(xs[r] for r, _ in keys), max(xs[r] for r, _ in keys)
-        y = _y(talk, keys[0])
-        drawing.box(left - 56, y - 13, right - left + 112, 26, INK, "#eeeeee", 1.5)
-        for rank, _ in keys:
-            drawing.box(xs[rank] - 50, y - 5, 10, 10, colour(rank), colour(rank))
-        event = talk.events[keys[0]]
-        drawing.label((left + right) / 2 + 6, y + 5, _call(event), 13)
+    def _shows(self, key: Key) -> bool:
+        return self.first <= self.talk.rows[key] <= self.last
 
+    def _y(self, key: Key) -> float:
+        return TOP + ROW * (max(self.talk.rows[key], self.first - 0.5) - self.first + 0.5)
 
-def _draw_messages(drawing: Drawing, talk: Conversation, xs: list[float], shown: set) -> None:
-    for source, target in talk.messages:
-        if target not in shown:
-            continue
-        event = talk.events[source]
-        sign = 1 if xs[target[0]] > xs[source[0]] else -1
-        x1, x2 = xs[source[0]] + sign * PILL / 2, xs[target[0]] - sign * PILL / 2
-        y1, y2 = _y(talk, source), _y(talk, target)
-        drawing.line(x1, y1, x2, y2, colour(event.rank), 2.2, arrow=True)
-        tag = f" tag {event.tag}" if event.tag else ""
-        near = 0.5 if abs(target[0] - source[0]) == 1 else 0.5 / abs(target[0] - source[0])
-        drawing.label(
-            x1 + (x2 - x1) * near,
-            y1 + (y2 - y1) * near - 6,
-            f"{size(event.nbytes)}{tag}",
-            12,
-            colour(event.rank),
-            weight="bold",
-        )
+    def _lifelines(self) -> None:
+        for rank, x in enumerate(self.xs):
+            self.drawing.line(x, 36, x, self.drawing.height - 8, FAINT, 1.2, "4 4")
+            self.drawing.box(x - 42, 8, 84, 28, colour(rank), colour(rank))
+            self.drawing.label(x, 27, f"rank {rank}", 14, "#ffffff", weight="bold")
 
+    def _meetings(self) -> None:
+        for keys in filter(lambda keys: self._shows(keys[0]), self.talk.meetings):
+            xs = sorted(self.xs[rank] for rank, _ in keys)
+            y = self._y(keys[0])
+            self.drawing.box(xs[0] - 24, y - 13, xs[-1] - xs[0] + 48, 26, INK, "#eeeeee")
+            for rank, _ in keys:
+                self.drawing.box(
+                    self.xs[rank] - 7, y - 7, 14, 14, INK, colour(rank), 1, "", 7
+                )
+            middle = (self.xs[0] + self.xs[1]) / 2 - self.xs[0] if len(self.xs) > 1 else 0
+            self.drawing.label(xs[0] + middle, y + 5, _call(self.talk.events[keys[0]]), 13)
 
-def _draw_events(drawing: Drawing, talk: Conversation, xs: list[float], shown: set) -> None:
-    met = {key for keys in talk.meetings for key in keys}
-    for key, event in talk.events.items():
-        if key in met or key not in shown:
-            continue
-        x, y, tone = xs[event.rank], _y(talk, key), colour(event.rank)
-        if event.kind == "note":
-            drawing.label(x, y + 5, event.note, 13, tone, weight="bold")
-            continue
-        waiting = event.end is None
-        drawing.box(
-            x - PILL / 2,
-            y - 12,
-            PILL,
-            24,
-            ALARM if waiting else tone,
-            "#ffffff",
-            2,
-            "5 3" if waiting else "",
-            12,
-        )
-        drawing.label(x, y + 5, event.op + (" …" if waiting else ""), 13)
-        if waiting and event.peer is not None and event.kind == "p2p":
-            sign = 1 if xs[event.peer] > x else -1
-            end = x + sign * (PILL / 2 + 34)
-            drawing.line(x + sign * PILL / 2, y, end, y, ALARM, 2, "4 3")
-            drawing.label(end + sign * 8, y + 5, "?", 15, ALARM, weight="bold")
+    def _ends(self, source: Key, target: Key) -> tuple[float, float, float, float]:
+        sign = 1 if target[0] > source[0] else -1
+        x1 = self.xs[source[0]] + sign * PILL / 2
+        x2 = self.xs[target[0]] - sign * PILL / 2
+        return x1, self._y(source), x2, self._y(target)
 
+    def _arrows(self) -> None:
+        for source, target in filter(lambda m: self._shows(m[1]), self.talk.messages):
+            ends = self._ends(source, target)
+            self.drawing.line(*ends, colour(source[0]), 2.2, arrow=True)
 
-def _draw_state(drawing, talk: Conversation, xs: list[float], shown: set, y: float) -> None:
-    for rank, x in enumerate(xs):
-        notes = [
-            e.note for k, e in talk.events.items() if k in shown and k[0] == rank and e.note
-        ]
-        drawing.label(x, y, notes[-1] if notes else "", 14, colour(rank), weight="bold")
+    def _labels(self) -> None:
+        for source, target in filter(lambda m: self._shows(m[1]), self.talk.messages):
+            x1, y1, x2, y2 = self._ends(source, target)
+            event = self.talk.events[source]
+            tag = f" tag {event.tag}" if event.tag else ""
+            near = min(0.5 if y1 == y2 else 0.4, 44 / abs(x2 - x1))
+            x, y = x1 + (x2 - x1) * near, y1 + (y2 - y1) * near
+            tone, text = colour(event.rank), size(event.nbytes) + tag
+            self.drawing.label(x, y - 5, text, 12, tone, weight="bold", halo=True)
+
+    def _events(self) -> None:
+        met = {key for keys in self.talk.meetings for key in keys}
+        for key, event in self.talk.events.items():
+            if key in met or not self._shows(key):
+                continue
+            x, y, tone = self.xs[event.rank], self._y(key), colour(event.rank)
+            if event.kind == "note":
+                self.drawing.label(x, y + 5, event.note, 14, tone, weight="bold", halo=True)
+            elif event.end is None:
+                self._open_call(event, x, y)
+            else:
+                self.drawing.box(x - PILL / 2, y - 12, PILL, 24, tone, "#ffffff", 2, "", 12)
+                self.drawing.label(x, y + 5, event.op, 13)
+
+    def _open_call(self, event: Event, x: float, y: float) -> None:
+        """A call that never came back: dashed, with a question mark towards its peer."""
+        self.drawing.box(x - PILL / 2, y - 12, PILL, 24, ALARM, "#ffffff", 2, "5 3", 12)
+        self.drawing.label(x, y + 5, f"{event.op} …", 13)
+        if event.kind == "p2p" and event.peer is not None:
+            sign = 1 if event.peer > event.rank else -1
+            near, far = x + sign * PILL / 2, x + sign * (PILL / 2 + 30)
+            self.drawing.line(near, y, far, y, ALARM, 2, "4 3")
+            self.drawing.label(far + sign * 8, y + 5, "?", 15, ALARM, weight="bold")
 
 
 def _call(event: Event) -> str:
@@ -228,7 +260,7 @@ def size(nbytes: float) -> str:
     raise AssertionError
 
 
-def describe(talk: Conversation) -> str:
+def describe(talk: Conversation, first: int, last: int) -> str:
     """The chart as text, a line for each message, meeting, note and open call."""
     lines: list[tuple[int, int, str]] = []
     for source, target in talk.messages:
@@ -247,4 +279,4 @@ def describe(talk: Conversation) -> str:
             whom = f" for rank {event.peer}" if event.peer is not None else ""
             what = f"rank {event.rank} waits in {event.op}{whom}"
             lines.append((talk.rows[key], event.rank, what))
-    return "\n".join(what for _, _, what in sorted(lines))
+    return "\n".join(what for row, _, what in sorted(lines) if first <= row <= last)

@@ -47,11 +47,13 @@ class Drawing:
         )
 
     def label(
-        self, x, y, text, size=13, colour=INK, anchor="middle", weight="normal"
+        self, x, y, text, size=13, colour=INK, anchor="middle", weight="normal", halo=False
     ) -> None:
+        white = " stroke='#ffffff' stroke-width='4' paint-order='stroke'" if halo else ""
         self.parts.append(
             f"<text x='{x:g}' y='{y:g}' font-size='{size:g}' fill='{colour}' {FONT} "
-            f"text-anchor='{anchor}' font-weight='{weight}'>{html.escape(str(text))}</text>"
+            f"text-anchor='{anchor}' font-weight='{weight}'{white}>"
+            f"{html.escape(str(text))}</text>"
         )
 
     def svg(self) -> str:

@@ -5,7 +5,7 @@ needs no answer from the kernel. Without widgets (a web page, print, a notebook 
 was not run yet) the same frames are a filmstrip.
 """
 
-from mgpu_tutorial.lab.chart import converse, sequence_chart
+from mgpu_tutorial.lab import chart
 from mgpu_tutorial.lab.drawing import Drawing
 from mgpu_tutorial.lab.report import Report
 
@@ -13,13 +13,14 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Stepper:
-    """Frames to step through, one for each step of the conversation."""
+    """The steps of a conversation, one frame each."""
 
     def __init__(self, frames: list[Drawing]) -> None:
         self.frames = frames
 
     def __repr__(self) -> str:
-        return f"{len(self.frames)} steps:\n{self.frames[-1].text}"
+        texts = [f"step {i}\n{frame.text}" for i, frame in enumerate(self.frames)]
+        return "\n".join(texts)
 
     def widget(self):
         """The interactive form: play, slide, or use the arrow keys."""
@@ -37,7 +38,7 @@ class Stepper:
     def filmstrip(self) -> str:
         """The still form: the frames side by side, each under its number."""
         cells = "".join(
-            f'<figure style="display:inline-block;width:31%;min-width:240px;margin:4px">'
+            f'<figure style="display:inline-block;width:47%;min-width:280px;margin:4px">'
             f"<figcaption>step {i}</figcaption>{frame.html()}</figure>"
             for i, frame in enumerate(self.frames)
         )
@@ -51,4 +52,4 @@ class Stepper:
 
 def stepper(report: Report) -> Stepper:
     """Make the stepping form of `sequence_chart(report)`; needs `trace=True`."""
-    return Stepper([sequence_chart(report, upto=row) for row in converse(report).beats()])
+    return Stepper(chart.frames(report))

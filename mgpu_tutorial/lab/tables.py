@@ -29,13 +29,13 @@ class Table:
     def _repr_html_(self) -> str:
         align = ["right" if n else "left" for n in self._numeric()]
         head = "".join(
-            f'<th style="text-align:{a}">{html.escape(str(h))}</th>'
+            f'<th style="text-align:{a};padding:2px 12px">{html.escape(str(h))}</th>'
             for h, a in zip(self.header, align, strict=True)
         )
         body = "".join(
             "<tr>"
             + "".join(
-                f'<td style="text-align:{a}">{html.escape(_text(v))}</td>'
+                f'<td style="text-align:{a};padding:2px 12px">{html.escape(_text(v))}</td>'
                 for v, a in zip(row, align, strict=True)
             )
             + "</tr>"

@@ -35,11 +35,11 @@ def timeline(report: Report) -> Timeline:
     start = min(event.begin for event in events)
     last = max(event.end or event.begin for event in events)
     figure, axes = _canvas(report.world_size)
+    axes.set_xlim(0, (last - start) * 1e3 * 1.02)
     for event in events:
         begin = (event.begin - start) * 1e3
         length = ((event.end or last) - event.begin) * 1e3
-        _bar(axes, event, begin, max(length, (last - start)))
-    axes.set_xlim(0, (last - start) * 1e3 * 1.02)
+        _bar(axes, event, begin, max(length, last - start))
     file = BytesIO()
     figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
     counts = f"{len(events)} intervals"
@@ -75,6 +75,8 @@ def _bar(axes, event: Event, begin: float, length: float) -> None:
         hatch=HATCHES[event.kind],
         edgecolor="white" if not is_span else colour(event.rank),
     )
+    if length < 0.06 * axes.get_xlim()[1]:
+        return  # too narrow for a word
     axes.text(
         begin,
         y + height / 2,

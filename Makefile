@@ -1,0 +1,67 @@
+# make lab        set everything up and open JupyterLab on the notebooks
+# make test       set everything up and run every check, the notebooks included
+# make notebooks  run the notebooks in clean kernels and store what they show
+# make test-gpu   only the checks that need a GPU (skipped where there is none)
+# make bench      the measurements that the notebooks and the README quote
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+NBVAL := --nbval --nbval-cell-timeout 120
+export JUPYTER_PREFER_ENV_PATH := 1
+
+# The first interpreter that is new enough; make PYTHON=/path/to/python overrides it.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
+
+# A desktop opens its browser; root or a machine without a display prints the address.
+DESKTOP := $(filter Darwin,$(shell uname))$(DISPLAY)$(WAYLAND_DISPLAY)
+LAB_FLAGS := --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. \
+	--LabApp.default_url=/lab/tree/notebooks/00_processes_and_ranks.ipynb \
+	$(if $(filter 0,$(shell id -u)),--allow-root) $(if $(DESKTOP),,--no-browser)
+
+.PHONY: lab test test-gpu notebooks bench clean
+lab: $(VENV)/installed
+	@$(BIN)/python -m jupyterlab $(LAB_FLAGS)
+
+test: $(VENV)/installed
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . || { \
+		echo "make: ruff found something: run $(BIN)/ruff check . and $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/python -m pytest -q tests
+	@$(BIN)/python -m pytest -q $(NBVAL) notebooks
+
+test-gpu: $(VENV)/installed
+	@$(BIN)/python -m pytest -q -m gpu tests
+
+notebooks: $(VENV)/installed
+	@$(BIN)/python notebooks/store.py
+
+bench: $(VENV)/installed
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) *.egg-info
+
+# The folder's own name is part of a virtual environment: a moved one is made again.
+HERE := $(VENV)/here
+ifneq ($(shell cat $(HERE) 2>/dev/null),$(CURDIR))
+$(VENV)/installed: moved
+endif
+.PHONY: moved
+moved:
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { \
+		echo "make: Python 3.11 or newer is needed, and none was found. Install one, or make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { \
+		echo "make: Python 3.11 or newer is needed, and $(PYTHON) is `$(PYTHON) -V 2>&1 | tail -1`"; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON): a few minutes, once."
+	@$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+		echo "make: $(PYTHON) -m venv failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 2 \
+		-c constraints.txt -e '.[test]' >$(VENV)/pip.log 2>&1 || { \
+		echo "make: pip could not install the packages (network?): `grep -m1 ERROR $(VENV)/pip.log`. All of it: $(VENV)/pip.log"; exit 1; }
+	@$(BIN)/python -c "import matplotlib.font_manager" 2>/dev/null
+	@echo "$(CURDIR)" > $(HERE)
+	@touch $@
