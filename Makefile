@@ -35,7 +35,7 @@ test-gpu: $(VENV)/installed
 	@$(BIN)/python -m pytest -q -m gpu tests
 
 notebooks: $(VENV)/installed
-	@$(BIN)/python notebooks/store.py
+	@$(BIN)/python tools/store.py
 
 bench: $(VENV)/installed
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
@@ -43,13 +43,11 @@ bench: $(VENV)/installed
 clean:
 	rm -rf $(VENV) *.egg-info
 
-# The folder's own name is part of a virtual environment: a moved one is made again.
+# A virtual environment knows its own folder: one that was moved is made again.
 HERE := $(VENV)/here
 ifneq ($(shell cat $(HERE) 2>/dev/null),$(CURDIR))
-$(VENV)/installed: moved
+.PHONY: $(VENV)/installed
 endif
-.PHONY: moved
-moved:
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { \
@@ -57,11 +55,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { \
 		echo "make: Python 3.11 or newer is needed, and $(PYTHON) is `$(PYTHON) -V 2>&1 | tail -1`"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON): a few minutes, once."
-	@$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+	@{ test "`cat $(HERE) 2>/dev/null`" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null; } || \
+		$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
 		echo "make: $(PYTHON) -m venv failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "$(CURDIR)" > $(HERE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 2 \
 		-c constraints.txt -e '.[test]' >$(VENV)/pip.log 2>&1 || { \
 		echo "make: pip could not install the packages (network?): `grep -m1 ERROR $(VENV)/pip.log`. All of it: $(VENV)/pip.log"; exit 1; }
 	@$(BIN)/python -c "import matplotlib.font_manager" 2>/dev/null
-	@echo "$(CURDIR)" > $(HERE)
 	@touch $@

@@ -241,17 +241,22 @@ def time_methods(
     return {key: sorted(values)[len(values) // 2] for key, values in times.items()}
 
 
+def ring_seconds(size: int, world_size: int, alpha: float, beta: float) -> float:
+    """What the model says: 2 (N-1) messages, each alpha seconds and size / N bytes."""
+    return 2 * (world_size - 1) * (alpha + size / world_size / beta)
+
+
 def fit_alpha_beta(
     sizes: list[int], seconds: list[float], world_size: int
 ) -> tuple[float, float]:
-    """Fit seconds = 2 (N-1) alpha + 2 (N-1)/N size / beta by least squares.
+    """Fit `ring_seconds` to measured times by least squares of the relative errors.
 
     `sizes` in bytes; returns alpha in seconds a message and beta in bytes a second.
     """
     steps = 2 * (world_size - 1)
     bytes_sent = torch.tensor([steps / world_size * size for size in sizes])
     design = torch.stack([torch.full_like(bytes_sent, steps), bytes_sent], dim=1).double()
-    weights = 1 / torch.tensor(seconds).double()  # relative errors, so that small sizes count
+    weights = 1 / torch.tensor(seconds).double()
     solution = torch.linalg.lstsq(
         design * weights[:, None], torch.ones(len(seconds), 1).double()
     ).solution

@@ -76,15 +76,16 @@ def compute(steps: int, size: int = 128) -> torch.Tensor:
 
 def blocked(rank: int, world_size: int, steps: int) -> float:
     """Rank 1 computes, then receives; rank 0 sends, then computes. Returns the seconds."""
-    return _send_and_compute(rank, steps, overlap=False)
+    return send_and_compute(rank, steps, overlap=False)
 
 
 def overlapped(rank: int, world_size: int, steps: int) -> float:
     """The same, but rank 0 computes while its send is on the way. Returns the seconds."""
-    return _send_and_compute(rank, steps, overlap=True)
+    return send_and_compute(rank, steps, overlap=True)
 
 
-def _send_and_compute(rank: int, steps: int, overlap: bool) -> float:
+def send_and_compute(rank: int, steps: int, overlap: bool) -> float:
+    """Send 1 MB from rank 0 to rank 1 and compute on both, at the same time or in turn."""
     value = torch.ones(250_000)  # 1 MB
     dist.barrier()
     begin = time.perf_counter()

@@ -7,6 +7,7 @@ from mgpu_tutorial.lab.engine import warm_up
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
 from mgpu_tutorial.lab.meter import in_notebook
+from mgpu_tutorial.lab.plot import curves
 from mgpu_tutorial.lab.rank import progress
 from mgpu_tutorial.lab.source import show_source
 from mgpu_tutorial.lab.stepper import stepper
@@ -22,6 +23,7 @@ __all__ = [
     "Table",
     "before_after",
     "check",
+    "curves",
     "launch",
     "note",
     "progress",

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-NOT_YET, CORRECT = "not yet", "correct"
+NOT_YET, CORRECT, BLANK = "not yet", "correct", "nothing is filled in"
 
 
 def check(answer: Any, expected: Any, hint: str = "") -> None:
@@ -20,10 +20,11 @@ def check(answer: Any, expected: Any, hint: str = "") -> None:
             answer = answer()
         except Exception as error:  # the learner's code: anything can happen
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            print(f"{NOT_YET}: {first}{_hint(hint)}")
+            blank = "ellipsis" in first.lower()
+            print(f"{NOT_YET}: {BLANK if blank else first}{_hint(hint)}")
             return
     if _is_blank(answer):
-        print(f"{NOT_YET}: nothing is filled in{_hint(hint)}")
+        print(f"{NOT_YET}: {BLANK}{_hint(hint)}")
         return
     wrong = difference(answer, expected)
     print(f"{NOT_YET}: {wrong}{_hint(hint)}" if wrong else CORRECT)

@@ -158,6 +158,6 @@ def _circle(waits: dict[int, int | None]) -> list[int]:
 
 
 def last_words(stderr: str) -> str:
-    """The message of a C++ exception that ended a rank, without its build path."""
+    """The message of a C++ exception that ended a rank, without its place in the build."""
     found = re.search(r"what\(\):\s*(.*)", stderr)
-    return re.sub(r"\S*/(\w+\.\w+)", r"\1", found.group(1)).strip() if found else ""
+    return re.sub(r"\S*?(\w+\.\w+):\d+", r"\1", found.group(1)).strip() if found else ""

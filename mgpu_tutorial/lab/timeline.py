@@ -1,29 +1,13 @@
 """The timeline: the same events on a wall clock, one lane a rank."""
 
-import base64
-from io import BytesIO
-
+from mgpu_tutorial.lab.plot import Plot
 from mgpu_tutorial.lab.report import Report, colour
 from mgpu_tutorial.lab.trace import Event
 
 HATCHES = {"p2p": "", "collective": "//", "wait": "..", "span": ""}
 
 
-class Timeline:
-    """A PNG of measured times; its text names what is drawn, but no time."""
-
-    def __init__(self, png: bytes, text: str) -> None:
-        self.png, self.text = png, text
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
-        image = base64.b64encode(self.png).decode()
-        return {"image/png": image, "text/plain": self.text}, {"image/png": {"width": 760}}
-
-
-def timeline(report: Report) -> Timeline:
+def timeline(report: Report) -> Plot:
     """Draw when each rank did what, in milliseconds since the first event.
 
     Communication is a full bar (hatched for a collective, dotted for a wait) and a
@@ -40,13 +24,9 @@ def timeline(report: Report) -> Timeline:
         begin = (event.begin - start) * 1e3
         length = ((event.end or last) - event.begin) * 1e3
         _bar(axes, event, begin, max(length, last - start))
-    file = BytesIO()
-    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
-    counts = f"{len(events)} intervals"
     names = ", ".join(dict.fromkeys(e.note or e.op for e in events))
-    return Timeline(
-        file.getvalue(), f"timeline of {report.world_size} ranks, {counts}: {names}"
-    )
+    counts = f"{len(events)} intervals"
+    return Plot(figure, f"timeline of {report.world_size} ranks, {counts}: {names}")
 
 
 def _canvas(world_size: int):

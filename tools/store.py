@@ -14,70 +14,53 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-HERE = Path(__file__).parent
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-KERNEL = {
-    "display_name": "Python 3 (ipykernel)",
-    "language": "python",
-    "name": "python3",
-}
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
 def store(path: Path) -> None:
     """Execute one notebook in place; on an error nothing is written."""
     notebook = nbformat.read(path, as_version=4)
-    notebook.metadata = {
-        "kernelspec": KERNEL,
-        "language_info": {"name": "python"},
-    }
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     client = NotebookClient(
         notebook,
         timeout=120,
         store_widget_state=False,
         record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [kept for kept in map(still, cell.outputs) if kept]
-    notebook.metadata = {
-        "kernelspec": KERNEL,
-        "language_info": {"name": "python"},
-    }
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     nbformat.write(notebook, path)
     strip = ["nbstripout", "--keep-output", "--keep-count", "--extra-keys"]
     keys = "cell.metadata.execution metadata.widgets metadata.language_info.version"
     subprocess.run(
-        [Path(sys.executable).parent / strip[0], *strip[1:], keys, path],
-        check=True,
+        [Path(sys.executable).parent / strip[0], *strip[1:], keys, path], check=True
     )
 
 
 def still(output: dict) -> dict | None:
     """The output without its live widget; nothing for a progress bar that was emptied."""
-    if (
-        "data" in output
-        and WIDGET_VIEW in output["data"]
-        and len(output["data"]) > 1
-    ):
+    if "data" in output and WIDGET_VIEW in output["data"] and len(output["data"]) > 1:
         del output["data"][WIDGET_VIEW]
     return output if output.get("data", True) else None
 
 
 def main(names: list[str]) -> int:
-    paths = [HERE / name for name in names] or sorted(
-        HERE.glob("[0-9][0-9]_*.ipynb")
+    paths = [NOTEBOOKS / name for name in names] or sorted(
+        NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")
     )
     for path in paths:
         begin = time.perf_counter()
         try:
             store(path)
         except CellExecutionError as error:
-            print(
-                f"{path.name}: a cell failed, nothing is stored\n{error}",
-                file=sys.stderr,
-            )
+            print(f"{path.name}: a cell failed, nothing is stored\n{error}", file=sys.stderr)
             return 1
         print(f"{path.name}: {time.perf_counter() - begin:.1f} s", flush=True)
     return 0

@@ -1,0 +1,48 @@
+"""Plots of measured numbers: a picture that may differ from run to run, with text that may not."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+
+from mgpu_tutorial.lab.drawing import INK
+from mgpu_tutorial.lab.report import COLOURS
+
+MARKERS = "osD^v"
+
+
+class Plot:
+    """A matplotlib figure as PNG; its text names what is drawn, but no measured number."""
+
+    def __init__(self, figure, text: str) -> None:
+        file = BytesIO()
+        figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+        self.png, self.text = file.getvalue(), text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
+        image = base64.b64encode(self.png).decode()
+        return {"image/png": image, "text/plain": self.text}, {"image/png": {"width": 760}}
+
+
+def curves(
+    measured: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    fitted: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    xlabel: str,
+    ylabel: str,
+) -> Plot:
+    """Draw named series (x, y) on logarithmic axes: measured as marks, fitted as lines."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, (xs, ys)) in enumerate(measured.items()):
+        axes.plot(xs, ys, MARKERS[i], color=COLOURS[i], markersize=7, label=name)
+    for name, (xs, ys) in fitted.items():
+        axes.plot(xs, ys, "-", color=INK, linewidth=1.5, label=name)
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=11)
+    return Plot(figure, f"{ylabel} against {xlabel}: {', '.join([*measured, *fitted])}")
