@@ -155,3 +155,20 @@ def with_children(rank, world_size, marker):
 
 def counts(rank, world_size):
     return sum(progress(range(50)))
+
+
+def resnet(rank, world_size):
+    from mgpu_tutorial.vision import torchvision
+
+    network = torchvision.models.resnet18().eval()
+    return tuple(network(torch.zeros(1, 3, 32, 32)).shape)
+
+
+def on_device(rank, world_size):
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value)
+    return str(value.device), dist.get_backend(), value.item()
+
+
+def cuda_tensor(rank, world_size):
+    return torch.ones(2, device="cuda")

@@ -1,4 +1,4 @@
-"""Plots of measured numbers: a picture that may differ from run to run, with text that may not."""
+"""Plots of measured numbers: the picture differs from run to run, its text does not."""
 
 import base64
 from collections.abc import Mapping, Sequence

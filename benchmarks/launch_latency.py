@@ -1,0 +1,113 @@
+"""How long until four ranks have run one all_reduce? Four ways to start them.
+
+    python benchmarks/launch_latency.py [--repeats 15]
+
+All ways run in turns in one process, so that a busy machine slows all of them alike.
+Prints medians and the ratio to `launch`; needs half a minute on two cores.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from mgpu_tutorial.lab import Table, launch
+
+RANKS = 4
+
+
+def worker(rank: int, world_size: int) -> float:
+    """Add the rank numbers up."""
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value)
+    return value.item()
+
+
+def spawned(rank: int, path: str) -> None:
+    """The same, with everything that mp.spawn leaves to its worker."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=RANKS)
+    assert worker(rank, RANKS) == 6
+    dist.destroy_process_group()
+
+
+def by_launch() -> None:
+    assert launch(worker, RANKS, device="cpu").results == [6.0] * RANKS
+
+
+def by_spawn() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(spawned, (f"{folder}/meet",), nprocs=RANKS)
+
+
+def by_torchrun() -> None:
+    torchrun = Path(sys.executable).parent / "torchrun"
+    command = [torchrun, "--standalone", f"--nproc-per-node={RANKS}", __file__, "--as-rank"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
+def as_rank() -> None:
+    """What one process does that torchrun started."""
+    dist.init_process_group("gloo")
+    assert worker(dist.get_rank(), RANKS) == 6
+    dist.destroy_process_group()
+
+
+def by_accelerate() -> None:
+    from accelerate import notebook_launcher
+
+    with contextlib.redirect_stdout(None), tempfile.TemporaryDirectory() as folder:
+        notebook_launcher(_accelerated, (folder,), num_processes=RANKS)
+
+
+def _accelerated(folder: str) -> None:
+    assert worker(int(os.environ["LOCAL_RANK"]), RANKS) == 6
+
+
+def seconds(call: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="launches (slow ways: a fifth)"
+    )
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.as_rank:
+        return as_rank()
+    ways = {"launch": by_launch, "mp.spawn": by_spawn, "torchrun": by_torchrun}
+    with contextlib.suppress(ImportError):
+        import accelerate  # noqa: F401
+
+        ways["notebook_launcher"] = by_accelerate
+    first = seconds(by_launch)  # starts the fork server
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(given.repeats):
+        for name, call in ways.items():
+            if name == "launch" or turn % 5 == 0:
+                times[name].append(seconds(call))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    rows = [
+        [name, len(times[name]), round(m, 3), f"{m / medians['launch']:.1f}"]
+        for name, m in medians.items()
+    ]
+    print(Table(["four ranks, one all_reduce", "runs", "median s", "times launch"], rows))
+    print(f"the first launch, which starts the fork server: {first:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

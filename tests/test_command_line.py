@@ -1,0 +1,73 @@
+"""python -m mgpu_tutorial and torchrun run the same workers as the notebooks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mgpu_tutorial.__main__ import chapters, listing, workers
+
+BIN = Path(sys.executable).parent
+
+
+def run(*words):
+    command = [sys.executable, "-m", "mgpu_tutorial", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90)
+
+
+def test_a_worker_runs_from_the_command_line():
+    done = run("point_to_point.blocking", "--ranks", "2")
+    assert done.stdout.splitlines() == [
+        "rank 0 │ before: 1",
+        "rank 0 │ after:  1",
+        "rank 1 │ before: 0",
+        "rank 1 │ after:  1",
+    ]
+
+
+def test_the_same_worker_runs_under_torchrun():
+    command = [BIN / "torchrun", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, "-m", "mgpu_tutorial", "point_to_point.blocking"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == [
+        "after:  1",
+        "after:  1",
+        "before: 0",
+        "before: 1",
+    ]
+
+
+def test_arguments_are_name_and_value():
+    done = run("collectives.reduce_with", "name=MAX", "--ranks", "3")
+    assert done.stdout.splitlines() == [f"rank {r} │ returned 3.0" for r in range(3)]
+
+
+@pytest.mark.parametrize(
+    "words, says, code",
+    [
+        (["nowhere.worker"], "no chapter 'nowhere'; there are: processes_and_ranks,", 2),
+        (["point_to_point.nothing"], "no worker 'nothing' in point_to_point; there are:", 2),
+        (["point_to_point.blocking", "5"], "'5' is not name=value", 2),
+        (["point_to_point.blocking", "--ranks", "0"], "world_size must be from 1", 2),
+        (["point_to_point.late_receiver"], "missing a required argument: 'delay'", 1),
+    ],
+)
+def test_a_mistake_gets_one_line(words, says, code):
+    done = run(*words)
+    assert says in done.stderr and done.returncode == code
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_list_has_every_worker_with_its_docstring():
+    lines = listing().splitlines()
+    assert lines[0].startswith("00 processes_and_ranks: Processes and ranks")
+    for module in chapters():
+        for name, worker in workers(module).items():
+            first = worker.__doc__.splitlines()[0]
+            assert any(f".{name}  {first}" in line for line in lines)

@@ -1,0 +1,49 @@
+"""What only a GPU can show; skipped without one. `make test-gpu` runs nothing else."""
+
+import pytest
+import ranks
+import torch
+from torch.distributed import is_nccl_available
+
+from mgpu_tutorial import collectives, nonblocking
+from mgpu_tutorial import point_to_point as p2p
+from mgpu_tutorial.lab import launch, transfer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+@pytest.mark.skipif(not is_nccl_available(), reason="needs NCCL")
+def test_one_rank_forms_an_nccl_group():
+    device, backend, total = launch(ranks.on_device, 1, device="cuda").results[0]
+    assert (device, backend, total) == ("cuda:0", "nccl", 0.0)
+
+
+def test_two_ranks_share_one_gpu_over_gloo():
+    results = launch(ranks.on_device, 2, device="cuda:0").results
+    assert results == [("cuda:0", "gloo", 1.0)] * 2
+
+
+def test_cuda_results_come_back_on_the_cpu():
+    (result,) = launch(ranks.cuda_tensor, 1, device="cuda:0").results
+    assert result.device.type == "cpu" and result.tolist() == [1.0, 1.0]
+
+
+def test_the_same_workers_run_on_the_gpu():
+    assert launch(p2p.pass_along, 3, device="cuda:0").results[0] == 3.0
+    assert launch(nonblocking.exchange, 2, device="cuda:0").results == [1.0, 0.0]
+    assert launch(collectives.reduce_with, 2, "SUM", device="cuda:0").results == [3.0] * 2
+
+
+def test_auto_takes_the_gpu_where_there_are_enough(monkeypatch):
+    monkeypatch.delenv("MGPU_DEVICE", raising=False)
+    assert launch(ranks.on_device, 1).results[0][0] == "cuda:0"
+    monkeypatch.setenv("MGPU_DEVICE", "cpu")
+    assert launch(ranks.on_device, 1).results[0][0] == "cpu"
+
+
+def test_arguments_on_the_gpu_travel(tmp_path):
+    transfer.write(torch.ones(2, device="cuda"), tmp_path / "value", "value")
+    assert transfer.read(tmp_path / "value").device.type == "cpu"
