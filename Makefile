@@ -61,6 +61,6 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "$(CURDIR)" > $(HERE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 2 \
 		-c constraints.txt -e '.[test]' >$(VENV)/pip.log 2>&1 || { \
-		echo "make: pip could not install the packages (network?): `grep -m1 ERROR $(VENV)/pip.log`. All of it: $(VENV)/pip.log"; exit 1; }
+		echo "make: pip could not install the packages (network?): `grep ERROR $(VENV)/pip.log | tail -1`. All of it: $(VENV)/pip.log"; exit 1; }
 	@$(BIN)/python -c "import matplotlib.font_manager" 2>/dev/null
 	@touch $@

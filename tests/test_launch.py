@@ -355,6 +355,21 @@ def test_a_program_on_standard_input_is_refused(tmp_path):
     assert "program read from standard input" in done.stderr.splitlines()[-1]
 
 
+def test_a_program_that_launches_when_it_is_imported_is_explained(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import ranks\nfrom mgpu_tutorial.lab import launch\nlaunch(ranks.total, 2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert 'Put the call under if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
 # Interruptions
 
 

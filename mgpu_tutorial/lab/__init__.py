@@ -1,12 +1,16 @@
 """The equipment of the notebooks: launch ranks, trace them, draw them, check answers."""
 
+from mgpu_tutorial.lab import server
+from mgpu_tutorial.lab.meter import in_notebook
+
+if in_notebook():  # first of all: the fork server imports torch while we do
+    server.start()
+
 from mgpu_tutorial.lab.cells import before_after
 from mgpu_tutorial.lab.chart import sequence_chart
 from mgpu_tutorial.lab.checks import check
-from mgpu_tutorial.lab.engine import warm_up
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
-from mgpu_tutorial.lab.meter import in_notebook
 from mgpu_tutorial.lab.plot import curves
 from mgpu_tutorial.lab.rank import progress
 from mgpu_tutorial.lab.source import show_source
@@ -34,6 +38,3 @@ __all__ = [
     "timeline",
     "traffic",
 ]
-
-if in_notebook():  # while the learner reads, the fork server imports torch
-    warm_up()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, util
+from multiprocessing import util
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -32,14 +32,6 @@ from mgpu_tutorial.lab.errors import Fate
 from mgpu_tutorial.lab.meter import Meter
 from mgpu_tutorial.lab.rank import Job, enter
 
-METHOD = "spawn" if sys.platform == "win32" else "forkserver"
-PRELOAD = [
-    "mgpu_tutorial.lab.server",
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.nn.parallel.distributed",
-]
 START_LIMIT = 120.0  # seconds until all ranks must have joined: imports on a busy machine
 GRACE = 1.0  # seconds that the others get to end after the first failure
 EXIT_LIMIT = 2.0  # seconds from the last worker's end to the last process's
@@ -61,23 +53,12 @@ def workspace(world_size: int) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def warm_up() -> None:
-    """Have the fork server begin to import torch; returns at once."""
-    if METHOD == "forkserver":
-        mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
-        os.environ[server.FOLDER] = util.get_temp_dir()
-        try:
-            forkserver.ensure_running()
-        finally:
-            os.environ.pop(server.FOLDER, None)
-
-
 def _await_server() -> None:
     """The first process takes as long as the imports; let Ctrl-C reach this wait."""
-    warm_up()
+    server.start()
     marker = Path(util.get_temp_dir(), "warm")
-    if METHOD == "forkserver" and not marker.exists():
-        first = mp.get_context(METHOD).Process(target=time.sleep, args=(0,))
+    if server.METHOD == "forkserver" and not marker.exists():
+        first = mp.get_context(server.METHOD).Process(target=time.sleep, args=(0,))
         first.start()
         first.join()
         marker.touch()
@@ -100,7 +81,7 @@ class Ranks:
                 args={job.rank: (job,) for job in jobs},
                 envs=dict(enumerate(environments)),
                 logs_specs=DefaultLogsSpecs(log_dir=str(self.folder / "elastic")),
-                start_method=METHOD,
+                start_method=server.METHOD,
             )
             try:
                 self._context: PContext = starting.result()

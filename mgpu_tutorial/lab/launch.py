@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from multiprocessing import current_process
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,11 @@ def _check_arguments(worker: Any, world_size: Any, timeout: Any) -> None:
         raise RuntimeError(
             f"launch() was called inside rank {os.environ.get('RANK')}: a rank cannot "
             "start ranks. Call launch from the notebook, torch.distributed from the worker."
+        )
+    if getattr(current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise RuntimeError(
+            "launch() was called while a rank imports this program. Put the call under "
+            'if __name__ == "__main__":'
         )
     main = getattr(__import__("__main__"), "__file__", None)
     if main == "<stdin>":

@@ -264,6 +264,8 @@ def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
     """Run `worker` as the one rank that torchrun made of this process, then exit."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
+    # All ranks share one terminal: write whole lines, or they run into each other.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
     gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = f"cuda:{local_rank}" if gpus else "cpu"
     prepare(rank, device)
