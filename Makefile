@@ -63,4 +63,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		-c constraints.txt -e '.[test]' >$(VENV)/pip.log 2>&1 || { \
 		echo "make: pip could not install the packages (network?): `grep ERROR $(VENV)/pip.log | tail -1`. All of it: $(VENV)/pip.log"; exit 1; }
 	@$(BIN)/python -c "import matplotlib.font_manager" 2>/dev/null
+	@mkdir -p $(VENV)/share/jupyter/lab/settings  # no question about news, no network
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false, "doNotDisturbMode": true}}' \
+		> $(VENV)/share/jupyter/lab/settings/overrides.json
 	@touch $@

@@ -40,11 +40,11 @@ def overwritten(rank: int, world_size: int, receiver_is_late: bool) -> float | N
     pause = 0.3
     if rank == 0:
         if not receiver_is_late:
-            time.sleep(pause)  # the receive is posted by now
+            time.sleep(pause)  # let the receiver be first
         sending = dist.isend(buffer, dst=1)
         if not receiver_is_late:
-            time.sleep(pause)  # the transfer is over by now, unless the machine is asleep
-        buffer.fill_(2)  # wrong: the buffer still belongs to the transfer
+            time.sleep(pause)  # let the transfer end
+        buffer.fill_(2)  # wrong: before the wait
         sending.wait()
         return None
     if receiver_is_late:

@@ -90,7 +90,7 @@ def late_receiver(rank: int, world_size: int, delay: float) -> float:
 
 
 def both_send_first(rank: int, world_size: int) -> float:
-    """Two ranks send to each other before either receives: nobody ever does."""
+    """Two ranks swap numbers: both send first, then both receive."""
     mine, other = torch.tensor([float(rank)]), torch.zeros(1)
     peer = 1 - rank
     dist.send(mine, dst=peer)

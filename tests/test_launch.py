@@ -415,6 +415,7 @@ def start_sleepers(folder: Path) -> subprocess.Popen:
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(folder)},
     )
     end = time.monotonic() + 60
@@ -424,11 +425,12 @@ def start_sleepers(folder: Path) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_kernel_takes_everything_with_it(tmp_path, number):
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["kernel", "its group"])
+def test_a_killed_kernel_takes_everything_with_it(tmp_path, kill, number):
     kernel = start_sleepers(tmp_path)
     family = psutil.Process(kernel.pid).children(recursive=True)
     assert len(family) >= 4  # the fork server and three ranks
-    kernel.send_signal(number)
+    kill(kernel.pid, number)
     kernel.wait(10)
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []

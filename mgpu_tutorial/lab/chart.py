@@ -217,10 +217,13 @@ class _Sheet:
             x1, y1, x2, y2 = self._ends(source, target)
             event = self.talk.events[source]
             tag = f" tag {event.tag}" if event.tag else ""
-            near = min(0.5 if y1 == y2 else 0.4, 44 / abs(x2 - x1))
-            x, y = x1 + (x2 - x1) * near, y1 + (y2 - y1) * near
             tone, text = colour(event.rank), size(event.nbytes) + tag
-            self.drawing.label(x, y - 5, text, 12, tone, weight="bold", halo=True)
+            if y1 == y2:  # over the middle, or near the sender of a long arrow
+                x = x1 + (x2 - x1) * min(0.5, 44 / abs(x2 - x1))
+                self.drawing.label(x, y1 - 6, text, 12, tone, weight="bold", halo=True)
+                continue
+            side, x = ("start", x1 + 5) if x2 > x1 else ("end", x1 - 5)
+            self.drawing.label(x, y1 - 4, text, 12, tone, side, "bold", halo=True)
 
     def _events(self) -> None:
         met = {key for keys in self.talk.meetings for key in keys}

@@ -72,7 +72,7 @@ class Report:
     def _panel(self, rank: int) -> str:
         text = html.escape("\n".join(self.lines(rank)))
         return (
-            f'<div style="flex:1 1 220px;border:1px solid {colour(rank)};'
+            f'<div style="flex:1 1 150px;border:1px solid {colour(rank)};'
             f'border-left:6px solid {colour(rank)};border-radius:4px;padding:4px 10px">'
             f'<b style="color:{colour(rank)}">rank {rank}</b>'
             '<pre style="margin:2px 0;white-space:pre-wrap;background:none;color:inherit">'

@@ -51,7 +51,8 @@ def sweep(folder: str) -> None:
 
 
 def settle(folder: str) -> None:
-    """Keep what this process writes, or caches, inside the kernel's temporary folder."""
+    """Outlive the kernel; keep what this process writes inside the kernel's own folder."""
+    os.setsid()  # JupyterLab kills a kernel together with its process group
     with open(Path(folder, LOG), "wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -7,11 +7,12 @@ from mgpu_tutorial.lab.trace import Event
 HATCHES = {"p2p": "", "collective": "//", "wait": "..", "span": ""}
 
 
-def timeline(report: Report) -> Plot:
+def timeline(report: Report, like: Report | None = None) -> Plot:
     """Draw when each rank did what, in milliseconds since the first event.
 
     Communication is a full bar (hatched for a collective, dotted for a wait) and a
-    `span` a pale one above it. Raises ValueError where nothing was recorded.
+    `span` a pale one above it. With `like`, the time axis is that of the other report's
+    timeline where that one is longer. Raises ValueError where nothing was recorded.
     """
     events = [e for e in report.events if e.kind != "note"]
     if not events:
@@ -19,7 +20,7 @@ def timeline(report: Report) -> Plot:
     start = min(event.begin for event in events)
     last = max(event.end or event.begin for event in events)
     figure, axes = _canvas(report.world_size)
-    axes.set_xlim(0, (last - start) * 1e3 * 1.02)
+    axes.set_xlim(0, max(_length(report), _length(like)) * 1e3 * 1.02)
     for event in events:
         begin = (event.begin - start) * 1e3
         length = ((event.end or last) - event.begin) * 1e3
@@ -27,6 +28,12 @@ def timeline(report: Report) -> Plot:
     names = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     counts = f"{len(events)} intervals"
     return Plot(figure, f"timeline of {report.world_size} ranks, {counts}: {names}")
+
+
+def _length(report: Report | None) -> float:
+    events = [e for e in report.events if e.kind != "note"] if report else []
+    begins, ends = [e.begin for e in events], [e.end or e.begin for e in events]
+    return max(ends) - min(begins) if events else 0.0
 
 
 def _canvas(world_size: int):
