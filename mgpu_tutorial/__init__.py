@@ -3,4 +3,4 @@
 __version__ = "0.1.0"
 
 # First of all: in a notebook the lab's fork server then imports torch while we do.
-import mgpu_tutorial.lab  # noqa: E402, F401
+import mgpu_tutorial.lab  # noqa: F401
