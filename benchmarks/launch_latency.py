@@ -52,8 +52,10 @@ def by_spawn() -> None:
 
 def by_torchrun() -> None:
     torchrun = Path(sys.executable).parent / "torchrun"
-    command = [torchrun, "--standalone", f"--nproc-per-node={RANKS}", __file__, "--as-rank"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [torchrun, "--standalone", f"--nproc-per-node={RANKS}", "--log-dir", folder]
+        command += [__file__, "--as-rank"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
 def as_rank() -> None:

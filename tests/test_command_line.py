@@ -26,8 +26,9 @@ def test_a_worker_runs_from_the_command_line():
     ]
 
 
-def test_the_same_worker_runs_under_torchrun():
+def test_the_same_worker_runs_under_torchrun(tmp_path):
     command = [BIN / "torchrun", "--nproc-per-node", "2", "--standalone"]
+    command += ["--log-dir", tmp_path]  # else torchrun leaves a folder behind
     done = subprocess.run(
         [*command, "-m", "mgpu_tutorial", "point_to_point.blocking"],
         capture_output=True,
