@@ -1,0 +1,65 @@
+"""Launching from a real Jupyter kernel: interrupted, and shut down the way Jupyter does."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+SLEEP = """
+import sys; sys.path.insert(0, {here!r})
+import ranks
+from mgpu_tutorial.lab import launch
+launch(ranks.sleeper, 2, marker={marker!r})
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    manager, client = start_new_kernel(kernel_name="python3")
+    yield manager, client, tmp_path
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def begin_to_sleep(client, folder):
+    here = str(Path(__file__).parent)
+    client.execute(SLEEP.format(here=here, marker=str(folder / "pid")))
+    end = time.monotonic() + 60
+    while len(list(folder.glob("pid.*"))) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    return [psutil.Process(int(path.read_text())) for path in folder.glob("pid.*")]
+
+
+def reply_of(client, timeout):
+    while (message := client.get_shell_msg(timeout=timeout))["msg_type"] != "execute_reply":
+        pass
+    return message["content"]
+
+
+def test_interrupting_a_cell_stops_its_ranks(kernel):
+    manager, client, folder = kernel
+    ranks = begin_to_sleep(client, folder)
+    manager.interrupt_kernel()
+    assert reply_of(client, timeout=10)["ename"] == "KeyboardInterrupt"
+    _, alive = psutil.wait_procs(ranks, timeout=2)
+    assert len(ranks) == 2 and alive == []
+    client.execute("launch(ranks.total, 2).results")
+    assert reply_of(client, timeout=20)["status"] == "ok"
+
+
+def test_shutting_a_kernel_down_takes_ranks_and_files_with_it(kernel):
+    manager, client, folder = kernel
+    ranks = begin_to_sleep(client, folder)
+    manager.shutdown_kernel(now=True)
+    _, alive = psutil.wait_procs(ranks, timeout=5)
+    assert len(ranks) == 2 and alive == []
+    end = time.monotonic() + 5
+    while list((folder / "tmp").iterdir()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert list((folder / "tmp").iterdir()) == []
