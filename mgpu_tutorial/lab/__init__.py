@@ -11,6 +11,7 @@ from mgpu_tutorial.lab.chart import sequence_chart
 from mgpu_tutorial.lab.checks import check
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
+from mgpu_tutorial.lab.ownership import ownership
 from mgpu_tutorial.lab.plot import curves
 from mgpu_tutorial.lab.rank import progress
 from mgpu_tutorial.lab.source import show_source
@@ -30,6 +31,7 @@ __all__ = [
     "curves",
     "launch",
     "note",
+    "ownership",
     "progress",
     "sequence_chart",
     "show_source",
