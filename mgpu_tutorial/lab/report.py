@@ -71,12 +71,13 @@ class Report:
 
     def _panel(self, rank: int) -> str:
         text = html.escape("\n".join(self.lines(rank)))
+        tone = colour(rank)
+        frame = f"flex:1 1 150px;border:1px solid {tone};border-left:6px solid {tone}"
+        inside = "margin:2px 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
         return (
-            f'<div style="flex:1 1 150px;border:1px solid {colour(rank)};'
-            f'border-left:6px solid {colour(rank)};border-radius:4px;padding:4px 10px">'
-            f'<b style="color:{colour(rank)}">rank {rank}</b>'
-            '<pre style="margin:2px 0;white-space:pre-wrap;background:none;color:inherit">'
-            f"{text}</pre></div>"
+            f'<div style="{frame};border-radius:4px;padding:4px 10px">'
+            f'<b style="color:{tone}">rank {rank}</b>'
+            f'<pre style="{inside};background:none;color:inherit">{text}</pre></div>'
         )
 
 
