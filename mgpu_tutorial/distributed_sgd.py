@@ -1,4 +1,4 @@
-"""Distributed SGD: every rank computes a gradient, the ranks average, all take the same step."""
+"""Distributed SGD: each rank computes a gradient, they average, all take the same step."""
 
 import time
 from collections.abc import Callable
@@ -44,11 +44,11 @@ def average_flat(model: nn.Module) -> None:
         gradient.copy_(piece.view_as(gradient))
 
 
-def new_model(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+def new_model(seed: int = 0, lr: float = 0.01) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A network whose weights depend on `seed` only, and its optimizer."""
     torch.manual_seed(seed)
     model = SmallConvNet()
-    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    return model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
 
 
 def flat_parameters(model: nn.Module) -> torch.Tensor:
@@ -66,14 +66,14 @@ def after_steps(
     weighted: bool = False,
     own_start: bool = False,
 ) -> torch.Tensor:
-    """Take `steps` steps on this rank's share of each global batch; returns the parameters."""
+    """Take `steps` steps on this rank's share of each global batch; returns parameters."""
     data = digits()
     model, optimizer = new_model(seed=rank if own_start else 0)
     order = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)
     for mine in order[:steps]:
         optimizer.zero_grad()
         loss = nll_loss(model(data.images[mine]), data.labels[mine], reduction=reduction)
-        if weighted:  # the mean of means counts a small share as much as a large one
+        if weighted:  # a mean of means counts a small share like a large one
             loss = loss * len(mine) * world_size / batch
         loss.backward()
         synchronise(model)
@@ -98,10 +98,12 @@ def drift(rank: int, world_size: int, synchronise: Callable, steps: int) -> list
     return distances
 
 
-def train(rank: int, world_size: int, epochs: int = 3, batch: int = 128) -> list[float]:
-    """Train on the digits; each rank prints and returns its mean loss of each epoch."""
+def train(
+    rank: int, world_size: int, epochs: int = 3, batch: int = 128, lr: float = 0.01
+) -> tuple[list[float], torch.Tensor]:
+    """Train on the digits; returns this rank's loss of each epoch, and the parameters."""
     data = digits()
-    model, optimizer = new_model()
+    model, optimizer = new_model(lr=lr)
     losses = []
     for epoch in progress(range(epochs)):
         total = 0.0
@@ -115,7 +117,16 @@ def train(rank: int, world_size: int, epochs: int = 3, batch: int = 128) -> list
             total += loss.item()
         losses.append(total / len(batches))
         print(f"rank {rank}, epoch {epoch}: loss {losses[-1]:.3f}")
-    return losses
+    return losses, flat_parameters(model)
+
+
+def accuracy(parameters: torch.Tensor) -> float:
+    """The share of test digits that a network with these parameters reads correctly."""
+    model, _ = new_model()
+    nn.utils.vector_to_parameters(parameters, model.parameters())
+    data = digits(train=False)
+    with torch.no_grad():
+        return (model(data.images).argmax(dim=1) == data.labels).float().mean().item()
 
 
 def step_times(

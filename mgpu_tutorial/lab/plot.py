@@ -31,8 +31,9 @@ def curves(
     fitted: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     xlabel: str,
     ylabel: str,
+    scale: str = "log",
 ) -> Plot:
-    """Draw named series (x, y) on logarithmic axes: measured as marks, fitted as lines."""
+    """Draw named series (x, y): measured as marks, fitted as lines; `scale` of both axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")
@@ -41,7 +42,7 @@ def curves(
         axes.plot(xs, ys, MARKERS[i], color=COLOURS[i], markersize=7, label=name)
     for name, (xs, ys) in fitted.items():
         axes.plot(xs, ys, "-", color=INK, linewidth=1.5, label=name)
-    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    axes.set(xscale=scale, yscale=scale, xlabel=xlabel, ylabel=ylabel)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=11)

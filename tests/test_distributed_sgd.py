@@ -1,0 +1,118 @@
+"""Chapter 05: N processes equal one, and each wrong way differs from it."""
+
+import pytest
+import torch
+
+from mgpu_tutorial import distributed_sgd as sgd
+from mgpu_tutorial.data import digits
+from mgpu_tutorial.lab import launch
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {batch: launch(sgd.after_steps, 1, batch=batch).results[0] for batch in (7, 120)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("synchronise", [sgd.average_gradients, sgd.average_flat])
+def test_n_processes_equal_one(alone, synchronise, world_size):
+    results = launch(sgd.after_steps, world_size, synchronise).results
+    torch.testing.assert_close(results, [alone[120]] * world_size, rtol=0, atol=1e-6)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_unequal_shares_need_weights(alone, world_size):
+    plain = launch(sgd.after_steps, world_size, batch=7).results
+    assert (plain[0] - alone[7]).abs().max() > 1e-5
+    weighted = launch(sgd.after_steps, world_size, batch=7, weighted=True).results
+    torch.testing.assert_close(weighted, [alone[7]] * world_size, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"synchronise": sgd.sum_gradients},
+        {"synchronise": sgd.keep_gradients},
+        {"own_start": True},
+        {"reduction": "sum"},
+    ],
+)
+def test_each_wrong_way_differs(alone, change):
+    results = launch(sgd.after_steps, 2, **change).results
+    assert max((other - alone[120]).abs().max() for other in results) > 1e-4
+
+
+def test_a_sum_loss_with_a_sum_of_gradients_equals_one_process():
+    one = launch(sgd.after_steps, 1, reduction="sum").results[0]
+    summed = {"synchronise": sgd.sum_gradients, "reduction": "sum"}
+    results = launch(sgd.after_steps, 2, **summed).results
+    torch.testing.assert_close(results, [one] * 2, rtol=0, atol=1e-4)
+
+
+def test_replicas_drift_apart_without_synchronisation_only():
+    apart = launch(sgd.drift, 3, sgd.keep_gradients, steps=6).results
+    together = launch(sgd.drift, 3, sgd.average_gradients, steps=6).results
+    assert apart[0] == [0.0] * 6 and 0 < apart[1][0] < apart[1][-1]
+    assert together == [[0.0] * 6] * 3
+
+
+def test_training_lowers_the_loss_and_reads_digits():
+    (losses, parameters), (_, other) = launch(sgd.train, 2, epochs=8, lr=0.1).results
+    assert losses[-1] < losses[0] / 5 and torch.equal(parameters, other)
+    assert sgd.accuracy(parameters) > 0.9
+
+
+def test_step_times_are_measured_for_each_method():
+    methods = [sgd.average_gradients, sgd.average_flat]
+    times = launch(sgd.step_times, 2, methods, steps=3).results[0]
+    assert set(times) == {"average_gradients", "average_flat"}
+    assert all(seconds > 0 for pair in times.values() for seconds in pair)
+
+
+def test_the_small_digits_are_split_once(monkeypatch):
+    monkeypatch.delenv("MGPU_DATA", raising=False)
+    train, test = digits(), digits(train=False)
+    assert len(train) + len(test) == 1797 and train.images.shape[1:] == (1, 28, 28)
+    assert abs(train.images.mean()) < 0.01 and abs(train.images.std() - 1) < 0.01
+    assert train.source == "scikit-learn's digits"
+
+
+def test_the_small_digits_are_scikit_learns(monkeypatch):
+    from sklearn.datasets import load_digits
+
+    monkeypatch.delenv("MGPU_DATA", raising=False)
+    expected = torch.tensor(load_digits().target)
+    assert torch.equal(digits(train=False).labels, expected[4::5])
+    darkest = digits(train=False).images.amax(dim=(1, 2, 3))
+    assert darkest.min() > 1  # every image has a stroke in it
+
+
+def test_a_folder_without_mnist_is_refused_and_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("MGPU_DATA", str(tmp_path))
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        (raw / name).write_bytes(b"\x00\x00\x08\x03 half")
+    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (raw / name).write_bytes(b"")
+    before = sorted(path.name for path in raw.iterdir())
+    with pytest.raises(ValueError, match="holds no readable MNIST") as caught:
+        digits()
+    assert "Nothing was changed" in str(caught.value)
+    assert sorted(path.name for path in raw.iterdir()) == before
+
+
+def test_a_whole_mnist_is_used(tmp_path, monkeypatch):
+    from mgpu_tutorial.vision import torchvision
+
+    images, labels = torch.zeros(3, 28, 28, dtype=torch.uint8), torch.tensor([1, 2, 3])
+
+    def fake(root, train, download):
+        assert root == str(tmp_path) and not download
+        return type("MNIST", (), {"data": images, "targets": labels})()
+
+    monkeypatch.setenv("MGPU_DATA", str(tmp_path))
+    monkeypatch.setattr(torchvision.datasets, "MNIST", fake)
+    data = digits()
+    assert data.source == "full MNIST" and data.labels.tolist() == [1, 2, 3]
