@@ -29,7 +29,7 @@ def test_waiting_first_delivers_what_was_sent(late):
 def test_overlap_hides_the_wait():
     blocked = launch(nonblocking.blocked, 2, 4000).results
     overlapped = launch(nonblocking.overlapped, 2, 4000).results
-    assert max(blocked) > 1.1 * max(overlapped)
+    assert max(blocked) > 1.05 * max(overlapped)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
