@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 
 import torch
@@ -32,6 +33,8 @@ def by_environment(rank: int, world_size: int, port: int) -> str:
     """Rank 0 opens a store at MASTER_ADDR:MASTER_PORT, and all ranks meet there."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     os.environ["MASTER_PORT"] = str(port)
+    if rank == 0:
+        time.sleep(0.3)  # late: the others find nobody at the port yet
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     return f"rank {dist.get_rank()} of {dist.get_world_size()}"
 

@@ -171,22 +171,22 @@ class Ranks:
                 os.kill(self._processes()[job.rank].pid, signal.SIGUSR1)
         end = time.monotonic() + 0.5
         while time.monotonic() < end and not all(
-            places.of_dump(_text(job.home / "stack")) for job in jobs
+            places.of_dump(text_of(job.home / "stack")) for job in jobs
         ):
             time.sleep(TICK)
 
     def _fate(self, job: Job, outcomes: dict[int, dict], alive: bool) -> Fate:
         exitcode = self._processes()[job.rank].exitcode
-        dumped = places.of_dump(_text(job.home / "stack"))
+        dumped = places.of_dump(text_of(job.home / "stack"))
         if job.rank in outcomes:
             fields = {**outcomes[job.rank]}
             fields["where"] = places.Place(*fields["where"]) if fields.get("where") else None
             return Fate(rank=job.rank, **fields)
         if alive:
             return Fate(job.rank, "stopped", dumped or _last_seen(job))
-        words = errors.last_words(_text(job.home / "stderr"))
+        words = errors.last_words(text_of(job.home / "stderr"))
         if not (job.home / "where").exists():  # it died before it could load anything
-            log = _text(Path(util.get_temp_dir(), server.LOG)).strip()
+            log = text_of(Path(util.get_temp_dir(), server.LOG)).strip()
             words = log.splitlines()[-1] if log else ""
         return Fate(
             job.rank, "died", dumped or _last_seen(job), exitcode=exitcode, last_words=words
@@ -194,11 +194,12 @@ class Ranks:
 
 
 def _last_seen(job: Job) -> places.Place | None:
-    text = _text(job.home / "where").strip(" \0")
+    text = text_of(job.home / "where").strip(" \0")
     return places.Place(*json.loads(text)) if text else None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a rank wrote to one of its files; empty where it wrote none."""
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 

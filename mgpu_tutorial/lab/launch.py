@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import errors, trace, transfer
-from mgpu_tutorial.lab.engine import LOOPBACK, START_LIMIT, Ranks, workspace
+from mgpu_tutorial.lab.engine import LOOPBACK, START_LIMIT, Ranks, text_of, workspace
 from mgpu_tutorial.lab.rank import Job
 from mgpu_tutorial.lab.report import Report
 
@@ -83,17 +83,13 @@ def _run(jobs: list[Job], timeout: float) -> Report:
 def _collect(jobs: list[Job], origin: float, seconds: float, with_results: bool) -> Report:
     report = Report(world_size=len(jobs), seconds=seconds)
     for job in jobs:
-        report.stdout.append(_text(job.home / "stdout"))
-        report.stderr.append(_text(job.home / "stderr"))
+        report.stdout.append(text_of(job.home / "stdout"))
+        report.stderr.append(text_of(job.home / "stderr"))
         report.events += trace.read(job.home / "events", job.rank, origin)
         if with_results:
             result = job.home / "result"
             report.results.append(transfer.read(result) if result.exists() else None)
     return report
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _send(named: dict[str, Any], payload: dict, path: Path) -> None:
