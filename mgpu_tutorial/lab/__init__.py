@@ -12,6 +12,7 @@ from mgpu_tutorial.lab.checks import check
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
 from mgpu_tutorial.lab.ownership import ownership
+from mgpu_tutorial.lab.playground import playground
 from mgpu_tutorial.lab.plot import curves
 from mgpu_tutorial.lab.rank import progress
 from mgpu_tutorial.lab.source import show_source
@@ -32,6 +33,7 @@ __all__ = [
     "launch",
     "note",
     "ownership",
+    "playground",
     "progress",
     "sequence_chart",
     "show_source",
