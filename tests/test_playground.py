@@ -80,7 +80,7 @@ def test_a_run_that_fails_leaves_one_line_and_the_next_one_works():
 def test_the_still_form_has_each_part_as_it_shows_itself():
     play = playground(shown, value=[1, 2])
     caption, drawing, plot, text = play.bundles()
-    assert caption["text/plain"] == "playground, here with value = 1"
+    assert caption["text/plain"] == "with value = 1 (run this cell to get the controls)"
     assert drawing["text/plain"] == "a drawing of 1"
     assert "data:image/svg+xml;base64," in drawing["text/html"]
     # A picture of measured numbers is PNG only: its HTML would differ from run to run.

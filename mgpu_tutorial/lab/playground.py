@@ -42,7 +42,7 @@ class Playground:
         return {name: self.choices[name][c.value] for name, c in self.controls.items()}
 
     def _moved(self, _: object) -> None:
-        """Make the run again; the old result stays, greyed out, until the new one is there."""
+        """Make the run again; the old result stays, greyed out, until the new one comes."""
         setting = html.escape(self.setting())
         old = f'<div style="opacity:0.35">{self.page.value}</div>'
         self.status.value, self.page.value = f"<i>computing with {setting} …</i>", old
@@ -73,7 +73,7 @@ class Playground:
         """
         import ipywidgets as widgets
 
-        still = f"playground, here with {self.first}"
+        still = f"with {self.first} (run this cell to get the controls)"
         caption = {"text/plain": still, "text/html": f"<p><i>{html.escape(still)}</i></p>"}
         nothing = widgets.Box(layout=widgets.Layout(display="none"))
         parts = [_bundle(part) for part in _parts(self.result)]
