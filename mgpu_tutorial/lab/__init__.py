@@ -11,6 +11,7 @@ from mgpu_tutorial.lab.chart import sequence_chart
 from mgpu_tutorial.lab.checks import check
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
+from mgpu_tutorial.lab.link import slow_link
 from mgpu_tutorial.lab.ownership import ownership
 from mgpu_tutorial.lab.playground import playground
 from mgpu_tutorial.lab.plot import curves
@@ -37,6 +38,7 @@ __all__ = [
     "progress",
     "sequence_chart",
     "show_source",
+    "slow_link",
     "span",
     "stepper",
     "timeline",
