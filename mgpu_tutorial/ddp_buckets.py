@@ -52,16 +52,18 @@ class Pause(torch.autograd.Function):
         return gradient, None
 
 
-def wrap(way: Callable, module: nn.Module, bucket_cap_mb: float = 1.0) -> nn.Module:
+def wrap(
+    way: Callable, module: nn.Module, bucket_cap_mb: float = 1.0, from_python: bool = False
+) -> nn.Module:
     """Wrap `module` in one of the five ways; only the last two have buckets.
 
-    torch's DDP makes its calls in C++, where neither the trace nor a slow link sees them; so
-    it gets the hook that makes the same calls from Python.
+    torch's DDP makes its calls in C++, where neither the trace nor a slow link sees them;
+    with `from_python` it gets the hook that makes the same calls from Python.
     """
     if way in (NaiveDDP, FlatDDP, OverlappedDDP):
         return way(module)
     model = way(module, bucket_cap_mb=bucket_cap_mb)
-    if way is DistributedDataParallel:
+    if way is DistributedDataParallel and from_python:
         model.register_comm_hook(None, allreduce_hook)
     return model
 
@@ -118,7 +120,7 @@ def recorded(
     link: tuple[float, float] | None = None,
 ) -> None:
     """Take three steps, each in a span of its own, so that one of them can be drawn."""
-    model = wrap(way, Tower(width, depth, pause), bucket_cap_mb)
+    model = wrap(way, Tower(width, depth, pause), bucket_cap_mb, from_python=True)
     inputs = torch.randn(batch, width)
     with network(world_size, link):
         for step in range(3):
@@ -153,7 +155,10 @@ def step_times(
     steps: int = 5,
 ) -> dict[str, list[float]]:
     """The seconds of each step in each way, in turns, after three steps that do not count."""
-    models = {w.__name__: wrap(w, Tower(width, depth, pause), bucket_cap_mb) for w in ways}
+    models = {
+        way.__name__: wrap(way, Tower(width, depth, pause), bucket_cap_mb, link is not None)
+        for way in ways
+    }
     inputs = torch.randn(batch, width)
     times: dict[str, list[float]] = {name: [] for name in models}
     with network(world_size, link):

@@ -6,6 +6,7 @@ from mgpu_tutorial.lab.meter import in_notebook
 if in_notebook():  # first of all: the fork server imports torch while we do
     server.start()
 
+from mgpu_tutorial.lab.bucket_map import bucket_map
 from mgpu_tutorial.lab.cells import before_after
 from mgpu_tutorial.lab.chart import sequence_chart
 from mgpu_tutorial.lab.checks import check
@@ -29,6 +30,7 @@ __all__ = [
     "RanksHung",
     "Table",
     "before_after",
+    "bucket_map",
     "check",
     "curves",
     "launch",
