@@ -129,6 +129,9 @@ class BucketedDDP(Replica):
         self.order: dict[nn.Parameter, None] = {}  # a set that keeps its order
         self.rebuilt = False
         self._cut(self.trained, float("inf"))
+        self._attach()
+
+    def _attach(self) -> None:
         for parameter in self.trained:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
@@ -203,9 +206,7 @@ class Bucket:
         self.work = dist.all_reduce(self.flat, op=AVG, async_op=True)
 
 
-def into_buckets(
-    parameters: Iterable[nn.Parameter], cap: float
-) -> list[list[nn.Parameter]]:
+def into_buckets(parameters: Iterable[nn.Parameter], cap: float) -> list[list[nn.Parameter]]:
     """Cut parameters, in this order, into lists of one dtype, each closed at `cap` bytes."""
     closed: list[list[nn.Parameter]] = []
     filling: dict[tuple, list[nn.Parameter]] = {}

@@ -171,3 +171,42 @@ def step_times(
                 finish(model)
                 times[name].append(time.perf_counter() - begin)
     return {name: seconds[3:] for name, seconds in times.items()}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of all parameters: equal only where all of them are, to the last bit."""
+    numbers = [p.detach().cpu().numpy().tobytes() for p in model.parameters()]
+    return hashlib.sha256(b"".join(numbers)).hexdigest()
+
+
+def fingerprints(
+    rank: int, world_size: int, way: Callable, broken: str = "", steps: int = 4
+) -> list[str]:
+    """The hash of this rank's parameters at the start and after each of `steps` steps.
+
+    `broken` names what differs by rank: "start" (rank 1 sets its weights again after it was
+    wrapped), "gradient" (no averaging) or "step" (a learning rate of its own).
+    """
+    torch.manual_seed(rank)
+    model = wrap(way, Tower())
+    if broken == "start" and rank == 1:
+        model.module.head.reset_parameters()
+    lr = 0.1 / (1 + rank) if broken == "step" else 0.1
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    hashes = [fingerprint(model)]
+    for batch in shares(rank, world_size, steps, width=64):
+        optimizer.zero_grad()
+        with model.no_sync() if broken == "gradient" else nullcontext():
+            model(batch).square().mean().backward()
+        if broken != "gradient":
+            finish(model)
+        optimizer.step()
+        hashes.append(fingerprint(model))
+    return hashes
+
+
+def letters(hashes: list[list[str]]) -> list[list[str]]:
+    """A letter for each different hash, in order of appearance: alike means A on all ranks."""
+    columns = list(zip(*hashes, strict=True))
+    known = {h: chr(65 + i) for i, h in enumerate(dict.fromkeys(sum(columns, ())))}
+    return [[known[h] for h in row] for row in hashes]

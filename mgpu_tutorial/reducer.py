@@ -22,9 +22,7 @@ def watch(model: DistributedDataParallel) -> list[Buckets]:
     names = {parameter: name for name, parameter in model.module.named_parameters()}
     iterations: list[Buckets] = []
 
-    def hook(
-        state: None, bucket: dist.GradBucket
-    ) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.index() == 0:
             iterations.append([])
         iterations[-1].append([names[p] for p in bucket.parameters()])
@@ -62,7 +60,9 @@ def observed(
     return seen
 
 
-def pretended(rank: int, world_size: int, ranks: int, **options) -> tuple[list[Buckets], float]:
+def pretended(
+    rank: int, world_size: int, ranks: int, **options
+) -> tuple[list[Buckets], float]:
     """One process takes itself for rank 0 of `ranks`: a "fake" group sends nothing.
 
     Returns the buckets of each iteration, and by what a gradient was divided.
@@ -79,14 +79,10 @@ def pretended(rank: int, world_size: int, ranks: int, **options) -> tuple[list[B
 
 def own_memory(rank: int, world_size: int, gradient_as_bucket_view: bool) -> bool:
     """Whether gradients have memory of their own beside the bucket that they travel in."""
-    model = DistributedDataParallel(
-        Tower(), gradient_as_bucket_view=gradient_as_bucket_view
-    )
+    model = DistributedDataParallel(Tower(), gradient_as_bucket_view=gradient_as_bucket_view)
     places = []
 
-    def hook(
-        state: None, bucket: dist.GradBucket
-    ) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         flat = bucket.buffer()
         places.append((flat.data_ptr(), flat.data_ptr() + flat.nbytes))
         return allreduce_hook(None, bucket)
@@ -114,7 +110,7 @@ def cap_times(
     link: tuple[float, float],
     depth: int = 16,
     pause: float = 4e-3,
-    steps: int = 4,
+    steps: int = 3,
 ) -> dict[float, float]:
     """The shortest step, in seconds, with each bucket size, over a link that we set.
 
@@ -127,11 +123,11 @@ def cap_times(
             model = DistributedDataParallel(Tower(256, depth, pause), bucket_cap_mb=cap)
             model.register_comm_hook(None, allreduce_hook)
             seconds = []
-            for _ in range(2 + steps):  # buckets are rebuilt after the first
+            for _ in range(1 + steps):  # buckets are rebuilt after the first
                 model.zero_grad()
                 dist.barrier()
                 begin = time.perf_counter()
                 model(inputs).square().mean().backward()
                 seconds.append(time.perf_counter() - begin)
-            times[cap] = min(seconds[2:])
+            times[cap] = min(seconds[1:])
     return times

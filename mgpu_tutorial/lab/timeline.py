@@ -8,9 +8,7 @@ from mgpu_tutorial.lab.trace import Event
 HATCHES = {"p2p": "", "collective": "//", "wait": "..", "span": ""}
 
 
-def timeline(
-    report: Report, like: Report | None = None, during: str | None = None
-) -> Plot:
+def timeline(report: Report, like: Report | None = None, during: str | None = None) -> Plot:
     """Draw when each rank did what, in milliseconds since the first event.
 
     Communication is a full bar (hatched for a collective, dotted for a wait) and a
