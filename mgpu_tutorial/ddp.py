@@ -22,7 +22,7 @@ AVG = dist.ReduceOp.AVG
 
 
 class Replica(nn.Module):
-    """Rank 0 sends its parameters and buffers to all ranks, once, and buffers at each forward.
+    """Rank 0 sends all ranks its parameters once, and its buffers before each forward.
 
     Raises ValueError on every rank where the ranks' modules differ in the name, shape or
     dtype of a parameter, and where no parameter is to be trained.

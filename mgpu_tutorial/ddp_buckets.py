@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mgpu_tutorial.collectives import ring_seconds
 from mgpu_tutorial.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
 from mgpu_tutorial.lab import slow_link, span
+from mgpu_tutorial.lab.report import Report
+from mgpu_tutorial.lab.timeline import events_of
 
 CHAPTER = 7
 WAYS = [NaiveDDP, FlatDDP, OverlappedDDP, BucketedDDP, DistributedDataParallel]
@@ -96,6 +98,11 @@ def after_steps(
     return [p.grad for p in model.parameters()], [p.detach() for p in model.parameters()]
 
 
+def all_ways(rank: int, world_size: int, ways: list[Callable]) -> dict[str, tuple]:
+    """What `after_steps` returns, for each way in turn in the same ranks."""
+    return {way.__name__: after_steps(rank, world_size, way) for way in ways}
+
+
 def alone(steps: int = 10) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What one process without any wrapper gets from the same whole batches."""
     torch.manual_seed(0)
@@ -133,6 +140,16 @@ def recorded(
                     loss.backward()
                 with span("finish"):
                     finish(model)
+
+
+def calls(report: Report, during: str = "step 2") -> dict[str, int]:
+    """The all_reduces of rank 0 in one step, their bytes, and how many began in backward."""
+    mine = [event for event in events_of(report, during) if event.rank == 0]
+    sent = [event for event in mine if event.op == "all_reduce"]
+    spans = [event for event in mine if event.note == "backward"]
+    early = [s for s in sent if any(b.begin < s.begin < b.end for b in spans)]
+    nbytes = sum(event.nbytes for event in sent)
+    return {"calls": len(sent), "during backward": len(early), "bytes": nbytes}
 
 
 def network(world_size: int, link: tuple[float, float] | None):
@@ -206,7 +223,7 @@ def fingerprints(
 
 
 def letters(hashes: list[list[str]]) -> list[list[str]]:
-    """A letter for each different hash, in order of appearance: alike means A on all ranks."""
+    """A letter for each different hash, in order of appearance."""
     columns = list(zip(*hashes, strict=True))
     known = {h: chr(65 + i) for i, h in enumerate(dict.fromkeys(sum(columns, ())))}
     return [[known[h] for h in row] for row in hashes]

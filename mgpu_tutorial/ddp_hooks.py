@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
+    bf16_compress_hook,
     fp16_compress_hook,
 )
 from torch.nn.functional import nll_loss
@@ -98,6 +99,21 @@ def compare(
                 optimizer.step()
             losses[name].append(loss.item())
     return losses
+
+
+def refused(rank: int, world_size: int) -> None:
+    """torch's own hook for bfloat16 looks at the backend first."""
+    DistributedDataParallel(nn.Linear(2, 1)).register_comm_hook(None, bf16_compress_hook)
+
+
+def mean_losses(report: Report) -> dict[str, list[float]]:
+    """The loss of each global batch in `compare`: the mean over the ranks, by hook."""
+    first, *others = report.results
+    return {
+        name: [sum(step) / (1 + len(others)) for step in zip(losses, *rest, strict=True)]
+        for name, losses in first.items()
+        for rest in [[other[name] for other in others]]
+    }
 
 
 def payload(report: Report, name: str, rank: int = 0) -> int:

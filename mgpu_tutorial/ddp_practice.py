@@ -21,22 +21,24 @@ from mgpu_tutorial.lab import span
 
 
 def accumulated(
-    rank: int, world_size: int, way: Callable, micro: int = 3, quiet: bool = True
-) -> list[torch.Tensor]:
-    """Gradients from `micro` micro-batches; `quiet`: only the last of them synchronises."""
+    rank: int, world_size: int, way: Callable, micro: int = 3
+) -> list[list[torch.Tensor]]:
+    """Gradients of one batch in `micro` parts: all synchronise, then only the last does."""
     torch.manual_seed(0)
     model = wrap(way, Tower(), bucket_cap_mb=0.02, from_python=True)
-    for step, batch in enumerate(shares(rank, world_size, 3, width=64)):  # two to warm up
+    (batch,) = shares(rank, world_size, 1, width=64)
+    found = []
+    for name in ("warm up", "every backward", "last backward"):
         model.zero_grad()
-        with span(f"step {step}"):
-            parts = batch.chunk(micro)
-            for i, part in enumerate(parts):
-                last = i == len(parts) - 1
-                with nullcontext() if last or not quiet else model.no_sync():
-                    (model(part).square().mean() / len(parts)).backward()
-                    if last or not quiet:
+        with span(name):
+            for i, part in enumerate(batch.chunk(micro)):
+                last = name != "last backward" or i == micro - 1
+                with nullcontext() if last else model.no_sync():
+                    (model(part).square().mean() / micro).backward()
+                    if last:
                         finish(model)
-    return [p.grad for p in model.parameters()]
+        found.append([p.grad.clone() for p in model.parameters()])
+    return found[1:]
 
 
 def uneven(rank: int, world_size: int, join: bool) -> int:
@@ -154,6 +156,20 @@ def as_torchrun(rank: int, world_size: int, processes: int, gpus: str, script: s
         )
         main = importlib.import_module(f"mgpu_tutorial.{script}").main
         elastic_launch(config, main)(folder)
+
+
+def different(rank: int, world_size: int, way: Callable, width: int, depth: int) -> None:
+    """Rank r wraps a Tower that is r * `width` wider and r * `depth` deeper than rank 0's."""
+    wrap(way, Tower(64 + rank * width, 4 + rank * depth))
+
+
+def dies_in_backward(rank: int, world_size: int, way: Callable) -> None:
+    """Rank 1 ends in the middle of backward, when its first layer's gradient is computed."""
+    model = wrap(way, Tower())
+    if rank == 1:
+        model.module.body[0].weight.register_hook(lambda gradient: os._exit(1))
+    model(torch.randn(4, 64)).sum().backward()
+    finish(model)
 
 
 class PlantedDDP(BucketedDDP):

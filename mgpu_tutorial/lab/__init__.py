@@ -17,7 +17,7 @@ from mgpu_tutorial.lab.ownership import ownership
 from mgpu_tutorial.lab.playground import playground
 from mgpu_tutorial.lab.plot import curves
 from mgpu_tutorial.lab.rank import progress
-from mgpu_tutorial.lab.source import show_source
+from mgpu_tutorial.lab.source import show_changes, show_source
 from mgpu_tutorial.lab.stepper import stepper
 from mgpu_tutorial.lab.tables import Table, traffic
 from mgpu_tutorial.lab.timeline import timeline
@@ -39,6 +39,7 @@ __all__ = [
     "playground",
     "progress",
     "sequence_chart",
+    "show_changes",
     "show_source",
     "slow_link",
     "span",

@@ -63,7 +63,7 @@ def _lines(
     rows: Mapping[str, Sequence[Sequence[str]]], nbytes: Mapping[str, int]
 ) -> list[str]:
     return [
-        f"{name}, bucket {number} ({size(sum(nbytes[n] for n in bucket))}): {', '.join(bucket)}"
+        f"{name}, bucket {number} ({size(sum(map(nbytes.get, bucket)))}): {', '.join(bucket)}"
         for name, buckets in rows.items()
         for number, bucket in enumerate(buckets)
     ]

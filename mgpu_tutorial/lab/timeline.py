@@ -70,7 +70,7 @@ def _length(report: Report, during: str | None) -> float:
 
 
 def _rows(flights: list[Event]) -> dict[tuple[int, int], tuple[int, int]]:
-    """For each flight its row among those of its rank that overlap, and how many there are."""
+    """For each flight its row among those of its rank, and how many rows there are."""
     rows: dict[tuple[int, int], int] = {}
     until: dict[int, list[float]] = {}
     for event in flights:
