@@ -98,9 +98,11 @@ def after_steps(
     return [p.grad for p in model.parameters()], [p.detach() for p in model.parameters()]
 
 
-def all_ways(rank: int, world_size: int, ways: list[Callable]) -> dict[str, tuple]:
-    """What `after_steps` returns, for each way in turn in the same ranks."""
-    return {way.__name__: after_steps(rank, world_size, way) for way in ways}
+def each(
+    rank: int, world_size: int, worker: Callable, settings: dict[str, dict]
+) -> dict[str, object]:
+    """What `worker` returns with each of the named settings, in turn in the same ranks."""
+    return {name: worker(rank, world_size, **given) for name, given in settings.items()}
 
 
 def alone(steps: int = 10) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -169,9 +171,9 @@ def step_times(
     bucket_cap_mb: float = 1.0,
     pause: float = 0.0,
     link: tuple[float, float] | None = None,
-    steps: int = 5,
+    steps: int = 3,
 ) -> dict[str, list[float]]:
-    """The seconds of each step in each way, in turns, after three steps that do not count."""
+    """The seconds of each step in each way, in turns, after two steps that do not count."""
     models = {
         way.__name__: wrap(way, Tower(width, depth, pause), bucket_cap_mb, link is not None)
         for way in ways
@@ -179,7 +181,7 @@ def step_times(
     inputs = torch.randn(batch, width)
     times: dict[str, list[float]] = {name: [] for name in models}
     with network(world_size, link):
-        for _ in range(3 + steps):
+        for _ in range(2 + steps):
             for name, model in models.items():
                 model.zero_grad()
                 dist.barrier()
@@ -187,7 +189,7 @@ def step_times(
                 model(inputs).square().mean().backward()
                 finish(model)
                 times[name].append(time.perf_counter() - begin)
-    return {name: seconds[3:] for name, seconds in times.items()}
+    return {name: seconds[2:] for name, seconds in times.items()}
 
 
 def fingerprint(model: nn.Module) -> str:

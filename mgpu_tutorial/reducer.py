@@ -8,6 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,6 +33,15 @@ def watch(model: DistributedDataParallel) -> list[Buckets]:
 
     model.register_comm_hook(None, hook)
     return iterations
+
+
+def in_mib(iterations: list[Buckets], module: nn.Module) -> list[str]:
+    """The sizes of the buckets of each iteration in words, such as "1.0 + 5.0"."""
+    mib = {name: p.nbytes / 2**20 for name, p in module.named_parameters()}
+    return [
+        " + ".join(f"{sum(mib[name] for name in bucket):.1f}" for bucket in buckets)
+        for buckets in iterations
+    ]
 
 
 def observed(
