@@ -44,6 +44,11 @@ class Replica(nn.Module):
                 dist.broadcast(buffer, src=0)
         return self.module(*args, **kwargs)
 
+    def _attach(self) -> None:
+        """Have `_ready(parameter)` called whenever a gradient is complete."""
+        for parameter in self.trained:
+            parameter.register_post_accumulate_grad_hook(self._ready)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backward adds to this rank's own gradients and sends nothing."""
@@ -89,8 +94,7 @@ class OverlappedDDP(Replica):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.works: dict[nn.Parameter, dist.Work] = {}
-        for parameter in self.trained:
-            parameter.register_post_accumulate_grad_hook(self._ready)
+        self._attach()
 
     def _ready(self, parameter: nn.Parameter) -> None:
         if not self.synchronises:
@@ -131,10 +135,6 @@ class BucketedDDP(Replica):
         self._cut(self.trained, float("inf"))
         self._attach()
 
-    def _attach(self) -> None:
-        for parameter in self.trained:
-            parameter.register_post_accumulate_grad_hook(self._ready)
-
     def _cut(self, parameters: Iterable[nn.Parameter], cap: float) -> None:
         self.buckets = [Bucket(part) for part in into_buckets(parameters, cap)]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
@@ -167,18 +167,11 @@ class BucketedDDP(Replica):
             bucket.missing = set(bucket.views)
         self.sent = 0
         if not self.rebuilt:
-            self._rebuild()
+            self._cut(agreed_order(self.trained, self.order), self.cap)
+            for parameter in self.trained:
+                self.bucket_of[parameter].take(parameter)
+            self.rebuilt = True
         self.order.clear()
-
-    def _rebuild(self) -> None:
-        order = dict.fromkeys([*self.order, *self.trained])  # those not used come last
-        place = {p: i for i, p in enumerate(self.trained)}
-        indices = torch.tensor([place[p] for p in order], device=self.trained[0].device)
-        dist.broadcast(indices, src=0)
-        self._cut([self.trained[i] for i in indices.tolist()], self.cap)
-        for parameter in self.trained:
-            self.bucket_of[parameter].take(parameter)
-        self.rebuilt = True
 
 
 class Bucket:
@@ -204,6 +197,17 @@ class Bucket:
     def start(self) -> None:
         """Begin to average this bucket with all ranks; `work` is complete when it is done."""
         self.work = dist.all_reduce(self.flat, op=AVG, async_op=True)
+
+
+def agreed_order(
+    trained: list[nn.Parameter], ready: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
+    """Rank 0 tells all ranks in which order its gradients became ready, the unused last."""
+    place = {p: i for i, p in enumerate(trained)}
+    order = dict.fromkeys([*ready, *trained])
+    indices = torch.tensor([place[p] for p in order], device=trained[0].device)
+    dist.broadcast(indices, src=0)
+    return [trained[i] for i in indices.tolist()]
 
 
 def into_buckets(parameters: Iterable[nn.Parameter], cap: float) -> list[list[nn.Parameter]]:

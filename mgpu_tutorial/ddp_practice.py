@@ -143,6 +143,7 @@ def as_torchrun(rank: int, world_size: int, processes: int, gpus: str, script: s
     `torchrun` reads its command line and calls elastic_launch. We call that ourselves and
     let the ranks be forks of this process, which has torch imported already.
     """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus
@@ -156,6 +157,7 @@ def as_torchrun(rank: int, world_size: int, processes: int, gpus: str, script: s
             run_id="notebook",
             local_addr="localhost",
             start_method="fork",
+            logs_specs=DefaultLogsSpecs(folder),
         )
         main = importlib.import_module(f"mgpu_tutorial.{script}").main
         elastic_launch(config, main)(folder, 1)  # one epoch
