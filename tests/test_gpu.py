@@ -5,7 +5,7 @@ import ranks
 import torch
 from torch.distributed import is_nccl_available
 
-from mgpu_tutorial import collectives, nonblocking
+from mgpu_tutorial import collectives, ddp_buckets, nonblocking
 from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.lab import launch, transfer
 
@@ -47,3 +47,12 @@ def test_auto_takes_the_gpu_where_there_are_enough(monkeypatch):
 def test_arguments_on_the_gpu_travel(tmp_path):
     transfer.write(torch.ones(2, device="cuda"), tmp_path / "value", "value")
     assert transfer.read(tmp_path / "value").device.type == "cpu"
+
+
+@pytest.mark.parametrize("world_size, device", [(1, "cuda"), (2, "cuda:0")])
+def test_five_ways_of_ddp_equal_one_process(world_size, device):
+    ways = {way.__name__: {"way": way} for way in ddp_buckets.WAYS}
+    worker, alone = ddp_buckets.after_steps, ddp_buckets.alone()
+    for found in launch(ddp_buckets.each, world_size, worker, ways, device=device).results:
+        for result in found.values():
+            torch.testing.assert_close(result, alone, rtol=1e-4, atol=1e-5)
