@@ -8,9 +8,9 @@ normalised: mean 0 and standard deviation 1 over the training digits.
 """
 
 import os
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ DOWNLOAD = (
 )
 
 
-class Digits(NamedTuple):
-    """Images (N, 1, 28, 28), float32; labels (N,), int64; and where they are from."""
+@dataclass(frozen=True)
+class Digits:
+    """Images (N, 1, 28, 28); labels (N,), int64; and where they are from."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -33,14 +34,15 @@ class Digits(NamedTuple):
         return len(self.labels)
 
 
-def digits(train: bool = True) -> Digits:
+def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
     """The training digits (or the test digits), every fifth of the small set for testing.
 
     Raises ValueError where MGPU_DATA names a folder without a readable MNIST; nothing there
     is changed or deleted.
     """
     folder = os.environ.get("MGPU_DATA")
-    return _mnist(Path(folder), train) if folder else _small(train)
+    data = _mnist(Path(folder), train) if folder else _small(train)
+    return replace(data, images=data.images.to(dtype))
 
 
 def _small(train: bool) -> Digits:

@@ -1,5 +1,7 @@
 """Distributed SGD: each rank computes a gradient, they average, all take the same step."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -8,9 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import nll_loss
 
-from mgpu_tutorial.data import digits
+from mgpu_tutorial import checkpoint as checkpoints
+from mgpu_tutorial.data import Digits, digits
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.lab import progress, span
+from mgpu_tutorial.lab import progress, span, status
 from mgpu_tutorial.models import SmallConvNet
 
 CHAPTER = 5
@@ -44,10 +47,14 @@ def average_flat(model: nn.Module) -> None:
         gradient.copy_(piece.view_as(gradient))
 
 
-def new_model(seed: int = 0, lr: float = 0.01) -> tuple[nn.Module, torch.optim.Optimizer]:
+def new_model(
+    seed: int = 0, lr: float = 0.01, double: bool = False, **layers: float | str
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A network whose weights depend on `seed` only, and its optimizer."""
     torch.manual_seed(seed)
-    model = SmallConvNet()
+    model = SmallConvNet(**layers)
+    if double:
+        model.double()
     return model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
 
 
@@ -98,35 +105,105 @@ def drift(rank: int, world_size: int, synchronise: Callable, steps: int) -> list
     return distances
 
 
-def train(
-    rank: int, world_size: int, epochs: int = 3, batch: int = 128, lr: float = 0.01
-) -> tuple[list[float], torch.Tensor]:
-    """Train on the digits; returns this rank's loss of each epoch, and the parameters."""
+def with_layers(
+    rank: int, world_size: int, steps: int = 5, **layers: float | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train a network with these layers; returns its parameters and some predictions."""
     data = digits()
-    model, optimizer = new_model(lr=lr)
-    losses = []
-    for epoch in progress(range(epochs)):
-        total = 0.0
-        batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
-        for mine in batches:
-            optimizer.zero_grad()
-            loss = nll_loss(model(data.images[mine]), data.labels[mine])
-            loss.backward()
-            average_gradients(model)
-            optimizer.step()
-            total += loss.item()
-        losses.append(total / len(batches))
-        print(f"rank {rank}, epoch {epoch}: loss {losses[-1]:.3f}")
+    model, optimizer = new_model(**layers)
+    torch.manual_seed(rank)  # so that dropout draws another mask on each rank
+    for mine in global_batches(rank, world_size, len(data), 120, seed=1, epoch=0)[:steps]:
+        optimizer.zero_grad()
+        nll_loss(model(data.images[mine]), data.labels[mine]).backward()
+        average_gradients(model)
+        optimizer.step()
+    model.eval()  # dropout off; BatchNorm takes its running statistics
+    with torch.no_grad():
+        return flat_parameters(model), model(data.images[:20])
+
+
+def train(
+    rank: int,
+    world_size: int,
+    epochs: int = 3,
+    batch: int = 128,
+    lr: float = 0.01,
+    checkpoint: str = "",
+    double: bool = False,
+    synchronise: Callable = average_gradients,
+) -> tuple[list[list[float]], torch.Tensor]:
+    """Train on the digits; all ranks return the losses of every epoch, and the parameters.
+
+    A row of losses: each rank's mean over its share, then the mean over all samples. Rank 0
+    saves to `checkpoint` after each epoch; a later run with the same batch and lr goes on
+    from there, on any number of ranks. `double` computes in float64.
+    """
+    if epochs < 1 or batch < 1:
+        raise ValueError(f"epochs and batch must be at least 1, got {epochs} and {batch}")
+    model, optimizer = new_model(lr=lr, double=double)
+    data = digits(dtype=torch.float64 if double else torch.float32)
+    losses, same = [], {"batch": batch, "lr": lr, "double": double}
+    if checkpoint:
+        losses = checkpoints.load(checkpoint, model, optimizer, **same).get("losses", [])
+    for epoch in progress(range(len(losses), epochs)):
+        losses.append(train_epoch(model, optimizer, data, epoch, batch, synchronise))
+        line = f"epoch {epoch}: loss {losses[-1][rank]:.4f}, all ranks {losses[-1][-1]:.4f}"
+        print(f"rank {rank}, {line}")
+        status(line)
+        if checkpoint:
+            checkpoints.save(checkpoint, model, optimizer, losses=losses, **same)
     return losses, flat_parameters(model)
 
 
-def accuracy(parameters: torch.Tensor) -> float:
-    """The share of test digits that a network with these parameters reads correctly."""
+def train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Digits,
+    epoch: int,
+    batch: int,
+    synchronise: Callable,
+) -> list[float]:
+    """One pass over this rank's share of every batch; returns all ranks' mean losses."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    sums = data.images.new_zeros(world_size + 1, 2)  # loss and samples, by rank and in all
+    batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
+    for step, mine in enumerate(batches):
+        whole = min(batch, len(data) - step * batch)  # the last batch is smaller
+        optimizer.zero_grad()
+        loss = nll_loss(model(data.images[mine]), data.labels[mine], reduction="sum")
+        (loss * world_size / whole).backward()  # their mean is that of the whole batch
+        synchronise(model)
+        optimizer.step()
+        sums[[rank, -1]] += sums.new_tensor([loss.item(), len(mine)])
+    dist.all_reduce(sums)
+    return (sums[:, 0] / sums[:, 1]).tolist()
+
+
+class PowerCut:
+    """Averages gradients until rank 1, at its step number `step`, is killed."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def __call__(self, model: nn.Module) -> None:
+        self.left -= 1
+        if self.left < 0 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        average_gradients(model)
+
+
+def correct(parameters: torch.Tensor, images: torch.Tensor, labels: torch.Tensor) -> int:
+    """How many of these digits a network with these parameters reads correctly."""
     model, _ = new_model()
     nn.utils.vector_to_parameters(parameters, model.parameters())
-    data = digits(train=False)
     with torch.no_grad():
-        return (model(data.images).argmax(dim=1) == data.labels).float().mean().item()
+        return int((model(images).argmax(dim=1) == labels).sum())
+
+
+def accuracy(parameters: torch.Tensor) -> float:
+    """The share of all test digits that is read correctly."""
+    data = digits(train=False)
+    return correct(parameters, data.images, data.labels) / len(data)
 
 
 def step_times(

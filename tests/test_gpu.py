@@ -5,7 +5,7 @@ import ranks
 import torch
 from torch.distributed import is_nccl_available
 
-from mgpu_tutorial import collectives, nonblocking
+from mgpu_tutorial import collectives, data_partitioning, nonblocking
 from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.lab import launch, transfer
 
@@ -42,6 +42,13 @@ def test_auto_takes_the_gpu_where_there_are_enough(monkeypatch):
     assert launch(ranks.on_device, 1).results[0][0] == "cuda:0"
     monkeypatch.setenv("MGPU_DEVICE", "cpu")
     assert launch(ranks.on_device, 1).results[0][0] == "cpu"
+
+
+def test_only_a_pinned_copy_returns_before_it_is_done():
+    times = launch(data_partitioning.copy_times, 1, device="cuda:0").results[0]
+    returned, done = times[True, True]
+    assert returned < 0.5 * done
+    assert times[True, True][1] < times[False, True][1]  # page-locked memory is faster
 
 
 def test_arguments_on_the_gpu_travel(tmp_path):

@@ -13,7 +13,7 @@ from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
 from mgpu_tutorial.lab.ownership import ownership
 from mgpu_tutorial.lab.plot import curves
-from mgpu_tutorial.lab.rank import progress
+from mgpu_tutorial.lab.rank import progress, status
 from mgpu_tutorial.lab.source import show_source
 from mgpu_tutorial.lab.stepper import stepper
 from mgpu_tutorial.lab.tables import Table, traffic
@@ -36,6 +36,7 @@ __all__ = [
     "sequence_chart",
     "show_source",
     "span",
+    "status",
     "stepper",
     "timeline",
     "traffic",

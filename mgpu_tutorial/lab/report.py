@@ -49,11 +49,7 @@ class Report:
         said = _cut(self.stdout[rank].splitlines(), f"report.stdout[{rank}]")
         said += _cut(self.stderr[rank].splitlines(), f"report.stderr[{rank}]")
         if self.results and self.results[rank] is not None:
-            text = repr(self.results[rank])
-            if len(text) > SHOWN_CHARACTERS:
-                text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
-            first, *rest = text.splitlines()
-            said += [f"returned {first}", *rest]
+            said += returned(self.results[rank])
         return said or ["(silent)"]
 
     def __repr__(self) -> str:
@@ -79,6 +75,14 @@ class Report:
             f'<b style="color:{tone}">rank {rank}</b>'
             f'<pre style="{inside};background:none;color:inherit">{text}</pre></div>'
         )
+
+
+def returned(value: object) -> list[str]:
+    """What a worker returned, as lines of a bearable length."""
+    text = repr(value)
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
+    return f"returned {text}".splitlines()
 
 
 def _cut(lines: list[str], whole: str) -> list[str]:
