@@ -134,9 +134,8 @@ def train(
 ) -> tuple[list[list[float]], torch.Tensor]:
     """Train on the digits; all ranks return the losses of every epoch, and the parameters.
 
-    A row of losses: each rank's mean over its share, then the mean over all samples. Rank 0
-    saves to `checkpoint` after each epoch; a later run with the same batch and lr goes on
-    from there, on any number of ranks. `double` computes in float64.
+    A row of losses: each rank's mean over its share, then the mean over all samples. A run
+    goes on from the file `checkpoint`, on any number of ranks. `double`: in float64.
     """
     if epochs < 1 or batch < 1:
         raise ValueError(f"epochs and batch must be at least 1, got {epochs} and {batch}")

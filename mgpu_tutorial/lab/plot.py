@@ -39,7 +39,8 @@ def curves(
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots()
     for i, (name, (xs, ys)) in enumerate(measured.items()):
-        axes.plot(xs, ys, MARKERS[i], color=COLOURS[i], markersize=7, label=name)
+        style = MARKERS[i] if fitted else f"{MARKERS[i]}-"  # no fit: join the marks
+        axes.plot(xs, ys, style, color=COLOURS[i], lw=1.2, markersize=7, label=name)
     for name, (xs, ys) in fitted.items():
         axes.plot(xs, ys, "-", color=INK, linewidth=1.5, label=name)
     axes.set(xscale=scale, yscale=scale, xlabel=xlabel, ylabel=ylabel)
