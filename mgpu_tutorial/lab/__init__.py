@@ -19,6 +19,7 @@ from mgpu_tutorial.lab.rank import progress
 from mgpu_tutorial.lab.source import show_source
 from mgpu_tutorial.lab.stepper import stepper
 from mgpu_tutorial.lab.tables import Table, traffic
+from mgpu_tutorial.lab.threads import record_threads
 from mgpu_tutorial.lab.timeline import timeline
 from mgpu_tutorial.lab.trace import note, span
 from mgpu_tutorial.lab.transfer import CannotTravel
@@ -40,6 +41,7 @@ __all__ = [
     "ownership",
     "place",
     "progress",
+    "record_threads",
     "sequence_chart",
     "show_source",
     "span",

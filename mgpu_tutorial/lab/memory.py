@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mgpu_tutorial.lab.chart import size
 from mgpu_tutorial.lab.drawing import INK, Drawing
-from mgpu_tutorial.lab.report import colour
+from mgpu_tutorial.lab.report import colour_of
 from mgpu_tutorial.lab.tables import Table
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer state", "activations")
@@ -184,8 +184,7 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Drawing:
 
 
 def _bar(drawing: Drawing, y: float, device: str, ledger: Ledger, categories, scale) -> None:
-    index = int(device.rpartition(":")[2]) if device[-1].isdigit() else 7
-    drawing.label(LEFT - 12, y + 20, device, 14, colour(index), "end", "bold")
+    drawing.label(LEFT - 12, y + 20, device, 14, colour_of(device), "end", "bold")
     x = LEFT
     for name in categories:
         nbytes = ledger[device].get(name, 0)
