@@ -1,0 +1,174 @@
+"""What the notebook on DataParallel measures: networks, memory, threads, one experiment."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.data import pictures
+from mgpu_tutorial.data_parallel import (
+    DataParallel,
+    Devices,
+    parallel_apply,
+    replicate,
+    scatter,
+)
+from mgpu_tutorial.lab import Ledger
+from mgpu_tutorial.vision import torchvision
+
+
+class Loud(nn.Module):
+    """Says which sizes its copy of the network sees, and on which device."""
+
+    def __init__(self, net: nn.Module, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self.net, self.say = net, say
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.net(x)
+        self.say(f"inside  {x.device}: input {tuple(x.shape)}, output {tuple(y.shape)}")
+        return y
+
+
+class PixelNet(nn.Module):
+    """Says for each pixel of (N, 3, H, W) which of `classes` it is: (N, classes, H, W)."""
+
+    def __init__(self, hidden: int = 16, classes: int = 20) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, hidden, 3, padding=1)
+        self.norm = nn.BatchNorm2d(hidden)
+        self.head = nn.Conv2d(hidden, classes, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.conv(images))))
+
+
+class WithLoss(nn.Module):
+    """Computes the loss where the outputs are: every replica returns one number."""
+
+    def __init__(self, module: nn.Module, reduction: str = "mean") -> None:
+        super().__init__()
+        self.module, self.reduction = module, reduction
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(self.module(images), labels, reduction=self.reduction)
+
+
+class Counting(nn.Module):
+    """Counts its calls in an attribute and in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("calls_in_buffer", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.calls_in_buffer += 1
+        return x
+
+
+def ledger_of_step(
+    net: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    devices: Devices,
+    inside: bool = False,
+) -> Ledger:
+    """Take one step of SGD with momentum, the loss `inside` the module or outside; book it."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    model = DataParallel(WithLoss(net) if inside else net, devices)
+    ledger = Ledger()
+    with ledger.watch(model.module):
+        if inside:
+            gathered = model(images, labels)
+            loss = gathered.mean()
+        else:
+            gathered = model(images)
+            loss = cross_entropy(gathered, labels.to(devices[0]))
+    ledger.count("gathered outputs", gathered)
+    loss.backward()
+    optimizer.step()
+    ledger.settle(net, optimizer)
+    return ledger
+
+
+class Kernels(nn.Module):
+    """Spends its time in one compiled operation after the other, without Python."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = torch.tanh(x @ x)
+        return x
+
+
+class Interpreted(nn.Module):
+    """Spends its time in Python, number by number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = 0.0
+        for value in x.flatten().tolist():
+            total = 0.5 * total + value * value
+        return x.new_full((1,), total)
+
+
+def seconds_both_ways(
+    module: nn.Module, x: torch.Tensor, devices: Devices, repeats: int = 5
+) -> tuple[float, float]:
+    """Run all replicas one after the other, then in threads; the best seconds of each."""
+    pieces, replicas = scatter(x, devices), replicate(module, devices)
+    in_turn, in_threads = [], []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        for replica, piece in zip(replicas, pieces, strict=True):
+            replica(piece)
+        middle = time.perf_counter()
+        parallel_apply(replicas, pieces, devices)
+        in_turn.append(middle - begin)
+        in_threads.append(time.perf_counter() - middle)
+    return min(in_turn), min(in_threads)
+
+
+# The experiment: MobileNetV2 on small pictures that are enlarged, batch 256 on 4 devices
+
+BATCH, SIDE = 256, 112
+
+
+def mobilenet(steps: int, device: torch.device | str = "cpu"):
+    """MobileNetV2 for ten classes on `device`, SGD, and a cosine schedule over `steps`."""
+    net = torchvision.models.mobilenet_v2(num_classes=10).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    return net, optimizer, schedule
+
+
+def train_mobilenet(
+    devices: Devices, steps: int, batch: int = BATCH, side: int = SIDE
+) -> list[tuple[float, float]]:
+    """Train through DataParallel; returns (loss, learning rate) of each step."""
+    data = pictures()
+    net, optimizer, schedule = mobilenet(steps, devices[0])
+    model = DataParallel(net, devices)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    history = []
+    for step in range(steps):
+        index = order[torch.arange(step * batch, (step + 1) * batch) % len(data)]
+        images, labels = data.batch(index, side)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images), labels.to(devices[0]))
+        loss.backward()
+        history.append((loss.item(), schedule.get_last_lr()[0]))
+        optimizer.step()
+        schedule.step()
+    return history
+
+
+def kept_without_computing(batch: int, side: int) -> int:
+    """Bytes that MobileNetV2 keeps for backward, from shapes alone: on the meta device."""
+    net, _, _ = mobilenet(1, "meta")
+    ledger = Ledger()
+    with ledger.watch(net):
+        net(torch.empty(batch, 3, side, side, device="meta"))
+    return ledger["meta"]["activations"]
