@@ -2,9 +2,10 @@
 
 The small set of digits is scikit-learn's copy of "Optical Recognition of Handwritten
 Digits": 1 797 real digits of 8 by 8 pixels (Alpaydin and Kaynak, 1998,
-https://doi.org/10.24432/C50P49, licence CC BY 4.0), here enlarged to 28 by 28. Where the environment variable MGPU_DATA
-names a folder with MNIST as torchvision stores it, that is used instead. The pixels are
-normalised: mean 0 and standard deviation 1 over the training digits.
+https://doi.org/10.24432/C50P49, licence CC BY 4.0), here enlarged to 28 by 28.
+Where the environment variable MGPU_DATA names a folder with MNIST as torchvision stores it,
+that is used instead. The pixels are normalised: mean 0 and standard deviation 1 over the
+training digits.
 
 The pictures are CIFAR-10's (A. Krizhevsky, 2009, https://www.cs.toronto.edu/~kriz/cifar.html)
 where that folder has them as torchvision stores them. Elsewhere they are generated: of the

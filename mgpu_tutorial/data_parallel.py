@@ -91,7 +91,7 @@ def parallel_apply(
     def run(r: int) -> None:
         arguments = inputs[r] if isinstance(inputs[r], tuple) else (inputs[r],)
         try:
-            with torch.set_grad_enabled(grad), _current(devices[r]), span("forward"):
+            with torch.set_grad_enabled(grad), _current(devices[r]), span("3 forward"):
                 outputs[r] = replicas[r](*arguments, **(kwargs[r] if kwargs else {}))
         except Exception as error:
             error.add_note(f"in replica {r} on {devices[r]}")
@@ -148,15 +148,15 @@ class DataParallel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> torch.Tensor:
         check_home(self.module, self.devices[0])
         check_batch((inputs, kwargs), self.devices)
-        with span("scatter"):
+        with span("1 scatter"):
             inputs, kwargs = scatter(inputs, self.devices), scatter(kwargs, self.devices)
             used = self.devices[: min(len(inputs), len(kwargs))]
         if len(used) == 1:
             return self.module(*inputs[0], **kwargs[0])
-        with span("replicate"):
+        with span("2 replicate"):
             replicas = replicate(self.module, used)
         outputs = parallel_apply(replicas, inputs[: len(used)], used, kwargs)
-        with span("gather"):
+        with span("4 gather"):
             return gather(outputs, self.output_device)
 
 

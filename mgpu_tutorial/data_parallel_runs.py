@@ -1,5 +1,6 @@
 """What the notebook on DataParallel measures: networks, memory, threads, one experiment."""
 
+import copy
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from mgpu_tutorial.data_parallel import (
     replicate,
     scatter,
 )
-from mgpu_tutorial.lab import Ledger
+from mgpu_tutorial.lab import Ledger, Table, device_of
 from mgpu_tutorial.vision import torchvision
 
 
@@ -30,6 +31,17 @@ class Loud(nn.Module):
         y = self.net(x)
         self.say(f"inside  {x.device}: input {tuple(x.shape)}, output {tuple(y.shape)}")
         return y
+
+
+def where(things: dict[str, torch.Tensor | nn.Module]) -> Table:
+    """What lies on which device: a row for each tensor or module."""
+    rows = []
+    for name, thing in things.items():
+        shape = (
+            "×".join(map(str, thing.shape)) if isinstance(thing, torch.Tensor) else "module"
+        )
+        rows.append([name, str(device_of(thing)), shape or "scalar"])
+    return Table(["", "device", "shape"], rows)
 
 
 class PixelNet(nn.Module):
@@ -77,7 +89,7 @@ def ledger_of_step(
     devices: Devices,
     inside: bool = False,
 ) -> Ledger:
-    """Take one step of SGD with momentum, the loss `inside` the module or outside; book it."""
+    """Take one step of SGD with momentum, the loss `inside` the module or not; book it."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     model = DataParallel(WithLoss(net) if inside else net, devices)
     ledger = Ledger()
@@ -93,6 +105,40 @@ def ledger_of_step(
     optimizer.step()
     ledger.settle(net, optimizer)
     return ledger
+
+
+def one_step(
+    net: nn.Module, images: torch.Tensor, labels: torch.Tensor, devices: Devices
+) -> dict[str, list[torch.Tensor]]:
+    """Forward, loss and backward of a copy of `net` on the devices; all results on the CPU."""
+    net = copy.deepcopy(net).to(devices[0])
+    output = DataParallel(net, devices)(images)
+    loss = cross_entropy(output, labels.to(devices[0]))
+    loss.backward()
+    buffers = dict(net.named_buffers())
+    found = {
+        "outputs": [output],
+        "loss": [loss],
+        "gradients": [parameter.grad for parameter in net.parameters()],
+        "running mean": [b for name, b in buffers.items() if name.endswith("_mean")],
+        "running variance": [b for name, b in buffers.items() if name.endswith("_var")],
+    }
+    return {name: [t.detach().cpu() for t in tensors] for name, tensors in found.items()}
+
+
+def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    """The largest difference between two lists of tensors, in shares of b's largest value."""
+    gap = max(((x - y).abs().max().item() for x, y in zip(a, b, strict=True)), default=0.0)
+    largest = max((y.abs().max().item() for y in b), default=0.0)
+    return gap / largest if largest else gap
+
+
+class Waiting(nn.Module):
+    """Waits for 20 ms without the interpreter, as a thread waits for its GPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return x
 
 
 class Kernels(nn.Module):

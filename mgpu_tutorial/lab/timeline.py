@@ -20,12 +20,14 @@ def timeline(report: Report, like: Report | None = None) -> Plot:
     start = min(event.begin for event in events)
     last = max(event.end or event.begin for event in events)
     lanes = [report.lane(rank) for rank in range(report.world_size)]
-    figure, axes = _canvas(lanes)
+    flat = all(event.kind == "span" for event in events)  # no room for communication
+    figure, axes = _canvas(lanes, 0.5 if flat else 0.75)
     axes.set_xlim(0, max(_length(report), _length(like)) * 1e3 * 1.02)
     for event in events:
         begin = (event.begin - start) * 1e3
         length = ((event.end or last) - event.begin) * 1e3
-        _bar(axes, event, colour_of(lanes[event.rank]), begin, max(length, last - start))
+        tone = colour_of(lanes[event.rank])
+        _bar(axes, event, tone, begin, max(length, last - start), flat)
     names = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     counts = f"{len(events)} intervals"
     what = "threads" if report.lanes else "ranks"
@@ -38,10 +40,10 @@ def _length(report: Report | None) -> float:
     return max(ends) - min(begins) if events else 0.0
 
 
-def _canvas(lanes: list[str]):
+def _canvas(lanes: list[str], lane_height: float):
     from matplotlib.figure import Figure  # a second to import: not for the ranks
 
-    figure = Figure(figsize=(9, 0.9 + 0.75 * len(lanes)), layout="constrained")
+    figure = Figure(figsize=(9, 0.9 + lane_height * len(lanes)), layout="constrained")
     axes = figure.subplots()
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_yticks(range(len(lanes)), lanes)
@@ -53,9 +55,11 @@ def _canvas(lanes: list[str]):
     return figure, axes
 
 
-def _bar(axes, event: Event, tone: str, begin: float, length: float) -> None:
+def _bar(axes, event: Event, tone: str, begin: float, length: float, flat: bool) -> None:
     is_span = event.kind == "span"
     y, height = (event.rank - 0.42, 0.3) if is_span else (event.rank - 0.1, 0.44)
+    if flat:
+        y, height = event.rank - 0.3, 0.6
     axes.broken_barh(
         [(begin, length)],
         (y, height),
@@ -64,12 +68,14 @@ def _bar(axes, event: Event, tone: str, begin: float, length: float) -> None:
         hatch=HATCHES[event.kind],
         edgecolor="white" if not is_span else tone,
     )
-    if length < 0.06 * axes.get_xlim()[1]:
-        return  # too narrow for a word
+    text = event.note or event.op
+    share = length / axes.get_xlim()[1]
+    if share < 0.06:  # too narrow for words: a number perhaps, as in "1 scatter"
+        text = text.split()[0] if text[0].isdigit() and share > 0.012 else ""
     axes.text(
         begin,
         y + height / 2,
-        f" {event.note or event.op}",
+        f" {text}",
         va="center",
         fontsize=9,
         clip_on=True,
