@@ -1,8 +1,10 @@
 """What the notebook on DataParallel measures: networks, memory, threads, one experiment."""
 
 import copy
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,12 +14,12 @@ from mgpu_tutorial.data import pictures
 from mgpu_tutorial.data_parallel import (
     DataParallel,
     Devices,
+    gather,
     parallel_apply,
     replicate,
     scatter,
 )
-from mgpu_tutorial.lab import Ledger, Table, device_of
-from mgpu_tutorial.vision import torchvision
+from mgpu_tutorial.lab import Ledger
 
 
 class Loud(nn.Module):
@@ -33,15 +35,48 @@ class Loud(nn.Module):
         return y
 
 
-def where(things: dict[str, torch.Tensor | nn.Module]) -> Table:
-    """What lies on which device: a row for each tensor or module."""
-    rows = []
-    for name, thing in things.items():
-        shape = (
-            "×".join(map(str, thing.shape)) if isinstance(thing, torch.Tensor) else "module"
-        )
-        rows.append([name, str(device_of(thing)), shape or "scalar"])
-    return Table(["", "device", "shape"], rows)
+def walk_through(
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    devices: Devices,
+) -> list[tuple[str, dict]]:
+    """Take the eight steps and note after each what there is (for `placement`)."""
+    there = {"batch": images, "module": net}
+    steps = [("0. The batch is in main memory, the module on the first device", dict(there))]
+
+    def after(title: str, new: dict, gone: Sequence[str] = ()) -> None:
+        for name in [n for n in there if n.rstrip(" 0123456789") in gone]:
+            del there[name]
+        there.update(new)
+        steps.append((title, dict(there)))
+
+    def numbered(name: str, things: Sequence) -> dict:
+        return {f"{name} {r}": thing for r, thing in enumerate(things)}
+
+    pieces = scatter(images, devices)
+    after("1. scatter: the batch is cut", numbered("piece", pieces))
+    replicas = replicate(net, devices)
+    after("2. replicate: the module is copied", numbered("replica", replicas))
+    for replica in replicas:
+        replica.weight.retain_grad()
+    outputs = parallel_apply(replicas, pieces, devices)
+    after("3. parallel_apply: forward in threads", numbered("output", outputs))
+    output = gather(outputs, devices[0])
+    after("4. gather: all outputs to the first device", {"outputs": output}, ["output"])
+    loss = cross_entropy(output, labels.to(devices[0]))
+    after("5. loss, on the first device", {"loss": loss})
+    optimizer.zero_grad()
+    loss.backward()
+    gradients = [replica.weight.grad for replica in replicas]
+    gone = ["piece", "outputs", "loss"]
+    after("6. backward: a gradient a replica", numbered("gradient", gradients), gone)
+    total = {"summed gradient": net.weight.grad}
+    after("7. the gradients add up on the module", total, ["gradient", "replica"])
+    optimizer.step()
+    after("8. update: only the module", {"module": net}, ["summed gradient"])
+    return steps
 
 
 class PixelNet(nn.Module):
@@ -110,7 +145,7 @@ def ledger_of_step(
 def one_step(
     net: nn.Module, images: torch.Tensor, labels: torch.Tensor, devices: Devices
 ) -> dict[str, list[torch.Tensor]]:
-    """Forward, loss and backward of a copy of `net` on the devices; all results on the CPU."""
+    """Forward, loss and backward of a copy of `net` on the devices; returns CPU tensors."""
     net = copy.deepcopy(net).to(devices[0])
     output = DataParallel(net, devices)(images)
     loss = cross_entropy(output, labels.to(devices[0]))
@@ -160,21 +195,29 @@ class Interpreted(nn.Module):
         return x.new_full((1,), total)
 
 
-def seconds_both_ways(
+class Times(NamedTuple):
+    """Seconds of all replicas in turn and in threads, and the cores that the threads used."""
+
+    in_turn: float
+    in_threads: float
+    cores: float
+
+
+def both_ways(
     module: nn.Module, x: torch.Tensor, devices: Devices, repeats: int = 5
-) -> tuple[float, float]:
-    """Run all replicas one after the other, then in threads; the best seconds of each."""
+) -> Times:
+    """Run all replicas one after the other, then in threads; medians over the repeats."""
     pieces, replicas = scatter(x, devices), replicate(module, devices)
-    in_turn, in_threads = [], []
+    runs = []
     for _ in range(repeats):
         begin = time.perf_counter()
         for replica, piece in zip(replicas, pieces, strict=True):
             replica(piece)
-        middle = time.perf_counter()
+        middle, busy = time.perf_counter(), time.process_time()
         parallel_apply(replicas, pieces, devices)
-        in_turn.append(middle - begin)
-        in_threads.append(time.perf_counter() - middle)
-    return min(in_turn), min(in_threads)
+        seconds, busy = time.perf_counter() - middle, time.process_time() - busy
+        runs.append((middle - begin, seconds, busy / seconds))
+    return Times(*map(statistics.median, zip(*runs, strict=True)))
 
 
 # The experiment: MobileNetV2 on small pictures that are enlarged, batch 256 on 4 devices
@@ -184,6 +227,8 @@ BATCH, SIDE = 256, 112
 
 def mobilenet(steps: int, device: torch.device | str = "cpu"):
     """MobileNetV2 for ten classes on `device`, SGD, and a cosine schedule over `steps`."""
+    from mgpu_tutorial.vision import torchvision  # seconds: only for who needs it
+
     net = torchvision.models.mobilenet_v2(num_classes=10).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)

@@ -14,6 +14,7 @@ from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
 from mgpu_tutorial.lab.memory import Ledger, memory_bars
 from mgpu_tutorial.lab.ownership import ownership
+from mgpu_tutorial.lab.placement import placement, where
 from mgpu_tutorial.lab.plot import curves
 from mgpu_tutorial.lab.rank import progress
 from mgpu_tutorial.lab.source import show_source
@@ -40,6 +41,7 @@ __all__ = [
     "note",
     "ownership",
     "place",
+    "placement",
     "progress",
     "record_threads",
     "sequence_chart",
@@ -48,4 +50,5 @@ __all__ = [
     "stepper",
     "timeline",
     "traffic",
+    "where",
 ]
