@@ -126,5 +126,5 @@ def _generated(train: bool) -> Pictures:
     tint = 0.5 + 0.5 * torch.cos(angle[:, None] * 2 + torch.tensor([0.0, 2.1, 4.2]))
     stripes = 0.5 + 0.3 * torch.sin(along * 0.8 + shift)
     noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
-    images = stripes[:, None] * (0.4 + 0.6 * tint[:, :, None, None]) + 0.15 * noise
+    images = stripes[:, None] * (0.6 + 0.6 * tint[:, :, None, None]) + 0.15 * noise
     return Pictures((255 * images.clamp(0, 1)).byte(), labels, "generated pictures")

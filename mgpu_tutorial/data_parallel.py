@@ -7,7 +7,7 @@ calls them in this order, as `torch.nn.DataParallel` does
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -80,9 +80,9 @@ def parallel_apply(
     devices: Devices,
     kwargs: Sequence[dict] | None = None,
 ) -> list[Any]:
-    """Replica r works on input r in a thread of its own; returns their outputs in order.
+    """Replica r works on input r, a tensor or a tuple, in its own thread; returns outputs.
 
-    An input is a tensor, or a tuple of arguments. What a thread raises is raised here.
+    What a thread raises is raised here.
     """
     outputs: list[Any] = [None] * len(inputs)
     errors: list[Exception] = []
@@ -97,17 +97,20 @@ def parallel_apply(
             error.add_note(f"in replica {r} on {devices[r]}")
             errors.append(error)
 
+    _run_threads(run, [str(device) for device in devices[: len(inputs)]])
+    if errors:
+        raise errors[0]
+    return outputs
+
+
+def _run_threads(run: Callable[[int], None], names: list[str]) -> None:
     threads = [
-        threading.Thread(target=run, args=(r,), name=str(devices[r]))
-        for r in range(len(inputs))
+        threading.Thread(target=run, args=(r,), name=name) for r, name in enumerate(names)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:
-        raise errors[0]
-    return outputs
 
 
 def _current(device: torch.device):

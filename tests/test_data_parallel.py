@@ -376,7 +376,7 @@ def test_the_meta_device_predicts_what_mobilenet_keeps():
 
 
 def test_mobilenet_trains_with_a_cosine_schedule(d):
-    history = runs.train_mobilenet(d, steps=3, batch=16, side=64)
+    history = runs.train_mobilenet(d[:2], steps=3, batch=8, side=64)
     assert [round(lr, 4) for _, lr in history] == [0.1, 0.075, 0.025]
     assert all(0 < loss < 100 for loss, _ in history)
 
@@ -427,7 +427,7 @@ def test_generated_pictures_have_the_shape_of_cifar():
     assert torch.equal(pictures().images, train.images)
     images, labels = train.batch(slice(5), side=112)
     assert images.shape == (5, 3, 112, 112) and torch.equal(labels, train.labels[:5])
-    assert abs(train.batch(slice(None))[0].mean()) < 0.3
+    assert abs(train.batch(slice(None))[0].mean()) < 0.2
 
 
 def test_generated_pictures_can_be_learned():
