@@ -250,7 +250,9 @@ def process_each(
 
     The alternative: nothing passes through a first device. Returns process id and gradients.
     """
+    device = torch.get_default_device()
     mine = slice(rank * len(images) // world_size, (rank + 1) * len(images) // world_size)
-    cross_entropy(net(images[mine]), labels[mine]).backward()
+    output = net.to(device)(images[mine].to(device))
+    cross_entropy(output, labels[mine].to(device)).backward()
     average_gradients(net)
     return os.getpid(), [parameter.grad for parameter in net.parameters()]

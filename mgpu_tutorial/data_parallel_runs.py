@@ -20,6 +20,8 @@ from mgpu_tutorial.data_parallel import (
     scatter,
 )
 from mgpu_tutorial.lab import Ledger
+from mgpu_tutorial.lab.report import Report
+from mgpu_tutorial.lab.trace import Event
 
 
 class Loud(nn.Module):
@@ -129,12 +131,9 @@ def ledger_of_step(
     model = DataParallel(WithLoss(net) if inside else net, devices)
     ledger = Ledger()
     with ledger.watch(model.module):
-        if inside:
-            gathered = model(images, labels)
-            loss = gathered.mean()
-        else:
-            gathered = model(images)
-            loss = cross_entropy(gathered, labels.to(devices[0]))
+        gathered = model(images, labels) if inside else model(images)
+    with ledger.watch(name="kept by the loss"):
+        loss = gathered.mean() if inside else cross_entropy(gathered, labels.to(devices[0]))
     ledger.count("gathered outputs", gathered)
     loss.backward()
     optimizer.step()
@@ -213,11 +212,35 @@ def both_ways(
         begin = time.perf_counter()
         for replica, piece in zip(replicas, pieces, strict=True):
             replica(piece)
+        _synchronise(devices)
         middle, busy = time.perf_counter(), time.process_time()
         parallel_apply(replicas, pieces, devices)
+        _synchronise(devices)
         seconds, busy = time.perf_counter() - middle, time.process_time() - busy
         runs.append((middle - begin, seconds, busy / seconds))
     return Times(*map(statistics.median, zip(*runs, strict=True)))
+
+
+def _synchronise(devices: Devices) -> None:
+    for device in devices:
+        if device.type == "cuda":  # kernels run on after their launch returned
+            torch.cuda.synchronize(device)
+
+
+def phases(report: Report) -> dict[str, float]:
+    """The shortest seconds of each phase over the recorded steps; forward is one phase."""
+    found: dict[str, list[float]] = {}
+    forward: list[Event] = []
+    for event in report.events:
+        if event.note == "3 forward":
+            forward.append(event)
+            continue
+        if forward:
+            seconds = max(e.end for e in forward) - min(e.begin for e in forward)
+            found.setdefault("3 forward", []).append(seconds)
+            forward = []
+        found.setdefault(event.note, []).append(event.end - event.begin)
+    return {name: min(found[name]) for name in sorted(found)}
 
 
 # The experiment: MobileNetV2 on small pictures that are enlarged, batch 256 on 4 devices

@@ -53,6 +53,9 @@ def compare_stages(several: Sequence[torch.device]) -> None:
     for a, b in zip(mine.buffers(), theirs.module.buffers(), strict=True):
         torch.testing.assert_close(a, b)
 
+    few = images[: len(several) - 1]  # PyTorch leaves a device idle; ours refuses
+    assert len(theirs.scatter((few,), {}, theirs.device_ids)[0]) == len(several) - 1
+
     again = dp.DataParallel(mine, several)(images)
     torch.testing.assert_close(again, theirs(images))
 

@@ -354,8 +354,7 @@ def test_memory_is_what_the_shapes_say(samples, count, classes):
             elif count == 1:
                 expected -= samples * 4 * classes * pixels
             assert ledger.total(device) == pytest.approx(expected, rel=0.01)
-    gathered = ledger[several[0]]["gathered outputs"]
-    assert gathered == 4 * count
+    assert ledger[several[0]]["gathered outputs"] == 4 * count
 
 
 def test_the_first_device_is_the_tall_one_until_the_loss_moves_inside(d):
@@ -390,6 +389,9 @@ def test_a_step_is_recorded_with_a_lane_a_device(d):
     notes = [e.note for e in report.events if e.rank == 0]
     assert [int(note[0]) for note in notes] == [1, 2, 4, 5, 6, 8]
     assert [e.note for e in report.events if e.rank > 0] == ["3 forward"] * 4
+    assert [int(name[0]) for name in runs.phases(report)] == [1, 2, 3, 4, 5, 6, 8]
+    whole = max(e.end for e in report.events) - report.events[0].begin
+    assert 0 < sum(runs.phases(report).values()) <= whole
 
 
 def test_threads_share_one_interpreter_and_wait_together(d):

@@ -89,7 +89,7 @@ class Ledger:
             self.count("optimizer state", list(optimizer.state.values()))
 
     @contextmanager
-    def watch(self, *modules: nn.Module) -> Iterator["Ledger"]:
+    def watch(self, *modules: nn.Module, name: str = "activations") -> Iterator["Ledger"]:
         """Book what is kept for backward by this thread, and by the modules in any thread.
 
         Copies of a module that run in threads of their own (DataParallel's replicas) are
@@ -99,7 +99,7 @@ class Ledger:
 
         def enter(module: nn.Module, _: Any) -> None:
             self._book_module(module)
-            local.hooks = [*getattr(local, "hooks", []), self._hooks()]
+            local.hooks = [*getattr(local, "hooks", []), self._hooks(name)]
             local.hooks[-1].__enter__()
 
         def leave(*_: Any) -> None:
@@ -107,10 +107,11 @@ class Ledger:
 
         handles = [m.register_forward_pre_hook(enter) for m in modules]
         handles += [m.register_forward_hook(leave, always_call=True) for m in modules]
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(device)
+        if torch.cuda.is_initialized():
+            for device in range(torch.cuda.device_count()):
+                torch.cuda.reset_peak_memory_stats(device)
         try:
-            with self._hooks():
+            with self._hooks(name):
                 yield self
         finally:
             for handle in handles:
@@ -129,10 +130,9 @@ class Ledger:
         rows = [row + [0] * (len(header) + peak - len(row)) for row in rows]
         return Table(header + (["CUDA's peak"] if peak else []), rows)
 
-    def _hooks(self) -> saved_tensors_hooks:
+    def _hooks(self, name: str) -> saved_tensors_hooks:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            name = "parameters" if isinstance(tensor, nn.Parameter) else "activations"
-            self._book(name, tensor)
+            self._book("parameters" if isinstance(tensor, nn.Parameter) else name, tensor)
             return tensor
 
         return saved_tensors_hooks(pack, lambda tensor: tensor)

@@ -70,7 +70,9 @@ def _bar(axes, event: Event, tone: str, begin: float, length: float, flat: bool)
     )
     text = event.note or event.op
     share = length / axes.get_xlim()[1]
-    if share < 0.06:  # too narrow for words: a number perhaps, as in "1 scatter"
+    if share < max(
+        0.06, 0.0085 * len(text)
+    ):  # too narrow for words: a number perhaps, as in "1 scatter"
         text = text.split()[0] if text[0].isdigit() and share > 0.012 else ""
     axes.text(
         begin,
