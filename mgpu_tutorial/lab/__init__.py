@@ -9,9 +9,14 @@ if in_notebook():  # first of all: the fork server imports torch while we do
 from mgpu_tutorial.lab.cells import before_after
 from mgpu_tutorial.lab.chart import sequence_chart
 from mgpu_tutorial.lab.checks import check
+from mgpu_tutorial.lab.devices import device_of, devices, place
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
+from mgpu_tutorial.lab.lanes import idle_share, in_order, pipeline_chart, steps
 from mgpu_tutorial.lab.launch import launch
+from mgpu_tutorial.lab.memory import Ledger, memory_bars
+from mgpu_tutorial.lab.minimum import minimum_plot
 from mgpu_tutorial.lab.ownership import ownership
+from mgpu_tutorial.lab.playground import playground
 from mgpu_tutorial.lab.plot import curves
 from mgpu_tutorial.lab.rank import progress
 from mgpu_tutorial.lab.source import show_source
@@ -23,20 +28,31 @@ from mgpu_tutorial.lab.transfer import CannotTravel
 
 __all__ = [
     "CannotTravel",
+    "Ledger",
     "RankFailed",
     "RanksHung",
     "Table",
     "before_after",
     "check",
     "curves",
+    "device_of",
+    "devices",
+    "idle_share",
+    "in_order",
     "launch",
+    "memory_bars",
+    "minimum_plot",
     "note",
     "ownership",
+    "pipeline_chart",
+    "place",
+    "playground",
     "progress",
     "sequence_chart",
     "show_source",
     "span",
     "stepper",
+    "steps",
     "timeline",
     "traffic",
 ]

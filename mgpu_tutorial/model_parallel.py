@@ -1,0 +1,299 @@
+"""Model parallel: each device has a part of ResNet-50 and hands activations to the next one.
+
+First in one process, with `.to(device)` in between; then micro-batches that keep all devices
+busy; then across processes, where the part on rank r sends to the one on rank r + 1.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.distributed_sgd import average_flat
+from mgpu_tutorial.lab import span
+from mgpu_tutorial.lab.devices import as_device
+from mgpu_tutorial.micro_batches import split
+from mgpu_tutorial.pipeline import scheduled
+from mgpu_tutorial.vision import torchvision
+
+CHAPTER = 8
+BLOCKS = [3, 4, 6, 3]
+UNITS = (
+    *("conv1", "maxpool"),
+    *(f"layer{i + 1}.{j}" for i, blocks in enumerate(BLOCKS) for j in range(blocks)),
+    *("avgpool", "fc"),
+)
+
+
+class ModelParallelResNet50(torchvision.models.ResNet):
+    """Stage s computes on devices[s] and hands its activations to the device of stage s + 1.
+
+    The parameters have torchvision's names, so that a state_dict goes both ways. `cuts`
+    names the unit that begins each further stage. Takes images (N, 3, H, W) on any device;
+    returns (N, num_classes) on the last. Raises ValueError for fewer than two devices, a
+    unit that ResNet-50 does not have, and units in another order than its own.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[torch.device | str],
+        num_classes: int = 1000,
+        cuts: Sequence[str] = ("layer3.0",),
+    ) -> None:
+        _check_devices(devices, cuts)
+        block = torchvision.models.resnet.Bottleneck
+        super().__init__(block, BLOCKS, num_classes=num_classes)
+        self.devices = [as_device(device) for device in devices]
+        self.stages = cut(self, cuts)  # a list, so the parameters keep their names
+        for stage, device in zip(self.stages, self.devices, strict=True):
+            stage.to(device)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = images
+        for stage, device in zip(self.stages, self.devices, strict=True):
+            x = stage(x.to(device))
+        return x
+
+
+def check_cuts(cuts: Sequence[str]) -> None:
+    """ValueError where `cuts` are no units of ResNet-50, or not in its order."""
+    if isinstance(cuts, str) or any(name not in UNITS[1:] for name in cuts):
+        raise ValueError(f"cuts must be a list of {', '.join(UNITS[1:])}; got {cuts!r}")
+    places = [UNITS.index(name) for name in cuts]
+    if places != sorted(set(places)):
+        raise ValueError(f"cuts must follow the order of the network, got {list(cuts)}")
+
+
+def _check_devices(devices: Sequence[torch.device | str], cuts: Sequence[str]) -> None:
+    check_cuts(cuts)
+    if isinstance(devices, str) or len(devices) < 2 or len(devices) != len(cuts) + 1:
+        raise ValueError(
+            f"model parallel needs at least two devices, and one for each stage: {len(cuts)} "
+            f"cut(s) make {len(cuts) + 1} stages; got {devices!r}. A device may be named "
+            'twice: ("cuda:0", "cuda:0").'
+        )
+
+
+def units(model: nn.Module) -> dict[str, nn.Module]:
+    """The parts between which ResNet-50 can be cut, in the order of its forward.
+
+    Inside a residual block a cut would have to send two tensors, so a block is one unit.
+    """
+    found = [nn.Sequential(model.conv1, model.bn1, model.relu), model.maxpool]
+    found += [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
+    found += [nn.Sequential(model.avgpool, nn.Flatten(1)), model.fc]
+    return dict(zip(UNITS, found, strict=True))
+
+
+def cut(model: nn.Module, cuts: Sequence[str]) -> list[nn.Sequential]:
+    """The stages of `model`: a new one begins at each unit that `cuts` names."""
+    parts: list[nn.Sequential] = [nn.Sequential()]
+    for name, module in units(model).items():
+        if name in cuts:
+            parts.append(nn.Sequential())
+        parts[-1].append(module)
+    return parts
+
+
+def new_model(seed: int = 0, num_classes: int = 1000) -> nn.Module:
+    """torchvision's ResNet-50, whole, with weights that depend on `seed` only."""
+    torch.manual_seed(seed)
+    return torchvision.models.resnet50(num_classes=num_classes)
+
+
+def random_images(batch: int = 8, image_size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same random images (N, 3, S, S) and labels (N,) on every rank."""
+    draw = torch.Generator("cpu").manual_seed(1)
+    images = torch.randn(batch, 3, image_size, image_size, generator=draw, device="cpu")
+    labels = torch.randint(1000, (batch,), generator=draw, device="cpu")
+    return images.to(torch.get_default_device()), labels.to(torch.get_default_device())
+
+
+# Across processes, with send and recv
+
+
+def stage_shapes(cuts: Sequence[str], batch: int, image_size: int) -> list[list[int]]:
+    """The shapes between the stages, from the images to the result; nothing is computed."""
+    with torch.device("meta"):
+        x = torch.empty(batch, 3, image_size, image_size)
+        shapes = [list(x.shape)]
+        for stage in cut(torchvision.models.resnet50(), cuts):
+            x = stage(x)
+            shapes.append(list(x.shape))
+    return shapes
+
+
+def receive(shape: Sequence[int], source: int, dtype: torch.dtype = torch.float32):
+    """A tensor of this shape from rank `source`."""
+    buffer = torch.empty(*shape, dtype=dtype)
+    dist.recv(buffer, source)
+    return buffer
+
+
+def agree(rank: int, world_size: int, shapes: Sequence[Sequence[int]]) -> None:
+    """Rank r tells r + 1 the shape that it will send: gloo itself compares nothing.
+
+    `shapes` is what this rank believes. Raises ValueError where it expects another one.
+    """
+    if rank < world_size - 1:
+        mine = torch.tensor([*shapes[rank + 1], 0, 0][:4])
+        dist.send(mine, rank + 1)
+    if rank > 0:
+        told = [n for n in receive([4], rank - 1, torch.int64).tolist() if n]
+        if told != list(shapes[rank]):
+            raise ValueError(
+                f"stage {rank - 1} sends {told}, and stage {rank} expects {shapes[rank]}: "
+                "give every rank the same cuts, batch and image size"
+            )
+
+
+def across(
+    rank: int,
+    world_size: int,
+    cuts: Sequence[str] = ("layer3.0",),
+    micro: int = 1,
+    batch: int = 8,
+    image_size: int = 64,
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Activations go to rank + 1, gradients to rank - 1; returns loss and own gradients."""
+    model, last = new_model(), world_size - 1
+    stage = cut(model, cuts)[rank]
+    shapes = stage_shapes(cuts, batch // micro, image_size)
+    agree(rank, world_size, shapes)
+    kept, total = [], 0.0
+    for i, (x, labels) in enumerate(split(*random_images(batch, image_size), micro)):
+        if rank > 0:
+            x = receive(shapes[rank], rank - 1).requires_grad_()
+        with span(f"F {rank} {i}"):
+            out = stage(x)
+        if rank < last:
+            dist.send(out.detach(), rank + 1)
+        else:
+            out = cross_entropy(out, labels) / micro
+            total += out.item()
+        kept.append((x, out))
+    for i, (x, out) in enumerate(kept):
+        gradient = receive(out.shape, rank + 1) if rank < last else None
+        with span(f"B {rank} {i}"):
+            out.backward(gradient)
+        if rank > 0:
+            dist.send(x.grad, rank - 1)
+    return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def at_odds(rank: int, world_size: int) -> None:
+    """Rank 0 cuts before layer3, rank 1 before layer4: they disagree on what is sent."""
+    across(rank, world_size, cuts=[("layer3.0",), ("layer4.0",)][rank])
+
+
+# Across processes, with torch.distributed.pipelining
+
+
+@dataclass(frozen=True)
+class ResNetStages:
+    """ResNet-50 as work for `pipeline.scheduled`: one part of `model` for each stage.
+
+    `cuts` are made where there are as many stages; for half as many, every second one.
+    """
+
+    model: nn.Module
+    cuts: Sequence[str] = ("layer2.0", "layer3.0", "layer4.0")
+    samples: int = 8
+    image_size: int = 64
+
+    def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return random_images(self.samples, self.image_size)
+
+    def stage(self, index: int, count: int, micro: int) -> PipelineStage:
+        each = (len(self.cuts) + 1) // count
+        cuts = self.cuts[each - 1 :: each]
+        shapes = stage_shapes(cuts, self.samples // micro, self.image_size)
+        goes_in, comes_out = (torch.empty(*shape) for shape in shapes[index : index + 2])
+        return PipelineStage(
+            cut(self.model, cuts)[index],
+            index,
+            count,
+            goes_in.device,
+            input_args=goes_in.requires_grad_(index > 0),  # else PyTorch would find out the
+            output_args=comes_out.requires_grad_(),  # shapes with a forward of its own
+        )
+
+    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(output, labels)
+
+
+def unsplit_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int):
+    """The same step on one device: micro-batches one after the other, gradients add up."""
+    for x, y in split(images, labels, micro):
+        (cross_entropy(model(x), y) / micro).backward()
+
+
+def same_stages(
+    rank: int, world_size: int, schedules: Sequence[str], micro: int = 4
+) -> dict[str, tuple[bool, int]]:
+    """Run ResNet-50's stages in the order of each schedule.
+
+    Returns for each whether the gradients of this rank equal the unsplit model's bit by
+    bit, and the most bytes that it kept for backward.
+    """
+    model = new_model()
+    work = ResNetStages(model)
+    unsplit_step(model, *work.batch(micro), micro)
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    found = {}
+    for schedule in schedules:
+        model.zero_grad()
+        kept = scheduled(rank, world_size, schedule, micro, work, repeats=1)["kept"]
+        mine = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        same = all(torch.equal(expected[name], gradient) for name, gradient in mine.items())
+        found[schedule] = same and bool(mine), kept
+    return found
+
+
+def fastest(action: Callable[[], object], repeats: int = 2) -> float:
+    """Seconds from a common start until all ranks have done `action`: the best time."""
+    times = []
+    for _ in range(repeats):
+        dist.barrier()
+        begin = time.perf_counter()
+        action()
+        dist.barrier()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def race(
+    rank: int, world_size: int, micros: Sequence[int] = (1, 2, 4), samples: int = 8
+) -> dict[str, float]:
+    """Time a step of ResNet-50 on rank 0 alone, on replicas and on stages; and messages.
+
+    Returns seconds by name. "4 B" and "4 MB" are messages from rank 0 to rank 1.
+    """
+    model = new_model()
+    work = ResNetStages(model, ("layer3.0",), samples)
+    images, labels = work.batch(1)
+
+    def step(samples: slice, synchronise: bool = False) -> None:
+        model.zero_grad()
+        unsplit_step(model, images[samples], labels[samples], 1)
+        if synchronise:
+            average_flat(model)
+
+    def message(size: int) -> None:
+        (dist.send if rank == 0 else dist.recv)(torch.ones(size), 1 - rank)
+
+    share = slice(rank * samples // world_size, (rank + 1) * samples // world_size)
+    times = {"4 B": fastest(lambda: message(1), 5)}
+    times["4 MB"] = fastest(lambda: message(10**6), 5)
+    for name, part in (("one sample", slice(1)), ("one rank", slice(samples))):
+        times[name] = fastest(lambda part=part: rank or step(part))
+    times["replicas"] = fastest(lambda: step(share, synchronise=True))
+    for micro in micros:
+        result = scheduled(rank, world_size, "GPipe", micro, work)
+        times[f"stages, m = {micro}"] = result["seconds"]
+    return times
