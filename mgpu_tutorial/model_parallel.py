@@ -161,11 +161,9 @@ def across(
     image_size: int = 64,
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Activations go to rank + 1, gradients to rank - 1; returns loss and own gradients."""
-    model, last = new_model(), world_size - 1
-    stage = cut(model, cuts)[rank]
-    shapes = stage_shapes(cuts, batch // micro, image_size)
+    model, last, kept = new_model(), world_size - 1, []
+    stage, shapes = cut(model, cuts)[rank], stage_shapes(cuts, batch // micro, image_size)
     agree(rank, world_size, shapes)
-    kept, total = [], 0.0
     for i, (x, labels) in enumerate(split(*random_images(batch, image_size), micro)):
         if rank > 0:
             x = receive(shapes[rank], rank - 1).requires_grad_()
@@ -175,7 +173,6 @@ def across(
             dist.send(out.detach(), rank + 1)
         else:
             out = cross_entropy(out, labels) / micro
-            total += out.item()
         kept.append((x, out))
     for i, (x, out) in enumerate(kept):
         gradient = receive(out.shape, rank + 1) if rank < last else None
@@ -183,7 +180,8 @@ def across(
             out.backward(gradient)
         if rank > 0:
             dist.send(x.grad, rank - 1)
-    return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    loss = sum(out.item() for _, out in kept) if rank == last else 0.0
+    return loss, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def at_odds(rank: int, world_size: int) -> None:

@@ -14,6 +14,7 @@ from mgpu_tutorial.lab.drawing import INK
 from mgpu_tutorial.lab.plot import Plot
 from mgpu_tutorial.lab.report import Report, colour
 
+IDLE = "#ececec"
 LOOKS = {  # strength of the lane's colour, colour of the number, hatch, meaning
     "F": (0.22, INK, "", "forward"),
     "B": (1.0, "white", "", "backward"),
@@ -90,7 +91,7 @@ def pipeline_chart(tasks: Sequence[Task], title: str, lane: str = "rank") -> Plo
     axes.set_xlim(0, length)
     for number in lanes:
         y = lanes.index(number) - 0.42
-        axes.broken_barh([(0, length)], (y, 0.84), facecolor="#ececec", zorder=0)
+        axes.broken_barh([(0, length)], (y, 0.84), facecolor=IDLE, zorder=0)
     for task in tasks:
         height = 0.84 / len(rows[task.lane])
         y = lanes.index(task.lane) - 0.42 + height * rows[task.lane].index(task.stage)
@@ -123,36 +124,30 @@ def _canvas(lanes: list[int], rows: dict[int, list[int]], name: str):
 
 
 def _box(axes, task: Task, x: float, y: float, height: float, length: float) -> None:
+    from matplotlib.patheffects import withStroke
+
     strength, ink, hatch, _ = LOOKS[task.kind]
     width = (task.end - task.begin) * 1e3
     face = (colour(task.lane), strength)
+    look = {"facecolor": face, "edgecolor": INK, "hatch": hatch, "linewidth": 0.7}
     axes.broken_barh([(x, width)], (y, height), facecolor="white", zorder=1)
-    axes.broken_barh(
-        [(x, width)], (y, height), facecolor=face, edgecolor=INK, hatch=hatch,
-        linewidth=0.7, zorder=2,
-    )  # fmt: skip
+    axes.broken_barh([(x, width)], (y, height), **look, zorder=2)
     if width < 0.012 * length:
         return  # too narrow for a number
-    from matplotlib.patheffects import withStroke
-
+    look = {"fontsize": 10 if height > 0.5 else 8, "color": ink, "fontweight": "bold"}
     halo = [withStroke(linewidth=2.5, foreground="white")] if hatch else []
-    axes.text(
-        x + width / 2, y + height / 2, str(task.micro), ha="center", va="center",
-        fontsize=10 if height > 0.5 else 8, color=ink, fontweight="bold", clip_on=True, path_effects=halo,
-    )  # fmt: skip
+    place = {"ha": "center", "va": "center", "clip_on": True, "path_effects": halo}
+    axes.text(x + width / 2, y + height / 2, str(task.micro), **look, **place)
 
 
 def _legend(figure, kinds: set[str]) -> None:
     from matplotlib.patches import Patch
 
-    shown = [kind for kind in LOOKS if kind in kinds]
-    patches = [
-        Patch(facecolor=("#404040", LOOKS[k][0]), edgecolor=INK, hatch=LOOKS[k][2],
-              label=f"{k}: {LOOKS[k][3]}")
-        for k in shown
-    ]  # fmt: skip
-    idle = Patch(facecolor="#ececec", label="idle")
-    figure.legend(
-        handles=[*patches, idle], loc="outside upper right", ncols=len(shown) + 1,
-        frameon=False, fontsize=10,
-    )  # fmt: skip
+    patches = []
+    for kind, (strength, _, hatch, meaning) in LOOKS.items():
+        if kind in kinds:
+            look = {"facecolor": ("#404040", strength), "edgecolor": INK, "hatch": hatch}
+            patches.append(Patch(label=f"{kind}: {meaning}", **look))
+    patches.append(Patch(facecolor=IDLE, label="idle"))
+    look = {"ncols": len(patches), "frameon": False, "fontsize": 10}
+    figure.legend(handles=patches, loc="outside upper right", **look)

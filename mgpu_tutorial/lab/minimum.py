@@ -27,27 +27,26 @@ def minimum_plot(
         raise ValueError("each setting needs at least one measurement")
     from matplotlib.figure import Figure
 
-    xs = sorted(measured)
-    middle = [statistics.median(measured[x]) for x in xs]
-    below = [m - min(measured[x]) for x, m in zip(xs, middle, strict=True)]
-    above = [max(measured[x]) - m for x, m in zip(xs, middle, strict=True)]
+    xs, best = sorted(measured), fastest(measured)
+    middle = {x: statistics.median(measured[x]) for x in xs}
+    spread = [
+        [middle[x] - min(measured[x]) for x in xs],
+        [max(measured[x]) - middle[x] for x in xs],
+    ]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots()
-    spread = {"yerr": [below, above], "capsize": 5, "linewidth": 1.5}
+    look = {"fmt": "o", "color": COLOURS[0], "markersize": 7, "capsize": 5, "linewidth": 1.5}
     label = "measured: median, fastest, slowest"
-    axes.errorbar(xs, middle, fmt="o", color=COLOURS[0], markersize=7, label=label, **spread)
+    axes.errorbar(xs, [middle[x] for x in xs], spread, label=label, **look)
     axes.plot(xs, [formula[x] for x in xs], "--", color=INK, label="formula")
-    best = fastest(measured)
-    low = statistics.median(measured[best])
-    axes.plot([best], [low], "o", markersize=17, fillstyle="none", color=ALARM, mew=2)
-    axes.annotate(
-        f"minimum: {best}", (best, low), (0, -22), textcoords="offset points",
-        ha="center", color=ALARM, fontweight="bold", fontsize=12,
-    )  # fmt: skip
+    look = {"markersize": 17, "fillstyle": "none", "color": ALARM, "markeredgewidth": 2}
+    axes.plot([best], [middle[best]], "o", **look)
+    look = {"ha": "center", "color": ALARM, "fontweight": "bold", "fontsize": 12}
+    place = {"xytext": (0, -26), "textcoords": "offset points"}
+    axes.annotate(f"minimum: {best}", (best, middle[best]), **place, **look)
     axes.set_xscale("log", base=2)
     axes.set_xticks(xs, map(str, xs))
-    top = max(max(measured[x]) for x in xs)
-    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, min(top, 2.5 * max(middle)) * 1.05))
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=11)
