@@ -6,7 +6,9 @@ micro-batch), so it is a little hard on both.
 """
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from mgpu_tutorial.lab import Table
@@ -20,11 +22,11 @@ class Net:
     until its backward and sends `sends` bytes over a cut; each micro-batch costs `overhead`
     seconds more, however small it is."""
 
-    parameters: float
     seconds: float
     overhead: float
-    kept: float
-    sends: float
+    parameters: float = 0
+    kept: float = 0
+    sends: float = 0
 
 
 class Link(NamedTuple):
@@ -32,6 +34,9 @@ class Link(NamedTuple):
 
     latency: float
     bandwidth: float
+
+
+FREE = Link(0.0, float("inf"))
 
 
 class Plan(NamedTuple):
@@ -58,6 +63,31 @@ def step_seconds(net: Net, link: Link, batch: int, plan: Plan) -> float:
     messages = 2 * others * link.latency
     reduce = messages + 2 * others / plan.replicas * gradients / link.bandwidth
     return (plan.micro + plan.stages - 1) * slot + reduce
+
+
+def fit(times: Mapping[int, Sequence[float]], batch: int, stages: int) -> Net:
+    """A net with the overhead and the seconds a sample that the two ends of `times` tell.
+
+    `times` are seconds of a step, repeated, by the number of micro-batches; of those in
+    between nothing is used.
+    """
+    ends = min(times), max(times)
+    slots = [(micro + stages - 1) / stages for micro in ends]
+    first, last = (median(times[micro]) / n for micro, n in zip(ends, slots, strict=True))
+    rows, fewer = batch / ends[0], batch / ends[1]
+    seconds = (first - last) / (rows - fewer)
+    return Net(seconds=seconds, overhead=last - seconds * fewer)
+
+
+def calibrate(
+    times: Mapping[str, float], samples: int, parameters: int, sends: float
+) -> tuple[Net, Link]:
+    """Net and link from four times of `model_parallel.race` on two ranks."""
+    one, all_of_them = times["one sample"], times["one rank"]
+    seconds = (all_of_them - one) / (samples - 1)
+    net = Net(seconds, max(0.0, one - seconds), parameters, sends=sends)
+    bandwidth = 4e6 / max(times["4 MB"] - times["4 B"], 1e-9)
+    return net, Link(times["4 B"] / 2, bandwidth)
 
 
 def memory(net: Net, batch: int, plan: Plan) -> float:
@@ -91,7 +121,7 @@ def transformer(layers: int, width: int, speed: float, tokens: int = 2048) -> Ne
     parameters = 12 * layers * width**2
     seconds = 6 * parameters * tokens / speed
     kept = 34 * tokens * width * layers
-    return Net(parameters, seconds, 1e-4 * layers, kept, 2 * tokens * width)
+    return Net(seconds, 1e-4 * layers, parameters, kept, 2 * tokens * width)
 
 
 def plan_table(

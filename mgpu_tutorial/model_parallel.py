@@ -7,6 +7,7 @@ busy; then across processes, where the part on rank r sends to the one on rank r
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -100,10 +101,16 @@ def cut(model: nn.Module, cuts: Sequence[str]) -> list[nn.Sequential]:
     return parts
 
 
-def new_model(seed: int = 0, num_classes: int = 1000) -> nn.Module:
-    """torchvision's ResNet-50, whole, with weights that depend on `seed` only."""
+def new_model(seed: int = 0) -> nn.Module:
+    """torchvision's ResNet-50, whole, with PyTorch's default weights drawn from `seed`."""
+    with torch.device("meta"):  # shapes only, as drawing torchvision's weights takes long
+        model = torchvision.models.resnet50()
+    model.to_empty(device=torch.get_default_device())
     torch.manual_seed(seed)
-    return torchvision.models.resnet50(num_classes=num_classes)
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return model
 
 
 def random_images(batch: int = 8, image_size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,15 +124,14 @@ def random_images(batch: int = 8, image_size: int = 64) -> tuple[torch.Tensor, t
 # Across processes, with send and recv
 
 
-def stage_shapes(cuts: Sequence[str], batch: int, image_size: int) -> list[list[int]]:
+@cache
+def stage_shapes(cuts: tuple[str, ...], batch: int, image_size: int) -> list[list[int]]:
     """The shapes between the stages, from the images to the result; nothing is computed."""
     with torch.device("meta"):
-        x = torch.empty(batch, 3, image_size, image_size)
-        shapes = [list(x.shape)]
+        x = [torch.empty(batch, 3, image_size, image_size)]
         for stage in cut(torchvision.models.resnet50(), cuts):
-            x = stage(x)
-            shapes.append(list(x.shape))
-    return shapes
+            x.append(stage(x[-1]))
+    return [list(between.shape) for between in x]
 
 
 def receive(shape: Sequence[int], source: int, dtype: torch.dtype = torch.float32):
@@ -161,9 +167,10 @@ def across(
     image_size: int = 64,
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Activations go to rank + 1, gradients to rank - 1; returns loss and own gradients."""
-    model, last, kept = new_model(), world_size - 1, []
-    stage, shapes = cut(model, cuts)[rank], stage_shapes(cuts, batch // micro, image_size)
+    shapes = stage_shapes(tuple(cuts), batch // micro, image_size)
     agree(rank, world_size, shapes)
+    model, last, kept = new_model(), world_size - 1, []
+    stage = cut(model, cuts)[rank]
     for i, (x, labels) in enumerate(split(*random_images(batch, image_size), micro)):
         if rank > 0:
             x = receive(shapes[rank], rank - 1).requires_grad_()
@@ -210,7 +217,7 @@ class ResNetStages:
     def stage(self, index: int, count: int, micro: int) -> PipelineStage:
         each = (len(self.cuts) + 1) // count
         cuts = self.cuts[each - 1 :: each]
-        shapes = stage_shapes(cuts, self.samples // micro, self.image_size)
+        shapes = stage_shapes(tuple(cuts), self.samples // micro, self.image_size)
         goes_in, comes_out = (torch.empty(*shape) for shape in shapes[index : index + 2])
         return PipelineStage(
             cut(self.model, cuts)[index],
@@ -236,8 +243,8 @@ def same_stages(
 ) -> dict[str, tuple[bool, int]]:
     """Run ResNet-50's stages in the order of each schedule.
 
-    Returns for each whether the gradients of this rank equal the unsplit model's bit by
-    bit, and the most bytes that it kept for backward.
+    Returns for each whether this rank's gradients have the bits of the unsplit model's,
+    and the most bytes that it kept for backward.
     """
     model = new_model()
     work = ResNetStages(model)
@@ -268,9 +275,9 @@ def fastest(action: Callable[[], object], repeats: int = 2) -> float:
 def race(
     rank: int, world_size: int, micros: Sequence[int] = (1, 2, 4), samples: int = 8
 ) -> dict[str, float]:
-    """Time a step of ResNet-50 on rank 0 alone, on replicas and on stages; and messages.
+    """Time a step of ResNet-50 on rank 0 alone, on replicas and on stages.
 
-    Returns seconds by name. "4 B" and "4 MB" are messages from rank 0 to rank 1.
+    Returns seconds by name; "4 B" and "4 MB" are all_reduces of one and a million numbers.
     """
     model = new_model()
     work = ResNetStages(model, ("layer3.0",), samples)
@@ -282,12 +289,9 @@ def race(
         if synchronise:
             average_flat(model)
 
-    def message(size: int) -> None:
-        (dist.send if rank == 0 else dist.recv)(torch.ones(size), 1 - rank)
-
     share = slice(rank * samples // world_size, (rank + 1) * samples // world_size)
-    times = {"4 B": fastest(lambda: message(1), 5)}
-    times["4 MB"] = fastest(lambda: message(10**6), 5)
+    times = {"4 B": fastest(lambda: dist.all_reduce(torch.ones(1)), 5)}
+    times["4 MB"] = fastest(lambda: dist.all_reduce(torch.ones(10**6)), 5)
     for name, part in (("one sample", slice(1)), ("one rank", slice(samples))):
         times[name] = fastest(lambda part=part: rank or step(part))
     times["replicas"] = fastest(lambda: step(share, synchronise=True))

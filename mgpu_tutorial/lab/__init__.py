@@ -11,7 +11,14 @@ from mgpu_tutorial.lab.chart import sequence_chart
 from mgpu_tutorial.lab.checks import check
 from mgpu_tutorial.lab.devices import device_of, devices, place
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
-from mgpu_tutorial.lab.lanes import idle_share, in_order, pipeline_chart, steps
+from mgpu_tutorial.lab.lanes import (
+    idle_share,
+    in_flight,
+    in_order,
+    pipeline_chart,
+    quickest,
+    steps,
+)
 from mgpu_tutorial.lab.launch import launch
 from mgpu_tutorial.lab.memory import Ledger, memory_bars
 from mgpu_tutorial.lab.minimum import minimum_plot
@@ -38,6 +45,7 @@ __all__ = [
     "device_of",
     "devices",
     "idle_share",
+    "in_flight",
     "in_order",
     "launch",
     "memory_bars",
@@ -48,6 +56,7 @@ __all__ = [
     "place",
     "playground",
     "progress",
+    "quickest",
     "sequence_chart",
     "show_source",
     "span",

@@ -55,6 +55,11 @@ def seconds(tasks: Sequence[Task]) -> float:
     return max(t.end for t in tasks) - min(t.begin for t in tasks)
 
 
+def quickest(found: Sequence[Sequence[Task]]) -> Sequence[Task]:
+    """The step that took least: the others lost more time to whatever else was running."""
+    return min(found, key=seconds)
+
+
 def idle_share(tasks: Sequence[Task]) -> float:
     """The part of all lanes' time, from 0 to 1, in which no task ran: the bubble."""
     lanes = len({t.lane for t in tasks})
