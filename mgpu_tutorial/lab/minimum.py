@@ -44,6 +44,7 @@ def minimum_plot(
     look = {"ha": "center", "color": ALARM, "fontweight": "bold", "fontsize": 12}
     place = {"xytext": (0, -26), "textcoords": "offset points"}
     axes.annotate(f"minimum: {best}", (best, middle[best]), **place, **look)
+    axes.margins(x=0.09)
     axes.set_xscale("log", base=2)
     axes.set_xticks(xs, map(str, xs))
     axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
