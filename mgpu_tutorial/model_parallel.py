@@ -7,7 +7,6 @@ busy; then across processes, where the part on rank r sends to the one on rank r
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -20,15 +19,10 @@ from mgpu_tutorial.lab import span
 from mgpu_tutorial.lab.devices import as_device
 from mgpu_tutorial.micro_batches import split
 from mgpu_tutorial.pipeline import scheduled
+from mgpu_tutorial.resnet_cuts import BLOCKS, check_cuts, cut, stage_shapes
 from mgpu_tutorial.vision import torchvision
 
 CHAPTER = 8
-BLOCKS = [3, 4, 6, 3]
-UNITS = (
-    *("conv1", "maxpool"),
-    *(f"layer{i + 1}.{j}" for i, blocks in enumerate(BLOCKS) for j in range(blocks)),
-    *("avgpool", "fc"),
-)
 
 
 class ModelParallelResNet50(torchvision.models.ResNet):
@@ -46,7 +40,7 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         num_classes: int = 1000,
         cuts: Sequence[str] = ("layer3.0",),
     ) -> None:
-        _check_devices(devices, cuts)
+        check_cuts(cuts, devices)
         block = torchvision.models.resnet.Bottleneck
         super().__init__(block, BLOCKS, num_classes=num_classes)
         self.devices = [as_device(device) for device in devices]
@@ -61,46 +55,6 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         return x
 
 
-def check_cuts(cuts: Sequence[str]) -> None:
-    """ValueError where `cuts` are no units of ResNet-50, or not in its order."""
-    if isinstance(cuts, str) or any(name not in UNITS[1:] for name in cuts):
-        raise ValueError(f"cuts must be a list of {', '.join(UNITS[1:])}; got {cuts!r}")
-    places = [UNITS.index(name) for name in cuts]
-    if places != sorted(set(places)):
-        raise ValueError(f"cuts must follow the order of the network, got {list(cuts)}")
-
-
-def _check_devices(devices: Sequence[torch.device | str], cuts: Sequence[str]) -> None:
-    check_cuts(cuts)
-    if isinstance(devices, str) or len(devices) < 2 or len(devices) != len(cuts) + 1:
-        raise ValueError(
-            f"model parallel needs at least two devices, and one for each stage: {len(cuts)} "
-            f"cut(s) make {len(cuts) + 1} stages; got {devices!r}. A device may be named "
-            'twice: ("cuda:0", "cuda:0").'
-        )
-
-
-def units(model: nn.Module) -> dict[str, nn.Module]:
-    """The parts between which ResNet-50 can be cut, in the order of its forward.
-
-    Inside a residual block a cut would have to send two tensors, so a block is one unit.
-    """
-    found = [nn.Sequential(model.conv1, model.bn1, model.relu), model.maxpool]
-    found += [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
-    found += [nn.Sequential(model.avgpool, nn.Flatten(1)), model.fc]
-    return dict(zip(UNITS, found, strict=True))
-
-
-def cut(model: nn.Module, cuts: Sequence[str]) -> list[nn.Sequential]:
-    """The stages of `model`: a new one begins at each unit that `cuts` names."""
-    parts: list[nn.Sequential] = [nn.Sequential()]
-    for name, module in units(model).items():
-        if name in cuts:
-            parts.append(nn.Sequential())
-        parts[-1].append(module)
-    return parts
-
-
 def new_model(seed: int = 0) -> nn.Module:
     """torchvision's ResNet-50, whole, with PyTorch's default weights drawn from `seed`."""
     with torch.device("meta"):  # shapes only, as drawing torchvision's weights takes long
@@ -113,7 +67,13 @@ def new_model(seed: int = 0) -> nn.Module:
     return model
 
 
-def random_images(batch: int = 8, image_size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients by name, of the parameters that have one, on the CPU."""
+    named = model.named_parameters()
+    return {name: p.grad.cpu() for name, p in named if p.grad is not None}
+
+
+def random_images(batch: int = 4, image_size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     """The same random images (N, 3, S, S) and labels (N,) on every rank."""
     draw = torch.Generator("cpu").manual_seed(1)
     images = torch.randn(batch, 3, image_size, image_size, generator=draw, device="cpu")
@@ -124,16 +84,6 @@ def random_images(batch: int = 8, image_size: int = 64) -> tuple[torch.Tensor, t
 # Across processes, with send and recv
 
 
-@cache
-def stage_shapes(cuts: tuple[str, ...], batch: int, image_size: int) -> list[list[int]]:
-    """The shapes between the stages, from the images to the result; nothing is computed."""
-    with torch.device("meta"):
-        x = [torch.empty(batch, 3, image_size, image_size)]
-        for stage in cut(torchvision.models.resnet50(), cuts):
-            x.append(stage(x[-1]))
-    return [list(between.shape) for between in x]
-
-
 def receive(shape: Sequence[int], source: int, dtype: torch.dtype = torch.float32):
     """A tensor of this shape from rank `source`."""
     buffer = torch.empty(*shape, dtype=dtype)
@@ -141,21 +91,24 @@ def receive(shape: Sequence[int], source: int, dtype: torch.dtype = torch.float3
     return buffer
 
 
-def agree(rank: int, world_size: int, shapes: Sequence[Sequence[int]]) -> None:
+def agree(rank: int, cuts: Sequence[str], batch: int, image_size: int) -> list[int]:
     """Rank r tells r + 1 the shape that it will send: gloo itself compares nothing.
 
-    `shapes` is what this rank believes. Raises ValueError where it expects another one.
+    Returns the shape that goes into this rank's stage. Raises ValueError where the rank
+    before will send another, and for cuts that do not make a stage for each rank.
     """
-    if rank < world_size - 1:
-        mine = torch.tensor([*shapes[rank + 1], 0, 0][:4])
-        dist.send(mine, rank + 1)
+    check_cuts(cuts, range(dist.get_world_size()))
+    comes, goes = stage_shapes(cuts, batch, image_size)[rank : rank + 2]
+    if rank < len(cuts):
+        dist.send(torch.tensor([*goes, 0, 0][:4]), rank + 1)
     if rank > 0:
         told = [n for n in receive([4], rank - 1, torch.int64).tolist() if n]
-        if told != list(shapes[rank]):
+        if told != comes:
             raise ValueError(
-                f"stage {rank - 1} sends {told}, and stage {rank} expects {shapes[rank]}: "
+                f"stage {rank - 1} sends {told}, and stage {rank} expects {comes}: "
                 "give every rank the same cuts, batch and image size"
             )
+    return comes
 
 
 def across(
@@ -163,17 +116,17 @@ def across(
     world_size: int,
     cuts: Sequence[str] = ("layer3.0",),
     micro: int = 1,
-    batch: int = 8,
+    batch: int = 4,
     image_size: int = 64,
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """Activations go to rank + 1, gradients to rank - 1; returns loss and own gradients."""
-    shapes = stage_shapes(tuple(cuts), batch // micro, image_size)
-    agree(rank, world_size, shapes)
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Activations go to rank + 1, gradients to rank - 1; returns losses and own gradients."""
+    parts = split(*random_images(batch, image_size), micro)
+    shape = agree(rank, cuts, len(parts[0][0]), image_size)
     model, last, kept = new_model(), world_size - 1, []
     stage = cut(model, cuts)[rank]
-    for i, (x, labels) in enumerate(split(*random_images(batch, image_size), micro)):
+    for i, (x, labels) in enumerate(parts):
         if rank > 0:
-            x = receive(shapes[rank], rank - 1).requires_grad_()
+            x = receive(shape, rank - 1).requires_grad_()
         with span(f"F {rank} {i}"):
             out = stage(x)
         if rank < last:
@@ -187,8 +140,7 @@ def across(
             out.backward(gradient)
         if rank > 0:
             dist.send(x.grad, rank - 1)
-    loss = sum(out.item() for _, out in kept) if rank == last else 0.0
-    return loss, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return [out.item() for _, out in kept if rank == last], gradients(model)
 
 
 def at_odds(rank: int, world_size: int) -> None:
@@ -208,16 +160,18 @@ class ResNetStages:
 
     model: nn.Module
     cuts: Sequence[str] = ("layer2.0", "layer3.0", "layer4.0")
-    samples: int = 8
+    samples: int = 4
     image_size: int = 64
 
     def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         return random_images(self.samples, self.image_size)
 
     def stage(self, index: int, count: int, micro: int) -> PipelineStage:
-        each = (len(self.cuts) + 1) // count
+        each, rest = divmod(len(self.cuts) + 1, count)
+        if rest:
+            raise ValueError(f"{list(self.cuts)} cannot be joined to {count} stages")
         cuts = self.cuts[each - 1 :: each]
-        shapes = stage_shapes(tuple(cuts), self.samples // micro, self.image_size)
+        shapes = stage_shapes(cuts, self.samples // micro, self.image_size)
         goes_in, comes_out = (torch.empty(*shape) for shape in shapes[index : index + 2])
         return PipelineStage(
             cut(self.model, cuts)[index],
@@ -247,14 +201,13 @@ def same_stages(
     and the most bytes that it kept for backward.
     """
     model = new_model()
-    work = ResNetStages(model, samples=4)
+    work = ResNetStages(model)
     unsplit_step(model, *work.batch(micro), micro)
-    expected = {name: p.grad for name, p in model.named_parameters()}
-    found = {}
+    expected, found = gradients(model), {}
     for schedule in schedules:
         model.zero_grad()
         kept = scheduled(rank, world_size, schedule, micro, work, repeats=1)["kept"]
-        mine = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        mine = gradients(model)
         same = all(torch.equal(expected[name], gradient) for name, gradient in mine.items())
         found[schedule] = same and bool(mine), kept
     return found
@@ -273,7 +226,7 @@ def fastest(action: Callable[[], object], repeats: int = 2) -> float:
 
 
 def race(
-    rank: int, world_size: int, micros: Sequence[int] = (1, 4), samples: int = 8
+    rank: int, world_size: int, micros: Sequence[int] = (1, 4), samples: int = 4
 ) -> dict[str, float]:
     """Time a step of ResNet-50 on rank 0 alone, on replicas and on stages.
 

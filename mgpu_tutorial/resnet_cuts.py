@@ -1,7 +1,7 @@
-"""What every possible cut of ResNet-50 costs: memory, work and bytes sent, from shapes alone.
+"""Where ResNet-50 can be cut, and what each cut costs: memory, work and bytes sent.
 
-The network runs on PyTorch's meta device, which knows shapes and computes nothing
-(https://docs.pytorch.org/docs/2.13/meta.html).
+All of it follows from shapes: the network runs on PyTorch's meta device, which computes
+nothing (https://docs.pytorch.org/docs/2.13/meta.html).
 """
 
 import functools
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,11 +18,72 @@ from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.chart import size
 from mgpu_tutorial.lab.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.report import colour
-from mgpu_tutorial.model_parallel import UNITS, check_cuts, units
 from mgpu_tutorial.vision import torchvision
 
+BLOCKS = [3, 4, 6, 3]
+UNITS = (
+    *("conv1", "maxpool"),
+    *(f"layer{i + 1}.{j}" for i, blocks in enumerate(BLOCKS) for j in range(blocks)),
+    *("avgpool", "fc"),
+)
 PER_PARAMETER = 12  # bytes in training: weight, gradient and SGD's momentum, float32 each
 LEFT, COLUMN, RIGHT, ROW, TOP = 110, 38, 190, 84, 34
+
+
+def check_cuts(cuts: Sequence[str], devices: Sequence | None = None) -> None:
+    """ValueError where `cuts` are no units in their order, or do not fit the devices."""
+    if isinstance(cuts, str) or any(name not in UNITS[1:] for name in cuts):
+        raise ValueError(f"cuts must be a list of {', '.join(UNITS[1:])}; got {cuts!r}")
+    places = [UNITS.index(name) for name in cuts]
+    if places != sorted(set(places)):
+        raise ValueError(f"cuts must follow the order of the network, got {list(cuts)}")
+    if devices is None:
+        return
+    if isinstance(devices, str) or len(devices) < 2 or len(devices) != len(cuts) + 1:
+        raise ValueError(
+            f"{len(cuts)} cut(s) make {len(cuts) + 1} stages, and each needs a device or a "
+            f"rank, at least two in all; got {devices!r}. A device may be named twice: "
+            '("cuda:0", "cuda:0").'
+        )
+
+
+def units(model: nn.Module) -> dict[str, nn.Module]:
+    """The parts between which ResNet-50 can be cut, in the order of its forward.
+
+    Inside a residual block a cut would have to send two tensors, so a block is one unit.
+    """
+    found = [nn.Sequential(model.conv1, model.bn1, model.relu), model.maxpool]
+    found += [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
+    found += [nn.Sequential(model.avgpool, nn.Flatten(1)), model.fc]
+    return dict(zip(UNITS, found, strict=True))
+
+
+def cut(model: nn.Module, cuts: Sequence[str]) -> list[nn.Sequential]:
+    """The stages of `model`: a new one begins at each unit that `cuts` names."""
+    parts: list[nn.Sequential] = [nn.Sequential()]
+    for name, module in units(model).items():
+        if name in cuts:
+            parts.append(nn.Sequential())
+        parts[-1].append(module)
+    return parts
+
+
+@functools.cache
+def _unit_shapes(batch: int, image_size: int) -> list[list[int]]:
+    with torch.device("meta"):
+        x = [torch.empty(batch, 3, image_size, image_size)]
+        for unit in units(torchvision.models.resnet50()).values():
+            x.append(unit(x[-1]))
+    return [list(between.shape) for between in x]
+
+
+def stage_shapes(cuts: Sequence[str], batch: int, image_size: int) -> list[list[int]]:
+    """The shapes between the stages, from the images to the result."""
+    shapes = _unit_shapes(batch, image_size)
+    return [shapes[i] for i in (0, *(UNITS.index(name) for name in cuts), -1)]
+
+
+# What it costs
 
 
 class Unit(NamedTuple):
@@ -53,7 +115,7 @@ class Weight(NamedTuple):
 
 
 @functools.cache
-def measure(batch: int = 8, image_size: int = 64) -> tuple[Unit, ...]:
+def measure(batch: int = 4, image_size: int = 64) -> tuple[Unit, ...]:
     """The units of ResNet-50 for a batch of square images, in the order of its forward."""
     with torch.device("meta"):
         model = torchvision.models.resnet50()
@@ -92,6 +154,12 @@ def weigh(measured: Sequence[Unit], cuts: Sequence[str]) -> list[Weight]:
         parameters, flops = sum(u.parameters for u in mine), sum(u.flops for u in mine)
         found.append(Weight(parameters, sum(kept.values()), flops, mine[-1].sends))
     return found
+
+
+def most_work(measured: Sequence[Unit], cuts: Sequence[str]) -> float:
+    """The share of all work that the busiest stage has."""
+    work = [stage.flops for stage in weigh(measured, cuts)]
+    return max(work) / sum(work)
 
 
 def best_cuts(measured: Sequence[Unit]) -> dict[str, str]:

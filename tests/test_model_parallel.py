@@ -47,15 +47,11 @@ def data():
     return mp.random_images(4)
 
 
-def gradients(model):
-    return {n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None}
-
-
 def run(model, images, labels):
     out = model(images)
     loss = cross_entropy(out, labels.to(out.device))
     loss.backward()
-    return out.detach().cpu(), loss.detach().cpu(), gradients(model)
+    return out.detach().cpu(), loss.detach().cpu(), mp.gradients(model)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -113,10 +109,10 @@ def test_one_device_named_twice_is_enough(data):
 @pytest.mark.parametrize(
     "given, places, says",
     [
-        (("cpu",), ("layer3.0",), "needs at least two devices"),
-        (("cpu",), (), "needs at least two devices"),
-        ("cpu", ("layer3.0",), "needs at least two devices"),
-        (("cpu", "cpu", "cpu"), ("layer3.0",), "one for each stage"),
+        (("cpu",), ("layer3.0",), "at least two in all"),
+        (("cpu",), (), "at least two in all"),
+        ("cpu", ("layer3.0",), "at least two in all"),
+        (("cpu", "cpu", "cpu"), ("layer3.0",), "1 cut.s. make 2 stages"),
         (("cpu", "cpu"), ("layer5.0",), "cuts must be a list of maxpool, layer1.0"),
         (("cpu", "cpu"), ("conv1",), "cuts must be a list"),
         (("cpu", "cpu"), "fc", "cuts must be a list"),
@@ -147,7 +143,7 @@ def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, places):
 def test_units_add_up_to_the_network():
     measured = cuts.measure(2, 64)
     whole = torchvision.models.resnet50()
-    assert [u.name for u in measured] == list(mp.UNITS)
+    assert [u.name for u in measured] == list(cuts.UNITS)
     assert sum(u.parameters for u in measured) == sum(p.numel() for p in whole.parameters())
     batch = cuts.measure(4, 64)
     assert all(2 * a.flops == b.flops for a, b in zip(measured, batch, strict=True))
@@ -156,7 +152,7 @@ def test_units_add_up_to_the_network():
 @pytest.mark.parametrize("place", ["layer2.0", "layer3.0", "avgpool", "fc"])
 def test_the_bytes_over_a_cut_are_those_of_the_activations(data, place):
     model = mp.new_model()
-    sent = mp.cut(model, [place])[0](data[0])
+    sent = cuts.cut(model, [place])[0](data[0])
     first, second = cuts.weigh(cuts.measure(4, 64), [place])
     assert first.sends == sent.numel() * sent.element_size()
     assert second.sends == 4 * 1000 * 4
@@ -165,7 +161,7 @@ def test_the_bytes_over_a_cut_are_those_of_the_activations(data, place):
 def test_the_best_cuts_are_best():
     measured = cuts.measure(8, 64)
     best = cuts.best_cuts(measured)
-    pairs = {name: cuts.weigh(measured, [name]) for name in mp.UNITS[1:]}
+    pairs = {name: cuts.weigh(measured, [name]) for name in cuts.UNITS[1:]}
     for name, pair in pairs.items():
         chosen = {aim: pairs[place] for aim, place in best.items()}
         assert max(w.memory for w in chosen["memory"]) <= max(w.memory for w in pair), name
@@ -177,7 +173,7 @@ def test_the_best_cuts_are_best():
 
 def test_larger_batches_want_an_earlier_cut():
     small, large = cuts.best_cuts(cuts.measure(8, 64)), cuts.best_cuts(cuts.measure(128, 64))
-    assert mp.UNITS.index(large["memory"]) < mp.UNITS.index(small["memory"])
+    assert cuts.UNITS.index(large["memory"]) < cuts.UNITS.index(small["memory"])
     assert large["balance"] == small["balance"]
 
 
@@ -201,7 +197,7 @@ def test_micro_batches_on_two_devices_equal_the_same_on_one(data, micro):
     model.load_state_dict(whole.state_dict())
     loss, tasks = mb.micro_batched(model, *data, micro)
     mp.unsplit_step(whole, *data, micro)
-    torch.testing.assert_close(gradients(model), gradients(whole), rtol=0, atol=0)
+    torch.testing.assert_close(mp.gradients(model), mp.gradients(whole), rtol=0, atol=0)
     assert int(model.bn1.num_batches_tracked) == micro
     for device in (0, 1):
         order = [f"F{i}" for i in range(micro)] + [f"B{i}" for i in range(micro)]
@@ -222,7 +218,7 @@ def test_batchnorm_sees_the_pieces_and_other_networks_the_batch(data):
             torch.manual_seed(0)
             model = kind(devices(2))
             mb.micro_batched(model, *data, micro)
-            found[kind, micro] = gradients(model)
+            found[kind, micro] = mp.gradients(model)
     stack, resnet = mb.ConvStack, mp.ModelParallelResNet50
     torch.testing.assert_close(found[stack, 1], found[stack, 4], rtol=1e-3, atol=1e-6)
     with pytest.raises(AssertionError):
@@ -275,8 +271,8 @@ def test_stages_on_ranks_equal_the_unsplit_model(data, places, micro):
     whole = mp.new_model()
     mp.unsplit_step(whole, *data, micro)
     merged = {n: g for _, mine in report.results for n, g in mine.items()}
-    torch.testing.assert_close(merged, gradients(whole), **CLOSE)
-    assert report.results[-1][0] == pytest.approx(mean_loss(data, micro), rel=1e-5)
+    torch.testing.assert_close(merged, mp.gradients(whole), **CLOSE)
+    assert sum(report.results[-1][0]) == pytest.approx(mean_loss(data, micro), rel=1e-5)
     assert sum(len(mine) for _, mine in report.results) == 161
 
 
@@ -291,9 +287,17 @@ def test_activations_and_gradients_cross_once_each():
 def test_stages_that_disagree_on_shapes_stop_at_once():
     with pytest.raises(RankFailed) as caught:
         launch(mp.at_odds, 2)
-    assert "stage 0 sends [8, 512, 8, 8], and stage 1 expects [8, 1024, 4, 4]" in str(
+    assert "stage 0 sends [4, 512, 8, 8], and stage 1 expects [4, 1024, 4, 4]" in str(
         caught.value
     )
+
+
+def test_stages_and_ranks_must_be_as_many():
+    with pytest.raises(RankFailed, match="1 cut.s. make 2 stages, and each needs"):
+        launch(mp.across, 3)
+    work = mp.ResNetStages(None, ("layer2.0", "layer3.0"))
+    with pytest.raises(ValueError, match="cannot be joined to 2 stages"):
+        work.stage(0, 2, 1)
 
 
 def test_a_batch_that_does_not_divide_is_refused_on_every_rank():
