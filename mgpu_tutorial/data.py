@@ -85,7 +85,8 @@ def _stored(name: str, folder: Path, train: bool, otherwise: str):
         ) from None
 
 
-class Pictures(NamedTuple):
+@dataclass(frozen=True)
+class Pictures:
     """Images (N, 3, 32, 32), uint8; labels (N,), int64, 0 to 9; and where they are from."""
 
     images: torch.Tensor

@@ -7,6 +7,9 @@ import torch
 from torch.distributed import is_nccl_available
 
 from mgpu_tutorial import collectives, data_partitioning, nonblocking
+from mgpu_tutorial import micro_batches as mb
+from mgpu_tutorial import model_parallel as mp
+from mgpu_tutorial import pipeline as pl
 from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.lab import Ledger, devices, launch, transfer
 
@@ -77,3 +80,32 @@ def test_the_ledger_adds_what_cuda_saw():
     table = ledger.table()
     assert table.header[-1] == "CUDA's peak"
     assert table.rows[0][0] == "cuda:0" and table.rows[0][-1] >= 3 * weight.nbytes
+
+
+def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
+    images, labels = (tensor.cuda() for tensor in mp.random_images(4))
+    whole = mp.new_model().cuda()
+    split = mp.ModelParallelResNet50(("cuda:0", "cuda:0"))
+    split.load_state_dict(whole.state_dict())
+    torch.backends.cudnn.deterministic = True
+    mp.unsplit_step(whole, images, labels, 2)
+    _, tasks = mb.micro_batched(split, images, labels, 2)
+    assert len(tasks) == 8
+    expected = [p.grad for p in whole.parameters()]
+    torch.testing.assert_close([p.grad for p in split.parameters()], expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_model_split_over_two_gpus_is_the_unsplit_one():
+    images, labels = mp.random_images(4)
+    whole = mp.new_model().to("cuda:0")
+    split = mp.ModelParallelResNet50(("cuda:0", "cuda:1"))
+    split.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(split(images).cpu(), whole(images.to("cuda:0")).cpu())
+
+
+def test_stages_on_ranks_that_share_one_gpu():
+    report = launch(mp.across, 2, micro=2, batch=4, device="cuda:0", timeout=120)
+    assert sum(len(mine) for _, mine in report.results) == 161
+    for schedule in pl.SCHEDULES:
+        launch(pl.scheduled, 2, schedule, 4, pl.Pauses(0.001), device="cuda:0", timeout=60)

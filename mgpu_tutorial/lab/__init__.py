@@ -12,9 +12,18 @@ from mgpu_tutorial.lab.chart import sequence_chart
 from mgpu_tutorial.lab.checks import check
 from mgpu_tutorial.lab.devices import device_of, devices, place
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
+from mgpu_tutorial.lab.lanes import (
+    idle_share,
+    in_flight,
+    in_order,
+    pipeline_chart,
+    quickest,
+    steps,
+)
 from mgpu_tutorial.lab.launch import launch
 from mgpu_tutorial.lab.link import slow_link
 from mgpu_tutorial.lab.memory import Ledger, memory_bars
+from mgpu_tutorial.lab.minimum import minimum_plot
 from mgpu_tutorial.lab.ownership import ownership
 from mgpu_tutorial.lab.placement import placement, where
 from mgpu_tutorial.lab.playground import playground
@@ -40,14 +49,20 @@ __all__ = [
     "curves",
     "device_of",
     "devices",
+    "idle_share",
+    "in_flight",
+    "in_order",
     "launch",
     "memory_bars",
+    "minimum_plot",
     "note",
     "ownership",
+    "pipeline_chart",
     "place",
     "placement",
     "playground",
     "progress",
+    "quickest",
     "record_threads",
     "sequence_chart",
     "show_changes",
@@ -56,6 +71,7 @@ __all__ = [
     "span",
     "status",
     "stepper",
+    "steps",
     "timeline",
     "traffic",
     "where",

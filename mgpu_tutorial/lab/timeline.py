@@ -88,7 +88,7 @@ def _rows(flights: list[Event]) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _place(event: Event, rows: dict[tuple[int, int], tuple[int, int]]) -> tuple[float, float]:
-    """Top and height of a bar: spans above, communication below, in rows where it overlaps."""
+    """Top and height of a bar: spans above, communication below, in rows if it overlaps."""
     if event.kind == "span":
         return event.rank - 0.42, 0.3
     row, count = rows.get(_key(event), (0, 1))
