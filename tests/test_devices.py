@@ -64,6 +64,7 @@ def test_moving_copies_and_keeps_the_values(pair):
     assert type(other.cpu()) is torch.Tensor and torch.equal(other.cpu(), plain)
     assert len({t.untyped_storage().data_ptr() for t in (plain, there, other)}) == 3
     assert there.to(pair[0]) is there and place(there, pair[0]) is there
+    assert there.to(pair[0], copy=True) is not there
     assert there.get_device() == 0 and other.get_device() == 1
 
 

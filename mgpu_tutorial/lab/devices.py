@@ -7,7 +7,7 @@ operation that mixes two devices is refused with PyTorch's own words. So code th
 written for ("cuda:0", "cuda:1") runs on ("virtual:0", "virtual:1") unchanged, and computes
 the same bits as on the CPU.
 
-It stands on two public extension points: the name that PyTorch reserves for devices from
+It stands on two documented extension points: the name that PyTorch reserves for devices from
 outside (https://docs.pytorch.org/docs/2.13/generated/torch.utils.rename_privateuse1_backend.html)
 and `__torch_dispatch__` (https://docs.pytorch.org/docs/2.13/notes/extending.html).
 """
@@ -89,12 +89,15 @@ class VirtualTensor(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As on any tensor; a copy to another device brings its gradient back."""
+        copy = kwargs.pop("copy", False)
         target, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if args and isinstance(args[0], torch.Tensor):
             target, dtype = args[0].device, args[0].dtype
         moved = self
         if target is not None and as_device(target) != self.label:
             moved = _Move.apply(self, as_device(target))
+        elif copy:
+            moved = self.clone()
         if dtype is None or dtype == self.dtype:
             return moved
         return torch.Tensor.to(moved, dtype)
