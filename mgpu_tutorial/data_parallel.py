@@ -27,8 +27,8 @@ def scatter(value: Any, devices: Devices) -> list[Any]:
     """Device r gets piece r of every tensor in `value`, cut along dimension 0.
 
     Lists, tuples and dicts are taken apart; anything else goes to every device as it is.
-    The pieces are as large as they must be so that they suffice, so there may be fewer of
-    them than devices: the list has one item for each device that is used.
+    Each piece but the last has ceil(N / devices) rows, so there may be fewer pieces than
+    devices: the list has one item for each device that is used.
     """
     if isinstance(value, torch.Tensor):
         pieces = value.chunk(len(devices))

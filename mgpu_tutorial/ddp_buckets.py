@@ -79,8 +79,9 @@ def finish(model: nn.Module) -> None:
 def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Tensor]:
     """This rank's share of `steps` global batches of 24 samples, the same for every N."""
     generator = torch.Generator().manual_seed(1)
-    whole = torch.randn(steps, 24, width, generator=generator)
-    return list(whole.tensor_split(world_size, dim=1)[rank])
+    whole = torch.randn(steps, 24, width, generator=generator, device="cpu")
+    mine = whole.tensor_split(world_size, dim=1)[rank]
+    return list(mine.to(torch.get_default_device()))
 
 
 def after_steps(

@@ -133,6 +133,13 @@ def twice(rank, world_size, way):
         model(torch.ones(1, 64)).sum().backward()
 
 
+def past_the_wrapper(rank, world_size):
+    """The gradient of rank + 1 after a forward through `.module`."""
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    model.module(torch.full((1, 1), rank + 1.0)).sum().backward()
+    return model.module.weight.grad.item()
+
+
 def nothing_to_train(rank, world_size, way):
     wrap(way, Tower().requires_grad_(False))
 

@@ -117,6 +117,10 @@ def test_a_second_backward_without_finish_is_refused(way):
         launch(workers.twice, 2, way, timeout=10)
 
 
+def test_a_forward_past_the_wrapper_averages_nothing():
+    assert launch(workers.past_the_wrapper, 2).results == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("way", OURS)
 def test_a_module_without_anything_to_train_is_refused(way):
     with pytest.raises(RankFailed, match="no parameter requires a gradient"):

@@ -6,7 +6,7 @@ import stages
 import torch
 from torch.distributed import is_nccl_available
 
-from mgpu_tutorial import collectives, data_partitioning, nonblocking
+from mgpu_tutorial import collectives, data_partitioning, ddp_buckets, nonblocking
 from mgpu_tutorial import micro_batches as mb
 from mgpu_tutorial import model_parallel as mp
 from mgpu_tutorial import pipeline as pl
@@ -109,3 +109,12 @@ def test_stages_on_ranks_that_share_one_gpu():
     assert sum(len(mine) for _, mine in report.results) == 161
     for schedule in pl.SCHEDULES:
         launch(pl.scheduled, 2, schedule, 4, pl.Pauses(0.001), device="cuda:0", timeout=60)
+
+
+@pytest.mark.parametrize("world_size, device", [(1, "cuda"), (2, "cuda:0")])
+def test_five_ways_of_ddp_equal_one_process(world_size, device):
+    ways = {way.__name__: {"way": way} for way in ddp_buckets.WAYS}
+    worker, alone = ddp_buckets.after_steps, ddp_buckets.alone()
+    for found in launch(ddp_buckets.each, world_size, worker, ways, device=device).results:
+        for result in found.values():
+            torch.testing.assert_close(result, alone, rtol=1e-4, atol=1e-5)
