@@ -158,12 +158,8 @@ def _legend(figure, kinds: set[str]) -> None:
     patches = []
     for kind, (strength, _, hatch, meaning) in LOOKS.items():
         if kind in kinds:
-            look = {
-                "facecolor": _mixed("#404040", strength),
-                "edgecolor": INK,
-                "hatch": hatch,
-            }
-            patches.append(Patch(label=f"{kind}: {meaning}", hatch=hatch, **look))
+            face, label = _mixed("#404040", strength), f"{kind}: {meaning}"
+            patches.append(Patch(facecolor=face, edgecolor=INK, hatch=hatch, label=label))
     patches.append(Patch(facecolor=IDLE, label="idle"))
     look = {"ncols": len(patches), "frameon": False, "fontsize": 10}
     figure.legend(handles=patches, loc="outside upper right", **look)
