@@ -5,7 +5,7 @@ busy; then across processes, where the part on rank r sends to the one on rank r
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,15 @@ from mgpu_tutorial.lab import span
 from mgpu_tutorial.lab.devices import as_device
 from mgpu_tutorial.micro_batches import split
 from mgpu_tutorial.pipeline import scheduled
-from mgpu_tutorial.resnet_cuts import BLOCKS, check_cuts, cut, stage_shapes
+from mgpu_tutorial.resnet_cuts import (
+    BLOCKS,
+    UNITS,
+    check_cuts,
+    cut,
+    cut_units,
+    stage_shapes,
+    units,
+)
 from mgpu_tutorial.vision import torchvision
 
 CHAPTER = 8
@@ -55,15 +63,21 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         return x
 
 
-def new_model(seed: int = 0) -> nn.Module:
-    """torchvision's ResNet-50, whole, with PyTorch's default weights drawn from `seed`."""
-    with torch.device("meta"):  # shapes only, as drawing torchvision's weights takes long
+def new_model(seed: int = 0, held: Container[str] = UNITS) -> nn.Module:
+    """torchvision's ResNet-50 with PyTorch's default weights, drawn unit by unit.
+
+    Units that are not `held` stay on the meta device: they have shapes and no memory. So a
+    rank makes its own stage only, and all ranks together make one model.
+    """
+    with torch.device("meta"):
         model = torchvision.models.resnet50()
-    model.to_empty(device=torch.get_default_device())
-    torch.manual_seed(seed)
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+    for i, (name, unit) in enumerate(units(model).items()):
+        if name in held:
+            unit.to_empty(device=torch.get_default_device())
+            torch.manual_seed(100 * seed + i)
+            for module in unit.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
     return model
 
 
@@ -122,7 +136,7 @@ def across(
     """Activations go to rank + 1, gradients to rank - 1; returns losses and own gradients."""
     parts = split(*random_images(batch, image_size), micro)
     shape = agree(rank, cuts, len(parts[0][0]), image_size)
-    model, last, kept = new_model(), world_size - 1, []
+    model, last, kept = new_model(held=cut_units(cuts)[rank]), world_size - 1, []
     stage = cut(model, cuts)[rank]
     for i, (x, labels) in enumerate(parts):
         if rank > 0:

@@ -6,6 +6,7 @@ nothing (https://docs.pytorch.org/docs/2.13/meta.html).
 
 import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -58,28 +59,31 @@ def units(model: nn.Module) -> dict[str, nn.Module]:
     return dict(zip(UNITS, found, strict=True))
 
 
+def cut_units(cuts: Sequence[str]) -> list[tuple[str, ...]]:
+    """The names of the units of each stage: a new stage begins at each name in `cuts`."""
+    check_cuts(cuts)
+    places = [0, *(UNITS.index(name) for name in cuts), len(UNITS)]
+    return [UNITS[begin:end] for begin, end in pairwise(places)]
+
+
 def cut(model: nn.Module, cuts: Sequence[str]) -> list[nn.Sequential]:
-    """The stages of `model`: a new one begins at each unit that `cuts` names."""
-    parts: list[nn.Sequential] = [nn.Sequential()]
-    for name, module in units(model).items():
-        if name in cuts:
-            parts.append(nn.Sequential())
-        parts[-1].append(module)
-    return parts
-
-
-@functools.cache
-def _unit_shapes(batch: int, image_size: int) -> list[list[int]]:
-    with torch.device("meta"):
-        x = [torch.empty(batch, 3, image_size, image_size)]
-        for unit in units(torchvision.models.resnet50()).values():
-            x.append(unit(x[-1]))
-    return [list(between.shape) for between in x]
+    """The stages of `model`, each a row of its units."""
+    found = units(model)
+    return [nn.Sequential(*map(found.get, names)) for names in cut_units(cuts)]
 
 
 def stage_shapes(cuts: Sequence[str], batch: int, image_size: int) -> list[list[int]]:
     """The shapes between the stages, from the images to the result."""
-    shapes = _unit_shapes(batch, image_size)
+    shapes = [[batch, 3, image_size, image_size]]
+    for unit in UNITS:
+        channels, side = shapes[-1][1], shapes[-1][-1]
+        layer, _, block = unit.partition(".")
+        if unit in ("conv1", "maxpool", "layer2.0", "layer3.0", "layer4.0"):
+            side = (side + 1) // 2  # these have a stride of two
+        channels = {"conv1": 64, "layer1": 256, "fc": 1000}.get(layer, channels)
+        channels *= 2 if block == "0" and layer != "layer1" else 1
+        flat = unit in ("avgpool", "fc")
+        shapes.append([batch, channels] if flat else [batch, channels, side, side])
     return [shapes[i] for i in (0, *(UNITS.index(name) for name in cuts), -1)]
 
 
@@ -145,11 +149,9 @@ def weigh(measured: Sequence[Unit], cuts: Sequence[str]) -> list[Weight]:
 
     A stage's input counts as its own: on another device it is a copy.
     """
-    check_cuts(cuts)
-    places = [0, *(UNITS.index(name) for name in cuts), len(UNITS)]
     found = []
-    for begin, end in zip(places, places[1:], strict=False):
-        mine = measured[begin:end]
+    for names in cut_units(cuts):
+        mine = [unit for unit in measured if unit.name in names]
         kept = {key: nbytes for unit in mine for key, nbytes in unit.saved.items()}
         parameters, flops = sum(u.parameters for u in mine), sum(u.flops for u in mine)
         found.append(Weight(parameters, sum(kept.values()), flops, mine[-1].sends))

@@ -149,6 +149,26 @@ def test_units_add_up_to_the_network():
     assert all(2 * a.flops == b.flops for a, b in zip(measured, batch, strict=True))
 
 
+@pytest.mark.parametrize("image_size", [64, 75, 224])
+def test_shapes_are_those_of_the_network(image_size):
+    with torch.device("meta"):
+        model, x = torchvision.models.resnet50(), torch.empty(2, 3, image_size, image_size)
+    shapes = [list(x.shape)]
+    for unit in cuts.units(model).values():
+        x = unit(x)
+        shapes.append(list(x.shape))
+    assert cuts.stage_shapes(cuts.UNITS[1:], 2, image_size) == shapes
+    chosen = [shapes[0], shapes[cuts.UNITS.index("layer3.2")], shapes[-1]]
+    assert cuts.stage_shapes(["layer3.2"], 2, image_size) == chosen
+
+
+def test_a_rank_makes_its_own_stage_only():
+    whole, part = mp.new_model(seed=3), mp.new_model(3, cuts.cut_units(["layer4.1"])[1])
+    assert part.conv1.weight.is_meta and not part.layer4[1].conv1.weight.is_meta
+    assert torch.equal(part.fc.weight, whole.fc.weight)
+    assert not torch.equal(mp.new_model(seed=4).fc.weight, whole.fc.weight)
+
+
 @pytest.mark.parametrize("place", ["layer2.0", "layer3.0", "avgpool", "fc"])
 def test_the_bytes_over_a_cut_are_those_of_the_activations(data, place):
     model = mp.new_model()

@@ -97,10 +97,11 @@ def pipeline_chart(tasks: Sequence[Task], title: str, lane: str = "rank") -> Plo
     for number in lanes:
         y = lanes.index(number) - 0.42
         axes.broken_barh([(0, length)], (y, 0.84), facecolor=IDLE, zorder=0)
-    for task in tasks:
-        height = 0.84 / len(rows[task.lane])
-        y = lanes.index(task.lane) - 0.42 + height * rows[task.lane].index(task.stage)
-        _box(axes, task, task.begin * 1e3 - start, y, height, length)
+    for key in {(t.lane, t.stage, t.kind) for t in tasks}:
+        alike = [t for t in tasks if (t.lane, t.stage, t.kind) == key]
+        height = 0.84 / len(rows[key[0]])
+        y = lanes.index(key[0]) - 0.42 + height * rows[key[0]].index(key[1])
+        _boxes(axes, alike, start, (y, height), length)
     _legend(figure, {t.kind for t in tasks})
     axes.set_title(f"{title}: idle {idle_share(tasks):.0%}", loc="left", fontsize=12)
     text = "\n".join(f"{lane} {n}: {' '.join(in_order(tasks, n))}" for n in lanes)
@@ -128,21 +129,27 @@ def _canvas(lanes: list[int], rows: dict[int, list[int]], name: str):
     return figure, axes
 
 
-def _box(axes, task: Task, x: float, y: float, height: float, length: float) -> None:
+def _boxes(axes, tasks: list[Task], start: float, row: tuple[float, float], length: float):
+    """The tasks of one kind in one row, each with the number of its micro-batch."""
     from matplotlib.patheffects import withStroke
 
-    strength, ink, hatch, _ = LOOKS[task.kind]
-    width = (task.end - task.begin) * 1e3
-    face = (colour(task.lane), strength)
-    look = {"facecolor": face, "edgecolor": INK, "hatch": hatch, "linewidth": 0.7}
-    axes.broken_barh([(x, width)], (y, height), facecolor="white", zorder=1)
-    axes.broken_barh([(x, width)], (y, height), **look, zorder=2)
-    if width < 0.012 * length:
-        return  # too narrow for a number
-    look = {"fontsize": 10 if height > 0.5 else 8, "color": ink, "fontweight": "bold"}
+    kind, lane = tasks[0].kind, tasks[0].lane
+    strength, ink, hatch, _ = LOOKS[kind]
+    face = _mixed(colour(lane), strength)
+    spans = [(1e3 * t.begin - start, 1e3 * (t.end - t.begin)) for t in tasks]
+    axes.broken_barh(spans, row, facecolor=face, edgecolor=INK, hatch=hatch, linewidth=0.7)
+    look = {"fontsize": 10 if row[1] > 0.5 else 8, "color": ink, "fontweight": "bold"}
     halo = [withStroke(linewidth=2.5, foreground="white")] if hatch else []
-    place = {"ha": "center", "va": "center", "clip_on": True, "path_effects": halo}
-    axes.text(x + width / 2, y + height / 2, str(task.micro), **look, **place)
+    place = {"ha": "center", "va": "center", "in_layout": False, "path_effects": halo}
+    for task, (x, width) in zip(tasks, spans, strict=True):
+        if width > 0.012 * length:  # else too narrow for a number
+            axes.text(x + width / 2, row[0] + row[1] / 2, str(task.micro), **look, **place)
+
+
+def _mixed(tone: str, strength: float) -> str:
+    """The colour that `tone` gives on white paper with this strength."""
+    parts = (int(tone[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
 def _legend(figure, kinds: set[str]) -> None:
@@ -151,8 +158,8 @@ def _legend(figure, kinds: set[str]) -> None:
     patches = []
     for kind, (strength, _, hatch, meaning) in LOOKS.items():
         if kind in kinds:
-            look = {"facecolor": ("#404040", strength), "edgecolor": INK, "hatch": hatch}
-            patches.append(Patch(label=f"{kind}: {meaning}", **look))
+            face, label = _mixed("#404040", strength), f"{kind}: {meaning}"
+            patches.append(Patch(facecolor=face, edgecolor=INK, hatch=hatch, label=label))
     patches.append(Patch(facecolor=IDLE, label="idle"))
     look = {"ncols": len(patches), "frameon": False, "fontsize": 10}
     figure.legend(handles=patches, loc="outside upper right", **look)
