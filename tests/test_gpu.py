@@ -2,12 +2,13 @@
 
 import pytest
 import ranks
+import stages
 import torch
 from torch.distributed import is_nccl_available
 
 from mgpu_tutorial import collectives, data_partitioning, nonblocking
 from mgpu_tutorial import point_to_point as p2p
-from mgpu_tutorial.lab import launch, transfer
+from mgpu_tutorial.lab import Ledger, devices, launch, transfer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,3 +55,25 @@ def test_only_a_pinned_copy_returns_before_it_is_done():
 def test_arguments_on_the_gpu_travel(tmp_path):
     transfer.write(torch.ones(2, device="cuda"), tmp_path / "value", "value")
     assert transfer.read(tmp_path / "value").device.type == "cpu"
+
+
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason="needs two GPUs, to compare with torch.nn.DataParallel",
+)
+def test_every_stage_is_that_of_pytorchs_data_parallel(monkeypatch):
+    monkeypatch.delenv("MGPU_DEVICE", raising=False)
+    for count in range(2, torch.cuda.device_count() + 1):
+        stages.compare_stages(devices(count))
+
+
+def test_the_ledger_adds_what_cuda_saw():
+    weight = torch.zeros(256, 256, device="cuda:0", requires_grad=True)
+    ledger = Ledger()
+    with ledger.watch():
+        loss = (weight @ weight).relu().sum()
+    loss.backward()
+    ledger.count("gradients", weight.grad)
+    table = ledger.table()
+    assert table.header[-1] == "CUDA's peak"
+    assert table.rows[0][0] == "cuda:0" and table.rows[0][-1] >= 3 * weight.nbytes

@@ -9,30 +9,41 @@ if in_notebook():  # first of all: the fork server imports torch while we do
 from mgpu_tutorial.lab.cells import before_after
 from mgpu_tutorial.lab.chart import sequence_chart
 from mgpu_tutorial.lab.checks import check
+from mgpu_tutorial.lab.devices import device_of, devices, place
 from mgpu_tutorial.lab.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.launch import launch
+from mgpu_tutorial.lab.memory import Ledger, memory_bars
 from mgpu_tutorial.lab.ownership import ownership
+from mgpu_tutorial.lab.placement import placement, where
 from mgpu_tutorial.lab.plot import curves
 from mgpu_tutorial.lab.rank import progress, status
 from mgpu_tutorial.lab.source import show_source
 from mgpu_tutorial.lab.stepper import stepper
 from mgpu_tutorial.lab.tables import Table, traffic
+from mgpu_tutorial.lab.threads import record_threads
 from mgpu_tutorial.lab.timeline import timeline
 from mgpu_tutorial.lab.trace import note, span
 from mgpu_tutorial.lab.transfer import CannotTravel
 
 __all__ = [
     "CannotTravel",
+    "Ledger",
     "RankFailed",
     "RanksHung",
     "Table",
     "before_after",
     "check",
     "curves",
+    "device_of",
+    "devices",
     "launch",
+    "memory_bars",
     "note",
     "ownership",
+    "place",
+    "placement",
     "progress",
+    "record_threads",
     "sequence_chart",
     "show_source",
     "span",
@@ -40,4 +51,5 @@ __all__ = [
     "stepper",
     "timeline",
     "traffic",
+    "where",
 ]
