@@ -76,10 +76,11 @@ def real_images() -> torch.Tensor:
 def share(rank: int, world_size: int, batch: int, step: int, images: torch.Tensor):
     """This rank's rows of the step's global batch of images, and of its global noise."""
     generator = torch.Generator().manual_seed(step)
-    chosen = torch.randint(len(images), (batch,), generator=generator)
-    noise = torch.randn(batch, NOISE, generator=generator)
+    with torch.device("cpu"):  # the same numbers whatever the device
+        chosen = torch.randint(len(images), (batch,), generator=generator)
+        noise = torch.randn(batch, NOISE, generator=generator)
     mine = slice(rank * batch // world_size, (rank + 1) * batch // world_size)
-    return images[chosen[mine]], noise[mine]
+    return images[chosen[mine].to(images.device)], noise[mine].to(images)
 
 
 def train_pair(
@@ -91,7 +92,7 @@ def train_pair(
     dtype: torch.dtype = torch.float32,
     scale: float = 1.0,
     double: bool = False,
-    lr: float = 2e-3,
+    lr: float = 5e-3,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """Both players learn from each global batch; all ranks average the gradients of each.
 
@@ -102,14 +103,14 @@ def train_pair(
     if double:
         nets, images = [net.double() for net in nets], images.double()
     forger, judge = (Player(net, lr, scale) for net in nets)
-    fixed, samples = torch.randn(12, NOISE).to(images.dtype), {}
+    fixed, samples = torch.randn(12, NOISE).to(images), {}
     for step in progress(range(steps)):
         real, noise = share(rank, world_size, batch, step, images)
-        with autocast("cpu", dtype):
-            fake = forger.net(noise.to(images.dtype))
+        with autocast(images.device.type, dtype):
+            fake = forger.net(noise)
             loss = judge_loss(judge.net(real), judge.net(fake.detach()))
         judge.learn(loss, average_flat)
-        with autocast("cpu", dtype):
+        with autocast(images.device.type, dtype):
             loss = forger_loss(judge.net(fake))
         forger.learn(loss, average_flat)
         if step + 1 in keep:

@@ -25,10 +25,7 @@ from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters, ne
 from mgpu_tutorial.lab import span
 
 CHAPTER = 9
-SUPPORTED = {
-    "cpu": (torch.bfloat16, torch.float16),
-    "cuda": (torch.bfloat16, torch.float16),
-}
+SUPPORTED = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
 
 
 def as_tf32(x: torch.Tensor) -> torch.Tensor:
@@ -190,7 +187,7 @@ def agreed(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
 
 def digest(model: nn.Module) -> str:
     """A short name for the exact bits of all parameters."""
-    bits = flat_parameters(model).contiguous().view(torch.uint8).numpy().tobytes()
+    bits = flat_parameters(model).cpu().view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(bits).hexdigest()[:8]
 
 
@@ -246,7 +243,7 @@ def ddp_steps(
     for step, mine in enumerate(batches[:steps]):
         optimizer.zero_grad()
         with span("step" if step == steps - 1 else "before"):
-            with autocast("cpu", dtype):
+            with autocast(data.images.device.type, dtype):
                 loss = nll_loss(model(data.images[mine]), data.labels[mine])
             scaler.scale(loss).backward()  # the averages are there when it returns
         scaler.step(optimizer)

@@ -15,7 +15,7 @@ from mgpu_tutorial.lab.launch import launch
 from mgpu_tutorial.lab.memory import Ledger, memory_bars
 from mgpu_tutorial.lab.ownership import ownership
 from mgpu_tutorial.lab.placement import placement, where
-from mgpu_tutorial.lab.plot import curves
+from mgpu_tutorial.lab.plot import curves, image_rows
 from mgpu_tutorial.lab.rank import progress, status
 from mgpu_tutorial.lab.source import show_source
 from mgpu_tutorial.lab.stepper import stepper
@@ -36,6 +36,7 @@ __all__ = [
     "curves",
     "device_of",
     "devices",
+    "image_rows",
     "launch",
     "memory_bars",
     "note",
