@@ -87,25 +87,23 @@ def train_pair(
     rank: int,
     world_size: int,
     steps: int = 10,
-    batch: int = 60,
     keep: tuple[int, ...] = (),
     dtype: torch.dtype = torch.float32,
     scale: float = 1.0,
     double: bool = False,
     lr: float = 5e-3,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """Both players learn from each global batch; all ranks average the gradients of each.
+    """All ranks average the gradients of both players, each after its own backward.
 
     Returns all parameters, and after the steps in `keep` 12 samples (12, 784).
     """
     torch.manual_seed(0)
-    nets, images = (generator(), discriminator()), real_images()
-    if double:
-        nets, images = [net.double() for net in nets], images.double()
+    images = real_images().to(torch.float64 if double else torch.float32)
+    nets = [make().to(images.dtype) for make in (generator, discriminator)]
     forger, judge = (Player(net, lr, scale) for net in nets)
     fixed, samples = torch.randn(12, NOISE).to(images), {}
     for step in progress(range(steps)):
-        real, noise = share(rank, world_size, batch, step, images)
+        real, noise = share(rank, world_size, 60, step, images)
         with autocast(images.device.type, dtype):
             fake = forger.net(noise)
             loss = judge_loss(judge.net(real), judge.net(fake.detach()))
@@ -114,8 +112,7 @@ def train_pair(
             loss = forger_loss(judge.net(fake))
         forger.learn(loss, average_flat)
         if step + 1 in keep:
-            with torch.no_grad():
-                samples[step + 1] = forger.net(fixed).float()
+            samples[step + 1] = forger.net(fixed).detach().float()
     return torch.cat([flat_parameters(net) for net in nets]), samples
 
 
@@ -141,10 +138,9 @@ def wrapped_pair(
     unwrap: bool = True,
     steps: int = 2,
 ) -> tuple[str, str, dict[str, int]]:
-    """Two DDP modules in one iteration; returns the digests of both, and what was sent.
+    """Two DDP modules average in one iteration; returns both digests, and what was sent.
 
-    `detach`: the judge's step does not reach the forger. `retain`: keep its graph for a
-    second backward. `unwrap`: the forger's step goes through the judge's bare module, frozen.
+    `unwrap`: the forger's step goes through the judge's bare module, frozen.
     """
     torch.manual_seed(0)
     forger, judge = map(DistributedDataParallel, (generator(), discriminator()))

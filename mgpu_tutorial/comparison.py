@@ -10,7 +10,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -65,27 +65,20 @@ SMALL = Scale({"resnet101": 8, "mobilenet_v2": 16}, side=64, iterations=4)
 
 
 def measure(
-    rank: int,
-    world_size: int,
-    net: str,
-    way: Way,
-    scale: Scale,
-    count: int,
-    gpu: bool = False,
+    rank: int, world_size: int, net: str, way: Way, scale: Scale, count: int, kind: str
 ) -> dict[str, Any]:
-    """Train on this rank's share of each global batch, in one of the `WAYS`.
+    """Train on this rank's share of each global batch; with DDP the ranks average gradients.
 
-    Returns the seconds of each iteration but the first, what the ledger counts in the first
-    by device and category (on a GPU also CUDA's peak), the process id and the last loss.
+    `kind` is "cpu" or "cuda". Returns the seconds of each iteration but the first, what the
+    ledger counts in the first by device, CUDA's peaks, the process id, and the last loss.
     """
     where = devices(count) if way.several and not way.processes else ()
-    kind = "cuda" if gpu else "cpu"
     home = where[0] if where else torch.empty(0, device=kind).device
     module, optimizer, schedule = network(net, scale.iterations + 1, home)
     model, ledger, seconds = wrapped(module, way, where), Ledger(), []
     for step in range(scale.iterations + 1):
         images, labels = batch(rank, world_size, scale.batch[net], scale.side, step, home)
-        begin = now(gpu)
+        begin = now(kind)
         book = ledger.watch(module) if step == 0 else nullcontext()
         with book, torch.autocast(kind, torch.bfloat16, way.autocast):
             loss = cross_entropy(model(images), labels)
@@ -93,13 +86,17 @@ def measure(
         loss.backward()
         optimizer.step()
         schedule.step()
-        seconds.append(now(gpu) - begin)
+        seconds.append(now(kind) - begin)
         if step == 0:
             ledger.settle(module, optimizer)
     held = [ledger[device] for device in ledger.devices]
-    peaks = [torch.cuda.max_memory_allocated(d) for d in where or [home]] if gpu else []
-    result = {"seconds": seconds[1:], "memory": held, "peaks": peaks}
+    result = {"seconds": seconds[1:], "memory": held, "peaks": peaks(where or [home])}
     return result | {"pid": os.getpid(), "loss": loss.item()}
+
+
+def peaks(where: Sequence[torch.device]) -> list[int]:
+    """The most bytes that CUDA had given out on each device; nothing for other devices."""
+    return [torch.cuda.max_memory_allocated(d) for d in where if d.type == "cuda"]
 
 
 def network(net: str, steps: int, home: torch.device) -> tuple:
@@ -134,9 +131,9 @@ def batch(rank: int, world_size: int, whole: int, side: int, step: int, home) ->
     return images.to(home), labels.to(home)
 
 
-def now(gpu: bool) -> float:
+def now(kind: str) -> float:
     """The clock, once the GPU has done what it was told."""
-    if gpu:
+    if kind == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -147,9 +144,9 @@ def row(net: str, way: Way, scale: Scale, gpus: int, timeout: float = 600.0) -> 
     if gpus == 1 and way.several:
         return NOT_MEASURED
     ranks = count if way.processes else 1
-    device = "cuda" if gpus else "cpu"
-    arguments = (net, way, scale, count, bool(gpus))
-    results = launch(measure, ranks, *arguments, device=device, timeout=timeout).results
+    kind = "cuda" if gpus else "cpu"
+    arguments = (net, way, scale, count, kind)
+    results = launch(measure, ranks, *arguments, device=kind, timeout=timeout).results
     slowest = map(max, zip(*(r["seconds"] for r in results), strict=True))
     return {
         "seconds": round(20 * statistics.median(slowest), 2),

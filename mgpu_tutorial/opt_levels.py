@@ -26,14 +26,19 @@ class MasterWeights:
                 low.copy_(master)
 
 
-def opt_level(level: str, lr: float = 0.003, steps: int = 40) -> dict[str, str | float]:
+def check_level(level: str) -> None:
+    """ValueError for anything but one of the four names."""
+    if level not in ("O0", "O1", "O2", "O3"):
+        raise ValueError(f"level must be O0, O1, O2 or O3, got {level!r}")
+
+
+def opt_level(level: str, lr: float = 0.005, steps: int = 30) -> dict[str, str | float]:
     """Train the digits as the old "O0" to "O3" did, in today's terms, with bfloat16.
 
     Returns the dtypes of the weights, of what a convolution returns and of the gradients,
     and the loss over 600 digits before and after. ValueError for another level.
     """
-    if level not in ("O0", "O1", "O2", "O3"):
-        raise ValueError(f"level must be O0, O1, O2 or O3, got {level!r}")
+    check_level(level)
     data, (model, optimizer) = digits(), new_model(lr=lr)
     low = torch.bfloat16 if level in ("O2", "O3") else torch.float32
     model.to(low)

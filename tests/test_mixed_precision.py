@@ -1,4 +1,4 @@
-"""Chapter 09: what short numbers lose, and that scaled ranks take the steps of one process."""
+"""Chapter 09: what short numbers lose; scaled ranks take the steps of one process."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from mgpu_tutorial import adversarial, comparison, opt_levels
 from mgpu_tutorial import mixed_precision as mp
 from mgpu_tutorial.ddp_hooks import payload
 from mgpu_tutorial.distributed_sgd import average_gradients
-from mgpu_tutorial.lab import RankFailed, RanksHung, launch
+from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.models import SmallConvNet
 
 
@@ -93,7 +93,7 @@ def test_a_scale_in_float32_changes_no_bit():
 def test_pure_bfloat16_lags_behind_and_master_weights_do_not():
     found = {level: opt_levels.opt_level(level) for level in ("O0", "O1", "O2", "O3")}
     fall = {level: found["O0"]["start"] - f["loss"] for level, f in found.items()}
-    assert fall["O0"] > 0 and min(fall["O1"], fall["O2"]) > 0.8 * fall["O0"]
+    assert fall["O0"] > 0 and min(fall["O1"], fall["O2"]) > 0.7 * fall["O0"]
     assert fall["O3"] < 0.5 * fall["O0"]
     dtypes = {level: (f["weights"], f["conv1 returns"]) for level, f in found.items()}
     assert dtypes["O1"] == ("float32", "bfloat16") and dtypes["O0"] == ("float32", "float32")
@@ -150,9 +150,10 @@ def test_ranks_that_disagree_are_told_so_on_every_rank():
 
 
 def test_a_rank_that_leaves_the_average_out_is_waited_for_not_for_ever():
-    alone = {"finish": mp.leave_alone, "infinite": (1, 3)}
-    with pytest.raises((RanksHung, RankFailed), match="rank 0|rank 1 returned"):
-        launch(mp.scaled_steps, 2, **alone, timeout=3)
+    for step in (1, 3):
+        alone = {"finish": mp.leave_alone, "infinite": (1, step)}
+        with pytest.raises(RankFailed, match="rank 1 returned while rank 0 still waited"):
+            launch(mp.scaled_steps, 2, **alone)
 
 
 def test_clipping_scaled_gradients_takes_too_short_steps(alone):
@@ -243,7 +244,7 @@ def test_the_pair_trains_under_autocast_with_two_scalers():
 
 def test_real_images_lie_between_0_and_1():
     images = adversarial.real_images()
-    assert images.shape[1] == 784 and 0 <= images.min() and 0.9 < images.max() <= 1
+    assert images.shape[1] == 784 and images.min() >= 0 and 0.9 < images.max() <= 1
 
 
 def test_two_wrapped_modules_stay_alike_and_need_detach():
@@ -282,7 +283,9 @@ def test_all_ways_train_the_same_network():
     losses = {}
     for name in ("one device", "DDP"):
         way, ranks = comparison.WAYS[name], 2 if name == "DDP" else 1
-        found = launch(comparison.measure, ranks, "mobilenet_v2", way, TINY, ranks).results
+        found = launch(
+            comparison.measure, ranks, "mobilenet_v2", way, TINY, ranks, "cpu"
+        ).results
         losses[name] = sum(r["loss"] for r in found) / ranks
     assert abs(losses["DDP"] - losses["one device"]) < 1.0  # BatchNorm sees half the batch
 
