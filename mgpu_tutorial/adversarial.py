@@ -93,10 +93,7 @@ def train_pair(
     double: bool = False,
     lr: float = 5e-3,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """All ranks average the gradients of both players, each after its own backward.
-
-    Returns all parameters, and after the steps in `keep` 12 samples (12, 784).
-    """
+    """All ranks average the gradients of each player; returns parameters, kept samples."""
     torch.manual_seed(0)
     images = real_images().to(torch.float64 if double else torch.float32)
     nets = [make().to(images.dtype) for make in (generator, discriminator)]
@@ -119,15 +116,15 @@ def train_pair(
 # The same with DistributedDataParallel around both
 
 
-def count_sent(sent: dict[str, int], name: str, model: DistributedDataParallel) -> None:
-    """All ranks average each bucket of `model`; add its numbers up in sent[name]."""
-    sent[name] = 0
+def count_sent(sent: dict[str, int], **models: DistributedDataParallel) -> None:
+    """All ranks average each bucket of the models; its numbers are added to sent[name]."""
+    for name, model in models.items():
 
-    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        sent[name] += bucket.buffer().numel()
-        return allreduce_hook(dist.group.WORLD, bucket)
+        def hook(name: str, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            sent[name] += bucket.buffer().numel()
+            return allreduce_hook(dist.group.WORLD, bucket)
 
-    model.register_comm_hook(None, hook)
+        model.register_comm_hook(name, hook)
 
 
 def wrapped_pair(
@@ -144,9 +141,8 @@ def wrapped_pair(
     """
     torch.manual_seed(0)
     forger, judge = map(DistributedDataParallel, (generator(), discriminator()))
-    sent: dict[str, int] = {}
-    count_sent(sent, "forger", forger)
-    count_sent(sent, "judge", judge)
+    sent = {"forger": 0, "judge": 0}
+    count_sent(sent, forger=forger, judge=judge)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (judge, forger)]
     images = real_images()
     for step in range(steps):

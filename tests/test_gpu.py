@@ -6,7 +6,8 @@ import stages
 import torch
 from torch.distributed import is_nccl_available
 
-from mgpu_tutorial import collectives, data_partitioning, nonblocking
+from mgpu_tutorial import collectives, comparison, data_partitioning, nonblocking
+from mgpu_tutorial import mixed_precision as mp
 from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.lab import Ledger, devices, launch, transfer
 
@@ -77,3 +78,23 @@ def test_the_ledger_adds_what_cuda_saw():
     table = ledger.table()
     assert table.header[-1] == "CUDA's peak"
     assert table.rows[0][0] == "cuda:0" and table.rows[0][-1] >= 3 * weight.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scaled_ddp_ranks_stay_alike_under_autocast_on_the_gpu(dtype):
+    settings = {"dtype": dtype, "scale": 1024.0, "device": "cuda:0"}
+    (_, one, _, weights), (_, two, _, _) = launch(mp.ddp_steps, 2, **settings).results
+    assert one == two and weights.isfinite().all()
+
+
+def test_one_infinity_makes_all_ranks_skip_on_the_gpu():
+    results = launch(mp.scaled_steps, 2, infinite=(1, 1), device="cuda:0").results
+    assert [row[0] for row in results[0][0]] == [1024, 512, 512, 512]
+    assert results[0][0] == results[1][0]
+
+
+def test_the_comparison_measures_the_rows_of_one_gpu():
+    scale = comparison.Scale({"mobilenet_v2": 4}, side=32, iterations=1)
+    for name in ("one device", "one device + autocast"):
+        found = comparison.row("mobilenet_v2", comparison.WAYS[name], scale, gpus=1)
+        assert found["processes"] == 1 and found["peaks"][0] > 0
