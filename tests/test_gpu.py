@@ -6,7 +6,14 @@ import stages
 import torch
 from torch.distributed import is_nccl_available
 
-from mgpu_tutorial import collectives, data_partitioning, ddp_buckets, nonblocking
+from mgpu_tutorial import (
+    collectives,
+    comparison,
+    data_partitioning,
+    ddp_buckets,
+    mixed_precision,
+    nonblocking,
+)
 from mgpu_tutorial import micro_batches as mb
 from mgpu_tutorial import model_parallel as mp
 from mgpu_tutorial import pipeline as pl
@@ -118,3 +125,27 @@ def test_five_ways_of_ddp_equal_one_process(world_size, device):
     for found in launch(ddp_buckets.each, world_size, worker, ways, device=device).results:
         for result in found.values():
             torch.testing.assert_close(result, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scaled_ddp_ranks_stay_alike_under_autocast_on_the_gpu(dtype):
+    settings = {"dtype": dtype, "scale": 1024.0, "device": "cuda:0"}
+    (_, one, _, weights), (_, two, _, _) = launch(
+        mixed_precision.ddp_steps, 2, **settings
+    ).results
+    assert one == two and weights.isfinite().all()
+
+
+def test_one_infinity_makes_all_ranks_skip_on_the_gpu():
+    results = launch(
+        mixed_precision.scaled_steps, 2, infinite=(1, 1), device="cuda:0"
+    ).results
+    assert [row[0] for row in results[0][0]] == [1024, 512, 512, 512]
+    assert results[0][0] == results[1][0]
+
+
+def test_the_comparison_measures_the_rows_of_one_gpu():
+    scale = comparison.Scale({"mobilenet_v2": 4}, side=32, iterations=1)
+    for name in ("one device", "one device + autocast"):
+        found = comparison.row("mobilenet_v2", comparison.WAYS[name], scale, gpus=1)
+        assert found["processes"] == 1 and found["peaks"][0] > 0

@@ -27,7 +27,7 @@ from mgpu_tutorial.lab.minimum import minimum_plot
 from mgpu_tutorial.lab.ownership import ownership
 from mgpu_tutorial.lab.placement import placement, where
 from mgpu_tutorial.lab.playground import playground
-from mgpu_tutorial.lab.plot import curves
+from mgpu_tutorial.lab.plot import curves, image_rows
 from mgpu_tutorial.lab.rank import progress, status
 from mgpu_tutorial.lab.source import show_changes, show_source
 from mgpu_tutorial.lab.stepper import stepper
@@ -50,6 +50,7 @@ __all__ = [
     "device_of",
     "devices",
     "idle_share",
+    "image_rows",
     "in_flight",
     "in_order",
     "launch",
