@@ -64,6 +64,13 @@ def test_the_parts_of_the_chapter_fit_their_pages(part):
             assert node.name.startswith("_") or ast.get_docstring(node), node.name
 
 
+def test_the_pipeline_is_written_out_in_sixty_lines():
+    text = (PACKAGE / "model_parallel.py").read_text(encoding="utf-8")
+    names = {"receive", "agree", "across"}
+    parts = [n for n in ast.parse(text).body if getattr(n, "name", "") in names]
+    assert len(parts) == 3 and sum(n.end_lineno - n.lineno + 1 for n in parts) < 60
+
+
 # The split model
 
 
