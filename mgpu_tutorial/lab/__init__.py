@@ -5,6 +5,7 @@ from mgpu_tutorial.lab.meter import in_notebook
 
 if in_notebook():  # first of all: the fork server imports torch while we do
     server.start()
+    server.end_with_kernel()
 
 from mgpu_tutorial.lab.bucket_map import bucket_map
 from mgpu_tutorial.lab.cells import before_after

@@ -15,8 +15,10 @@ import os
 import shutil
 import sys
 import time
-from multiprocessing import forkserver, util
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
+from typing import Any
 
 METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 PRELOAD = [
@@ -40,6 +42,26 @@ def start() -> None:
             forkserver.ensure_running()
         finally:
             os.environ.pop(FOLDER, None)
+
+
+def end_with_kernel() -> None:
+    """Stop the server, and the resource tracker, when the kernel is told to shut down.
+
+    ipykernel ends its children with a signal that the tracker ignores, so that each
+    restart would wait for seconds.
+    """
+    from IPython import get_ipython
+
+    kernel = get_ipython().kernel
+    shut_down = kernel.do_shutdown
+
+    def stop_first(restart: bool) -> Any:
+        for helper in (forkserver._forkserver, resource_tracker._resource_tracker):
+            with suppress(Exception):  # not public, and the server swept up already
+                helper._stop()
+        return shut_down(restart)
+
+    kernel.do_shutdown = stop_first
 
 
 def sweep(folder: str) -> None:
