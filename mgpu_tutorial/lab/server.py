@@ -44,21 +44,28 @@ def start() -> None:
             os.environ.pop(FOLDER, None)
 
 
-def end_with_kernel() -> None:
-    """Stop the server, and the resource tracker, when the kernel is told to shut down.
+def notebook_kernel() -> Any:
+    """The Jupyter kernel that this process is, or None."""
+    ipython = sys.modules.get("IPython")
+    return getattr(ipython and ipython.get_ipython(), "kernel", None)
+
+
+def end_with(kernel: Any) -> None:
+    """Stop the server, and the resource tracker, when `kernel` is told to shut down.
 
     ipykernel ends its children with a signal that the tracker ignores, so that each
     restart would wait for seconds.
     """
-    from IPython import get_ipython
-
-    kernel = get_ipython().kernel
     shut_down = kernel.do_shutdown
 
     def stop_first(restart: bool) -> Any:
-        for helper in (forkserver._forkserver, resource_tracker._resource_tracker):
-            with suppress(Exception):  # not public, and the server swept up already
-                helper._stop()
+        for stop in (  # not public; and what the one removed, the next may look for
+            util._exit_function,
+            forkserver._forkserver._stop,
+            resource_tracker._resource_tracker._stop,
+        ):
+            with suppress(Exception):
+                stop()
         return shut_down(restart)
 
     kernel.do_shutdown = stop_first
