@@ -4,7 +4,8 @@
     python -m mgpu_tutorial point_to_point.blocking --ranks 2    on this machine
     torchrun --nproc-per-node 2 -m mgpu_tutorial point_to_point.blocking
 
-A worker's own arguments follow as name=value, each value a Python literal.
+A worker's own arguments follow as `--name value` or name=value; a value is a Python literal
+or plain text.
 """
 
 import argparse
@@ -72,42 +73,45 @@ def find(name: str) -> Callable:
     return found[worker]
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
+def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="mgpu_tutorial",
+        allow_abbrev=False,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "worker", nargs="?", help="stem.worker, such as point_to_point.blocking"
     )
-    parser.add_argument("arguments", nargs="*", metavar="name=value")
     parser.add_argument("--ranks", type=int, default=2, help="world size (2)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds (30)")
-    return parser.parse_args(words)
+    return parser.parse_known_args(words)
 
 
 def _arguments(words: list[str]) -> dict[str, object]:
-    values = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise ValueError(f"{word!r} is not name=value")
+    values, left = {}, list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, text = word.removeprefix("--").partition("=")
+        if word.startswith("--") and not equals and left:
+            equals, text = "=", left.pop(0)
+        if not equals or not name.replace("-", "_").isidentifier():
+            raise ValueError(f"{word!r} is not name=value or --name value")
         try:
-            values[name] = ast.literal_eval(text)
+            values[name.replace("-", "_")] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            values[name] = text
+            values[name.replace("-", "_")] = text
     return values
 
 
 def main(words: list[str]) -> int:
-    given = _parse(words)
+    given, rest = _parse(words)
     if given.worker is None:
         print(listing())
         return 0
     try:
-        worker, arguments = find(given.worker), _arguments(given.arguments)
+        worker, arguments = find(given.worker), _arguments(rest)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             under_torchrun(worker, arguments)
         print(

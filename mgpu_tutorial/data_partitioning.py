@@ -4,6 +4,7 @@ No rank asks another: all of them draw the same permutation from the same seed, 
 takes its own part of it.
 """
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class DataPartitioner:
         self.data = data
         ends = part_ends(len(data), sizes)
         generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(data), generator=generator).tolist()
+        order = torch.randperm(len(data), generator=generator, device="cpu").tolist()
         self.parts = [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
     def indices(self, i: int) -> list[int]:
@@ -53,7 +54,7 @@ class DataPartitioner:
 def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     """Where each part ends. Rounding the running sum, not each part, loses nothing."""
     if not sizes or any(not size > 0 for size in sizes):
-        raise ValueError(f"sizes must be positive fractions, got {list(sizes)}")
+        raise ValueError(f"sizes must be one or more positive fractions, got {list(sizes)}")
     if sum(sizes) > 1 + 1e-9:
         raise ValueError(f"sizes must add up to at most 1, got {sum(sizes):g}: {list(sizes)}")
     ends = [round(samples * sum(sizes[: i + 1])) for i in range(len(sizes))]
@@ -107,7 +108,7 @@ def loaded(rank: int, world_size: int, samples: int, batch: int) -> list[list[in
     data = list(range(samples))
     sampler = DistributedSampler(data, shuffle=False)
     mine = share(batch, rank, world_size)
-    loader = DataLoader(data, batch_size=mine, sampler=sampler)  # no shuffle: the sampler's
+    loader = DataLoader(data, batch_size=mine, sampler=sampler)  # the sampler shuffles
     return [samples.tolist() for samples in loader]
 
 
@@ -116,7 +117,7 @@ def global_batches(
 ) -> list[list[int]]:
     """Cut every global batch between the ranks: all have the same number of batches."""
     generator = torch.Generator().manual_seed(seed + epoch)
-    order = torch.randperm(samples, generator=generator)
+    order = torch.randperm(samples, generator=generator, device="cpu")
     return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]
 
 
@@ -132,9 +133,32 @@ class Noise(Dataset):
 
 def augmented(rank: int, world_size: int, own_seed: bool) -> list[float]:
     """Random numbers drawn in two loader processes; with `own_seed` they differ by rank."""
-    generator = torch.Generator().manual_seed(rank if own_seed else 0)
+    torch.manual_seed(0)  # the weights: alike on all ranks
+    generator = torch.Generator().manual_seed(rank) if own_seed else None
     loader = DataLoader(Noise(), batch_size=None, num_workers=2, generator=generator)
     return list(loader)
+
+
+def copy_times(rank: int, world_size: int, megabytes: int = 256) -> dict | None:
+    """On a GPU: milliseconds until a copy to it returns, and until the copy is done."""
+    if torch.get_default_device().type != "cuda":
+        print("no GPU: a batch is where it is needed already")
+        return None
+    times = {}
+    for pinned in (False, True):
+        batch = torch.ones(megabytes << 18, device="cpu", pin_memory=pinned)
+        for non_blocking in (False, True):
+            batch.to("cuda", non_blocking=non_blocking)  # the first copy also sets up
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            copied = batch.to("cuda", non_blocking=non_blocking)
+            returned = time.perf_counter()
+            torch.cuda.synchronize()
+            done = time.perf_counter()
+            assert copied.sum() == batch.numel()
+            times[pinned, non_blocking] = (1e3 * (returned - begin), 1e3 * (done - begin))
+            print(f"{pinned=} {non_blocking=}: {times[pinned, non_blocking]} ms")
+    return times
 
 
 def part_sum(rank: int, world_size: int, values: torch.Tensor) -> float:

@@ -44,8 +44,9 @@ def test_the_same_worker_runs_under_torchrun(tmp_path):
     ]
 
 
-def test_arguments_are_name_and_value():
-    done = run("collectives.reduce_with", "name=MAX", "--ranks", "3")
+@pytest.mark.parametrize("words", [["name=MAX"], ["--name", "MAX"], ["--name=MAX"]])
+def test_arguments_are_name_and_value(words):
+    done = run("collectives.reduce_with", *words, "--ranks", "3")
     assert done.stdout.splitlines() == [f"rank {r} │ returned 3.0" for r in range(3)]
 
 
@@ -54,7 +55,8 @@ def test_arguments_are_name_and_value():
     [
         (["nowhere.worker"], "no chapter 'nowhere'; there are: processes_and_ranks,", 2),
         (["point_to_point.nothing"], "no worker 'nothing' in point_to_point; there are:", 2),
-        (["point_to_point.blocking", "5"], "'5' is not name=value", 2),
+        (["point_to_point.blocking", "5"], "'5' is not name=value or --name value", 2),
+        (["point_to_point.blocking", "--delay"], "'--delay' is not name=value or", 2),
         (["point_to_point.blocking", "--ranks", "0"], "world_size must be from 1", 2),
         (["point_to_point.late_receiver"], "missing a required argument: 'delay'", 1),
     ],

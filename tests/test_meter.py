@@ -8,10 +8,11 @@ from tools.store import still
 
 CELL = """
 import time
-from mgpu_tutorial.lab import launch, progress
+from mgpu_tutorial.lab import launch, progress, status
 
 def slow(rank, world_size):
-    for _ in progress(range(20)):
+    for step in progress(range(20)):
+        status(f"loss < {step}")
         time.sleep(0.1)
     return rank
 
@@ -36,6 +37,7 @@ def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(tmp_path):
     shown = [data["text/html"] for data in client.seen if data]
     assert len(shown) >= 2 and "of 40 steps" in shown[-1]
     assert 'max="40"' in shown[0] and shown[0] != shown[-1]
+    assert "rank 0</b> loss &lt; " in shown[-1] and "rank 1</b> loss &lt; " in shown[-1]
     assert client.seen[-1] == {}
     outputs = [still(output) for output in notebook.cells[0].outputs]
     assert [out["data"] for out in outputs if out] == [{"text/plain": "[0, 1]"}]

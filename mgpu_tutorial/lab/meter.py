@@ -1,15 +1,21 @@
 """A progress bar for work that takes longer than a second, fed by the ranks.
 
+Under it stands the latest `status` of each rank, such as a loss.
+
 In a terminal it is tqdm's. In a notebook it is an element that is emptied at the
 end: a stored notebook, and a comparison of outputs, must not depend on how long
 a cell took. It starts as a blank image because nbval compares text but no images.
 """
 
+import html
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
+
+from mgpu_tutorial.lab.report import colour
+from mgpu_tutorial.lab.server import notebook_kernel
 
 AFTER = 1.0  # seconds without a bar
 EVERY = 0.2
@@ -23,7 +29,7 @@ class Meter:
     """Shows how far the ranks are; `show` is called often and draws seldom."""
 
     def __init__(self, folder: Path, world_size: int, timeout: float) -> None:
-        self._files = [folder / f"rank{rank}" / "progress" for rank in range(world_size)]
+        self._homes = [folder / f"rank{rank}" for rank in range(world_size)]
         self._timeout = timeout
         self._next = AFTER
         self._bar: tqdm | None = None
@@ -44,7 +50,7 @@ class Meter:
             return
         self._next = seconds + EVERY
         done, total = self._progress()
-        if in_notebook():
+        if notebook_kernel():
             self._show_html(done, total, seconds)
         elif sys.stderr.isatty():
             self._show_tqdm(done, total)
@@ -52,17 +58,26 @@ class Meter:
     def _progress(self) -> tuple[int, int]:
         """Steps done and steps in all, summed over the ranks that report any."""
         pairs = []
-        for file in self._files:
+        for home in self._homes:
             with suppress(FileNotFoundError, ValueError):
-                done, total = file.read_text().split()
+                done, total = (home / "progress").read_text().split()
                 pairs.append((int(done), int(total)))
         return sum(d for d, _ in pairs), sum(t for _, t in pairs)
+
+    def _statuses(self) -> dict[int, str]:
+        """The latest line of each rank that has said one."""
+        lines = {}
+        for rank, home in enumerate(self._homes):
+            with suppress(FileNotFoundError):
+                lines[rank] = (home / "status").read_text(encoding="utf-8")
+        return lines
 
     def _show_tqdm(self, done: int, total: int) -> None:
         if self._bar is None:
             self._bar = tqdm(total=total or None, leave=False, unit="step")
         self._bar.total = total or None
         self._bar.n = done
+        self._bar.set_postfix_str(next(iter(self._statuses().values()), ""), refresh=False)
         self._bar.refresh()
 
     def _show_html(self, done: int, total: int, seconds: float) -> None:
@@ -74,10 +89,7 @@ class Meter:
         text = f"{done} of {total} steps" if total else "the ranks are at work"
         limit = f"{seconds:.0f} s of at most {self._timeout:g} s"
         bar = f"<progress {values}></progress> {text}, {limit}"
+        for rank, line in self._statuses().items():
+            name = f'<b style="color:{colour(rank)}">rank {rank}</b>'
+            bar += f"<br>{name} {html.escape(line)}"
         self._handle.update({"text/html": bar}, raw=True)
-
-
-def in_notebook() -> bool:
-    """True in a Jupyter kernel, where an element of the page can be updated."""
-    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
-    return bool(shell) and hasattr(shell, "kernel")

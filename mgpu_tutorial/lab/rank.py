@@ -6,7 +6,7 @@ that the news of a rank that is killed is not lost with it:
     stdout stderr   what it printed          outcome   how the worker ended
     stack           faulthandler's dumps     result    what it returned
     where           its last own line        events    the trace
-    ready           it has joined the group  progress  how far it is
+    ready           it has joined the group  progress  how far it is, and its `status`
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import ctypes
 import faulthandler
 import inspect
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -34,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import places, trace, transfer
+from mgpu_tutorial.lab.report import returned
 
 LINGER = 0.5  # seconds that a rank which returned stays for its peers
 GROUP_TIMEOUT = timedelta(hours=1)  # the launcher's own timeout comes first
@@ -103,6 +105,8 @@ def _run(job: Job) -> dict[str, Any]:
 
 def prepare(rank: int, device: str, seed: int = 0) -> None:
     """One intra-op thread, the same seed on every rank, the rank's device as default."""
+    # Processes of its own start as the platform starts them, not by another fork server.
+    multiprocessing.set_start_method(None, force=True)
     torch.set_num_threads(1)
     random.seed(seed)
     np.random.seed(seed)
@@ -260,19 +264,29 @@ def progress(items: Any, total: int | None = None) -> Iterator:
     os.close(file)
 
 
+def status(text: str) -> None:
+    """Show one line of this rank under the progress bar, until its next line."""
+    folder = os.environ.get(trace.FOLDER)
+    if folder is not None:
+        draft = Path(folder, "status.draft")
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, Path(folder, "status"))
+
+
 def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
     """Run `worker` as the one rank that torchrun made of this process, then exit."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
     # All ranks share one terminal: write whole lines, or they run into each other.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
-    gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = enough and os.environ.get("MGPU_DEVICE") != "cpu"
     device = f"cuda:{local_rank}" if gpus else "cpu"
     prepare(rank, device)
     join("nccl" if gpus else "gloo", rank, world_size)
     result = worker(rank, world_size, **kwargs)
     if result is not None:
-        print(f"[rank {rank}] returned {result!r}", flush=True)
+        print(f"[rank {rank}]", "\n".join(returned(result)), flush=True)
     dist.barrier()
     dist.destroy_process_group()
     sys.exit(0)

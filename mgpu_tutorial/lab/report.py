@@ -5,6 +5,7 @@ without times, process ids or paths, so that it is the same from run to run.
 """
 
 import html
+import re
 from dataclasses import dataclass, field
 
 from mgpu_tutorial.lab.trace import Event
@@ -29,12 +30,19 @@ def colour(rank: int) -> str:
     return COLOURS[rank % len(COLOURS)]
 
 
+def colour_of(name: str) -> str:
+    """The colour of "rank 1" or "cuda:1" by its number; grey for a name without one."""
+    number = re.search(r"\d+$", name)
+    return colour(int(number[0])) if number else "#444444"
+
+
 @dataclass
 class Report:
     """The outcome of one launch; every list is indexed by rank.
 
     `events` is empty without `trace=True`; `seconds` is wall time from the moment
-    all ranks had joined until the last one ended, and no part of the repr.
+    all ranks had joined until the last one ended, and no part of the repr. `lanes` are
+    the names of threads, where threads were recorded instead of ranks.
     """
 
     world_size: int
@@ -43,17 +51,18 @@ class Report:
     stderr: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     seconds: float = 0.0
+    lanes: list[str] = field(default_factory=list)
+
+    def lane(self, rank: int) -> str:
+        """The name of a lane of the timeline: that of a rank, or of a thread."""
+        return self.lanes[rank] if self.lanes else f"rank {rank}"
 
     def lines(self, rank: int) -> list[str]:
         """What one rank said, line by line: output, then errors, then its result."""
         said = _cut(self.stdout[rank].splitlines(), f"report.stdout[{rank}]")
         said += _cut(self.stderr[rank].splitlines(), f"report.stderr[{rank}]")
         if self.results and self.results[rank] is not None:
-            text = repr(self.results[rank])
-            if len(text) > SHOWN_CHARACTERS:
-                text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
-            first, *rest = text.splitlines()
-            said += [f"returned {first}", *rest]
+            said += returned(self.results[rank])
         return said or ["(silent)"]
 
     def __repr__(self) -> str:
@@ -79,6 +88,14 @@ class Report:
             f'<b style="color:{tone}">rank {rank}</b>'
             f'<pre style="{inside};background:none;color:inherit">{text}</pre></div>'
         )
+
+
+def returned(value: object) -> list[str]:
+    """What a worker returned, as lines of a bearable length."""
+    text = repr(value)
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
+    return f"returned {text}".splitlines()
 
 
 def _cut(lines: list[str], whole: str) -> list[str]:

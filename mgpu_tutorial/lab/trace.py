@@ -179,9 +179,9 @@ def _line() -> str:
     return str(places.of_frame(frame) or "")
 
 
-def _recorder() -> Recorder | None:
-    """The recorder of this rank, or None where nobody records."""
-    return getattr(dist.barrier, "recorder", None)
+def current() -> Recorder | None:
+    """The recorder of this rank or of this process's threads; None where nobody records."""
+    return getattr(dist.barrier, "recorder", None) or getattr(span, "recorder", None)
 
 
 def start(path: Path) -> None:
@@ -192,7 +192,7 @@ def start(path: Path) -> None:
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """Mark a phase of a worker, such as `with span("backward"):`, for the timeline."""
-    recorder = _recorder()
+    recorder = current()
     index = recorder.begin("span", note=name, line=_line()) if recorder else None
     yield
     if recorder:
@@ -201,7 +201,7 @@ def span(name: str) -> Iterator[None]:
 
 def note(text: object) -> None:
     """Write a remark beside this rank's lifeline, such as the value it holds now."""
-    recorder = _recorder()
+    recorder = current()
     if recorder:
         recorder.end(recorder.begin("note", note=str(text), line=_line()))
 

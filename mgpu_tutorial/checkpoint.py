@@ -1,0 +1,66 @@
+"""Save a training run from rank 0, and let all ranks go on from it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+
+def save(path: str, model: nn.Module, optimizer: Optimizer, **also: Any) -> None:
+    """Rank 0 alone writes; the file is replaced whole, so a crash leaves the old one.
+
+    All ranks have the same model and optimizer state, so one copy is enough.
+    """
+    if dist.get_rank() > 0:
+        return
+    draft = f"{path}.draft"
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict()} | also, draft
+    )
+    os.replace(draft, path)
+
+
+def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict[str, Any]:
+    """Rank 0 reads and sends the state to all ranks, which need no common disk.
+
+    Returns what was saved `also`; {} where there is no file yet. Raises ValueError for a
+    file that cannot be read, for one whose values of `same` differ from those given, and for
+    a folder that cannot be written to.
+    """
+    box = [_read(path) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    state = box[0]
+    if state is None:
+        return {}
+    for name, value in same.items():
+        if state.get(name) != value:
+            raise ValueError(
+                f"{path} was saved with {name}={state.get(name)!r}, now {name}={value!r} "
+                "is asked for: not the same run. Give the old value or another path."
+            )
+    model.load_state_dict(state.pop("model"))
+    optimizer.load_state_dict(state.pop("optimizer"))
+    return state
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    folder = Path(path).resolve().parent
+    if not os.access(folder, os.W_OK):  # say it now, not after the first epoch
+        raise ValueError(f"checkpoint={path!r}: no folder {folder} that can be written to")
+    if not os.path.exists(path):
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not {"model", "optimizer"} <= set(state):
+            raise KeyError("no model and optimizer in it")
+    except Exception as error:  # whatever a torn file makes the reader raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"{path} holds no readable checkpoint ({reason}). Nothing was changed: move the "
+            "file away to start anew, or give another path."
+        ) from None
+    return state
