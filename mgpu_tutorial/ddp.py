@@ -189,14 +189,14 @@ class Bucket:
     def take(self) -> None:
         """Make each gradient a view into this bucket, with the value that it has."""
         for parameter, view in self.views.items():
-            if parameter.grad is not view:  # the first time, and after zero_grad()
-                view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
-                parameter.grad = view
+            parameter.grad = view.copy_(parameter.grad)
 
     def start(self) -> None:
-        """Begin to average this bucket with all ranks; `work` says when it is done."""
-        self.take()
-        self.work = dist.all_reduce(self.flat, op=AVG, async_op=True)
+        """Divide each gradient into its view, and begin to add up the ranks' buckets."""
+        for parameter, view in self.views.items():
+            torch.div(gradient(parameter), dist.get_world_size(), out=view)
+            parameter.grad = view
+        self.work = dist.all_reduce(self.flat, async_op=True)
 
 
 def agreed_order(
