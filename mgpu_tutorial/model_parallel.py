@@ -111,7 +111,7 @@ def agree(rank: int, cuts: Sequence[str], batch: int, image_size: int) -> list[i
     Returns the shape that goes into this rank's stage. Raises ValueError where the rank
     before will send another, and for cuts that do not make a stage for each rank.
     """
-    check_cuts(cuts, range(dist.get_world_size()))
+    check_cuts(cuts, [f"rank {r}" for r in range(dist.get_world_size())])
     comes, goes = stage_shapes(cuts, batch, image_size)[rank : rank + 2]
     if rank < len(cuts):
         dist.send(torch.tensor([*goes, 0, 0][:4]), rank + 1)
