@@ -27,6 +27,8 @@ PRELOAD = [
     "torch.distributed",
     "torch._dynamo",  # with the next one: two seconds less for a rank's first DDP
     "torch.nn.parallel.distributed",
+    "torch.distributed.pipelining",
+    "mgpu_tutorial.vision",  # torchvision: a quarter of a second less for each rank with it
     "mgpu_tutorial.lab.rank",
 ]
 FOLDER = "MGPU_KERNEL_FOLDER"
