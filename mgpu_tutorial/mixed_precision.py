@@ -162,7 +162,7 @@ def clip_then_unscale(model: nn.Module, optimizer, scaler, clip: float = 1.0) ->
 
 
 def leave_alone(model: nn.Module, optimizer, scaler, clip: float = 1.0) -> None:
-    """Wrong: a rank with an infinity goes on without the others, which wait for it."""
+    """Wrong: a rank with an infinity leaves the average out."""
     if all(p.grad.isfinite().all() for p in model.parameters()):
         average_then_look(model, optimizer, scaler, clip)
     else:
@@ -220,6 +220,17 @@ def scaled_steps(
         if verify:
             agreed(model, scaler)
     return rows, flat_parameters(model)
+
+
+def clipped_steps(
+    rank: int, world_size: int, clip: float, **settings
+) -> tuple[list[tuple[float, str, bool]], torch.Tensor]:
+    """`scaled_steps` with the scale 1 and gradients clipped to the norm `clip`."""
+
+    def finish(model: nn.Module, optimizer, scaler) -> None:
+        average_then_look(model, optimizer, scaler, clip)
+
+    return scaled_steps(rank, world_size, finish, init_scale=1.0, **settings)
 
 
 def ddp_steps(
