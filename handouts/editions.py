@@ -30,6 +30,8 @@ def plain(piece: Piece, where: str, number: str = "") -> dict:
     more = {}
     if piece.kind == "heading":
         more = {"level": piece.level, "number": number if piece.level == 1 else ""}
+    elif piece.kind == "html":
+        more = {"caption": piece.about.get("caption", "")}
     elif piece.kind == "image":
         more = {"alt": piece.alt, "caption": piece.caption, "width": piece.width}
     return block(piece.kind, piece.text, where, **more)
@@ -83,7 +85,11 @@ class _Edition:
         if piece.role == "exercise" and piece.kind == "text":
             yield from self._stub(piece)
             return
-        yield plain(piece, where, self.notebook.number)
+        if piece.kind == "code":
+            apart = "yes" if self._ends_cell(i) else ""
+            yield block("code", piece.text, where, apart=apart)
+        else:
+            yield plain(piece, where, self.notebook.number)
         self.asked = self.asked or piece.kind == "predict"
         if piece.kind == "heading" and self.name != HTML:
             yield from self._timing(piece, i)

@@ -118,7 +118,7 @@ local function alone(block)
   return image and image.t == "Image" and image or nil
 end
 
-local function filmstrip(pictures)
+local function filmstrip(pictures, given)
   local items, alt = {}, ""
   for _, picture in ipairs(pictures) do
     local image
@@ -128,7 +128,8 @@ local function filmstrip(pictures)
     table.insert(items, string.format("(%s, %s, %s)",
       quoted(image.src), quoted(alt .. ", " .. name), quoted(name)))
   end
-  local caption = string.format("%s, in %d steps", alt, #pictures)
+  local caption = (given or "") ~= "" and given
+    or string.format("%s, in %d steps", alt, #pictures)
   caption = meta.slides and "" or caption_of(caption)
   return raw(string.format("#filmstrip((%s,), %s, where: %s)",
     table.concat(items, ", "), quoted(caption), quoted(where)))
@@ -141,6 +142,15 @@ local function literal(block)
     block.content:insert(1, pandoc.RawInline("typst", "\\"))
     return block
   end
+end
+
+local function tabular(block)
+  for _, column in ipairs(block.colspecs) do
+    if column[1] == "AlignDefault" then
+      column[1] = "AlignLeft"
+    end
+  end
+  return wrapped("#tabular(where: " .. quoted(where) .. ")", { block })
 end
 
 -- HTML outputs in print -----------------------------------------------------------------
@@ -171,7 +181,7 @@ local function panels(div)
     quoted(where)))
 end
 
-print_html = function(blocks)
+print_html = function(blocks, caption)
   blocks = blocks:walk { Plain = literal, Para = literal }
   local result = pandoc.Blocks {}
   for _, block in ipairs(blocks) do
@@ -183,9 +193,9 @@ print_html = function(blocks)
     if flex then
       result:insert(flex)
     elseif strip then
-      result:insert(filmstrip(block.content))
+      result:insert(filmstrip(block.content, caption))
     elseif block.t == "Div" then
-      result:extend(print_html(block.content))
+      result:extend(print_html(block.content, caption))
     elseif block.t == "Figure" then
       local found
       block:walk { Image = function(img) found = img end }
@@ -197,7 +207,7 @@ print_html = function(blocks)
     elseif block.t == "CodeBlock" then
       result:insert(raw("#shown(" .. quoted(block.text) .. ")"))
     elseif block.t == "Table" then
-      result:insert(wrapped("#tabular(where: " .. quoted(where) .. ")", { block }))
+      result:insert(tabular(block))
     else
       result:insert(block)
     end
@@ -250,7 +260,7 @@ local function folded(blocks)
 end
 
 local function prose(text)
-  local blocks = pandoc.read(text, markdown).blocks:walk(inline)
+  local blocks = pandoc.read(text .. "\n", markdown).blocks:walk(inline)
   if not typst or spoken then
     return blocks
   end
@@ -261,7 +271,7 @@ local function prose(text)
       result:insert(raw(string.format("#listing(%s, %s)", quoted(block.text),
         quoted(block.classes[1] or ""))))
     elseif block.t == "Table" then
-      result:insert(wrapped("#tabular(where: " .. quoted(where) .. ")", { block }))
+      result:insert(tabular(block))
     elseif image then
       local alt = pandoc.utils.stringify(image.caption)
       result:insert(figure(image.src, alt, alt, 0))
@@ -305,7 +315,8 @@ end
 
 function pieces.code(block)
   if typst then
-    return raw("#source(" .. quoted(block.text) .. ")")
+    local apart = (block.attributes.apart or "") ~= "" and ", apart: true" or ""
+    return raw("#source(" .. quoted(block.text) .. apart .. ")")
   end
   return pandoc.CodeBlock(block.text, pandoc.Attr("", { "python" }))
 end
@@ -330,7 +341,7 @@ function pieces.error(block)
 end
 
 function pieces.html(block)
-  local blocks = print_html(pandoc.read(block.text, "html").blocks)
+  local blocks = print_html(pandoc.read(block.text, "html").blocks, block.attributes.caption)
   if #blocks == 0 then
     problem("an output of text/html has no printable form")
   end

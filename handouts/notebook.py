@@ -6,12 +6,11 @@ Nothing is executed: an output is what is stored.
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import nbformat
 
 ROOT = Path(__file__).parent.parent
 KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
@@ -116,7 +115,7 @@ def read(path: Path, media: Path) -> Notebook:
     """
     media.mkdir(parents=True, exist_ok=True)
     pieces, problems = [], []
-    for number, cell in enumerate(nbformat.read(path, as_version=4).cells):
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         reader = _Reader(path, number, cell, media)
         try:
             pieces += reader.pieces()
@@ -130,7 +129,7 @@ def read(path: Path, media: Path) -> Notebook:
 def read_text(path: Path, media: Path, nested: bool = False) -> Notebook:
     """Read a page of markdown as if it were the one cell of a notebook."""
     text = path.read_text(encoding="utf-8")
-    cell = nbformat.v4.new_markdown_cell(text)
+    cell = {"cell_type": "markdown", "source": text, "metadata": {}}
     return Notebook(path, list(_Reader(path, 0, cell, media).pieces()), nested)
 
 
@@ -139,21 +138,22 @@ class _Reader:
 
     def __init__(self, path: Path, number: int, cell: dict, media: Path) -> None:
         self.path, self.cell, self.number, self.media = path, cell, number, media
-        self.about = dict(cell.metadata.get(KEY, {}))
-        tags = cell.metadata.get("tags", [])
+        self.about = dict(cell["metadata"].get(KEY, {}))
+        tags = cell["metadata"].get("tags", [])
         self.common = {
             "cell": number,
             "role": next((role for role in ("exercise", "solution") if role in tags), ""),
-            "slide": cell.metadata.get("slideshow", {}).get("slide_type", ""),
+            "slide": cell["metadata"].get("slideshow", {}).get("slide_type", ""),
             "about": self.about,
         }
 
     def pieces(self) -> Iterator[Piece]:
-        if self.cell.cell_type == "markdown":
-            yield from self._prose(self.cell.source)
-        elif self.cell.cell_type == "code":
-            yield Piece("code", self.cell.source, **self.common)
-            for output in self.cell.outputs:
+        source = _text(self.cell["source"])
+        if self.cell["cell_type"] == "markdown":
+            yield from self._prose(source)
+        elif self.cell["cell_type"] == "code":
+            yield Piece("code", source, **self.common)
+            for output in self.cell["outputs"]:
                 yield from self._output(output)
 
     def _prose(self, source: str) -> Iterator[Piece]:
@@ -177,7 +177,7 @@ class _Reader:
         """Copy a picture that the prose shows into the media folder."""
         kind, _, name = source.partition(":")
         if kind == "attachment":
-            mime, data = next(iter(self.cell.attachments[name].items()))
+            mime, data = next(iter(self.cell["attachments"][name].items()))
             return self._keep(IMAGES.get(mime, ""), base64.b64decode(data))
         file = self.path.parent / source
         if not file.is_file():
@@ -185,14 +185,15 @@ class _Reader:
         return self._keep(file.suffix[1:], file.read_bytes())
 
     def _output(self, output: dict) -> Iterator[Piece]:
-        if output.output_type == "stream":
-            yield Piece("text", output.text.rstrip("\n"), **self.common)
-        elif output.output_type == "error":
-            trace = ANSI.sub("", "\n".join(output.traceback))
-            text = trace or f"{output.ename}: {output.evalue}"
+        if output["output_type"] == "stream":
+            yield Piece("text", _text(output["text"]).rstrip("\n"), **self.common)
+        elif output["output_type"] == "error":
+            trace = ANSI.sub("", "\n".join(output["traceback"]))
+            text = trace or f"{output['ename']}: {output['evalue']}"
             yield Piece("error", text.rstrip("\n"), **self.common)
         else:
-            yield from self._bundle(output.data, output.metadata)
+            data = {mime: _text(content) for mime, content in output["data"].items()}
+            yield from self._bundle(data, output["metadata"])
 
     def _bundle(self, data: dict, metadata: dict) -> Iterator[Piece]:
         mime = next((mime for mime in PRINTABLE if mime in data), "")
@@ -240,6 +241,11 @@ class _Reader:
             printed = _with_our_font(content.decode())
             (self.media / f"print-{name}").write_text(printed, encoding="utf-8")
         return name
+
+
+def _text(stored: str | list[str]) -> str:
+    """A notebook stores a text as the list of its lines."""
+    return stored if isinstance(stored, str) else "".join(stored)
 
 
 def _with_our_font(svg: str) -> str:

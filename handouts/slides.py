@@ -124,6 +124,8 @@ class _Maker:
 
     def _show(self, piece: Piece, made: dict | None = None) -> None:
         slide = self._new(piece) if self.fresh else self.slides[-1]
+        if piece.kind == "code":
+            made = block("code", tight(piece.text), self._where(piece))
         slide.blocks.append(made or plain(piece, self._where(piece)))
         slide.kinds.append(piece.kind)
 
@@ -149,7 +151,7 @@ class _Maker:
         self._say(piece.text)
 
     def _prose(self, piece: Piece, i: int) -> None:
-        leads = piece.text.rstrip().endswith(":") or self._explained(i)
+        leads = piece.text.rstrip().endswith(":") or self._explained(i) or self._lists(i)
         if self.slides and self.slides[-1].kind != "title" and leads and self._busy():
             self.fresh = True
         if re.match(r"\*\*\d+\.\*\*", piece.text) and self.slides[-1].blocks:
@@ -164,6 +166,11 @@ class _Maker:
     def _explained(self, i: int) -> bool:
         """True if an earlier paragraph of this cell has explained the result already."""
         return i > 0 and self.pieces[i - 1].cell == self.pieces[i].cell
+
+    def _lists(self, i: int) -> bool:
+        """True if it leads from one listing to the next."""
+        following = [piece.kind for piece in self.pieces[i + 1 : i + 3]]
+        return following == ["code", "listing"] and self.slides[-1].kinds[-1:] == ["listing"]
 
     def _busy(self) -> bool:
         return not self.fresh and self.slides[-1].shows_result
@@ -189,13 +196,13 @@ class _Maker:
             self.fresh = True
         self._show(piece)
         if self.asked is not None:
-            self.asked.append(block("again", piece.text, self._where(piece)))
+            self.asked.append(block("again", tight(piece.text), self._where(piece)))
 
     def _listing(self, piece: Piece, i: int) -> None:
         if not self.fresh and set(self.slides[-1].kinds) - {"prose"}:
             self.fresh = True
         text = DOCSTRING.sub(lambda doc: f'"""{doc[1]}"""', piece.text)
-        self._show(piece, block("listing", text, self._where(piece)))
+        self._show(piece, block("listing", tight(text), self._where(piece)))
         if self.asked is not None:
             self.fresh = True
 
@@ -208,6 +215,11 @@ class _Maker:
         elif self._busy() and piece.kind in ("image", "html"):
             self.fresh = True
         self._show(piece)
+
+
+def tight(source: str) -> str:
+    """Code with one empty line where it has two."""
+    return source.replace("\n\n\n", "\n\n")
 
 
 def brief(text: str) -> str:

@@ -1,5 +1,6 @@
 """The web pages: one self-contained file a notebook, and an index of everything."""
 
+import base64
 import html
 import re
 from pathlib import Path
@@ -9,6 +10,13 @@ from handouts.editions import HTML, block, edition
 from handouts.notebook import Notebook
 
 ROOM = Path(__file__).parent
+MIME = {
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".gif": "image/gif",
+}
+PICTURE = re.compile(r'src="([0-9a-f]{16}\.\w+)"')
 FORMS = {
     "read": "{0}.html",
     "student": "../student/{0}.pdf",
@@ -98,10 +106,15 @@ def _write(
     text = convert.pandoc(
         blocks,
         meta,
-        *("-t", "html5", "--standalone", "--mathml", "--embed-resources"),
-        *("--template", str(ROOM / "page.html"), "--resource-path", str(media)),
+        *("-t", "html5", "--standalone", "--mathml", "--template", str(ROOM / "page.html")),
         *("--syntax-highlighting", str(ROOM / "html.theme"), "--toc", "--toc-depth=3"),
         *("-V", f"pagetitle={title}", "-V", f"series={series}", "-V", f"nav={navigation}"),
         *options,
     )
-    path.write_text(text, encoding="utf-8")
+    path.write_text(PICTURE.sub(lambda found: _inside(media / found[1]), text), "utf-8")
+
+
+def _inside(file: Path) -> str:
+    """The source of an image as the image itself, so that the page needs no other file."""
+    data = base64.b64encode(file.read_bytes()).decode()
+    return f'src="data:{MIME[file.suffix]};base64,{data}"'
