@@ -42,6 +42,11 @@ class Target:
     arguments: tuple
     key: str
 
+    @property
+    def name(self) -> str:
+        """The folder and the name of the file, such as student/book.pdf."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
 
 @dataclass
 class Outcome:
@@ -61,20 +66,22 @@ def build(
     Raises Unprintable with a line for each fault, which begins with its place.
     """
     begin = time.perf_counter()
-    plan = Plan(names, folder, out)
-    outcome = Outcome()
+    plan, outcome = Plan(names, folder, out), Outcome()
     stamps = out / ".work" / "stamps.json"
     known = json.loads(stamps.read_text()) if stamps.exists() else {}
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for step, what in ((plan.texts, "text"), (plan.pdfs, "PDF")):
-            targets = list(step())
-            try:
+    made: list[Target] = []
+    try:
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            for step, what in ((plan.texts, "text"), (plan.pdfs, "PDF")):
+                targets = list(step())
+                made += targets
                 _run(pool, targets, known, outcome, None if quiet else what)
-            finally:
-                stamps.write_text(json.dumps(known, indent=1))
-    outcome.pages = {
-        str(t.path.relative_to(out)): known[str(t.path.relative_to(out))][1] for t in targets
-    }
+        if not names:
+            _forget(known, made, out)
+    finally:
+        stamps.write_text(json.dumps(known, indent=1))
+    pdfs = [target.name for target in made if target.path.suffix == ".pdf"]
+    outcome.pages = {name: known[name][1] for name in pdfs}
     outcome.seconds = time.perf_counter() - begin
     return outcome
 
@@ -83,15 +90,7 @@ def _run(
     pool, targets: list[Target], known: dict, outcome: Outcome, what: str | None
 ) -> None:
     """Make the targets that are not there as they should be."""
-
-    def name(target: Target) -> str:
-        return str(target.path.relative_to(target.path.parents[1]))
-
-    stale = [
-        target
-        for target in targets
-        if not target.path.exists() or known.get(name(target), [""])[0] != target.key
-    ]
+    stale = [t for t in targets if not t.path.exists() or known.get(t.name, [""])[0] != t.key]
     outcome.kept += [t.path for t in targets if t not in stale]
     waiting = {pool.submit(t.make, *t.arguments, t.path): t for t in stale}
     problems: list[str] = []
@@ -99,7 +98,7 @@ def _run(
     for future in as_completed(waiting):
         target = waiting[future]
         try:
-            known[name(target)] = [target.key, future.result()]
+            known[target.name] = [target.key, future.result()]
             outcome.built.append(target.path)
         except Unprintable as problem:
             problems += str(problem).split("\n")
@@ -107,6 +106,15 @@ def _run(
     bar.close()
     if problems:
         raise Unprintable("\n".join(dict.fromkeys(problems)))
+
+
+def _forget(known: dict, made: list[Target], out: Path) -> None:
+    """Remove what an earlier build made of a notebook that is gone or has another name."""
+    for name in set(known) - {target.name for target in made}:
+        for folder in (out, out / ".work"):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).with_suffix(".pdfpc").unlink(missing_ok=True)
+        del known[name]
 
 
 def digest(*parts: object) -> str:

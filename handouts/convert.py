@@ -139,16 +139,15 @@ def _cell(file: Path, line: int) -> str:
 
 
 def _cells_with(text: str, work: Path) -> list[str]:
-    """Where a text that Typst gave no place for stands: inside a picture."""
-    pictures = [
-        file.name
-        for file in work.glob("media/*.svg")
-        if text and text in file.read_text(encoding="utf-8")
-    ]
+    """Where a text that Typst gave no place for stands: in an output or a picture."""
+    sought = [text] if text else []
+    for file in work.glob("media/print-*.svg"):
+        if text and text in file.read_text(encoding="utf-8"):
+            sought.append(file.name.removeprefix("print-"))
     places = [
         _cell(file, number + 1)
         for file in work.glob("*/*.typ")
         for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"))
-        if any(name.removeprefix("print-") in line for name in pictures)
+        if any(word in line for word in sought)
     ]
-    return list(dict.fromkeys(filter(None, places))) or ["a picture"]
+    return list(dict.fromkeys(filter(None, places))) or ["some cell"]

@@ -160,12 +160,14 @@ class _Reader:
         def kept(found: re.Match) -> str:
             return found[1] + self._keep_file(found[2])
 
+        level = 0
         for text in paragraphs(source):
-            heading = HEADING.fullmatch(text)
+            under_title, heading = level == 1, HEADING.fullmatch(text)
+            level = 0
             if heading:
                 level = len(heading[1])
                 yield Piece("heading", heading[2].strip(), level=level, **self.common)
-            elif NAVIGATION.fullmatch(text):
+            elif under_title and NAVIGATION.fullmatch(text):
                 yield Piece("navigation", text, **self.common)
             else:
                 before, question, asked = text.partition("**Predict")

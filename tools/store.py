@@ -37,6 +37,11 @@ def store(path: Path) -> None:
             cell.outputs = [kept for kept in map(still, cell.outputs) if kept]
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     nbformat.write(notebook, path)
+    normalise(path)
+
+
+def normalise(path: Path) -> None:
+    """Remove what depends on the machine; outputs, tags and other metadata stay."""
     strip = ["nbstripout", "--keep-output", "--keep-count", "--extra-keys"]
     keys = "cell.metadata.execution metadata.widgets metadata.language_info.version"
     subprocess.run(
