@@ -7,7 +7,8 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-NBVAL := --nbval --nbval-cell-timeout 120
+# Two notebooks at a time: each waits for its own ranks, timeouts and pauses often.
+NBVAL := --nbval --nbval-cell-timeout 120 --numprocesses 2 --dist loadfile
 export JUPYTER_PREFER_ENV_PATH := 1
 
 # The first interpreter that is new enough; make PYTHON=/path/to/python overrides it.

@@ -54,7 +54,7 @@ class DataPartitioner:
 def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     """Where each part ends. Rounding the running sum, not each part, loses nothing."""
     if not sizes or any(not size > 0 for size in sizes):
-        raise ValueError(f"sizes must be positive fractions, got {list(sizes)}")
+        raise ValueError(f"sizes must be one or more positive fractions, got {list(sizes)}")
     if sum(sizes) > 1 + 1e-9:
         raise ValueError(f"sizes must add up to at most 1, got {sum(sizes):g}: {list(sizes)}")
     ends = [round(samples * sum(sizes[: i + 1])) for i in range(len(sizes))]
@@ -108,7 +108,7 @@ def loaded(rank: int, world_size: int, samples: int, batch: int) -> list[list[in
     data = list(range(samples))
     sampler = DistributedSampler(data, shuffle=False)
     mine = share(batch, rank, world_size)
-    loader = DataLoader(data, batch_size=mine, sampler=sampler)  # no shuffle: the sampler's
+    loader = DataLoader(data, batch_size=mine, sampler=sampler)  # the sampler shuffles
     return [samples.tolist() for samples in loader]
 
 
@@ -133,7 +133,8 @@ class Noise(Dataset):
 
 def augmented(rank: int, world_size: int, own_seed: bool) -> list[float]:
     """Random numbers drawn in two loader processes; with `own_seed` they differ by rank."""
-    generator = torch.Generator().manual_seed(rank if own_seed else 0)
+    torch.manual_seed(0)  # the weights: alike on all ranks
+    generator = torch.Generator().manual_seed(rank) if own_seed else None
     loader = DataLoader(Noise(), batch_size=None, num_workers=2, generator=generator)
     return list(loader)
 

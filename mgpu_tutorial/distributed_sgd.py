@@ -63,6 +63,11 @@ def flat_parameters(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+def by_share(share: int, batch: int, world_size: int) -> float:
+    """What a mean loss over `share` of `batch` samples must count in the ranks' average."""
+    return share * world_size / batch
+
+
 def after_steps(
     rank: int,
     world_size: int,
@@ -70,18 +75,19 @@ def after_steps(
     steps: int = 5,
     batch: int = 120,
     reduction: str = "mean",
-    weighted: bool = False,
+    weight: Callable | None = None,
     own_start: bool = False,
+    lr: float = 0.01,
 ) -> torch.Tensor:
     """Take `steps` steps on this rank's share of each global batch; returns parameters."""
     data = digits()
-    model, optimizer = new_model(seed=rank if own_start else 0)
+    model, optimizer = new_model(seed=rank if own_start else 0, lr=lr)
     order = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)
     for mine in order[:steps]:
         optimizer.zero_grad()
         loss = nll_loss(model(data.images[mine]), data.labels[mine], reduction=reduction)
-        if weighted:  # a mean of means counts a small share like a large one
-            loss = loss * len(mine) * world_size / batch
+        if weight:
+            loss = loss * weight(len(mine), batch, world_size)
         loss.backward()
         synchronise(model)
         optimizer.step()
@@ -106,7 +112,7 @@ def drift(rank: int, world_size: int, synchronise: Callable, steps: int) -> list
 
 
 def with_layers(
-    rank: int, world_size: int, steps: int = 5, **layers: float | str
+    rank: int, world_size: int, steps: int = 3, **layers: float | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Train a network with these layers; returns its parameters and some predictions."""
     data = digits()
@@ -162,20 +168,21 @@ def train_epoch(
     batch: int,
     synchronise: Callable,
 ) -> list[float]:
-    """One pass over this rank's share of every batch; returns all ranks' mean losses."""
+    """One pass over the data; returns each rank's mean loss, then that over all samples."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sums = data.images.new_zeros(world_size + 1, 2)  # loss and samples, by rank and in all
+    mine = data.images.new_zeros(2)  # the sum of the losses, the number of samples
     batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
-    for step, mine in enumerate(batches):
+    for step, share in enumerate(batches):
         whole = min(batch, len(data) - step * batch)  # the last batch is smaller
         optimizer.zero_grad()
-        loss = nll_loss(model(data.images[mine]), data.labels[mine], reduction="sum")
-        (loss * world_size / whole).backward()  # their mean is that of the whole batch
+        loss = nll_loss(model(data.images[share]), data.labels[share], reduction="sum")
+        (loss * world_size / whole).backward()  # averaged: the sum over all ranks / whole
         synchronise(model)
         optimizer.step()
-        sums[[rank, -1]] += sums.new_tensor([loss.item(), len(mine)])
-    dist.all_reduce(sums)
-    return (sums[:, 0] / sums[:, 1]).tolist()
+        mine += mine.new_tensor([loss.item(), len(share)])
+    ranks = [torch.zeros_like(mine) for _ in range(world_size)]
+    dist.all_gather(ranks, mine)
+    return [float(losses / samples) for losses, samples in [*ranks, sum(ranks)]]
 
 
 class PowerCut:
@@ -192,8 +199,8 @@ class PowerCut:
 
 
 def correct(parameters: torch.Tensor, images: torch.Tensor, labels: torch.Tensor) -> int:
-    """How many of these digits a network with these parameters reads correctly."""
-    model, _ = new_model()
+    """How many of these digits (an int) a network with these parameters reads correctly."""
+    model = SmallConvNet()
     nn.utils.vector_to_parameters(parameters, model.parameters())
     with torch.no_grad():
         return int((model(images).argmax(dim=1) == labels).sum())

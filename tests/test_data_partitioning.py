@@ -44,10 +44,10 @@ def test_a_partition_is_a_data_set():
 @pytest.mark.parametrize(
     "sizes, says",
     [
-        ([], "positive fractions"),
-        ([0.5, 0.0], "positive fractions"),
-        ([0.5, -0.1], "positive fractions"),
-        ([float("nan")], "positive fractions"),
+        ([], "one or more positive fractions"),
+        ([0.5, 0.0], "one or more positive fractions"),
+        ([0.5, -0.1], "one or more positive fractions"),
+        ([float("nan")], "one or more positive fractions"),
         ([0.7, 0.4], "add up to at most 1, got 1.1"),
         ([0.999, 0.001], "part 1 would be empty: 0.001 of 10 samples"),
     ],

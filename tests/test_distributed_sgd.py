@@ -25,7 +25,7 @@ def test_n_processes_equal_one(alone, synchronise, world_size):
 def test_unequal_shares_need_weights(alone, world_size):
     plain = launch(sgd.after_steps, world_size, batch=7).results
     assert (plain[0] - alone[7]).abs().max() > 1e-5
-    weighted = launch(sgd.after_steps, world_size, batch=7, weighted=True).results
+    weighted = launch(sgd.after_steps, world_size, batch=7, weight=sgd.by_share).results
     torch.testing.assert_close(weighted, [alone[7]] * world_size, rtol=0, atol=1e-6)
 
 

@@ -13,16 +13,19 @@ from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.lab import (
     RanksHung,
     before_after,
+    bucket_map,
     check,
     curves,
     launch,
     sequence_chart,
+    show_changes,
     show_source,
     stepper,
     timeline,
     traffic,
 )
 from mgpu_tutorial.lab.chart import converse, size
+from mgpu_tutorial.lab.timeline import events_of
 
 
 def elements(drawing, tag):
@@ -104,6 +107,44 @@ def test_a_timeline_shows_intervals_and_says_no_time():
     plot = timeline(report)
     assert plot.png.startswith(b"\x89PNG")
     assert not re.search(r"\d+\.\d+", repr(plot))
+
+
+def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere():
+    report = launch(nonblocking.overlapped, 2, 50, trace=True)
+    assert {e.op for e in events_of(report)} == {"barrier", "isend", "recv", "span", "wait"}
+    with pytest.raises(ValueError, match="nothing was recorded inside a span 'compute'"):
+        timeline(report, during="compute")
+    with pytest.raises(ValueError, match="nothing was recorded inside a span 'dinner'"):
+        timeline(report, during="dinner")
+
+
+def test_a_bucket_map_has_a_box_for_each_parameter_and_each_bucket():
+    nbytes = {"a.weight": 4096, "a.bias": 16, "b": 16}
+    rows = {"first": [["a.weight", "a.bias", "b"]], "then": [["b", "a.bias"], ["a.weight"]]}
+    drawing = bucket_map(rows, nbytes)
+    assert len(elements(drawing, "rect")) == 1 + 3 + 6
+    fills = [box.get("fill") for box in elements(drawing, "rect")[1:]]
+    assert fills.count("#5b5b5b") == 2  # the large one, once a row
+    assert repr(drawing).splitlines() == [
+        "first, bucket 0 (4.03 KiB): a.weight, a.bias, b",
+        "then, bucket 0 (32 B): b, a.bias",
+        "then, bucket 1 (4 KiB): a.weight",
+    ]
+    boxes = elements(drawing, "rect")[1:]
+    assert max(float(b.get("x")) + float(b.get("width")) for b in boxes) <= drawing.width
+
+
+def test_changes_are_listed_as_a_diff(tmp_path, monkeypatch):
+    for name, text in (("old_text", "a = 1\nb = 2\n"), ("new_text", "a = 1\nb = 3\n")):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    import new_text
+    import old_text
+
+    listing = show_changes(old_text, new_text)
+    assert repr(listing).splitlines()[0] == "--- old_text.py"
+    assert repr(listing).splitlines()[-2:] == ["-b = 2", "+b = 3"]
+    assert listing._repr_mimebundle_()["text/markdown"].startswith("```diff\n---")
 
 
 def test_curves_name_what_they_draw():

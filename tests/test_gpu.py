@@ -2,12 +2,23 @@
 
 import pytest
 import ranks
+import stages
 import torch
 from torch.distributed import is_nccl_available
 
-from mgpu_tutorial import collectives, data_partitioning, nonblocking
+from mgpu_tutorial import (
+    collectives,
+    comparison,
+    data_partitioning,
+    ddp_buckets,
+    mixed_precision,
+    nonblocking,
+)
+from mgpu_tutorial import micro_batches as mb
+from mgpu_tutorial import model_parallel as mp
+from mgpu_tutorial import pipeline as pl
 from mgpu_tutorial import point_to_point as p2p
-from mgpu_tutorial.lab import launch, transfer
+from mgpu_tutorial.lab import Ledger, devices, launch, transfer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,3 +65,87 @@ def test_only_a_pinned_copy_returns_before_it_is_done():
 def test_arguments_on_the_gpu_travel(tmp_path):
     transfer.write(torch.ones(2, device="cuda"), tmp_path / "value", "value")
     assert transfer.read(tmp_path / "value").device.type == "cpu"
+
+
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason="needs two GPUs, to compare with torch.nn.DataParallel",
+)
+def test_every_stage_is_that_of_pytorchs_data_parallel(monkeypatch):
+    monkeypatch.delenv("MGPU_DEVICE", raising=False)
+    for count in range(2, torch.cuda.device_count() + 1):
+        stages.compare_stages(devices(count))
+
+
+def test_the_ledger_adds_what_cuda_saw():
+    weight = torch.zeros(256, 256, device="cuda:0", requires_grad=True)
+    ledger = Ledger()
+    with ledger.watch():
+        loss = (weight @ weight).relu().sum()
+    loss.backward()
+    ledger.count("gradients", weight.grad)
+    table = ledger.table()
+    assert table.header[-1] == "CUDA's peak"
+    assert table.rows[0][0] == "cuda:0" and table.rows[0][-1] >= 3 * weight.nbytes
+
+
+def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
+    images, labels = (tensor.cuda() for tensor in mp.random_images(4))
+    whole = mp.new_model().cuda()
+    split = mp.ModelParallelResNet50(("cuda:0", "cuda:0"))
+    split.load_state_dict(whole.state_dict())
+    torch.backends.cudnn.deterministic = True
+    mp.unsplit_step(whole, images, labels, 2)
+    _, tasks = mb.micro_batched(split, images, labels, 2)
+    assert len(tasks) == 8
+    expected = [p.grad for p in whole.parameters()]
+    torch.testing.assert_close([p.grad for p in split.parameters()], expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_model_split_over_two_gpus_is_the_unsplit_one():
+    images, labels = mp.random_images(4)
+    whole = mp.new_model().to("cuda:0")
+    split = mp.ModelParallelResNet50(("cuda:0", "cuda:1"))
+    split.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(split(images).cpu(), whole(images.to("cuda:0")).cpu())
+
+
+def test_stages_on_ranks_that_share_one_gpu():
+    report = launch(mp.across, 2, micro=2, batch=4, device="cuda:0", timeout=120)
+    assert sum(len(mine) for _, mine in report.results) == 161
+    for schedule in pl.SCHEDULES:
+        launch(pl.scheduled, 2, schedule, 4, pl.Pauses(0.001), device="cuda:0", timeout=60)
+
+
+@pytest.mark.parametrize("world_size, device", [(1, "cuda"), (2, "cuda:0")])
+def test_five_ways_of_ddp_equal_one_process(world_size, device):
+    ways = {way.__name__: {"way": way} for way in ddp_buckets.WAYS}
+    worker, alone = ddp_buckets.after_steps, ddp_buckets.alone()
+    for found in launch(ddp_buckets.each, world_size, worker, ways, device=device).results:
+        for result in found.values():
+            torch.testing.assert_close(result, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scaled_ddp_ranks_stay_alike_under_autocast_on_the_gpu(dtype):
+    settings = {"dtype": dtype, "scale": 1024.0, "device": "cuda:0"}
+    (_, one, _, weights), (_, two, _, _) = launch(
+        mixed_precision.ddp_steps, 2, **settings
+    ).results
+    assert one == two and weights.isfinite().all()
+
+
+def test_one_infinity_makes_all_ranks_skip_on_the_gpu():
+    results = launch(
+        mixed_precision.scaled_steps, 2, infinite=(1, 1), device="cuda:0"
+    ).results
+    assert [row[0] for row in results[0][0]] == [1024, 512, 512, 512]
+    assert results[0][0] == results[1][0]
+
+
+def test_the_comparison_measures_the_rows_of_one_gpu():
+    scale = comparison.Scale({"mobilenet_v2": 4}, side=32, iterations=1)
+    for name in ("one device", "one device + autocast"):
+        found = comparison.row("mobilenet_v2", comparison.WAYS[name], scale, gpus=1)
+        assert found["processes"] == 1 and found["peaks"][0] > 0

@@ -29,7 +29,8 @@ def kernel(tmp_path, monkeypatch):
 
 def begin_to_sleep(client, folder):
     here = str(Path(__file__).parent)
-    client.execute(SLEEP.format(here=here, marker=str(folder / "pid")))
+    code = SLEEP.format(here=here, marker=str(folder / "pid"))
+    client.execute(code, stop_on_error=False)  # else the kernel drops what comes next
     end = time.monotonic() + 60
     while len(list(folder.glob("pid.*"))) < 2 and time.monotonic() < end:
         time.sleep(0.05)

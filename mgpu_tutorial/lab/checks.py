@@ -21,10 +21,10 @@ def check(answer: Any, expected: Any, hint: str = "") -> None:
         except Exception as error:  # the learner's code: anything can happen
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             blank = "ellipsis" in first.lower()
-            print(f"{NOT_YET}: {BLANK if blank else first}{_hint(hint)}")
+            print(f"{NOT_YET}: {BLANK}" if blank else f"{NOT_YET}: {first}{_hint(hint)}")
             return
     if _is_blank(answer):
-        print(f"{NOT_YET}: {BLANK}{_hint(hint)}")
+        print(f"{NOT_YET}: {BLANK}")  # a hint comes after a try
         return
     wrong = difference(answer, expected)
     print(f"{NOT_YET}: {wrong}{_hint(hint)}" if wrong else CORRECT)

@@ -14,6 +14,7 @@ import ctypes
 import faulthandler
 import inspect
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -104,6 +105,8 @@ def _run(job: Job) -> dict[str, Any]:
 
 def prepare(rank: int, device: str, seed: int = 0) -> None:
     """One intra-op thread, the same seed on every rank, the rank's device as default."""
+    # Processes of its own start as the platform starts them, not by another fork server.
+    multiprocessing.set_start_method(None, force=True)
     torch.set_num_threads(1)
     random.seed(seed)
     np.random.seed(seed)

@@ -5,6 +5,7 @@ without times, process ids or paths, so that it is the same from run to run.
 """
 
 import html
+import re
 from dataclasses import dataclass, field
 
 from mgpu_tutorial.lab.trace import Event
@@ -29,12 +30,19 @@ def colour(rank: int) -> str:
     return COLOURS[rank % len(COLOURS)]
 
 
+def colour_of(name: str) -> str:
+    """The colour of "rank 1" or "cuda:1" by its number; grey for a name without one."""
+    number = re.search(r"\d+$", name)
+    return colour(int(number[0])) if number else "#444444"
+
+
 @dataclass
 class Report:
     """The outcome of one launch; every list is indexed by rank.
 
     `events` is empty without `trace=True`; `seconds` is wall time from the moment
-    all ranks had joined until the last one ended, and no part of the repr.
+    all ranks had joined until the last one ended, and no part of the repr. `lanes` are
+    the names of threads, where threads were recorded instead of ranks.
     """
 
     world_size: int
@@ -43,6 +51,11 @@ class Report:
     stderr: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     seconds: float = 0.0
+    lanes: list[str] = field(default_factory=list)
+
+    def lane(self, rank: int) -> str:
+        """The name of a lane of the timeline: that of a rank, or of a thread."""
+        return self.lanes[rank] if self.lanes else f"rank {rank}"
 
     def lines(self, rank: int) -> list[str]:
         """What one rank said, line by line: output, then errors, then its result."""

@@ -3,25 +3,35 @@
 import ast
 import inspect
 from collections.abc import Callable
+from difflib import unified_diff
 from pathlib import Path
+from types import ModuleType
 
 
 class Listing:
     """A fenced listing: highlighted in JupyterLab, stored with the notebook, printable."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, language: str = "python") -> None:
+        self.text, self.language = text, language
 
     def __repr__(self) -> str:
         return self.text
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/plain": self.text, "text/markdown": f"```python\n{self.text}\n```"}
+        fenced = f"```{self.language}\n{self.text}\n```"
+        return {"text/plain": self.text, "text/markdown": fenced}
 
 
 def show_source(*functions: Callable) -> Listing:
     """List the source of one or more functions or classes, docstrings included."""
     return Listing("\n\n\n".join(_source(function) for function in functions))
+
+
+def show_changes(old: ModuleType, new: ModuleType) -> Listing:
+    """List what differs between the files of two modules, a line that goes or comes each."""
+    texts = [inspect.getsource(module).splitlines() for module in (old, new)]
+    names = [Path(module.__file__ or "").name for module in (old, new)]
+    return Listing("\n".join(unified_diff(*texts, *names, n=1, lineterm="")), "diff")
 
 
 def _source(function: Callable) -> str:

@@ -38,7 +38,8 @@ class Event:
     """One operation, span or note of one rank.
 
     `begin` and `end` are seconds since the launch (`end` is None for a call that
-    never came back); `nbytes` is the payload handed to this call, not what a
+    never came back); an asynchronous collective comes back at once and is complete
+    at `done` (not known with NCCL). `nbytes` is the payload handed to this call, not what a
     collective then moves on the wire.
     """
 
@@ -47,6 +48,7 @@ class Event:
     op: str
     begin: float
     end: float | None = None
+    done: float | None = None
     peer: int | None = None
     tag: int = 0
     group: tuple[int, ...] = ()
@@ -84,6 +86,9 @@ class Recorder:
     def end(self, index: int, **details: Any) -> None:
         self._line(index=index, end=time.monotonic(), **details)
 
+    def done(self, index: int) -> None:
+        self._line(index=index, done=time.monotonic())
+
     def _line(self, **fields: Any) -> None:
         self._file.write(json.dumps(fields) + "\n")
 
@@ -103,19 +108,25 @@ class Recorder:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._inside:  # recv calls irecv: the learner made one call
-                return original(*args, **kwargs)
+                return call.original(*args, **kwargs)
             self._inside = True
             try:
                 given = signature.bind_partial(*args, **kwargs).arguments
                 index = self.begin(op, **_describe(op, given))
-                result = original(*args, **kwargs)
+                result = call.original(*args, **kwargs)
                 peer = {"peer": result} if op == "recv" else {}
                 self.end(index, **peer)
             finally:
                 self._inside = False
-            asynchronous = op in ("isend", "irecv") or given.get("async_op")
-            return TracedWork(result, self, index) if asynchronous else result
+            if op in ("isend", "irecv"):
+                return TracedWork(result, self, index)
+            if not given.get("async_op") or result is None:
+                return result
+            if "nccl" not in dist.get_backend(given.get("group")):  # NCCL only knows "queued"
+                result.get_future().add_done_callback(lambda _: self.done(index))
+            return TracedWork(result, self, index)
 
+        call.original = original  # what slow_link puts itself around
         return call
 
 
@@ -168,9 +179,9 @@ def _line() -> str:
     return str(places.of_frame(frame) or "")
 
 
-def _recorder() -> Recorder | None:
-    """The recorder of this rank, or None where nobody records."""
-    return getattr(dist.barrier, "recorder", None)
+def current() -> Recorder | None:
+    """The recorder of this rank or of this process's threads; None where nobody records."""
+    return getattr(dist.barrier, "recorder", None) or getattr(span, "recorder", None)
 
 
 def start(path: Path) -> None:
@@ -181,7 +192,7 @@ def start(path: Path) -> None:
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """Mark a phase of a worker, such as `with span("backward"):`, for the timeline."""
-    recorder = _recorder()
+    recorder = current()
     index = recorder.begin("span", note=name, line=_line()) if recorder else None
     yield
     if recorder:
@@ -190,7 +201,7 @@ def span(name: str) -> Iterator[None]:
 
 def note(text: object) -> None:
     """Write a remark beside this rank's lifeline, such as the value it holds now."""
-    recorder = _recorder()
+    recorder = current()
     if recorder:
         recorder.end(recorder.begin("note", note=str(text), line=_line()))
 
@@ -208,9 +219,9 @@ def read(path: Path, rank: int, origin: float) -> list[Event]:
         events.setdefault(fields["index"], {}).update(fields)
     result = []
     for fields in events.values():
-        fields["begin"] -= origin
-        if fields.get("end") is not None:
-            fields["end"] -= origin
+        for moment in ("begin", "end", "done"):
+            if fields.get(moment) is not None:
+                fields[moment] -= origin
         fields["group"] = tuple(fields.get("group", ()))
         result.append(Event(rank=rank, **fields))
     return sorted(result, key=lambda event: event.index)

@@ -1,0 +1,43 @@
+"""One device, DataParallel, DDP, autocast, a compression hook: seconds, memory, processes.
+
+    python benchmarks/comparison.py [--full] [--save]
+
+ResNet-101 and MobileNetV2 with SGD and a cosine schedule. With GPUs it uses all of them,
+else it trains a smaller experiment on two CPU cores; `--full` takes batch 128 and 256, 112
+by 112 pixels and 20 iterations anywhere. `--save` stores the result beside this file, where
+notebook 09 reads it; what was stored for the other kind of device stays.
+"""
+
+import argparse
+import json
+import os
+from datetime import date
+
+import torch
+
+from mgpu_tutorial import comparison
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--save", action="store_true")
+    given = parser.parse_args()
+    gpus = 0 if os.environ.get("MGPU_DEVICE") == "cpu" else torch.cuda.device_count()
+    scale = comparison.FULL if given.full else comparison.SMALL
+    result = comparison.compare(scale, gpus)
+    if gpus:
+        result["date"] = date.today().isoformat()
+    for net in result["rows"]:
+        print(f"\n{net}, global batch {scale.batch[net]}, {scale.side} x {scale.side}")
+        print(comparison.table(result, net))
+    if given.save:
+        path = comparison.STORED
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        known["cuda" if gpus else "cpu"] = result
+        path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        print(f"stored in {path.name}")
+
+
+if __name__ == "__main__":
+    main()

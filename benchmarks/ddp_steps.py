@@ -1,0 +1,63 @@
+"""The five ways of notebook 07 by model size, from latency-bound to bandwidth-bound.
+
+    python benchmarks/ddp_steps.py [--ranks 2] [--steps 15] [--repeats 5]
+
+All five take their steps in turns inside the same ranks. Prints the median step of each, and
+how many times as long as torch's DDP it takes: the median over all turns of the ratio of the
+two steps in one turn. Then the same over a network that is set to
+1 ms and 100 MB/s a message, behind a backward of 3 ms a layer; these are waited for.
+"""
+
+import argparse
+import statistics
+
+from mgpu_tutorial import ddp_buckets as buckets
+from mgpu_tutorial.lab import Table, launch
+
+SIZES = {  # name: a Tower, its batch, and a bucket that holds a few of its layers
+    "0.1 MiB in 50 parameters": {"width": 32, "depth": 24, "batch": 8, "bucket_cap_mb": 0.02},
+    "1.5 MiB in 50 parameters": {
+        "width": 128,
+        "depth": 24,
+        "batch": 16,
+        "bucket_cap_mb": 0.3,
+    },
+    "6 MiB in 14 parameters": {"width": 512, "depth": 6, "batch": 64, "bucket_cap_mb": 1.0},
+    "24 MiB in 14 parameters": {"width": 1024, "depth": 6, "batch": 64, "bucket_cap_mb": 4.0},
+    "64 MiB in 10 parameters": {
+        "width": 2048,
+        "depth": 4,
+        "batch": 32,
+        "bucket_cap_mb": 16.0,
+    },
+    "2 MiB over the set network": {"width": 256, "depth": 8, "batch": 8}
+    | {"bucket_cap_mb": 0.5, "pause": 3e-3, "link": (1e-3, 100e6)},
+}
+REAL = buckets.WAYS[-1].__name__
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    rows = []
+    for size, setting in SIZES.items():
+        setting |= {"steps": given.steps, "device": "cpu", "timeout": 600}
+        found: dict[str, list[float]] = {}
+        for _ in range(given.repeats):
+            report = launch(buckets.step_times, given.ranks, buckets.WAYS, **setting)
+            for name, seconds in report.results[0].items():
+                found.setdefault(name, []).extend(seconds)
+        for name, seconds in found.items():
+            pairs = zip(seconds, found[REAL], strict=True)  # of the same turn
+            ratio = statistics.median(mine / real for mine, real in pairs)
+            median = statistics.median(seconds) * 1e3
+            rows.append([size, name, round(median, 1), f"{ratio:.2f}"])
+    print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
+    print(Table(["gradients", "way", "ms a step", "by torch's DDP"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Four wrappers on the way to DistributedDataParallel, each simpler than the next.
+
+All hold a replica of a module on every rank, start from rank 0's values, and leave the
+mean gradient over all ranks behind. They differ in when they communicate, and in how many
+calls. Use them like `torch.nn.parallel.DistributedDataParallel`, with one line more:
+
+    model = BucketedDDP(module)
+    loss(model(inputs)).backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+AVG = dist.ReduceOp.AVG
+
+
+class Replica(nn.Module):
+    """Rank 0 sends all ranks its parameters once, and its buffers before each forward.
+
+    Raises ValueError on every rank where the ranks' modules differ in the name, shape or
+    dtype of a parameter, and where no parameter is to be trained.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        same_parameters(module)
+        self.module = module
+        self.synchronises = True
+        # parameters() names tied weights once; frozen ones get no gradient to average.
+        self.trained = [p for p in module.parameters() if p.requires_grad]
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.synchronises:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
+        return self.module(*args, **kwargs)
+
+    def _attach(self) -> None:
+        """Have `_ready(parameter)` called whenever a gradient is complete."""
+        for parameter in self.trained:
+            parameter.register_post_accumulate_grad_hook(self._ready)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward adds to this rank's own gradients and sends nothing."""
+        self.synchronises = False
+        try:
+            yield
+        finally:
+            self.synchronises = True
+
+    def finish_gradient_synchronization(self) -> None:
+        """Return when every gradient is the mean over all ranks; all ranks call it."""
+        raise NotImplementedError
+
+
+class NaiveDDP(Replica):
+    """After backward the ranks average one gradient after the other: a call a parameter."""
+
+    def finish_gradient_synchronization(self) -> None:
+        for parameter in self.trained:
+            dist.all_reduce(gradient(parameter), op=AVG)
+
+
+class FlatDDP(Replica):
+    """After backward the ranks average one flat copy of all gradients: a call a dtype."""
+
+    def finish_gradient_synchronization(self) -> None:
+        for dtype in sorted({p.dtype for p in self.trained}, key=str):
+            gradients = [gradient(p) for p in self.trained if p.dtype == dtype]
+            flat = torch.cat([g.flatten() for g in gradients])
+            dist.all_reduce(flat, op=AVG)
+            pieces = flat.split([g.numel() for g in gradients])
+            for mine, mean in zip(gradients, pieces, strict=True):
+                mine.copy_(mean.view_as(mine))
+
+
+class OverlappedDDP(Replica):
+    """During backward the ranks average each gradient as soon as it is there.
+
+    A call a parameter, as in NaiveDDP, but nobody waits for it until the end. All ranks must
+    use the same parameters, or their calls do not meet.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.works: dict[nn.Parameter, dist.Work] = {}
+        self._attach()
+
+    def _ready(self, parameter: nn.Parameter) -> None:
+        if not self.synchronises:
+            return
+        if parameter in self.works:
+            raise twice(self.module, parameter)
+        self.works[parameter] = dist.all_reduce(parameter.grad, op=AVG, async_op=True)
+
+    def finish_gradient_synchronization(self) -> None:
+        unused = [p for p in self.trained if p not in self.works]
+        if unused:
+            raise RuntimeError(
+                f"no gradient came for {', '.join(names(self.module, unused))}: each rank "
+                "must use every parameter in every backward, or freeze it before wrapping"
+            )
+        for work in self.works.values():
+            work.wait()
+        self.works.clear()
+
+
+class BucketedDDP(Replica):
+    """During backward the ranks average each bucket of gradients as soon as it is full.
+
+    Gradients are views into the buckets. The first backward fills one bucket a dtype and
+    learns in which order gradients become ready; then buckets of `bucket_cap_mb` (MiB, as in
+    torch) are cut in rank 0's order. A bucket is full once it holds that many bytes.
+
+    Raises ValueError for a `bucket_cap_mb` that is not positive.
+    """
+
+    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0) -> None:
+        if not bucket_cap_mb > 0:
+            raise ValueError(f"bucket_cap_mb must be positive, got {bucket_cap_mb!r}")
+        super().__init__(module)
+        self.cap = bucket_cap_mb * 2**20
+        self.order: dict[nn.Parameter, None] = {}  # a set that keeps its order
+        self.rebuilt = False
+        self._cut(self.trained, float("inf"))
+        self._attach()
+
+    def _cut(self, parameters: Iterable[nn.Parameter], cap: float) -> None:
+        self.buckets = [Bucket(part) for part in into_buckets(parameters, cap)]
+        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+        self.sent = 0
+
+    def _ready(self, parameter: nn.Parameter) -> None:
+        bucket = self.bucket_of[parameter]
+        if self.synchronises and parameter not in bucket.missing:
+            raise twice(self.module, parameter)
+        bucket.take(parameter)
+        if self.synchronises:
+            bucket.missing.discard(parameter)
+            self.order[parameter] = None
+            self._send_full()
+
+    def _send_full(self) -> None:
+        """Start buckets in the order of their numbers, on which all ranks agree."""
+        while self.sent < len(self.buckets) and not self.buckets[self.sent].missing:
+            self.buckets[self.sent].start()
+            self.sent += 1
+
+    def finish_gradient_synchronization(self) -> None:
+        for bucket in self.buckets:
+            for parameter in list(bucket.missing):  # not used on this rank: counts as zero
+                bucket.take(parameter)
+            bucket.missing.clear()
+        self._send_full()
+        for bucket in self.buckets:
+            bucket.work.wait()
+            bucket.missing = set(bucket.views)
+        self.sent = 0
+        if not self.rebuilt:
+            self._cut(agreed_order(self.trained, self.order), self.cap)
+            for parameter in self.trained:
+                self.bucket_of[parameter].take(parameter)
+            self.rebuilt = True
+        self.order.clear()
+
+
+class Bucket:
+    """Gradients of one dtype side by side in one flat tensor, and which are still missing."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(
+            sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device
+        )
+        pieces = zip(parameters, self.flat.split(sizes), strict=True)
+        self.views = {p: piece.view_as(p) for p, piece in pieces}
+        self.missing = set(parameters)
+        self.work: dist.Work | None = None
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Make the parameter's gradient a view into this bucket, with its present value."""
+        view = self.views[parameter]
+        if parameter.grad is not view:  # the first time, and after zero_grad(set_to_none)
+            view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+            parameter.grad = view
+
+    def start(self) -> None:
+        """Begin to average this bucket with all ranks; `work` is complete when it is done."""
+        self.work = dist.all_reduce(self.flat, op=AVG, async_op=True)
+
+
+def agreed_order(
+    trained: list[nn.Parameter], ready: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
+    """Rank 0 tells all ranks in which order its gradients became ready, the unused last."""
+    place = {p: i for i, p in enumerate(trained)}
+    order = dict.fromkeys([*ready, *trained])
+    indices = torch.tensor([place[p] for p in order], device=trained[0].device)
+    dist.broadcast(indices, src=0)
+    return [trained[i] for i in indices.tolist()]
+
+
+def into_buckets(parameters: Iterable[nn.Parameter], cap: float) -> list[list[nn.Parameter]]:
+    """Cut parameters, in this order, into lists of one dtype, each closed at `cap` bytes."""
+    closed: list[list[nn.Parameter]] = []
+    filling: dict[tuple, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kind = parameter.dtype, parameter.device
+        filling.setdefault(kind, []).append(parameter)
+        if sum(p.nbytes for p in filling[kind]) >= cap:
+            closed.append(filling.pop(kind))
+    return closed + list(filling.values())
+
+
+def gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """The gradient; zeros where this rank did not use the parameter, so that all can meet."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def names(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[str]:
+    """What `module` calls these parameters."""
+    known = {p: name for name, p in module.named_parameters()}
+    return [known[p] for p in parameters]
+
+
+def twice(module: nn.Module, parameter: nn.Parameter) -> RuntimeError:
+    """The error for a gradient that changes while its mean is on the way."""
+    (name,) = names(module, [parameter])
+    return RuntimeError(
+        f"the gradient of {name} became ready twice: call finish_gradient_synchronization() "
+        "after each backward, or accumulate inside no_sync()"
+    )
+
+
+def same_parameters(module: nn.Module) -> None:
+    """Every rank tells every other what its parameters look like; all raise alike."""
+    mine = [(n, list(p.shape), str(p.dtype)) for n, p in module.named_parameters()]
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError("no parameter requires a gradient: there is nothing to synchronise")
+    first = everyone[0]
+    for rank, other in enumerate(everyone):
+        if len(other) != len(first):
+            raise ValueError(
+                f"rank {rank} has {len(other)} parameters and rank 0 has {len(first)}: "
+                "build the same module on every rank"
+            )
+        for theirs, expected in zip(other, first, strict=True):
+            if theirs != expected:
+                raise ValueError(
+                    f"rank {rank} has {theirs} where rank 0 has {expected}: "
+                    "build the same module on every rank"
+                )

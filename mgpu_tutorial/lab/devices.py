@@ -1,0 +1,266 @@
+"""Devices to place tensors on: this machine's GPUs, or virtual ones where it has too few.
+
+A virtual device is a label over CPU memory: "virtual:0", "virtual:1", … A tensor that is
+placed there computes on the CPU, and its results, gradients and optimizer state carry the
+same label. As on GPUs, `.to(device)` copies, `.device` tells where a tensor is, and an
+operation that mixes two devices is refused with PyTorch's own words. So code that is
+written for ("cuda:0", "cuda:1") runs on ("virtual:0", "virtual:1") unchanged, and computes
+the same bits as on the CPU.
+
+It stands on two documented extension points: the name that PyTorch reserves for devices from
+outside (https://docs.pytorch.org/docs/2.13/generated/torch.utils.rename_privateuse1_backend.html)
+and `__torch_dispatch__` (https://docs.pytorch.org/docs/2.13/notes/extending.html).
+"""
+
+import functools
+import os
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+NAME = "virtual"
+CPU = torch.device("cpu")
+Placed = TypeVar("Placed", torch.Tensor, nn.Module)
+
+
+def devices(count: int) -> tuple[torch.device, ...]:
+    """`count` devices: GPUs where this machine has as many, else virtual devices.
+
+    MGPU_DEVICE=cpu in the environment asks for virtual ones everywhere. Raises ValueError
+    for a count that is no positive whole number.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count must be a whole number of devices from 1, got {count!r}.")
+    forced = os.environ.get("MGPU_DEVICE") == "cpu"
+    real = not forced and torch.cuda.device_count() >= count
+    if not real:
+        _register()
+    return tuple(torch.device("cuda" if real else NAME, i) for i in range(count))
+
+
+def place(thing: Placed, device: torch.device | str) -> Placed:
+    """Copy a tensor to `device`, with its gradient coming back, or move a module there.
+
+    The same as `thing.to(device)`, and also right for a CPU tensor that requires a gradient
+    and goes to a virtual device.
+    """
+    device = as_device(device)
+    if isinstance(thing, nn.Module) or device.type != NAME or thing.device == device:
+        return thing.to(device)
+    return _Move.apply(thing, device)
+
+
+def as_device(device: torch.device | str) -> torch.device:
+    """The device that a string names; "virtual:1" is known here before any was made."""
+    if str(device).startswith(NAME):
+        _register()
+    device = torch.device(device)
+    if device.type == NAME and device.index is None:
+        return torch.device(NAME, 0)
+    return device
+
+
+def device_of(thing: torch.Tensor | nn.Module) -> torch.device:
+    """Where a tensor lies, or the parameters of a module; ValueError if in several places."""
+    if isinstance(thing, torch.Tensor):
+        return thing.device
+    found = {tensor.device for tensor in (*thing.parameters(), *thing.buffers())}
+    if len(found) != 1:
+        where = ", ".join(sorted(map(str, found))) or "no device: it has no parameters"
+        raise ValueError(f"{type(thing).__name__} lies on {where}")
+    return found.pop()
+
+
+class VirtualTensor(torch.Tensor):
+    """A tensor in CPU memory with the label of a virtual device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    label: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        return self.label
+
+    def get_device(self) -> int:
+        return self.label.index
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As on any tensor; a copy to another device brings its gradient back."""
+        copy = kwargs.pop("copy", False)
+        target, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if args and isinstance(args[0], torch.Tensor):
+            target, dtype = args[0].device, args[0].dtype
+        moved = self
+        if target is not None and as_device(target) != self.label:
+            moved = _Move.apply(self, as_device(target))
+        elif copy:
+            moved = self.clone()
+        if dtype is None or dtype == self.dtype:
+            return moved
+        return torch.Tensor.to(moved, dtype)
+
+    def cpu(self) -> torch.Tensor:
+        return self.to(CPU)
+
+    def tolist(self) -> Any:
+        return self.detach().to(CPU).tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError(
+                f"can't convert {self.label} device type tensor to numpy. Use Tensor.cpu() "
+                "to copy the tensor to host memory first."
+            )
+        return self.detach().to(CPU).numpy()
+
+    def __repr__(self) -> str:
+        text = repr(self.detach().to(CPU))
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"{text[:-1]}, device='{self.label}'{grad})"
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        """Saved, it is a CPU tensor, as with map_location="cpu"."""
+        plain = self.detach().to(CPU).requires_grad_(self.requires_grad)
+        if isinstance(self, nn.Parameter):
+            plain = nn.Parameter(plain, self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+    # What Module.to looks for before it swaps a parameter for one of another type.
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
+        return [], self.label
+
+    @staticmethod
+    def __tensor_unflatten__(*_: Any) -> torch.Tensor:
+        raise NotImplementedError("virtual devices do not run compiled code")
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if value.device != self.label:  # Module.to, back to the CPU
+            made = nn.Parameter if isinstance(self, nn.Parameter) else torch.Tensor.detach
+            needs, grad = self.requires_grad, self.grad
+            self.grad = None
+            torch.utils.swap_tensors(self, made(value))
+            self.requires_grad_(needs)
+            self.grad = None if grad is None else grad.to(value.device)
+        else:
+            torch.Tensor.data.__set__(self, value)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+        """Check that all tensors agree, compute on the CPU, label what comes out."""
+        kwargs = dict(kwargs or {})
+        label = _agreed(func, args, kwargs)
+        kwargs.pop("pin_memory", None)
+        target = kwargs.pop("device", None)
+        if target is not None and target.type != "cpu":  # "cpu" is what C++ believes we are
+            label = as_device(target)
+        with torch._C._DisableTorchDispatch():
+            result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return _labelled(result, label)
+        return tree_map(functools.partial(_labelled, label=label), result)
+
+
+class _Move(torch.autograd.Function):
+    """Copy to another device; the gradient is copied back."""
+
+    @staticmethod
+    def forward(ctx, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
+        ctx.source = tensor.device
+        with torch._C._DisableTorchDispatch():
+            copy = tensor.detach().clone()
+        return _labelled(copy, target) if target.type == NAME else copy.to(target)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return place(gradient, ctx.source), None
+
+
+def _labelled(value: Any, label: torch.device) -> Any:
+    if type(value) is not torch.Tensor or label.type != NAME:
+        return value
+    tensor = torch.Tensor._make_subclass(VirtualTensor, value)
+    tensor.label = label
+    return tensor
+
+
+def _agreed(func: Any, args: tuple, kwargs: dict) -> torch.device:
+    """The one device of all tensors of a call; RuntimeError where they are on several."""
+    tensors = [t for value in (*args, *kwargs.values()) for t in _tensors(value)]
+    label = next(t.label for t in tensors if isinstance(t, VirtualTensor))
+    if all(t.device == label for t in tensors):
+        return label
+    names = [a.name for a in func._schema.arguments]
+    given = [*zip(names, args, strict=False), *kwargs.items()]
+    named = [(name, t) for name, value in given for t in _tensors(value)]
+    op = func._schema.name.removeprefix("aten::")
+    if op == "copy_":
+        return _checked_copy(*tensors)
+    for name, tensor in named:
+        on_host = tensor.device == CPU and (tensor.dim() == 0 or name == "indices")
+        if tensor.device != label and not on_host:
+            raise RuntimeError(_refusal(func, op, name, tensor, tensors[0].device, label))
+    return label
+
+
+def _refusal(func, op: str, name: str, tensor: torch.Tensor, first, label) -> str:
+    """PyTorch's words: one sentence from elementwise kernels, another from all others."""
+    start = "Expected all tensors to be on the same device, but"
+    if torch.Tag.pointwise in func.tags:
+        other = tensor.device if tensor.device != first else label
+        return f"{start} found at least two devices, {first} and {other}!"
+    return (
+        f"{start} got {name} is on {tensor.device}, different from other tensors on {label} "
+        f"(when checking argument in method wrapper_{NAME}_{op})"
+    )
+
+
+def _checked_copy(target: torch.Tensor, source: torch.Tensor) -> torch.device:
+    """copy_ may cross devices, but then autograd would not find the way back."""
+    if source.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"a copy from {source.device} to {target.device} would lose the gradient here. "
+            f"Write place(tensor, '{target.device}'), from mgpu_tutorial.lab."
+        )
+    return target.device
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [t for item in value for t in _tensors(item)]
+    return []
+
+
+@functools.cache
+def _register() -> torch.library.Library:
+    """Teach PyTorch the device name, and what new memory on such a device is."""
+    torch.utils.rename_privateuse1_backend(NAME)
+    module = SimpleNamespace(
+        is_available=lambda: False,
+        is_initialized=lambda: True,
+        device_count=lambda: 0,
+        manual_seed_all=lambda seed: None,
+        _is_in_bad_fork=lambda: False,
+    )
+    torch._register_device_module(NAME, module)
+
+    def empty(size, *, dtype=None, device=None, memory_format=None, **_: Any):
+        new = torch.empty(size, dtype=dtype, memory_format=memory_format)
+        return _labelled(new, as_device(device))
+
+    def empty_strided(size, stride, *, dtype=None, device=None, **_: Any):
+        return _labelled(torch.empty_strided(size, stride, dtype=dtype), as_device(device))
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("empty.memory_format", empty, "PrivateUse1")
+    library.impl("empty_strided", empty_strided, "PrivateUse1")
+    return library

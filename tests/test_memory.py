@@ -1,0 +1,155 @@
+"""The ledger counts each storage once, on its device, and what it says is what is there."""
+
+import copy
+import threading
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+from mgpu_tutorial.lab import Ledger, devices, memory_bars
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch):
+    monkeypatch.setenv("MGPU_DEVICE", "cpu")
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 16 * 16, 10),
+    )
+
+
+PARAMETERS = 4 * (3 * 8 * 9 + 8 + 8 + 2048 * 10 + 10)
+BUFFERS = 4 * (8 + 8) + 8  # float32 statistics and an int64 counter
+
+
+def kept(batch):
+    """Input, both sides of BatchNorm and its statistics, pool's output and int64 places."""
+    image, channels, pooled = 3 * 32 * 32, 8 * 32 * 32, 8 * 16 * 16
+    floats = batch * (image + channels + channels + pooled) + 2 * 8
+    return 4 * floats + 8 * batch * pooled
+
+
+@pytest.mark.parametrize("where", ["cpu", "virtual"])
+def test_every_category_has_the_bytes_of_its_shapes(where):
+    device = devices(1)[0] if where == "virtual" else torch.device("cpu")
+    net = network().to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    ledger = Ledger()
+    with ledger.watch(net):
+        out = net(torch.randn(4, 3, 32, 32).to(device))
+    out.sum().backward()
+    optimizer.step()
+    ledger.settle(net, optimizer)
+    ledger.count("outputs", out)
+    assert ledger[device] == {
+        "parameters": PARAMETERS,
+        "buffers": BUFFERS,
+        "activations": kept(4),
+        "gradients": PARAMETERS,
+        "optimizer state": PARAMETERS,
+        "outputs": 4 * 10 * 4,
+    }
+    assert ledger.devices == [str(device)]
+    assert ledger.total(device) == 3 * PARAMETERS + BUFFERS + kept(4) + 160
+
+
+def test_activations_grow_with_the_batch_and_nothing_else_does():
+    ledgers = []
+    for batch in (2, 6):
+        net, ledger = network(), Ledger()
+        with ledger.watch(net):
+            net(torch.randn(batch, 3, 32, 32)).sum().backward()
+        ledger.settle(net)
+        ledgers.append(ledger["cpu"])
+    grown = ledgers[1].pop("activations") - ledgers[0].pop("activations")
+    assert grown == kept(6) - kept(2) and ledgers[0] == ledgers[1]
+
+
+def test_copies_of_a_module_in_threads_are_seen():
+    pair = devices(2)
+    net, ledger = network(), Ledger()
+    with ledger.watch(net):
+        copies = [copy.deepcopy(net).to(device) for device in pair]
+        inputs = [torch.randn(4, 3, 32, 32).to(device) for device in pair]
+        out = [None, None]
+
+        def run(i):
+            out[i] = copies[i](inputs[i])
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for device in pair:
+        assert ledger[device]["activations"] == kept(4)
+        assert ledger[device]["parameters"] == PARAMETERS
+    assert "cpu" not in ledger.devices
+
+
+def test_a_storage_counts_once_under_its_first_name():
+    ledger, tensor = Ledger(), torch.zeros(10)
+    ledger.count("inputs", {"a": [tensor, tensor[2:]], "b": (tensor.view(5, 2), None, 3)})
+    ledger.count("outputs", tensor)
+    assert ledger["cpu"] == {"inputs": 40}
+
+
+def test_memory_that_was_freed_and_used_again_counts_twice():
+    ledger = Ledger()
+    for _ in range(50):
+        ledger.count("things", torch.zeros(1000))
+    assert ledger["cpu"]["things"] == 50 * 4000
+
+
+def test_nothing_is_watched_afterwards_even_when_the_forward_pass_fails():
+    net, ledger = network(), Ledger()
+    with pytest.raises(RuntimeError), ledger.watch(net):
+        net(torch.zeros(1, 4, 32, 32))
+    before = dict(ledger["cpu"])
+    net(torch.zeros(1, 3, 32, 32)).sum().backward()
+    assert ledger["cpu"] == before and not net._forward_hooks and not net._forward_pre_hooks
+
+
+def test_the_bars_show_every_byte_and_are_the_same_each_time():
+    first, second = devices(2)
+    ledger = Ledger()
+    ledger.count("parameters", torch.zeros(256, device=first))
+    ledger.count("outputs", torch.zeros(512, device=first))
+    ledger.count("parameters", torch.zeros(256, device=second))
+    drawing = memory_bars({"before": ledger, "after": ledger})
+    assert repr(drawing).splitlines()[:3] == [
+        "before",
+        "virtual:0  3 KiB: parameters 1 KiB, outputs 2 KiB",
+        "virtual:1  1 KiB: parameters 1 KiB",
+    ]
+    root = ElementTree.fromstring(drawing.svg())
+    boxes = root.findall(".//{http://www.w3.org/2000/svg}rect")
+    bars = [b for b in boxes if b.get("fill").startswith("url") and b.get("height") == "30"]
+    widths = [float(bar.get("width")) for bar in bars]
+    assert widths[0] == widths[2] and widths[1] == pytest.approx(2 * widths[0], rel=1e-3)
+    assert len({bar.get("fill") for bar in bars}) == 2 and len(bars) == 6
+    assert drawing.svg() == memory_bars({"before": ledger, "after": ledger}).svg()
+
+
+def test_the_table_has_a_row_a_device_and_a_total():
+    ledger = Ledger()
+    ledger.count("parameters", torch.zeros(256))
+    ledger.count("outputs", torch.zeros(512))
+    table = ledger.table()
+    assert table.header == ["", "parameters", "outputs", "total"]
+    assert table.rows == [["cpu", 1024, 2048, 3072]]
+
+
+def test_an_empty_ledger_is_not_drawn():
+    for show in (memory_bars, Ledger.table):
+        with pytest.raises(ValueError, match="nothing is booked: use ledger.watch"):
+            show(Ledger())
