@@ -1,7 +1,7 @@
 """Open JupyterLab on the contents page: `make lab`.
 
 Further arguments are JupyterLab's own, such as --no-browser or --port=8890. Its settings are
-those of lab/overrides.json: pages of text open as pages, and nothing asks for news.
+those of lab_settings/overrides.json: pages of text open as pages, and nothing asks for news.
 """
 
 import os
@@ -18,7 +18,7 @@ def arguments(words: list[str]) -> list[str]:
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.root_dir={ROOT}",
         f"--LabApp.default_url=/lab/tree/{START}",
-        f"--LabApp.app_settings_dir={ROOT / 'tools' / 'lab'}",
+        f"--LabApp.app_settings_dir={ROOT / 'tools' / 'lab_settings'}",
     ]
     if hasattr(os, "getuid") and os.getuid() == 0:
         flags.append("--allow-root")

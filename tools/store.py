@@ -56,11 +56,14 @@ def still(output: dict) -> dict | None:
     return output if output.get("data", True) else None
 
 
+def paths_of(names: list[str]) -> list[Path]:
+    """The notebooks with these names, or all of them."""
+    every = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    return [NOTEBOOKS / name for name in names] or every
+
+
 def main(names: list[str]) -> int:
-    paths = [NOTEBOOKS / name for name in names] or sorted(
-        NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")
-    )
-    for path in paths:
+    for path in paths_of(names):
         begin = time.perf_counter()
         try:
             store(path)

@@ -1,4 +1,4 @@
-"""Find a Chromium on this machine, or say how to get one: python tests/browser/chromium.py."""
+"""Find a Chromium here, or say how to get one: python tests/browser/chromium.py."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The page that `make lab` opens, the way from it and back, and presenting from JupyterLab."""
+"""The page that `make lab` opens, the way from it and back, and presenting from the lab."""
 
 import re
 from pathlib import Path
