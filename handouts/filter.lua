@@ -5,8 +5,10 @@
 -- the Typst text calls are in paper.typ and slides.typ.
 
 local typst = FORMAT == "typst"
-local markdown = "commonmark+pipe_tables+tex_math_dollars+strikeout+autolink_bare_uris"
-  .. "+footnotes+task_lists+raw_html+attributes"
+local extensions = { -- and the sign that a text has for each
+  pipe_tables = "|", tex_math_dollars = "$", strikeout = "~~", autolink_bare_uris = "://",
+  footnotes = "[^", task_lists = "- [", raw_html = "<", attributes = "{",
+}
 local meta, problems, figures, where = {}, {}, 0, ""
 local spoken = false -- in a speaker's notes, where everything is ordinary text
 
@@ -17,6 +19,18 @@ end
 local function quoted(text)
   text = text:gsub("\\", "\\\\"):gsub('"', '\\"'):gsub("\n", "\\n"):gsub("\t", "    ")
   return '"' .. text .. '"'
+end
+
+-- Reading with an extension takes a millisecond more, so only with those that are needed.
+local function markdown(text)
+  local needed = {}
+  for name, sign in pairs(extensions) do
+    if text:find(sign, 1, true) then
+      table.insert(needed, name)
+    end
+  end
+  table.sort(needed)
+  return pandoc.read(text, { format = "commonmark", extensions = needed }).blocks
 end
 
 local function raw(text)
@@ -260,7 +274,7 @@ local function folded(blocks)
 end
 
 local function prose(text)
-  local blocks = pandoc.read(text .. "\n", markdown).blocks:walk(inline)
+  local blocks = markdown(text .. "\n"):walk(inline)
   if not typst or spoken then
     return blocks
   end
@@ -433,7 +447,7 @@ function pieces.slide(div)
   for _, block in ipairs(div.content) do
     (block.classes[1] == "notes" and notes or shown):insert(block)
   end
-  local header = pandoc.read("# " .. a.title, markdown).blocks:walk(inline)[1]
+  local header = markdown("# " .. a.title):walk(inline)[1]
   local title = written { pandoc.Plain(header.content) }
   spoken = true
   local said = #notes > 0 and written(converted(notes[1].content)) or ""
