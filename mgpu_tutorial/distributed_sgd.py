@@ -73,7 +73,7 @@ def after_steps(
     world_size: int,
     synchronise: Callable = average_gradients,
     steps: int = 5,
-    batch: int = 120,
+    batch: int = 60,
     reduction: str = "mean",
     weight: Callable | None = None,
     own_start: bool = False,
@@ -99,7 +99,7 @@ def drift(rank: int, world_size: int, synchronise: Callable, steps: int) -> list
     data = digits()
     model, optimizer = new_model()
     distances = []
-    for mine in global_batches(rank, world_size, len(data), 120, seed=1, epoch=0)[:steps]:
+    for mine in global_batches(rank, world_size, len(data), 60, seed=1, epoch=0)[:steps]:
         optimizer.zero_grad()
         nll_loss(model(data.images[mine]), data.labels[mine]).backward()
         synchronise(model)
@@ -118,7 +118,7 @@ def with_layers(
     data = digits()
     model, optimizer = new_model(**layers)
     torch.manual_seed(rank)  # so that dropout draws another mask on each rank
-    for mine in global_batches(rank, world_size, len(data), 120, seed=1, epoch=0)[:steps]:
+    for mine in global_batches(rank, world_size, len(data), 60, seed=1, epoch=0)[:steps]:
         optimizer.zero_grad()
         nll_loss(model(data.images[mine]), data.labels[mine]).backward()
         average_gradients(model)

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import pytest
@@ -64,3 +65,28 @@ def test_shutting_a_kernel_down_takes_ranks_and_files_with_it(kernel):
     while list((folder / "tmp").iterdir()) and time.monotonic() < end:
         time.sleep(0.05)
     assert list((folder / "tmp").iterdir()) == []
+
+
+def test_the_fork_server_begins_before_the_kernel_imports_torch(kernel):
+    _, client, _ = kernel
+    code = """
+    import sys
+    from multiprocessing import forkserver
+    began = []
+    begin = forkserver.ensure_running
+    forkserver.ensure_running = lambda: (began.append("torch" in sys.modules), begin())
+    import mgpu_tutorial.lab
+    """
+    client.execute(dedent(code), user_expressions={"began": "began"})
+    assert reply_of(client, timeout=60)["user_expressions"]["began"]["data"] == {
+        "text/plain": "[False]"
+    }
+
+
+def test_a_kernel_shuts_down_without_waiting_to_be_killed(kernel):
+    manager, client, _ = kernel
+    client.execute("from mgpu_tutorial.lab import launch\nlaunch(print, 1)")
+    reply_of(client, timeout=60)
+    manager.request_shutdown()
+    process = psutil.Process(manager.provisioner.process.pid)
+    process.wait(timeout=10)  # ipykernel itself waits for 14 s

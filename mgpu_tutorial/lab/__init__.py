@@ -1,10 +1,10 @@
 """The equipment of the notebooks: launch ranks, trace them, draw them, check answers."""
 
 from mgpu_tutorial.lab import server
-from mgpu_tutorial.lab.meter import in_notebook
 
-if in_notebook():  # first of all: the fork server imports torch while we do
+if kernel := server.notebook_kernel():  # first: the fork server imports torch while we do
     server.start()
+    server.end_with(kernel)
 
 from mgpu_tutorial.lab.bucket_map import bucket_map
 from mgpu_tutorial.lab.cells import before_after

@@ -15,6 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from mgpu_tutorial.lab.report import colour
+from mgpu_tutorial.lab.server import notebook_kernel
 
 AFTER = 1.0  # seconds without a bar
 EVERY = 0.2
@@ -49,7 +50,7 @@ class Meter:
             return
         self._next = seconds + EVERY
         done, total = self._progress()
-        if in_notebook():
+        if notebook_kernel():
             self._show_html(done, total, seconds)
         elif sys.stderr.isatty():
             self._show_tqdm(done, total)
@@ -92,9 +93,3 @@ class Meter:
             name = f'<b style="color:{colour(rank)}">rank {rank}</b>'
             bar += f"<br>{name} {html.escape(line)}"
         self._handle.update({"text/html": bar}, raw=True)
-
-
-def in_notebook() -> bool:
-    """True in a Jupyter kernel, where an element of the page can be updated."""
-    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
-    return bool(shell) and hasattr(shell, "kernel")

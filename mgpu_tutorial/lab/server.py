@@ -15,8 +15,10 @@ import os
 import shutil
 import sys
 import time
-from multiprocessing import forkserver, util
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
+from typing import Any
 
 METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 PRELOAD = [
@@ -40,6 +42,33 @@ def start() -> None:
             forkserver.ensure_running()
         finally:
             os.environ.pop(FOLDER, None)
+
+
+def notebook_kernel() -> Any:
+    """The Jupyter kernel that this process is, or None."""
+    ipython = sys.modules.get("IPython")
+    return getattr(ipython and ipython.get_ipython(), "kernel", None)
+
+
+def end_with(kernel: Any) -> None:
+    """Stop the server, and the resource tracker, when `kernel` is told to shut down.
+
+    ipykernel ends its children with a signal that the tracker ignores, so that each
+    restart would wait for seconds.
+    """
+    shut_down = kernel.do_shutdown
+
+    def stop_first(restart: bool) -> Any:
+        for stop in (  # not public; and what the one removed, the next may look for
+            util._exit_function,
+            forkserver._forkserver._stop,
+            resource_tracker._resource_tracker._stop,
+        ):
+            with suppress(Exception):
+                stop()
+        return shut_down(restart)
+
+    kernel.do_shutdown = stop_first
 
 
 def sweep(folder: str) -> None:
