@@ -4,12 +4,13 @@ A piece knows its cell, so that whatever goes wrong later can be reported with i
 Nothing is executed: an output is what is stored.
 """
 
+import ast
 import base64
 import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -152,9 +153,14 @@ class _Reader:
         if self.cell["cell_type"] == "markdown":
             yield from self._prose(source)
         elif self.cell["cell_type"] == "code":
+            hint = ""
+            if self.common["role"] == "exercise":
+                source, hint = without_hint(source)
             yield Piece("code", source, **self.common)
             for output in self.cell["outputs"]:
-                yield from self._output(output)
+                for piece in self._output(output):
+                    more = f"\nhint: {hint}" if hint and "\nhint: " not in piece.text else ""
+                    yield replace(piece, text=piece.text + more)
 
     def _prose(self, source: str) -> Iterator[Piece]:
         def kept(found: re.Match) -> str:
@@ -243,6 +249,25 @@ class _Reader:
             printed = _with_our_font(content.decode())
             (self.media / f"print-{name}").write_text(printed, encoding="utf-8")
         return name
+
+
+def without_hint(source: str) -> tuple[str, str]:
+    """An exercise without the hint that it gives to check(), and the hint."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "check":
+            continue
+        for word in node.keywords:
+            if word.arg == "hint" and isinstance(word.value, ast.Constant):
+                lines = source.split("\n")
+                first, last = word.lineno - 1, word.end_lineno - 1
+                before = lines[first].encode()[: word.col_offset].decode()
+                after = lines[last].encode()[word.end_col_offset :].decode().removeprefix(",")
+                if before.strip() or after.strip():  # it shares its line
+                    lines[first : last + 1] = [before.rstrip().removesuffix(",") + after]
+                else:
+                    del lines[first : last + 1]
+                return "\n".join(lines), word.value.value
+    return source, ""
 
 
 def _text(stored: str | list[str]) -> str:

@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from handouts.build import ROOT, build
 from handouts.convert import pandoc
 from handouts.editions import minutes
-from handouts.notebook import Notebook, Unprintable, read
+from handouts.notebook import Notebook, Unprintable, read, without_hint
 from handouts.slides import brief, slides
 
 STEMS = ["01_point_to_point", "03_collectives"]
@@ -501,3 +501,21 @@ def test_the_filter_refuses_what_it_does_not_know():
 def test_a_notebook_has_one_title_and_its_minutes(notebook):
     assert isinstance(notebook, Notebook) and notebook.minutes >= 10
     assert Path(notebook.path).stem == notebook.id
+
+
+@pytest.mark.parametrize(
+    "source, shown",
+    [
+        ('check(\n    f,\n    1,\n    hint="so",\n)', "check(\n    f,\n    1,\n)"),
+        ('x = ...\ncheck(x, [1], hint="so")', "x = ...\ncheck(x, [1])"),
+        ('check(x, [1], hint="s" "o")', "check(x, [1])"),
+        ('check("é", hint="so")', 'check("é")'),
+    ],
+)
+def test_a_hint_does_not_stand_in_the_exercise(source, shown):
+    assert without_hint(source) == (shown, "so")
+
+
+def test_an_exercise_without_a_hint_stays_as_it_is():
+    for source in ('hint = "so"\ncheck(x, 1, hint=hint)', "check(x, 1)", "x = 1"):
+        assert without_hint(source) == (source, "")
