@@ -211,6 +211,15 @@ def test_the_readme_lists_every_notebook_and_links_lead_somewhere():
     ]
 
 
+def test_the_readme_says_how_long_each_takes():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in PATHS:
+        head = nbformat.read(path, as_version=4).cells[0].source
+        row = next(line for line in text.split("\n") if f"](notebooks/{path.name})" in line)
+        minutes = re.search(r"(\d+) minutes", head)[1]
+        assert f"| {minutes} min |" in row, row
+
+
 def test_drawings_are_alive_in_the_stored_notebook(path):
     """Each drawing is stored in the form that an untrusting JupyterLab shows."""
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
