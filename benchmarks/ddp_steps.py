@@ -30,7 +30,7 @@ SIZES = {  # name: a Tower, its batch, and a bucket that holds a few of its laye
         "batch": 32,
         "bucket_cap_mb": 16.0,
     },
-    "2 MiB over the set network": {"width": 256, "depth": 8, "batch": 8}
+    "2 MiB over a slow network": {"width": 256, "depth": 8, "batch": 8}
     | {"bucket_cap_mb": 0.5, "pause": 3e-3, "link": (1e-3, 100e6)},
 }
 REAL = buckets.WAYS[-1].__name__

@@ -35,12 +35,13 @@ class Replica(nn.Module):
         self.synchronises = True
         # parameters() names tied weights once; frozen ones get no gradient to average.
         self.trained = [p for p in module.parameters() if p.requires_grad]
-        for tensor in [*module.parameters(), *module.buffers()]:
+        self.shared = list(module.buffers())
+        for tensor in [*module.parameters(), *self.shared]:
             dist.broadcast(tensor.detach(), src=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.synchronises:
-            for buffer in self.module.buffers():
+            for buffer in self.shared:
                 dist.broadcast(buffer, src=0)
         return self.module(*args, **kwargs)
 
@@ -141,14 +142,15 @@ class BucketedDDP(Replica):
         self.sent = 0
 
     def _ready(self, parameter: nn.Parameter) -> None:
+        if not self.synchronises:
+            return
         bucket = self.bucket_of[parameter]
-        if self.synchronises and parameter not in bucket.missing:
+        if parameter not in bucket.missing:
             raise twice(self.module, parameter)
-        bucket.take(parameter)
-        if self.synchronises:
-            bucket.missing.discard(parameter)
+        bucket.missing.remove(parameter)
+        if not self.rebuilt:
             self.order[parameter] = None
-            self._send_full()
+        self._send_full()
 
     def _send_full(self) -> None:
         """Start buckets in the order of their numbers, on which all ranks agree."""
@@ -158,9 +160,7 @@ class BucketedDDP(Replica):
 
     def finish_gradient_synchronization(self) -> None:
         for bucket in self.buckets:
-            for parameter in list(bucket.missing):  # not used on this rank: counts as zero
-                bucket.take(parameter)
-            bucket.missing.clear()
+            bucket.missing.clear()  # what this rank did not use counts as zero
         self._send_full()
         for bucket in self.buckets:
             bucket.work.wait()
@@ -168,10 +168,9 @@ class BucketedDDP(Replica):
         self.sent = 0
         if not self.rebuilt:
             self._cut(agreed_order(self.trained, self.order), self.cap)
-            for parameter in self.trained:
-                self.bucket_of[parameter].take(parameter)
+            for bucket in self.buckets:
+                bucket.take()
             self.rebuilt = True
-        self.order.clear()
 
 
 class Bucket:
@@ -187,16 +186,17 @@ class Bucket:
         self.missing = set(parameters)
         self.work: dist.Work | None = None
 
-    def take(self, parameter: nn.Parameter) -> None:
-        """Make the parameter's gradient a view into this bucket, with its present value."""
-        view = self.views[parameter]
-        if parameter.grad is not view:  # the first time, and after zero_grad(set_to_none)
-            view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
-            parameter.grad = view
+    def take(self) -> None:
+        """Make each gradient a view into this bucket, with the value that it has."""
+        for parameter, view in self.views.items():
+            parameter.grad = view.copy_(parameter.grad)
 
     def start(self) -> None:
-        """Begin to average this bucket with all ranks; `work` is complete when it is done."""
-        self.work = dist.all_reduce(self.flat, op=AVG, async_op=True)
+        """Divide each gradient into its view, and begin to add up the ranks' buckets."""
+        for parameter, view in self.views.items():
+            torch.div(gradient(parameter), dist.get_world_size(), out=view)
+            parameter.grad = view
+        self.work = dist.all_reduce(self.flat, async_op=True)
 
 
 def agreed_order(

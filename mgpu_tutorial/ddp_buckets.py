@@ -36,7 +36,9 @@ class Tower(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.body:
-            x = Pause.apply(torch.relu(layer(x)), self.pause)
+            x = torch.relu(layer(x))
+            if self.pause:
+                x = Pause.apply(x, self.pause)
         return self.head(x)
 
 

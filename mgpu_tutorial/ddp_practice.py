@@ -186,8 +186,7 @@ class PlantedDDP(BucketedDDP):
 
     def _ready(self, parameter: nn.Parameter) -> None:
         bucket = self.bucket_of[parameter]
-        bucket.take(parameter)
-        if bucket.missing:
+        if self.synchronises and bucket.missing:
             bucket.missing.pop()  # one gradient less to wait for
             self.order[parameter] = None
             self._send_full()

@@ -62,6 +62,7 @@ def observed(
     with network(world_size, link):
         for step in range(iterations):
             model.zero_grad()
+            dist.barrier()
             with span(f"step {step}"):
                 with span("forward"):
                     loss = model(inputs).square().mean()
