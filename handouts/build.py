@@ -242,6 +242,7 @@ class Plan:
         made = f"Every output was made with PyTorch {torch[1]}." if torch else ""
         chapters = [f'#include "/{name}/{n.id}.body.typ"' for n in self.notebooks]
         appendix = [f'#include "/{name}/{n.id}.body.typ"' for n in self.documents]
+        appendix[:1] = [f"#appendix()\n{first}" for first in appendix[:1]]
         return "\n#pagebreak(weak: true)\n".join(
             [
                 '#import "/paper.typ": *\n'

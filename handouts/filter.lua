@@ -143,7 +143,7 @@ local function filmstrip(pictures, given)
       quoted(image.src), quoted(alt .. ", " .. name), quoted(name)))
   end
   local caption = (given or "") ~= "" and given
-    or string.format("%s, in %d steps", alt, #pictures)
+    or string.format("Step by step, in %d drawings.", #pictures)
   caption = meta.slides and "" or caption_of(caption)
   return raw(string.format("#filmstrip((%s,), %s, where: %s)",
     table.concat(items, ", "), quoted(caption), quoted(where)))

@@ -178,7 +178,7 @@ class _Reader:
             else:
                 before, question, asked = text.partition("**Predict")
                 for kind, part in (("prose", before), ("predict", question + asked)):
-                    if part := MARKDOWN_IMAGE.sub(kept, part.strip()):
+                    if part := MARKDOWN_IMAGE.sub(kept, part.rstrip().lstrip("\n")):
                         yield Piece(kind, part, **self.common)
 
     def _keep_file(self, source: str) -> str:
@@ -230,7 +230,7 @@ class _Reader:
             "image",
             self._keep(IMAGES[mime], raw),
             alt=alt if text in ("", alt) else f"{alt}: {' / '.join(text.splitlines())}",
-            caption=self.about.get("caption", alt),
+            caption=self.about.get("caption", alt[:1].upper() + alt[1:]),
             width=float(metadata.get(mime, {}).get("width", 0)),
             **self.common,
         )
