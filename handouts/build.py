@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -153,6 +153,9 @@ class Plan:
             for n in [*every, *self.documents]
         ]
         self.series = self.documents[0].title if self.documents else "Handouts"
+        if self.documents:  # the first of them gives the book its title
+            head = self.documents[0].pieces[0]
+            self.documents[0].pieces[0] = replace(head, text=self.documents[0].path.stem)
         room = sorted([*convert.ROOM.glob("*.*")])
         self.common = digest(
             *(file.read_bytes() for file in room),

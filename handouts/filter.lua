@@ -426,7 +426,7 @@ local function items(blocks)
   local calls, text = {}, pandoc.Blocks {}
   local function flush()
     if #text > 0 then
-      table.insert(calls, "prose[" .. written(text) .. "]")
+      table.insert(calls, "prose[\n" .. written(text) .. "\n]")
       text = pandoc.Blocks {}
     end
   end

@@ -3,7 +3,7 @@
 The rules: a heading begins a slide, and so does a prediction; it is asked together with the
 code, and the answer comes on the next slide. A listing has a slide of its own. Of a paragraph
 the slide shows the first sentences, and the speaker's notes have all of it. Imports and bare
-assertions are left out, and solutions are in the notes only.
+assertions are left out, unless a text leads to them, and solutions are in the notes only.
 
 A cell's metadata overrides: `slideshow.slide_type` as in Jupyter ("slide" and "subslide"
 begin a slide, "-" goes on with the last one, "fragment" adds to it on the next slide, "notes"
@@ -190,7 +190,9 @@ class _Maker:
         )
         if not silent and self.pieces[i + 1].kind == "listing":
             return  # the listing says it all
-        if silent and not piece.role and is_plumbing(piece.text):
+        led_to = i > 0 and self.pieces[i - 1].text.rstrip().endswith(":")
+        first = not self.slides or self.slides[-1].kind == "title"
+        if silent and not piece.role and (first or is_plumbing(piece.text) and not led_to):
             return
         if self._busy():
             self.fresh = True
