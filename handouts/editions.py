@@ -66,6 +66,13 @@ class _Edition:
         if solution:
             yield group("solution", solution)
 
+    def _leads(self, piece: Piece, i: int) -> bool:
+        """True for a text that stands on the page of the code after it."""
+        following = self.notebook.pieces[i + 1 : i + 2]
+        if piece.kind != "prose" or not following or following[0].kind != "code":
+            return False
+        return following[0].role == "exercise" or piece.text.endswith(":")
+
     def _ends_cell(self, i: int) -> bool:
         following = self.notebook.pieces[i + 1 : i + 2]
         return not following or following[0].cell != self.notebook.pieces[i].cell
@@ -88,6 +95,8 @@ class _Edition:
         if piece.kind == "code":
             apart = "yes" if self._ends_cell(i) else ""
             yield block("code", piece.text, where, apart=apart)
+        elif self._leads(piece, i):
+            yield block("lead", piece.text, where)
         else:
             yield plain(piece, where, self.notebook.number)
         self.asked = self.asked or piece.kind == "predict"

@@ -315,6 +315,11 @@ function pieces.prose(block)
   return prose(block.text)
 end
 
+function pieces.lead(block)
+  local blocks = prose(block.text)
+  return typst and wrapped("#lead", blocks) or blocks
+end
+
 function pieces.predict(block)
   if typst then
     return wrapped("#predict", prose(block.text))
