@@ -106,6 +106,7 @@ class Lab:
         self.page.goto(f"{self.address}{path}?reset&token={TOKEN}")
         self.page.wait_for_function("window.jupyterapp !== undefined")
         self.page.evaluate("async () => { await jupyterapp.restored }")
+        self.page.wait_for_function("jupyterapp.shell.currentWidget?.context !== undefined")
 
     def run(self, command: str, **arguments):
         """Execute one of JupyterLab's commands and wait for its end."""

@@ -8,7 +8,7 @@ PATHS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
 def test_lab_opens_on_the_contents(opened):
-    opened.open("/lab")
+    opened.open("/")
     page = opened.page
     table = page.locator(".jp-RenderedMarkdown table").first
     table.wait_for()
