@@ -43,6 +43,9 @@ def lab(tmp_path_factory):
             *("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR"),
         )
     }
+    tracker = home / "jupyterlab_settings_dir" / "@jupyterlab" / "notebook-extension"
+    tracker.mkdir(parents=True)  # all cells are on the page, not only those in sight
+    (tracker / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
     settings = {"PYTHONPATH": str(copy), "MGPU_DEVICE": "cpu", "JUPYTER_PREFER_ENV_PATH": "1"}
     log = open(home / "log", "w")  # noqa: SIM115
     server = subprocess.Popen(

@@ -23,6 +23,16 @@ window.look = {
     }));
   },
 
+  // How many outputs are a live widget.
+  widgets: () => [...document.querySelectorAll('.jp-Notebook .jp-OutputArea-output')].filter(
+    output => output.matches('.jupyter-widgets') || output.querySelector('.jupyter-widgets')).length,
+
+  idle: () => look.panel().sessionContext.session.kernel.status === 'idle',
+
+  // True when every code cell has been run here (a cell that waits has no count).
+  finished: () => look.idle() && look.panel().content.widgets.every(
+    cell => cell.model.type !== 'code' || (cell.model.executionCount && cell.model.trusted)),
+
   trusted: () => look.panel().content.widgets.filter(
     cell => cell.model.type === 'code' && cell.model.trusted).length,
 
@@ -48,7 +58,8 @@ window.look = {
     return found;
   },
 
-  // Words that do not stand out from what is behind them: [words, contrast].
+  // Words that do not stand out from what is behind them: [words, contrast]. The colours of
+  // code are JupyterLab's.
   faint(least) {
     const channels = colour => colour.match(/[\d.]+/g).map(Number);
     const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
@@ -66,7 +77,7 @@ window.look = {
       document.querySelector('.jp-Notebook'), NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
       const element = walker.currentNode.parentElement, words = walker.currentNode.data.trim();
-      if (!words || !element.checkVisibility() || element.closest('svg, .jp-InputPrompt, .jp-OutputPrompt, .widget-play, math, .cm-gutters, .jp-Placeholder'))
+      if (!words || !element.checkVisibility() || element.closest('svg, .cm-content, pre code, .jp-InputPrompt, .jp-OutputPrompt, .widget-play, math, .cm-gutters, .jp-Placeholder'))
         continue;
       const [a, b] = [light(channels(getComputedStyle(element).color)), light(behind(element))];
       const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);

@@ -60,9 +60,7 @@ def test_stored_drawings_show_before_anything_is_run(notebook):
 def test_all_cells_run_without_an_unexpected_error(notebook):
     notebook.page.set_default_timeout(RUN_SECONDS * 1000)
     notebook.run("notebook:run-all-cells")
-    notebook.page.wait_for_function(
-        "look.panel().sessionContext.session.kernel.status === 'idle'"
-    )
+    notebook.page.wait_for_function("look.finished()")
     notebook.page.set_default_timeout(60_000)
     notebook.page.wait_for_timeout(1000)
     cells = [c for c in notebook.page.evaluate("look.cells()") if c["type"] == "code"]
@@ -79,10 +77,7 @@ def test_all_cells_run_without_an_unexpected_error(notebook):
 def test_every_widget_is_present(notebook):
     outputs = [out for c in notebook.page.evaluate("look.cells()") for out in c["outputs"]]
     expected = sum(VIEW in out.get("data", {}) for out in outputs)
-    assert notebook.page.locator(".jp-OutputArea-output .jupyter-widgets-view").count() == (
-        expected
-    )
-    assert expected == 0 or notebook.page.locator(".jupyter-widgets").count() > 0
+    assert notebook.page.evaluate("look.widgets()") == expected
     text = notebook.page.locator(".jp-Notebook").inner_text()
     assert not re.search(r"Error displaying widget|Loading widget|model not found", text)
 
@@ -116,9 +111,7 @@ def test_each_control_changes_the_picture(notebook):
             changed(page, area.element_handle(), before, f"{kind} {i + 1}")
             if kind == "play":
                 control.click()  # it plays on: stop it
-            page.wait_for_function(
-                "look.panel().sessionContext.session.kernel.status === 'idle'"
-            )
+            page.wait_for_function("look.idle()")
             notebook.picture(f"{notebook.stem}-3-{kind}{i + 1}")
 
 
