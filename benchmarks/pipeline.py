@@ -1,6 +1,6 @@
 """How long is a step of ResNet-50, by micro-batches and schedule, on one, two, four ranks?
 
-    python benchmarks/pipeline.py [--samples 16] [--image-size 64] [--repeats 3]
+    python benchmarks/pipeline.py [--samples 8] [--image-size 64] [--repeats 3]
 
 First one process (with one thread, with all of them, split with a queue for each stage),
 then the stages on ranks. Each figure is the median over the launches of the fastest of
@@ -61,8 +61,8 @@ def on_ranks(
             least = world_size if name != "GPipe" else 1  # 1F1B refuses fewer
             result = float("nan")
             if micro >= least:
-                steps_taken = pl.scheduled(rank, world_size, name, micro, work, STEPS)
-                result = 1e3 * steps_taken["seconds"]
+                run = pl.scheduled(rank, world_size, name, micro, work, STEPS)
+                result = 1e3 * run["seconds"]
             times.setdefault(name, []).append(result)
     return times
 
@@ -85,7 +85,7 @@ def bubbles(repeats: int) -> Table:
         for micro in (4, 8, 16):
             shares = []
             for _ in range(repeats):
-                report = launch(pl.scheduled, 4, name, micro, pl.Pauses(0.03), 3, trace=True)
+                report = launch(pl.scheduled, 4, name, micro, pl.Pauses(0.02), 2, trace=True)
                 shares.append(idle_share(quickest(steps(report))))
             formula = f"{pl.bubble(4, micro, held):.0%}" if name != "zero bubble" else "-"
             rows.append([name, micro, formula, f"{statistics.median(shares):.0%}"])
@@ -94,7 +94,7 @@ def bubbles(repeats: int) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
@@ -109,7 +109,7 @@ def main() -> None:
         rows += [[ranks, name, *cells] for name, cells in medians(runs).items()]
     print(f"ResNet-50, {given.samples} images of {given.image_size}: milliseconds a step")
     print(Table(["ranks", "how", *(f"m = {m}" for m in micros)], rows))
-    print("four ranks that pause for 30 ms a forward, 60 ms a backward")
+    print("four ranks that pause for 20 ms a forward, 40 ms a backward")
     print(bubbles(given.repeats))
 
 

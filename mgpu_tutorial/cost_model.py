@@ -18,9 +18,11 @@ PER_PARAMETER = 16  # bytes with Adam: weight, gradient and two moments, float32
 
 @dataclass(frozen=True)
 class Net:
-    """One sample costs `seconds` (forward and backward, one device), keeps `kept` bytes
-    until its backward and sends `sends` bytes over a cut; each micro-batch costs `overhead`
-    seconds more, however small it is."""
+    """A network: what one sample costs, and each micro-batch however small it is.
+
+    `seconds` a sample for forward and backward on one device, and `overhead` seconds a
+    micro-batch; a sample `kept` as so many bytes until its backward, `sends` over a cut.
+    """
 
     seconds: float
     overhead: float
@@ -84,7 +86,7 @@ def calibrate(
 ) -> tuple[Net, Link]:
     """Net and link from four times of `model_parallel.race` on two ranks."""
     one, all_of_them = times["one sample"], times["one rank"]
-    seconds = (all_of_them - one) / (samples - 1)
+    seconds = max(0.0, all_of_them - one) / (samples - 1)
     net = Net(seconds, max(0.0, one - seconds), parameters, sends=sends)
     bandwidth = 4e6 / max(times["4 MB"] - times["4 B"], 1e-9)
     return net, Link(times["4 B"] / 2, bandwidth)

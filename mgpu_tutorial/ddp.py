@@ -117,11 +117,11 @@ class OverlappedDDP(Replica):
 
 
 class BucketedDDP(Replica):
-    """During backward the ranks average each bucket of gradients as soon as it is full.
+    """During backward the ranks average each bucket of gradients once it is complete.
 
     Gradients are views into the buckets. The first backward fills one bucket a dtype and
     learns in which order gradients become ready; then buckets of `bucket_cap_mb` (MiB, as in
-    torch) are cut in rank 0's order. A bucket is full once it holds that many bytes.
+    torch) are cut in rank 0's order. A bucket is closed once it holds that many bytes.
 
     Raises ValueError for a `bucket_cap_mb` that is not positive.
     """
@@ -150,9 +150,9 @@ class BucketedDDP(Replica):
         bucket.missing.remove(parameter)
         if not self.rebuilt:
             self.order[parameter] = None
-        self._send_full()
+        self._send_complete()
 
-    def _send_full(self) -> None:
+    def _send_complete(self) -> None:
         """Start buckets in the order of their numbers, on which all ranks agree."""
         while self.sent < len(self.buckets) and not self.buckets[self.sent].missing:
             self.buckets[self.sent].start()
@@ -161,7 +161,7 @@ class BucketedDDP(Replica):
     def finish_gradient_synchronization(self) -> None:
         for bucket in self.buckets:
             bucket.missing.clear()  # what this rank did not use counts as zero
-        self._send_full()
+        self._send_complete()
         for bucket in self.buckets:
             bucket.work.wait()
             bucket.missing = set(bucket.views)

@@ -95,7 +95,7 @@ def synchronised_norm(rank: int, world_size: int) -> None:
 
 
 def saved_and_loaded(rank: int, world_size: int, folder: str) -> list[str]:
-    """Rank 0 saves, all wait, all load into a fresh replica; returns the keys of the file."""
+    """Rank 0 saves, all wait, load, and wrap what they loaded; returns the file's keys."""
     path = Path(folder, "checkpoint.pt")
     model = DistributedDataParallel(nn.Linear(2, 1))
     if rank == 0:
@@ -103,9 +103,10 @@ def saved_and_loaded(rank: int, world_size: int, folder: str) -> list[str]:
     dist.barrier()  # nobody reads before the file is whole
     state = torch.load(path, map_location="cpu")
     torch.manual_seed(1)
-    fresh = DistributedDataParallel(nn.Linear(2, 1))
-    fresh.module.load_state_dict(state)
-    assert torch.equal(fresh.module.weight, model.module.weight)
+    fresh = nn.Linear(2, 1)
+    fresh.load_state_dict(state)  # before it is wrapped
+    again = DistributedDataParallel(fresh)
+    assert torch.equal(again.module.weight, model.module.weight)
     return list(state)
 
 
@@ -189,7 +190,7 @@ class PlantedDDP(BucketedDDP):
         if self.synchronises and bucket.missing:
             bucket.missing.pop()  # one gradient less to wait for
             self.order[parameter] = None
-            self._send_full()
+            self._send_complete()
 
 
 def tied_gradients_are_right(rank: int, world_size: int, way: Callable) -> bool:

@@ -111,7 +111,7 @@ def agree(rank: int, cuts: Sequence[str], batch: int, image_size: int) -> list[i
     Returns the shape that goes into this rank's stage. Raises ValueError where the rank
     before will send another, and for cuts that do not make a stage for each rank.
     """
-    check_cuts(cuts, range(dist.get_world_size()))
+    check_cuts(cuts, [f"rank {r}" for r in range(dist.get_world_size())])
     comes, goes = stage_shapes(cuts, batch, image_size)[rank : rank + 2]
     if rank < len(cuts):
         dist.send(torch.tensor([*goes, 0, 0][:4]), rank + 1)
@@ -208,10 +208,10 @@ def unsplit_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, m
 
 def same_stages(
     rank: int, world_size: int, schedules: Sequence[str], micro: int = 4
-) -> dict[str, tuple[bool, int]]:
+) -> dict[str, tuple[float, int]]:
     """Run ResNet-50's stages in the order of each schedule.
 
-    Returns for each whether this rank's gradients have the bits of the unsplit model's,
+    Returns for each how far this rank's gradients are from the unsplit model's at the most,
     and the most bytes that it kept for backward.
     """
     model = new_model()
@@ -221,9 +221,8 @@ def same_stages(
     for schedule in schedules:
         model.zero_grad()
         kept = scheduled(rank, world_size, schedule, micro, work, repeats=1)["kept"]
-        mine = gradients(model)
-        same = all(torch.equal(expected[name], gradient) for name, gradient in mine.items())
-        found[schedule] = same and bool(mine), kept
+        apart = [(expected[n] - g).abs().max().item() for n, g in gradients(model).items()]
+        found[schedule] = max(apart), kept
     return found
 
 

@@ -121,7 +121,7 @@ def cap_times(
     link: tuple[float, float],
     depth: int = 16,
     pause: float = 4e-3,
-    steps: int = 3,
+    steps: int = 2,
 ) -> dict[float, float]:
     """The shortest step, in seconds, with each bucket size, over a link that we set.
 

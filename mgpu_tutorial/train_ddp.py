@@ -19,7 +19,7 @@ def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
-    dist.init_process_group("nccl" if gpu else "gloo")
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     data = digits()

@@ -218,7 +218,7 @@ def test_a_cut_is_drawn_with_its_numbers():
 # Micro-batches in one process
 
 
-@pytest.mark.parametrize("micro", [1, 2, 4])
+@pytest.mark.parametrize("micro", [1, 4])
 def test_micro_batches_on_two_devices_equal_the_same_on_one(data, micro):
     model, whole = mp.ModelParallelResNet50(devices(2)), mp.new_model()
     model.load_state_dict(whole.state_dict())
@@ -336,9 +336,8 @@ def test_pytorchs_schedules_compute_the_same_on_the_same_stages():
     names = ["GPipe", "1F1B", "interleaved 1F1B", "zero bubble"]
     report = launch(mp.same_stages, 2, names, timeout=60)
     for result in report.results:
-        assert {name: same for name, (same, _) in result.items()} == dict.fromkeys(
-            names, True
-        )
+        assert list(result) == names
+        assert [apart for apart, _ in result.values()] == [0.0] * 4  # the same bits
     for rank in (0, 1):  # 4 micro-batches, and 2 - rank
         gpipe, one = (report.results[rank][name][1] for name in names[:2])
         assert one < gpipe * (2 - rank) / 4 * 1.05

@@ -60,8 +60,17 @@ def _await_server() -> None:
     if server.METHOD == "forkserver" and not marker.exists():
         first = mp.get_context(server.METHOD).Process(target=time.sleep, args=(0,))
         first.start()
+        first.join(0.1)
+        if first.is_alive() and server.notebook_kernel():
+            import_meanwhile()
         first.join()
         marker.touch()
+
+
+def import_meanwhile() -> None:
+    """Import what the next cells need and what takes long: for drawings, for comparisons."""
+    import matplotlib.figure  # noqa: F401
+    import sympy  # noqa: F401  torch.testing.assert_close needs it
 
 
 class Ranks:
