@@ -127,7 +127,11 @@ class Lab:
         """Write pictures of the whole notebook, in parts if it is very long."""
         before = self.page.viewport_size
         tall = self.page.evaluate(
-            "() => document.querySelector('.jp-WindowedPanel-outer').scrollHeight"
+            """() => {
+                const outer = document.querySelector('.jp-WindowedPanel-outer');
+                outer.scrollTop = 0;
+                return outer.scrollHeight;
+            }"""
         )
         self.page.set_viewport_size({"width": width, "height": min(tall + 200, 15_000)})
         self.page.wait_for_timeout(800)
