@@ -70,7 +70,8 @@ def index(entries: list[tuple], series: str, media: Path, path: Path) -> None:
     rows = "".join(
         "<tr>"
         + f'<td><a href="{i}.html"><b>{html.escape(title)}</b></a></td>'
-        + f"<td class='time'>{minutes} min</td><td>{html.escape(teaches)}</td><td class='forms'>"
+        + f"<td class='time'>{minutes} min</td><td>{html.escape(teaches)}</td>"
+        + "<td class='forms'>"
         + " ".join(f'<a href="{to.format(i)}">{name}</a>' for name, to in FORMS.items())
         + "</td></tr>"
         for i, title, minutes, teaches in entries
