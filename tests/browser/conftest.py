@@ -127,14 +127,12 @@ class Lab:
         """Write pictures of the whole notebook, in parts if it is very long."""
         before = self.page.viewport_size
         tall = self.page.evaluate(
-            """() => {
-                const outer = document.querySelector('.jp-WindowedPanel-outer');
-                outer.scrollTop = 0;
-                return outer.scrollHeight;
-            }"""
+            "() => document.querySelector('.jp-WindowedPanel-outer').scrollHeight"
         )
         self.page.set_viewport_size({"width": width, "height": min(tall + 200, 15_000)})
         self.page.wait_for_timeout(800)
+        self.page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
+        self.page.wait_for_timeout(200)
         self.picture(name)
         self.page.set_viewport_size(before)
         self.page.wait_for_timeout(300)
