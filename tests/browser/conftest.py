@@ -129,11 +129,14 @@ class Lab:
         tall = self.page.evaluate(
             "() => document.querySelector('.jp-WindowedPanel-outer').scrollHeight"
         )
-        self.page.set_viewport_size({"width": width, "height": min(tall + 200, 15_000)})
+        height = min(tall + 200, 12_000)
+        self.page.set_viewport_size({"width": width, "height": height})
         self.page.wait_for_timeout(800)
-        self.page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
-        self.page.wait_for_timeout(200)
-        self.picture(name)
+        for part, top in enumerate(range(0, tall, height - 200)):
+            panel = self.page.locator(".jp-WindowedPanel-outer")
+            panel.evaluate("(panel, top) => { panel.scrollTop = top }", top)
+            self.page.wait_for_timeout(200)
+            self.picture(f"{name}-{part + 1}" if tall > height else name)
         self.page.set_viewport_size(before)
         self.page.wait_for_timeout(300)
 
