@@ -1,8 +1,12 @@
-# make lab        set everything up and open JupyterLab on the notebooks
-# make test       set everything up and run every check, the notebooks included
-# make notebooks  run the notebooks in clean kernels and store what they show
-# make test-gpu   only the checks that need a GPU (skipped where there is none)
-# make bench      the measurements that the notebooks and the README quote
+# make lab           set everything up and open JupyterLab on the contents
+# make test          set everything up and run every check, the notebooks included
+# make notebooks     run the notebooks in clean kernels and store what they show
+# make handouts      the notebooks as PDF, web pages and slides, in build/
+# make test-gpu      only the checks that need a GPU (skipped where there is none)
+# make test-browser  every notebook in JupyterLab, in a real browser; pictures in build/screens/
+# make bench         the measurements that the notebooks and the README quote
+# make new-chapter NAME=my_topic   notebook, module and test of one more chapter
+# make update [TORCH=2.14.0]       run all notebooks (with that PyTorch), list what changed
 
 SHELL := /bin/sh
 VENV := .venv
@@ -16,15 +20,9 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-# A desktop opens its browser; root or a machine without a display prints the address.
-DESKTOP := $(filter Darwin,$(shell uname))$(DISPLAY)$(WAYLAND_DISPLAY)
-LAB_FLAGS := --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. \
-	--LabApp.default_url=/lab/tree/notebooks/00_processes_and_ranks.ipynb \
-	$(if $(filter 0,$(shell id -u)),--allow-root) $(if $(DESKTOP),,--no-browser)
-
-.PHONY: lab test test-gpu notebooks bench clean
+.PHONY: lab test test-gpu test-browser notebooks handouts new-chapter update bench clean
 lab: $(VENV)/installed
-	@$(BIN)/python -m jupyterlab $(LAB_FLAGS)
+	@$(BIN)/python tools/lab.py
 
 test: $(VENV)/installed
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . || { \
@@ -35,14 +33,30 @@ test: $(VENV)/installed
 test-gpu: $(VENV)/installed
 	@$(BIN)/python -m pytest -q -m gpu tests
 
+test-browser: $(VENV)/browser
+	@$(BIN)/python tests/browser/chromium.py
+	@$(BIN)/python -m pytest -q tests/browser
+
 notebooks: $(VENV)/installed
 	@$(BIN)/python tools/store.py
+
+handouts: $(VENV)/installed
+	@$(BIN)/python -m handouts
+
+new-chapter: $(VENV)/installed
+	@$(BIN)/python tools/new_chapter.py "$(NAME)"
+
+# The versions are written first, for they decide what is installed.
+update:
+	@test -z "$(TORCH)" || $(PYTHON) tools/update.py --torch "$(TORCH)"
+	@$(MAKE) $(VENV)/installed
+	@$(BIN)/python tools/update.py
 
 bench: $(VENV)/installed
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) build *.egg-info
 
 # A virtual environment knows its own folder: one that was moved is made again.
 HERE := $(VENV)/here
@@ -64,7 +78,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		-c constraints.txt -e '.[test]' >$(VENV)/pip.log 2>&1 || { \
 		echo "make: pip could not install the packages (network?): `grep ERROR $(VENV)/pip.log | tail -1`. All of it: $(VENV)/pip.log"; exit 1; }
 	@$(BIN)/python -c "import matplotlib.font_manager" 2>/dev/null
-	@mkdir -p $(VENV)/share/jupyter/lab/settings  # no question about news, no network
-	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false, "doNotDisturbMode": true}}' \
-		> $(VENV)/share/jupyter/lab/settings/overrides.json
+	@touch $@
+
+$(VENV)/browser: $(VENV)/installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 2 \
+		-c constraints.txt -e '.[test,browser]' >$(VENV)/pip.log 2>&1 || { \
+		echo "make: pip could not install the packages (network?): `grep ERROR $(VENV)/pip.log | tail -1`. All of it: $(VENV)/pip.log"; exit 1; }
 	@touch $@

@@ -46,6 +46,12 @@ def printed(cell):
     return "".join(out.text for out in cell.outputs if out.output_type == "stream")
 
 
+def torch_version():
+    """Of the PyTorch that the outputs were made with, as in the addresses of its pages."""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    return re.search(r"^torch==(\d+\.\d+)", pins, re.MULTILINE)[1]
+
+
 def test_every_chapter_has_notebook_module_and_test():
     stems = {int(path.stem[:2]): path.stem[3:] for path in PATHS}
     assert stems == {m.CHAPTER: m.__name__.rpartition(".")[2] for m in chapters()}
@@ -160,7 +166,7 @@ def test_links_lead_somewhere(notebook, path):
         if not link.startswith("http"):
             assert (path.parent / link).exists(), link
         elif "docs.pytorch.org" in link:
-            assert "/docs/2.13/" in link, link
+            assert f"/docs/{torch_version()}/" in link, link
 
 
 def test_each_notebook_leads_to_its_neighbours(notebook, path):
@@ -203,6 +209,15 @@ def test_the_readme_lists_every_notebook_and_links_lead_somewhere():
     assert [link for link in links if link.endswith(".ipynb")] == [
         f"notebooks/{path.name}" for path in PATHS
     ]
+
+
+def test_the_readme_says_how_long_each_takes():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in PATHS:
+        head = nbformat.read(path, as_version=4).cells[0].source
+        row = next(line for line in text.split("\n") if f"](notebooks/{path.name})" in line)
+        minutes = re.search(r"(\d+) minutes", head)[1]
+        assert f"| {minutes} min |" in row, row
 
 
 def test_drawings_are_alive_in_the_stored_notebook(path):

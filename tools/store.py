@@ -37,6 +37,11 @@ def store(path: Path) -> None:
             cell.outputs = [kept for kept in map(still, cell.outputs) if kept]
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     nbformat.write(notebook, path)
+    normalise(path)
+
+
+def normalise(path: Path) -> None:
+    """Remove what depends on the machine; outputs, tags and other metadata stay."""
     strip = ["nbstripout", "--keep-output", "--keep-count", "--extra-keys"]
     keys = "cell.metadata.execution metadata.widgets metadata.language_info.version"
     subprocess.run(
@@ -51,11 +56,14 @@ def still(output: dict) -> dict | None:
     return output if output.get("data", True) else None
 
 
+def paths_of(names: list[str]) -> list[Path]:
+    """The notebooks with these names, or all of them."""
+    every = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    return [NOTEBOOKS / name for name in names] or every
+
+
 def main(names: list[str]) -> int:
-    paths = [NOTEBOOKS / name for name in names] or sorted(
-        NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")
-    )
-    for path in paths:
+    for path in paths_of(names):
         begin = time.perf_counter()
         try:
             store(path)

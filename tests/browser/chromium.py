@@ -1,0 +1,46 @@
+"""Find a Chromium here, or say how to get one: python tests/browser/chromium.py."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+NAMES = (
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
+    *("chrome", "microsoft-edge", "brave-browser"),
+)
+PLACES = (
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+)
+HOW = (
+    "No Chromium was found on this machine. One of these gets it:\n"
+    "    apt install chromium                              (Debian, Ubuntu; as root)\n"
+    "    .venv/bin/playwright install --with-deps chromium (downloads one)\n"
+    "    CHROMIUM=/path/to/chrome make test-browser        (one that is there already)"
+)
+
+
+def find() -> str | None:
+    """The path of a Chromium, Chrome or Edge, or None."""
+    named = os.environ.get("CHROMIUM")
+    if named:
+        return shutil.which(named)
+    found = [shutil.which(name) for name in NAMES] + [p for p in PLACES if Path(p).exists()]
+    return next(filter(None, [*found, _playwrights_own()]), None)
+
+
+def _playwrights_own() -> str | None:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return None
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).exists() else None
+
+
+if __name__ == "__main__":
+    path = find()
+    print(path or HOW)
+    sys.exit(path is None)

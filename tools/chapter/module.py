@@ -1,0 +1,41 @@
+"""New topic: every rank gives a number, and all of them get the mean.
+
+Say here in a line or two who communicates what with whom in this chapter.
+"""
+
+import torch
+import torch.distributed as dist
+
+CHAPTER = 0
+
+
+def mean(rank: int, world_size: int) -> float:
+    """Every rank gives its number to all; each returns the mean of all of them."""
+    number = torch.tensor([float(rank)])
+    dist.all_reduce(number)
+    return number.item() / world_size
+
+
+def neighbour(rank: int, world_size: int) -> float:
+    """Each rank sends its number to the rank above, the last to rank 0; returns what came.
+
+    With one rank nothing is sent, and it returns its own number.
+    """
+    mine, other = torch.tensor([float(rank)]), torch.tensor([float(rank)])
+    above, below = (rank + 1) % world_size, (rank - 1) % world_size
+    if world_size > 1:
+        sending = dist.isend(mine, above)
+        dist.recv(other, below)
+        sending.wait()
+    return other.item()
+
+
+def one_stays_away(rank: int, world_size: int) -> None:
+    """Rank 0 does not take part in the sum that all others wait for: a mistake."""
+    if rank > 0:
+        dist.all_reduce(torch.ones(1))
+
+
+def alone(world_size: int) -> float:
+    """The mean of the numbers of `world_size` ranks, as one process computes it."""
+    return sum(range(world_size)) / world_size

@@ -1,0 +1,124 @@
+# %% [markdown]
+# # New topic
+#
+# (navigation)
+#
+# **You will be able to** say what a mean over ranks is. List here what the reader can do at the end, with verbs.
+#
+# **You need** [03](03_collectives.ipynb). No GPU. About 20 minutes.
+
+# %%
+from mgpu_tutorial import new_topic as ch
+from mgpu_tutorial.lab import check, launch, sequence_chart, show_source
+
+# %% [markdown]
+# ## 1. One call
+#
+# Every rank has a number, its own rank. All of them need the mean. We begin with what the reader knows, and show the worker that does it. A section goes predict, run, explain, change.
+
+# %%
+show_source(ch.mean)
+
+# %% [markdown]
+# **Predict.** Four ranks: which number does each return?
+
+# %%
+launch(ch.mean, 4)
+
+# %% [markdown]
+# Each returns 1.5, for `all_reduce` leaves the sum on every rank, and each divides it by the world size. What we saw is explained after the cell, in a sentence or two. The reader then changes something: try three ranks.
+#
+# ## 2. What travels
+#
+# The second worker sends with its own hands what a collective hides. A chart of the recorded run shows who sends what to whom.
+
+# %%
+show_source(ch.neighbour)
+
+# %% [markdown]
+# **Predict.** How many messages do three ranks send?
+
+# %% caption="Each rank sends its number to the rank above it."
+report = launch(ch.neighbour, 3, trace=True)
+sequence_chart(report)
+
+# %%
+print(report.results)
+
+# %% [markdown]
+# Three, one a rank, and none waits for another: each starts its send before it receives. Rank 0 has the number of the last rank.
+#
+# ## 3. A mistake
+#
+# A mistake that people meet in practice is run too, safely, and its error is read together. Here rank 0 does not take part.
+
+# %%
+show_source(ch.one_stays_away)
+
+# %% [markdown]
+# **Predict.** What does rank 1 do?
+
+# %% tags=["raises-exception"]
+launch(ch.one_stays_away, 2, timeout=10)
+
+# %% [markdown]
+# It waits for ever. The launcher sees that rank 0 has ended, and says so instead of waiting with it. A collective is called by all ranks or by none.
+#
+# ## Same answer as one process?
+#
+# One process adds up the same numbers without sending anything. The ranks must return exactly that, for every number of ranks.
+
+# %%
+for world_size in (1, 2, 3):
+    found = launch(ch.mean, world_size).results
+    assert found == [ch.alone(world_size)] * world_size
+    print(f"{world_size} ranks = 1 process")
+
+# %% [markdown]
+# ## Exercises
+#
+# **1.** How many ranks must there be for a mean of 2?
+
+# %% tags=["exercise"]
+ranks = ...
+check(lambda: launch(ch.mean, ranks).results[0], 2.0, hint="half of the last rank")
+
+# %% tags=["solution"]
+ranks = 5
+check(lambda: launch(ch.mean, ranks).results[0], 2.0)
+
+# %% [markdown]
+# **2.** Write a worker that returns the largest number of all ranks on every rank.
+
+# %% tags=["exercise"]
+import torch
+import torch.distributed as dist
+
+
+def largest(rank, world_size):
+    number = torch.tensor([float(rank)])
+    return ...
+
+
+check(lambda: launch(largest, 3).results, [2.0, 2.0, 2.0])
+
+
+# %% tags=["solution"]
+def largest(rank, world_size):
+    number = torch.tensor([float(rank)])
+    dist.all_reduce(number, op=dist.ReduceOp.MAX)
+    return number.item()
+
+
+check(lambda: launch(largest, 3).results, [2.0, 2.0, 2.0])
+
+# %% [markdown]
+# ## Summary
+#
+# - A mean over ranks is a sum over ranks, divided by how many there are.
+# - What a collective does can be written with send and recv, and drawn.
+# - All ranks call a collective, or none.
+#
+# ## Next
+#
+# This is the last notebook for now. [The contents](../README.md) list all of them.
