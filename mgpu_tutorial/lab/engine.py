@@ -58,11 +58,10 @@ def _await_server() -> None:
     server.start()
     marker = Path(util.get_temp_dir(), "warm")
     if server.METHOD == "forkserver" and not marker.exists():
+        if server.notebook_kernel() and server.importing():
+            import_meanwhile()
         first = mp.get_context(server.METHOD).Process(target=time.sleep, args=(0,))
         first.start()
-        first.join(0.1)
-        if first.is_alive() and server.notebook_kernel():
-            import_meanwhile()
         first.join()
         marker.touch()
 

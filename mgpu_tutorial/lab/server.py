@@ -33,17 +33,25 @@ PRELOAD = [
 ]
 FOLDER = "MGPU_KERNEL_FOLDER"
 LOG = "server.log"
+IMPORTS = 5.0  # seconds that the server's imports take, about
+_began: list[float] = []
 
 
 def start() -> None:
     """Have the fork server begin its imports, unless it runs already; returns at once."""
     if METHOD == "forkserver":
+        _began.append(time.monotonic())
         mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
         os.environ[FOLDER] = util.get_temp_dir()
         try:
             forkserver.ensure_running()
         finally:
             os.environ.pop(FOLDER, None)
+
+
+def importing() -> bool:
+    """Whether the server probably still imports, so that the kernel has time."""
+    return bool(_began) and time.monotonic() < _began[0] + IMPORTS
 
 
 def notebook_kernel() -> Any:
