@@ -337,7 +337,7 @@ def test_pytorchs_schedules_compute_the_same_on_the_same_stages():
     report = launch(mp.same_stages, 2, names, timeout=60)
     for result in report.results:
         assert list(result) == names
-        assert [apart for apart, _ in result.values()] == [0.0] * 4  # the same bits
+        assert [apart for apart, _, _ in result.values()] == [0.0] * 4  # the same bits
     for rank in (0, 1):  # 4 micro-batches, and 2 - rank
         gpipe, one = (report.results[rank][name][1] for name in names[:2])
         assert one < gpipe * (2 - rank) / 4 * 1.05
