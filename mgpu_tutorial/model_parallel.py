@@ -37,7 +37,8 @@ class ModelParallelResNet50(torchvision.models.ResNet):
     """Stage s computes on devices[s] and hands its activations to the device of stage s + 1.
 
     The parameters have torchvision's names, so that a state_dict goes both ways. `cuts`
-    names the unit that begins each further stage. Takes images (N, 3, H, W) on any device;
+    names the unit that begins each further stage. Each stage gets PyTorch's default weights,
+    on its own device: the whole model is nowhere. Takes images (N, 3, H, W) on any device;
     returns (N, num_classes) on the last. Raises ValueError for fewer than two devices, a
     unit that ResNet-50 does not have, and units in another order than its own.
     """
@@ -49,12 +50,13 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         cuts: Sequence[str] = ("layer3.0",),
     ) -> None:
         check_cuts(cuts, devices)
-        block = torchvision.models.resnet.Bottleneck
-        super().__init__(block, BLOCKS, num_classes=num_classes)
+        with torch.device("meta"):  # shapes only
+            block = torchvision.models.resnet.Bottleneck
+            super().__init__(block, BLOCKS, num_classes=num_classes)
         self.devices = [as_device(device) for device in devices]
         self.stages = cut(self, cuts)  # a list, so the parameters keep their names
         for stage, device in zip(self.stages, self.devices, strict=True):
-            stage.to(device)
+            draw(stage, device)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = images
@@ -73,12 +75,17 @@ def new_model(seed: int = 0, held: Container[str] = UNITS) -> nn.Module:
         model = torchvision.models.resnet50()
     for i, (name, unit) in enumerate(units(model).items()):
         if name in held:
-            unit.to_empty(device=torch.get_default_device())
             torch.manual_seed(100 * seed + i)
-            for module in unit.modules():
-                if hasattr(module, "reset_parameters"):
-                    module.reset_parameters()
+            draw(unit, torch.get_default_device())
     return model
+
+
+def draw(part: nn.Module, device: torch.device) -> None:
+    """Give a part that has only shapes memory on `device`, and PyTorch's default weights."""
+    part.to_empty(device=device)
+    for module in part.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -244,8 +251,11 @@ def race(
     """Time a step of ResNet-50 on rank 0 alone, on replicas and on stages.
 
     Returns seconds by name; "4 B" and "4 MB" are all_reduces of one and a million numbers.
+    All weights are zero: a step takes as long with them, and they need not be drawn.
     """
-    model = new_model()
+    model = new_model(held=()).to_empty(device=torch.get_default_device())
+    for values in model.state_dict().values():
+        values.zero_()
     work = ResNetStages(model, ("layer3.0",), samples)
     images, labels = work.batch(1)
 

@@ -112,8 +112,9 @@ def _canvas(lanes: list[int], rows: dict[int, list[int]], name: str):
     from matplotlib.figure import Figure  # a second to import: not for the ranks
 
     tall = sum(0.5 if len(stages) == 1 else 0.3 * len(stages) for stages in rows.values())
-    figure = Figure(figsize=(9, 1.25 + tall), layout="constrained")
-    axes = figure.subplots()
+    high = 1.15 + tall  # inches; all charts are as wide, so that they can be compared
+    figure = Figure(figsize=(9, high))
+    axes = figure.add_axes((0.11, 0.55 / high, 0.87, tall / high))
     axes.set_ylim(len(lanes) - 0.5, -0.5)
     several = any(len(stages) > 1 for stages in rows.values())
     names = [
@@ -161,5 +162,5 @@ def _legend(figure, kinds: set[str]) -> None:
             face, label = _mixed("#404040", strength), f"{kind}: {meaning}"
             patches.append(Patch(facecolor=face, edgecolor=INK, hatch=hatch, label=label))
     patches.append(Patch(facecolor=IDLE, label="idle"))
-    look = {"ncols": len(patches), "frameon": False, "fontsize": 10}
-    figure.legend(handles=patches, loc="outside upper right", **look)
+    look = {"ncols": len(patches), "frameon": False, "fontsize": 10, "borderpad": 0}
+    figure.legend(handles=patches, loc="upper right", bbox_to_anchor=(0.98, 0.98), **look)

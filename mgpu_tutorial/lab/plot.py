@@ -18,8 +18,12 @@ class Plot:
     """A matplotlib figure as PNG; its text names what is drawn, but no measured number."""
 
     def __init__(self, figure, text: str) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
         file = BytesIO()
-        figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+        figure.set_dpi(110)
+        canvas = FigureCanvasAgg(figure)  # figure.savefig would draw twice
+        canvas.print_png(file, metadata={"Software": None})
         self.png, self.text = file.getvalue(), text
 
     def __repr__(self) -> str:
