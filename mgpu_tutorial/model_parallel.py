@@ -37,10 +37,10 @@ class ModelParallelResNet50(torchvision.models.ResNet):
     """Stage s computes on devices[s] and hands its activations to the device of stage s + 1.
 
     The parameters have torchvision's names, so that a state_dict goes both ways. `cuts`
-    names the unit that begins each further stage. Each stage gets PyTorch's default weights,
-    on its own device: the whole model is nowhere. Takes images (N, 3, H, W) on any device;
-    returns (N, num_classes) on the last. Raises ValueError for fewer than two devices, a
-    unit that ResNet-50 does not have, and units in another order than its own.
+    names the unit that begins each further stage. Under `torch.device("meta")` the stages get
+    memory on their devices and no weights yet: load a state_dict. Takes images (N, 3, H, W)
+    on any device; returns (N, num_classes) on the last. Raises ValueError for fewer than two
+    devices, a unit that ResNet-50 does not have, and units in another order than its own.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         cuts: Sequence[str] = ("layer3.0",),
     ) -> None:
         check_cuts(cuts, devices)
-        with torch.device("meta"):  # shapes only
-            block = torchvision.models.resnet.Bottleneck
-            super().__init__(block, BLOCKS, num_classes=num_classes)
+        block = torchvision.models.resnet.Bottleneck
+        super().__init__(block, BLOCKS, num_classes=num_classes)
         self.devices = [as_device(device) for device in devices]
         self.stages = cut(self, cuts)  # a list, so the parameters keep their names
+        no_memory = self.fc.weight.is_meta
         for stage, device in zip(self.stages, self.devices, strict=True):
-            draw(stage, device)
+            (stage.to_empty if no_memory else stage.to)(device=device)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = images
@@ -75,17 +75,12 @@ def new_model(seed: int = 0, held: Container[str] = UNITS) -> nn.Module:
         model = torchvision.models.resnet50()
     for i, (name, unit) in enumerate(units(model).items()):
         if name in held:
+            unit.to_empty(device=torch.get_default_device())
             torch.manual_seed(100 * seed + i)
-            draw(unit, torch.get_default_device())
+            for module in unit.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
     return model
-
-
-def draw(part: nn.Module, device: torch.device) -> None:
-    """Give a part that has only shapes memory on `device`, and PyTorch's default weights."""
-    part.to_empty(device=device)
-    for module in part.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:

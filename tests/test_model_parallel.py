@@ -98,12 +98,22 @@ def test_weights_go_to_torchvision_and_back():
         assert torch.equal(one, other) and one.device == other.device
 
 
-def test_each_stage_lies_on_its_device():
+@pytest.mark.parametrize("made_on", ["cpu", "meta"])
+def test_each_stage_lies_on_its_device(made_on):
     where = devices(2)
-    model = mp.ModelParallelResNet50(where)
+    with torch.device(made_on):
+        model = mp.ModelParallelResNet50(where)
     assert {p.device for p in model.layer2.parameters()} == {where[0]}
     assert {p.device for p in model.layer3.parameters()} == {where[1]}
     assert model.fc.weight.device == where[1] and model.conv1.weight.device == where[0]
+
+
+def test_a_model_made_on_the_meta_device_takes_its_weights_later(data):
+    whole = torchvision.models.resnet50()
+    with torch.device("meta"):
+        model = mp.ModelParallelResNet50(devices(2))
+    model.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(run(model, *data), run(whole, *data), rtol=0, atol=0)
 
 
 def test_one_device_named_twice_is_enough(data):
