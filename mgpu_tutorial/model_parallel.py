@@ -83,6 +83,14 @@ def new_model(seed: int = 0, held: Container[str] = UNITS) -> nn.Module:
     return model
 
 
+def zero_model() -> nn.Module:
+    """ResNet-50 with zeros: a step takes as long as with other numbers, and none is drawn."""
+    model = new_model(held=()).to_empty(device=torch.get_default_device())
+    for values in model.state_dict().values():
+        values.zero_()
+    return model
+
+
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     """The gradients by name, of the parameters that have one, on the CPU."""
     named = model.named_parameters()
@@ -246,11 +254,8 @@ def race(
     """Time a step of ResNet-50 on rank 0 alone, on replicas and on stages.
 
     Returns seconds by name; "4 B" and "4 MB" are all_reduces of one and a million numbers.
-    All weights are zero: a step takes as long with them, and they need not be drawn.
     """
-    model = new_model(held=()).to_empty(device=torch.get_default_device())
-    for values in model.state_dict().values():
-        values.zero_()
+    model = zero_model()
     work = ResNetStages(model, ("layer3.0",), samples)
     images, labels = work.batch(1)
 
