@@ -185,7 +185,8 @@ def test_a_rank_makes_its_own_stage_only():
     assert torch.equal(part.fc.weight, whole.fc.weight)
     assert not torch.equal(mp.new_model(seed=4).fc.weight, whole.fc.weight)
     zeros = mp.zero_model().state_dict()
-    assert list(zeros) == list(whole.state_dict()) and not any(v.any() for v in zeros.values())
+    assert list(zeros) == list(whole.state_dict())
+    assert not any(values.any() for values in zeros.values())
 
 
 @pytest.mark.parametrize("place", ["layer2.0", "layer3.0", "avgpool", "fc"])
