@@ -195,6 +195,16 @@ local function panels(div)
     quoted(where)))
 end
 
+local function printed(block)
+  -- a picture that stands alone, or a table; any other block as it is
+  local image = alone(block)
+  if image then
+    local alt = pandoc.utils.stringify(image.caption)
+    return figure(image.src, alt, alt, 0)
+  end
+  return block.t == "Table" and tabular(block) or block
+end
+
 print_html = function(blocks, caption)
   blocks = blocks:walk { Plain = literal, Para = literal }
   local result = pandoc.Blocks {}
@@ -203,7 +213,6 @@ print_html = function(blocks, caption)
     local flex = style:match("display:%s*flex") and panels(block)
     local strip = block.t == "Div" and #block.content > 1
       and block.content:find_if(function(b) return b.t ~= "Figure" end) == nil
-    local image = alone(block)
     if flex then
       result:insert(flex)
     elseif strip then
@@ -215,15 +224,10 @@ print_html = function(blocks, caption)
       block:walk { Image = function(img) found = img end }
       local caption = pandoc.utils.stringify(block.caption.long)
       result:insert(figure(found.src, pandoc.utils.stringify(found.caption), caption, 0))
-    elseif image then
-      local alt = pandoc.utils.stringify(image.caption)
-      result:insert(figure(image.src, alt, alt, 0))
     elseif block.t == "CodeBlock" then
       result:insert(raw("#shown(" .. quoted(block.text) .. ")"))
-    elseif block.t == "Table" then
-      result:insert(tabular(block))
     else
-      result:insert(block)
+      result:insert(printed(block))
     end
   end
   return result
@@ -280,17 +284,11 @@ local function prose(text)
   end
   local result = pandoc.Blocks {}
   for _, block in ipairs(folded(blocks)) do
-    local image = alone(block)
     if block.t == "CodeBlock" then
       result:insert(raw(string.format("#listing(%s, %s)", quoted(block.text),
         quoted(block.classes[1] or ""))))
-    elseif block.t == "Table" then
-      result:insert(tabular(block))
-    elseif image then
-      local alt = pandoc.utils.stringify(image.caption)
-      result:insert(figure(image.src, alt, alt, 0))
     else
-      result:insert(block)
+      result:insert(printed(block))
     end
   end
   return result

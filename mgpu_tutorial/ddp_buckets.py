@@ -131,20 +131,27 @@ def recorded(
     pause: float = 0.0,
     link: tuple[float, float] | None = None,
 ) -> None:
-    """Take three steps, each in a span of its own, so that one of them can be drawn."""
+    """Take three steps in one of the WAYS, such that one of them can be drawn."""
     model = wrap(way, Tower(width, depth, pause), bucket_cap_mb, from_python=True)
-    inputs = torch.randn(batch, width)
     with network(world_size, link):
-        for step in range(3):
-            model.zero_grad()
-            dist.barrier()
-            with span(f"step {step}"):
-                with span("forward"):
-                    loss = model(inputs).square().mean()
-                with span("backward"):
-                    loss.backward()
-                with span("finish"):
-                    finish(model)
+        traced_steps(model, torch.randn(batch, width), 3, finish)
+
+
+def traced_steps(
+    model: nn.Module, inputs: torch.Tensor, steps: int, ending: Callable | None = None
+) -> None:
+    """Take steps, each in a span, with spans for forward, backward and `ending` inside."""
+    for step in range(steps):
+        model.zero_grad()
+        dist.barrier()
+        with span(f"step {step}"):
+            with span("forward"):
+                loss = model(inputs).square().mean()
+            with span("backward"):
+                loss.backward()
+            if ending:
+                with span(ending.__name__):
+                    ending(model)
 
 
 def calls(report: Report, during: str = "step 2") -> dict[str, int]:

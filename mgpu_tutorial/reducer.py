@@ -12,8 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets import Tower, network
-from mgpu_tutorial.lab import span
+from mgpu_tutorial.ddp_buckets import Tower, network, traced_steps
 
 Buckets = list[list[str]]  # the names of the parameters in each bucket, in order of sending
 
@@ -58,16 +57,8 @@ def observed(
     """Run some iterations of DDP(Tower, **options); returns the buckets of each."""
     model = DistributedDataParallel(Tower(width, depth, pause), **options)
     seen = watch(model)
-    inputs = torch.randn(batch, width)
     with network(world_size, link):
-        for step in range(iterations):
-            model.zero_grad()
-            dist.barrier()
-            with span(f"step {step}"):
-                with span("forward"):
-                    loss = model(inputs).square().mean()
-                with span("backward"):
-                    loss.backward()
+        traced_steps(model, torch.randn(batch, width), iterations)
     return seen
 
 

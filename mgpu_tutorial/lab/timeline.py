@@ -1,5 +1,7 @@
 """The timeline: the same events on a wall clock, one lane a rank (or a thread)."""
 
+from typing import NamedTuple
+
 from mgpu_tutorial.lab.chart import size
 from mgpu_tutorial.lab.plot import Plot
 from mgpu_tutorial.lab.report import Report, colour_of
@@ -21,18 +23,16 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     events = events_of(report, during)
     start = min(event.begin for event in events)
     last = max(map(_end, events))
-    rows = _rows([event for event in events if event.done])
+    rows, layout = _layout(events)
     lanes = [report.lane(rank) for rank in range(report.world_size)]
-    flat = all(event.kind == "span" for event in events)  # no room for communication
-    most = max([n for _, n in rows.values()], default=1)
-    figure, axes = _canvas(lanes, 0.5 if flat else 0.75 + 0.12 * (min(most, 8) - 1))
+    figure, axes = _canvas(lanes, layout.lane)
     axes.set_xlim(0, max(_length(r, during) for r in (report, like) if r) * 1e3 * 1.02)
     for event in events:
         begin = (event.begin - start) * 1e3
         length = ((_end(event) if event.end else last) - event.begin) * 1e3
-        place = (event.rank - 0.3, 0.6) if flat else _place(event, rows)
+        place = layout.place(event, rows.get(_key(event), 0))
         tone = colour_of(lanes[event.rank])
-        _bar(axes, event, tone, begin, max(length, last - start), place)
+        _bar(axes, event, tone, begin, max(length, last - start), place, layout.lane)
     names = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     counts = f"{len(events)} intervals"
     what = "threads" if report.lanes else "ranks"
@@ -75,32 +75,46 @@ def _length(report: Report, during: str | None) -> float:
     return max(map(_end, events)) - min(event.begin for event in events)
 
 
-def _rows(flights: list[Event]) -> dict[tuple[int, int], tuple[int, int]]:
-    """For each flight its row among those of its rank, and how many rows there are."""
+class _Layout(NamedTuple):
+    """Inches of a lane: a bar for spans above, `rows` of communication as high as `row`."""
+
+    spans: float
+    rows: int
+    row: float
+
+    @property
+    def lane(self) -> float:
+        return 0.16 + self.spans + self.rows * self.row
+
+    def place(self, event: Event, row: int) -> tuple[float, float]:
+        """Top and height of a bar, where a lane is one high."""
+        top, height = 0.08, self.spans
+        if event.kind != "span":
+            top, height = top + self.spans + row * self.row, self.row
+        return event.rank - 0.5 + top / self.lane, height / self.lane
+
+
+def _layout(events: list[Event]) -> tuple[dict[tuple[int, int], int], _Layout]:
+    """The row of each collective on its way, and the lane that has room for all of them."""
     rows: dict[tuple[int, int], int] = {}
     until: dict[int, list[float]] = {}
-    for event in flights:
+    for event in (event for event in events if event.done):
         ends = until.setdefault(event.rank, [])
         free = next((i for i, end in enumerate(ends) if end <= event.begin), len(ends))
         ends[free : free + 1] = [event.done]
         rows[_key(event)] = free
-    return {key: (row, len(until[key[0]])) for key, row in rows.items()}
-
-
-def _place(event: Event, rows: dict[tuple[int, int], tuple[int, int]]) -> tuple[float, float]:
-    """Top and height of a bar: spans above, communication below, in rows if it overlaps."""
-    if event.kind == "span":
-        return event.rank - 0.42, 0.3
-    row, count = rows.get(_key(event), (0, 1))
-    return event.rank - 0.1 + 0.44 * row / count, 0.44 / count
+    kinds = {event.kind == "span" for event in events}
+    most = max([*map(len, until.values()), int(False in kinds)])
+    row = max(0.36, min(0.15 * most, 1.3)) / max(most, 1)
+    return rows, _Layout(0.3 if True in kinds else 0, most, row)
 
 
 def _canvas(lanes: list[str], lane_height: float):
     from matplotlib.figure import Figure  # a second to import: not for the ranks
 
-    figure = Figure(figsize=(9, 0.9 + lane_height * len(lanes)), layout="constrained")
+    figure = Figure(figsize=(9, 0.7 + lane_height * len(lanes)), layout="constrained")
     axes = figure.subplots()
-    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
     axes.set_yticks(range(len(lanes)), lanes)
     for name, tick in zip(lanes, axes.get_yticklabels(), strict=True):
         tick.set(color=colour_of(name), fontweight="bold", fontsize=12)
@@ -110,9 +124,12 @@ def _canvas(lanes: list[str], lane_height: float):
     return figure, axes
 
 
-def _bar(axes, event: Event, tone: str, begin: float, length: float, place) -> None:
+def _bar(
+    axes, event: Event, tone: str, begin: float, length: float, place, lane_height: float
+) -> None:
     is_span = event.kind == "span"
     y, height = place
+    inches = height * lane_height
     axes.broken_barh(
         [(begin, length)],
         (y, height),
@@ -123,7 +140,7 @@ def _bar(axes, event: Event, tone: str, begin: float, length: float, place) -> N
     )
     text = size(event.nbytes) if event.done else event.note or event.op
     share = length / axes.get_xlim()[1]
-    if share < 0.02 + 0.009 * len(text) or height < 0.1:
+    if share < 0.02 + 0.009 * len(text) or inches < 0.14:
         # too narrow for words: a number perhaps, as in "1 scatter"
         text = text.split()[0] if text[0].isdigit() and share > 0.012 and is_span else ""
     if not text:
@@ -133,7 +150,7 @@ def _bar(axes, event: Event, tone: str, begin: float, length: float, place) -> N
         y + height / 2,
         f" {text}",
         va="center",
-        fontsize=9 if height > 0.15 else 7.5,
+        fontsize=9 if inches > 0.2 else 7.5,
         clip_on=True,
         color="black" if is_span else "white",
         bbox=None if is_span else {"facecolor": tone, "lw": 0, "pad": 0.3},
