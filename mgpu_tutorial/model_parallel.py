@@ -124,7 +124,7 @@ def agree(rank: int, cuts: Sequence[str], batch: int, image_size: int) -> list[i
     check_cuts(cuts, [f"rank {r}" for r in range(dist.get_world_size())])
     comes, goes = stage_shapes(cuts, batch, image_size)[rank : rank + 2]
     if rank < len(cuts):
-        dist.send(torch.tensor([*goes, 0, 0][:4]), rank + 1)
+        dist.send(torch.tensor([*goes, 0, 0][:4]), rank + 1)  # four numbers in any case
     if rank > 0:
         told = [n for n in receive([4], rank - 1, torch.int64).tolist() if n]
         if told != comes:
@@ -265,7 +265,7 @@ def race(
         if synchronise:
             average_flat(model)
 
-    step(slice(1))  # the first step allocates, and does not count
+    step(slice(samples))  # the first step allocates, and does not count
     share = slice(rank * samples // world_size, (rank + 1) * samples // world_size)
     times = {"4 B": fastest(lambda: dist.all_reduce(torch.ones(1)), 5)}
     times["4 MB"] = fastest(lambda: dist.all_reduce(torch.ones(10**6)), 5)

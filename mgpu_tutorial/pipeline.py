@@ -59,6 +59,22 @@ def bubble(ranks: int, micro: int, held: int = 1) -> float:
     return (ranks - 1) / (held * micro + ranks - 1)
 
 
+def shortest(rank: int, world_size: int, micro: int = 4) -> list[float]:
+    """One layer a rank, in the order of 1F1B; the last one returns each piece's loss."""
+    torch.manual_seed(rank)
+    x, target = torch.linspace(-1, 1, 128).view(16, 8), torch.zeros(16, 8)
+    stage = pp.PipelineStage(nn.Linear(8, 8), rank, world_size, x.device)
+    schedule = pp.Schedule1F1B(stage, micro, loss_fn=nn.functional.mse_loss)
+    losses: list[torch.Tensor] = []
+    if rank == 0:
+        schedule.step(x)
+    elif rank == world_size - 1:
+        schedule.step(target=target, losses=losses)
+    else:
+        schedule.step()
+    return [loss.item() for loss in losses]
+
+
 def scheduled(
     rank: int, world_size: int, schedule: str, micro: int, work: Work, repeats: int = 2
 ) -> dict[str, Any]:
@@ -159,12 +175,12 @@ class _Held:
 class Pauses:
     """Stages of a small layer that pause as long as a large one would compute.
 
-    A rank pauses for `slot` seconds in each forward and for two in each backward: one for
-    the gradient of the input and one for that of the weights. So ranks do not compete for
-    cores, and the schedule alone shows. Micro-batches are (rows, width).
+    A rank pauses `forward` seconds in each forward and twice as long in each backward: once
+    for the gradient of the input and once for those of the weights. So ranks do not compete
+    for cores, and the schedule alone shows. Micro-batches are (rows, width).
     """
 
-    slot: float = 0.02
+    forward: float = 0.02
     rows: int = 16
     width: int = 64
 
@@ -175,7 +191,7 @@ class Pauses:
 
     def stage(self, index: int, count: int, micro: int) -> pp.PipelineStage:
         torch.manual_seed(index)
-        share = self.slot * dist.get_world_size() / count
+        share = self.forward * dist.get_world_size() / count
         layer = nn.Sequential(nn.Linear(self.width, self.width), nn.ReLU(), _Pause(share))
         example = torch.empty(self.rows, self.width)
         return pp.PipelineStage(

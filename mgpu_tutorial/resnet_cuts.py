@@ -186,8 +186,10 @@ def cut_table(measured: Sequence[Unit]) -> Table:
         share = first.flops / (first.flops + second.flops)
         row = [f"{w.parameters / 1e6:.1f} M" for w in (first, second)]
         row += [size(w.kept) for w in (first, second)]
-        rows.append([name, *row, f"{share:.0%}", size(first.sends)])
-    header = ["cut before", "parameters 0", "1", "activations 0", "1", "work 0", "sends"]
+        fuller = size(max(first.memory, second.memory))
+        rows.append([name, *row, fuller, f"{share:.0%}", size(first.sends)])
+    header = ["cut before", "parameters 0", "1", "activations 0", "1"]
+    header += ["fuller device", "work 0", "sends"]
     return Table(header, rows)
 
 

@@ -26,6 +26,7 @@ from mgpu_tutorial.lab import (
     steps,
     traffic,
 )
+from mgpu_tutorial.lab.chart import size
 from mgpu_tutorial.lab.lanes import Task, seconds
 from mgpu_tutorial.vision import torchvision
 
@@ -208,7 +209,8 @@ def test_the_best_cuts_are_best():
         assert max(w.flops for w in chosen["balance"]) <= max(w.flops for w in pair), name
         assert chosen["traffic"][0].sends <= pair[0].sends, name
     assert len(set(best.values())) == 3
-    assert len(cuts.cut_table(measured).rows) == 19
+    rows = cuts.cut_table(measured).rows
+    assert len(rows) == 19 and rows[0][5] == size(pairs["maxpool"][1].memory)
 
 
 def test_larger_batches_want_an_earlier_cut():
@@ -386,6 +388,18 @@ def test_every_schedule_has_the_same_loss(schedule):
     assert sum(r["loss"] for r in report.results) == pytest.approx(
         paused_loss(2 * held, 4), rel=1e-5
     )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_shortest_pipeline_computes_what_its_layers_do(ranks):
+    x = torch.linspace(-1, 1, 128).view(16, 8)
+    for rank in range(ranks):
+        torch.manual_seed(rank)
+        x = torch.nn.Linear(8, 8)(x)
+    *others, losses = launch(pl.shortest, ranks).results
+    assert others == [[]] * (ranks - 1)
+    expected = [piece.square().mean().item() for piece in x.chunk(4)]
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def paused_loss(count, micro):
