@@ -217,17 +217,21 @@ def unsplit_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, m
 
 
 def same_stages(
-    rank: int, world_size: int, schedules: Sequence[str], micro: int = 4
+    rank: int,
+    world_size: int,
+    schedules: Sequence[str],
+    weights: dict[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
+    micro: int = 4,
 ) -> dict[str, tuple[float, int, float]]:
-    """Run ResNet-50's stages in the order of each schedule.
+    """Run ResNet-50's stages, with these weights, in the order of each schedule.
 
-    Returns for each how far this rank's gradients are from the unsplit model's at the most,
+    Returns for each how far this rank's gradients are from the `expected` ones at the most,
     the most bytes that it kept for backward, and the seconds of the step.
     """
-    model = new_model()
-    work = ResNetStages(model)
-    unsplit_step(model, *work.batch(micro), micro)
-    expected, found = gradients(model), {}
+    model, found = new_model(held=()), {}
+    model.load_state_dict(weights, assign=True)
+    work = ResNetStages(model.to(torch.get_default_device()))
     for schedule in schedules:
         model.zero_grad()
         run = scheduled(rank, world_size, schedule, micro, work, repeats=1)
