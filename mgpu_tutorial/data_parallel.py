@@ -69,8 +69,8 @@ def _copy(tensor: torch.Tensor | None, device: torch.device, copies: dict) -> An
         return None
     if id(tensor) not in copies:  # tied weights stay tied
         copy = place(tensor, device)
-        tied = copy is tensor and isinstance(tensor, nn.Parameter)
-        copies[id(tensor)] = copy.view_as(copy) if tied else copy
+        original = copy is tensor and isinstance(tensor, nn.Parameter)
+        copies[id(tensor)] = copy.view_as(copy) if original else copy  # no parameter
     return copies[id(tensor)]
 
 

@@ -77,7 +77,7 @@ def walk_through(
     total = {"summed gradient": net.weight.grad}
     after("7. the gradients add up on the module", total, ["gradient", "replica"])
     optimizer.step()
-    after("8. update: only the module", {"module": net}, ["summed gradient"])
+    after("8. update: only the module", {"module": net})
     return steps
 
 

@@ -108,7 +108,7 @@ def loaded(rank: int, world_size: int, samples: int, batch: int) -> list[list[in
     data = list(range(samples))
     sampler = DistributedSampler(data, shuffle=False)
     mine = share(batch, rank, world_size)
-    loader = DataLoader(data, batch_size=mine, sampler=sampler)  # the sampler shuffles
+    loader = DataLoader(data, batch_size=mine, sampler=sampler)  # which sets the order
     return [samples.tolist() for samples in loader]
 
 

@@ -12,7 +12,7 @@ NORMS = {
 
 
 class SmallConvNet(nn.Module):
-    """The small convolutional network of the classic MNIST example: 21 840 parameters.
+    """A small convolutional network for MNIST's digits: 21 840 parameters.
 
     Takes images (N, 1, 28, 28) and returns log probabilities (N, 10). `dropout` is 0 where
     two runs shall be equal: dropout draws other numbers on every rank. `norm` puts a

@@ -40,7 +40,7 @@ def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
     if rank == 0:
         torch.save(model.module.state_dict(), f"{folder}/model.pt")
     print(f"rank {rank}: {whoami(device)}: {len(loader)} batches an epoch")
-    del model  # first: over gloo a group that ends before its model can hang
+    del model  # a precaution: its Reducer ends before the group
     dist.destroy_process_group()
 
 
