@@ -5,7 +5,7 @@
 # make test-gpu      only the checks that need a GPU (skipped where there is none)
 # make test-browser  every notebook in JupyterLab, in a real browser; pictures in build/screens/
 # make bench         the measurements that the notebooks and the README quote
-# make new-chapter NAME=my_topic   notebook, module and test of one more chapter
+# make new-chapter NAME=my_topic [AFTER=point_to_point]   one more chapter, the rest renumbered
 # make update [TORCH=2.14.0]       run all notebooks (with that PyTorch), list what changed
 
 SHELL := /bin/sh
@@ -22,7 +22,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 
 .PHONY: lab test test-gpu test-browser notebooks handouts new-chapter update bench clean
 lab: $(VENV)/installed
-	@$(BIN)/python tools/lab.py
+	@$(BIN)/python tools/open_jupyterlab.py
 
 test: $(VENV)/installed
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . || { \
@@ -44,7 +44,7 @@ handouts: $(VENV)/installed
 	@$(BIN)/python -m handouts
 
 new-chapter: $(VENV)/installed
-	@$(BIN)/python tools/new_chapter.py "$(NAME)"
+	@$(BIN)/python tools/new_chapter.py "$(NAME)" --after "$(AFTER)"
 
 # The versions are written first, for they decide what is installed.
 update:

@@ -5,7 +5,7 @@
 ResNet-101 and MobileNetV2 with SGD and a cosine schedule. With GPUs it uses all of them:
 batch 128 and 256, 112 by 112 pixels, 20 iterations. Else it trains a smaller experiment on
 two CPU cores, with `--full` the same. `--save` stores the result beside this file, where
-notebook 09 reads it; what was stored for the other kind of device stays.
+the notebook on mixed precision reads it; what was stored for the other kind of device stays.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from datetime import date
 
 import torch
 
-from mgpu_tutorial import comparison
+from mgpu_tutorial.mixed_precision import comparison
 
 
 def main() -> None:

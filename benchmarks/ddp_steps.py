@@ -1,4 +1,4 @@
-"""The five ways of notebook 07 by model size, from latency-bound to bandwidth-bound.
+"""The five ways of the notebook on DDP, by model size, from latency-bound to bandwidth-bound.
 
     python benchmarks/ddp_steps.py [--ranks 2] [--steps 15] [--repeats 5]
 
@@ -11,7 +11,7 @@ two steps in one turn. Then the same over a network that is set to
 import argparse
 import statistics
 
-from mgpu_tutorial import ddp_buckets as buckets
+from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.lab import Table, launch
 
 SIZES = {  # name: a Tower, its batch, and a bucket that holds a few of its layers
@@ -33,7 +33,7 @@ SIZES = {  # name: a Tower, its batch, and a bucket that holds a few of its laye
     "2 MiB over a slow network": {"width": 256, "depth": 8, "batch": 8}
     | {"bucket_cap_mb": 0.5, "pause": 3e-3, "link": (1e-3, 100e6)},
 }
-REAL = buckets.WAYS[-1].__name__
+REAL = experiments.WAYS[-1].__name__
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
         setting |= {"steps": given.steps, "device": "cpu", "timeout": 600}
         found: dict[str, list[float]] = {}
         for _ in range(given.repeats):
-            report = launch(buckets.step_times, given.ranks, buckets.WAYS, **setting)
+            report = launch(experiments.step_times, given.ranks, experiments.WAYS, **setting)
             for name, seconds in report.results[0].items():
                 found.setdefault(name, []).extend(seconds)
         for name, seconds in found.items():

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 
 import torch
 
-from mgpu_tutorial import micro_batches as mb
-from mgpu_tutorial import model_parallel as mp
-from mgpu_tutorial import pipeline as pl
 from mgpu_tutorial.lab import Table, idle_share, launch, quickest, steps
+from mgpu_tutorial.model_parallel import micro_batches, pipeline
+from mgpu_tutorial.model_parallel import split_resnet as resnet
 
 STEPS = 3
 ORDERS = ["GPipe", "1F1B", "interleaved 1F1B"]
@@ -28,17 +27,17 @@ def one_process(
     rank: int, world_size: int, samples: int, image_size: int, micros: Sequence[int]
 ) -> dict[str, list[float]]:
     """Milliseconds of a step for each number of micro-batches, by what shares the work."""
-    data = mp.random_images(samples, image_size)
-    whole, split = mp.new_model(), mp.ModelParallelResNet50(("cpu", "cpu"))
+    data = resnet.random_images(samples, image_size)
+    whole, split = (resnet.new_model(), resnet.ModelParallelResNet50(("cpu", "cpu")))
     split.load_state_dict(whole.state_dict())
     times: dict[str, list[float]] = {}
     for micro in micros:
         for threads in (1, os.cpu_count() or 1):
             torch.set_num_threads(threads)
-            best = fastest(whole, lambda m=micro: mp.unsplit_step(whole, *data, m))
+            best = fastest(whole, lambda m=micro: resnet.unsplit_step(whole, *data, m))
             times.setdefault(f"whole, {threads} thread(s)", []).append(best)
         torch.set_num_threads(1)
-        best = fastest(split, lambda m=micro: mb.micro_batched(split, *data, m))
+        best = fastest(split, lambda m=micro: micro_batches.micro_batched(split, *data, m))
         times.setdefault("split, a queue a stage", []).append(best)
     return times
 
@@ -46,22 +45,22 @@ def one_process(
 def fastest(model: torch.nn.Module, action) -> float:
     model.zero_grad()
     action()  # the first step also allocates
-    return 1e3 * mp.fastest(lambda: (model.zero_grad(), action()), STEPS)
+    return 1e3 * resnet.fastest(lambda: (model.zero_grad(), action()), STEPS)
 
 
 def on_ranks(
     rank: int, world_size: int, samples: int, image_size: int, micros: Sequence[int]
 ) -> dict[str, list[float]]:
     """Milliseconds of a step for each number of micro-batches, by schedule."""
-    model, times = mp.new_model(), {}
-    work = mp.ResNetStages(model, samples=samples, image_size=image_size)
+    model, times = resnet.new_model(), {}
+    work = resnet.ResNetStages(model, samples=samples, image_size=image_size)
     for name in ORDERS[: 3 if world_size == 2 else 2]:  # ResNet-50 is cut into four at most
         for micro in micros:
             model.zero_grad()
             least = world_size if name != "GPipe" else 1  # 1F1B refuses fewer
             result = float("nan")
             if micro >= least:
-                run = pl.scheduled(rank, world_size, name, micro, work, STEPS)
+                run = pipeline.scheduled(rank, world_size, name, micro, work, STEPS)
                 result = 1e3 * run["seconds"]
             times.setdefault(name, []).append(result)
     return times
@@ -80,14 +79,18 @@ def medians(runs: list[dict[str, list[float]]]) -> dict[str, list[str]]:
 def bubbles(repeats: int) -> Table:
     """The idle share of four ranks whose stages pause, by schedule and micro-batches."""
     rows = []
-    for name in pl.SCHEDULES:
-        held = len(pl.stages_of(0, 4, name))
+    for name in pipeline.SCHEDULES:
+        held = len(pipeline.stages_of(0, 4, name))
         for micro in (4, 8, 16):
             shares = []
             for _ in range(repeats):
-                report = launch(pl.scheduled, 4, name, micro, pl.Pauses(0.02), 2, trace=True)
+                report = launch(
+                    pipeline.scheduled, 4, name, micro, pipeline.Pauses(0.02), 2, trace=True
+                )
                 shares.append(idle_share(quickest(steps(report))))
-            formula = f"{pl.bubble(4, micro, held):.0%}" if name != "zero bubble" else "-"
+            formula = (
+                f"{pipeline.bubble(4, micro, held):.0%}" if name != "zero bubble" else "-"
+            )
             rows.append([name, micro, formula, f"{statistics.median(shares):.0%}"])
     return Table(["schedule", "micro-batches", "formula", "measured idle share"], rows)
 

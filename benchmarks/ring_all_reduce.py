@@ -1,4 +1,4 @@
-"""How close does the ring of notebook 03 come to gloo's own all_reduce?
+"""How close does the ring of the notebook on collectives come to gloo's own all_reduce?
 
     python benchmarks/ring_all_reduce.py [--ranks 4] [--repeats 11]
 

@@ -2,9 +2,9 @@
 
     python benchmarks/step_time.py [--repeats 5]
 
-The network and the batch of notebook 05. Both ways to average run in turns inside the same
-ranks; prints medians over the repeats, and how many times longer all communication takes
-with one all_reduce a parameter than with one flat buffer.
+The network and the batch of the notebook on distributed SGD. Both ways to average run in
+turns inside the same ranks; prints medians over the repeats, and how many times longer all
+communication takes with one all_reduce a parameter than with one flat buffer.
 """
 
 import argparse

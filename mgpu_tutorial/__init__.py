@@ -1,6 +1,20 @@
-"""Runnable workers for the multi-GPU training notebooks, one module a chapter."""
+"""Runnable workers for the multi-GPU training notebooks, a file or a folder per chapter."""
 
 __version__ = "0.1.0"
 
+# In the order of the notebooks. Their numbers stand on the notebooks only.
+CHAPTERS = (
+    "processes_and_ranks",
+    "point_to_point",
+    "nonblocking",
+    "collectives",
+    "data_partitioning",
+    "distributed_sgd",
+    "data_parallel",
+    "ddp_buckets",
+    "model_parallel",
+    "mixed_precision",
+)
+
 # First of all: in a notebook the lab's fork server then imports torch while we do.
-import mgpu_tutorial.lab  # noqa: F401
+import mgpu_tutorial.lab  # noqa: E402, F401

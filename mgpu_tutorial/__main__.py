@@ -15,28 +15,24 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import mgpu_tutorial
 from mgpu_tutorial.lab import launch
-from mgpu_tutorial.lab.errors import LaunchError
-from mgpu_tutorial.lab.rank import under_torchrun
+from mgpu_tutorial.lab.run.errors import LaunchError
+from mgpu_tutorial.lab.run.rank import under_torchrun
 
 
-def chapters() -> Iterator[ModuleType]:
-    """The chapter modules, in the order of their notebooks (each says its number)."""
-    names = [m.name for m in pkgutil.iter_modules(mgpu_tutorial.__path__) if not m.ispkg]
-    modules = [
-        importlib.import_module(f"mgpu_tutorial.{n}") for n in names if n != "__main__"
-    ]
-    return iter(
-        sorted((m for m in modules if hasattr(m, "CHAPTER")), key=lambda m: m.CHAPTER)
-    )
+def modules_of(chapter: str) -> list[ModuleType]:
+    """The module of a chapter, or the package and then every file of its folder."""
+    first = importlib.import_module(f"mgpu_tutorial.{chapter}")
+    files = pkgutil.iter_modules(getattr(first, "__path__", []), f"{first.__name__}.")
+    return [first, *(importlib.import_module(file.name) for file in files)]
 
 
 def workers(module: ModuleType) -> dict[str, Callable]:
-    """The public functions of a chapter that take (rank, world_size, …)."""
+    """The public functions of a module that take (rank, world_size, …), in their order."""
     functions = inspect.getmembers(module, inspect.isfunction)
     return {
         name: function
@@ -50,11 +46,19 @@ def workers(module: ModuleType) -> dict[str, Callable]:
 def listing() -> str:
     """Every worker with the first line of its docstring, by chapter."""
     lines = []
-    for module in chapters():
-        stem = module.__name__.rpartition(".")[2]
-        lines.append(f"{module.CHAPTER:02d} {stem}: {_first_line(module)}")
-        lines += [f"    {stem}.{n}  {_first_line(f)}" for n, f in workers(module).items()]
+    for chapter in mgpu_tutorial.CHAPTERS:
+        lines.append(f"{chapter}: {_first_line(modules_of(chapter)[0])}")
+        lines += [f"    {name}  {_first_line(f)}" for name, f in workers_of(chapter).items()]
     return "\n".join(lines)
+
+
+def workers_of(chapter: str) -> dict[str, Callable]:
+    """All workers of a chapter by the name that the command line takes."""
+    return {
+        f"{module.__name__.removeprefix('mgpu_tutorial.')}.{name}": worker
+        for module in modules_of(chapter)
+        for name, worker in workers(module).items()
+    }
 
 
 def _first_line(thing: object) -> str:
@@ -62,15 +66,19 @@ def _first_line(thing: object) -> str:
 
 
 def find(name: str) -> Callable:
-    """The worker called `stem.worker`; LookupError says what there is instead."""
-    stem, _, worker = name.partition(".")
-    modules = {m.__name__.rpartition(".")[2]: m for m in chapters()}
-    if stem not in modules:
-        raise LookupError(f"no chapter {stem!r}; there are: {', '.join(modules)}")
-    found = workers(modules[stem])
-    if worker not in found:
-        raise LookupError(f"no worker {worker!r} in {stem}; there are: {', '.join(found)}")
-    return found[worker]
+    """The worker of that name, such as `point_to_point.blocking` or `ddp_buckets.hooks.…`.
+
+    Raises LookupError, which says what there is instead.
+    """
+    chapter, _, worker = name.partition(".")
+    if chapter not in mgpu_tutorial.CHAPTERS:
+        there = ", ".join(mgpu_tutorial.CHAPTERS)
+        raise LookupError(f"no chapter {chapter!r}; there are: {there}")
+    found = workers_of(chapter)
+    if name not in found:
+        there = ", ".join(known.removeprefix(f"{chapter}.") for known in found)
+        raise LookupError(f"no worker {worker!r} in {chapter}; there are: {there}")
+    return found[name]
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -81,7 +89,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "worker", nargs="?", help="stem.worker, such as point_to_point.blocking"
+        "worker", nargs="?", help="chapter.worker or chapter.file.worker, as in the list"
     )
     parser.add_argument("--ranks", type=int, default=2, help="world size (2)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")

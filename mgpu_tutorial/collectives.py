@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab import note
 
-CHAPTER = 3
 Cells = tuple[list[float | None], list[float | None]]
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-CHAPTER = 4
-
 
 class Partition(Dataset):
     """The samples `index` of `data`, in this order; `data` itself is not copied."""

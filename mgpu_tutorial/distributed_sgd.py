@@ -10,13 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import nll_loss
 
-from mgpu_tutorial import checkpoint as checkpoints
-from mgpu_tutorial.data import Digits, digits
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.lab import progress, span, status
-from mgpu_tutorial.models import SmallConvNet
-
-CHAPTER = 5
+from mgpu_tutorial.shared import checkpoint as checkpoints
+from mgpu_tutorial.shared.data import Digits, digits
+from mgpu_tutorial.shared.models import SmallConvNet
 
 
 def average_gradients(model: nn.Module) -> None:

@@ -7,8 +7,6 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab import span
 
-CHAPTER = 2
-
 
 def start_and_wait(rank: int, world_size: int) -> None:
     """Rank 0 starts a send, rank 1 a receive; the value is there after wait, not before."""

@@ -5,8 +5,6 @@ import time
 import torch
 import torch.distributed as dist
 
-CHAPTER = 1
-
 
 def blocking(rank: int, world_size: int) -> None:
     """Rank 0 sends one number to rank 1; both print what they hold before and after."""

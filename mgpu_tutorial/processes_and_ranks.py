@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab import Table
 
-CHAPTER = 0
 DOCS = "https://docs.pytorch.org/docs/2.13/distributed.html"
 
 

@@ -1,4 +1,4 @@
-"""Chapter 03: every collective against the same thing done by one process."""
+"""Every collective against the same thing done by one process."""
 
 import pytest
 import torch

@@ -1,14 +1,18 @@
 """python -m mgpu_tutorial and torchrun run the same workers as the notebooks."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mgpu_tutorial.__main__ import chapters, listing, workers
+import mgpu_tutorial
+from mgpu_tutorial import CHAPTERS
+from mgpu_tutorial.__main__ import listing, workers_of
 
 BIN = Path(sys.executable).parent
+PACKAGE = Path(mgpu_tutorial.__file__).parent
 
 
 def run(*words):
@@ -69,8 +73,22 @@ def test_a_mistake_gets_one_line(words, says, code):
 
 def test_the_list_has_every_worker_with_its_docstring():
     lines = listing().splitlines()
-    assert lines[0].startswith("00 processes_and_ranks: Processes and ranks")
-    for module in chapters():
-        for name, worker in workers(module).items():
+    assert lines[0].startswith("processes_and_ranks: Processes and ranks")
+    for chapter in CHAPTERS:
+        for name, worker in workers_of(chapter).items():
             first = worker.__doc__.splitlines()[0]
-            assert any(f".{name}  {first}" in line for line in lines)
+            assert f"    {name}  {first}" in lines
+
+
+def test_the_list_has_what_stands_in_a_folder():
+    """Read from the files: every public function whose first arguments are a rank's."""
+    written = set()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+        if module.split(".")[0] in CHAPTERS:
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                taken = [a.arg for a in node.args.args] if hasattr(node, "args") else []
+                if taken[:2] == ["rank", "world_size"] and not node.name.startswith("_"):
+                    written.add(f"{module}.{node.name}")
+    assert written == {name for chapter in CHAPTERS for name in workers_of(chapter)}
+    assert len(written) > 80

@@ -1,4 +1,4 @@
-"""Chapter 04: no sample is lost, none is doubled, and bad input is refused."""
+"""No sample is lost, none is doubled, and bad input is refused."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.utils.data import DistributedSampler
 
 from mgpu_tutorial import data_partitioning as dp
 from mgpu_tutorial.lab import launch, ownership
-from mgpu_tutorial.lab.ownership import owners
+from mgpu_tutorial.lab.draw.ownership import owners
 
 
 @pytest.mark.parametrize("samples", [7, 10, 49, 1000, 60_000])

@@ -1,11 +1,11 @@
-"""Chapter 05: N processes equal one, and each wrong way differs from it."""
+"""N processes equal one, and each wrong way differs from it."""
 
 import pytest
 import torch
 
 from mgpu_tutorial import distributed_sgd as sgd
-from mgpu_tutorial.data import digits
 from mgpu_tutorial.lab import RankFailed, launch
+from mgpu_tutorial.shared.data import digits
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_a_folder_without_mnist_is_refused_and_left_alone(tmp_path, monkeypatch)
 
 
 def test_a_whole_mnist_is_used(tmp_path, monkeypatch):
-    from mgpu_tutorial.vision import torchvision
+    from mgpu_tutorial.shared.vision import torchvision
 
     images, labels = torch.zeros(3, 28, 28, dtype=torch.uint8), torch.tensor([1, 2, 3])
 

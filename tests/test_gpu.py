@@ -1,24 +1,19 @@
 """What only a GPU can show; skipped without one. `make test-gpu` runs nothing else."""
 
 import pytest
-import ranks
-import stages
 import torch
 from torch.distributed import is_nccl_available
 
-from mgpu_tutorial import (
-    collectives,
-    comparison,
-    data_partitioning,
-    ddp_buckets,
-    mixed_precision,
-    nonblocking,
-)
-from mgpu_tutorial import micro_batches as mb
-from mgpu_tutorial import model_parallel as mp
-from mgpu_tutorial import pipeline as pl
+from mgpu_tutorial import collectives, data_partitioning, nonblocking
 from mgpu_tutorial import point_to_point as p2p
-from mgpu_tutorial.lab import Ledger, devices, launch, transfer
+from mgpu_tutorial.ddp_buckets import experiments
+from mgpu_tutorial.lab import Ledger, devices, launch
+from mgpu_tutorial.lab.run import transfer
+from mgpu_tutorial.mixed_precision import comparison, precision
+from mgpu_tutorial.model_parallel import micro_batches, pipeline
+from mgpu_tutorial.model_parallel import split_resnet as resnet
+from tests.data_parallel import reference
+from tests.lab import ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,7 +69,7 @@ def test_arguments_on_the_gpu_travel(tmp_path):
 def test_every_stage_is_that_of_pytorchs_data_parallel(monkeypatch):
     monkeypatch.delenv("MGPU_DEVICE", raising=False)
     for count in range(2, torch.cuda.device_count() + 1):
-        stages.compare_stages(devices(count))
+        reference.compare_stages(devices(count))
 
 
 def test_the_ledger_adds_what_cuda_saw():
@@ -90,13 +85,13 @@ def test_the_ledger_adds_what_cuda_saw():
 
 
 def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
-    images, labels = (tensor.cuda() for tensor in mp.random_images(4))
-    whole = mp.new_model().cuda()
-    split = mp.ModelParallelResNet50(("cuda:0", "cuda:0"))
+    images, labels = (tensor.cuda() for tensor in resnet.random_images(4))
+    whole = resnet.new_model().cuda()
+    split = resnet.ModelParallelResNet50(("cuda:0", "cuda:0"))
     split.load_state_dict(whole.state_dict())
     torch.backends.cudnn.deterministic = True
-    mp.unsplit_step(whole, images, labels, 2)
-    _, tasks = mb.micro_batched(split, images, labels, 2)
+    resnet.unsplit_step(whole, images, labels, 2)
+    _, tasks = micro_batches.micro_batched(split, images, labels, 2)
     assert len(tasks) == 8
     expected = [p.grad for p in whole.parameters()]
     torch.testing.assert_close([p.grad for p in split.parameters()], expected)
@@ -104,25 +99,33 @@ def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_model_split_over_two_gpus_is_the_unsplit_one():
-    images, labels = mp.random_images(4)
-    whole = mp.new_model().to("cuda:0")
-    split = mp.ModelParallelResNet50(("cuda:0", "cuda:1"))
+    images, labels = resnet.random_images(4)
+    whole = resnet.new_model().to("cuda:0")
+    split = resnet.ModelParallelResNet50(("cuda:0", "cuda:1"))
     split.load_state_dict(whole.state_dict())
     torch.testing.assert_close(split(images).cpu(), whole(images.to("cuda:0")).cpu())
 
 
 def test_stages_on_ranks_that_share_one_gpu():
-    report = launch(mp.across, 2, micro=2, batch=4, device="cuda:0", timeout=120)
+    report = launch(resnet.across, 2, micro=2, batch=4, device="cuda:0", timeout=120)
     assert sum(len(mine) for _, mine in report.results) == 161
-    for schedule in pl.SCHEDULES:
-        launch(pl.scheduled, 2, schedule, 4, pl.Pauses(0.001), device="cuda:0", timeout=60)
+    for schedule in pipeline.SCHEDULES:
+        launch(
+            pipeline.scheduled,
+            2,
+            schedule,
+            4,
+            pipeline.Pauses(0.001),
+            device="cuda:0",
+            timeout=60,
+        )
 
 
 @pytest.mark.parametrize("world_size, device", [(1, "cuda"), (2, "cuda:0")])
 def test_five_ways_of_ddp_equal_one_process(world_size, device):
-    ways = {way.__name__: {"way": way} for way in ddp_buckets.WAYS}
-    worker, alone = ddp_buckets.after_steps, ddp_buckets.alone()
-    for found in launch(ddp_buckets.each, world_size, worker, ways, device=device).results:
+    ways = {way.__name__: {"way": way} for way in experiments.WAYS}
+    worker, alone = experiments.after_steps, experiments.alone()
+    for found in launch(experiments.each, world_size, worker, ways, device=device).results:
         for result in found.values():
             torch.testing.assert_close(result, alone, rtol=1e-4, atol=1e-5)
 
@@ -130,16 +133,12 @@ def test_five_ways_of_ddp_equal_one_process(world_size, device):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_scaled_ddp_ranks_stay_alike_under_autocast_on_the_gpu(dtype):
     settings = {"dtype": dtype, "scale": 1024.0, "device": "cuda:0"}
-    (_, one, _, weights), (_, two, _, _) = launch(
-        mixed_precision.ddp_steps, 2, **settings
-    ).results
+    (_, one, _, weights), (_, two, _, _) = launch(precision.ddp_steps, 2, **settings).results
     assert one == two and weights.isfinite().all()
 
 
 def test_one_infinity_makes_all_ranks_skip_on_the_gpu():
-    results = launch(
-        mixed_precision.scaled_steps, 2, infinite=(1, 1), device="cuda:0"
-    ).results
+    results = launch(precision.scaled_steps, 2, infinite=(1, 1), device="cuda:0").results
     assert [row[0] for row in results[0][0]] == [1024, 512, 512, 512]
     assert results[0][0] == results[1][0]
 

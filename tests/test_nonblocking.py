@@ -1,4 +1,4 @@
-"""Chapter 02: transfers that run in the background, and the buffer they own."""
+"""Transfers that run in the background, and the buffer they own."""
 
 import pytest
 import torch

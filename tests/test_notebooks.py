@@ -12,9 +12,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from mgpu_tutorial.__main__ import chapters, workers
+from mgpu_tutorial import CHAPTERS
+from mgpu_tutorial.__main__ import modules_of, workers_of
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "mgpu_tutorial"
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TAGS = {"raises-exception", "nbval-ignore-output", "exercise", "solution"}
 CLOSING = ["Same answer as one process?", "Exercises", "Summary", "Next"]
@@ -53,40 +55,58 @@ def torch_version():
 
 
 def test_every_chapter_has_notebook_module_and_test():
-    stems = {int(path.stem[:2]): path.stem[3:] for path in PATHS}
-    assert stems == {m.CHAPTER: m.__name__.rpartition(".")[2] for m in chapters()}
-    assert sorted(stems) == list(range(len(stems)))
-    for stem in stems.values():
-        assert (ROOT / "tests" / f"test_{stem}.py").exists()
+    assert [path.stem for path in PATHS] == [
+        f"{number:02d}_{chapter}" for number, chapter in enumerate(CHAPTERS)
+    ]
+    for chapter in CHAPTERS:
+        tests = ROOT / "tests" / f"test_{chapter}.py", ROOT / "tests" / chapter
+        assert any(place.exists() for place in tests), chapter
+        assert workers_of(chapter), chapter
 
 
-def test_workers_fit_a_handout_page():
-    for module in chapters():
-        text = Path(module.__file__).read_text(encoding="utf-8")
-        assert 40 <= len(text.splitlines()) <= 300, module.__name__
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 30, node.name
-                assert node.name.startswith("_") or ast.get_docstring(node), node.name
-        assert workers(module)
+def files_of(chapter):
+    """Every module of a chapter, by its file."""
+    folder = PACKAGE / chapter
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
 
 
-def test_the_lab_knows_no_chapter():
-    stems = "|".join(path.stem[3:] for path in PATHS)
-    for module in (ROOT / "mgpu_tutorial" / "lab").glob("*.py"):
-        imports = re.findall(r"^\s*(?:from|import) .*", module.read_text(), re.MULTILINE)
-        assert not [
-            line for line in imports if re.search(rf"\b({stems}|data|models)\b", line)
-        ]
+def imported(file):
+    """The dotted names of the package's modules that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
 
 
-def test_a_chapter_imports_only_earlier_chapters():
-    numbers = {m.__name__: m.CHAPTER for m in chapters()}
-    for module in chapters():
-        text = Path(module.__file__).read_text(encoding="utf-8")
-        for name, number in numbers.items():
-            if re.search(rf"\b{name.replace('.', '(?:.| import )')}\b", text):
-                assert number < module.CHAPTER
+def rooms_of(file):
+    """The first name below the package of each of its imports: a chapter, shared or lab."""
+    words = (name.split(".") for name in imported(file))
+    return {name[1] for name in words if name[0] == "mgpu_tutorial" and len(name) > 1}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_public_functions_say_what_they_do(chapter):
+    for file in files_of(chapter):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        assert ast.get_docstring(tree), file.name
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_":
+                assert ast.get_docstring(node), f"{file.name}: {node.name}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_imports_only_earlier_chapters(chapter):
+    allowed = {*CHAPTERS[: CHAPTERS.index(chapter) + 1], "shared", "lab"}
+    for file in files_of(chapter):
+        assert rooms_of(file) <= allowed, file
+
+
+def test_shared_and_lab_know_no_chapter():
+    for file in sorted((PACKAGE / "shared").rglob("*.py")):
+        assert rooms_of(file) <= {"shared", "lab"}, file
+    for file in sorted((PACKAGE / "lab").rglob("*.py")):
+        assert rooms_of(file) <= {"lab"}, file
 
 
 def test_head_sections_and_closing(notebook):
@@ -178,14 +198,40 @@ def test_each_notebook_leads_to_its_neighbours(notebook, path):
 
 
 def test_nothing_of_the_package_is_written_again(notebook, path):
-    module = next(m for m in chapters() if m.__name__.endswith(path.stem[3:]))
+    there = {name for module in modules_of(path.stem[3:]) for name in vars(module)}
     defined = {
         node.name
         for cell in code(notebook)
         for node in ast.walk(ast.parse(cell.source))
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
-    assert not defined & set(vars(module))
+    assert not defined & there
+
+
+def test_most_of_what_a_notebook_calls_is_its_own(notebook, path):
+    """At least nine in ten of the package's names: of its chapter, of shared or of lab."""
+    modules, called = {}, set()
+    trees = [ast.parse(cell.source) for cell in code(notebook)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("mgpu_tutorial"):
+            for alias in node.names:
+                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}".split(".")
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            called |= {(node.value.id, node.attr)} if node.value.id in modules else set()
+        elif isinstance(node, ast.Name) and node.id in modules:
+            called.add((node.id, ""))
+    own = [name for name, _ in called if modules[name][1] in (path.stem[3:], "shared", "lab")]
+    assert 10 * len(own) >= 9 * len(called), sorted(called)
+
+
+def test_a_chapter_is_named_by_its_number_only_in_a_link(notebook):
+    """Else the number stays behind when a chapter is inserted before it."""
+    for text in prose(notebook):
+        words = re.sub(r"\[[^\]]*\]\([^)]*\)|`[^`]*`", "", text)
+        assert not re.search(r"([Cc]hapters?|[Nn]otebooks?) \d", words), words
+        assert not re.search(r"(?<![\w.,-])0\d(?![\w.,])", words), words
 
 
 def test_exercises_begin_not_yet_and_end_correct(notebook):

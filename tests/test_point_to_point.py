@@ -1,4 +1,4 @@
-"""Chapter 01: what is sent is what arrives, and the mistakes are the ones we describe."""
+"""What is sent is what arrives, and the mistakes are the ones we describe."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Chapter 00: ranks are processes, and there are several ways to start and join them."""
+"""Ranks are processes, and there are several ways to start and join them."""
 
 import os
 from multiprocessing import get_context

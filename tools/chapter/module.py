@@ -6,8 +6,6 @@ Say here in a line or two who communicates what with whom in this chapter.
 import torch
 import torch.distributed as dist
 
-CHAPTER = 0
-
 
 def mean(rank: int, world_size: int) -> float:
     """Every rank gives its number to all; each returns the mean of all of them."""

@@ -1,4 +1,4 @@
-"""Chapter 00: the ranks compute what one process computes, and mistakes are as described."""
+"""The ranks compute what one process computes, and mistakes are as described."""
 
 import pytest
 

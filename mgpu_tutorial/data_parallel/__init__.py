@@ -1,0 +1,1 @@
+"""DataParallel taken apart: one process, one thread per device, all through the first."""

@@ -1,0 +1,127 @@
+"""Communication hooks: what travels in place of a bucket, and what it does to the loss."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
+from torch.nn.functional import nll_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.data_partitioning import global_batches
+from mgpu_tutorial.lab import progress, span
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.shared.data import digits
+
+
+def as_bfloat16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The ranks average a bucket in bfloat16: half the bytes, and the range of float32.
+
+    What torch's bf16_compress_hook does, which refuses any backend but NCCL and XCCL.
+    """
+    flat = bucket.buffer()
+    small = flat.to(torch.bfloat16).div_(dist.get_world_size())
+    done = dist.all_reduce(small, async_op=True).get_future()
+    return done.then(lambda _: flat.copy_(small))
+
+
+def eight_bits(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The ranks average a bucket in whole numbers of one byte, after they agree on a scale.
+
+    Each number is at most 127 // N, so that the sum over N ranks still fits into a byte.
+    """
+    flat, ranks = bucket.buffer(), dist.get_world_size()
+    largest = flat.abs().max().view(1)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    unit = largest.clamp_min(1e-30) / (127 // ranks)
+    small = (flat / unit).round().to(torch.int8)
+    done = dist.all_reduce(small, async_op=True).get_future()
+    return done.then(lambda _: flat.copy_(small).mul_(unit / ranks))
+
+
+def power_sgd(model: DistributedDataParallel) -> None:
+    """Register PowerSGD of rank 1 from the third step on; each rank keeps what it leaves out.
+
+    From the paper of Vogels, Karimireddy and Jaggi, https://arxiv.org/abs/1905.13727.
+    """
+    state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def simple(hook: Callable) -> Callable:
+    """What registers a hook that keeps no state."""
+    return lambda model: model.register_comm_hook(None, hook)
+
+
+HOOKS = {
+    "float32": simple(allreduce_hook),
+    "float16": simple(fp16_compress_hook),
+    "bfloat16": simple(as_bfloat16),
+    "eight bits": simple(eight_bits),
+    "PowerSGD": power_sgd,
+}
+
+
+def digit_net() -> nn.Module:
+    """A network with one hidden layer for images (N, 1, 28, 28): 50 890 parameters."""
+    layers = [nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)]
+    return nn.Sequential(*layers, nn.LogSoftmax(dim=1))
+
+
+def compare(
+    rank: int, world_size: int, hooks: list[str], steps: int = 36, batch: int = 120
+) -> dict[str, list[float]]:
+    """Train once with each hook, from the same start; returns this rank's losses.
+
+    The last step of each is inside a span with the name of the hook.
+    """
+    data = digits()
+    losses: dict[str, list[float]] = {}
+    for name in progress(hooks):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(digit_net())
+        HOOKS[name](model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
+        losses[name] = []
+        for step in range(steps):
+            epoch, i = divmod(step, len(data) // batch)
+            mine = global_batches(rank, world_size, len(data), batch, 1, epoch)[i]
+            with span(name if step == steps - 1 else "before"):
+                optimizer.zero_grad()
+                loss = nll_loss(model(data.images[mine]), data.labels[mine])
+                loss.backward()
+                optimizer.step()
+            losses[name].append(loss.item())
+    return losses
+
+
+def refused(rank: int, world_size: int) -> None:
+    """torch's own hook for bfloat16 looks at the backend first."""
+    DistributedDataParallel(nn.Linear(2, 1)).register_comm_hook(None, bf16_compress_hook)
+
+
+def mean_losses(report: Report) -> dict[str, list[float]]:
+    """The loss of each global batch in `compare`: the mean over the ranks, by hook."""
+    first, *others = report.results
+    return {
+        name: [sum(step) / (1 + len(others)) for step in zip(losses, *rest, strict=True)]
+        for name, losses in first.items()
+        for rest in [[other[name] for other in others]]
+    }
+
+
+def payload(report: Report, name: str, rank: int = 0) -> int:
+    """The bytes that one rank handed to collectives inside its span `name`."""
+    mine = [event for event in report.events if event.rank == rank]
+    (inside,) = [e for e in mine if e.kind == "span" and e.note == name]
+    return sum(
+        e.nbytes
+        for e in mine
+        if e.kind == "collective" and inside.begin <= e.begin <= inside.end
+    )

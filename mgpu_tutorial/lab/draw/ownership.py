@@ -1,0 +1,55 @@
+"""Which rank had which sample, row by row: a row is an epoch, or a way of cutting."""
+
+from collections.abc import Mapping, Sequence
+
+from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
+from mgpu_tutorial.lab.record.report import colour
+
+SIDE, ROW, TOP, LEFT = 34, 42, 34, 120
+
+
+def ownership(rows: Mapping[str, Sequence[Sequence[int]]], samples: int) -> Drawing:
+    """Draw who has each of `samples` samples; a row maps each rank to its samples.
+
+    A cell has the colour and the number of its rank. A sample that nobody has is an empty
+    place, one that several visits have (padding) is split and outlined in red.
+    """
+    lines = [_line(name, owners(parts, samples)) for name, parts in rows.items()]
+    width, height = LEFT + SIDE * samples + 16, TOP + ROW * len(rows) + 8
+    drawing = Drawing(width, height, "\n".join(lines), "Which rank has which sample")
+    drawing.label(LEFT - 12, 24, "sample", 12, anchor="end")
+    for sample in range(samples):
+        drawing.label(LEFT + SIDE * (sample + 0.5), 24, sample, 12)
+    for i, (name, parts) in enumerate(rows.items()):
+        y = TOP + ROW * i
+        drawing.label(LEFT - 12, y + 22, name, 13, anchor="end")
+        for sample, ranks in enumerate(owners(parts, samples)):
+            _cell(drawing, LEFT + SIDE * sample, y, ranks)
+    return drawing
+
+
+def owners(parts: Sequence[Sequence[int]], samples: int) -> list[list[int]]:
+    """For each sample the ranks that have it; a rank that has it twice counts twice."""
+    found: list[list[int]] = [[] for _ in range(samples)]
+    for rank, part in enumerate(parts):
+        for sample in part:
+            found[sample].append(rank)
+    return found
+
+
+def _cell(drawing: Drawing, x: float, y: float, ranks: list[int]) -> None:
+    if not ranks:
+        drawing.box(x + 1, y, SIDE - 2, ROW - 10, FAINT, "#ffffff", 1, "3 3", 3)
+        return
+    width = (SIDE - 2) / len(ranks)
+    for i, rank in enumerate(ranks):
+        drawing.box(x + 1 + width * i, y, width, ROW - 10, INK, colour(rank), 1, radius=3)
+        middle = x + 1 + width * (i + 0.5)
+        drawing.label(middle, y + 21, rank, 13, "#ffffff", weight="bold")
+    if len(ranks) > 1:
+        drawing.box(x, y - 1, SIDE, ROW - 8, ALARM, "none", 3, radius=3)
+
+
+def _line(name: str, cells: list[list[int]]) -> str:
+    text = " ".join("+".join(map(str, ranks)) or "·" for ranks in cells)
+    return f"{name}: {text}"

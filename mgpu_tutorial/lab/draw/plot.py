@@ -1,0 +1,75 @@
+"""Plots of measured numbers: the picture differs from run to run, its text does not."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from mgpu_tutorial.lab.draw.drawing import INK
+from mgpu_tutorial.lab.record.report import COLOURS
+
+if TYPE_CHECKING:
+    import torch
+
+MARKERS = "osD^v"
+
+
+class Plot:
+    """A matplotlib figure as PNG; its text names what is drawn, but no measured number."""
+
+    def __init__(self, figure, text: str) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        file = BytesIO()
+        figure.set_dpi(110)
+        canvas = FigureCanvasAgg(figure)  # figure.savefig would draw twice
+        canvas.print_png(file, metadata={"Software": None})
+        self.png, self.text = file.getvalue(), text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
+        image = base64.b64encode(self.png).decode()
+        return {"image/png": image, "text/plain": self.text}, {"image/png": {"width": 760}}
+
+
+def curves(
+    measured: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    fitted: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    xlabel: str,
+    ylabel: str,
+    scale: str = "log",
+) -> Plot:
+    """Draw named series (x, y): measured as marks, fitted as lines; `scale` of both axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, (xs, ys)) in enumerate(measured.items()):
+        style = MARKERS[i] if fitted else f"{MARKERS[i]}-"  # no fit: join the marks
+        axes.plot(xs, ys, style, color=COLOURS[i], lw=1.2, markersize=7, label=name)
+    for name, (xs, ys) in fitted.items():
+        axes.plot(xs, ys, "-", color=INK, linewidth=1.5, label=name)
+    axes.set(xscale=scale, yscale=scale, xlabel=xlabel, ylabel=ylabel)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=11)
+    return Plot(figure, f"{ylabel} against {xlabel}: {', '.join([*measured, *fitted])}")
+
+
+def image_rows(rows: Mapping[str, "torch.Tensor"], side: int) -> Plot:
+    """Draw images (n, side * side), 0 white and 1 black, in a row under each name's label."""
+    from matplotlib.figure import Figure
+
+    count = max(map(len, rows.values()))
+    figure = Figure(figsize=(9, 0.2 + 0.66 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
+    for axes, (name, images) in zip(grid, rows.items(), strict=True):
+        strip = images.view(-1, side, side).transpose(0, 1).reshape(side, -1)
+        axes.imshow(strip, cmap="gray_r", vmin=0, vmax=1)
+        axes.set_xlim(0, count * side)
+        axes.set(xticks=[], yticks=[])
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)
+        axes.spines[:].set_visible(False)
+    return Plot(figure, f"images, a row each: {', '.join(rows)}")

@@ -1,0 +1,77 @@
+"""Small tables: what the ranks sent, set against what a formula says."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mgpu_tutorial.lab.record.report import Report
+
+
+@dataclass
+class Table:
+    """Rows under a header, right-aligned where they are numbers; text and HTML alike."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    def __repr__(self) -> str:
+        lines = [list(map(str, self.header)), *[[_text(v) for v in row] for row in self.rows]]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        numeric = self._numeric()
+        return "\n".join(
+            "  ".join(
+                cell.rjust(w) if n else cell.ljust(w)
+                for cell, w, n in zip(line, widths, numeric, strict=True)
+            ).rstrip()
+            for line in lines
+        )
+
+    def _repr_html_(self) -> str:
+        align = ["right" if n else "left" for n in self._numeric()]
+        head = "".join(
+            f'<th style="text-align:{a};padding:2px 12px">{html.escape(str(h))}</th>'
+            for h, a in zip(self.header, align, strict=True)
+        )
+        body = "".join(
+            "<tr>"
+            + "".join(
+                f'<td style="text-align:{a};padding:2px 12px">{html.escape(_text(v))}</td>'
+                for v, a in zip(row, align, strict=True)
+            )
+            + "</tr>"
+            for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _numeric(self) -> list[bool]:
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
+        return [all(isinstance(value, int | float) for value in column) for column in columns]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def traffic(report: Report, expected: float | None = None, formula: str = "formula") -> Table:
+    """Count each rank's operations and the bytes it sent to single peers.
+
+    A row a rank: its calls by name, its messages, their bytes; with `expected`
+    (bytes a rank, after `formula`) also the ratio of the two. What a collective moves
+    inside the library is not seen here: only what passes through send and isend.
+    """
+    if not report.events:
+        raise ValueError("nothing was recorded: launch with trace=True")
+    rows = []
+    for rank in range(report.world_size):
+        mine = [e for e in report.events if e.rank == rank]
+        calls = [e.op for e in mine if e.kind in ("p2p", "collective")]
+        named = ", ".join(f"{calls.count(op)} {op}" for op in dict.fromkeys(calls))
+        sent = [e.nbytes for e in mine if e.sends]
+        row: list[object] = [f"rank {rank}", named, len(sent), sum(sent)]
+        if expected is not None:
+            row += [int(expected), f"{sum(sent) / expected:.3f}"]
+        rows.append(row)
+    header = ["", "calls", "messages sent", "bytes sent"]
+    return Table(header + ([formula, "sent / formula"] if expected is not None else []), rows)

@@ -1,0 +1,1 @@
+"""What happened: the trace, the report, memory, lines of source."""

@@ -1,0 +1,108 @@
+"""What a launch brought back, and how it looks in a notebook.
+
+The representation depends on nothing but what the ranks did: grouped by rank,
+without times, process ids or paths, so that it is the same from run to run.
+"""
+
+import html
+import re
+from dataclasses import dataclass, field
+
+from mgpu_tutorial.lab.record.trace import Event
+
+# Okabe and Ito's colours, told apart by most colour-blind readers and in grey.
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#B8860B",
+    "#56B4E9",
+    "#7F3C8D",
+    "#666666",
+)
+SHOWN_LINES = 60
+SHOWN_CHARACTERS = 500
+
+
+def colour(rank: int) -> str:
+    """The colour of a rank, the same in every panel and drawing."""
+    return COLOURS[rank % len(COLOURS)]
+
+
+def colour_of(name: str) -> str:
+    """The colour of "rank 1" or "cuda:1" by its number; grey for a name without one."""
+    number = re.search(r"\d+$", name)
+    return colour(int(number[0])) if number else "#444444"
+
+
+@dataclass
+class Report:
+    """The outcome of one launch; every list is indexed by rank.
+
+    `events` is empty without `trace=True`; `seconds` is wall time from the moment
+    all ranks had joined until the last one ended, and no part of the repr. `lanes` are
+    the names of threads, where threads were recorded instead of ranks.
+    """
+
+    world_size: int
+    results: list = field(default_factory=list)
+    stdout: list[str] = field(default_factory=list)
+    stderr: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    seconds: float = 0.0
+    lanes: list[str] = field(default_factory=list)
+
+    def lane(self, rank: int) -> str:
+        """The name of a lane of the timeline: that of a rank, or of a thread."""
+        return self.lanes[rank] if self.lanes else f"rank {rank}"
+
+    def lines(self, rank: int) -> list[str]:
+        """What one rank said, line by line: output, then errors, then its result."""
+        said = _cut(self.stdout[rank].splitlines(), f"report.stdout[{rank}]")
+        said += _cut(self.stderr[rank].splitlines(), f"report.stderr[{rank}]")
+        if self.results and self.results[rank] is not None:
+            said += returned(self.results[rank])
+        return said or ["(silent)"]
+
+    def __repr__(self) -> str:
+        width = len(str(self.world_size - 1))
+        return "\n".join(
+            f"rank {rank:>{width}} │ {line}"
+            for rank in range(self.world_size)
+            for line in self.lines(rank)
+        )
+
+    def _repr_html_(self) -> str:
+        panels = "".join(self._panel(rank) for rank in range(self.world_size))
+        style = "display:flex;flex-wrap:wrap;gap:8px;align-items:stretch"
+        return f'<div style="{style}">{panels}</div>'
+
+    def _panel(self, rank: int) -> str:
+        text = html.escape("\n".join(self.lines(rank)))
+        tone = colour(rank)
+        frame = f"flex:1 1 150px;border:1px solid {tone};border-left:6px solid {tone}"
+        inside = "margin:2px 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+        return (
+            f'<div style="{frame};border-radius:4px;padding:4px 10px">'
+            f'<b style="color:{tone}">rank {rank}</b>'
+            f'<pre style="{inside};background:none;color:inherit">{text}</pre></div>'
+        )
+
+
+def returned(value: object) -> list[str]:
+    """What a worker returned, as lines of a bearable length."""
+    text = repr(value)
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
+    return f"returned {text}".splitlines()
+
+
+def _cut(lines: list[str], whole: str) -> list[str]:
+    shown = [
+        line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} …"
+        for line in lines[:SHOWN_LINES]
+    ]
+    if len(lines) > SHOWN_LINES:
+        shown.append(f"… {len(lines) - SHOWN_LINES:,} more lines in {whole}")
+    return shown

@@ -1,0 +1,80 @@
+"""Which line of the learner's own code is this? Frames of libraries are folded."""
+
+import linecache
+import os
+import re
+import sysconfig
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+LAB = str(Path(__file__).parents[1]) + os.sep
+PACKAGE = str(Path(__file__).parents[2]) + os.sep
+LIBRARIES = tuple(
+    str(Path(folder)) + os.sep
+    for folder in {
+        *(
+            sysconfig.get_paths()[key]
+            for key in ("stdlib", "platstdlib", "purelib", "platlib")
+        ),
+        Path(torch.__file__).parent,
+    }
+)
+
+
+class Place(NamedTuple):
+    """One line of source: its file, its number, the function around it."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.line}"
+
+    @property
+    def name(self) -> str:
+        """The file as a reader knows it: no folders, and a cell is a cell."""
+        if re.search(r"ipykernel_\d+|<ipython-input", self.file):
+            return "cell"
+        return os.path.basename(self.file)
+
+    @property
+    def text(self) -> str:
+        """The source line itself, or an empty string where there is none."""
+        linecache.checkcache(self.file)
+        return linecache.getline(self.file, self.line).strip()
+
+
+def is_own(file: str) -> bool:
+    """True for a chapter module, a notebook cell, a script: not for a library or the lab."""
+    if file.startswith(LAB) or file.startswith(("<frozen", "<string>")):
+        return False
+    return file.startswith(PACKAGE) or not file.startswith(LIBRARIES)
+
+
+def innermost(frames: list[Place]) -> Place | None:
+    """The deepest own line of a stack that is ordered from the outside in."""
+    return next((place for place in reversed(frames) if is_own(place.file)), None)
+
+
+def of_frame(frame: FrameType | None) -> Place | None:
+    """The own line that a live frame is at."""
+    while frame is not None:
+        code = frame.f_code
+        if is_own(code.co_filename):
+            return Place(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def of_dump(text: str) -> Place | None:
+    """The own line of the main thread in a dump that faulthandler wrote."""
+    for block in reversed(re.split(r"\n(?=(?:Current thread|Thread) 0x)", "\n" + text)):
+        found = re.findall(r'  File "(.*)", line (\d+) in (.*)', block)
+        frames = [Place(file, int(line), function) for file, line, function in found]
+        if any(place.function == "enter" and place.file.startswith(LAB) for place in frames):
+            return innermost(frames[::-1])
+    return None

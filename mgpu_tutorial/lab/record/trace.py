@@ -1,0 +1,227 @@
+"""Record what the ranks say to each other: one recorder, several drawings.
+
+Inside a rank (a process that is thrown away) the functions of torch.distributed
+are wrapped. Each call becomes one line in the rank's file when it begins and one
+when it ends, so that the record of a rank that hangs or dies is complete up to
+the call it died in.
+"""
+
+import functools
+import inspect
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from mgpu_tutorial.lab.record import source_lines
+
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+COLLECTIVES = (
+    *("broadcast", "all_reduce", "reduce", "gather", "scatter", "all_gather"),
+    *("reduce_scatter", "all_to_all", "barrier", "monitored_barrier", "all_to_all_single"),
+    *("all_gather_single", "all_gather_into_tensor"),
+    *("reduce_scatter_single", "reduce_scatter_tensor"),
+)
+FOLDER = "MGPU_RANK_FOLDER"  # in a rank's environment: where its files are
+
+
+@dataclass
+class Event:
+    """One operation, span or note of one rank.
+
+    `begin` and `end` are seconds since the launch (`end` is None for a call that
+    never came back); an asynchronous collective comes back at once and is complete
+    at `done` (not known with NCCL). `nbytes` is the payload handed to this call, not what a
+    collective then moves on the wire.
+    """
+
+    rank: int
+    index: int
+    op: str
+    begin: float
+    end: float | None = None
+    done: float | None = None
+    peer: int | None = None
+    tag: int = 0
+    group: tuple[int, ...] = ()
+    nbytes: int = 0
+    note: str = ""
+    of: int | None = None
+    line: str = field(default="", repr=False)
+
+    @property
+    def kind(self) -> str:
+        """One of "p2p", "collective", "wait", "span" and "note"."""
+        if self.op in POINT_TO_POINT:
+            return "p2p"
+        return self.op if self.op in ("wait", "span", "note") else "collective"
+
+    @property
+    def sends(self) -> bool:
+        """True for the two calls that put bytes on the wire for one peer."""
+        return self.op in ("send", "isend")
+
+
+class Recorder:
+    """Writes this rank's events to a file, a line when each begins and when it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        self._count = 0
+        self._inside = False
+
+    def begin(self, op: str, **details: Any) -> int:
+        self._count += 1
+        self._line(index=self._count - 1, op=op, begin=time.monotonic(), **details)
+        return self._count - 1
+
+    def end(self, index: int, **details: Any) -> None:
+        self._line(index=index, end=time.monotonic(), **details)
+
+    def done(self, index: int) -> None:
+        self._line(index=index, done=time.monotonic())
+
+    def _line(self, **fields: Any) -> None:
+        self._file.write(json.dumps(fields) + "\n")
+
+    def install(self) -> None:
+        """Wrap the operations of torch.distributed in this process, for good."""
+        for name in (*POINT_TO_POINT, *COLLECTIVES):
+            original = getattr(c10d, name, None)
+            if original is not None:
+                wrapped = self._wrap(name, original)
+                wrapped.recorder = self
+                setattr(c10d, name, wrapped)  # P2POp compares with this one
+                setattr(dist, name, wrapped)
+
+    def _wrap(self, op: str, original: Callable) -> Callable:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:  # recv calls irecv: the learner made one call
+                return call.original(*args, **kwargs)
+            self._inside = True
+            try:
+                given = signature.bind_partial(*args, **kwargs).arguments
+                index = self.begin(op, **_describe(op, given))
+                result = call.original(*args, **kwargs)
+                peer = {"peer": result} if op == "recv" else {}
+                self.end(index, **peer)
+            finally:
+                self._inside = False
+            if op in ("isend", "irecv"):
+                return TracedWork(result, self, index)
+            if not given.get("async_op") or result is None:
+                return result
+            if "nccl" not in dist.get_backend(given.get("group")):  # NCCL only knows "queued"
+                result.get_future().add_done_callback(lambda _: self.done(index))
+            return TracedWork(result, self, index)
+
+        call.original = original  # what slow_link puts itself around
+        return call
+
+
+class TracedWork:
+    """A torch.distributed Work whose `wait` is recorded; all else passes through."""
+
+    def __init__(self, work: Any, recorder: Recorder, index: int) -> None:
+        self._work, self._recorder, self._index = work, recorder, index
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        index = self._recorder.begin("wait", of=self._index, line=_line())
+        result = self._work.wait(*args, **kwargs)
+        self._recorder.end(index)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
+    group = given.get("group")
+    members = dist.get_process_group_ranks(group) if group is not None else None
+    if members is None and dist.is_initialized():
+        members = list(range(dist.get_world_size()))
+    peer = given.get("dst", given.get("src"))
+    inner = given.get("group_dst", given.get("group_src"))
+    if peer is None and inner is not None and members:
+        peer = members[inner]
+    tensors = [v for k, v in given.items() if k not in ("group", "op")]
+    first = next((t for t in tensors if _nbytes(t)), None)
+    return {
+        "peer": peer,
+        "tag": given.get("tag", 0),
+        "group": members or [],
+        "nbytes": _nbytes(first),
+        "line": _line(),
+    }
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, list | tuple):
+        return sum(_nbytes(v) for v in value)
+    return 0
+
+
+def _line() -> str:
+    frame = inspect.currentframe()
+    return str(source_lines.of_frame(frame) or "")
+
+
+def current() -> Recorder | None:
+    """The recorder of this rank or of this process's threads; None where nobody records."""
+    return getattr(dist.barrier, "recorder", None) or getattr(span, "recorder", None)
+
+
+def start(path: Path) -> None:
+    """Record every operation of this process from now on into the file `path`."""
+    Recorder(path).install()
+
+
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """Mark a phase of a worker, such as `with span("backward"):`, for the timeline."""
+    recorder = current()
+    index = recorder.begin("span", note=name, line=_line()) if recorder else None
+    yield
+    if recorder:
+        recorder.end(index)
+
+
+def note(text: object) -> None:
+    """Write a remark beside this rank's lifeline, such as the value it holds now."""
+    recorder = current()
+    if recorder:
+        recorder.end(recorder.begin("note", note=str(text), line=_line()))
+
+
+def read(path: Path, rank: int, origin: float) -> list[Event]:
+    """The events that one rank wrote, in the order in which they began."""
+    events: dict[int, dict] = {}
+    if not os.path.exists(path):
+        return []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError:  # the rank was killed in the middle of a line
+            continue
+        events.setdefault(fields["index"], {}).update(fields)
+    result = []
+    for fields in events.values():
+        for moment in ("begin", "end", "done"):
+            if fields.get(moment) is not None:
+                fields[moment] -= origin
+        fields["group"] = tuple(fields.get("group", ()))
+        result.append(Event(rank=rank, **fields))
+    return sorted(result, key=lambda event: event.index)

@@ -1,0 +1,1 @@
+"""From `launch()` to the processes of the ranks, and back."""

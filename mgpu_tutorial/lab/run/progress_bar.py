@@ -1,0 +1,95 @@
+"""A progress bar for work that takes longer than a second, fed by the ranks.
+
+Under it stands the latest `status` of each rank, such as a loss.
+
+In a terminal it is tqdm's. In a notebook it is an element that is emptied at the
+end: a stored notebook, and a comparison of outputs, must not depend on how long
+a cell took. It starts as a blank image because nbval compares text but no images.
+"""
+
+import html
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from tqdm import tqdm
+
+from mgpu_tutorial.lab.record.report import colour
+from mgpu_tutorial.lab.run.server import notebook_kernel
+
+AFTER = 1.0  # seconds without a bar
+EVERY = 0.2
+BLANK = {
+    "image/png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAA"
+    "YAAjCB0C8AAAAASUVORK5CYII="
+}
+
+
+class Meter:
+    """Shows how far the ranks are; `show` is called often and draws seldom."""
+
+    def __init__(self, folder: Path, world_size: int, timeout: float) -> None:
+        self._homes = [folder / f"rank{rank}" for rank in range(world_size)]
+        self._timeout = timeout
+        self._next = AFTER
+        self._bar: tqdm | None = None
+        self._handle = None
+
+    def __enter__(self) -> "Meter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if self._handle is not None:
+            self._handle.update({}, raw=True)
+
+    def show(self, seconds: float) -> None:
+        """Draw the state after `seconds`, if it is time to draw."""
+        if seconds < self._next:
+            return
+        self._next = seconds + EVERY
+        done, total = self._progress()
+        if notebook_kernel():
+            self._show_html(done, total, seconds)
+        elif sys.stderr.isatty():
+            self._show_tqdm(done, total)
+
+    def _progress(self) -> tuple[int, int]:
+        """Steps done and steps in all, summed over the ranks that report any."""
+        pairs = []
+        for home in self._homes:
+            with suppress(FileNotFoundError, ValueError):
+                done, total = (home / "progress").read_text().split()
+                pairs.append((int(done), int(total)))
+        return sum(d for d, _ in pairs), sum(t for _, t in pairs)
+
+    def _statuses(self) -> dict[int, str]:
+        """The latest line of each rank that has said one."""
+        lines = {}
+        for rank, home in enumerate(self._homes):
+            with suppress(FileNotFoundError):
+                lines[rank] = (home / "status").read_text(encoding="utf-8")
+        return lines
+
+    def _show_tqdm(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(total=total or None, leave=False, unit="step")
+        self._bar.total = total or None
+        self._bar.n = done
+        self._bar.set_postfix_str(next(iter(self._statuses().values()), ""), refresh=False)
+        self._bar.refresh()
+
+    def _show_html(self, done: int, total: int, seconds: float) -> None:
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(BLANK, raw=True, display_id=True)
+        values = f'value="{done}" max="{total}"' if total else ""
+        text = f"{done} of {total} steps" if total else "the ranks are at work"
+        limit = f"{seconds:.0f} s of at most {self._timeout:g} s"
+        bar = f"<progress {values}></progress> {text}, {limit}"
+        for rank, line in self._statuses().items():
+            name = f'<b style="color:{colour(rank)}">rank {rank}</b>'
+            bar += f"<br>{name} {html.escape(line)}"
+        self._handle.update({"text/html": bar}, raw=True)

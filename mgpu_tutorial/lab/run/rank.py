@@ -1,0 +1,293 @@
+"""Inside one rank: from the fresh process to the worker, and out again.
+
+Everything that a rank tells the kernel goes through files in its own folder, so
+that the news of a rank that is killed is not lost with it:
+
+    stdout stderr   what it printed          outcome   how the worker ended
+    stack           faulthandler's dumps     result    what it returned
+    where           its last own line        events    the trace
+    ready           it has joined the group  progress  how far it is, and its `status`
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import inspect
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import parent_process, util
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.lab.record import source_lines, trace
+from mgpu_tutorial.lab.record.report import returned
+from mgpu_tutorial.lab.run import transfer
+
+LINGER = 0.5  # seconds that a rank which returned stays for its peers
+GROUP_TIMEOUT = timedelta(hours=1)  # the launcher's own timeout comes first
+LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|Socket (closed|Timeout)|remote process exited"
+    r"|pair closure|wait timeout|Connection (refused|was likely closed)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank must know before it can load its worker."""
+
+    folder: str
+    rank: int
+    world_size: int
+    backend: str
+    device: str
+    trace: bool
+    seed: int = 0
+
+    @property
+    def home(self) -> Path:
+        return Path(self.folder, f"rank{self.rank}")
+
+
+def enter(job: Job) -> None:
+    """Run one rank from its first line to its last; the outcome is in its folder."""
+    home = job.home
+    _own_streams(home)
+    _watch(job)
+    outcome = _run(job)
+    _say(home, outcome)
+    _flush()
+    # Whoever closes first must not cut a last message: stay for the others a moment.
+    if outcome["kind"] == "returned" and _wait_for_all(job, "outcome"):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return
+    util._exit_function()  # stops a DataLoader's workers, as a normal exit does
+    os._exit(0)  # closes the sockets at once: a peer that still waits learns it now
+
+
+def _run(job: Job) -> dict[str, Any]:
+    """Load the worker, join the group, call the worker; say how it ended."""
+    try:
+        if job.trace:
+            trace.start(job.home / "events")
+        call = transfer.read(Path(job.folder, "payload"))
+        _check_signature(call["worker"], job, call["args"], call["kwargs"])
+        prepare(job.rank, job.device, job.seed)
+        if job.backend != "none":
+            store = dist.FileStore(str(Path(job.folder, "store")), job.world_size)
+            join(job.backend, job.rank, job.world_size, store=store)
+        (job.home / "ready").touch()
+        _wait_for_all(
+            job, "ready", forever=True
+        )  # so that no worker outruns the others' joining
+        result = call["worker"](job.rank, job.world_size, *call["args"], **call["kwargs"])
+        if result is not None:
+            transfer.write(result, job.home / "result", f"the result of rank {job.rank}")
+    except BaseException as error:  # SystemExit and KeyboardInterrupt end a worker too
+        return _raised(error)
+    return {"kind": "returned"}
+
+
+def prepare(rank: int, device: str, seed: int = 0) -> None:
+    """One intra-op thread, the same seed on every rank, the rank's device as default."""
+    # Processes of its own start as the platform starts them, not by another fork server.
+    multiprocessing.set_start_method(None, force=True)
+    torch.set_num_threads(1)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(device))
+        torch.set_default_device(device)
+
+
+def join(backend: str, rank: int, world_size: int, **rendezvous: Any) -> None:
+    """Meet the other ranks and form the default process group."""
+    dist.set_debug_level_from_env()  # the fork server read it long before it was set
+    device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+    dist.init_process_group(
+        backend,
+        rank=rank,
+        world_size=world_size,
+        timeout=GROUP_TIMEOUT,
+        device_id=device,
+        **rendezvous,
+    )
+
+
+class WrongSignature(TypeError):
+    """The worker does not take the arguments that launch was given."""
+
+
+def _check_signature(worker: Callable, job: Job, args: tuple, kwargs: dict) -> None:
+    try:
+        inspect.signature(worker).bind(job.rank, job.world_size, *args, **kwargs)
+    except TypeError as error:
+        raise WrongSignature(
+            f"{worker.__name__}{inspect.signature(worker)} cannot be called as "
+            f"worker(rank, world_size{_listed(args, kwargs)}): {error}"
+        ) from None
+
+
+def _listed(args: tuple, kwargs: dict) -> str:
+    names = [f"<{type(value).__name__}>" for value in args]
+    return "".join(f", {name}" for name in [*names, *(f"{k}=…" for k in kwargs)])
+
+
+def _raised(error: BaseException) -> dict[str, Any]:
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [source_lines.Place(f.filename, f.lineno or 0, f.name) for f in stack]
+    setup = isinstance(error, WrongSignature | transfer.CannotTravel)
+    where = None if setup else source_lines.innermost(frames)
+    text = str(error)
+    return {
+        "kind": "refused" if setup else "raised",
+        "type": type(error).__name__,
+        "message": text,
+        "where": where,
+        "lost_peer": isinstance(error, RuntimeError) and bool(LOST_PEER.search(text)),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def _say(home: Path, outcome: dict[str, Any]) -> None:
+    draft = home / "outcome.draft"
+    draft.write_text(json.dumps(outcome), encoding="utf-8")
+    os.replace(draft, home / "outcome")  # whole or not at all
+
+
+def _wait_for_all(job: Job, name: str, forever: bool = False) -> bool:
+    """Wait until each rank has a file `name`; False where one has none after LINGER."""
+    paths = [Path(job.folder, f"rank{rank}", name) for rank in range(job.world_size)]
+    end = time.monotonic() + LINGER
+    while not all(path.exists() for path in paths):
+        if not forever and time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _own_streams(home: Path) -> None:
+    """Send file descriptors 1 and 2, so C++ messages too, to this rank's files."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        with open(home / name, "wb") as file:
+            os.dup2(file.fileno(), descriptor)
+        stream = open(  # noqa: SIM115
+            descriptor,
+            "w",
+            buffering=1,
+            encoding="utf-8",
+            errors="backslashreplace",
+            closefd=False,
+        )
+        setattr(sys, name, stream)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _watch(job: Job) -> None:
+    """Leave a trail for the kernel, and die with it."""
+    home = job.home
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C belongs to the kernel; the launcher can stop our children
+    stack = open(home / "stack", "a")  # noqa: SIM115  (open as long as the process)
+    faulthandler.enable(stack, all_threads=True)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
+    if sys.platform == "linux":  # the fork server's death is the kernel's death
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    where = os.open(home / "where", os.O_CREAT | os.O_WRONLY, 0o600)
+    main = threading.main_thread().ident
+
+    def mark(frame: Any) -> None:
+        place = source_lines.of_frame(frame)
+        if place:
+            os.pwrite(where, json.dumps(place).encode().ljust(1024), 0)
+
+    def guard() -> None:
+        parent = parent_process()
+        while True:
+            if parent is not None:
+                parent.join(0.05)
+            if (parent is not None and not parent.is_alive()) or not home.exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            mark(sys._current_frames().get(main))
+
+    for name in ("_exit", "kill", "abort"):  # a rank that ends itself says where
+        setattr(os, name, _marking(getattr(os, name), mark))
+    threading.Thread(target=guard, name="guard", daemon=True).start()
+
+
+def _marking(function: Callable, mark: Callable) -> Callable:
+    def call(*args: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            mark(sys._getframe(1))
+        return function(*args)
+
+    return call
+
+
+def progress(items: Any, total: int | None = None) -> Iterator:
+    """Iterate over `items` and tell the kernel how far this rank is.
+
+    `total` is needed where `items` has no length. Outside `launch` it only iterates.
+    """
+    total = total if total is not None else len(items)
+    folder = os.environ.get(trace.FOLDER)
+    if folder is None:
+        yield from items
+        return
+    file = os.open(Path(folder, "progress"), os.O_CREAT | os.O_WRONLY, 0o600)
+    for done, item in enumerate(items):
+        os.pwrite(file, f"{done} {total}\n".encode().ljust(40), 0)
+        yield item
+    os.pwrite(file, f"{total} {total}\n".encode().ljust(40), 0)
+    os.close(file)
+
+
+def status(text: str) -> None:
+    """Show one line of this rank under the progress bar, until its next line."""
+    folder = os.environ.get(trace.FOLDER)
+    if folder is not None:
+        draft = Path(folder, "status.draft")
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, Path(folder, "status"))
+
+
+def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
+    """Run `worker` as the one rank that torchrun made of this process, then exit."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    # All ranks share one terminal: write whole lines, or they run into each other.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
+    enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = enough and os.environ.get("MGPU_DEVICE") != "cpu"
+    device = f"cuda:{local_rank}" if gpus else "cpu"
+    prepare(rank, device)
+    join("nccl" if gpus else "gloo", rank, world_size)
+    result = worker(rank, world_size, **kwargs)
+    if result is not None:
+        print(f"[rank {rank}]", "\n".join(returned(result)), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(0)

@@ -1,0 +1,1 @@
+"""What this machine has not: several devices, a slow link."""

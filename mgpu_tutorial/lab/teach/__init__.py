@@ -1,0 +1,1 @@
+"""Show source, check answers, move a slider."""

@@ -1,0 +1,1 @@
+"""What several chapters use: data, models, vision, checkpoints, costs."""

@@ -1,0 +1,133 @@
+"""Images for several chapters: handwritten digits, and small pictures in colour.
+
+The small set of digits is scikit-learn's copy of "Optical Recognition of Handwritten
+Digits": 1 797 real digits of 8 by 8 pixels (Alpaydin and Kaynak, 1998,
+https://doi.org/10.24432/C50P49, licence CC BY 4.0), here enlarged to 28 by 28.
+Where the environment variable MGPU_DATA names a folder with MNIST as torchvision stores it,
+that is used instead. The pixels are normalised: mean 0 and standard deviation 1 over the
+training digits.
+
+The pictures are CIFAR-10's (A. Krizhevsky, 2009, https://www.cs.toronto.edu/~kriz/cifar.html)
+where that folder has them as torchvision stores them. Elsewhere they are generated: of the
+same shape, with ten classes that a network can learn, but no photographs.
+"""
+
+import math
+import os
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+DOWNLOAD = (
+    'python -c "from mgpu_tutorial.shared.vision import torchvision as t; '
+    "t.datasets.{}('FOLDER', download=True)\""
+)
+GENERATED = {True: 2000, False: 500}  # training and test pictures
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images (N, 1, 28, 28); labels (N,), int64; and where they are from."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
+    """The training digits (or the test digits), every fifth of the small set for testing.
+
+    Raises ValueError where MGPU_DATA names a folder without a readable MNIST; nothing there
+    is changed or deleted.
+    """
+    folder = os.environ.get("MGPU_DATA")
+    data = _mnist(Path(folder), train) if folder else _small(train)
+    return replace(data, images=data.images.to(dtype))
+
+
+def _small(train: bool) -> Digits:
+    # Read scikit-learn's file without importing scikit-learn, which takes seconds a rank.
+    package = Path(find_spec("sklearn").origin).parent
+    table = np.loadtxt(package / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    table = torch.tensor(table, dtype=torch.float32)
+    test = torch.arange(len(table)) % 5 == 4
+    table = table[~test if train else test]
+    images = table[:, None, :64].view(-1, 1, 8, 8) / 16
+    images = (interpolate(images, size=(28, 28), mode="bilinear") - 0.306) / 0.325
+    return Digits(images, table[:, 64].long(), "scikit-learn's digits")
+
+
+def _mnist(folder: Path, train: bool) -> Digits:
+    data = _stored("MNIST", folder, train, "the small digits")
+    images = (data.data[:, None].float() / 255 - 0.1307) / 0.3081
+    return Digits(images, data.targets, "full MNIST")
+
+
+def _stored(name: str, folder: Path, train: bool, otherwise: str):
+    """One of torchvision's data sets from disk; ValueError where it cannot be read."""
+    from mgpu_tutorial.shared.vision import torchvision
+
+    try:
+        return getattr(torchvision.datasets, name)(str(folder), train=train, download=False)
+    except Exception as error:  # whatever a torn file makes the reader raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"MGPU_DATA={folder} holds no readable {name} ({reason}). Nothing was changed. "
+            f"Unset MGPU_DATA for {otherwise}, or fetch {name} into a new folder: "
+            f"{DOWNLOAD.format(name)}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images (N, 3, 32, 32), uint8; labels (N,), int64, 0 to 9; and where they are from."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, index: list[int] | slice, side: int = 32) -> tuple[torch.Tensor, ...]:
+        """Pictures (n, 3, side, side), float32, enlarged and normalised, and their labels."""
+        images = self.images[index].float() / 255
+        if side != images.shape[-1]:
+            images = interpolate(images, size=(side, side), mode="bilinear")
+        return (images - 0.46) / 0.25, self.labels[index]
+
+
+def pictures(train: bool = True) -> Pictures:
+    """The training pictures (or the test pictures): CIFAR-10 where it is on disk.
+
+    That is where MGPU_DATA names a folder with `cifar-10-batches-py`; ValueError if those
+    files cannot be read.
+    """
+    folder = os.environ.get("MGPU_DATA")
+    if not folder or not Path(folder, "cifar-10-batches-py").is_dir():
+        return _generated(train)
+    data = _stored("CIFAR10", Path(folder), train, "generated pictures")
+    images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
+    return Pictures(images, torch.tensor(data.targets), "CIFAR-10")
+
+
+def _generated(train: bool) -> Pictures:
+    """Stripes in a direction and a tint that tell the class, under noise."""
+    generator = torch.Generator().manual_seed(0 if train else 1)
+    labels = torch.randperm(GENERATED[train], generator=generator) % 10
+    angle = labels * (math.pi / 10)
+    y, x = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
+    shift = 6.28 * torch.rand(len(labels), 1, 1, generator=generator)
+    along = angle.cos()[:, None, None] * x + angle.sin()[:, None, None] * y
+    tint = 0.5 + 0.5 * torch.cos(angle[:, None] * 2 + torch.tensor([0.0, 2.1, 4.2]))
+    stripes = 0.5 + 0.3 * torch.sin(along * 0.8 + shift)
+    noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
+    images = stripes[:, None] * (0.6 + 0.6 * tint[:, :, None, None]) + 0.15 * noise
+    return Pictures((255 * images.clamp(0, 1)).byte(), labels, "generated pictures")

@@ -1,0 +1,214 @@
+"""Workers of test_ddp.py: odd modules, trained with each wrapper and without any."""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.ddp_buckets.experiments import Tower, finish, shares, wrap
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
+
+
+class Mixed(nn.Module):
+    """Layers of float32, float64 and bfloat16, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = [torch.float32, torch.float64, torch.bfloat16, torch.float64]
+        self.layers = nn.ModuleList(nn.Linear(64, 64, dtype=kind) for kind in self.kinds)
+
+    def forward(self, x):
+        for kind, layer in zip(self.kinds, self.layers, strict=True):
+            x = torch.tanh(layer(x.to(kind)))
+        return x.float()
+
+
+def module(kind):
+    """A module whose values depend on the caller's seed."""
+    if kind == "mixed":
+        return Mixed()
+    if kind == "norm":
+        return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    tower = Tower()
+    if kind == "frozen":
+        tower.body[1].requires_grad_(False)
+    if kind == "tied":
+        tower.body[3].weight = tower.body[2].weight
+    return tower
+
+
+def state(plain):
+    gradients = {n: p.grad for n, p in plain.named_parameters()}
+    return {n: g if g is None else g.clone() for n, g in gradients.items()}, {
+        n: t.detach().clone() for n, t in plain.state_dict().items()
+    }
+
+
+def trained(rank, world_size, way, kind="plain", cap=0.02, set_to_none=True, micro=1):
+    """Ten steps on this rank's shares; the way None is one process without a wrapper."""
+    torch.manual_seed(rank)
+    plain = module(kind)
+    model = wrap(way, plain, cap) if way else plain
+    trainable = [p for p in plain.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=0.05, momentum=0.9)
+    for batch in shares(rank, world_size, 10, 64):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for i, part in enumerate(batch.chunk(micro)):
+            last = i == micro - 1 or way is None
+            with nullcontext() if last else model.no_sync():
+                (model(part).square().mean() / micro).backward()
+        if way:
+            finish(model)
+        optimizer.step()
+    return state(plain)
+
+
+def cut(rank, world_size, cap, own):
+    """Which parameters are in which bucket after the rebuilding."""
+    tower = Tower(48, 7)
+    if own:
+        model = BucketedDDP(tower, cap)
+        for _ in range(2):
+            model(torch.ones(1, 48)).sum().backward()
+            model.finish_gradient_synchronization()
+        names = {p: n for n, p in tower.named_parameters()}
+        return [[names[p] for p in bucket.views] for bucket in model.buckets]
+    from mgpu_tutorial.ddp_buckets.reducer import watch
+
+    model = DistributedDataParallel(tower, bucket_cap_mb=cap)
+    seen = watch(model)
+    for _ in range(2):
+        model(torch.ones(1, 48)).sum().backward()
+    return seen[1]
+
+
+def other_order(rank, world_size):
+    """Rank 1 uses the layers in another order: all must cut as rank 0 does."""
+
+    class Either(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.b(self.a(x)) if rank == 0 else self.a(self.b(x))
+
+    model = BucketedDDP(Either(), 1e-6)
+    found = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        model.finish_gradient_synchronization()
+        found.append(model.module.a.weight.grad.clone())
+    names = {p: n for n, p in model.module.named_parameters()}
+    return [names[p] for b in model.buckets for p in b.views], found
+
+
+def half_used(rank, world_size, way):
+    """Rank 1 leaves the last layer out; returns its gradient, twice."""
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.a(x) + (self.b(x) if rank == 0 else 0)
+
+    model = wrap(way, Half(), 1e-6)
+    found = []
+    for factor in (1.0, 3.0):  # the second time stale values must not come back
+        model.zero_grad()
+        model(torch.full((1, 4), factor)).sum().backward()
+        finish(model)
+        found.append(model.module.b.weight.grad.tolist())
+    return found
+
+
+def twice(rank, world_size, way):
+    model = wrap(way, Tower())
+    for _ in range(2):
+        model(torch.ones(1, 64)).sum().backward()
+
+
+def past_the_wrapper(rank, world_size):
+    """The gradient of rank + 1 after a forward through `.module`."""
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    model.module(torch.full((1, 1), rank + 1.0)).sum().backward()
+    return model.module.weight.grad.item()
+
+
+def nothing_to_train(rank, world_size, way):
+    wrap(way, Tower().requires_grad_(False))
+
+
+def buffers(rank, world_size, way):
+    """The running means on every rank, after construction and after each forward."""
+    norm = nn.BatchNorm1d(1)
+    norm.running_mean.fill_(float(rank + 5))
+    model = wrap(way, norm)
+    found = [norm.running_mean.item()]
+    for _ in range(2):
+        model(torch.full((4, 1), 10.0 * (rank + 1)))
+        found.append(round(norm.running_mean.item(), 4))
+    return found
+
+
+def views(rank, world_size, set_to_none):
+    """Whether all gradients are views into the buckets after each of three steps."""
+    model = BucketedDDP(Tower(), 0.02)
+    found = []
+    for _ in range(3):
+        model.zero_grad(set_to_none=set_to_none)
+        model(torch.ones(2, 64)).sum().backward()
+        model.finish_gradient_synchronization()
+        inside = {view.data_ptr() for b in model.buckets for view in b.views.values()}
+        found.append(all(p.grad.data_ptr() in inside for p in model.parameters()))
+    return found
+
+
+def round_trip(rank, world_size, way):
+    """A state_dict goes to a plain module, and from a plain module into a new wrapper."""
+    torch.manual_seed(rank)
+    model = wrap(way, Tower())
+    plain = Tower()
+    plain.load_state_dict(model.module.state_dict())
+    keys = list(model.state_dict()) == list(DistributedDataParallel(Tower()).state_dict())
+    torch.manual_seed(7)
+    other = Tower()
+    fresh = wrap(way, Tower())
+    fresh.module.load_state_dict(other.state_dict())
+    fresh(torch.ones(1, 64)).sum().backward()
+    finish(fresh)
+    other(torch.ones(1, 64)).sum().backward()
+    same = all(
+        torch.allclose(p.grad, q.grad)
+        for p, q in zip(fresh.module.parameters(), other.parameters(), strict=True)
+    )
+    copied = all(
+        torch.equal(p, q)
+        for p, q in zip(plain.parameters(), model.module.parameters(), strict=True)
+    )
+    return keys, copied, same
+
+
+def slowed(rank, world_size, seconds):
+    """The time of a waiting and of an overlapping all_reduce on a slow link."""
+    import time
+
+    from mgpu_tutorial.lab import slow_link, span
+
+    times = []
+    with slow_link(lambda nbytes: seconds):
+        for asynchronous in (False, True):
+            tensor = torch.full((3,), float(rank))
+            begin = time.perf_counter()
+            with span("asynchronous" if asynchronous else "waiting"):
+                work = dist.all_reduce(tensor, async_op=asynchronous)
+            called = time.perf_counter() - begin
+            if work is not None:
+                work.wait()
+            times.append((called, time.perf_counter() - begin, tensor.tolist()))
+    return times

@@ -1,0 +1,66 @@
+"""Communication hooks: the bytes that travel, and the average that comes back."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.ddp_buckets import hooks
+from mgpu_tutorial.lab import RankFailed, launch
+
+
+def averaged(rank, world_size, hook):
+    """The mean of rank-dependent gradients through a hook, beside the exact one."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(40, 5))
+    model.register_comm_hook(None, hook)
+    generator = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(8, 40, generator=generator)
+    model(inputs).square().mean().backward()
+    plain = nn.Linear(40, 5)
+    plain.load_state_dict(model.module.state_dict())
+    plain(inputs).square().mean().backward()
+    dist.all_reduce(plain.weight.grad, op=dist.ReduceOp.AVG)
+    return model.module.weight.grad, plain.weight.grad
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("hook", [hooks.as_bfloat16, hooks.eight_bits])
+def test_a_hook_returns_the_mean_up_to_its_rounding(hook, world_size):
+    results = launch(averaged, world_size, hook).results
+    for got, exact in results:
+        unit = exact.abs().max() / (127 // world_size)
+        atol = 2 * unit if hook is hooks.eight_bits else 1e-3
+        torch.testing.assert_close(got, exact, rtol=0.01, atol=float(atol))
+        assert not torch.equal(got, exact)
+        torch.testing.assert_close(got, results[0][0], rtol=0, atol=0)
+
+
+def test_each_hook_sends_the_bytes_that_we_say_and_learns():
+    report = launch(hooks.compare, 2, list(hooks.HOOKS), trace=True)
+    numbers = sum(p.numel() for p in hooks.digit_net().parameters())
+    sent = {name: hooks.payload(report, name) for name in hooks.HOOKS}
+    assert numbers == 50_890 and sent["float32"] == 4 * numbers
+    assert sent["float16"] == sent["bfloat16"] == 2 * numbers
+    assert sent["eight bits"] == numbers + 4
+    # Two matrices of rank 1 for each weight, and the biases as they are.
+    assert sent["PowerSGD"] == 4 * (784 + 64 + 64 + 10 + 64 + 10)
+    losses = hooks.mean_losses(report)
+    for name in ("float16", "bfloat16", "eight bits"):
+        apart = torch.tensor(losses[name]) - torch.tensor(losses["float32"])
+        assert 0 < apart.abs().max() < 0.05
+    assert losses["float32"][-1] < losses["PowerSGD"][-1] < losses["PowerSGD"][0] / 2
+
+
+def test_the_mean_loss_is_that_of_the_ranks():
+    report = launch(hooks.compare, 2, ["float32"], steps=2)
+    mean = hooks.mean_losses(report)["float32"]
+    first, second = (result["float32"] for result in report.results)
+    expected = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+    assert mean == expected and len(mean) == 2 and first != second
+
+
+def test_the_built_in_bfloat16_hook_refuses_gloo():
+    with pytest.raises(RankFailed, match="BF16 all reduce communication hook required"):
+        launch(hooks.refused, 2)

@@ -1,0 +1,212 @@
+"""The drawings show the run they are made from, and the same run looks the same."""
+
+import base64
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from mgpu_tutorial import collectives, nonblocking
+from mgpu_tutorial import point_to_point as p2p
+from mgpu_tutorial.lab import (
+    RanksHung,
+    before_after,
+    bucket_map,
+    check,
+    curves,
+    launch,
+    sequence_chart,
+    show_changes,
+    show_source,
+    stepper,
+    timeline,
+    traffic,
+)
+from mgpu_tutorial.lab.draw.sequence_chart import converse, size
+from mgpu_tutorial.lab.draw.timeline import events_of
+from tests.lab import ranks
+
+
+def elements(drawing, tag):
+    root = ElementTree.fromstring(drawing.svg())
+    return root.findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
+
+
+@pytest.mark.parametrize(
+    "worker, world_size",
+    [
+        (p2p.pass_along, 4),
+        (p2p.tags, 2),
+        (nonblocking.neighbours, 4),
+        (collectives.pairs, 5),
+        (collectives.ring_step_by_step, 3),
+    ],
+)
+def test_a_chart_is_the_same_from_run_to_run(worker, world_size):
+    charts = [sequence_chart(launch(worker, world_size, trace=True)) for _ in range(4)]
+    assert len({chart.svg() for chart in charts}) == 1
+    assert len({repr(chart) for chart in charts}) == 1
+
+
+def test_a_chart_has_one_arrow_a_message():
+    chart = sequence_chart(launch(p2p.pass_along, 4, trace=True))
+    assert len(elements(chart, "polygon")) == 4
+    assert repr(chart).splitlines()[-1] == "rank 3 → rank 0  4 B"
+
+
+def test_nothing_arrives_above_the_row_it_was_sent_in():
+    talk = converse(launch(collectives.ring_step_by_step, 4, trace=True))
+    assert len(talk.messages) == 24
+    assert all(talk.rows[source] <= talk.rows[target] for source, target in talk.messages)
+
+
+def test_meetings_of_different_groups_are_not_drawn_over_each_other():
+    talk = converse(launch(collectives.pairs, 4, trace=True))
+    assert [talk.rows[keys[0]] for keys in talk.meetings] == [0, 1]
+
+
+def test_a_deadlock_is_drawn_with_its_open_ends():
+    with pytest.raises(RanksHung) as caught:
+        launch(p2p.both_send_first, 2, timeout=1, trace=True)
+    chart = sequence_chart(caught.value.report)
+    assert [text.text for text in elements(chart, "text")].count("?") == 2
+    assert repr(chart) == "rank 0 waits in send for rank 1\nrank 1 waits in send for rank 0"
+
+
+def test_every_drawing_has_a_form_without_trust_and_without_pictures():
+    chart = sequence_chart(launch(p2p.blocking, 2, trace=True))
+    bundle = chart._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html", "image/svg+xml"}
+    data = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', bundle["text/html"])
+    assert base64.b64decode(data[1]).decode() == bundle["image/svg+xml"]
+    assert 'alt="Message sequence chart of 2 ranks"' in bundle["text/html"]
+
+
+def test_drawing_what_was_not_recorded_is_refused():
+    report = launch(ranks.silent, 2)
+    for draw in (sequence_chart, timeline, traffic, stepper):
+        with pytest.raises(ValueError, match="launch with trace=True"):
+            draw(report)
+
+
+def test_the_stepper_has_a_frame_for_each_step_and_a_still_form():
+    steps = stepper(launch(collectives.ring_step_by_step, 4, trace=True))
+    assert len(steps.frames) == 7  # the start, and 2 (4 - 1) steps
+    assert "1111 1111 1111 1111" in repr(steps).splitlines()[-1]
+    bundle = steps._repr_mimebundle_()
+    assert bundle["text/html"].count("<img") == 7
+    slider = steps.widget().children[0].children[1]
+    assert (slider.min, slider.max) == (0, 6)
+
+
+def test_a_timeline_shows_intervals_and_says_no_time():
+    report = launch(nonblocking.overlapped, 2, 50, trace=True)
+    spans = [event for event in report.events if event.kind == "span"]
+    assert [event.note for event in spans] == ["compute", "compute"]
+    plot = timeline(report)
+    assert plot.png.startswith(b"\x89PNG")
+    assert not re.search(r"\d+\.\d+", repr(plot))
+
+
+def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere():
+    report = launch(nonblocking.overlapped, 2, 50, trace=True)
+    assert {e.op for e in events_of(report)} == {"barrier", "isend", "recv", "span", "wait"}
+    with pytest.raises(ValueError, match="nothing was recorded inside a span 'compute'"):
+        timeline(report, during="compute")
+    with pytest.raises(ValueError, match="nothing was recorded inside a span 'dinner'"):
+        timeline(report, during="dinner")
+
+
+def test_a_bucket_map_has_a_box_for_each_parameter_and_each_bucket():
+    nbytes = {"a.weight": 4096, "a.bias": 16, "b": 16}
+    rows = {"first": [["a.weight", "a.bias", "b"]], "then": [["b", "a.bias"], ["a.weight"]]}
+    drawing = bucket_map(rows, nbytes)
+    assert len(elements(drawing, "rect")) == 1 + 3 + 6
+    fills = [box.get("fill") for box in elements(drawing, "rect")[1:]]
+    assert fills.count("#5b5b5b") == 2  # the large one, once a row
+    assert repr(drawing).splitlines() == [
+        "first, bucket 0 (4.03 KiB): a.weight, a.bias, b",
+        "then, bucket 0 (32 B): b, a.bias",
+        "then, bucket 1 (4 KiB): a.weight",
+    ]
+    boxes = elements(drawing, "rect")[1:]
+    assert max(float(b.get("x")) + float(b.get("width")) for b in boxes) <= drawing.width
+
+
+def test_changes_are_listed_as_a_diff(tmp_path, monkeypatch):
+    for name, text in (("old_text", "a = 1\nb = 2\n"), ("new_text", "a = 1\nb = 3\n")):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    import new_text
+    import old_text
+
+    listing = show_changes(old_text, new_text)
+    assert repr(listing).splitlines()[0] == "--- old_text.py"
+    assert repr(listing).splitlines()[-2:] == ["-b = 2", "+b = 3"]
+    assert listing._repr_mimebundle_()["text/markdown"].startswith("```diff\n---")
+
+
+def test_curves_name_what_they_draw():
+    plot = curves({"ring": ([1, 10], [1, 2])}, {"fit": ([1, 10], [1, 2])}, "bytes", "ms")
+    assert repr(plot) == "ms against bytes: ring, fit"
+
+
+def test_traffic_counts_calls_messages_and_bytes():
+    table = traffic(launch(p2p.pass_along, 3, trace=True), expected=4, formula="one float")
+    assert table.rows[1] == ["rank 1", "1 recv, 1 send", 1, 4, 4, "1.000"]
+    assert "<td" in table._repr_html_() and "rank 2" in repr(table)
+
+
+def test_before_and_after_colours_follow_their_owner():
+    drawing = before_after(launch(collectives.broadcast, 3), "broadcast")
+    fills = [box.get("fill") for box in elements(drawing, "rect")[1:]]
+    assert fills[1::2] == [fills[0]] * 3 and len(set(fills[0::2])) == 3
+    assert repr(drawing).splitlines()[2] == "rank 2  [30] → [10]"
+
+
+@pytest.mark.parametrize(
+    "nbytes, text", [(0, "0 B"), (4, "4 B"), (1024, "1 KiB"), (1536 * 1024, "1.5 MiB")]
+)
+def test_sizes_are_written_as_people_say_them(nbytes, text):
+    assert size(nbytes) == text
+
+
+def test_show_source_follows_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "lesson_text.py"
+    file.write_text("def worker():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import lesson_text
+
+    file.write_text("# a new first line\n\n\ndef worker():\n    return 'new'\n")
+    assert repr(show_source(lesson_text.worker)) == "def worker():\n    return 'new'"
+    file.write_text("def other(): ...\n")
+    with pytest.raises(ValueError, match="worker is no longer in lesson_text.py"):
+        show_source(lesson_text.worker)
+
+
+@pytest.mark.parametrize(
+    "answer, expected, says",
+    [
+        (3, 3, "correct"),
+        ([1.0, 2.0], [1.0, 2.0], "correct"),
+        (torch.ones(2), torch.ones(2), "correct"),
+        (None, 3, "not yet: nothing is filled in"),
+        ([None, None], [1, 2], "not yet: nothing is filled in"),
+        ([1, 5], [1, 2], "not yet: rank 1 gave 5"),
+        (torch.zeros(2), torch.ones(2), "not yet: the answer gave tensor([0., 0.])"),
+        (True, 1, "not yet: the answer gave True"),
+        ([1], [1, 2], "not yet: the answer is [1], expected 2 values"),
+        (lambda: 1 / 0, 3, "not yet: division by zero"),
+        (lambda: len(...), 3, "not yet: nothing is filled in"),
+    ],
+)
+def test_a_check_says_what_is_wrong_and_never_raises(capsys, answer, expected, says):
+    check(answer, expected)
+    assert capsys.readouterr().out == says + "\n"
+
+
+def test_a_check_gives_its_hint_only_when_it_is_needed(capsys):
+    check(1, 1, hint="count")
+    check(2, 1, hint="count")
+    assert capsys.readouterr().out == "correct\nnot yet: the answer gave 2\nhint: count\n"

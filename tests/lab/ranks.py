@@ -1,0 +1,174 @@
+"""Workers that the tests launch: most of them misbehave."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.lab import launch, progress
+
+
+def total(rank, world_size):
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value)
+    return value.item()
+
+
+def talk(rank, world_size):
+    time.sleep(0.05 * (world_size - rank))
+    print(f"out {rank}", flush=True)
+    print(f"err {rank}", file=sys.stderr)
+    os.system(f"echo shell {rank}")
+
+
+def chatter(rank, world_size, megabytes):
+    line = "ünïcode " * 8
+    for _ in range(megabytes * 2**20 // len(line.encode())):
+        print(line)
+
+
+def big(rank, world_size):
+    return torch.full((50_000_000,), float(rank)) if rank == 0 else None
+
+
+def silent(rank, world_size):
+    pass
+
+
+def pid(rank, world_size):
+    return os.getpid()
+
+
+def environment(rank, world_size, *names):
+    return [os.environ.get(name) for name in names]
+
+
+def settings(rank, world_size):
+    return torch.get_num_threads(), torch.rand(1).item(), dist.get_backend()
+
+
+def raises(rank, world_size):
+    if rank == 1:
+        raise ValueError("no such sample")
+    dist.barrier()
+
+
+def raise_differently(rank, world_size):
+    if rank == 0:
+        raise KeyError("weights")
+    if rank == 1:
+        raise ZeroDivisionError("empty batch")
+    dist.barrier()
+
+
+def leaves(rank, world_size):
+    if rank == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+def exits(rank, world_size):
+    if rank == 1:
+        sys.exit(3)
+    dist.barrier()
+
+
+def killed(rank, world_size):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def segfault(rank, world_size):
+    if rank == 1:
+        import ctypes
+
+        ctypes.string_at(0)
+    dist.barrier()
+
+
+def unanswered(rank, world_size):
+    if rank == 0:
+        print("waiting")
+        dist.recv(torch.zeros(1), src=1)
+    else:
+        time.sleep(60)
+
+
+def both_send(rank, world_size):
+    dist.send(torch.zeros(1), dst=1 - rank)
+
+
+def early(rank, world_size):
+    if rank != 1:
+        dist.barrier()
+
+
+def stops_being_heard(rank, world_size):
+    while True:
+        pass
+
+
+def nested(rank, world_size):
+    launch(total, 2)
+
+
+def lock_result(rank, world_size):
+    import threading
+
+    return {"loss": 0.5, "lock": threading.Lock()}
+
+
+def two_arguments(rank, world_size, data):
+    return data
+
+
+def sleeper(rank, world_size, marker=""):
+    if marker:
+        with open(f"{marker}.{rank}", "w") as file:
+            file.write(str(os.getpid()))
+    time.sleep(60)
+
+
+def listeners(rank, world_size):
+    dist.barrier()
+    found = psutil.Process().net_connections(kind="inet")
+    result = [c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN]
+    result += [c.laddr.ip for c in found if c.type == socket.SOCK_DGRAM]
+    dist.barrier()
+    return result
+
+
+def with_children(rank, world_size, marker):
+    import subprocess
+
+    child = subprocess.Popen(["sleep", "61"])
+    with open(f"{marker}.{rank}", "w") as file:
+        file.write(str(child.pid))
+    time.sleep(60)
+
+
+def counts(rank, world_size):
+    return sum(progress(range(50)))
+
+
+def resnet(rank, world_size):
+    from mgpu_tutorial.shared.vision import torchvision
+
+    network = torchvision.models.resnet18().eval()
+    return tuple(network(torch.zeros(1, 3, 32, 32)).shape)
+
+
+def on_device(rank, world_size):
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value)
+    return str(value.device), dist.get_backend(), value.item()
+
+
+def cuda_tensor(rank, world_size):
+    return torch.ones(2, device="cuda")

@@ -1,0 +1,70 @@
+"""The spans of threads go to lanes of their own, and only while somebody records."""
+
+import threading
+import time
+
+import pytest
+
+from mgpu_tutorial.lab import launch, record_threads, span, timeline
+from tests.lab import ranks
+
+
+def in_threads(names):
+    def run():
+        with span("inside"):
+            time.sleep(0.01)
+
+    threads = [threading.Thread(target=run, name=name) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_every_thread_has_a_lane_and_the_main_one_is_first():
+    with record_threads() as report, span("all of it"):
+        in_threads(["virtual:1", "virtual:0"])
+    assert report.lanes == ["main", "virtual:0", "virtual:1"] and report.world_size == 3
+    spans = [(report.lane(e.rank), e.note) for e in report.events]
+    assert sorted(spans) == [
+        ("main", "all of it"),
+        ("virtual:0", "inside"),
+        ("virtual:1", "inside"),
+    ]
+    whole = report.events[0]
+    assert all(whole.begin <= e.begin < e.end <= whole.end for e in report.events)
+    plot = timeline(report)
+    assert plot.png.startswith(b"\x89PNG")
+    assert repr(plot) == "timeline of 3 threads, 3 intervals: all of it, inside"
+
+
+def test_nothing_is_recorded_before_and_after():
+    with record_threads() as report:
+        pass
+    in_threads(["late"])
+    assert report.events == [] and report.lanes == []
+    with pytest.raises(ValueError, match="nothing was recorded"):
+        timeline(report)
+
+
+def test_a_failing_block_stops_the_recording_too():
+    with pytest.raises(ZeroDivisionError), record_threads():
+        raise ZeroDivisionError
+    with record_threads() as report:
+        in_threads(["virtual:0"])
+    assert report.lanes == ["virtual:0"]
+
+
+def test_a_block_inside_a_block_is_refused():
+    with (
+        record_threads(),
+        pytest.raises(RuntimeError, match="recorded already"),
+        record_threads(),
+    ):
+        pass
+
+
+def test_ranks_keep_their_own_names_and_records():
+    with record_threads() as report:
+        other = launch(ranks.silent, 2, trace=True)
+    assert report.events == [] and other.lane(1) == "rank 1"

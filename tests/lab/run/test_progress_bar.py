@@ -1,0 +1,56 @@
+"""The progress bar shows while the ranks work, and is gone from what is stored."""
+
+import nbformat
+from nbclient import NotebookClient
+
+from mgpu_tutorial.lab.run.progress_bar import Meter
+from tools.store import still
+
+CELL = """
+import time
+from mgpu_tutorial.lab import launch, progress, status
+
+def slow(rank, world_size):
+    for step in progress(range(20)):
+        status(f"loss < {step}")
+        time.sleep(0.1)
+    return rank
+
+launch(slow, 2).results
+"""
+
+
+class Watching(NotebookClient):
+    """A client that keeps every text of the bar that went by."""
+
+    def process_message(self, message, cell, cell_index):
+        if message["msg_type"] == "update_display_data":
+            self.seen.append(message["content"]["data"])
+        return super().process_message(message, cell, cell_index)
+
+
+def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    client = Watching(notebook, resources={"metadata": {"path": str(tmp_path)}})
+    client.seen = []
+    client.execute()
+    shown = [data["text/html"] for data in client.seen if data]
+    assert len(shown) >= 2 and "of 40 steps" in shown[-1]
+    assert 'max="40"' in shown[0] and shown[0] != shown[-1]
+    assert "rank 0</b> loss &lt; " in shown[-1] and "rank 1</b> loss &lt; " in shown[-1]
+    assert client.seen[-1] == {}
+    outputs = [still(output) for output in notebook.cells[0].outputs]
+    assert [out["data"] for out in outputs if out] == [{"text/plain": "[0, 1]"}]
+
+
+def test_in_a_pipe_there_is_no_bar(tmp_path, capsys):
+    with Meter(tmp_path, 2, 30.0) as meter:
+        meter.show(5.0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_adds_up_what_the_ranks_report(tmp_path):
+    for rank, text in enumerate(["3 10\n", "4 10\n", "torn"]):
+        (tmp_path / f"rank{rank}").mkdir()
+        (tmp_path / f"rank{rank}" / "progress").write_text(text)
+    assert Meter(tmp_path, 4, 30.0)._progress() == (7, 20)

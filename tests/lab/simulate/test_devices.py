@@ -1,0 +1,293 @@
+"""Virtual devices compute what the CPU computes, keep their labels and refuse to mix."""
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mgpu_tutorial.lab import launch
+from mgpu_tutorial.lab.simulate.devices import (
+    VirtualTensor,
+    as_device,
+    device_of,
+    devices,
+    place,
+)
+from mgpu_tutorial.shared.vision import torchvision
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch):
+    monkeypatch.setenv("MGPU_DEVICE", "cpu")
+
+
+@pytest.fixture
+def pair():
+    return devices(2)
+
+
+def small_net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
+    )
+
+
+def images(count=5, side=8):
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def test_there_are_as_many_as_asked_for():
+    assert [str(d) for d in devices(3)] == ["virtual:0", "virtual:1", "virtual:2"]
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.0, True, "2", None])
+def test_a_count_that_is_none_is_refused(count):
+    with pytest.raises(ValueError, match="whole number of devices from 1, got"):
+        devices(count)
+
+
+def test_gpus_are_taken_where_there_are_enough(monkeypatch):
+    monkeypatch.delenv("MGPU_DEVICE")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(d) for d in devices(2)] == ["cuda:0", "cuda:1"]
+    assert devices(3)[0].type == "virtual"
+
+
+def test_a_name_alone_is_the_first_device():
+    assert as_device("virtual") == as_device("virtual:0")
+
+
+def test_moving_copies_and_keeps_the_values(pair):
+    plain = torch.arange(6.0).view(2, 3)
+    there = plain.to(pair[0])
+    other = there.to(pair[1])
+    assert there.device == pair[0] and other.device == pair[1]
+    assert type(other.cpu()) is torch.Tensor and torch.equal(other.cpu(), plain)
+    assert len({t.untyped_storage().data_ptr() for t in (plain, there, other)}) == 3
+    assert there.to(pair[0]) is there and place(there, pair[0]) is there
+    assert there.to(pair[0], copy=True) is not there
+    assert there.get_device() == 0 and other.get_device() == 1
+
+
+def test_new_tensors_are_made_there(pair):
+    made = [
+        torch.zeros(2, device=pair[1]),
+        torch.randn(2, device=pair[1]),
+        torch.arange(3, device=pair[1]),
+        torch.tensor([1, 2], device=pair[1]),
+        torch.ones(2, device=pair[1]).double(),
+        torch.zeros_like(torch.ones(2, device=pair[1])),
+        torch.ones(2, device=pair[1]).to(torch.float16),
+        torch.ones(2, device=pair[0]).to(torch.ones(1, device=pair[1])),
+    ]
+    assert [t.device for t in made] == [pair[1]] * len(made)
+    assert repr(made[3]) == "tensor([1, 2], device='virtual:1')"
+    assert made[3].tolist() == [1, 2] and made[0].sum().item() == 0.0
+
+
+def test_gradients_cross_devices_both_ways(pair):
+    start = torch.ones(3, requires_grad=True)
+    there = place(start, pair[0])
+    seen = []
+    there.register_hook(lambda gradient: seen.append(gradient.device))
+    last = (there * 2).to(pair[1]) * torch.full((3,), 3.0, device=pair[1])
+    last.sum().backward()
+    assert seen == [pair[0]]
+    assert type(start.grad) is torch.Tensor and start.grad.tolist() == [6.0] * 3
+
+
+def test_a_copy_that_would_lose_the_gradient_is_refused(pair):
+    with pytest.raises(RuntimeError, match=r"Write place\(tensor, 'virtual:0'\)"):
+        torch.ones(3, requires_grad=True).to(pair[0])
+
+
+MIXED = [
+    (lambda a, b: a + b, "found at least two devices, virtual:0 and virtual:1!"),
+    (lambda a, b: a.add_(b), "found at least two devices, virtual:0 and virtual:1!"),
+    (lambda a, b: a + b.cpu(), "found at least two devices, virtual:0 and cpu!"),
+    (lambda a, b: b.cpu() + a, "found at least two devices, cpu and virtual:0!"),
+    (lambda a, b: a @ b, "got mat2 is on virtual:1, different from other tensors on virt"),
+    (
+        lambda a, b: torch.cat([a, b]),
+        r"got tensors is on virtual:1, .* wrapper_virtual_cat\)",
+    ),
+    (lambda a, b: F.linear(a.cpu(), b), "got self is on cpu, different from other tens"),
+    (lambda a, b: a[b.long()], "got indices is on virtual:1"),
+    (lambda a, b: a + b.sum(), "found at least two devices, virtual:0 and virtual:1!"),
+]
+
+
+@pytest.mark.parametrize("operation, words", MIXED)
+def test_two_devices_do_not_mix(pair, operation, words):
+    a, b = (torch.ones(2, 2, device=device) for device in pair)
+    start = "Expected all tensors to be on the same device, but "
+    with pytest.raises(RuntimeError, match=start + words):
+        operation(a, b)
+
+
+def test_what_a_gpu_allows_is_allowed(pair):
+    a, b = (torch.ones(2, 2, device=device) for device in pair)
+    assert (a + torch.tensor(1.0)).device == pair[0]
+    assert a[torch.tensor([0])].device == pair[0]
+    assert a.copy_(b * 2).device == pair[0] and a.sum().item() == 8.0
+    assert type(torch.zeros(2, 2).copy_(a)) is torch.Tensor
+    with pytest.raises(TypeError, match="can't convert virtual:0 device type"):
+        a.numpy()
+    assert a.numpy(force=True).sum() == 8.0
+
+
+OPERATIONS = [
+    lambda x: x[1:, ::2] * 2,
+    lambda x: x[:, torch.tensor([0, 2])],
+    lambda x: torch.cat([x, x.relu()]).softmax(dim=1),
+    lambda x: torch.stack(x.unbind(0)).cumsum(0),
+    lambda x: x.max(dim=1).values + x.mean(dim=1),
+    lambda x: torch.where(x > 0, x, x.exp()),
+    lambda x: x.sort(dim=1).values.norm(dim=0),
+    lambda x: F.pad(x.view(1, 1, 4, 6), (1, 1)).unfold(2, 2, 1),
+    lambda x: F.interpolate(x.view(1, 1, 4, 6), size=(8, 9), mode="bilinear"),
+    lambda x: F.adaptive_avg_pool2d(F.max_pool2d(x.view(1, 1, 4, 6), 2), 1),
+    lambda x: F.layer_norm(x, (6,)).var(dim=0),
+    lambda x: F.group_norm(x.view(1, 4, 6), 2),
+    lambda x: F.scaled_dot_product_attention(*x.view(1, 1, 4, 6).expand(3, 1, 4, 6)[:, None]),
+    lambda x: x.gather(1, x.argsort(dim=1)) @ x.T,
+    lambda x: torch.einsum("ij,kj->ik", x, x).logsumexp(0),
+    lambda x: x.double().float().type_as(x).clamp(-1, 1),
+    lambda x: F.cross_entropy(x, x.argmax(dim=1), reduction="none"),
+    lambda x: F.dropout(x, 0.5),
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_operations_and_their_gradients_are_those_of_the_cpu(pair, operation):
+    start = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
+    results = []
+    for device in ("cpu", pair[1]):
+        torch.manual_seed(3)
+        x = place(start, device).clone().requires_grad_()
+        y = operation(x)
+        y.square().sum().backward()
+        assert y.device == x.grad.device == torch.device(device)
+        results.append((y.cpu(), x.grad.cpu()))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+SGD, ADAM = torch.optim.SGD, torch.optim.Adam
+
+
+@pytest.mark.parametrize(
+    "make, side, optimizer",
+    [
+        (small_net, 8, SGD),
+        (small_net, 8, ADAM),
+        (lambda: torchvision.models.mobilenet_v2(num_classes=10), 32, SGD),
+        (lambda: torchvision.models.resnet50(num_classes=10), 32, SGD),
+    ],
+)
+def test_training_there_gives_the_bits_of_the_cpu(pair, make, side, optimizer):
+    torch.manual_seed(0)
+    plain = make()
+    there = copy.deepcopy(plain).to(pair[1])
+    options = {"momentum": 0.9} if optimizer is SGD else {}
+    steps = [(m, optimizer(m.parameters(), lr=0.01, **options)) for m in (plain, there)]
+    labels = torch.arange(5)
+    for _ in range(2):
+        for model, opt in steps:
+            torch.manual_seed(1)  # dropout
+            device = device_of(model)
+            opt.zero_grad()
+            F.cross_entropy(model(images(5, side).to(device)), labels.to(device)).backward()
+            opt.step()
+    assert device_of(there) == pair[1]
+    state = steps[1][1].state.values()
+    kept = [v for values in state for v in values.values() if v is not None and v.dim()]
+    assert kept and all(value.device == pair[1] for value in kept)
+    for (name, a), b in zip(
+        plain.state_dict().items(), there.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b.cpu()), name
+
+
+def test_a_module_comes_and_goes_and_its_optimizer_stays(pair):
+    net = small_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    weight, before = net[0].weight, net[0].weight.detach().clone()
+    for device in (pair[0], pair[1], "cpu", pair[0]):
+        net.to(device)
+        assert net[0].weight is weight and isinstance(weight, nn.Parameter)
+        assert device_of(net) == torch.device(device) and weight.requires_grad
+        optimizer.zero_grad()
+        net(images().to(device)).sum().backward()
+        assert weight.grad.device == torch.device(device)
+    optimizer.step()
+    assert not torch.equal(weight.cpu(), before) and device_of(net) == pair[0]
+    net.to("cpu")
+    assert type(net[0].weight) is nn.Parameter and type(net[1].running_mean) is torch.Tensor
+
+
+def test_a_module_on_two_devices_says_so(pair):
+    net = small_net()
+    net[4].to(pair[1])
+    with pytest.raises(ValueError, match="Sequential lies on cpu, virtual:1"):
+        device_of(net)
+    with pytest.raises(ValueError, match="ReLU lies on no device"):
+        device_of(nn.ReLU())
+
+
+def test_what_is_kept_for_backward_carries_the_label(pair):
+    net, kept = small_net().to(pair[1]), []
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    with hooks(lambda t: kept.append(t.device) or t, lambda t: t):
+        loss = net(images().to(pair[1])).sum()
+    loss.backward()
+    assert len(kept) > 8 and set(kept) == {pair[1]}
+
+
+def test_a_deep_copy_stays_and_is_another(pair):
+    net = small_net().to(pair[1])
+    other = copy.deepcopy(net)
+    assert device_of(other) == pair[1] and isinstance(other[0].weight, nn.Parameter)
+    assert other[0].weight.data_ptr() != net[0].weight.data_ptr()
+
+
+def test_a_checkpoint_is_read_on_the_cpu(pair):
+    net, file = small_net().to(pair[1]), io.BytesIO()
+    torch.save(net.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)
+    assert all(type(value) is torch.Tensor for value in state.values())
+    small_net().to(pair[0]).load_state_dict(state)
+    small_net().load_state_dict(net.state_dict())
+
+
+def test_labels_hold_in_threads(pair):
+    nets = [small_net().to(device) for device in pair]
+    out = [None, None]
+
+    def run(i):
+        for _ in range(20):
+            out[i] = nets[i](images().to(pair[i]))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [o.device for o in out] == list(pair)
+    assert torch.equal(out[0].cpu(), out[1].cpu())
+
+
+def in_a_rank(rank, world_size):
+    first, second = devices(2)
+    return torch.ones(2, device=first).to(second) * 2
+
+
+def test_a_rank_has_virtual_devices_and_returns_plain_tensors():
+    results = launch(in_a_rank, 2, device="cpu").results
+    assert [type(r) for r in results] == [torch.Tensor] * 2 and results[0].sum() == 4
+    assert not any(isinstance(r, VirtualTensor) for r in results)

@@ -1,0 +1,54 @@
+"""A network that we set: real messages that take the time we say, and no processor."""
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+from mgpu_tutorial.lab import launch, timeline
+from tests.ddp_buckets import ranks as workers
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_an_all_reduce_takes_its_time_and_gives_the_sum(trace):
+    report = launch(workers.slowed, 2, 0.05, trace=trace)
+    for waiting, asynchronous in report.results:
+        called, complete, values = waiting
+        assert called >= 0.05 and values == [1.0] * 3
+        called, complete, values = asynchronous
+        assert called < complete and complete >= 0.05 and values == [1.0] * 3
+    if trace:
+        calls = [e for e in report.events if e.op == "all_reduce"]
+        assert [e.done is None for e in calls if e.rank == 0] == [True, False]
+        assert all(e.done - e.begin >= 0.05 for e in calls if e.done)
+        names = "waiting, all_reduce, asynchronous"
+        assert repr(timeline(report)) == f"timeline of 2 ranks, 8 intervals: {names}"
+
+
+def test_outside_nothing_is_slow():
+    before = dist.all_reduce
+    from mgpu_tutorial.lab import slow_link
+
+    with pytest.raises(KeyError), slow_link(lambda nbytes: 1.0):
+        assert dist.all_reduce is not before
+        raise KeyError
+    assert dist.all_reduce is before
+
+
+def test_messages_go_one_after_the_other():
+    report = launch(in_a_row, 2)
+    for seconds in report.results:
+        assert seconds >= 3 * 0.03
+
+
+def in_a_row(rank, world_size):
+    import torch
+
+    from mgpu_tutorial.lab import slow_link
+
+    with slow_link(lambda nbytes: nbytes * 0.03 / 4):  # 30 ms for one float32
+        begin = time.perf_counter()
+        works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
+        for work in works:
+            work.wait()
+        return time.perf_counter() - begin

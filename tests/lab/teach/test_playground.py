@@ -1,0 +1,116 @@
+"""The playground makes a real run for each setting, and stores the first one's result."""
+
+import ipywidgets as widgets
+import pytest
+
+from mgpu_tutorial import collectives
+from mgpu_tutorial.lab import Table, curves, launch, playground
+from mgpu_tutorial.lab.draw.drawing import Drawing
+from mgpu_tutorial.lab.teach.playground import WIDGET_VIEW
+
+
+def summed(ranks, op="SUM"):
+    results = launch(collectives.reduce_with, ranks, op).results
+    return Table(["rank", op], [[rank, result] for rank, result in enumerate(results)])
+
+
+def shown(value):
+    picture = Drawing(40, 20, f"a drawing of {value}", "a drawing")
+    plot = curves({"m": ([1, 2], [1, value])}, {}, "x", "y")
+    return [picture, plot, f"<{value}>"]
+
+
+def fail_at_two(value):
+    if value == 2:
+        raise ValueError("2 is <too much>\nand a second line")
+    return f"it is {value}"
+
+
+def test_each_move_is_a_run_of_its_own():
+    play = playground(summed, ranks=[2, 3], op=["SUM", "MAX"])
+    assert play.result.rows == [[0, 3.0], [1, 3.0]]
+    play.controls["ranks"].value = 3
+    assert play.result.rows == [[0, 6.0], [1, 6.0], [2, 6.0]]
+    play.controls["op"].value = "MAX"
+    assert play.result.rows[2] == [2, 3.0] and "MAX" in play.page.value
+    assert "opacity" not in play.page.value and play.status.value == ""
+
+
+def test_it_says_that_it_computes_and_greys_out_what_is_old():
+    seen = []
+
+    def run(value):
+        if seen:
+            seen.append((play.status.value, play.page.value))
+        return str(value)
+
+    play = playground(run, value=[1, 5])
+    seen.append(None)
+    play.controls["value"].value = 5
+    status, page = seen[1]
+    assert "computing with value = 5" in status and "opacity" in page and "1" in page
+
+
+def test_numbers_are_a_slider_and_names_a_menu():
+    named = {"one": 1, "two": [2]}
+    play = playground(
+        lambda a, b, c, d: (a, b, c, d), a=range(2, 4), b=named, c=[sum], d=[True]
+    )
+    kinds = {name: type(control) for name, control in play.controls.items()}
+    menu = widgets.Dropdown
+    assert kinds == {"a": widgets.SelectionSlider, "b": menu, "c": menu, "d": menu}
+    assert play.controls["a"].continuous_update is False
+    assert play.result == (2, 1, sum, True)
+    assert play.setting() == "a = 2, b = one, c = sum, d = True"
+    play.controls["b"].value = "two"
+    assert play.result[1] == [2]
+
+
+def test_a_run_that_fails_leaves_one_line_and_the_next_one_works():
+    play = playground(fail_at_two, value=[1, 2, 3])
+    play.controls["value"].value = 2
+    assert play.error == "ValueError: 2 is <too much>"
+    assert "value = 2: ValueError: 2 is &lt;too much&gt;" in play.page.value
+    assert "second line" not in play.page.value and "it is" not in play.page.value
+    assert play.status.value == ""
+    play.controls["value"].value = 3
+    assert play.error == "" and "it is 3" in play.page.value
+
+
+def test_the_still_form_has_each_part_as_it_shows_itself():
+    play = playground(shown, value=[1, 2])
+    caption, drawing, plot, text = play.bundles()
+    assert caption["text/plain"] == "with value = 1 (run this cell to get the controls)"
+    assert drawing["text/plain"] == "a drawing of 1"
+    assert "data:image/svg+xml;base64," in drawing["text/html"]
+    # A picture of measured numbers is PNG only: its HTML would differ from run to run.
+    assert "image/png" in plot and "text/html" not in plot
+    assert text["text/plain"] == "'<1>'"
+    assert all(WIDGET_VIEW in bundle for bundle in (caption, drawing, plot, text))
+    assert "image/png" in play.page.value and "&lt;1&gt;" in play.page.value
+
+
+def test_the_still_form_of_the_same_runs_is_the_same():
+    def still(play):
+        drop = (WIDGET_VIEW, "image/png")
+        return [{k: v for k, v in b.items() if k not in drop} for b in play.bundles()]
+
+    assert still(playground(shown, value=[1])) == still(playground(shown, value=[1]))
+
+
+def test_bad_controls_are_refused_in_words():
+    with pytest.raises(ValueError, match="needs a control"):
+        playground(summed)
+    with pytest.raises(ValueError, match="the control ranks has no choices"):
+        playground(summed, ranks=[])
+    with pytest.raises(TypeError, match="control ranks must be a list, a range or a dict"):
+        playground(summed, ranks=4)
+    with pytest.raises(TypeError, match="got str: 'SUM'"):
+        playground(summed, ranks=[1], op="SUM")
+    with pytest.raises(TypeError, match=r"summed\(ranks, op='SUM'\) cannot be called"):
+        playground(summed, rank=[1])
+
+
+def test_the_first_run_raises_what_it_raises():
+    with pytest.raises(ValueError, match="2 is"):
+        playground(fail_at_two, value=[2, 1])

@@ -1,0 +1,38 @@
+"""Open JupyterLab on the contents page: `make lab`.
+
+Further arguments are JupyterLab's own, such as --no-browser or --port=8890. Its settings are
+those of jupyterlab_settings/overrides.json: texts open as pages, and nothing asks for news.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+START = "README.md"  # what the notebooks are, in which order, how long each takes
+
+
+def arguments(words: list[str]) -> list[str]:
+    """The command line of JupyterLab, which listens on this machine only."""
+    flags = [
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.root_dir={ROOT}",
+        f"--LabApp.default_url=/lab/tree/{START}",
+        f"--LabApp.app_settings_dir={ROOT / 'tools' / 'jupyterlab_settings'}",
+    ]
+    if hasattr(os, "getuid") and os.getuid() == 0:
+        flags.append("--allow-root")
+    if not has_desktop():  # print the address instead of looking for a browser
+        flags.append("--no-browser")
+    return [sys.executable, "-m", "jupyterlab", *flags, *words]
+
+
+def has_desktop() -> bool:
+    """True where a browser window can open."""
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return sys.platform in ("darwin", "win32") or bool(display)
+
+
+if __name__ == "__main__":
+    command = arguments(sys.argv[1:])
+    os.execv(command[0], command)
