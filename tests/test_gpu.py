@@ -75,10 +75,10 @@ def test_every_stage_is_that_of_pytorchs_data_parallel(monkeypatch):
 def test_the_ledger_adds_what_cuda_saw():
     weight = torch.zeros(256, 256, device="cuda:0", requires_grad=True)
     ledger = Ledger()
-    with ledger.watch():
+    with ledger.saved_for_backward():
         loss = (weight @ weight).relu().sum()
     loss.backward()
-    ledger.count("gradients", weight.grad)
+    ledger.add("gradients", weight.grad)
     table = ledger.table()
     assert table.header[-1] == "CUDA's peak"
     assert table.rows[0][0] == "cuda:0" and table.rows[0][-1] >= 3 * weight.nbytes

@@ -130,14 +130,14 @@ def ledger_of_step(
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     model = DataParallel(WithLoss(net) if inside else net, devices)
     ledger = Ledger()
-    with ledger.watch(model.module):
+    with ledger.saved_for_backward(model.module):
         gathered = model(images, labels) if inside else model(images)
-    with ledger.watch(name="kept by the loss"):
+    with ledger.saved_for_backward(name="kept by the loss"):
         loss = gathered.mean() if inside else cross_entropy(gathered, labels.to(devices[0]))
-    ledger.count("gathered outputs", gathered)
+    ledger.add("gathered outputs", gathered)
     loss.backward()
     optimizer.step()
-    ledger.settle(net, optimizer)
+    ledger.record_state(net, optimizer)
     return ledger
 
 
@@ -283,6 +283,6 @@ def kept_without_computing(batch: int, side: int) -> int:
     """Bytes that MobileNetV2 keeps for backward, from shapes alone: on the meta device."""
     net, _, _ = mobilenet(1, "meta")
     ledger = Ledger()
-    with ledger.watch(net):
+    with ledger.saved_for_backward(net):
         net(torch.empty(batch, 3, side, side, device="meta"))
     return ledger["meta"]["activations"]

@@ -25,7 +25,7 @@ from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.ddp_buckets.hooks import HOOKS
 from mgpu_tutorial.lab import Ledger, Table, devices, launch
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
-from mgpu_tutorial.lab.draw.sequence_chart import size
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
 from mgpu_tutorial.shared.data import pictures
 
 STORED = Path(__file__).with_name("comparison.json")
@@ -79,7 +79,7 @@ def measure(
     for step in range(scale.iterations + 1):
         images, labels = batch(rank, world_size, scale.batch[net], scale.side, step, home)
         begin = now(kind)
-        book = ledger.watch(module) if step == 0 else nullcontext()
+        book = ledger.saved_for_backward(module) if step == 0 else nullcontext()
         with book, torch.autocast(kind, torch.bfloat16, way.autocast):
             loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
@@ -88,7 +88,7 @@ def measure(
         schedule.step()
         seconds.append(now(kind) - begin)
         if step == 0:
-            ledger.settle(module, optimizer)
+            ledger.record_state(module, optimizer)
     held = [ledger[device] for device in ledger.devices]
     result = {"seconds": seconds[1:], "memory": held, "peaks": peaks(where or [home])}
     return result | {"pid": os.getpid(), "loss": loss.item()}
@@ -195,7 +195,7 @@ def table(result: dict[str, Any], net: str) -> Table:
             rows.append([name, *[NOT_MEASURED] * 4])
             continue
         counted = [sum(held.values()) for held in found["memory"]]
-        memory = ", ".join(size(n) for n in found["peaks"] or counted)
+        memory = ", ".join(bytes_text(n) for n in found["peaks"] or counted)
         seconds = found["seconds"]
         ratio = f"{first / seconds:.2f}"
         rows.append([name, f"{seconds:.1f}", ratio, memory, found["processes"]])

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
-from mgpu_tutorial.lab.draw.sequence_chart import size
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
 from mgpu_tutorial.lab.record.report import colour
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -185,9 +185,9 @@ def cut_table(measured: Sequence[Unit]) -> Table:
         first, second = weigh(measured, [name])
         share = first.flops / (first.flops + second.flops)
         row = [f"{w.parameters / 1e6:.1f} M" for w in (first, second)]
-        row += [size(w.kept) for w in (first, second)]
-        fuller = size(max(first.memory, second.memory))
-        rows.append([name, *row, fuller, f"{share:.0%}", size(first.sends)])
+        row += [bytes_text(w.kept) for w in (first, second)]
+        fuller = bytes_text(max(first.memory, second.memory))
+        rows.append([name, *row, fuller, f"{share:.0%}", bytes_text(first.sends)])
     header = ["cut before", "parameters 0", "1", "activations 0", "1"]
     header += ["fuller device", "work 0", "sends"]
     return Table(header, rows)
@@ -244,7 +244,12 @@ def _first_kept(measured: Sequence[Unit]) -> list[int]:
 
 def _said(stage: Weight) -> tuple[str, str, str, str]:
     work = f"{stage.flops / 1e9:.2f} GFLOP"
-    return f"{stage.parameters / 1e6:.2f} M", size(stage.kept), work, size(stage.sends)
+    return (
+        f"{stage.parameters / 1e6:.2f} M",
+        bytes_text(stage.kept),
+        work,
+        bytes_text(stage.sends),
+    )
 
 
 def _text(stages: Sequence[Weight], cuts: Sequence[str]) -> str:

@@ -376,7 +376,7 @@ def test_the_first_device_is_the_tall_one_until_the_loss_moves_inside(d):
 def test_the_meta_device_predicts_what_mobilenet_keeps():
     net, _, _ = experiments.mobilenet(1)
     ledger = Ledger()
-    with ledger.watch(net):
+    with ledger.saved_for_backward(net):
         net(torch.randn(2, 3, 32, 32))
     assert ledger["cpu"]["activations"] == experiments.kept_without_computing(2, 32)
 

@@ -21,7 +21,7 @@ from mgpu_tutorial.lab import (
     traffic,
 )
 from mgpu_tutorial.lab.draw.pipeline_chart import Task, seconds
-from mgpu_tutorial.lab.draw.sequence_chart import size
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
 from mgpu_tutorial.model_parallel import micro_batches, pipeline
 from mgpu_tutorial.model_parallel import resnet_cuts as cuts
 from mgpu_tutorial.model_parallel import split_resnet as resnet
@@ -131,7 +131,7 @@ def test_what_cannot_be_cut_is_refused(given, places, says):
 def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, places):
     where = devices(len(places) + 1)
     model = resnet.ModelParallelResNet50(where, cuts=places)
-    with Ledger().watch(model) as ledger:
+    with Ledger().saved_for_backward(model) as ledger:
         model(data[0].to(where[0]))
     predicted = cuts.weigh(cuts.measure(batch=4, image_size=64), places)
     for device, stage in zip(where, predicted, strict=True):
@@ -194,7 +194,7 @@ def test_the_best_cuts_are_best():
         assert chosen["traffic"][0].sends <= pair[0].sends, name
     assert len(set(best.values())) == 3
     rows = cuts.cut_table(measured).rows
-    assert len(rows) == 19 and rows[0][5] == size(pairs["maxpool"][1].memory)
+    assert len(rows) == 19 and rows[0][5] == bytes_text(pairs["maxpool"][1].memory)
 
 
 def test_larger_batches_want_an_earlier_cut():

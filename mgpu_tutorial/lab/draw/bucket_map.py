@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mgpu_tutorial.lab.draw.drawing import INK, Drawing
-from mgpu_tutorial.lab.draw.sequence_chart import size
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
 
 CELL, HEIGHT, ROW, TOP, GAP = 54, 40, 84, 12, 10
 
@@ -44,7 +44,7 @@ def _bucket(
 ) -> float:
     """Draw one bucket with its left edge at x; returns its right edge."""
     right = x + CELL * len(bucket) + 6
-    total = size(sum(nbytes[name] for name in bucket))
+    total = bytes_text(sum(nbytes[name] for name in bucket))
     words = f"bucket {number}, {total}" if len(bucket) > 2 else f"{number}: {total}"
     drawing.label((x + right) / 2, y + 13, words, 12, weight="bold")
     drawing.box(x, y + 19, right - x, HEIGHT + 8, INK, "#ffffff", 2)
@@ -62,8 +62,9 @@ def _bucket(
 def _lines(
     rows: Mapping[str, Sequence[Sequence[str]]], nbytes: Mapping[str, int]
 ) -> list[str]:
-    return [
-        f"{name}, bucket {number} ({size(sum(map(nbytes.get, bucket)))}): {', '.join(bucket)}"
-        for name, buckets in rows.items()
-        for number, bucket in enumerate(buckets)
-    ]
+    lines = []
+    for name, buckets in rows.items():
+        for number, bucket in enumerate(buckets):
+            held = bytes_text(sum(nbytes[parameter] for parameter in bucket))
+            lines.append(f"{name}, bucket {number} ({held}): {', '.join(bucket)}")
+    return lines

@@ -217,7 +217,7 @@ class _Sheet:
             x1, y1, x2, y2 = self._ends(source, target)
             event = self.talk.events[source]
             tag = f" tag {event.tag}" if event.tag else ""
-            tone, text = colour(event.rank), size(event.nbytes) + tag
+            tone, text = colour(event.rank), bytes_text(event.nbytes) + tag
             if y1 == y2:  # over the middle, or near the sender of a long arrow
                 x = x1 + (x2 - x1) * min(0.5, 44 / abs(x2 - x1))
                 self.drawing.label(x, y1 - 6, text, 12, tone, weight="bold", halo=True)
@@ -251,10 +251,10 @@ class _Sheet:
 
 
 def _call(event: Event) -> str:
-    return event.op + (f"  {size(event.nbytes)}" if event.nbytes else "")
+    return event.op + (f"  {bytes_text(event.nbytes)}" if event.nbytes else "")
 
 
-def size(nbytes: float) -> str:
+def bytes_text(nbytes: float) -> str:
     """A number of bytes as people say it: 16 B, 4 KiB, 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024 or unit == "GiB":
@@ -269,7 +269,7 @@ def describe(talk: Conversation, first: int, last: int) -> str:
     for source, target in talk.messages:
         event = talk.events[source]
         tag = f", tag {event.tag}" if event.tag else ""
-        what = f"rank {event.rank} → rank {target[0]}  {size(event.nbytes)}{tag}"
+        what = f"rank {event.rank} → rank {target[0]}  {bytes_text(event.nbytes)}{tag}"
         lines.append((talk.rows[target], event.rank, what))
     for keys in talk.meetings:
         event = talk.events[keys[0]]

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.draw.sequence_chart import size
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
 from mgpu_tutorial.lab.record.report import Report, colour_of
 from mgpu_tutorial.lab.record.trace import Event
 
@@ -138,7 +138,7 @@ def _bar(
         hatch=HATCHES[event.kind],
         edgecolor="white" if not is_span else tone,
     )
-    text = size(event.nbytes) if event.done else event.note or event.op
+    text = bytes_text(event.nbytes) if event.done else event.note or event.op
     share = length / axes.get_xlim()[1]
     if share < 0.02 + 0.009 * len(text) or inches < 0.14:
         # too narrow for words: a number perhaps, as in "1 scatter"

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mgpu_tutorial.lab.draw.drawing import INK, Drawing
-from mgpu_tutorial.lab.draw.sequence_chart import size
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
 from mgpu_tutorial.lab.draw.tables import Table
 from mgpu_tutorial.lab.record.report import colour_of
 
@@ -41,8 +41,8 @@ STYLES = (
 class Ledger:
     """Bytes by device and category: `ledger["virtual:0"]["parameters"]`.
 
-    `watch` counts while a forward pass runs, `settle` what training leaves behind, and
-    `count` whatever else there is. No tensor is kept alive by it.
+    `saved_for_backward` counts while a forward pass runs, `record_state` what training leaves
+    behind, and `add` whatever else there is. No tensor is kept alive by it.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Ledger:
 
     @property
     def categories(self) -> list[str]:
-        """What is booked anywhere, the usual categories first."""
+        """What is counted anywhere, the usual categories first."""
         used = {name for row in self._bytes.values() for name in row}
         rows = [name for row in self._bytes.values() for name in row]
         return [n for n in dict.fromkeys([*CATEGORIES, *rows]) if n in used]
@@ -69,28 +69,30 @@ class Ledger:
         """All bytes of one device."""
         return sum(self[device].values())
 
-    def count(self, category: str, things: Any) -> None:
-        """Book the tensors in `things`: a tensor, or lists, tuples, dicts of such things."""
+    def add(self, category: str, things: Any) -> None:
+        """Count the tensors in `things`: a tensor, or lists, tuples, dicts of such things."""
         if isinstance(things, torch.Tensor):
-            self._book(category, things)
+            self._count(category, things)
         elif isinstance(things, Mapping):
-            self.count(category, list(things.values()))
+            self.add(category, list(things.values()))
         elif isinstance(things, list | tuple):
             for thing in things:
-                self.count(category, thing)
+                self.add(category, thing)
 
-    def settle(
+    def record_state(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Book parameters, buffers, gradients and optimizer state as they are now."""
-        self._book_module(model)
-        self.count("gradients", [parameter.grad for parameter in model.parameters()])
+        """Count parameters, buffers, gradients and optimizer state as they are now."""
+        self._count_module(model)
+        self.add("gradients", [parameter.grad for parameter in model.parameters()])
         if optimizer is not None:
-            self.count("optimizer state", list(optimizer.state.values()))
+            self.add("optimizer state", list(optimizer.state.values()))
 
     @contextmanager
-    def watch(self, *modules: nn.Module, name: str = "activations") -> Iterator["Ledger"]:
-        """Book what is kept for backward by this thread, and by the modules in any thread.
+    def saved_for_backward(
+        self, *modules: nn.Module, name: str = "activations"
+    ) -> Iterator["Ledger"]:
+        """Count what is kept for backward by this thread, and by the modules in any thread.
 
         Copies of a module that run in threads of their own (DataParallel's replicas) are
         seen too, with their parameters and buffers, because they inherit its hooks.
@@ -98,7 +100,7 @@ class Ledger:
         local = threading.local()
 
         def enter(module: nn.Module, _: Any) -> None:
-            self._book_module(module)
+            self._count_module(module)
             local.hooks = [*getattr(local, "hooks", []), self._hooks(name)]
             local.hooks[-1].__enter__()
 
@@ -132,16 +134,16 @@ class Ledger:
 
     def _hooks(self, name: str) -> saved_tensors_hooks:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            self._book("parameters" if isinstance(tensor, nn.Parameter) else name, tensor)
+            self._count("parameters" if isinstance(tensor, nn.Parameter) else name, tensor)
             return tensor
 
         return saved_tensors_hooks(pack, lambda tensor: tensor)
 
-    def _book_module(self, module: nn.Module) -> None:
-        self.count("parameters", list(module.parameters()))
-        self.count("buffers", list(module.buffers()))
+    def _count_module(self, module: nn.Module) -> None:
+        self.add("parameters", list(module.parameters()))
+        self.add("buffers", list(module.buffers()))
 
-    def _book(self, category: str, tensor: torch.Tensor) -> None:
+    def _count(self, category: str, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = StorageWeakRef(storage)  # its address is not used again while we have it
         with self._lock:
@@ -155,7 +157,7 @@ class Ledger:
 def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Drawing:
     """Draw a bar a device, cut by category; several named ledgers share one scale.
 
-    Raises ValueError for a ledger in which nothing is booked.
+    Raises ValueError for a ledger in which nothing is counted.
     """
     named = {"": ledgers} if isinstance(ledgers, Ledger) else dict(ledgers)
     for ledger in named.values():
@@ -195,9 +197,9 @@ def _bar(drawing: Drawing, y: float, device: str, ledger: Ledger, categories, sc
         if width > 64:
             middle = x + width / 2
             drawing.box(middle - 31, y + 6, 62, BAR - 12, "none", "#ffffff", 0, radius=3)
-            drawing.label(middle, y + 20, size(nbytes), 12)
+            drawing.label(middle, y + 20, bytes_text(nbytes), 12)
         x += width
-    drawing.label(x + 8, y + 20, size(ledger.total(device)), 13, INK, "start", "bold")
+    drawing.label(x + 8, y + 20, bytes_text(ledger.total(device)), 13, INK, "start", "bold")
 
 
 def _legend(drawing: Drawing, categories: list[str]) -> None:
@@ -221,11 +223,13 @@ def _text(named: Mapping[str, Ledger]) -> str:
         lines += [name] if name else []
         for device in ledger.devices:
             row = ledger[device]
-            parts = [f"{c} {size(row[c])}" for c in ledger.categories if c in row]
-            lines.append(f"{device}  {size(ledger.total(device))}: {', '.join(parts)}")
+            parts = [f"{c} {bytes_text(row[c])}" for c in ledger.categories if c in row]
+            lines.append(f"{device}  {bytes_text(ledger.total(device))}: {', '.join(parts)}")
     return "\n".join(lines)
 
 
 def _check_any(ledger: Ledger) -> None:
     if not ledger.devices:
-        raise ValueError("nothing is booked: use ledger.watch, ledger.settle or ledger.count")
+        raise ValueError(
+            "nothing is counted: use ledger.saved_for_backward, record_state or add"
+        )

@@ -23,7 +23,7 @@ from mgpu_tutorial.lab import (
     timeline,
     traffic,
 )
-from mgpu_tutorial.lab.draw.sequence_chart import converse, size
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text, converse
 from mgpu_tutorial.lab.draw.timeline import events_of
 from tests.lab import ranks
 
@@ -169,7 +169,7 @@ def test_before_and_after_colours_follow_their_owner():
     "nbytes, text", [(0, "0 B"), (4, "4 B"), (1024, "1 KiB"), (1536 * 1024, "1.5 MiB")]
 )
 def test_sizes_are_written_as_people_say_them(nbytes, text):
-    assert size(nbytes) == text
+    assert bytes_text(nbytes) == text
 
 
 def test_show_source_follows_the_file(tmp_path, monkeypatch):

@@ -44,12 +44,12 @@ def test_every_category_has_the_bytes_of_its_shapes(where):
     net = network().to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     ledger = Ledger()
-    with ledger.watch(net):
+    with ledger.saved_for_backward(net):
         out = net(torch.randn(4, 3, 32, 32).to(device))
     out.sum().backward()
     optimizer.step()
-    ledger.settle(net, optimizer)
-    ledger.count("outputs", out)
+    ledger.record_state(net, optimizer)
+    ledger.add("outputs", out)
     assert ledger[device] == {
         "parameters": PARAMETERS,
         "buffers": BUFFERS,
@@ -66,9 +66,9 @@ def test_activations_grow_with_the_batch_and_nothing_else_does():
     ledgers = []
     for batch in (2, 6):
         net, ledger = network(), Ledger()
-        with ledger.watch(net):
+        with ledger.saved_for_backward(net):
             net(torch.randn(batch, 3, 32, 32)).sum().backward()
-        ledger.settle(net)
+        ledger.record_state(net)
         ledgers.append(ledger["cpu"])
     grown = ledgers[1].pop("activations") - ledgers[0].pop("activations")
     assert grown == kept(6) - kept(2) and ledgers[0] == ledgers[1]
@@ -77,7 +77,7 @@ def test_activations_grow_with_the_batch_and_nothing_else_does():
 def test_copies_of_a_module_in_threads_are_seen():
     pair = devices(2)
     net, ledger = network(), Ledger()
-    with ledger.watch(net):
+    with ledger.saved_for_backward(net):
         copies = [copy.deepcopy(net).to(device) for device in pair]
         inputs = [torch.randn(4, 3, 32, 32).to(device) for device in pair]
         out = [None, None]
@@ -98,21 +98,21 @@ def test_copies_of_a_module_in_threads_are_seen():
 
 def test_a_storage_counts_once_under_its_first_name():
     ledger, tensor = Ledger(), torch.zeros(10)
-    ledger.count("inputs", {"a": [tensor, tensor[2:]], "b": (tensor.view(5, 2), None, 3)})
-    ledger.count("outputs", tensor)
+    ledger.add("inputs", {"a": [tensor, tensor[2:]], "b": (tensor.view(5, 2), None, 3)})
+    ledger.add("outputs", tensor)
     assert ledger["cpu"] == {"inputs": 40}
 
 
 def test_memory_that_was_freed_and_used_again_counts_twice():
     ledger = Ledger()
     for _ in range(50):
-        ledger.count("things", torch.zeros(1000))
+        ledger.add("things", torch.zeros(1000))
     assert ledger["cpu"]["things"] == 50 * 4000
 
 
 def test_nothing_is_watched_afterwards_even_when_the_forward_pass_fails():
     net, ledger = network(), Ledger()
-    with pytest.raises(RuntimeError), ledger.watch(net):
+    with pytest.raises(RuntimeError), ledger.saved_for_backward(net):
         net(torch.zeros(1, 4, 32, 32))
     before = dict(ledger["cpu"])
     net(torch.zeros(1, 3, 32, 32)).sum().backward()
@@ -122,9 +122,9 @@ def test_nothing_is_watched_afterwards_even_when_the_forward_pass_fails():
 def test_the_bars_show_every_byte_and_are_the_same_each_time():
     first, second = devices(2)
     ledger = Ledger()
-    ledger.count("parameters", torch.zeros(256, device=first))
-    ledger.count("outputs", torch.zeros(512, device=first))
-    ledger.count("parameters", torch.zeros(256, device=second))
+    ledger.add("parameters", torch.zeros(256, device=first))
+    ledger.add("outputs", torch.zeros(512, device=first))
+    ledger.add("parameters", torch.zeros(256, device=second))
     drawing = memory_bars({"before": ledger, "after": ledger})
     assert repr(drawing).splitlines()[:3] == [
         "before",
@@ -142,8 +142,8 @@ def test_the_bars_show_every_byte_and_are_the_same_each_time():
 
 def test_the_table_has_a_row_a_device_and_a_total():
     ledger = Ledger()
-    ledger.count("parameters", torch.zeros(256))
-    ledger.count("outputs", torch.zeros(512))
+    ledger.add("parameters", torch.zeros(256))
+    ledger.add("outputs", torch.zeros(512))
     table = ledger.table()
     assert table.header == ["", "parameters", "outputs", "total"]
     assert table.rows == [["cpu", 1024, 2048, 3072]]
@@ -151,5 +151,5 @@ def test_the_table_has_a_row_a_device_and_a_total():
 
 def test_an_empty_ledger_is_not_drawn():
     for show in (memory_bars, Ledger.table):
-        with pytest.raises(ValueError, match="nothing is booked: use ledger.watch"):
+        with pytest.raises(ValueError, match="nothing is counted: use ledger.saved"):
             show(Ledger())
