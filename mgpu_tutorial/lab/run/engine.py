@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import util
 from pathlib import Path
 from tempfile import mkdtemp
+from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import (
     DefaultLogsSpecs,
@@ -40,6 +42,49 @@ TICK = 0.004
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
+class Interrupts:
+    """Ctrl-C during a launch: it raises inside `allowed()`, and waits everywhere else.
+
+    Python raises KeyboardInterrupt between any two instructions, so also after the ranks
+    have started and before anybody has a name for them, or while they are being stopped.
+    Nobody would end these ranks. Further Ctrl-C while the first is being obeyed are one
+    with it.
+    """
+
+    def __enter__(self) -> "Interrupts":
+        self._allowed, self._waiting, self._handler = False, False, None
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._arrive)
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if self._handler:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._waiting and kind is not KeyboardInterrupt:
+                self._handler(signal.SIGINT, None)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Here Ctrl-C may raise, because the caller stops the ranks."""
+        try:
+            self._allowed = True
+            if self._waiting:
+                self._arrive(signal.SIGINT, None)
+            yield
+        finally:
+            self._allowed = False
+
+    def _arrive(self, number: int, frame: FrameType | None) -> None:
+        if self._allowed:
+            self._allowed = self._waiting = False
+            self._handler(number, frame)
+            self._allowed = True  # a handler of the user's own may return
+        else:
+            self._waiting = True
+
+
 @contextmanager
 def workspace(world_size: int) -> Iterator[Path]:
     """A folder for one launch, inside the kernel's own temporary folder, then gone."""
@@ -54,7 +99,7 @@ def workspace(world_size: int) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _await_server() -> None:
+def await_server() -> None:
     """The first process takes as long as the imports; let Ctrl-C reach this wait."""
     server.start()
     marker = Path(util.get_temp_dir(), "warm")
@@ -79,11 +124,10 @@ class Ranks:
     def __init__(self, jobs: list[Job], environments: list[dict[str, str]]) -> None:
         self.jobs = jobs
         self.folder = Path(jobs[0].folder)
-        _await_server()
-        # Elastic takes over the signal handlers when it starts in the main thread; and
-        # Ctrl-C between two processes would lose the first. So it starts in another.
+        # Elastic takes over the signal handlers when it starts in the main thread.
+        # So it starts in another.
         with _quiet_elastic(), ThreadPoolExecutor(1) as pool:
-            starting = pool.submit(
+            self._context: PContext = pool.submit(
                 start_processes,
                 name="mgpu",
                 entrypoint=enter,
@@ -91,13 +135,7 @@ class Ranks:
                 envs=dict(enumerate(environments)),
                 logs_specs=DefaultLogsSpecs(log_dir=str(self.folder / "elastic")),
                 start_method=server.METHOD,
-            )
-            try:
-                self._context: PContext = starting.result()
-            except BaseException:
-                self._context = starting.result()
-                self.stop()
-                raise
+            ).result()
 
     def watch(self, timeout: float) -> tuple[str, float, float]:
         """Wait until all is over: ("ended" | "failed" | "hung" | "late", begin, end).

@@ -14,7 +14,15 @@ import torch.distributed as dist
 from mgpu_tutorial.lab.record import trace
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.run import errors, transfer
-from mgpu_tutorial.lab.run.engine import LOOPBACK, START_LIMIT, Ranks, text_of, workspace
+from mgpu_tutorial.lab.run.engine import (
+    LOOPBACK,
+    START_LIMIT,
+    Interrupts,
+    Ranks,
+    await_server,
+    text_of,
+    workspace,
+)
 from mgpu_tutorial.lab.run.rank import Job
 
 MAX_RANKS = 64
@@ -50,28 +58,32 @@ def launch(
     _check_arguments(worker, world_size, timeout)
     device = _choose_device(device, world_size)
     backend = backend or ("nccl" if device == "cuda" else "gloo")
-    with workspace(world_size) as folder:
+    with Interrupts() as interrupts, workspace(world_size) as folder:
         name = getattr(worker, "__name__", "the worker")
         call = {f"the worker {name}": worker}
         call |= {f"argument {i} of {name}": value for i, value in enumerate(args)}
         call |= {f"argument {key} of {name}": value for key, value in kwargs.items()}
-        _send(call, {"worker": worker, "args": args, "kwargs": kwargs}, folder / "payload")
+        with interrupts.allowed():
+            _send(call, {"worker": worker, "args": args, "kwargs": kwargs}, folder / "payload")
+            await_server()
         jobs = [
             Job(str(folder), rank, world_size, backend, _device_of(rank, device), trace)
             for rank in range(world_size)
         ]
-        return _run(jobs, timeout)
+        return _run(jobs, timeout, interrupts)
 
 
-def _run(jobs: list[Job], timeout: float) -> Report:
+def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
     origin = time.monotonic()
     ranks = Ranks(jobs, [_environment(job) for job in jobs])
     try:
-        end, began, ended = ranks.watch(timeout)
-        fates = [] if end == "ended" else ranks.fates()
+        with interrupts.allowed():
+            end, began, ended = ranks.watch(timeout)
+            fates = [] if end == "ended" else ranks.fates()
     finally:
         ranks.stop()
-    report = _collect(jobs, origin, ended - began, with_results=end == "ended")
+    with interrupts.allowed():
+        report = _collect(jobs, origin, ended - began, with_results=end == "ended")
     if end == "failed":
         raise errors.failure(fates, report)
     if end == "hung":

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import tempfile
 import threading
 import time
+from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
+from mgpu_tutorial.lab.run import engine
 from tests.lab import ranks
 
 ROOT = Path(__file__).parents[3]
@@ -29,11 +32,17 @@ launch(ranks.total, 2)
 """
 
 
+def runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def leftovers() -> list[str]:
     """Processes forked for ranks and files of launches that are still there."""
     me = psutil.Process()
     server = [p for p in me.children() if "forkserver" in " ".join(p.cmdline())]
-    alive = [p for s in server for p in s.children() if p.status() != psutil.STATUS_ZOMBIE]
+    alive = [p for s in server for p in s.children() if runs(p)]
     temporary = Path(util.get_temp_dir())
     files = temporary.glob("launch-*")
     return [*map(str, alive), *map(str, files)]
@@ -45,19 +54,23 @@ def warm():
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(warm):
-    strays = set(Path("/tmp").glob("pytorch-errorfile*")) | set(
-        Path("/tmp").glob("torchelastic*")
-    )
+def nothing_is_left(warm, tmp_path_factory, monkeypatch):
+    temporary = tmp_path_factory.mktemp("tmp")  # other programs write to the usual one
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield
-    end = time.monotonic() + 1
+    end = time.monotonic() + 5
     while leftovers() and time.monotonic() < end:
         time.sleep(0.01)
     assert leftovers() == []
-    now = set(Path("/tmp").glob("pytorch-errorfile*")) | set(
-        Path("/tmp").glob("torchelastic*")
-    )
-    assert now <= strays
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.fixture
+def ctrl_c():
+    """A background job of a shell starts with SIGINT ignored: undo that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 def fails(worker, world_size=3, kind=RankFailed, **options):
@@ -377,22 +390,81 @@ def test_a_program_that_launches_when_it_is_imported_is_explained(tmp_path):
 # Interruptions
 
 
-def test_ctrl_c_stops_the_ranks_and_stays_a_keyboard_interrupt(tmp_path):
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+def press_when(condition, press):
+    """Press Ctrl-C from another thread as soon as `condition` holds."""
+
+    def wait():
+        while not condition():
+            time.sleep(0.001)
+        press()
+
+    threading.Thread(target=wait).start()
+
+
+def test_ctrl_c_stops_the_ranks_and_stays_a_keyboard_interrupt(tmp_path, ctrl_c):
     handler = signal.getsignal(signal.SIGINT)
-    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
+        press_when(lambda: len(list(tmp_path.glob("pid.*"))) == 3, ctrl_c)
         launch(ranks.sleeper, 3, marker=str(tmp_path / "pid"))
-    assert time.monotonic() - begin < 3
-    assert len(list(tmp_path.glob("pid.*"))) == 3
     assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.mark.parametrize("delay", [0.005, 0.03, 0.06, 0.1])
-def test_ctrl_c_while_the_ranks_start(delay):
-    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+def test_ctrl_c_while_the_ranks_start(delay, ctrl_c):
+    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
+        press_when(lambda: time.monotonic() > begin + delay, ctrl_c)
         launch(ranks.sleeper, 4)
+
+
+STEPS = {  # of a launch, before or after which Ctrl-C is pressed three times
+    "mkdtemp": engine,
+    "start_processes": engine,
+    "rmtree": engine.shutil,
+    "__init__": engine.Ranks,
+    "watch": engine.Ranks,
+    "stop": engine.Ranks,
+}
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ([], ["mkdtemp"]),
+        ([], ["start_processes"]),
+        ([], ["__init__"]),
+        (["watch", "stop"], []),
+        (["watch"], ["stop"]),
+        (["watch", "rmtree"], []),
+    ],
+    ids=str,
+)
+def test_ctrl_c_at_any_step_stops_the_ranks(monkeypatch, ctrl_c, before, after):
+    def pressing(name, step):
+        def call(*args, **kwargs):
+            for _ in range(3 * (name in before)):
+                ctrl_c()
+            result = step(*args, **kwargs)
+            for _ in range(3 * (name in after)):
+                ctrl_c()
+            return result
+
+        return call
+
+    for name in [*before, *after]:
+        step = getattr(STEPS[name], name)
+        monkeypatch.setattr(STEPS[name], name, pressing(name, step))
+    with pytest.raises(KeyboardInterrupt):
+        launch(ranks.sleeper, 2)
+
+
+def test_a_handler_of_ones_own_may_let_the_launch_go_on(monkeypatch, ctrl_c):
+    came = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    step = engine.Ranks.watch
+    monkeypatch.setattr(engine.Ranks, "watch", lambda *args: [ctrl_c(), step(*args)][1])
+    assert launch(ranks.total, 2).results == [1.0, 1.0]
+    assert came == [signal.SIGINT]
 
 
 def test_children_of_a_rank_end_with_it(tmp_path):
