@@ -2,6 +2,7 @@
 # make test          set everything up and run every check, the notebooks included
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, web pages and slides, in build/
+# make test-processors   every check as three processors (NAMES="tests/test_data.py": only these)
 # make test-gpu      only the checks that need a GPU (skipped where there is none)
 # make test-browser  every notebook in JupyterLab, in a real browser; pictures in build/screens/
 # make bench         the measurements that the notebooks and the README quote
@@ -20,7 +21,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: lab test test-gpu test-browser notebooks handouts new-chapter update bench clean
+.PHONY: lab test test-processors test-gpu test-browser notebooks handouts new-chapter update bench clean
 lab: $(VENV)/installed
 	@$(BIN)/python tools/open_jupyterlab.py
 
@@ -29,6 +30,9 @@ test: $(VENV)/installed
 		echo "make: ruff found something: run $(BIN)/ruff check . and $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/python -m pytest -q tests
 	@$(BIN)/python -m pytest -q $(NBVAL) notebooks
+
+test-processors: $(VENV)/installed
+	@$(BIN)/python tools/processors.py $(NAMES)
 
 test-gpu: $(VENV)/installed
 	@$(BIN)/python -m pytest -q -m gpu tests

@@ -223,9 +223,12 @@ def reduce_by(rank: int, world_size: int, method: Callable, size: int) -> torch.
 
 
 def time_methods(
-    rank: int, world_size: int, methods: list[Callable], sizes: list[int], repeats: int = 3
+    rank: int, world_size: int, methods: list[Callable], sizes: list[int], repeats: int = 5
 ) -> dict[tuple[str, int], float]:
-    """Time each method on each size (bytes), in turns; returns the median seconds."""
+    """Time each method on each size (bytes), in turns; returns the least seconds.
+
+    Other programs on this machine can only add to a time, so the least is the nearest.
+    """
     times: dict[tuple[str, int], list[float]] = {}
     for _ in range(repeats):
         for size in sizes:
@@ -237,7 +240,7 @@ def time_methods(
                 dist.barrier()
                 seconds = time.perf_counter() - begin
                 times.setdefault((method.__name__, size), []).append(seconds)
-    return {key: sorted(values)[len(values) // 2] for key, values in times.items()}
+    return {key: min(values) for key, values in times.items()}
 
 
 def ring_seconds(size: int, world_size: int, alpha: float, beta: float) -> float:

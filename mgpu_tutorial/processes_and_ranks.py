@@ -63,6 +63,7 @@ def main_worker(
     batch = batch_size // world_size
     loaders = -(-workers // world_size)  # rounded up
     answers.put(f"rank {dist.get_rank()}: {batch} samples a step, {loaders} loader processes")
+    dist.barrier()  # nobody leaves while another still joins
     dist.destroy_process_group()
 
 

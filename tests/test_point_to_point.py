@@ -40,7 +40,7 @@ def test_tags_select_the_message():
 
 
 def test_a_send_waits_for_its_receiver():
-    in_send, in_recv = launch(p2p.late_receiver, 2, delay=0.5).results
+    in_send, in_recv = launch(p2p.late_receiver, 2, delay=0.8).results
     assert in_send > 0.4 > in_recv
 
 

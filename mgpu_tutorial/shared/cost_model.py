@@ -8,7 +8,6 @@ micro-batch), so it is a little hard on both.
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
 
 from mgpu_tutorial.lab import Table
@@ -70,12 +69,12 @@ def step_seconds(net: Net, link: Link, batch: int, plan: Plan) -> float:
 def fit(times: Mapping[int, Sequence[float]], batch: int, stages: int) -> Net:
     """A net with the overhead and the seconds a sample that the two ends of `times` tell.
 
-    `times` are seconds of a step, repeated, by the number of micro-batches; of those in
-    between nothing is used.
+    `times` are seconds of a step, repeated, by the number of micro-batches: the least of
+    the repetitions count, and of the numbers in between nothing is used.
     """
     ends = min(times), max(times)
     slots = [(micro + stages - 1) / stages for micro in ends]
-    first, last = (median(times[micro]) / n for micro, n in zip(ends, slots, strict=True))
+    first, last = (min(times[micro]) / n for micro, n in zip(ends, slots, strict=True))
     rows, fewer = batch / ends[0], batch / ends[1]
     seconds = (first - last) / (rows - fewer)
     return Net(seconds=seconds, overhead=last - seconds * fewer)

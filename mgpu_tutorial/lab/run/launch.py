@@ -64,7 +64,9 @@ def launch(
         call |= {f"argument {i} of {name}": value for i, value in enumerate(args)}
         call |= {f"argument {key} of {name}": value for key, value in kwargs.items()}
         with interrupts.allowed():
-            _send(call, {"worker": worker, "args": args, "kwargs": kwargs}, folder / "payload")
+            _send(
+                call, {"worker": worker, "args": args, "kwargs": kwargs}, folder / "payload"
+            )
             await_server()
         jobs = [
             Job(str(folder), rank, world_size, backend, _device_of(rank, device), trace)
