@@ -8,6 +8,9 @@
 # make bench         the measurements that the notebooks and the README quote
 # make new-chapter NAME=my_topic [AFTER=point_to_point]   one more chapter, the rest renumbered
 # make update [TORCH=2.14.0]       run all notebooks (with that PyTorch), list what changed
+#
+# Whichever comes first sets up the environment: without an NVIDIA GPU with PyTorch's smaller
+# build for CPUs. TORCH_BUILD=cuda or TORCH_BUILD=cpu chooses, and is remembered.
 
 SHELL := /bin/sh
 VENV := .venv
@@ -62,11 +65,22 @@ bench: $(VENV)/installed
 clean:
 	rm -rf $(VENV) build *.egg-info
 
-# A virtual environment knows its own folder: one that was moved is made again.
+# A virtual environment knows its own folder and which build of PyTorch was asked for: one
+# that was moved, or shall have another build, is made again.
 HERE := $(VENV)/here
-ifneq ($(shell cat $(HERE) 2>/dev/null),$(CURDIR))
+TORCH_BUILD ?= $(filter cpu cuda,$(lastword $(shell cat $(HERE) 2>/dev/null)))
+ifneq ($(filter-out cpu cuda,$(TORCH_BUILD)),)
+$(error TORCH_BUILD is cpu or cuda, and not $(TORCH_BUILD))
+endif
+MADE := $(strip $(CURDIR) $(TORCH_BUILD))
+ifneq ($(shell cat $(HERE) 2>/dev/null),$(MADE))
 .PHONY: $(VENV)/installed
 endif
+
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 2 \
+	-c constraints.txt
+NOT_INSTALLED := { \
+	echo "make: pip could not install the packages (network?): `grep ERROR $(VENV)/pip.log | tail -1`. All of it: $(VENV)/pip.log"; exit 1; }
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { \
@@ -74,18 +88,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { \
 		echo "make: Python 3.11 or newer is needed, and $(PYTHON) is `$(PYTHON) -V 2>&1 | tail -1`"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON): a few minutes, once."
-	@{ test "`cat $(HERE) 2>/dev/null`" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null; } || \
+	@{ test "`cat $(HERE) 2>/dev/null`" = "$(MADE)" && $(BIN)/python -c '' 2>/dev/null; } || \
 		$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
 		echo "make: $(PYTHON) -m venv failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	@echo "$(CURDIR)" > $(HERE)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 2 \
-		-c constraints.txt -e '.[test]' >$(VENV)/pip.log 2>&1 || { \
-		echo "make: pip could not install the packages (network?): `grep ERROR $(VENV)/pip.log | tail -1`. All of it: $(VENV)/pip.log"; exit 1; }
+	@echo "$(MADE)" > $(HERE)
+	@index=`$(BIN)/python tools/torch_build.py "$(TORCH_BUILD)"` || exit 1; test -z "$$index" || \
+		$(INSTALL) --extra-index-url $$index torch torchvision >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
+	@$(INSTALL) -e '.[test]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
 	@$(BIN)/python -c "import matplotlib.font_manager" 2>/dev/null
 	@touch $@
 
 $(VENV)/browser: $(VENV)/installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 2 \
-		-c constraints.txt -e '.[test,browser]' >$(VENV)/pip.log 2>&1 || { \
-		echo "make: pip could not install the packages (network?): `grep ERROR $(VENV)/pip.log | tail -1`. All of it: $(VENV)/pip.log"; exit 1; }
+	@$(INSTALL) -e '.[test,browser]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
 	@touch $@

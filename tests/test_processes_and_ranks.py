@@ -3,6 +3,7 @@
 import os
 from multiprocessing import get_context
 
+import pytest
 import torch.multiprocessing as mp
 
 from mgpu_tutorial import processes_and_ranks as par
@@ -42,11 +43,14 @@ def test_mp_spawn_divides_batch_and_loaders(tmp_path):
     assert said == [f"rank {r}: 64 samples a step, 3 loader processes" for r in range(2)]
 
 
-def test_a_function_that_cannot_be_imported_cannot_be_spawned():
+@pytest.mark.parametrize("colours", ["FORCE_COLOR", "PYTHON_COLORS"])
+def test_a_function_that_cannot_be_imported_cannot_be_spawned(monkeypatch, colours):
     def local():
         """Pickled by name, and the name cannot be looked up."""
 
     local.__module__ = local.__qualname__ = "__main__"
     __import__("__main__").__dict__["__main__"] = local
+    monkeypatch.setenv(colours, "1")  # from Python 3.13 on, tracebacks have colours
     assert par.spawn_alone(local).startswith("exit code 1, AttributeError: ")
     assert par.spawn_alone(par.free_port) == "exit code 0, no complaint"
+    assert os.environ[colours] == "1"
