@@ -1,5 +1,7 @@
 # make lab           set everything up and open JupyterLab on the contents
 # make test          set everything up and run every check, the notebooks included
+# make check NAME=point_to_point   one chapter's style, tests and notebook
+# make quick         what needs no interpreter, kernel or compiler of its own
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, web pages and slides, in build/
 # make test-processors   every check as three processors (NAMES="tests/test_data.py": only these)
@@ -15,8 +17,6 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# Two notebooks at a time: each waits for its own ranks, timeouts and pauses often.
-NBVAL := --nbval --nbval-cell-timeout 120 --numprocesses 2 --dist loadfile
 export JUPYTER_PREFER_ENV_PATH := 1
 
 # The first interpreter that is new enough; make PYTHON=/path/to/python overrides it.
@@ -24,15 +24,18 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: lab test test-processors test-gpu test-browser notebooks handouts new-chapter update bench clean
+.PHONY: lab test quick check test-processors test-gpu test-browser notebooks handouts new-chapter update bench clean
 lab: $(VENV)/installed
 	@$(BIN)/python tools/open_jupyterlab.py
 
 test: $(VENV)/installed
-	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . || { \
-		echo "make: ruff found something: run $(BIN)/ruff check . and $(BIN)/ruff format ."; exit 1; }
-	@$(BIN)/python -m pytest -q tests
-	@$(BIN)/python -m pytest -q $(NBVAL) notebooks
+	@$(BIN)/python tools/check.py test
+
+quick: $(VENV)/installed
+	@$(BIN)/python tools/check.py quick
+
+check: $(VENV)/installed
+	@$(BIN)/python tools/check.py chapter "$(NAME)"
 
 test-processors: $(VENV)/installed
 	@$(BIN)/python tools/processors.py $(NAMES)

@@ -9,20 +9,19 @@ import pytest
 
 import mgpu_tutorial
 from mgpu_tutorial import CHAPTERS
-from mgpu_tutorial.__main__ import listing, workers_of
+from mgpu_tutorial.__main__ import listing, main, workers_of
 
 BIN = Path(sys.executable).parent
 PACKAGE = Path(mgpu_tutorial.__file__).parent
 
 
-def run(*words):
-    command = [sys.executable, "-m", "mgpu_tutorial", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90)
-
-
+@pytest.mark.fresh
 def test_a_worker_runs_from_the_command_line():
-    done = run("point_to_point.blocking", "--ranks", "2")
-    assert done.stdout.splitlines() == [
+    command = [sys.executable, "-m", "mgpu_tutorial", "point_to_point.blocking"]
+    done = subprocess.run(
+        [*command, "--ranks", "2"], capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0 and done.stdout.splitlines() == [
         "rank 0 │ before: 1",
         "rank 0 │ after:  1",
         "rank 1 │ before: 0",
@@ -30,6 +29,7 @@ def test_a_worker_runs_from_the_command_line():
     ]
 
 
+@pytest.mark.fresh
 def test_the_same_worker_runs_under_torchrun(tmp_path):
     command = [BIN / "torchrun", "--nproc-per-node", "2", "--standalone"]
     command += ["--log-dir", tmp_path]  # else torchrun leaves a folder behind
@@ -49,9 +49,10 @@ def test_the_same_worker_runs_under_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["name=MAX"], ["--name", "MAX"], ["--name=MAX"]])
-def test_arguments_are_name_and_value(words):
-    done = run("collectives.reduce_with", *words, "--ranks", "3")
-    assert done.stdout.splitlines() == [f"rank {r} │ returned 3.0" for r in range(3)]
+def test_arguments_are_name_and_value(words, capsys):
+    assert main(["collectives.reduce_with", *words, "--ranks", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"rank {r} │ returned 3.0" for r in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +66,10 @@ def test_arguments_are_name_and_value(words):
         (["point_to_point.late_receiver"], "missing a required argument: 'delay'", 1),
     ],
 )
-def test_a_mistake_gets_one_line(words, says, code):
-    done = run(*words)
-    assert says in done.stderr and done.returncode == code
-    assert len(done.stderr.splitlines()) == 1
+def test_a_mistake_gets_one_line(words, says, code, capsys):
+    assert main(words) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
 
 
 def test_the_list_has_every_worker_with_its_docstring():

@@ -11,6 +11,8 @@ import pytest
 from mgpu_tutorial import distributed_sgd as sgd
 from mgpu_tutorial.lab import launch
 
+pytestmark = pytest.mark.fresh
+
 README = Path(__file__).parents[1] / "README.md"
 SECTION = README.read_text(encoding="utf-8").split("## On many machines")[1].split("\n## ")[0]
 NODE_0, NODE_1, SLURM = re.findall(r"```(?:bash)?\n(.*?)```", SECTION, re.DOTALL)

@@ -11,6 +11,8 @@ import pytest
 
 from tools.new_chapter import stem_of
 
+pytestmark = pytest.mark.fresh
+
 ROOT = Path(__file__).parents[2]
 KEPT = ["mgpu_tutorial", "notebooks", "tests", "tools", "handouts", "benchmarks"]
 FILES = ["README.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml", "constraints.txt"]

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import tempfile
+import textwrap
 import threading
 import time
 from contextlib import suppress
