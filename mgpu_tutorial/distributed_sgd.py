@@ -213,7 +213,7 @@ def accuracy(parameters: torch.Tensor) -> float:
 def step_times(
     rank: int, world_size: int, methods: list[Callable], steps: int = 10, batch: int = 128
 ) -> dict[str, tuple[float, float]]:
-    """The least seconds per step, in computation and communication, of each method in turn."""
+    """The least seconds per step, in computation and communication, by method."""
     data = digits()
     model, _ = new_model()
     batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)

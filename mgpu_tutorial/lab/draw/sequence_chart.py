@@ -1,7 +1,7 @@
 """The message sequence chart: who says what to whom, in logical order.
 
 A row is not a time. An event stands one row below the one before it on its own
-rank, and never above the event it had to wait for; so the same conversation gives
+rank, and never above the event it had to wait for; so the same run gives
 the same picture, however fast each rank was (Lamport's logical clock, 1978,
 https://doi.org/10.1145/359545.359563).
 """
@@ -18,13 +18,13 @@ Key = tuple[int, int]  # rank and index of an event
 
 
 @dataclass
-class Conversation:
-    """The events of a run with their rows and the messages between them."""
+class MessageLog:
+    """The events of a run with their rows, its messages, and its completed collectives."""
 
     world_size: int
     events: dict[Key, Event]
     messages: list[tuple[Key, Key]] = field(default_factory=list)
-    meetings: list[list[Key]] = field(default_factory=list)
+    collectives: list[list[Key]] = field(default_factory=list)
     rows: dict[Key, int] = field(default_factory=dict)
 
     @property
@@ -36,25 +36,25 @@ class Conversation:
         ends = {self.rows[k] for k, e in self.events.items() if e.kind == "note"}
         if not ends:
             ends = {self.rows[target] for _, target in self.messages}
-            ends |= {self.rows[keys[0]] for keys in self.meetings}
+            ends |= {self.rows[keys[0]] for keys in self.collectives}
         last = sorted(ends | {self.height - 1})
         return list(zip([0, *(row + 1 for row in last)], last, strict=False))
 
 
-def converse(report: Report) -> Conversation:
+def message_log(report: Report) -> MessageLog:
     """Match sends with receives and collectives with each other, and lay out the rows."""
     events = {(e.rank, e.index): e for e in report.events if e.kind != "span"}
-    talk = Conversation(report.world_size, events)
-    _match_messages(talk)
-    _match_collectives(talk)
-    _lay_out(talk)
-    return talk
+    log = MessageLog(report.world_size, events)
+    _match_messages(log)
+    _match_collectives(log)
+    _lay_out(log)
+    return log
 
 
-def _match_messages(talk: Conversation) -> None:
-    waits = {(e.rank, e.of): k for k, e in talk.events.items() if e.kind == "wait"}
+def _match_messages(log: MessageLog) -> None:
+    waits = {(e.rank, e.of): k for k, e in log.events.items() if e.kind == "wait"}
     sends, receives = defaultdict(list), defaultdict(list)
-    for key, event in talk.events.items():
+    for key, event in log.events.items():
         if event.kind != "p2p":
             continue
         if event.sends:
@@ -63,57 +63,57 @@ def _match_messages(talk: Conversation) -> None:
             receives[event.peer, event.rank, event.tag].append(key)
     for channel, sources in sends.items():
         for source, target in zip(sources, receives[channel], strict=False):
-            arrival = target if talk.events[target].op == "recv" else waits.get(target)
-            if arrival is not None and talk.events[arrival].end is not None:
-                talk.messages.append((source, arrival))
+            arrival = target if log.events[target].op == "recv" else waits.get(target)
+            if arrival is not None and log.events[arrival].end is not None:
+                log.messages.append((source, arrival))
 
 
-def _match_collectives(talk: Conversation) -> None:
+def _match_collectives(log: MessageLog) -> None:
     calls: dict[tuple, list[Key]] = defaultdict(list)
     counts: dict[tuple, int] = defaultdict(int)
-    for key, event in talk.events.items():
+    for key, event in log.events.items():
         if event.kind == "collective":
             turn = counts[event.rank, event.group]
             counts[event.rank, event.group] += 1
             calls[event.group, turn, event.op].append(key)
     for (group, _, _), keys in calls.items():
-        done = all(talk.events[key].end is not None for key in keys)
+        done = all(log.events[key].end is not None for key in keys)
         if done and len(keys) == len(group):
-            talk.meetings.append(keys)
+            log.collectives.append(keys)
 
 
-def _lay_out(talk: Conversation) -> None:
-    """The longest path to each event; events that meet share the lowest of their rows."""
-    together: dict[Key, list[Key]] = {key: keys for keys in talk.meetings for key in keys}
-    for source, target in talk.messages:
-        if talk.events[source].op == "send" and talk.events[target].op == "recv":
+def _lay_out(log: MessageLog) -> None:
+    """The longest path to each event; events that belong together share the lowest of their rows."""
+    together = {key: keys for keys in log.collectives for key in keys}
+    for source, target in log.messages:
+        if log.events[source].op == "send" and log.events[target].op == "recv":
             together[source] = together[target] = [source, target]
     before = {}
-    for rank in range(talk.world_size):
-        keys = [key for key in talk.events if key[0] == rank]
+    for rank in range(log.world_size):
+        keys = [key for key in log.events if key[0] == rank]
         before |= dict(zip(keys[1:], keys, strict=False))
     floor: dict[Key, int] = {}
     while True:
-        talk.rows = _longest_paths(talk, before, together, floor)
-        clash = _first_clash(talk)
+        log.rows = _longest_paths(log, before, together, floor)
+        clash = _first_clash(log)
         if clash is None:
             return
-        floor[clash] = talk.rows[clash] + 1
+        floor[clash] = log.rows[clash] + 1
 
 
 def _longest_paths(
-    talk: Conversation,
+    log: MessageLog,
     before: dict[Key, Key],
     together: dict[Key, list[Key]],
     floor: dict[Key, int],
 ) -> dict[Key, int]:
-    rows = {key: floor.get(key, 0) for key in talk.events}
+    rows = {key: floor.get(key, 0) for key in log.events}
     for _ in range(len(rows) + 1):
         old = dict(rows)
         for key in rows:
             if key in before:
                 rows[key] = max(rows[key], rows[before[key]] + 1)
-        for source, target in talk.messages:
+        for source, target in log.messages:
             rows[target] = max(rows[target], rows[source])
         for key, keys in together.items():
             rows[key] = max(rows[k] for k in keys)
@@ -122,13 +122,13 @@ def _longest_paths(
     return rows
 
 
-def _first_clash(talk: Conversation) -> Key | None:
-    """A meeting that would be drawn over another one in the same row."""
+def _first_clash(log: MessageLog) -> Key | None:
+    """A collective that would be drawn over another one in the same row."""
     taken: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for keys in sorted(talk.meetings):
+    for keys in sorted(log.collectives):
         ranks = [rank for rank, _ in keys]
         low, high = min(ranks), max(ranks)
-        row = talk.rows[keys[0]]
+        row = log.rows[keys[0]]
         if any(
             low <= other_high and other_low <= high for other_low, other_high in taken[row]
         ):
@@ -138,50 +138,54 @@ def _first_clash(talk: Conversation) -> Key | None:
 
 
 def sequence_chart(report: Report) -> Drawing:
-    """Draw the conversation of a launch that ran with `trace=True`.
+    """Draw the messages of a launch that ran with `trace=True`.
 
     Raises ValueError where nothing was recorded.
     """
-    talk = _recorded(report)
-    return _Sheet(talk, 0, talk.height - 1, talk.height).drawing
+    log = _recorded(report)
+    return _Sheet(log, 0, log.height - 1, log.height).draw()
 
 
 def frames(report: Report) -> list[Drawing]:
-    """Draw each step of the conversation alone, all frames of one size."""
-    talk = _recorded(report)
-    steps = talk.steps()
+    """Draw each step of the run alone, all frames of one size."""
+    log = _recorded(report)
+    steps = log.steps()
     tallest = max(last - first + 1 for first, last in steps)
-    return [_Sheet(talk, first, last, tallest).drawing for first, last in steps]
+    return [_Sheet(log, first, last, tallest).draw() for first, last in steps]
 
 
-def _recorded(report: Report) -> Conversation:
-    talk = converse(report)
-    if not talk.events:
+def _recorded(report: Report) -> MessageLog:
+    log = message_log(report)
+    if not log.events:
         raise ValueError("nothing was recorded: launch with trace=True")
-    return talk
+    return log
 
 
 class _Sheet:
-    """The rows `first` to `last` of a conversation on paper that is `tall` rows high."""
+    """The rows `first` to `last` of a log on paper that is `tall` rows high."""
 
-    def __init__(self, talk: Conversation, first: int, last: int, tall: int) -> None:
-        self.talk, self.first, self.last = talk, first, last
-        gap = 150 if talk.world_size > 4 else 190
-        self.xs = [15 + gap * (rank + 0.5) for rank in range(talk.world_size)]
-        alt = f"Message sequence chart of {talk.world_size} ranks"
-        size = gap * talk.world_size + 30, TOP + ROW * tall + 10
-        self.drawing = Drawing(*size, describe(talk, first, last), alt)
+    def __init__(self, log: MessageLog, first: int, last: int, tall: int) -> None:
+        self.log, self.first, self.last = log, first, last
+        gap = 150 if log.world_size > 4 else 190
+        self.xs = [15 + gap * (rank + 0.5) for rank in range(log.world_size)]
+        alt = f"Message sequence chart of {log.world_size} ranks"
+        size = gap * log.world_size + 30, TOP + ROW * tall + 10
+        self.drawing = Drawing(*size, describe(log, first, last), alt)
+
+    def draw(self) -> Drawing:
+        """The finished sheet: what is drawn later lies on top."""
         self._lifelines()
-        self._meetings()
+        self._collectives()
         self._arrows()
         self._events()
         self._labels()
+        return self.drawing
 
     def _shows(self, key: Key) -> bool:
-        return self.first <= self.talk.rows[key] <= self.last
+        return self.first <= self.log.rows[key] <= self.last
 
     def _y(self, key: Key) -> float:
-        return TOP + ROW * (max(self.talk.rows[key], self.first - 0.5) - self.first + 0.5)
+        return TOP + ROW * (max(self.log.rows[key], self.first - 0.5) - self.first + 0.5)
 
     def _lifelines(self) -> None:
         for rank, x in enumerate(self.xs):
@@ -189,8 +193,8 @@ class _Sheet:
             self.drawing.box(x - 42, 8, 84, 28, colour(rank), colour(rank))
             self.drawing.label(x, 27, f"rank {rank}", 14, "#ffffff", weight="bold")
 
-    def _meetings(self) -> None:
-        for keys in filter(lambda keys: self._shows(keys[0]), self.talk.meetings):
+    def _collectives(self) -> None:
+        for keys in filter(lambda keys: self._shows(keys[0]), self.log.collectives):
             xs = sorted(self.xs[rank] for rank, _ in keys)
             y = self._y(keys[0])
             self.drawing.box(xs[0] - 24, y - 13, xs[-1] - xs[0] + 48, 26, INK, "#eeeeee")
@@ -199,7 +203,7 @@ class _Sheet:
                     self.xs[rank] - 7, y - 7, 14, 14, INK, colour(rank), 1, "", 7
                 )
             middle = (self.xs[0] + self.xs[1]) / 2 - self.xs[0] if len(self.xs) > 1 else 0
-            self.drawing.label(xs[0] + middle, y + 5, _call(self.talk.events[keys[0]]), 13)
+            self.drawing.label(xs[0] + middle, y + 5, _call(self.log.events[keys[0]]), 13)
 
     def _ends(self, source: Key, target: Key) -> tuple[float, float, float, float]:
         sign = 1 if target[0] > source[0] else -1
@@ -208,14 +212,14 @@ class _Sheet:
         return x1, self._y(source), x2, self._y(target)
 
     def _arrows(self) -> None:
-        for source, target in filter(lambda m: self._shows(m[1]), self.talk.messages):
+        for source, target in filter(lambda m: self._shows(m[1]), self.log.messages):
             ends = self._ends(source, target)
             self.drawing.line(*ends, colour(source[0]), 2.2, arrow=True)
 
     def _labels(self) -> None:
-        for source, target in filter(lambda m: self._shows(m[1]), self.talk.messages):
+        for source, target in filter(lambda m: self._shows(m[1]), self.log.messages):
             x1, y1, x2, y2 = self._ends(source, target)
-            event = self.talk.events[source]
+            event = self.log.events[source]
             tag = f" tag {event.tag}" if event.tag else ""
             tone, text = colour(event.rank), bytes_text(event.nbytes) + tag
             if y1 == y2:  # over the middle, or near the sender of a long arrow
@@ -226,8 +230,8 @@ class _Sheet:
             self.drawing.label(x, y1 - 4, text, 12, tone, side, "bold", halo=True)
 
     def _events(self) -> None:
-        met = {key for keys in self.talk.meetings for key in keys}
-        for key, event in self.talk.events.items():
+        met = {key for keys in self.log.collectives for key in keys}
+        for key, event in self.log.events.items():
             if key in met or not self._shows(key):
                 continue
             x, y, tone = self.xs[event.rank], self._y(key), colour(event.rank)
@@ -263,23 +267,23 @@ def bytes_text(nbytes: float) -> str:
     raise AssertionError
 
 
-def describe(talk: Conversation, first: int, last: int) -> str:
-    """The chart as text, a line for each message, meeting, note and open call."""
+def describe(log: MessageLog, first: int, last: int) -> str:
+    """The chart as text, a line for each message, collective, note and open call."""
     lines: list[tuple[int, int, str]] = []
-    for source, target in talk.messages:
-        event = talk.events[source]
+    for source, target in log.messages:
+        event = log.events[source]
         tag = f", tag {event.tag}" if event.tag else ""
         what = f"rank {event.rank} → rank {target[0]}  {bytes_text(event.nbytes)}{tag}"
-        lines.append((talk.rows[target], event.rank, what))
-    for keys in talk.meetings:
-        event = talk.events[keys[0]]
+        lines.append((log.rows[target], event.rank, what))
+    for keys in log.collectives:
+        event = log.events[keys[0]]
         ranks = ", ".join(str(rank) for rank, _ in keys)
-        lines.append((talk.rows[keys[0]], -1, f"ranks {ranks}  {_call(event)}"))
-    for key, event in talk.events.items():
+        lines.append((log.rows[keys[0]], -1, f"ranks {ranks}  {_call(event)}"))
+    for key, event in log.events.items():
         if event.kind == "note":
-            lines.append((talk.rows[key], event.rank, f"rank {event.rank}  {event.note}"))
+            lines.append((log.rows[key], event.rank, f"rank {event.rank}  {event.note}"))
         elif event.end is None:
             whom = f" for rank {event.peer}" if event.peer is not None else ""
             what = f"rank {event.rank} waits in {event.op}{whom}"
-            lines.append((talk.rows[key], event.rank, what))
+            lines.append((log.rows[key], event.rank, what))
     return "\n".join(what for row, _, what in sorted(lines) if first <= row <= last)

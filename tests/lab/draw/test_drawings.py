@@ -23,7 +23,7 @@ from mgpu_tutorial.lab import (
     timeline,
     traffic,
 )
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text, converse
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text, message_log
 from mgpu_tutorial.lab.draw.timeline import events_of
 from tests.lab import ranks
 
@@ -56,14 +56,14 @@ def test_a_chart_has_one_arrow_a_message():
 
 
 def test_nothing_arrives_above_the_row_it_was_sent_in():
-    talk = converse(launch(collectives.ring_step_by_step, 4, trace=True))
-    assert len(talk.messages) == 24
-    assert all(talk.rows[source] <= talk.rows[target] for source, target in talk.messages)
+    log = message_log(launch(collectives.ring_step_by_step, 4, trace=True))
+    assert len(log.messages) == 24
+    assert all(log.rows[source] <= log.rows[target] for source, target in log.messages)
 
 
-def test_meetings_of_different_groups_are_not_drawn_over_each_other():
-    talk = converse(launch(collectives.pairs, 4, trace=True))
-    assert [talk.rows[keys[0]] for keys in talk.meetings] == [0, 1]
+def test_collectives_of_different_groups_are_not_drawn_over_each_other():
+    log = message_log(launch(collectives.pairs, 4, trace=True))
+    assert [log.rows[keys[0]] for keys in log.collectives] == [0, 1]
 
 
 def test_a_deadlock_is_drawn_with_its_open_ends():
