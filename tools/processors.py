@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+from tools import check  # noqa: E402
+
 PROCESSORS = {
     "this processor": {},
     "a processor with AVX2": {
@@ -25,9 +28,8 @@ PROCESSORS = {
         "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
     },
 }
-TESTS = ["-m", "pytest", "-q"]
-NOTEBOOKS = [*TESTS, "--nbval", "--nbval-cell-timeout", "120"]
-NOTEBOOKS += ["--numprocesses", "2", "--dist", "loadfile"]
+TESTS = [*check.PYTEST, *check.TWO]
+NOTEBOOKS = [*TESTS, *check.NBVAL]
 SEEN = "import torch; print(torch.backends.cpu.get_cpu_capability())"
 
 
@@ -48,8 +50,8 @@ def main(names: list[str]) -> int:
         seen = subprocess.check_output(play, env=environment, text=True).strip()
         print(f"\nAs {processor} (PyTorch takes {seen})", flush=True)
         for words in runs_of(names):
-            if subprocess.run([sys.executable, *words], cwd=ROOT, env=environment).returncode:
-                failed.append(f"{processor}: {' '.join(words)}")
+            if subprocess.run(words, cwd=ROOT, env=environment).returncode:
+                failed.append(f"{processor}: {' '.join(words[3:])}")
     print(
         "\n" + "\n".join(f"failed as {line}" for line in failed) if failed else "\nno failure"
     )

@@ -83,7 +83,7 @@ def _match_collectives(log: MessageLog) -> None:
 
 
 def _lay_out(log: MessageLog) -> None:
-    """The longest path to each event; events that belong together share the lowest of their rows."""
+    """The longest path to each event; events that meet share the lowest of their rows."""
     together = {key: keys for keys in log.collectives for key in keys}
     for source, target in log.messages:
         if log.events[source].op == "send" and log.events[target].op == "recv":
