@@ -67,6 +67,7 @@ def test_two_nodes_print_the_losses_of_two_ranks(machine, free_port, tmp_path, e
 
 
 SRUN = """#!/bin/bash
+[ "$SRUN_CPUS_PER_TASK" = "$SLURM_CPUS_PER_TASK" ] || exit 9  # else a single core: 22.05
 for node in 0 1; do SLURM_NODEID=$node "$@" & done
 wait
 """
@@ -96,5 +97,5 @@ def test_the_slurm_script_runs_two_nodes_and_saves(machine, tmp_path, expected):
 
 def test_each_variable_of_the_slurm_script_is_explained():
     table = SECTION.split("| variable |")[1]
-    used = set(re.findall(r"SLURM_\w+|MASTER_\w+|OMP_\w+|RANKS", SLURM))
+    used = set(re.findall(r"SLURM_\w+|SRUN_\w+|MASTER_\w+|OMP_\w+|RANKS", SLURM))
     assert used == {name for name in used if f"`{name}`" in table}

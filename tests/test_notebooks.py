@@ -252,9 +252,8 @@ def test_the_readme_lists_every_notebook_and_links_lead_somewhere():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
     assert all((ROOT / link).exists() for link in links)
-    assert [link for link in links if link.endswith(".ipynb")] == [
-        f"notebooks/{path.name}" for path in PATHS
-    ]
+    named = dict.fromkeys(link for link in links if link.endswith(".ipynb"))
+    assert list(named) == [f"notebooks/{path.name}" for path in PATHS]
 
 
 def test_the_readme_says_how_long_each_takes():
