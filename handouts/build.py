@@ -68,7 +68,7 @@ def build(
     begin = time.perf_counter()
     plan, outcome = Plan(names, folder, out), Outcome()
     stamps = out / ".work" / "stamps.json"
-    known = json.loads(stamps.read_text()) if stamps.exists() else {}
+    known = json.loads(stamps.read_text(encoding="utf-8")) if stamps.exists() else {}
     made: list[Target] = []
     try:
         with ProcessPoolExecutor(os.cpu_count()) as pool:

@@ -79,7 +79,7 @@ SCONTROL = (
 def test_the_slurm_script_runs_two_nodes_and_saves(machine, tmp_path, expected):
     (tmp_path / "bin").mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).write_text(text, encoding="utf-8")
         (tmp_path / "bin" / name).chmod(0o755)
     slurm = {
         "SLURM_JOB_NODELIST": "here,there",

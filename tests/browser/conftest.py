@@ -61,7 +61,9 @@ def lab(tmp_path_factory):
     address = f"http://127.0.0.1:{port}"
     end = time.monotonic() + 60
     while not _answers(f"{address}/api/status?token={TOKEN}"):
-        assert server.poll() is None and time.monotonic() < end, (home / "log").read_text()
+        assert server.poll() is None and time.monotonic() < end, (home / "log").read_text(
+            encoding="utf-8"
+        )
         time.sleep(0.2)
     yield address
     server.terminate()

@@ -35,7 +35,9 @@ def notebook(request, opened):
 
 
 def stored(stem):
-    return json.loads((ROOT / "notebooks" / f"{stem}.ipynb").read_text())["cells"]
+    return json.loads((ROOT / "notebooks" / f"{stem}.ipynb").read_text(encoding="utf-8"))[
+        "cells"
+    ]
 
 
 def stored_pictures(stem):

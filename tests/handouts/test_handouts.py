@@ -105,7 +105,9 @@ def test_pages_are_of_a_sensible_number(built, stem, notebook):
 
 def test_every_heading_is_in_every_form(built, texts, stem, notebook):
     out, _ = built
-    page = html.unescape(re.sub(r"<[^>]+>", "", (out / f"html/{stem}.html").read_text()))
+    page = html.unescape(
+        re.sub(r"<[^>]+>", "", (out / f"html/{stem}.html").read_text(encoding="utf-8"))
+    )
     for heading in headings(notebook):
         for edition in EDITIONS:
             for name in (f"{edition}/{stem}.pdf", f"{edition}/book.pdf"):
@@ -319,7 +321,9 @@ def test_a_prediction_is_asked_before_its_answer_is_shown(texts):
 
 
 def test_speakers_have_notes(built, stem, notebook, texts):
-    said = json.loads((built[0] / f"slides/{stem}.pdfpc").read_text())["pages"]
+    said = json.loads((built[0] / f"slides/{stem}.pdfpc").read_text(encoding="utf-8"))[
+        "pages"
+    ]
     assert len(said) == built[1].pages[f"slides/{stem}.pdf"]
     spoken = "\n".join(page["note"] for page in said)
     notes = "".join(texts[f"slides/{stem}_notes.pdf"])
@@ -345,7 +349,9 @@ def test_web_pages_need_nothing_else(built, stem, notebook):
     assert ("<math" in text) == any(
         "$" in p.text for p in notebook.pieces if p.kind == "prose"
     )
-    for link in re.findall(r'href="([^"#:]+)', (out / "html/index.html").read_text()):
+    for link in re.findall(
+        r'href="([^"#:]+)', (out / "html/index.html").read_text(encoding="utf-8")
+    ):
         assert (out / "html" / link).resolve().exists(), link
 
 
@@ -358,7 +364,7 @@ def luminance(colour):
 @pytest.mark.parametrize("file", ["paper.tmTheme", "html.theme", "common.typ"])
 def test_colours_hold_in_grey(file):
     """Each stands out from the darkest ground that it is printed on as text must."""
-    text = (ROOT / "handouts" / file).read_text()
+    text = (ROOT / "handouts" / file).read_text(encoding="utf-8")
     ground = luminance("#f4f4f2")
     colours = set(re.findall(r"#[0-9a-f]{6}\b", text)) - {"#ffffff", "#f4f4f2"}
     assert len(colours) >= 3
@@ -448,7 +454,7 @@ def test_long_lines_wrap_and_hints_fold(tmp_path):
         pages = pdfium.PdfDocument(tmp_path / f"build/{edition}/00_tiny.pdf")
         text = squeezed("".join(p.get_textpage().get_text_bounded() for p in pages))
         assert squeezed(long) in text and "HintInsideit." in text
-    page = (tmp_path / "build/html/00_tiny.html").read_text()
+    page = (tmp_path / "build/html/00_tiny.html").read_text(encoding="utf-8")
     assert re.search(r"<details>\s*<summary>Hint</summary>\s*<p>Inside", page)
 
 

@@ -128,10 +128,17 @@ def two_arguments(rank, world_size, data):
     return data
 
 
+def note(path, pid):
+    """Write `pid` to the file `path`, which is there whole or not at all."""
+    draft = os.path.join(os.path.dirname(path), f"draft-{pid}")
+    with open(draft, "w") as file:
+        file.write(str(pid))
+    os.replace(draft, path)
+
+
 def sleeper(rank, world_size, marker=""):
     if marker:
-        with open(f"{marker}.{rank}", "w") as file:
-            file.write(str(os.getpid()))
+        note(f"{marker}.{rank}", os.getpid())
     time.sleep(60)
 
 
@@ -148,8 +155,7 @@ def with_children(rank, world_size, marker):
     import subprocess
 
     child = subprocess.Popen(["sleep", "61"])
-    with open(f"{marker}.{rank}", "w") as file:
-        file.write(str(child.pid))
+    note(f"{marker}.{rank}", child.pid)
     time.sleep(60)
 
 

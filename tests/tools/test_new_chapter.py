@@ -64,7 +64,7 @@ def test_the_later_ones_get_the_next_number_and_so_do_their_links(copy):
     links = 0
     for path in [copy / "README.md", *(copy / "notebooks").glob("*.ipynb")]:
         for text, target in re.findall(
-            r"\[([^\[\]]*)\]\(([^()\s]*\.ipynb)", path.read_text()
+            r"\[([^\[\]]*)\]\(([^()\s]*\.ipynb)", path.read_text(encoding="utf-8")
         ):
             assert (path.parent / target).exists(), (path, target)
             if number := re.search(r"\b\d\d\b", text):

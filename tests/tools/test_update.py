@@ -21,15 +21,17 @@ def copy(tmp_path):
 def test_a_version_is_written_everywhere_and_back(copy):
     changed = pin(copy, "2.99.1")
     assert {"constraints.txt", "environment.yml"} < set(changed)
-    pins = (copy / "constraints.txt").read_text()
+    pins = (copy / "constraints.txt").read_text(encoding="utf-8")
     assert "\ntorch==2.99.1\n" in pins and "\ntorchvision==0.114.1\n" in pins
-    assert "- pytorch=2.99\n  - torchvision=0.114\n" in (copy / "environment.yml").read_text()
+    assert "- pytorch=2.99\n  - torchvision=0.114\n" in (copy / "environment.yml").read_text(
+        encoding="utf-8"
+    )
     for path in (copy / "notebooks").glob("*.ipynb"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         assert "docs.pytorch.org/docs/2.99/" in text or "docs.pytorch.org" not in text
     torch = next(
         line
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
         if "torch==" in line
     )
     assert set(pin(copy, torch.removeprefix("torch=="))) == set(changed)

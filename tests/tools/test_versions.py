@@ -12,21 +12,21 @@ CONDA_NAMES = {"torch": "pytorch"}
 
 
 def declared() -> set[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     lists = [project["dependencies"], *extras.values()]
     return {Requirement(text).name for names in lists for text in names}
 
 
 def pinned() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line.split("#")[0].strip() for line in lines]
     return dict(pin.split("==") for pin in pins if pin)
 
 
 def conda() -> dict[str, str]:
     """Its own packages by their beginning, and those of pip, which have no conda package."""
-    text = (ROOT / "environment.yml").read_text()
+    text = (ROOT / "environment.yml").read_text(encoding="utf-8")
     return dict(re.findall(r"^ +- ([a-z][\w-]*)==?([\d.]+)$", text, re.MULTILINE))
 
 
@@ -44,7 +44,9 @@ def test_conda_has_the_same_packages_in_the_same_versions():
 
 
 def test_conda_installs_the_package_itself():
-    assert '- pip:\n      - "-e ."\n' in (ROOT / "environment.yml").read_text()
+    assert '- pip:\n      - "-e ."\n' in (ROOT / "environment.yml").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_torch_and_torchvision_belong_together():

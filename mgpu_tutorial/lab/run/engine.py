@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import util
 from pathlib import Path
 from tempfile import mkdtemp
 from types import FrameType
@@ -88,7 +87,7 @@ class Interrupts:
 @contextmanager
 def workspace(world_size: int) -> Iterator[Path]:
     """A folder for one launch, inside the kernel's own temporary folder, then gone."""
-    folder = Path(mkdtemp(prefix="launch-", dir=util.get_temp_dir()))
+    folder = Path(mkdtemp(prefix="launch-", dir=server.temporary_folder()))
     try:
         for rank in range(world_size):
             (folder / f"rank{rank}").mkdir()
@@ -102,7 +101,7 @@ def workspace(world_size: int) -> Iterator[Path]:
 def await_server() -> None:
     """The first process takes as long as the imports; let Ctrl-C reach this wait."""
     server.start()
-    marker = Path(util.get_temp_dir(), "warm")
+    marker = Path(server.temporary_folder(), "warm")
     if server.METHOD == "forkserver" and not marker.exists():
         if server.notebook_kernel() and server.importing():
             import_meanwhile()
@@ -235,7 +234,7 @@ class Ranks:
             return Fate(job.rank, "stopped", dumped or _last_seen(job))
         words = errors.last_words(text_of(job.home / "stderr"))
         if not (job.home / "where").exists():  # it died before it could load anything
-            log = text_of(Path(util.get_temp_dir(), server.LOG)).strip()
+            log = text_of(Path(server.temporary_folder(), server.LOG)).strip()
             words = log.splitlines()[-1] if log else ""
         return Fate(
             job.rank, "died", dumped or _last_seen(job), exitcode=exitcode, last_words=words

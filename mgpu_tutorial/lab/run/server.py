@@ -14,6 +14,7 @@ import multiprocessing as mp
 import os
 import shutil
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker, util
@@ -33,6 +34,7 @@ PRELOAD = [
 ]
 FOLDER = "MGPU_KERNEL_FOLDER"
 LOG = "server.log"
+LONGEST = 70  # bytes: a socket's path has at most 103, and multiprocessing appends 32
 IMPORTS = 5.0  # seconds that the server's imports take, about
 _began: list[float] = []
 
@@ -42,11 +44,22 @@ def start() -> None:
     if METHOD == "forkserver":
         _began.append(time.monotonic())
         mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
-        os.environ[FOLDER] = util.get_temp_dir()
+        os.environ[FOLDER] = temporary_folder()
         try:
             forkserver.ensure_running()
         finally:
             os.environ.pop(FOLDER, None)
+
+
+def temporary_folder() -> str:
+    """The kernel's temporary folder; in /tmp where TMPDIR is too long for a socket's path."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) > LONGEST:
+        tempfile.tempdir = "/tmp"
+    try:
+        return util.get_temp_dir()  # made at the first call, and then the same
+    finally:
+        tempfile.tempdir = usual
 
 
 def importing() -> bool:

@@ -136,7 +136,7 @@ def test_a_bucket_map_has_a_box_for_each_parameter_and_each_bucket():
 
 def test_changes_are_listed_as_a_diff(tmp_path, monkeypatch):
     for name, text in (("old_text", "a = 1\nb = 2\n"), ("new_text", "a = 1\nb = 3\n")):
-        (tmp_path / f"{name}.py").write_text(text)
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     import new_text
     import old_text
