@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
@@ -39,6 +40,16 @@ def begin_to_sleep(client, folder):
     while len(list(folder.glob("pid.*"))) < 2 and time.monotonic() < end:
         time.sleep(0.05)
     return [psutil.Process(int(path.read_text())) for path in folder.glob("pid.*")]
+
+
+def still_run(ranks, timeout):
+    """Those that have not ended in time; one that nobody has buried yet has ended."""
+    _, left = psutil.wait_procs(ranks, timeout)
+    running = []
+    for rank in left:
+        with suppress(psutil.NoSuchProcess):
+            running += [rank] * (rank.status() != psutil.STATUS_ZOMBIE)
+    return running
 
 
 def reply_of(client, timeout):
