@@ -50,7 +50,8 @@ def main(names: list[str]) -> int:
         seen = subprocess.check_output(play, env=environment, text=True).strip()
         print(f"\nAs {processor} (PyTorch takes {seen})", flush=True)
         for words in runs_of(names):
-            if subprocess.run(words, cwd=ROOT, env=environment).returncode:
+            done = subprocess.run(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
+            if done.returncode:
                 failed.append(f"{processor}: {' '.join(words[3:])}")
     print(
         "\n" + "\n".join(f"failed as {line}" for line in failed) if failed else "\nno failure"
