@@ -19,9 +19,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 export JUPYTER_PREFER_ENV_PATH := 1
 
-# The first interpreter that is new enough; make PYTHON=/path/to/python overrides it.
+# The interpreter of before, else the first that is new enough; make PYTHON=python3.12 takes that
+# one, and is remembered.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+PYTHON ?= $(shell for p in `cat $(VENV)/python 2>/dev/null` \
+	python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: lab test quick check test-processors test-gpu test-browser notebooks handouts new-chapter update bench clean
@@ -68,8 +70,8 @@ bench: $(VENV)/installed
 clean:
 	rm -rf $(VENV) build *.egg-info
 
-# A virtual environment knows its own folder and which build of PyTorch was asked for: one
-# that was moved, or shall have another build, is made again.
+# A virtual environment knows its own folder, its Python, and the build of PyTorch that was
+# asked for: one that was moved, or is to have another, is made again.
 HERE := $(VENV)/here
 TORCH_BUILD ?= $(filter cpu cuda,$(lastword $(shell cat $(HERE) 2>/dev/null)))
 ifneq ($(filter-out cpu cuda,$(TORCH_BUILD)),)
@@ -77,6 +79,8 @@ $(error TORCH_BUILD is cpu or cuda, and not $(TORCH_BUILD))
 endif
 MADE := $(strip $(CURDIR) $(TORCH_BUILD))
 ifneq ($(shell cat $(HERE) 2>/dev/null),$(MADE))
+.PHONY: $(VENV)/installed
+else ifneq ($(shell cat $(VENV)/python 2>/dev/null),$(PYTHON))
 .PHONY: $(VENV)/installed
 endif
 
@@ -91,10 +95,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { \
 		echo "make: Python 3.11 or newer is needed, and $(PYTHON) is `$(PYTHON) -V 2>&1 | tail -1`"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON): a few minutes, once."
-	@{ test "`cat $(HERE) 2>/dev/null`" = "$(MADE)" && $(BIN)/python -c '' 2>/dev/null; } || \
+	@{ test "`cat $(HERE) 2>/dev/null`" = "$(MADE)" && \
+		test "`cat $(VENV)/python 2>/dev/null`" = "$(PYTHON)" && $(BIN)/python -c '' 2>/dev/null; } || \
 		$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
 		echo "make: $(PYTHON) -m venv failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "$(MADE)" > $(HERE)
+	@echo "$(PYTHON)" > $(VENV)/python
 	@index=`$(BIN)/python tools/torch_build.py "$(TORCH_BUILD)"` || exit 1; test -z "$$index" || \
 		$(INSTALL) --extra-index-url $$index torch torchvision >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
 	@$(INSTALL) -e '.[test]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
