@@ -1,6 +1,7 @@
 """Communication hooks: what travels in place of a bucket, and what it does to the loss."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,9 +38,11 @@ def eight_bits(state: None, bucket: dist.GradBucket) -> torch.futures.Future[tor
     Each number is at most 127 // N, so that the sum over N ranks still fits into a byte.
     """
     flat, ranks = bucket.buffer(), dist.get_world_size()
+    # the scale: what a unit of the whole numbers stands for, equal on all ranks
     largest = flat.abs().max().view(1)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     unit = largest.clamp_min(1e-30) / (127 // ranks)
+    # the numbers themselves
     small = (flat / unit).round().to(torch.int8)
     done = dist.all_reduce(small, async_op=True).get_future()
     return done.then(lambda _: flat.copy_(small).mul_(unit / ranks))
@@ -54,16 +57,19 @@ def power_sgd(model: DistributedDataParallel) -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-def simple(hook: Callable) -> Callable:
-    """What registers a hook that keeps no state."""
+Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def stateless(hook: Hook) -> Callable[[DistributedDataParallel], None]:
+    """What registers a hook that keeps nothing from step to step."""
     return lambda model: model.register_comm_hook(None, hook)
 
 
 HOOKS = {
-    "float32": simple(allreduce_hook),
-    "float16": simple(fp16_compress_hook),
-    "bfloat16": simple(as_bfloat16),
-    "eight bits": simple(eight_bits),
+    "float32": stateless(allreduce_hook),
+    "float16": stateless(fp16_compress_hook),
+    "bfloat16": stateless(as_bfloat16),
+    "eight bits": stateless(eight_bits),
     "PowerSGD": power_sgd,
 }
 
@@ -74,12 +80,13 @@ def digit_net() -> nn.Module:
     return nn.Sequential(*layers, nn.LogSoftmax(dim=1))
 
 
-def compare(
+def train_with_each_hook(
     rank: int, world_size: int, hooks: list[str], steps: int = 36, batch: int = 120
 ) -> dict[str, list[float]]:
-    """Train once with each hook, from the same start; returns this rank's losses.
+    """The ranks train once with each of the HOOKS named; returns this rank's losses.
 
-    The last step of each is inside a span with the name of the hook.
+    All start alike and see the same batches of `batch` digits. The last step of each is
+    inside a span with the name of the hook.
     """
     data = digits()
     losses: dict[str, list[float]] = {}
@@ -101,7 +108,7 @@ def compare(
     return losses
 
 
-def under_another_name(rank: int, world_size: int) -> float:
+def average_under_another_name(rank: int, world_size: int) -> float:
     """The ranks average their gradients 1, 2, ... with torch's own hook for bfloat16."""
 
     def wrapper(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -114,13 +121,12 @@ def under_another_name(rank: int, world_size: int) -> float:
 
 
 def mean_losses(report: Report) -> dict[str, list[float]]:
-    """The loss of each global batch in `compare`: the mean over the ranks, by hook."""
-    first, *others = report.results
-    return {
-        name: [sum(step) / (1 + len(others)) for step in zip(losses, *rest, strict=True)]
-        for name, losses in first.items()
-        for rest in [[other[name] for other in others]]
-    }
+    """The loss of each global batch in `train_with_each_hook`: the mean over the ranks."""
+    means = {}
+    for hook in report.results[0]:
+        by_rank = [result[hook] for result in report.results]
+        means[hook] = [sum(step) / len(step) for step in zip(*by_rank, strict=True)]
+    return means
 
 
 def payload(report: Report, name: str, rank: int = 0) -> int:

@@ -30,7 +30,7 @@ class Replica(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        same_parameters(module)
+        require_same_parameters(module)
         self.module = module
         self.synchronises = True
         # parameters() names tied weights once; frozen ones get no gradient to average.
@@ -65,21 +65,22 @@ class Replica(nn.Module):
 
 
 class NaiveDDP(Replica):
-    """After backward the ranks average one gradient after the other: a call a parameter."""
+    """After backward the ranks average one gradient after the other: a call per parameter."""
 
     def finish_gradient_synchronization(self) -> None:
         for parameter in self.trained:
-            dist.all_reduce(gradient(parameter), op=AVG)
+            dist.all_reduce(gradient_or_zeros(parameter), op=AVG)
 
 
 class FlatDDP(Replica):
-    """After backward the ranks average one flat copy of all gradients: a call a dtype."""
+    """After backward the ranks average one flat copy of all gradients: a call per dtype."""
 
     def finish_gradient_synchronization(self) -> None:
         for dtype in sorted({p.dtype for p in self.trained}, key=str):
-            gradients = [gradient(p) for p in self.trained if p.dtype == dtype]
+            gradients = [gradient_or_zeros(p) for p in self.trained if p.dtype == dtype]
             flat = torch.cat([g.flatten() for g in gradients])
             dist.all_reduce(flat, op=AVG)
+            # back into the gradients, in the same order
             pieces = flat.split([g.numel() for g in gradients])
             for mine, mean in zip(gradients, pieces, strict=True):
                 mine.copy_(mean.view_as(mine))
@@ -88,8 +89,8 @@ class FlatDDP(Replica):
 class OverlappedDDP(Replica):
     """During backward the ranks average each gradient as soon as it is there.
 
-    A call a parameter, as in NaiveDDP, but nobody waits for it until the end. All ranks must
-    use the same parameters, or their calls do not meet.
+    A call per parameter, as in NaiveDDP, but nobody waits for it until the end. All ranks
+    must use the same parameters, or their calls do not meet.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -101,14 +102,14 @@ class OverlappedDDP(Replica):
         if not self.synchronises:
             return
         if parameter in self.works:
-            raise twice(self.module, parameter)
+            raise ready_twice_error(self.module, parameter)
         self.works[parameter] = dist.all_reduce(parameter.grad, op=AVG, async_op=True)
 
     def finish_gradient_synchronization(self) -> None:
         unused = [p for p in self.trained if p not in self.works]
         if unused:
             raise RuntimeError(
-                f"no gradient came for {', '.join(names(self.module, unused))}: each rank "
+                f"no gradient came for {', '.join(parameter_names(self.module, unused))}: each rank "
                 "must use every parameter in every backward, or freeze it before wrapping"
             )
         for work in self.works.values():
@@ -119,7 +120,7 @@ class OverlappedDDP(Replica):
 class BucketedDDP(Replica):
     """During backward the ranks average each bucket of gradients once it is complete.
 
-    Gradients are views into the buckets. The first backward fills one bucket a dtype and
+    Gradients are views into the buckets. The first backward fills one bucket per dtype and
     learns in which order gradients become ready; then buckets of `bucket_cap_mb` (MiB, as in
     torch) are cut in rank 0's order. A bucket is closed once it holds that many bytes.
 
@@ -131,6 +132,7 @@ class BucketedDDP(Replica):
             raise ValueError(f"bucket_cap_mb must be positive, got {bucket_cap_mb!r}")
         super().__init__(module)
         self.cap = bucket_cap_mb * 2**20
+        # for the first backward: one bucket, and an empty list of who was ready when
         self.order: dict[nn.Parameter, None] = {}  # a set that keeps its order
         self.rebuilt = False
         self._cut(self.trained, float("inf"))
@@ -146,7 +148,7 @@ class BucketedDDP(Replica):
             return
         bucket = self.bucket_of[parameter]
         if parameter not in bucket.missing:
-            raise twice(self.module, parameter)
+            raise ready_twice_error(self.module, parameter)
         bucket.missing.remove(parameter)
         if not self.rebuilt:
             self.order[parameter] = None
@@ -159,13 +161,16 @@ class BucketedDDP(Replica):
             self.sent += 1
 
     def finish_gradient_synchronization(self) -> None:
+        # the buckets that have not left yet: what this rank did not use counts as zero
         for bucket in self.buckets:
-            bucket.missing.clear()  # what this rank did not use counts as zero
+            bucket.missing.clear()
         self._send_complete()
+        # all means are here, and the next backward begins with full lists
         for bucket in self.buckets:
             bucket.work.wait()
             bucket.missing = set(bucket.views)
         self.sent = 0
+        # once: buckets of the right size, in the order that the first backward showed
         if not self.rebuilt:
             self._cut(agreed_order(self.trained, self.order), self.cap)
             for bucket in self.buckets:
@@ -178,9 +183,8 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         sizes = [p.numel() for p in parameters]
-        self.flat = torch.zeros(
-            sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device
-        )
+        like = {"dtype": parameters[0].dtype, "device": parameters[0].device}
+        self.flat = torch.zeros(sum(sizes), **like)
         pieces = zip(parameters, self.flat.split(sizes), strict=True)
         self.views = {p: piece.view_as(p) for p, piece in pieces}
         self.missing = set(parameters)
@@ -192,9 +196,9 @@ class Bucket:
             parameter.grad = view.copy_(parameter.grad)
 
     def start(self) -> None:
-        """Divide each gradient into its view, and begin to add up the ranks' buckets."""
+        """Divide each gradient into its view, then add up the ranks' buckets, unwaited for."""
         for parameter, view in self.views.items():
-            torch.div(gradient(parameter), dist.get_world_size(), out=view)
+            torch.div(gradient_or_zeros(parameter), dist.get_world_size(), out=view)
             parameter.grad = view
         self.work = dist.all_reduce(self.flat, async_op=True)
 
@@ -203,9 +207,9 @@ def agreed_order(
     trained: list[nn.Parameter], ready: Iterable[nn.Parameter]
 ) -> list[nn.Parameter]:
     """Rank 0 tells all ranks in which order its gradients became ready, the unused last."""
-    place = {p: i for i, p in enumerate(trained)}
+    index_of = {p: i for i, p in enumerate(trained)}
     order = dict.fromkeys([*ready, *trained])
-    indices = torch.tensor([place[p] for p in order], device=trained[0].device)
+    indices = torch.tensor([index_of[p] for p in order], device=trained[0].device)
     dist.broadcast(indices, src=0)
     return [trained[i] for i in indices.tolist()]
 
@@ -222,30 +226,33 @@ def into_buckets(parameters: Iterable[nn.Parameter], cap: float) -> list[list[nn
     return closed + list(filling.values())
 
 
-def gradient(parameter: nn.Parameter) -> torch.Tensor:
+def gradient_or_zeros(parameter: nn.Parameter) -> torch.Tensor:
     """The gradient; zeros where this rank did not use the parameter, so that all can meet."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
-def names(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[str]:
+def parameter_names(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[str]:
     """What `module` calls these parameters."""
     known = {p: name for name, p in module.named_parameters()}
     return [known[p] for p in parameters]
 
 
-def twice(module: nn.Module, parameter: nn.Parameter) -> RuntimeError:
+def ready_twice_error(module: nn.Module, parameter: nn.Parameter) -> RuntimeError:
     """The error for a gradient that changes while its mean is on the way."""
-    (name,) = names(module, [parameter])
+    (name,) = parameter_names(module, [parameter])
     return RuntimeError(
         f"the gradient of {name} became ready twice: call finish_gradient_synchronization() "
         "after each backward, or accumulate inside no_sync()"
     )
 
 
-def same_parameters(module: nn.Module) -> None:
-    """Every rank tells every other what its parameters look like; all raise alike."""
+def require_same_parameters(module: nn.Module) -> None:
+    """Every rank tells every other what its parameters look like.
+
+    Raises ValueError, on every rank alike, where they differ or none requires a gradient.
+    """
     mine = [(n, list(p.shape), str(p.dtype)) for n, p in module.named_parameters()]
     everyone: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
