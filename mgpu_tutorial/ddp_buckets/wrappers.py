@@ -108,9 +108,10 @@ class OverlappedDDP(Replica):
     def finish_gradient_synchronization(self) -> None:
         unused = [p for p in self.trained if p not in self.works]
         if unused:
+            names = ", ".join(parameter_names(self.module, unused))
             raise RuntimeError(
-                f"no gradient came for {', '.join(parameter_names(self.module, unused))}: each rank "
-                "must use every parameter in every backward, or freeze it before wrapping"
+                f"no gradient came for {names}: each rank must use every parameter in every "
+                "backward, or freeze it before wrapping"
             )
         for work in self.works.values():
             work.wait()
@@ -196,7 +197,7 @@ class Bucket:
             parameter.grad = view.copy_(parameter.grad)
 
     def start(self) -> None:
-        """Divide each gradient into its view, then add up the ranks' buckets, unwaited for."""
+        """Divide each gradient into its view, and begin to add up the ranks' buckets."""
         for parameter, view in self.views.items():
             torch.div(gradient_or_zeros(parameter), dist.get_world_size(), out=view)
             parameter.grad = view

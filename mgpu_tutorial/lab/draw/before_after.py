@@ -23,7 +23,8 @@ def before_after(report: Report, name: str) -> Drawing:
     width = right + SIDE * max(map(len, after)) + 20
     height = TOP + (HEIGHT + 10) * report.world_size + 6
     text = "\n".join(
-        f"rank {r}  {_row(before[r])} → {_row(after[r])}" for r in range(report.world_size)
+        f"rank {r}  {_as_text(before[r])} → {_as_text(after[r])}"
+        for r in range(report.world_size)
     )
     drawing = Drawing(width, height, text, f"{name}: what each rank holds before and after")
     drawing.label(left, 22, "before", 13, anchor="start")
@@ -31,25 +32,24 @@ def before_after(report: Report, name: str) -> Drawing:
     for rank in range(report.world_size):
         y = TOP + (HEIGHT + 10) * rank
         drawing.label(14, y + 20, f"rank {rank}", 14, colour(rank), "start", "bold")
-        _cells(drawing, left, y, before[rank], owners)
+        _draw_cells(drawing, left, y, before[rank], owners)
         drawing.line(middle - 30, y + HEIGHT / 2, middle + 50, y + HEIGHT / 2, arrow=True)
-        _cells(drawing, right, y, after[rank], owners)
+        _draw_cells(drawing, right, y, after[rank], owners)
     drawing.label(middle + 8, TOP + HEIGHT / 2 - 6, name, 11)
     return drawing
 
 
 def _owners(before: Sequence[Sequence]) -> dict:
-    """Which rank alone held a value at the start."""
+    """The rank that alone held a value at the start, by value; none for shared values."""
     holders: dict = {}
     for rank, values in enumerate(before):
         for value in values:
             holders.setdefault(value, set()).add(rank)
-    return {
-        v: min(ranks) for v, ranks in holders.items() if len(ranks) == 1 and v is not None
-    }
+    holders.pop(None, None)  # an empty place
+    return {value: ranks.pop() for value, ranks in holders.items() if len(ranks) == 1}
 
 
-def _cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: dict) -> None:
+def _draw_cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: dict) -> None:
     for i, value in enumerate(values):
         left = x + SIDE * i
         if value is None:
@@ -59,12 +59,16 @@ def _cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: dict)
         fill = "#d9d9d9" if owner is None else colour(owner)
         drawing.box(left, y, SIDE - 4, HEIGHT, INK, fill, 1)
         ink = INK if owner is None else "#ffffff"
-        drawing.label(left + SIDE / 2 - 2, y + 20, _short(value), 14, ink, weight="bold")
+        drawing.label(left + SIDE / 2 - 2, y + 20, _value_text(value), 14, ink, weight="bold")
 
 
-def _short(value: object) -> str:
+def _value_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _row(values: Sequence) -> str:
-    return "[" + ", ".join("·" if value is None else _short(value) for value in values) + "]"
+def _as_text(values: Sequence) -> str:
+    return (
+        "["
+        + ", ".join("·" if value is None else _value_text(value) for value in values)
+        + "]"
+    )

@@ -1,5 +1,6 @@
-"""The timeline: the same events on a wall clock, one lane a rank (or a thread)."""
+"""The timeline: the same events on a wall clock, one track per rank (or thread)."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mgpu_tutorial.lab.draw.plot import Plot
@@ -23,20 +24,24 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     events = events_of(report, during)
     start = min(event.begin for event in events)
     last = max(map(_end, events))
-    rows, layout = _layout(events)
-    lanes = [report.lane(rank) for rank in range(report.world_size)]
-    figure, axes = _canvas(lanes, layout.lane)
+    rows = rows_in_flight(events)
+    track = _track(events, rows)
+    names = [report.lane(rank) for rank in range(report.world_size)]
+    figure, axes = _canvas(names, track.inches)
     axes.set_xlim(0, max(_length(r, during) for r in (report, like) if r) * 1e3 * 1.02)
     for event in events:
-        begin = (event.begin - start) * 1e3
-        length = ((_end(event) if event.end else last) - event.begin) * 1e3
-        place = layout.place(event, rows.get(_key(event), 0))
-        tone = colour_of(lanes[event.rank])
-        _bar(axes, event, tone, begin, max(length, last - start), place, layout.lane)
-    names = ", ".join(dict.fromkeys(e.note or e.op for e in events))
-    counts = f"{len(events)} intervals"
+        end = _end(event) if event.end else last
+        bar = _Bar(
+            begin=(event.begin - start) * 1e3,
+            length=max((end - event.begin) * 1e3, last - start),  # never too thin to see
+            top=event.rank - 0.5 + track.top(event, rows.get(_key(event), 0)),
+            height=track.height(event),
+        )
+        _draw_bar(axes, bar, event, colour_of(names[event.rank]), track.inches)
+    shown = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     what = "threads" if report.lanes else "ranks"
-    return Plot(figure, f"timeline of {report.world_size} {what}, {counts}: {names}")
+    counts = f"{report.world_size} {what}, {len(events)} intervals"
+    return Plot(figure, f"timeline of {counts}: {shown}")
 
 
 def events_of(report: Report, during: str | None = None) -> list[Event]:
@@ -57,9 +62,24 @@ def events_of(report: Report, during: str | None = None) -> list[Event]:
             and event.begin <= (inside[event.rank].end or event.begin)
         ]
     if not events:
-        where = f" inside a span {during!r}" if during else ""
-        raise ValueError(f"nothing was recorded{where}: launch with trace=True")
+        place = f" inside a span {during!r}" if during else ""
+        raise ValueError(f"nothing was recorded{place}: launch with trace=True")
     return events
+
+
+def rows_in_flight(events: Sequence[Event]) -> dict[tuple[int, int], int]:
+    """The row of each asynchronous collective in its rank's track, by (rank, index).
+
+    It is the first row where nothing else of that rank is still on the way.
+    """
+    rows: dict[tuple[int, int], int] = {}
+    free_from: dict[int, list[float]] = {}  # by rank: when each of its rows is free again
+    for event in (event for event in events if event.done):
+        ends = free_from.setdefault(event.rank, [])
+        row = next((i for i, end in enumerate(ends) if end <= event.begin), len(ends))
+        ends[row : row + 1] = [event.done]
+        rows[_key(event)] = row
+    return rows
 
 
 def _key(event: Event) -> tuple[int, int]:
@@ -75,48 +95,43 @@ def _length(report: Report, during: str | None) -> float:
     return max(map(_end, events)) - min(event.begin for event in events)
 
 
-class _Layout(NamedTuple):
-    """Inches of a lane: a bar for spans above, `rows` of communication as high as `row`."""
+class _Track(NamedTuple):
+    """A rank's part of the picture, in inches: spans above, rows of communication below."""
 
     spans: float
     rows: int
     row: float
 
     @property
-    def lane(self) -> float:
+    def inches(self) -> float:
         return 0.16 + self.spans + self.rows * self.row
 
-    def place(self, event: Event, row: int) -> tuple[float, float]:
-        """Top and height of a bar, where a lane is one high."""
-        top, height = 0.08, self.spans
-        if event.kind != "span":
-            top, height = top + self.spans + row * self.row, self.row
-        return event.rank - 0.5 + top / self.lane, height / self.lane
+    def top(self, event: Event, row: int) -> float:
+        """Where a bar begins, from 0 at the top of the track to 1 at its bottom."""
+        above = 0.08 if event.kind == "span" else 0.08 + self.spans + row * self.row
+        return above / self.inches
+
+    def height(self, event: Event) -> float:
+        """The height of a bar as a share of the track."""
+        return (self.spans if event.kind == "span" else self.row) / self.inches
 
 
-def _layout(events: list[Event]) -> tuple[dict[tuple[int, int], int], _Layout]:
-    """The row of each collective on its way, and the lane that has room for all of them."""
-    rows: dict[tuple[int, int], int] = {}
-    until: dict[int, list[float]] = {}
-    for event in (event for event in events if event.done):
-        ends = until.setdefault(event.rank, [])
-        free = next((i for i, end in enumerate(ends) if end <= event.begin), len(ends))
-        ends[free : free + 1] = [event.done]
-        rows[_key(event)] = free
+def _track(events: list[Event], rows: dict[tuple[int, int], int]) -> _Track:
+    """A track that has room for all rows of the fullest rank."""
     kinds = {event.kind == "span" for event in events}
-    most = max([*map(len, until.values()), int(False in kinds)])
+    most = max([*(row + 1 for row in rows.values()), int(False in kinds)])
     row = max(0.36, min(0.15 * most, 1.3)) / max(most, 1)
-    return rows, _Layout(0.3 if True in kinds else 0, most, row)
+    return _Track(0.3 if True in kinds else 0, most, row)
 
 
-def _canvas(lanes: list[str], lane_height: float):
+def _canvas(names: list[str], inches: float):
     from matplotlib.figure import Figure  # a second to import: not for the ranks
 
-    figure = Figure(figsize=(9, 0.7 + lane_height * len(lanes)), layout="constrained")
+    figure = Figure(figsize=(9, 0.7 + inches * len(names)), layout="constrained")
     axes = figure.subplots()
-    axes.set_ylim(len(lanes) - 0.5, -0.5)
-    axes.set_yticks(range(len(lanes)), lanes)
-    for name, tick in zip(lanes, axes.get_yticklabels(), strict=True):
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), names)
+    for name, tick in zip(names, axes.get_yticklabels(), strict=True):
         tick.set(color=colour_of(name), fontweight="bold", fontsize=12)
     axes.set_xlabel("milliseconds since the first event (measured on this machine)")
     axes.grid(axis="x", alpha=0.3)
@@ -124,30 +139,33 @@ def _canvas(lanes: list[str], lane_height: float):
     return figure, axes
 
 
-def _bar(
-    axes, event: Event, tone: str, begin: float, length: float, place, lane_height: float
-) -> None:
+class _Bar(NamedTuple):
+    """`begin` and `length` in milliseconds, `top` and `height` in tracks."""
+
+    begin: float
+    length: float
+    top: float
+    height: float
+
+
+def _draw_bar(axes, bar: _Bar, event: Event, tone: str, track_inches: float) -> None:
     is_span = event.kind == "span"
-    y, height = place
-    inches = height * lane_height
     axes.broken_barh(
-        [(begin, length)],
-        (y, height),
+        [(bar.begin, bar.length)],
+        (bar.top, bar.height),
         facecolor=tone,
         alpha=0.35 if is_span else 0.9,
         hatch=HATCHES[event.kind],
         edgecolor="white" if not is_span else tone,
     )
+    inches = bar.height * track_inches
     text = bytes_text(event.nbytes) if event.done else event.note or event.op
-    share = length / axes.get_xlim()[1]
-    if share < 0.02 + 0.009 * len(text) or inches < 0.14:
-        # too narrow for words: a number perhaps, as in "1 scatter"
-        text = text.split()[0] if text[0].isdigit() and share > 0.012 and is_span else ""
-    if not text:
+    text = _what_fits(text, bar.length / axes.get_xlim()[1], is_span)
+    if not text or inches < 0.14:
         return
     axes.text(
-        begin,
-        y + height / 2,
+        bar.begin,
+        bar.top + bar.height / 2,
         f" {text}",
         va="center",
         fontsize=9 if inches > 0.2 else 7.5,
@@ -155,3 +173,14 @@ def _bar(
         color="black" if is_span else "white",
         bbox=None if is_span else {"facecolor": tone, "lw": 0, "pad": 0.3},
     )
+
+
+def _what_fits(text: str, share: float, is_span: bool) -> str:
+    """The whole text in a bar over this share of the width; else a span's first word, or "".
+
+    So a span "1 scatter" still shows its number where it is short.
+    """
+    if share >= 0.02 + 0.009 * len(text):
+        return text
+    first = text.split()[0]
+    return first if is_span and share >= 0.003 + 0.009 * len(first) else ""

@@ -19,30 +19,35 @@ import torch.distributed as dist
 def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     """Make each all_reduce of this rank take `seconds(nbytes)` more, one after the other.
 
-    `nbytes` is the size of the tensor. Only calls from Python are slowed, so DDP needs a
+    `nbytes` are those of its tensor. Only calls from Python are slowed, so DDP needs a
     communication hook. Every rank must enter; what is on the way at the end is finished.
     """
-    call = dist.all_reduce
-    below = getattr(call, "original", call)  # under the recorder, where there is one
+    outer = dist.all_reduce  # PyTorch's own, or the recorder's around it
+    real = getattr(outer, "original", outer)
     with ThreadPoolExecutor(1, thread_name_prefix="link") as wire:
 
         def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> "SlowWork | None":
             asynchronous = kwargs.pop("async_op", False)
-            work = below(tensor, *args, **kwargs, async_op=True)
+            work = real(tensor, *args, **kwargs, async_op=True)
             slowed = SlowWork(wire, work, tensor, seconds(tensor.nbytes))
-            return slowed if asynchronous else slowed.wait() and None
+            if asynchronous:
+                return slowed
+            slowed.wait()
+            return None
 
-        if below is call:
-            dist.all_reduce = slow
-        else:
-            call.original = slow
+        _put_inside(outer, real, slow)
         try:
             yield
         finally:
-            if below is call:
-                dist.all_reduce = call
-            else:
-                call.original = below
+            _put_inside(outer, real, real)
+
+
+def _put_inside(outer: Callable, real: Callable, new: Callable) -> None:
+    """Let `new` be called where `real` was: by the recorder, or by everybody."""
+    if outer is real:
+        dist.all_reduce = new
+    else:
+        outer.original = new
 
 
 class SlowWork:
