@@ -1,4 +1,4 @@
-"""The five ways of the notebook on DDP, by model size, from latency-bound to bandwidth-bound.
+"""The five wrappers of the notebook on DDP, by model size, from latency-bound to bandwidth-bound.
 
     python benchmarks/ddp_steps.py [--ranks 2] [--steps 15] [--repeats 5]
 
@@ -11,29 +11,22 @@ two steps in one turn. Then the same over a network that is set to
 import argparse
 import statistics
 
-from mgpu_tutorial.ddp_buckets import experiments
+from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS
+from mgpu_tutorial.ddp_buckets.measurements import Experiment, time_steps
 from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.shared.cost_model import Link
 
 SIZES = {  # name: a Tower, its batch, and a bucket that holds a few of its layers
-    "0.1 MiB in 50 parameters": {"width": 32, "depth": 24, "batch": 8, "bucket_cap_mb": 0.02},
-    "1.5 MiB in 50 parameters": {
-        "width": 128,
-        "depth": 24,
-        "batch": 16,
-        "bucket_cap_mb": 0.3,
-    },
-    "6 MiB in 14 parameters": {"width": 512, "depth": 6, "batch": 64, "bucket_cap_mb": 1.0},
-    "24 MiB in 14 parameters": {"width": 1024, "depth": 6, "batch": 64, "bucket_cap_mb": 4.0},
-    "64 MiB in 10 parameters": {
-        "width": 2048,
-        "depth": 4,
-        "batch": 32,
-        "bucket_cap_mb": 16.0,
-    },
-    "2 MiB over a slow network": {"width": 256, "depth": 8, "batch": 8}
-    | {"bucket_cap_mb": 0.5, "pause": 3e-3, "link": (1e-3, 100e6)},
+    "0.1 MiB in 50 parameters": Experiment(32, 24, batch=8, bucket_cap_mb=0.02),
+    "1.5 MiB in 50 parameters": Experiment(128, 24, batch=16, bucket_cap_mb=0.3),
+    "6 MiB in 14 parameters": Experiment(512, 6, batch=64, bucket_cap_mb=1.0),
+    "24 MiB in 14 parameters": Experiment(1024, 6, batch=64, bucket_cap_mb=4.0),
+    "64 MiB in 10 parameters": Experiment(2048, 4, batch=32, bucket_cap_mb=16.0),
+    "2 MiB over a slow network": Experiment(
+        256, 8, batch=8, bucket_cap_mb=0.5, pause=3e-3, link=Link(1e-3, 100e6)
+    ),
 }
-REAL = experiments.WAYS[-1].__name__
+REAL = WRAPPERS[-1].__name__
 
 
 def main() -> None:
@@ -43,11 +36,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     rows = []
-    for size, setting in SIZES.items():
-        setting |= {"steps": given.steps, "device": "cpu", "timeout": 600}
+    limits = {"device": "cpu", "timeout": 600}
+    for size, experiment in SIZES.items():
         found: dict[str, list[float]] = {}
         for _ in range(given.repeats):
-            report = launch(experiments.step_times, given.ranks, experiments.WAYS, **setting)
+            setting = WRAPPERS, experiment, given.steps
+            report = launch(time_steps, given.ranks, *setting, **limits)
             for name, seconds in report.results[0].items():
                 found.setdefault(name, []).extend(seconds)
         for name, seconds in found.items():
@@ -56,7 +50,7 @@ def main() -> None:
             median = statistics.median(seconds) * 1e3
             rows.append([size, name, round(median, 1), f"{ratio:.2f}"])
     print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
-    print(Table(["gradients", "way", "ms a step", "by torch's DDP"], rows))
+    print(Table(["gradients", "wrapper", "ms a step", "by torch's DDP"], rows))
 
 
 if __name__ == "__main__":

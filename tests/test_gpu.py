@@ -122,10 +122,11 @@ def test_stages_on_ranks_that_share_one_gpu():
 
 
 @pytest.mark.parametrize("world_size, device", [(1, "cuda"), (2, "cuda:0")])
-def test_five_ways_of_ddp_equal_one_process(world_size, device):
-    ways = {way.__name__: {"way": way} for way in experiments.WAYS}
-    worker, alone = experiments.after_steps, experiments.alone()
-    for found in launch(experiments.each, world_size, worker, ways, device=device).results:
+def test_five_wrappers_of_ddp_equal_one_process(world_size, device):
+    settings = {w.__name__: {"wrapper": w} for w in experiments.WRAPPERS}
+    worker, alone = experiments.train_replicas, experiments.train_alone()
+    report = launch(experiments.run_each_setting, world_size, worker, settings, device=device)
+    for found in report.results:
         for result in found.values():
             torch.testing.assert_close(result, alone, rtol=1e-4, atol=1e-5)
 

@@ -12,7 +12,7 @@ from mgpu_tutorial.shared.parameters import fingerprint
 from mgpu_tutorial.shared.pause import Pause
 
 WRAPPERS = [NaiveDDP, FlatDDP, OverlappedDDP, BucketedDDP, DistributedDataParallel]
-Wrapper = Callable[..., nn.Module]  # takes a module, the last two also a bucket_cap_mb
+Wrapper = type[nn.Module]
 Trained = tuple[list[torch.Tensor], list[torch.Tensor]]  # the gradients, the parameters
 
 
@@ -44,9 +44,10 @@ def wrap(
 
     Without a `bucket_cap_mb` they take their own, which is 25.
     """
-    if bucket_cap_mb is None or wrapper in (NaiveDDP, FlatDDP, OverlappedDDP):
-        return wrapper(module)
-    return wrapper(module, bucket_cap_mb=bucket_cap_mb)
+    has_buckets = issubclass(wrapper, (BucketedDDP, DistributedDataParallel))
+    if has_buckets and bucket_cap_mb is not None:
+        return wrapper(module, bucket_cap_mb=bucket_cap_mb)
+    return wrapper(module)
 
 
 def finish_gradient_synchronization(model: nn.Module) -> None:

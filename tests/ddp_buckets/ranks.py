@@ -1,4 +1,4 @@
-"""Workers of test_ddp.py: odd modules, trained with each wrapper and without any."""
+"""Workers of these tests: odd modules, trained with each wrapper and without any."""
 
 from contextlib import nullcontext
 
@@ -7,8 +7,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import Tower, finish, shares, wrap
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
+from mgpu_tutorial.ddp_buckets import measurements
+from mgpu_tutorial.ddp_buckets.experiments import (
+    Tower,
+    finish_gradient_synchronization,
+    shares,
+    wrap,
+)
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 
 
 class Mixed(nn.Module):
@@ -46,26 +52,29 @@ def state(plain):
     }
 
 
-def trained(rank, world_size, way, kind="plain", cap=0.02, set_to_none=True, micro=1):
-    """Ten steps on this rank's shares; the way None is one process without a wrapper."""
+def train(rank, world_size, wrapper, kind="plain", cap=0.02, set_to_none=True, micro=1):
+    """Four steps on this rank's shares; the wrapper None is one process without a wrapper.
+
+    The first fills one bucket, the second has those of `cap`, the third and the fourth go on.
+    """
     torch.manual_seed(rank)
     plain = module(kind)
-    model = wrap(way, plain, cap) if way else plain
+    model = wrap(wrapper, plain, cap) if wrapper else plain
     trainable = [p for p in plain.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=0.05, momentum=0.9)
-    for batch in shares(rank, world_size, 10, 64):
+    for batch in shares(rank, world_size, 4, 64):
         optimizer.zero_grad(set_to_none=set_to_none)
         for i, part in enumerate(batch.chunk(micro)):
-            last = i == micro - 1 or way is None
+            last = i == micro - 1 or wrapper is None
             with nullcontext() if last else model.no_sync():
                 (model(part).square().mean() / micro).backward()
-        if way:
-            finish(model)
+        if wrapper:
+            finish_gradient_synchronization(model)
         optimizer.step()
     return state(plain)
 
 
-def cut(rank, world_size, cap, own):
+def cut_buckets(rank, world_size, cap, own):
     """Which parameters are in which bucket after the rebuilding."""
     tower = Tower(48, 7)
     if own:
@@ -75,16 +84,16 @@ def cut(rank, world_size, cap, own):
             model.finish_gradient_synchronization()
         names = {p: n for n, p in tower.named_parameters()}
         return [[names[p] for p in bucket.views] for bucket in model.buckets]
-    from mgpu_tutorial.ddp_buckets.reducer import watch
+    from mgpu_tutorial.ddp_buckets.reducer import note_buckets
 
     model = DistributedDataParallel(tower, bucket_cap_mb=cap)
-    seen = watch(model)
+    seen = note_buckets(model)
     for _ in range(2):
         model(torch.ones(1, 48)).sum().backward()
     return seen[1]
 
 
-def other_order(rank, world_size):
+def use_another_order(rank, world_size):
     """Rank 1 uses the layers in another order: all must cut as rank 0 does."""
 
     class Either(nn.Module):
@@ -106,7 +115,7 @@ def other_order(rank, world_size):
     return [names[p] for b in model.buckets for p in b.views], found
 
 
-def half_used(rank, world_size, way):
+def use_half(rank, world_size, wrapper):
     """Rank 1 leaves the last layer out; returns its gradient, twice."""
 
     class Half(nn.Module):
@@ -117,38 +126,66 @@ def half_used(rank, world_size, way):
         def forward(self, x):
             return self.a(x) + (self.b(x) if rank == 0 else 0)
 
-    model = wrap(way, Half(), 1e-6)
+    model = wrap(wrapper, Half(), 1e-6)
     found = []
     for factor in (1.0, 3.0):  # the second time stale values must not come back
         model.zero_grad()
         model(torch.full((1, 4), factor)).sum().backward()
-        finish(model)
+        finish_gradient_synchronization(model)
         found.append(model.module.b.weight.grad.tolist())
     return found
 
 
-def twice(rank, world_size, way):
-    model = wrap(way, Tower())
+def go_back_twice(rank, world_size, wrapper):
+    model = wrap(wrapper, Tower())
     for _ in range(2):
         model(torch.ones(1, 64)).sum().backward()
 
 
-def past_the_wrapper(rank, world_size):
+def wrap_another_dtype(rank, world_size, wrapper):
+    """Rank 1's head is float64."""
+    tower = Tower()
+    tower.head.to(torch.float64 if rank == 1 else torch.float32)
+    wrap(wrapper, tower)
+
+
+class SlowAtFirst(NaiveDDP):
+    """The n-th forward takes n seconds on a clock that only it moves."""
+
+    clock = steps = 0
+
+    def forward(self, x):
+        SlowAtFirst.steps += 1
+        SlowAtFirst.clock += SlowAtFirst.steps
+        return super().forward(x)
+
+
+def time_on_a_clock_of_our_own(rank, world_size):
+    real = measurements.time.perf_counter
+    measurements.time.perf_counter = lambda: SlowAtFirst.clock
+    experiment = measurements.Experiment(width=4, depth=1, batch=2)
+    try:
+        return measurements.time_steps(rank, world_size, [SlowAtFirst], experiment, steps=3)
+    finally:
+        measurements.time.perf_counter = real
+
+
+def go_past_the_wrapper(rank, world_size):
     """The gradient of rank + 1 after a forward through `.module`."""
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     model.module(torch.full((1, 1), rank + 1.0)).sum().backward()
     return model.module.weight.grad.item()
 
 
-def nothing_to_train(rank, world_size, way):
-    wrap(way, Tower().requires_grad_(False))
+def freeze_everything(rank, world_size, wrapper):
+    wrap(wrapper, Tower().requires_grad_(False))
 
 
-def buffers(rank, world_size, way):
+def follow_buffers(rank, world_size, wrapper):
     """The running means on every rank, after construction and after each forward."""
     norm = nn.BatchNorm1d(1)
     norm.running_mean.fill_(float(rank + 5))
-    model = wrap(way, norm)
+    model = wrap(wrapper, norm)
     found = [norm.running_mean.item()]
     for _ in range(2):
         model(torch.full((4, 1), 10.0 * (rank + 1)))
@@ -156,7 +193,7 @@ def buffers(rank, world_size, way):
     return found
 
 
-def views(rank, world_size, set_to_none):
+def look_for_views(rank, world_size, set_to_none):
     """Whether all gradients are views into the buckets after each of three steps."""
     model = BucketedDDP(Tower(), 0.02)
     found = []
@@ -169,19 +206,19 @@ def views(rank, world_size, set_to_none):
     return found
 
 
-def round_trip(rank, world_size, way):
+def carry_a_state_dict(rank, world_size, wrapper):
     """A state_dict goes to a plain module, and from a plain module into a new wrapper."""
     torch.manual_seed(rank)
-    model = wrap(way, Tower())
+    model = wrap(wrapper, Tower())
     plain = Tower()
     plain.load_state_dict(model.module.state_dict())
     keys = list(model.state_dict()) == list(DistributedDataParallel(Tower()).state_dict())
     torch.manual_seed(7)
     other = Tower()
-    fresh = wrap(way, Tower())
+    fresh = wrap(wrapper, Tower())
     fresh.module.load_state_dict(other.state_dict())
     fresh(torch.ones(1, 64)).sum().backward()
-    finish(fresh)
+    finish_gradient_synchronization(fresh)
     other(torch.ones(1, 64)).sum().backward()
     same = all(
         torch.allclose(p.grad, q.grad)
@@ -194,7 +231,7 @@ def round_trip(rank, world_size, way):
     return keys, copied, same
 
 
-def slowed(rank, world_size, seconds):
+def time_a_slow_link(rank, world_size, seconds):
     """The time of a waiting and of an overlapping all_reduce on a slow link."""
     import time
 

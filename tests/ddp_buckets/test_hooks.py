@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import hooks
 from mgpu_tutorial.lab import RankFailed, launch
+from mgpu_tutorial.lab.record.report import Report
 
 
 def averaged(rank, world_size, hook):
@@ -39,7 +40,7 @@ def test_a_hook_returns_the_mean_up_to_its_rounding(hook, world_size):
 
 
 def test_each_hook_sends_the_bytes_that_we_say_and_learns():
-    report = launch(hooks.compare, 2, list(hooks.HOOKS), trace=True)
+    report = launch(hooks.train_with_each_hook, 2, list(hooks.HOOKS), trace=True)
     numbers = sum(p.numel() for p in hooks.digit_net().parameters())
     sent = {name: hooks.payload(report, name) for name in hooks.HOOKS}
     assert numbers == 50_890 and sent["float32"] == 4 * numbers
@@ -55,16 +56,19 @@ def test_each_hook_sends_the_bytes_that_we_say_and_learns():
 
 
 def test_the_mean_loss_is_that_of_the_ranks():
-    report = launch(hooks.compare, 2, ["float32"], steps=2)
-    mean = hooks.mean_losses(report)["float32"]
-    first, second = (result["float32"] for result in report.results)
-    expected = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
-    assert mean == expected and len(mean) == 2 and first != second
+    first = {"float32": [1.0, 4.0], "eight bits": [2.0, 0.0]}
+    second = {"float32": [2.0, 8.0], "eight bits": [6.0, 1.0]}
+    means = hooks.mean_losses(Report(2, [first, second]))
+    assert means == {"float32": [1.5, 6.0], "eight bits": [4.0, 0.5]}
 
 
 def test_the_built_in_bfloat16_hook_averages_over_gloo_under_another_name():
-    assert launch(hooks.under_another_name, 2, device="cpu").results == [1.5, 1.5]
-    assert launch(hooks.under_another_name, 3, device="cpu").results == [2.0, 2.0, 2.0]
+    assert launch(hooks.average_under_another_name, 2, device="cpu").results == [1.5, 1.5]
+    assert launch(hooks.average_under_another_name, 3, device="cpu").results == [
+        2.0,
+        2.0,
+        2.0,
+    ]
 
 
 def as_if_built(rank, world_size, cuda):
@@ -80,7 +84,7 @@ def as_if_built(rank, world_size, cuda):
 
 
 def test_the_built_in_bfloat16_hook_looks_at_the_build_and_not_at_the_group():
-    """If this is red, PyTorch has changed its check: chapter 07 tells of it."""
+    """If this is red, PyTorch has changed its check: the notebook tells of it."""
     assert launch(as_if_built, 2, "13.0", device="cpu").results == [1.5, 1.5]
     with pytest.raises(RankFailed, match="BF16 all reduce communication hook required"):
         launch(as_if_built, 2, None, device="cpu")

@@ -1,0 +1,81 @@
+"""When the five wrappers communicate, and what that costs."""
+
+import pytest
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.ddp_buckets import measurements, wrappers
+from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, Tower
+from mgpu_tutorial.ddp_buckets.measurements import Experiment
+from mgpu_tutorial.lab import launch, timeline
+from mgpu_tutorial.lab.draw.timeline import events_of
+from mgpu_tutorial.shared.cost_model import Link
+from tests.ddp_buckets import ranks as workers
+
+SMALL = Experiment(width=128, batch=4)
+PARAMETERS, WEIGHTS = 14, 6
+EXPECTED = {  # calls, how many of them begin during backward
+    wrappers.NaiveDDP: (PARAMETERS, 0),
+    wrappers.FlatDDP: (1, 0),
+    wrappers.OverlappedDDP: (PARAMETERS, PARAMETERS),
+    wrappers.BucketedDDP: (WEIGHTS, WEIGHTS),
+    DistributedDataParallel: (WEIGHTS, WEIGHTS),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.__name__)
+def test_each_wrapper_makes_its_calls_at_its_time(wrapper):
+    experiment = Experiment(width=128, batch=4, bucket_cap_mb=1 / 16)  # MiB of one weight
+    report = launch(measurements.record_steps, 2, wrapper, experiment, trace=True)
+    size = sum(p.nbytes for p in Tower(128, 6).parameters())
+    for step in ("step 1", "step 2"):
+        assert measurements.count_calls(report, step) == (*EXPECTED[wrapper], size)
+    if wrapper is not wrappers.BucketedDDP:
+        return
+    assert measurements.count_calls(report, "step 0").count == 1  # nothing is known yet
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS[2:], ids=lambda wrapper: wrapper.__name__)
+def test_what_is_sent_is_drawn_until_it_is_complete(wrapper):
+    report = launch(measurements.record_steps, 2, wrapper, SMALL, trace=True)
+    sent = [e for e in events_of(report, "step 2") if e.op == "all_reduce"]
+    assert sent and all(e.end < e.done for e in sent)
+    ends = {e.rank: e.end for e in report.events if e.note == "step 2"}
+    assert all(e.done <= ends[e.rank] for e in sent)
+    assert not [e for e in events_of(report, "step 2") if e.kind == "wait"]
+    text = repr(timeline(report, during="step 2"))
+    assert text.startswith(f"timeline of 2 ranks, {6 + len(sent)} intervals: forward,")
+
+
+def test_the_two_steps_of_the_start_do_not_count():
+    for times in launch(workers.time_on_a_clock_of_our_own, 2).results:
+        assert times == {"SlowAtFirst": [3, 4, 5]}
+
+
+def test_a_link_takes_a_ring_of_messages(monkeypatch):
+    seconds = []
+    monkeypatch.setattr(measurements, "slow_link", seconds.append)
+    Experiment(link=Link(latency=0.5, bandwidth=100.0)).network(4)
+    # 2 (N - 1) messages, each of a quarter of the bytes
+    assert seconds[0](800) == 6 * (0.5 + 200 / 100.0)
+
+
+@pytest.mark.timing
+def test_over_a_slow_network_buckets_beat_both_extremes():
+    slow = Experiment(128, 8, 4, bucket_cap_mb=1 / 8, pause=5e-3, link=Link(2e-3, 50e6))
+    times = launch(measurements.time_steps, 2, WRAPPERS, slow).results[0]
+    best = {name: min(seconds) for name, seconds in times.items()}
+    # 18 calls of 4 ms and 10.6 ms of bytes behind 40 ms of backward.
+    assert best["NaiveDDP"] > 0.040 + 18 * 0.004 + 0.0106
+    assert best["FlatDDP"] > 0.040 + 0.004 + 0.0106
+    assert max(best["BucketedDDP"], best["DistributedDataParallel"]) < best["NaiveDDP"]
+    assert best["BucketedDDP"] < best["OverlappedDDP"] < best["NaiveDDP"]
+
+
+@pytest.mark.timing
+def test_a_middle_bucket_size_is_the_fastest_on_a_network_that_we_set():
+    slow = Experiment(256, 16, 4, pause=6e-3, link=Link(5e-3, 50e6))
+    caps = [0.25, 1.0, 4.0]
+    times = launch(measurements.time_bucket_caps, 2, caps, slow).results[0]
+    # 16 buckets' latency; four buckets behind a quarter of backward; all at the end.
+    assert min(times, key=times.get) == 1.0
+    assert times[0.25] > 16 * 0.010 + 0.0843 and times[4.0] > 0.096 + 0.010 + 0.0843
