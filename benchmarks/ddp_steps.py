@@ -1,4 +1,4 @@
-"""The five wrappers of the notebook on DDP, by model size, from latency-bound to bandwidth-bound.
+"""DDP's five wrappers by model size, from latency-bound to bandwidth-bound.
 
     python benchmarks/ddp_steps.py [--ranks 2] [--steps 15] [--repeats 5]
 
