@@ -11,7 +11,6 @@ from mgpu_tutorial.lab.draw.timeline import events_of
 from mgpu_tutorial.shared.cost_model import Link
 from tests.ddp_buckets import ranks as workers
 
-SMALL = Experiment(width=128, batch=4)
 PARAMETERS, WEIGHTS = 14, 6
 EXPECTED = {  # calls, how many of them begin during backward
     wrappers.NaiveDDP: (PARAMETERS, 0),
@@ -22,27 +21,38 @@ EXPECTED = {  # calls, how many of them begin during backward
 }
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.__name__)
-def test_each_wrapper_makes_its_calls_at_its_time(wrapper):
-    experiment = Experiment(width=128, batch=4, bucket_cap_mb=1 / 16)  # MiB of one weight
-    report = launch(measurements.record_steps, 2, wrapper, experiment, trace=True)
+@pytest.fixture(scope="module")
+def reports():
+    """Three steps with each wrapper; a bucket holds the MiB of one weight."""
+    experiment = Experiment(width=128, batch=4, bucket_cap_mb=1 / 16)
+    return {
+        wrapper: launch(measurements.record_steps, 2, wrapper, experiment, trace=True)
+        for wrapper in WRAPPERS
+    }
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_each_wrapper_makes_its_calls_at_its_time(reports, wrapper):
     size = sum(p.nbytes for p in Tower(128, 6).parameters())
     for step in ("step 1", "step 2"):
-        assert measurements.count_calls(report, step) == (*EXPECTED[wrapper], size)
-    if wrapper is not wrappers.BucketedDDP:
-        return
-    assert measurements.count_calls(report, "step 0").count == 1  # nothing is known yet
+        counted = measurements.count_calls(reports[wrapper], step)
+        assert counted == (*EXPECTED[wrapper], size)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS[2:], ids=lambda wrapper: wrapper.__name__)
-def test_what_is_sent_is_drawn_until_it_is_complete(wrapper):
-    report = launch(measurements.record_steps, 2, wrapper, SMALL, trace=True)
-    sent = [e for e in events_of(report, "step 2") if e.op == "all_reduce"]
+def test_the_first_backward_uses_one_bucket(reports):
+    report = reports[wrappers.BucketedDDP]
+    assert measurements.count_calls(report, "step 0").count == 1
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS[2:])
+def test_what_is_sent_is_drawn_until_it_is_complete(reports, wrapper):
+    events = events_of(reports[wrapper], "step 2")
+    sent = [e for e in events if e.op == "all_reduce"]
     assert sent and all(e.end < e.done for e in sent)
-    ends = {e.rank: e.end for e in report.events if e.note == "step 2"}
+    ends = {e.rank: e.end for e in reports[wrapper].events if e.note == "step 2"}
     assert all(e.done <= ends[e.rank] for e in sent)
-    assert not [e for e in events_of(report, "step 2") if e.kind == "wait"]
-    text = repr(timeline(report, during="step 2"))
+    assert not [e for e in events if e.kind == "wait"]
+    text = repr(timeline(reports[wrapper], during="step 2"))
     assert text.startswith(f"timeline of 2 ranks, {6 + len(sent)} intervals: forward,")
 
 

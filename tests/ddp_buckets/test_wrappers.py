@@ -29,14 +29,10 @@ def runs():
     settings = {
         (wrapper.__name__, name): {"wrapper": wrapper} | variant
         for wrapper in WRAPPERS
-        for name, variant in VARIANTS.items()
+        for name, variant in (VARIANTS | {"norm": {"kind": "norm"}}).items()
     }
     settings |= {
         (BUCKETED.__name__, n): {"wrapper": BUCKETED, "cap": c} for n, c in CAPS.items()
-    }
-    settings |= {
-        (wrapper.__name__, "norm"): {"wrapper": wrapper, "kind": "norm"}
-        for wrapper in WRAPPERS
     }
     found = {
         n: launch(run_each_setting, n, workers.train, settings, timeout=120).results
@@ -89,11 +85,16 @@ def test_the_baseline_is_no_constant(runs):
 FIRST = 4 * (10 + 10 * 48 + 48 + 48 * 48)  # bytes of the head and of one layer
 
 
-@pytest.mark.parametrize("cap", [1e-6, 0.005, 0.01, FIRST / 2**20, 0.03, 25])
-def test_our_buckets_are_those_of_torch(cap):
-    settings = {own: {"cap": cap, "own": own} for own in (False, True)}
+def test_our_buckets_are_those_of_torch():
+    settings = {
+        (cap, own): {"cap": cap, "own": own}
+        for cap in (1e-6, 0.005, 0.01, FIRST / 2**20, 0.03, 25)
+        for own in (False, True)
+    }
     for result in launch(run_each_setting, 2, workers.cut_buckets, settings).results:
-        assert result[True] == result[False]
+        for cap, own in settings:
+            assert result[cap, own] == result[cap, False], cap
+        assert len(result[1e-6, True]) == 16 and len(result[25, True]) == 1
 
 
 def test_a_bucket_is_closed_once_it_holds_its_size():
@@ -111,10 +112,10 @@ def test_rank_0_decides_on_the_order_of_the_buckets():
     torch.testing.assert_close(gradients, others, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("wrapper", [wrappers.NaiveDDP, wrappers.FlatDDP, BUCKETED])
-def test_a_rank_that_does_not_use_a_parameter_counts_as_zero(wrapper):
-    results = launch(workers.use_half, 2, wrapper).results
-    assert results == [[[[0.5] * 4], [[1.5] * 4]]] * 2
+def test_a_rank_that_does_not_use_a_parameter_counts_as_zero():
+    settings = {w: {"wrapper": w} for w in (wrappers.NaiveDDP, wrappers.FlatDDP, BUCKETED)}
+    for found in launch(run_each_setting, 2, workers.use_half, settings).results:
+        assert found == {wrapper: [[[0.5] * 4], [[1.5] * 4]] for wrapper in settings}
 
 
 def test_overlapped_refuses_a_parameter_without_gradient():
@@ -134,38 +135,48 @@ def test_a_forward_past_the_wrapper_averages_nothing():
     assert launch(workers.go_past_the_wrapper, 2).results == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("wrapper", OURS)
-def test_a_dtype_that_differs_by_rank_is_refused_on_every_rank(wrapper):
-    says = (
-        r"ranks 0 and 1 raised ValueError: rank 1 has \('head.weight', \[10, 64\], 'torch.f"
-    )
-    with pytest.raises(RankFailed, match=says):
-        launch(workers.wrap_another_dtype, 2, wrapper, timeout=10)
+def test_modules_that_no_rank_should_train_are_refused_on_every_rank():
+    settings = {
+        (wrapper, worker): {"wrapper": wrapper, "worker": worker}
+        for wrapper in OURS
+        for worker in (workers.wrap_another_dtype, workers.freeze_everything)
+    }
+    says = {
+        workers.wrap_another_dtype: "rank 1 has ('head.weight', [10, 64], 'torch.float64') "
+        "where rank 0 has ('head.weight', [10, 64], 'torch.float32'): build the same",
+        workers.freeze_everything: "no parameter requires a gradient",
+    }
+    for refused in launch(run_each_setting, 2, workers.tell_refusal, settings).results:
+        for wrapper, worker in settings:
+            assert refused[wrapper, worker].startswith(says[worker]), wrapper
 
 
-@pytest.mark.parametrize("wrapper", OURS)
-def test_a_module_without_anything_to_train_is_refused(wrapper):
-    with pytest.raises(RankFailed, match="no parameter requires a gradient"):
-        launch(workers.freeze_everything, 2, wrapper)
+def test_buffers_start_from_rank_0_and_come_from_it_before_each_forward():
+    settings = {wrapper: {"wrapper": wrapper} for wrapper in WRAPPERS}
+    first, second = launch(run_each_setting, 2, workers.follow_buffers, settings).results
+    for wrapper in WRAPPERS:
+        assert first[wrapper] == [5.0, 5.5, 5.95]
+        assert second[wrapper] == [5.0, 6.5, 6.95]
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_buffers_start_from_rank_0_and_come_from_it_before_each_forward(wrapper):
-    results = launch(workers.follow_buffers, 2, wrapper).results
-    assert results == [[5.0, 5.5, 5.95], [5.0, 6.5, 6.95]]
+def test_gradients_are_views_into_the_buckets():
+    settings = {flag: {"set_to_none": flag} for flag in (True, False)}
+    results = launch(run_each_setting, 2, workers.look_for_views, settings).results
+    assert results == [{True: [True] * 3, False: [True] * 3}] * 2
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_are_views_into_the_buckets(set_to_none):
-    assert launch(workers.look_for_views, 2, set_to_none).results == [[True] * 3] * 2
+def test_a_state_dict_goes_to_the_plain_module_and_back():
+    settings = {wrapper: {"wrapper": wrapper} for wrapper in OURS}
+    for found in launch(run_each_setting, 2, workers.carry_a_state_dict, settings).results:
+        assert found == dict.fromkeys(OURS, (True, True, True))
 
 
-@pytest.mark.parametrize("wrapper", OURS)
-def test_a_state_dict_goes_to_the_plain_module_and_back(wrapper):
-    assert launch(workers.carry_a_state_dict, 2, wrapper).results == [(True, True, True)] * 2
-
-
-@pytest.mark.parametrize("cap", [0, -1, float("nan")])
-def test_a_bucket_size_must_be_positive(cap):
-    with pytest.raises(RankFailed, match="bucket_cap_mb must be positive, got"):
-        launch(workers.train, 2, BUCKETED, cap=cap)
+def test_a_bucket_size_must_be_positive():
+    settings = {
+        cap: {"worker": workers.train, "wrapper": BUCKETED, "cap": cap} for cap in (0, -1)
+    }
+    settings["nan"] = settings[0] | {"cap": float("nan")}
+    for refused in launch(run_each_setting, 2, workers.tell_refusal, settings).results:
+        assert refused == {
+            name: f"bucket_cap_mb must be positive, got {name}" for name in settings
+        }
