@@ -149,7 +149,7 @@ def run_torchrun(module: str, processes: int, gpus: str, folder: str) -> list[st
     """The lines that `torchrun -m module` prints, one from each of its ranks, sorted.
 
     It runs in `folder` with CUDA_VISIBLE_DEVICES=gpus. The ranks print in any order. Raises
-    RuntimeError with torchrun's own message where it fails.
+    RuntimeError with torchrun's own message where it fails, and TimeoutExpired after 100 s.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run"]  # what `torchrun` is short for
     options = ["--standalone", "--nproc-per-node", str(processes), "--log-dir", folder]
@@ -160,6 +160,7 @@ def run_torchrun(module: str, processes: int, gpus: str, folder: str) -> list[st
         env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus, "PYTHONPATH": package},
         capture_output=True,
         text=True,
+        timeout=100,
     )
     if done.returncode:
         raise RuntimeError(f"torchrun ended with exit code {done.returncode}:\n{done.stderr}")

@@ -160,7 +160,7 @@ def _draw_bar(axes, bar: _Bar, event: Event, tone: str, track_inches: float) -> 
     )
     inches = bar.height * track_inches
     text = bytes_text(event.nbytes) if event.done else event.note or event.op
-    text = _what_fits(text, bar.length / axes.get_xlim()[1], is_span)
+    text = what_fits(text, bar.length / axes.get_xlim()[1], is_span)
     if not text or inches < 0.14:
         return
     axes.text(
@@ -175,7 +175,7 @@ def _draw_bar(axes, bar: _Bar, event: Event, tone: str, track_inches: float) -> 
     )
 
 
-def _what_fits(text: str, share: float, is_span: bool) -> str:
+def what_fits(text: str, share: float, is_span: bool) -> str:
     """The whole text in a bar over this share of the width; else a span's first word, or "".
 
     So a span "1 scatter" still shows its number where it is short.

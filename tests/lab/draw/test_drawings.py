@@ -24,9 +24,7 @@ from mgpu_tutorial.lab import (
     traffic,
 )
 from mgpu_tutorial.lab.draw.sequence_chart import bytes_text, message_log
-from mgpu_tutorial.lab.draw.timeline import events_of, rows_in_flight
-from mgpu_tutorial.lab.record.report import Report, colour
-from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.draw.timeline import events_of
 from tests.lab import ranks
 
 
@@ -120,19 +118,6 @@ def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere():
         timeline(report, during="dinner")
 
 
-def test_what_is_on_its_way_at_once_is_drawn_in_rows_of_its_own():
-    moments = [(0, 4), (1, 2), (3, 9), (4, 5), (9, 10)]  # begin and completion
-    events = [
-        Event(rank, i, "all_reduce", begin, begin + 0.5, done)
-        for rank in (0, 1)
-        for i, (begin, done) in enumerate(moments)
-    ]
-    waiting = Event(0, 9, "all_reduce", begin=1, end=2)  # came back when it was complete
-    rows = rows_in_flight([*events, waiting])
-    assert [rows[0, i] for i in range(5)] == [rows[1, i] for i in range(5)] == [0, 1, 1, 0, 0]
-    assert (0, 9) not in rows
-
-
 def test_a_bucket_map_has_a_box_for_each_parameter_and_each_bucket():
     nbytes = {"a.weight": 4096, "a.bias": 16, "b": 16}
     rows = {"first": [["a.weight", "a.bias", "b"]], "then": [["b", "a.bias"], ["a.weight"]]}
@@ -178,14 +163,6 @@ def test_before_and_after_colours_follow_their_owner():
     fills = [box.get("fill") for box in elements(drawing, "rect")[1:]]
     assert fills[1::2] == [fills[0]] * 3 and len(set(fills[0::2])) == 3
     assert repr(drawing).splitlines()[2] == "rank 2  [30] → [10]"
-
-
-def test_a_value_that_several_ranks_hold_is_grey_before_and_after():
-    drawing = before_after(Report(2, [([1, 2], [2]), ([1, None], [None])]), "broadcast")
-    fills = [box.get("fill") for box in elements(drawing, "rect")[1:]]
-    shared, own, moved, shared_too, *empty = fills
-    assert shared == shared_too == "#d9d9d9" and own == moved == colour(0)
-    assert empty == ["#ffffff", "#ffffff"]
 
 
 @pytest.mark.parametrize(
