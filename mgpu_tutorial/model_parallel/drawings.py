@@ -96,7 +96,9 @@ def _name_units(axes) -> None:
         layer, _, block = name.partition(".")
         look = {"ha": "center", "va": "top", "annotation_clip": False, "fontsize": 11}
         place = {"xycoords": ("data", "axes fraction")}
-        axes.annotate(block or layer, (i, -0.06), rotation=0 if block else 90, **look, **place)
+        axes.annotate(
+            block or layer, (i, -0.06), rotation=0 if block else 90, **look, **place
+        )
         if block == "0":
             blocks = sum(other.startswith(f"{layer}.") for other in UNITS)
             middle = i + (blocks - 1) / 2
