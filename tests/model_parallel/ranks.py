@@ -1,0 +1,51 @@
+"""Workers that the tests launch."""
+
+from types import SimpleNamespace
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.model_parallel import measurements, pipeline
+from mgpu_tutorial.shared import pause
+from tests.model_parallel.reference import equal_stacks
+
+
+def requested_pauses(rank, world_size, schedules, micro, forward):
+    """How long this rank wants to pause in a step of each schedule; it does not."""
+    found = []
+    for schedule in schedules:
+        seconds = []
+        pause.time = pipeline.time = SimpleNamespace(sleep=seconds.append)
+        pipeline.run_schedule(rank, world_size, schedule, micro, pipeline.Pauses(forward))
+        found.append(sum(seconds))
+    return found
+
+
+class LinearStages:
+    """One of the equal stacks for each stage; the stages made are kept to look at."""
+
+    def __init__(self, width, count):
+        self.width, self.stacks = width, equal_stacks(2, width, count)
+
+    def batch(self, micro):
+        return torch.linspace(-1, 1, 8 * self.width).view(8, -1), torch.arange(8) % self.width
+
+    def stage(self, index, count, micro):
+        return PipelineStage(self.stacks[index], index, count, torch.device("cpu"))
+
+    def loss(self, output, target):
+        return cross_entropy(output, target)
+
+
+def gradients_after_repeats(rank, world_size, schedule, micro, repeats):
+    work = LinearStages(4, world_size)
+    run = measurements.measure_schedule(rank, world_size, schedule, micro, work, repeats)
+    mine = work.stacks[rank]
+    return run.loss, [parameter.grad for parameter in mine.parameters()]
+
+
+def schedule_of_layers(rank, world_size, schedule, micro):
+    return pipeline.run_schedule(
+        rank, world_size, schedule, micro, LinearStages(4, world_size)
+    )
