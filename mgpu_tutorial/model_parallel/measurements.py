@@ -1,7 +1,7 @@
 """Only measures: seconds and bytes of the steps that the chapter's other modules take."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -107,9 +107,16 @@ def compare_schedules(
     for schedule in schedules:
         model.zero_grad()
         run = measure_schedule(rank, world_size, schedule, micro, work, repeats=1)
-        far = [(expected[n] - g).abs().max().item() for n, g in gradients(model).items()]
-        found[schedule] = Compared(max(far), run.saved_bytes, run.seconds)
+        difference = largest_difference(gradients(model), expected)
+        found[schedule] = Compared(difference, run.saved_bytes, run.seconds)
     return found
+
+
+def largest_difference(
+    mine: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+) -> float:
+    """Of any number in the tensors of `mine` from that of the same name, absolute."""
+    return max((expected[name] - values).abs().max().item() for name, values in mine.items())
 
 
 def fastest(action: Callable[[], object], repeats: int = 1) -> float:

@@ -5,6 +5,7 @@ import torch
 
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.shared.vision import torchvision
+from tests.model_parallel.reference import one_process
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +32,25 @@ def weights():
 @pytest.fixture
 def whole(weights):
     """torchvision's ResNet-50 with these weights."""
+    return torchvisions(weights)
+
+
+def torchvisions(weights):
     with torch.device("meta"):
         model = torchvision.models.resnet50()
     copies = {name: values.clone() for name, values in weights.items()}
     model.load_state_dict(copies, assign=True)
     return model
+
+
+@pytest.fixture(scope="package")
+def expected(data, weights):
+    """Mean loss and gradients of one process, by the number of micro-batches."""
+    found = {}
+
+    def step(micro):
+        if micro not in found:
+            found[micro] = one_process(torchvisions(weights), *data, micro)
+        return found[micro]
+
+    return step

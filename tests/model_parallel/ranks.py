@@ -29,7 +29,9 @@ class LinearStages:
         self.width, self.stacks = width, equal_stacks(2, width, count)
 
     def batch(self, micro):
-        return torch.linspace(-1, 1, 8 * self.width).view(8, -1), torch.arange(8) % self.width
+        return torch.linspace(-1, 1, 12 * self.width).view(12, -1), torch.arange(
+            12
+        ) % self.width
 
     def stage(self, index, count, micro):
         return PipelineStage(self.stacks[index], index, count, torch.device("cpu"))
@@ -43,6 +45,17 @@ def gradients_after_repeats(rank, world_size, schedule, micro, repeats):
     run = measurements.measure_schedule(rank, world_size, schedule, micro, work, repeats)
     mine = work.stacks[rank]
     return run.loss, [parameter.grad for parameter in mine.parameters()]
+
+
+def gradients_by_schedule(rank, world_size, schedules, micro):
+    """The gradients of this rank's stages, by schedule and stage."""
+    found = {}
+    for schedule in schedules:
+        mine = pipeline.stages_on_rank(rank, world_size, schedule)
+        work = LinearStages(4, len(mine) * world_size)
+        pipeline.run_schedule(rank, world_size, schedule, micro, work)
+        found[schedule] = {i: [p.grad for p in work.stacks[i].parameters()] for i in mine}
+    return found
 
 
 def schedule_of_layers(rank, world_size, schedule, micro):

@@ -19,6 +19,16 @@ def linear_reference(world_size, micro):
     return loss, [[p.grad for p in stack.parameters()] for stack in work.stacks]
 
 
+def test_pytorchs_schedules_compute_the_same_bits():
+    names = list(pipeline.SCHEDULES)
+    found = launch(ranks.gradients_by_schedule, 3, names, 6).results
+    for name in names:
+        merged = {i: mine for result in found for i, mine in result[name].items()}
+        _, expected = linear_reference(len(merged), 6)
+        mine = [merged[i] for i in range(len(merged))]
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_repeated_steps_leave_the_gradients_of_one(schedule):
     loss, expected = linear_reference(3, 4)
@@ -92,7 +102,7 @@ def test_gpipe_keeps_them_all():
     "schedule, stages", [("GPipe", 1), ("1F1B", 1), ("interleaved 1F1B", 2)]
 )
 def test_the_bubble_of_pytorchs_order_is_the_formulas(schedule, stages):
-    """The recorded order, with a forward of 1, a backward of 2, and messages that are free."""
+    """The recorded order, a forward of 1, a backward of 2, and messages that are free."""
     report = launch(measurements.measure_schedule, 3, schedule, 6, QUICK, 1, trace=True)
     (tasks,) = pipeline_steps(report)
     ideal = ideal_idle_share(tasks, {"F": 1.0, "B": 2.0})

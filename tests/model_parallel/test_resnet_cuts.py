@@ -128,7 +128,7 @@ def test_a_cut_is_drawn_with_its_numbers():
     assert repr(plot).splitlines() == [
         "cut before layer3.0",
         "device 0: 1.44 M parameters, 40.4 MiB of activations, 2.37 GFLOP, sends 1 MiB",
-        "device 1: 24.11 M parameters, 14.5 MiB of activations, 2.99 GFLOP",
+        "device 1: 24.11 M parameters, 14.4 MiB of activations, 3.00 GFLOP",
     ]
     assert plot.png.startswith(b"\x89PNG")
     assert plot.png == drawings.cut_picture(cuts.measure(8, 64), ["layer3.0"]).png

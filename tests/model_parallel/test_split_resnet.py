@@ -7,28 +7,43 @@ from mgpu_tutorial.lab import RankFailed, devices, in_order, launch, pipeline_st
 from mgpu_tutorial.model_parallel import resnet_cuts as cuts
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.shared.vision import torchvision
-from tests.model_parallel.reference import gradients_of, one_process
+from tests.model_parallel.reference import gradients_of
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
+def split_model(several, weights, **settings):
+    with torch.device("meta"):
+        model = resnet.ModelParallelResNet50(several, **settings)
+    model.load_state_dict(weights)
+    return model
+
+
 def run(model, images, labels):
+    """Output, gradients and buffers behind one step, on the CPU."""
     out = model(images)
-    loss = torch.nn.functional.cross_entropy(out, labels.to(out.device))
-    loss.backward()
-    return out.detach().cpu(), loss.detach().cpu(), gradients_of(model)
+    torch.nn.functional.cross_entropy(out, labels.to(out.device)).backward()
+    buffers = {name: values.cpu() for name, values in model.named_buffers()}
+    return out.detach().cpu(), gradients_of(model), buffers
+
+
+@pytest.fixture(scope="module")
+def unsplit(data, weights):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the tests: other kernels round differently
+    model = torchvision.models.resnet50()
+    model.load_state_dict(weights)
+    found = run(model, *data)
+    torch.set_num_threads(threads)
+    return found
 
 
 @pytest.mark.parametrize(
     "places", [("layer3.0",), ("fc",), ("maxpool", "layer3.4", "avgpool")]
 )
-def test_a_split_model_computes_what_the_unsplit_one_does(data, whole, places):
-    model = resnet.ModelParallelResNet50(devices(len(places) + 1), cuts=places)
-    model.load_state_dict(whole.state_dict())
-    torch.testing.assert_close(run(model, *data), run(whole, *data), rtol=0, atol=0)
-    torch.testing.assert_close(
-        {n: b.cpu() for n, b in model.named_buffers()}, dict(whole.named_buffers())
-    )
+def test_a_split_model_computes_what_the_unsplit_one_does(data, weights, unsplit, places):
+    model = split_model(devices(len(places) + 1), weights, cuts=places)
+    torch.testing.assert_close(run(model, *data), unsplit, rtol=0, atol=0)
 
 
 def test_weights_go_to_torchvision_and_back():
@@ -52,17 +67,11 @@ def test_each_stage_lies_on_its_device(made_on):
     assert model.fc.weight.device == several[1] and model.conv1.weight.device == several[0]
 
 
-def test_a_model_made_on_the_meta_device_takes_its_weights_later(data, whole):
-    with torch.device("meta"):
-        model = resnet.ModelParallelResNet50(devices(2))
-    model.load_state_dict(whole.state_dict())
-    torch.testing.assert_close(run(model, *data), run(whole, *data), rtol=0, atol=0)
-
-
-def test_one_device_named_twice_is_enough(data, whole):
+def test_a_model_made_with_weights_takes_others(data, weights, unsplit):
+    """And one device named twice is enough."""
     model = resnet.ModelParallelResNet50(("cpu", "cpu"))
-    model.load_state_dict(whole.state_dict())
-    torch.testing.assert_close(run(model, *data), run(whole, *data), rtol=0, atol=0)
+    model.load_state_dict(weights)
+    torch.testing.assert_close(run(model, *data), unsplit, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -102,22 +111,20 @@ def test_no_two_blocks_of_a_model_begin_alike(weights):
             assert not any(torch.equal(one, other) for other in drawn[:i])
 
 
-@pytest.mark.parametrize(
-    "places, micro", [(("layer3.0",), 1), (("layer2.2",), 4), (("layer1.1", "fc"), 2)]
-)
-def test_stages_on_ranks_equal_the_unsplit_model(data, whole, places, micro):
+@pytest.mark.parametrize("places, micro", [(("layer2.2",), 4), (("layer1.1", "fc"), 2)])
+def test_stages_on_ranks_equal_the_unsplit_model(expected, places, micro):
     report = launch(resnet.run_stages, len(places) + 1, places, micro, batch=4, timeout=60)
-    expected_loss, expected = one_process(whole, *data, micro)
+    one_loss, one = expected(micro)
     merged = {n: g for _, mine in report.results for n, g in mine.items()}
-    torch.testing.assert_close(merged, expected, **CLOSE)
-    assert sum(report.results[-1][0]) == pytest.approx(expected_loss, rel=1e-5)
+    torch.testing.assert_close(merged, one, **CLOSE)
+    assert sum(report.results[-1][0]) == pytest.approx(one_loss, rel=1e-5)
     assert all(losses == [] for losses, _ in report.results[:-1])
     assert sum(len(mine) for _, mine in report.results) == 161
 
 
 def test_activations_and_gradients_cross_once_each():
-    report = launch(resnet.run_stages, 2, micro=2, batch=4, trace=True, timeout=60)
-    sent = 4 * (4 * 512 * 8 * 8)  # four images, float32
+    report = launch(resnet.run_stages, 2, micro=2, batch=2, trace=True, timeout=60)
+    sent = 4 * (2 * 512 * 8 * 8)  # two images, float32
     assert [row[2:] for row in traffic(report).rows] == [[3, sent + 32], [2, sent]]
     assert in_order(pipeline_steps(report)[0], 1) == ["F0", "F1", "B0", "B1"]
 
@@ -149,8 +156,8 @@ def test_the_images_are_the_same_on_every_rank(data):
         assert torch.equal(mine, expected)
 
 
-def test_an_unsplit_step_is_the_reference(data, whole):
+def test_an_unsplit_step_is_the_reference(data, whole, expected):
     resnet.unsplit_step(whole, *data, micro=2)
     found = resnet.gradients(whole)
     assert list(found) == [name for name, _ in whole.named_parameters()]
-    torch.testing.assert_close(found, one_process(whole, *data, 2)[1], rtol=0, atol=0)
+    torch.testing.assert_close(found, expected(2)[1], rtol=0, atol=0)
