@@ -20,11 +20,12 @@ def linear_reference(world_size, micro):
 
 
 def test_pytorchs_schedules_compute_the_same_bits():
+    """PyTorch divides the sum of the gradients, one process each loss: exact for 4 pieces."""
     names = list(pipeline.SCHEDULES)
-    found = launch(ranks.gradients_by_schedule, 3, names, 6).results
+    found = launch(ranks.gradients_by_schedule, 2, names, 4).results
     for name in names:
         merged = {i: mine for result in found for i, mine in result[name].items()}
-        _, expected = linear_reference(len(merged), 6)
+        _, expected = linear_reference(len(merged), 4)
         mine = [merged[i] for i in range(len(merged))]
         torch.testing.assert_close(mine, expected, rtol=0, atol=0)
 
