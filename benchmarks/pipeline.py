@@ -82,7 +82,7 @@ def bubbles(repeats: int) -> Table:
     """The idle share of four ranks whose stages pause, by schedule and micro-batches."""
     rows = []
     for name in pipeline.SCHEDULES:
-        stages_per_rank = len(pipeline.stages_on_rank(0, 4, name))
+        stages_per_rank = len(pipeline.stages_on_rank(name, 0, 4))
         for micro in (4, 8, 16):
             shares = []
             for _ in range(repeats):

@@ -13,7 +13,7 @@ from mgpu_tutorial.distributed_sgd import average_flat
 from mgpu_tutorial.lab import Ledger, span
 from mgpu_tutorial.lab.draw.pipeline_chart import duration
 from mgpu_tutorial.model_parallel.micro_batches import forward_backward
-from mgpu_tutorial.model_parallel.pipeline import Work, build, take_step
+from mgpu_tutorial.model_parallel.pipeline import Work, build_pipeline, take_step
 from mgpu_tutorial.model_parallel.split_resnet import (
     ResNetStages,
     gradients,
@@ -41,7 +41,7 @@ def measure_schedule(
     rank: int, world_size: int, schedule: str, micro: int, work: Work, repeats: int = 2
 ) -> Measured:
     """`run_schedule`, `repeats` times with the same stages, each step in a span."""
-    stages, runner = build(rank, world_size, schedule, micro, work)
+    stages, runner = build_pipeline(work, schedule, micro, rank, world_size)
     inputs, targets = work.batch(micro)
     ledger, times = Ledger(), []
     ledger.add("batch", [inputs, targets])

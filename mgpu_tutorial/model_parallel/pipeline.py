@@ -38,7 +38,7 @@ class Work(Protocol):
         """The mean loss of a micro-batch."""
 
 
-def stages_on_rank(rank: int, world_size: int, schedule: str) -> list[int]:
+def stages_on_rank(schedule: str, rank: int, world_size: int) -> list[int]:
     """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {schedule!r}")
@@ -81,16 +81,16 @@ def run_schedule(
 
     Returns the loss of each micro-batch on the rank with the last stage, [] on the others.
     """
-    stages, runner = build(rank, world_size, schedule, micro, work)
+    stages, runner = build_pipeline(work, schedule, micro, rank, world_size)
     losses = take_step(stages, runner, *work.batch(micro))
     return [loss.item() for loss in losses]
 
 
-def build(
-    rank: int, world_size: int, schedule: str, micro: int, work: Work
+def build_pipeline(
+    work: Work, schedule: str, micro: int, rank: int, world_size: int
 ) -> tuple[list[pp.PipelineStage], Any]:
     """This rank's stages, and PyTorch's schedule over them."""
-    mine = stages_on_rank(rank, world_size, schedule)
+    mine = stages_on_rank(schedule, rank, world_size)
     count = len(mine) * world_size
     stages = [work.stage(index, count, micro) for index in mine]
     runs = stages if len(stages) > 1 else stages[0]

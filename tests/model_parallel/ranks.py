@@ -51,7 +51,7 @@ def gradients_by_schedule(rank, world_size, schedules, micro):
     """The gradients of this rank's stages, by schedule and stage."""
     found = {}
     for schedule in schedules:
-        mine = pipeline.stages_on_rank(rank, world_size, schedule)
+        mine = pipeline.stages_on_rank(schedule, rank, world_size)
         work = LinearStages(4, len(mine) * world_size)
         pipeline.run_schedule(rank, world_size, schedule, micro, work)
         found[schedule] = {i: [p.grad for p in work.stacks[i].parameters()] for i in mine}

@@ -118,7 +118,7 @@ def test_fewer_micro_batches_than_ranks_are_refused_by_1f1b():
 
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(ValueError, match="schedule must be one of GPipe, 1F1B"):
-        pipeline.stages_on_rank(0, 2, "2F2B")
+        pipeline.stages_on_rank("2F2B", 0, 2)
 
 
 def test_bubbles_by_hand():
