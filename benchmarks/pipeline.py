@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline.py [--samples 8] [--image-size 64] [--repeats 3]
 
-First one process (with one thread, with all of them, split with a queue for each stage),
+First one process (with one thread, with all of them, split with a thread for each stage),
 then the stages on ranks. Each figure is the median over the launches of the fastest of
 three steps. Last four ranks whose stages pause instead of computing: their idle share
 against the formula.
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from mgpu_tutorial.lab import Table, idle_share, launch, quickest, steps
-from mgpu_tutorial.model_parallel import micro_batches, pipeline
+from mgpu_tutorial.lab import Table, fastest_step, idle_share, launch, pipeline_steps
+from mgpu_tutorial.model_parallel import measurements, micro_batches, pipeline
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 
 STEPS = 3
@@ -37,7 +37,7 @@ def one_process(
             best = fastest(whole, lambda m=micro: resnet.unsplit_step(whole, *data, m))
             times.setdefault(f"whole, {threads} thread(s)", []).append(best)
         torch.set_num_threads(1)
-        best = fastest(split, lambda m=micro: micro_batches.micro_batched(split, *data, m))
+        best = fastest(split, lambda m=micro: micro_batches.forward_backward(split, *data, m))
         times.setdefault("split, a queue a stage", []).append(best)
     return times
 
@@ -45,7 +45,7 @@ def one_process(
 def fastest(model: torch.nn.Module, action) -> float:
     model.zero_grad()
     action()  # the first step also allocates
-    return 1e3 * resnet.fastest(lambda: (model.zero_grad(), action()), STEPS)
+    return 1e3 * measurements.fastest(lambda: (model.zero_grad(), action()), STEPS)
 
 
 def on_ranks(
@@ -60,8 +60,10 @@ def on_ranks(
             least = world_size if name != "GPipe" else 1  # 1F1B refuses fewer
             result = float("nan")
             if micro >= least:
-                run = pipeline.scheduled(rank, world_size, name, micro, work, STEPS)
-                result = 1e3 * run["seconds"]
+                run = measurements.measure_schedule(
+                    rank, world_size, name, micro, work, STEPS
+                )
+                result = 1e3 * run.seconds
             times.setdefault(name, []).append(result)
     return times
 
@@ -80,16 +82,17 @@ def bubbles(repeats: int) -> Table:
     """The idle share of four ranks whose stages pause, by schedule and micro-batches."""
     rows = []
     for name in pipeline.SCHEDULES:
-        held = len(pipeline.stages_of(0, 4, name))
+        stages_per_rank = len(pipeline.stages_on_rank(name, 0, 4))
         for micro in (4, 8, 16):
             shares = []
             for _ in range(repeats):
-                report = launch(
-                    pipeline.scheduled, 4, name, micro, pipeline.Pauses(0.02), 2, trace=True
-                )
-                shares.append(idle_share(quickest(steps(report))))
+                work, measure = pipeline.Pauses(0.02), measurements.measure_schedule
+                report = launch(measure, 4, name, micro, work, 2, trace=True)
+                shares.append(idle_share(fastest_step(pipeline_steps(report))))
             formula = (
-                f"{pipeline.bubble(4, micro, held):.0%}" if name != "zero bubble" else "-"
+                f"{pipeline.bubble(4, micro, stages_per_rank):.0%}"
+                if name != "zero bubble"
+                else "-"
             )
             rows.append([name, micro, formula, f"{statistics.median(shares):.0%}"])
     return Table(["schedule", "micro-batches", "formula", "measured idle share"], rows)

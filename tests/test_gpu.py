@@ -10,7 +10,7 @@ from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.lab import Ledger, devices, launch
 from mgpu_tutorial.lab.run import transfer
 from mgpu_tutorial.mixed_precision import comparison, precision
-from mgpu_tutorial.model_parallel import micro_batches, pipeline
+from mgpu_tutorial.model_parallel import measurements, micro_batches, pipeline
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from tests.data_parallel import reference
 from tests.lab import ranks
@@ -91,7 +91,7 @@ def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
     split.load_state_dict(whole.state_dict())
     torch.backends.cudnn.deterministic = True
     resnet.unsplit_step(whole, images, labels, 2)
-    _, tasks = micro_batches.micro_batched(split, images, labels, 2)
+    _, tasks = micro_batches.forward_backward(split, images, labels, 2)
     assert len(tasks) == 8
     expected = [p.grad for p in whole.parameters()]
     torch.testing.assert_close([p.grad for p in split.parameters()], expected)
@@ -107,11 +107,11 @@ def test_a_model_split_over_two_gpus_is_the_unsplit_one():
 
 
 def test_stages_on_ranks_that_share_one_gpu():
-    report = launch(resnet.across, 2, micro=2, batch=4, device="cuda:0", timeout=120)
+    report = launch(resnet.run_stages, 2, micro=2, batch=4, device="cuda:0", timeout=120)
     assert sum(len(mine) for _, mine in report.results) == 161
     for schedule in pipeline.SCHEDULES:
         launch(
-            pipeline.scheduled,
+            measurements.measure_schedule,
             2,
             schedule,
             4,

@@ -11,12 +11,12 @@ from mgpu_tutorial.lab.draw.bucket_map import bucket_map
 from mgpu_tutorial.lab.draw.minimum_plot import minimum_plot
 from mgpu_tutorial.lab.draw.ownership import ownership
 from mgpu_tutorial.lab.draw.pipeline_chart import (
+    fastest_step,
     idle_share,
     in_flight,
     in_order,
     pipeline_chart,
-    quickest,
-    steps,
+    pipeline_steps,
 )
 from mgpu_tutorial.lab.draw.placement import placement, where
 from mgpu_tutorial.lab.draw.plot import curves, image_rows
@@ -49,6 +49,7 @@ __all__ = [
     "curves",
     "device_of",
     "devices",
+    "fastest_step",
     "idle_share",
     "image_rows",
     "in_flight",
@@ -59,11 +60,11 @@ __all__ = [
     "note",
     "ownership",
     "pipeline_chart",
+    "pipeline_steps",
     "place",
     "placement",
     "playground",
     "progress",
-    "quickest",
     "record_threads",
     "sequence_chart",
     "show_changes",
@@ -72,7 +73,6 @@ __all__ = [
     "span",
     "status",
     "stepper",
-    "steps",
     "timeline",
     "traffic",
     "where",

@@ -1,7 +1,7 @@
-"""Micro-batches in one process: each device has a queue, and works on its own part.
+"""Micro-batches in one process: each device has a thread, and works on its own part.
 
-On a GPU the queue is the device's stream. On the CPU it is a thread here, so that two
-cores can stand for two devices.
+A GPU has a stream, which Python fills and does not wait for. On the CPU a thread stands for
+it here, so that two cores can stand for two devices.
 """
 
 import time
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab.draw.pipeline_chart import Task, seconds
+from mgpu_tutorial.lab.draw.pipeline_chart import Task
 from mgpu_tutorial.lab.simulate.devices import as_device
 
 
@@ -52,79 +52,64 @@ class ConvStack(nn.Module):
         ]
 
 
-def micro_batched(
+def forward_backward(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
 ) -> tuple[float, list[Task]]:
     """Stage s works on one micro-batch while stage s + 1 works on the one before.
 
-    Each device has a queue that works off its tasks in order, as a GPU's stream does. The
-    gradients add up in .grad; returns the mean loss, and what each device did when.
+    Each device has a thread that works off its tasks in order, as a GPU works off its
+    stream. The gradients add up in .grad; returns the mean loss, and what each device did
+    when. Raises ValueError where the batch does not divide into `micro` equal parts.
     """
-    step = _Step(model, split(images, labels, micro))
-    queues = [ThreadPoolExecutor(1) for _ in model.stages]
-    done: dict[tuple[str, int, int], Future] = {}
-    for i in range(micro):
-        for s, queue in enumerate(queues):
-            before = done.get(("F", s - 1, i))
-            done["F", s, i] = queue.submit(step.forward, s, i, before)
-    for i in range(micro):
-        for s, queue in reversed(list(enumerate(queues))):
-            after = done.get(("B", s + 1, i))
-            done["B", s, i] = queue.submit(step.backward, s, i, after)
-    for queue in queues:
-        queue.shutdown()
-    for future in done.values():
-        future.result()  # raises here what a task raised
-    return step.loss, step.tasks
+    parts, last = split(images, labels, micro), len(model.stages) - 1
+    saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    tasks: list[Task] = []
 
-
-class _Step:
-    """What the stages of one step hand to each other, and keep until their backward."""
-
-    def __init__(self, model: nn.Module, parts: list[tuple[torch.Tensor, torch.Tensor]]):
-        self.model, self.parts, self.loss = model, parts, 0.0
-        self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self.tasks: list[Task] = []
-
-    def forward(self, s: int, i: int, before: Future | None) -> torch.Tensor:
-        x, labels = self.parts[i]
+    def forward(s: int, i: int, before: Future | None) -> torch.Tensor:
+        input_tensor, label = parts[i]
         if before is not None:  # a new leaf: its gradient is what stage s - 1 waits for
-            x = before.result().detach().requires_grad_()
-        with self._task("F", s, i):
-            out = self.model.stages[s](x.to(self.model.devices[s]))
-            if s == len(self.model.stages) - 1:
-                out = cross_entropy(out, labels.to(out.device)) / len(self.parts)
-                self.loss += out.item()
-        self.kept[s, i] = x, out
-        return out
+            input_tensor = before.result().requires_grad_()
+        with recorded(tasks, model.devices[s], "F", s, i):
+            output_tensor = model.stages[s](input_tensor.to(model.devices[s]))
+            if s == last:
+                label = label.to(output_tensor.device)
+                output_tensor = cross_entropy(output_tensor, label) / micro
+        saved[s, i] = input_tensor, output_tensor
+        return output_tensor.detach()
 
-    def backward(self, s: int, i: int, after: Future | None) -> torch.Tensor | None:
-        gradient = after.result() if after is not None else None
-        x, out = self.kept.pop((s, i))
-        with self._task("B", s, i):
-            out.backward(gradient)
-        return x.grad
+    def backward(s: int, i: int, after: Future | None) -> torch.Tensor | None:
+        output_tensor_grad = None if after is None else after.result()
+        input_tensor, output_tensor = saved.pop((s, i))
+        with recorded(tasks, model.devices[s], "B", s, i):
+            output_tensor.backward(output_tensor_grad)
+        return input_tensor.grad
 
-    @contextmanager
-    def _task(self, kind: str, s: int, i: int) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        if self.model.devices[s].type == "cuda":
-            torch.cuda.synchronize(self.model.devices[s])
-        self.tasks.append(Task(s, s, kind, i, begin, time.perf_counter()))
+    threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
+    losses, ends = [], []
+    for i in range(micro):
+        task = None
+        for s, thread in enumerate(threads):
+            task = thread.submit(forward, s, i, task)
+        losses.append(task)
+    for i in range(micro):
+        task = None
+        for s, thread in reversed(list(enumerate(threads))):
+            task = thread.submit(backward, s, i, task)
+        ends.append(task)
+    for thread in threads:
+        thread.shutdown()
+    for task in [*losses, *ends]:
+        task.result()  # raises here what a task raised
+    return sum(loss.result().item() for loss in losses), tasks
 
 
-def sweep(
-    model: nn.Module,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    micros: Sequence[int],
-    repeats: int = 5,
-) -> dict[int, list[float]]:
-    """Seconds of a step for each number of micro-batches, all in turns, `repeats` times."""
-    times: dict[int, list[float]] = {micro: [] for micro in micros}
-    for _ in range(repeats):
-        for micro in micros:
-            model.zero_grad()
-            times[micro].append(seconds(micro_batched(model, images, labels, micro)[1]))
-    return times
+@contextmanager
+def recorded(
+    tasks: list[Task], device: torch.device, kind: str, s: int, i: int
+) -> Iterator[None]:
+    """Note when this block, the F or B of micro-batch i on stage s, began and ended."""
+    begin = time.perf_counter()
+    yield
+    if device.type == "cuda":  # a GPU works on after its call returned
+        torch.cuda.synchronize(device)
+    tasks.append(Task(s, s, kind, i, begin, time.perf_counter()))

@@ -4,8 +4,7 @@ First in one process, with `.to(device)` in between; then micro-batches that kee
 busy; then across processes, where the part on rank r sends to the one on rank r + 1.
 """
 
-import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +13,9 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.distributed_sgd import average_flat
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.lab.simulate.devices import as_device
 from mgpu_tutorial.model_parallel.micro_batches import split
-from mgpu_tutorial.model_parallel.pipeline import scheduled
 from mgpu_tutorial.model_parallel.resnet_cuts import (
     BLOCKS,
     UNITS,
@@ -63,16 +60,16 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         return x
 
 
-def new_model(seed: int = 0, held: Container[str] = UNITS) -> nn.Module:
+def new_model(seed: int = 0, own: Container[str] = UNITS) -> nn.Module:
     """torchvision's ResNet-50 with PyTorch's default weights, drawn unit by unit.
 
-    Units that are not `held` stay on the meta device: they have shapes and no memory. So a
+    Units that are not `own` stay on the meta device: they have shapes and no memory. So a
     rank makes its own stage only, and all ranks together make one model.
     """
     with torch.device("meta"):
         model = torchvision.models.resnet50()
     for i, (name, unit) in enumerate(units(model).items()):
-        if name in held:
+        if name in own:
             unit.to_empty(device=torch.get_default_device())
             torch.manual_seed(100 * seed + i)
             for module in unit.modules():
@@ -83,7 +80,7 @@ def new_model(seed: int = 0, held: Container[str] = UNITS) -> nn.Module:
 
 def zero_model() -> nn.Module:
     """ResNet-50 with zeros: a step takes as long as with other numbers, and none is drawn."""
-    model = new_model(held=()).to_empty(device=torch.get_default_device())
+    model = new_model(own=()).to_empty(device=torch.get_default_device())
     for values in model.state_dict().values():
         values.zero_()
     return model
@@ -113,7 +110,7 @@ def receive(shape: Sequence[int], source: int, dtype: torch.dtype = torch.float3
     return buffer
 
 
-def agree(rank: int, cuts: Sequence[str], batch: int, image_size: int) -> list[int]:
+def agree_on_shapes(rank: int, cuts: Sequence[str], batch: int, image_size: int) -> list[int]:
     """Rank r tells r + 1 the shape that it will send: gloo itself compares nothing.
 
     Returns the shape that goes into this rank's stage. Raises ValueError where the rank
@@ -133,7 +130,34 @@ def agree(rank: int, cuts: Sequence[str], batch: int, image_size: int) -> list[i
     return comes
 
 
-def across(
+def forward_one(
+    stage: nn.Module, images: torch.Tensor, shape: Sequence[int], i: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The input comes from rank - 1, or is the images; the output goes to rank + 1."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    input_tensor = images
+    if rank > 0:  # a new leaf: its gradient is what rank - 1 waits for
+        input_tensor = receive(shape, rank - 1).requires_grad_()
+    with span(f"F {rank} {i}"):
+        output_tensor = stage(input_tensor)
+    if rank < last:
+        dist.send(output_tensor.detach(), rank + 1)
+    return input_tensor, output_tensor
+
+
+def backward_one(input_tensor: torch.Tensor, output_tensor: torch.Tensor, i: int) -> None:
+    """The output's gradient comes from rank + 1, the input's goes to rank - 1."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    output_tensor_grad = None  # on the last rank the output is the loss
+    if rank < last:
+        output_tensor_grad = receive(output_tensor.shape, rank + 1)
+    with span(f"B {rank} {i}"):
+        output_tensor.backward(output_tensor_grad)
+    if rank > 0:
+        dist.send(input_tensor.grad, rank - 1)
+
+
+def run_stages(
     rank: int,
     world_size: int,
     cuts: Sequence[str] = ("layer3.0",),
@@ -143,31 +167,26 @@ def across(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Activations go to rank + 1, gradients to rank - 1; returns losses and own gradients."""
     parts = split(*random_images(batch, image_size), micro)
-    shape = agree(rank, cuts, len(parts[0][0]), image_size)
-    model, last, kept = new_model(held=cut_units(cuts)[rank]), world_size - 1, []
+    shape = agree_on_shapes(rank, cuts, batch // micro, image_size)
+    model = new_model(own=cut_units(cuts)[rank])
     stage = cut(model, cuts)[rank]
-    for i, (x, labels) in enumerate(parts):
-        if rank > 0:
-            x = receive(shape, rank - 1).requires_grad_()
-        with span(f"F {rank} {i}"):
-            out = stage(x)
-        if rank < last:
-            dist.send(out.detach(), rank + 1)
-        else:
-            out = cross_entropy(out, labels) / micro
-        kept.append((x, out))
-    for i, (x, out) in enumerate(kept):
-        gradient = receive(out.shape, rank + 1) if rank < last else None
-        with span(f"B {rank} {i}"):
-            out.backward(gradient)
-        if rank > 0:
-            dist.send(x.grad, rank - 1)
-    return [out.item() for _, out in kept if rank == last], gradients(model)
+    saved, losses = [], []
+    # all forwards: what a backward needs is saved until then
+    for i, (images, labels) in enumerate(parts):
+        input_tensor, output_tensor = forward_one(stage, images, shape, i)
+        if rank == world_size - 1:
+            output_tensor = cross_entropy(output_tensor, labels) / micro
+            losses.append(output_tensor.item())
+        saved.append((input_tensor, output_tensor))
+    # all backwards: the gradients of the parameters add up
+    for i, (input_tensor, output_tensor) in enumerate(saved):
+        backward_one(input_tensor, output_tensor, i)
+    return losses, gradients(model)
 
 
-def at_odds(rank: int, world_size: int) -> None:
+def run_stages_cut_differently(rank: int, world_size: int) -> None:
     """Rank 0 cuts before layer3, rank 1 before layer4: they disagree on what is sent."""
-    across(rank, world_size, cuts=[("layer3.0",), ("layer4.0",)][rank])
+    run_stages(rank, world_size, cuts=[("layer3.0",), ("layer4.0",)][rank])
 
 
 # Across processes, with torch.distributed.pipelining
@@ -175,7 +194,7 @@ def at_odds(rank: int, world_size: int) -> None:
 
 @dataclass(frozen=True)
 class ResNetStages:
-    """ResNet-50 as work for `pipeline.scheduled`: one part of `model` for each stage.
+    """ResNet-50 as work for `pipeline.run_schedule`: one part of `model` for each stage.
 
     `cuts` are made where there are as many stages; for half as many, every second one.
     """
@@ -212,69 +231,3 @@ def unsplit_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, m
     """The same step on one device: micro-batches one after the other, gradients add up."""
     for x, y in split(images, labels, micro):
         (cross_entropy(model(x), y) / micro).backward()
-
-
-def same_stages(
-    rank: int,
-    world_size: int,
-    schedules: Sequence[str],
-    weights: dict[str, torch.Tensor],
-    expected: dict[str, torch.Tensor],
-    micro: int = 4,
-) -> dict[str, tuple[float, int, float]]:
-    """Run ResNet-50's stages, with these weights, in the order of each schedule.
-
-    Returns for each how far this rank's gradients are from the `expected` ones at the most,
-    the most bytes that it kept for backward, and the seconds of the step.
-    """
-    model, found = new_model(held=()), {}
-    model.load_state_dict(weights, assign=True)
-    work = ResNetStages(model.to(torch.get_default_device()))
-    for schedule in schedules:
-        model.zero_grad()
-        run = scheduled(rank, world_size, schedule, micro, work, repeats=1)
-        apart = [(expected[n] - g).abs().max().item() for n, g in gradients(model).items()]
-        found[schedule] = max(apart), run["kept"], run["seconds"]
-    return found
-
-
-def fastest(action: Callable[[], object], repeats: int = 1) -> float:
-    """Seconds from a common start until all ranks have done `action`: the best time."""
-    times = []
-    for _ in range(repeats):
-        dist.barrier()
-        begin = time.perf_counter()
-        action()
-        dist.barrier()
-        times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-def race(
-    rank: int, world_size: int, micros: Sequence[int] = (1, 4), samples: int = 4
-) -> dict[str, float]:
-    """Time a step of ResNet-50 on rank 0 alone, on replicas and on stages.
-
-    Returns seconds by name; "4 B" and "4 MB" are all_reduces of one and a million numbers.
-    """
-    model = zero_model()
-    work = ResNetStages(model, ("layer3.0",), samples)
-    images, labels = work.batch(1)
-
-    def step(samples: slice, synchronise: bool = False) -> None:
-        model.zero_grad()
-        unsplit_step(model, images[samples], labels[samples], 1)
-        if synchronise:
-            average_flat(model)
-
-    step(slice(samples))  # the first step allocates, and does not count
-    share = slice(rank * samples // world_size, (rank + 1) * samples // world_size)
-    times = {"4 B": fastest(lambda: dist.all_reduce(torch.ones(1)), 5)}
-    times["4 MB"] = fastest(lambda: dist.all_reduce(torch.ones(10**6)), 5)
-    for name, part in (("one sample", slice(1)), ("one rank", slice(samples))):
-        times[name] = fastest(lambda part=part: rank or step(part))
-    times["replicas"] = fastest(lambda: step(share, synchronise=True))
-    for micro in micros:
-        result = scheduled(rank, world_size, "GPipe", micro, work, repeats=1)
-        times[f"stages, m = {micro}"] = result["seconds"]
-    return times

@@ -12,32 +12,37 @@ from typing import NamedTuple
 
 from mgpu_tutorial.lab import Table
 
-PER_PARAMETER = 16  # bytes with Adam: weight, gradient and two moments, float32 each
+ADAM_BYTES = 16  # a parameter in training: weight, gradient and two moments, float32 each
+LARGE = 10**6  # numbers in the larger of the two all_reduces that tell the link
 
 
 @dataclass(frozen=True)
-class Net:
-    """A network: what one sample costs, and each micro-batch however small it is.
+class NetworkCost:
+    """What one sample costs on one device, and what each micro-batch costs however small.
 
-    `seconds` a sample for forward and backward on one device, and `overhead` seconds a
-    micro-batch; a sample `kept` as so many bytes until its backward, `sends` over a cut.
+    `seconds`: forward and backward of one sample; `overhead`: seconds more per micro-batch.
+    `parameters`: their number. `activation_bytes`: what one sample keeps until its backward.
+    `cut_bytes`: what one sample sends over a cut, in each direction.
     """
 
     seconds: float
     overhead: float
     parameters: float = 0
-    kept: float = 0
-    sends: float = 0
+    activation_bytes: float = 0
+    cut_bytes: float = 0
 
 
 class Link(NamedTuple):
-    """A message of n bytes takes `latency` + n / `bandwidth` seconds."""
+    """A message of n bytes takes `latency` + n / `bandwidth` seconds.
+
+    `latency` is in seconds, `bandwidth` in bytes per second.
+    """
 
     latency: float
     bandwidth: float
 
 
-FREE = Link(0.0, float("inf"))
+FREE = Link(latency=0.0, bandwidth=float("inf"))
 
 
 class Plan(NamedTuple):
@@ -53,55 +58,76 @@ class Plan(NamedTuple):
         return " of ".join(filter(None, [data, model])) or "one device"
 
 
-def step_seconds(net: Net, link: Link, batch: int, plan: Plan) -> float:
+class Times(NamedTuple):
+    """Seconds that two ranks measured: of two all_reduces, and of a step by each plan.
+
+    `small_all_reduce` is of one float32, `large_all_reduce` of a million; `one_sample` and
+    `one_rank` are steps of rank 0 alone with one sample and with the whole batch.
+    """
+
+    small_all_reduce: float
+    large_all_reduce: float
+    one_sample: float
+    one_rank: float
+    replicas: float
+    stages: float
+
+
+def step_seconds(net: NetworkCost, link: Link, batch: int, plan: Plan) -> float:
     """m + p - 1 slots of the slowest device, and the all_reduce of a stage's gradients."""
-    rows = batch / (plan.replicas * plan.micro)
-    slot = (net.overhead + net.seconds * rows) / plan.stages
+    samples = batch / (plan.replicas * plan.micro)
+    slot = (net.overhead + net.seconds * samples) / plan.stages
     if plan.stages > 1:  # activations forward, gradients back
-        slot += 2 * (link.latency + net.sends * rows / link.bandwidth)
+        slot += 2 * (link.latency + net.cut_bytes * samples / link.bandwidth)
     others = plan.replicas - 1
-    gradients = 4 * net.parameters / plan.stages
-    messages = 2 * others * link.latency
-    reduce = messages + 2 * others / plan.replicas * gradients / link.bandwidth
+    gradient_bytes = 4 * net.parameters / plan.stages
+    latencies = 2 * others * link.latency
+    reduce = latencies + 2 * others / plan.replicas * gradient_bytes / link.bandwidth
     return (plan.micro + plan.stages - 1) * slot + reduce
 
 
-def fit(times: Mapping[int, Sequence[float]], batch: int, stages: int) -> Net:
-    """A net with the overhead and the seconds a sample that the two ends of `times` tell.
+def fit(times: Mapping[int, Sequence[float]], batch: int, stages: int) -> NetworkCost:
+    """A network with the overhead and the seconds a sample that the ends of `times` tell.
 
     `times` are seconds of a step, repeated, by the number of micro-batches: the least of
     the repetitions count, and of the numbers in between nothing is used.
     """
-    ends = min(times), max(times)
-    slots = [(micro + stages - 1) / stages for micro in ends]
-    first, last = (min(times[micro]) / n for micro, n in zip(ends, slots, strict=True))
-    rows, fewer = batch / ends[0], batch / ends[1]
-    seconds = (first - last) / (rows - fewer)
-    return Net(seconds=seconds, overhead=last - seconds * fewer)
+    fewest, most = min(times), max(times)
+    first = min(times[fewest]) * stages / (fewest + stages - 1)
+    last = min(times[most]) * stages / (most + stages - 1)
+    seconds = (first - last) / (batch / fewest - batch / most)
+    return NetworkCost(seconds=seconds, overhead=last - seconds * batch / most)
 
 
 def calibrate(
-    times: Mapping[str, float], samples: int, parameters: int, sends: float
-) -> tuple[Net, Link]:
-    """Net and link from four times of `model_parallel.race` on two ranks."""
-    one, all_of_them = times["one sample"], times["one rank"]
-    seconds = max(0.0, all_of_them - one) / (samples - 1)
-    net = Net(seconds, max(0.0, one - seconds), parameters, sends=sends)
-    bandwidth = 4e6 / max(times["4 MB"] - times["4 B"], 1e-9)
-    return net, Link(times["4 B"] / 2, bandwidth)
+    times: Times, samples: int, parameters: int, cut_bytes: float
+) -> tuple[NetworkCost, Link]:
+    """Network and link from the first four of `times`, for a batch of `samples`.
+
+    `parameters` are counted, `cut_bytes` are those of one sample over the cut.
+    """
+    seconds = max(0.0, times.one_rank - times.one_sample) / (samples - 1)
+    overhead = max(0.0, times.one_sample - seconds)
+    net = NetworkCost(seconds, overhead, parameters, cut_bytes=cut_bytes)
+    longer = max(times.large_all_reduce - times.small_all_reduce, 1e-9)
+    return net, Link(latency=times.small_all_reduce / 2, bandwidth=4 * LARGE / longer)
 
 
-def memory(net: Net, batch: int, plan: Plan) -> float:
-    """Bytes of the fullest device under 1F1B, which holds min(m, p) micro-batches."""
-    rows = batch / (plan.replicas * plan.micro)
+def memory(net: NetworkCost, batch: int, plan: Plan) -> float:
+    """Bytes of the fullest device under 1F1B, which keeps min(m, p) micro-batches."""
+    samples = batch / (plan.replicas * plan.micro)
     in_flight = min(plan.micro, plan.stages)
-    return (PER_PARAMETER * net.parameters + net.kept * rows * in_flight) / plan.stages
+    activations = net.activation_bytes * samples * in_flight
+    return (ADAM_BYTES * net.parameters + activations) / plan.stages
 
 
 def best_plan(
-    net: Net, link: Link, batch: int, devices: int, limit: float
+    net: NetworkCost, link: Link, batch: int, devices: int, limit: float
 ) -> tuple[Plan, float] | None:
-    """The fastest plan on up to `devices` devices of `limit` bytes; None where none fits."""
+    """The fastest plan on up to `devices` devices of `limit` bytes, and its seconds.
+
+    None where no plan fits.
+    """
     powers = [2**k for k in range(batch.bit_length())]
     found = [
         (step_seconds(net, link, batch, plan), plan)
@@ -113,24 +139,32 @@ def best_plan(
     return min(found)[::-1] if found else None
 
 
-def transformer(layers: int, width: int, speed: float, tokens: int = 2048) -> Net:
-    """A transformer by its shape, on devices of `speed` operations a second.
+def transformer(layers: int, width: int, speed: float, tokens: int = 2048) -> NetworkCost:
+    """A transformer by its shape, on devices of `speed` operations per second.
 
     Parameters, operations and the 34 bytes that a layer keeps for each of its numbers in
     16 bits are counted as in https://arxiv.org/abs/2205.05198; 0.1 ms a layer of overhead.
     """
     parameters = 12 * layers * width**2
-    seconds = 6 * parameters * tokens / speed
-    kept = 34 * tokens * width * layers
-    return Net(seconds, 1e-4 * layers, parameters, kept, 2 * tokens * width)
+    return NetworkCost(
+        seconds=6 * parameters * tokens / speed,
+        overhead=1e-4 * layers,
+        parameters=parameters,
+        activation_bytes=34 * tokens * width * layers,
+        cut_bytes=2 * tokens * width,
+    )
 
 
 def plan_table(
-    nets: dict[str, Net], links: dict[str, Link], batch: int, devices: int, limit: float
+    networks: Mapping[str, NetworkCost],
+    links: Mapping[str, Link],
+    batch: int,
+    devices: int,
+    limit: float,
 ) -> Table:
-    """The fastest plan that fits: a row a network, a column a link."""
+    """The fastest plan that fits `limit` bytes a device: a row a network, a column a link."""
     rows = []
-    for name, net in nets.items():
+    for name, net in networks.items():
         found = [best_plan(net, link, batch, devices, limit) for link in links.values()]
         rows.append(
             [name, *("does not fit" if best is None else str(best[0]) for best in found)]

@@ -8,7 +8,7 @@ from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.report import COLOURS
 
 
-def fastest(measured: Mapping[int, Sequence[float]]) -> int:
+def fastest_setting(measured: Mapping[int, Sequence[float]]) -> int:
     """The setting with the smallest median."""
     return min(measured, key=lambda x: statistics.median(measured[x]))
 
@@ -27,7 +27,7 @@ def minimum_plot(
         raise ValueError("each setting needs at least one measurement")
     from matplotlib.figure import Figure
 
-    xs, best = sorted(measured), fastest(measured)
+    xs, best = sorted(measured), fastest_setting(measured)
     middle = {x: statistics.median(measured[x]) for x in xs}
     spread = [
         [middle[x] - min(measured[x]) for x in xs],

@@ -15,18 +15,21 @@ from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.report import Report, colour
 
 IDLE = "#ececec"
-LOOKS = {  # strength of the lane's colour, colour of the number, hatch, meaning
+LOOKS = {  # strength of the row's colour, colour of the number, hatch, meaning
     "F": (0.22, INK, "", "forward"),
     "B": (1.0, "white", "", "backward"),
     "I": (1.0, "white", "", "backward, input only"),
     "W": (0.45, INK, "////", "backward, weights only"),
 }
+WIDTH, LEFT, RIGHT = 9.0, 0.11, 0.02  # inches; the margins are shares of the width
+DIGIT = 0.7  # the width of a bold digit, in its font's size
+SMALLEST = 6.0  # points: a smaller number could not be read
 
 
 class Task(NamedTuple):
-    """One piece of work: `lane` is a rank or a device, `begin` and `end` are seconds."""
+    """One piece of work: `row` is a rank or a device, `begin` and `end` are seconds."""
 
-    lane: int
+    row: int
     stage: int
     kind: str
     micro: int
@@ -34,7 +37,7 @@ class Task(NamedTuple):
     end: float
 
 
-def steps(report: Report) -> list[list[Task]]:
+def pipeline_steps(report: Report) -> list[list[Task]]:
     """The tasks of each step of a launch; ValueError where its ranks marked none."""
     found: dict[int, list[Task]] = defaultdict(list)
     for rank in range(report.world_size):
@@ -50,79 +53,83 @@ def steps(report: Report) -> list[list[Task]]:
     return [found[step] for step in sorted(found)]
 
 
-def seconds(tasks: Sequence[Task]) -> float:
-    """From the begin of the first task to the end of the last."""
+def duration(tasks: Sequence[Task]) -> float:
+    """Seconds from the begin of the first task to the end of the last."""
     return max(t.end for t in tasks) - min(t.begin for t in tasks)
 
 
-def quickest(found: Sequence[Sequence[Task]]) -> Sequence[Task]:
+def fastest_step(found: Sequence[Sequence[Task]]) -> Sequence[Task]:
     """The step that took least: the others lost more time to whatever else was running."""
-    return min(found, key=seconds)
+    return min(found, key=duration)
 
 
 def idle_share(tasks: Sequence[Task]) -> float:
-    """The part of all lanes' time, from 0 to 1, in which no task ran: the bubble."""
-    lanes = len({t.lane for t in tasks})
-    return 1 - sum(t.end - t.begin for t in tasks) / (lanes * seconds(tasks))
+    """The part of all rows' time, from 0 to 1, in which no task ran: the bubble."""
+    rows = len({t.row for t in tasks})
+    return 1 - sum(t.end - t.begin for t in tasks) / (rows * duration(tasks))
 
 
-def in_flight(tasks: Sequence[Task], lane: int) -> int:
-    """The most micro-batches whose forward a lane had done, and not yet their backward."""
+def in_flight(tasks: Sequence[Task], row: int) -> int:
+    """The most micro-batches whose forward a row had done, and not yet their backward.
+
+    Where the backward is split, I ends it: then the gradient of the input can be sent. (What
+    W still needs is memory, and not counted here.)
+    """
     waiting = most = 0
-    for kind in (name[0] for name in in_order(tasks, lane)):
+    for kind in (name[0] for name in in_order(tasks, row)):
         waiting += {"F": 1, "B": -1, "I": -1, "W": 0}[kind]
         most = max(most, waiting)
     return most
 
 
-def in_order(tasks: Sequence[Task], lane: int) -> list[str]:
-    """What a lane did, one after the other, such as F0 F1 B0 B1."""
-    mine = sorted((t for t in tasks if t.lane == lane), key=lambda t: t.begin)
+def in_order(tasks: Sequence[Task], row: int) -> list[str]:
+    """What a row did, one after the other, such as F0 F1 B0 B1."""
+    mine = sorted((t for t in tasks if t.row == row), key=lambda t: t.begin)
     return [f"{t.kind}{t.micro}" for t in mine]
 
 
-def pipeline_chart(tasks: Sequence[Task], title: str, lane: str = "rank") -> Plot:
-    """Draw a box for each task, a lane for each rank: idle time is the grey between them.
+def pipeline_chart(tasks: Sequence[Task], title: str, row_name: str = "rank") -> Plot:
+    """Draw a box for each task, a row for each rank: idle time is the grey between them.
 
-    A lane with several stages has a row for each. The number in a box is its micro-batch.
+    A row with several stages is divided among them. The number in a box is its micro-batch.
     Raises ValueError where there is no task.
     """
     if not tasks:
         raise ValueError("there is no task to draw")
-    lanes = sorted({t.lane for t in tasks})
-    rows = {n: sorted({t.stage for t in tasks if t.lane == n}) for n in lanes}
-    figure, axes = _canvas(lanes, rows, lane)
-    start, length = min(t.begin for t in tasks) * 1e3, seconds(tasks) * 1e3
+    rows = sorted({t.row for t in tasks})
+    stages = {n: sorted({t.stage for t in tasks if t.row == n}) for n in rows}
+    figure, axes = _canvas(rows, stages, row_name)
+    start, length = min(t.begin for t in tasks) * 1e3, duration(tasks) * 1e3
     axes.set_xlim(0, length)
-    for number in lanes:
-        y = lanes.index(number) - 0.42
+    for number in rows:
+        y = rows.index(number) - 0.42
         axes.broken_barh([(0, length)], (y, 0.84), facecolor=IDLE, zorder=0)
-    for key in {(t.lane, t.stage, t.kind) for t in tasks}:
-        alike = [t for t in tasks if (t.lane, t.stage, t.kind) == key]
-        height = 0.84 / len(rows[key[0]])
-        y = lanes.index(key[0]) - 0.42 + height * rows[key[0]].index(key[1])
+    for key in sorted({(t.row, t.stage, t.kind) for t in tasks}):
+        alike = [t for t in tasks if (t.row, t.stage, t.kind) == key]
+        height = 0.84 / len(stages[key[0]])
+        y = rows.index(key[0]) - 0.42 + height * stages[key[0]].index(key[1])
         _boxes(axes, alike, start, (y, height), length)
     _legend(figure, {t.kind for t in tasks})
     axes.set_title(f"{title}: idle {idle_share(tasks):.0%}", loc="left", fontsize=12)
-    text = "\n".join(f"{lane} {n}: {' '.join(in_order(tasks, n))}" for n in lanes)
+    text = "\n".join(f"{row_name} {n}: {' '.join(in_order(tasks, n))}" for n in rows)
     return Plot(figure, f"{title}\n{text}")
 
 
-def _canvas(lanes: list[int], rows: dict[int, list[int]], name: str):
+def _canvas(rows: list[int], stages: dict[int, list[int]], name: str):
     from matplotlib.figure import Figure  # a second to import: not for the ranks
 
-    tall = sum(0.5 if len(stages) == 1 else 0.3 * len(stages) for stages in rows.values())
+    tall = sum(0.5 if len(held) == 1 else 0.36 * len(held) for held in stages.values())
     high = 1.15 + tall  # inches; all charts are as wide, so that they can be compared
-    figure = Figure(figsize=(9, high))
-    axes = figure.add_axes((0.11, 0.55 / high, 0.87, tall / high))
-    axes.set_ylim(len(lanes) - 0.5, -0.5)
-    several = any(len(stages) > 1 for stages in rows.values())
+    figure = Figure(figsize=(WIDTH, high))
+    axes = figure.add_axes((LEFT, 0.55 / high, 1 - LEFT - RIGHT, tall / high))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    several = any(len(held) > 1 for held in stages.values())
     names = [
-        f"{name} {n}" + (f"\nstages {', '.join(map(str, rows[n]))}" if several else "")
-        for n in lanes
+        f"{name} {n}" + (f"\nstages {', '.join(map(str, stages[n]))}" if several else "")
+        for n in rows
     ]
-    axes.set_yticks(range(len(lanes)), names)
-    for n, tick in zip(lanes, axes.get_yticklabels(), strict=True):
+    axes.set_yticks(range(len(rows)), names)
+    for n, tick in zip(rows, axes.get_yticklabels(), strict=True):
         tick.set(color=colour(n), fontweight="bold", fontsize=10 if several else 12)
     axes.set_xlabel("milliseconds (measured on this machine)")
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -130,21 +137,37 @@ def _canvas(lanes: list[int], rows: dict[int, list[int]], name: str):
     return figure, axes
 
 
-def _boxes(axes, tasks: list[Task], start: float, row: tuple[float, float], length: float):
+def _boxes(axes, tasks: list[Task], start: float, place: tuple[float, float], length: float):
     """The tasks of one kind in one row, each with the number of its micro-batch."""
     from matplotlib.patheffects import withStroke
 
-    kind, lane = tasks[0].kind, tasks[0].lane
+    kind, row = tasks[0].kind, tasks[0].row
     strength, ink, hatch, _ = LOOKS[kind]
-    face = _mixed(colour(lane), strength)
+    face = _mixed(colour(row), strength)
     spans = [(1e3 * t.begin - start, 1e3 * (t.end - t.begin)) for t in tasks]
-    axes.broken_barh(spans, row, facecolor=face, edgecolor=INK, hatch=hatch, linewidth=0.7)
-    look = {"fontsize": 10 if row[1] > 0.5 else 8, "color": ink, "fontweight": "bold"}
-    halo = [withStroke(linewidth=2.5, foreground="white")] if hatch else []
-    place = {"ha": "center", "va": "center", "in_layout": False, "path_effects": halo}
+    axes.broken_barh(spans, place, facecolor=face, edgecolor=INK, hatch=hatch, linewidth=0.7)
+    look = {"color": ink, "fontweight": "bold", "ha": "center", "va": "center"}
+    look["path_effects"] = [withStroke(linewidth=2, foreground="white")] if hatch else []
+    points = 72 * WIDTH * (1 - LEFT - RIGHT) / length  # per millisecond
     for task, (x, width) in zip(tasks, spans, strict=True):
-        if width > 0.012 * length:  # else too narrow for a number
-            axes.text(x + width / 2, row[0] + row[1] / 2, str(task.micro), **look, **place)
+        size, angle = fitting(str(task.micro), width * points, 10 if place[1] > 0.5 else 9)
+        if size:
+            middle = (x + width / 2, place[0] + place[1] / 2)
+            axes.text(*middle, str(task.micro), fontsize=size, rotation=angle, **look)
+
+
+def fitting(number: str, width: float, size: float) -> tuple[float, int]:
+    """The font size and the angle at which `number` fits into a box; size 0 where none does.
+
+    `width` and `size`, the largest that is wanted, are points. A number of two digits is
+    turned on its side before it is made smaller.
+    """
+    room = max(0.0, width - 1)
+    wanted = DIGIT * size
+    if wanted * len(number) <= room:
+        return size, 0
+    size = min(size, room / DIGIT)  # on its side a digit is as wide as it is high
+    return (size if size >= SMALLEST else 0.0), 90 * (len(number) > 1)
 
 
 def _mixed(tone: str, strength: float) -> str:
@@ -161,6 +184,6 @@ def _legend(figure, kinds: set[str]) -> None:
         if kind in kinds:
             face, label = _mixed("#404040", strength), f"{kind}: {meaning}"
             patches.append(Patch(facecolor=face, edgecolor=INK, hatch=hatch, label=label))
-    patches.append(Patch(facecolor=IDLE, label="idle"))
+    patches.append(Patch(facecolor=IDLE, edgecolor=INK, linewidth=0.5, label="idle"))
     look = {"ncols": len(patches), "frameon": False, "fontsize": 10, "borderpad": 0}
     figure.legend(handles=patches, loc="upper right", bbox_to_anchor=(0.98, 0.98), **look)

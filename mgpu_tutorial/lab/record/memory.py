@@ -4,19 +4,22 @@ Counted from the tensors themselves, so that it works without a GPU and gives th
 numbers in every run. What autograd keeps for backward is seen through
 `torch.autograd.graph.saved_tensors_hooks`
 (https://docs.pytorch.org/docs/2.13/autograd.html#torch.autograd.graph.saved_tensors_hooks).
-Every storage is counted once, under the first category that names it. What an operation
-needs only while it runs is not seen; on a GPU the table adds the peak that CUDA saw.
+Every storage is counted once, under the first category that names it, and stays in the
+sums when it is freed. What autograd holds at this moment, and held at most, is counted
+besides. What an operation needs only while it runs is not seen; on a GPU the table adds the
+peak that CUDA saw.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.multiprocessing.reductions import StorageWeakRef as Key  # of a storage
 
 from mgpu_tutorial.lab.draw.drawing import INK, Drawing
 from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
@@ -38,6 +41,15 @@ STYLES = (
 )
 
 
+class _Storage(NamedTuple):
+    """The memory of a tensor and of its views; `saved` if autograd was first to name it."""
+
+    device: str
+    category: str
+    nbytes: int
+    saved: bool
+
+
 class Ledger:
     """Bytes by device and category: `ledger["virtual:0"]["parameters"]`.
 
@@ -46,28 +58,51 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._bytes: dict[str, dict[str, int]] = {}
-        self._seen: set[StorageWeakRef] = set()
-        self._lock = threading.Lock()
+        self._storages: dict[Key, _Storage] = {}
+        self._holds: Counter[Key] = Counter()  # how often autograd holds each
+        self._now: Counter[tuple[str, str]] = Counter()  # by device and category
+        self._peak: Counter[str] = Counter()  # by device
+        self._lock = threading.RLock()  # freeing a tensor may interrupt the counting of one
 
     def __getitem__(self, device: torch.device | str) -> dict[str, int]:
-        return self._bytes.get(str(device), {})
+        row: dict[str, int] = {}
+        for storage in self._storages.values():
+            if storage.device == str(device):
+                row[storage.category] = row.get(storage.category, 0) + storage.nbytes
+        return row
 
     @property
     def devices(self) -> list[str]:
         """The devices that hold anything, in order."""
-        return sorted(self._bytes)
+        return sorted({storage.device for storage in self._storages.values()})
 
     @property
     def categories(self) -> list[str]:
         """What is counted anywhere, the usual categories first."""
-        used = {name for row in self._bytes.values() for name in row}
-        rows = [name for row in self._bytes.values() for name in row]
-        return [n for n in dict.fromkeys([*CATEGORIES, *rows]) if n in used]
+        found = dict.fromkeys(storage.category for storage in self._storages.values())
+        usual = [name for name in CATEGORIES if name in found]
+        return list(dict.fromkeys([*usual, *found]))
 
     def total(self, device: torch.device | str) -> int:
         """All bytes of one device."""
         return sum(self[device].values())
+
+    def storages(self, category: str) -> dict[Key, int]:
+        """The bytes of each storage under `category`, by a key that all ledgers share.
+
+        So the union of two ledgers counts once what both have seen.
+        """
+        found = self._storages.items()
+        return {key: storage.nbytes for key, storage in found if storage.category == category}
+
+    def saved_now(self, device: torch.device | str, name: str | None = None) -> int:
+        """Bytes of one device that autograd holds for backward now; of one `name`, or all."""
+        names = {name} if name is not None else {named for _, named in self._now}
+        return sum(self._now[str(device), named] for named in names)
+
+    def saved_peak(self, device: torch.device | str) -> int:
+        """The most bytes of one device that autograd held for backward at one moment."""
+        return self._peak[str(device)]
 
     def add(self, category: str, things: Any) -> None:
         """Count the tensors in `things`: a tensor, or lists, tuples, dicts of such things."""
@@ -95,7 +130,11 @@ class Ledger:
         """Count what is kept for backward by this thread, and by the modules in any thread.
 
         Copies of a module that run in threads of their own (DataParallel's replicas) are
-        seen too, with their parameters and buffers, because they inherit its hooks.
+        seen too, with their parameters and buffers, because they inherit its hooks. What
+        was counted before under another category (by `add`, such as the batch) stays there
+        and is not counted as saved. `name` is the category, such as "micro-batch 0".
+        `saved_now` goes down when backward, or the end of the graph, frees what was saved,
+        inside the block or after it.
         """
         local = threading.local()
 
@@ -133,25 +172,56 @@ class Ledger:
         return Table(header + (["CUDA's peak"] if peak else []), rows)
 
     def _hooks(self, name: str) -> saved_tensors_hooks:
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            self._count("parameters" if isinstance(tensor, nn.Parameter) else name, tensor)
-            return tensor
-
-        return saved_tensors_hooks(pack, lambda tensor: tensor)
+        return saved_tensors_hooks(
+            lambda tensor: _Saved(self, tensor, name), lambda saved: saved.tensor
+        )
 
     def _count_module(self, module: nn.Module) -> None:
         self.add("parameters", list(module.parameters()))
         self.add("buffers", list(module.buffers()))
 
-    def _count(self, category: str, tensor: torch.Tensor) -> None:
+    def _count(self, category: str, tensor: torch.Tensor, saved: bool = False) -> Key:
         storage = tensor.untyped_storage()
-        key = StorageWeakRef(storage)  # its address is not used again while we have it
+        key = Key(storage)  # its address is not used again while we have it
         with self._lock:
-            if key in self._seen:
-                return
-            self._seen.add(key)
-            row = self._bytes.setdefault(str(tensor.device), {})
-            row[category] = row.get(category, 0) + storage.nbytes()
+            if key not in self._storages:
+                facts = (str(tensor.device), category, storage.nbytes(), saved)
+                self._storages[key] = _Storage(*facts)
+        return key
+
+    def _hold(self, name: str, tensor: torch.Tensor) -> Key:
+        """Autograd holds `tensor` from now on, until `_release` of the key returned here."""
+        with self._lock:
+            if isinstance(tensor, nn.Parameter):
+                key = self._count("parameters", tensor)
+            else:
+                key = self._count(name, tensor, saved=True)
+            self._holds[key] += 1
+            storage = self._storages[key]
+            if storage.saved and self._holds[key] == 1:
+                self._now[storage.device, storage.category] += storage.nbytes
+                now = self.saved_now(storage.device)
+                self._peak[storage.device] = max(self._peak[storage.device], now)
+        return key
+
+    def _release(self, key: Key) -> None:
+        """Autograd has freed what `_hold` gave the key for."""
+        with self._lock:
+            self._holds[key] -= 1
+            storage = self._storages[key]
+            if storage.saved and not self._holds[key]:
+                self._now[storage.device, storage.category] -= storage.nbytes
+
+
+class _Saved:
+    """A tensor as long as autograd holds it."""
+
+    def __init__(self, ledger: Ledger, tensor: torch.Tensor, name: str) -> None:
+        self.tensor = tensor.detach()  # an output knows its graph, which would keep itself
+        self._ledger, self._key = ledger, ledger._hold(name, tensor)
+
+    def __del__(self) -> None:
+        self._ledger._release(self._key)
 
 
 def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Drawing:

@@ -110,6 +110,76 @@ def test_memory_that_was_freed_and_used_again_counts_twice():
     assert ledger["cpu"]["things"] == 50 * 4000
 
 
+def two_exponentials(x):
+    """exp keeps its result, so a row of n float32 keeps 4 n bytes, twice."""
+    return x.exp().exp()
+
+
+def test_what_autograd_holds_goes_down_with_backward_and_the_peak_stays():
+    x = torch.ones(100, requires_grad=True)
+    with Ledger().saved_for_backward() as ledger:
+        first = two_exponentials(x)
+        assert ledger.saved_now("cpu") == ledger.saved_peak("cpu") == 800
+        second = two_exponentials(x)
+        assert ledger.saved_now("cpu") == 1600
+        first.sum().backward()
+        assert ledger.saved_now("cpu") == 800
+        third = two_exponentials(x)
+    second.sum().backward()  # also after the block
+    assert (ledger.saved_now("cpu"), ledger.saved_peak("cpu")) == (800, 1600)
+    del third  # no backward, but nobody can ask for one any more
+    assert (ledger.saved_now("cpu"), ledger.saved_peak("cpu")) == (0, 1600)
+    assert ledger["cpu"] == {"activations": 2400} and ledger.saved_now("virtual:0") == 0
+
+
+def test_saved_bytes_have_the_name_of_their_micro_batch():
+    x, ledger, losses = torch.ones(100, requires_grad=True), Ledger(), []
+    for i in range(3):
+        with ledger.saved_for_backward(name=f"micro-batch {i}"):
+            losses.append(two_exponentials(x[: 10 * (i + 1)]).sum())
+    losses[1].backward()
+    left = [ledger.saved_now("cpu", f"micro-batch {i}") for i in range(3)]
+    assert left == [80, 0, 240] and ledger.saved_now("cpu") == 320
+    assert ledger.saved_peak("cpu") == 480
+
+
+def test_a_storage_that_is_saved_twice_is_held_until_both_are_done():
+    x = torch.ones(100, requires_grad=True)
+    with Ledger().saved_for_backward() as ledger:
+        y = x.exp()  # saved by exp, and again by each product
+        a, b = y * y, y[:50] * y[50:]
+    a.sum().backward(retain_graph=True)
+    assert ledger.saved_now("cpu") == ledger.saved_peak("cpu") == 400
+    del y, a
+    b.sum().backward()
+    assert ledger.saved_now("cpu") == 0
+
+
+def test_what_was_named_before_is_not_counted_as_saved():
+    net, batch = nn.Sequential(nn.Linear(10, 10), nn.Tanh()), torch.zeros(4, 10)
+    ledger = Ledger()
+    ledger.record_state(net)
+    ledger.add("batch", batch)
+    with ledger.saved_for_backward():
+        out = net(batch)  # Linear keeps the batch, Tanh its result
+    assert ledger["cpu"] == {"parameters": 440, "batch": 160, "activations": 160}
+    assert ledger.saved_peak("cpu") == 160
+    out.sum().backward()
+    assert ledger.saved_now("cpu") == 0
+
+
+def test_several_ledgers_know_the_storage_that_they_share():
+    x, ledgers = torch.empty(100, device="meta", requires_grad=True), []
+    for _ in range(2):  # exp keeps its result, and the next product keeps it again
+        ledgers.append(Ledger())
+        with ledgers[-1].saved_for_backward():
+            x = x.exp() if not ledgers[1:] else x * 2 * x
+    first, second = (ledger.storages("activations") for ledger in ledgers)
+    assert sum(first.values()) == 400 and sum(second.values()) == 800
+    assert sum((first | second).values()) == 800 and first.keys() < second.keys()
+    assert ledgers[0].storages("parameters") == {}
+
+
 def test_nothing_is_watched_afterwards_even_when_the_forward_pass_fails():
     net, ledger = network(), Ledger()
     with pytest.raises(RuntimeError), ledger.saved_for_backward(net):

@@ -1,0 +1,163 @@
+"""The split model is the unsplit one, on devices and on ranks."""
+
+import pytest
+import torch
+
+from mgpu_tutorial.lab import RankFailed, devices, in_order, launch, pipeline_steps, traffic
+from mgpu_tutorial.model_parallel import resnet_cuts as cuts
+from mgpu_tutorial.model_parallel import split_resnet as resnet
+from mgpu_tutorial.shared.vision import torchvision
+from tests.model_parallel.reference import gradients_of
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def split_model(several, weights, **settings):
+    with torch.device("meta"):
+        model = resnet.ModelParallelResNet50(several, **settings)
+    model.load_state_dict(weights)
+    return model
+
+
+def run(model, images, labels):
+    """Output, gradients and buffers behind one step, on the CPU."""
+    out = model(images)
+    torch.nn.functional.cross_entropy(out, labels.to(out.device)).backward()
+    buffers = {name: values.cpu() for name, values in model.named_buffers()}
+    return out.detach().cpu(), gradients_of(model), buffers
+
+
+@pytest.fixture(scope="module")
+def unsplit(data, weights):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the tests: other kernels round differently
+    model = torchvision.models.resnet50()
+    model.load_state_dict(weights)
+    found = run(model, *data)
+    torch.set_num_threads(threads)
+    return found
+
+
+@pytest.mark.parametrize(
+    "places", [("layer3.0",), ("fc",), ("maxpool", "layer3.4", "avgpool")]
+)
+def test_a_split_model_computes_what_the_unsplit_one_does(data, weights, unsplit, places):
+    model = split_model(devices(len(places) + 1), weights, cuts=places)
+    torch.testing.assert_close(run(model, *data), unsplit, rtol=0, atol=0)
+
+
+def test_weights_go_to_torchvision_and_back():
+    model = resnet.ModelParallelResNet50(devices(2), num_classes=10)
+    whole = torchvision.models.resnet50(num_classes=10)
+    assert list(model.state_dict()) == list(whole.state_dict())
+    whole.load_state_dict(model.state_dict())
+    again = resnet.ModelParallelResNet50(devices(2), num_classes=10)
+    again.load_state_dict(whole.state_dict())
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other) and one.device == other.device
+
+
+@pytest.mark.parametrize("made_on", ["cpu", "meta"])
+def test_each_stage_lies_on_its_device(made_on):
+    several = devices(2)
+    with torch.device(made_on):
+        model = resnet.ModelParallelResNet50(several)
+    assert {p.device for p in model.layer2.parameters()} == {several[0]}
+    assert {p.device for p in model.layer3.parameters()} == {several[1]}
+    assert model.fc.weight.device == several[1] and model.conv1.weight.device == several[0]
+
+
+def test_a_model_made_with_weights_takes_others(data, weights, unsplit):
+    """And one device named twice is enough."""
+    model = resnet.ModelParallelResNet50(("cpu", "cpu"))
+    model.load_state_dict(weights)
+    torch.testing.assert_close(run(model, *data), unsplit, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "given, places, says",
+    [
+        (("cpu",), ("layer3.0",), "at least two in all"),
+        (("cpu",), (), "at least two in all"),
+        ("cpu", ("layer3.0",), "at least two in all"),
+        (("cpu", "cpu", "cpu"), ("layer3.0",), "1 cut.s. make 2 stages"),
+        (("cpu", "cpu"), ("layer5.0",), "cuts must be a list of maxpool, layer1.0"),
+        (("cpu", "cpu"), ("conv1",), "cuts must be a list"),
+        (("cpu", "cpu"), "fc", "cuts must be a list"),
+        (("cpu",) * 3, ("layer3.0", "layer1.0"), "order of the network"),
+        (("cpu",) * 3, ("layer3.0", "layer3.0"), "order of the network"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(given, places, says):
+    with pytest.raises(ValueError, match=says):
+        resnet.ModelParallelResNet50(given, cuts=places)
+
+
+def test_a_rank_makes_its_own_stage_only(weights):
+    part = resnet.new_model(own=cuts.cut_units(["layer4.1"])[1])
+    assert part.conv1.weight.is_meta and not part.layer4[1].conv1.weight.is_meta
+    assert torch.equal(part.fc.weight, weights["fc.weight"])
+    assert not torch.equal(resnet.new_model(4, own=("fc",)).fc.weight, part.fc.weight)
+    zeros = resnet.zero_model().state_dict()
+    assert list(zeros) == list(weights)
+    assert not any(values.any() for values in zeros.values())
+
+
+def test_no_two_blocks_of_a_model_begin_alike(weights):
+    """Blocks of a layer have equal shapes, and must not have equal weights."""
+    for layer, blocks in (("layer1", 3), ("layer2", 4), ("layer3", 6), ("layer4", 3)):
+        drawn = [weights[f"{layer}.{block}.conv2.weight"] for block in range(1, blocks)]
+        for i, one in enumerate(drawn):
+            assert not any(torch.equal(one, other) for other in drawn[:i])
+
+
+@pytest.mark.parametrize("places, micro", [(("layer2.2",), 4), (("layer1.1", "fc"), 2)])
+def test_stages_on_ranks_equal_the_unsplit_model(expected, places, micro):
+    report = launch(resnet.run_stages, len(places) + 1, places, micro, batch=4, timeout=60)
+    one_loss, one = expected(micro)
+    merged = {n: g for _, mine in report.results for n, g in mine.items()}
+    torch.testing.assert_close(merged, one, **CLOSE)
+    assert sum(report.results[-1][0]) == pytest.approx(one_loss, rel=1e-5)
+    assert all(losses == [] for losses, _ in report.results[:-1])
+    assert sum(len(mine) for _, mine in report.results) == 161
+
+
+def test_activations_and_gradients_cross_once_each():
+    report = launch(resnet.run_stages, 2, micro=2, batch=2, trace=True, timeout=60)
+    sent = 4 * (2 * 512 * 8 * 8)  # two images, float32
+    assert [row[2:] for row in traffic(report).rows] == [[3, sent + 32], [2, sent]]
+    assert in_order(pipeline_steps(report)[0], 1) == ["F0", "F1", "B0", "B1"]
+
+
+def test_stages_that_disagree_on_shapes_stop_at_once():
+    with pytest.raises(RankFailed) as caught:
+        launch(resnet.run_stages_cut_differently, 2)
+    assert "stage 0 sends [4, 512, 8, 8], and stage 1 expects [4, 1024, 4, 4]" in str(
+        caught.value
+    )
+
+
+def test_stages_and_ranks_must_be_as_many():
+    with pytest.raises(RankFailed, match="1 cut.s. make 2 stages, and each needs"):
+        launch(resnet.run_stages, 3)
+    work = resnet.ResNetStages(None, ("layer2.0", "layer3.0"))
+    with pytest.raises(ValueError, match="cannot be joined to 2 stages"):
+        work.stage(0, 2, 1)
+
+
+def test_a_batch_that_does_not_divide_is_refused_on_every_rank():
+    with pytest.raises(RankFailed, match="a batch of 4 does not divide into 3"):
+        launch(resnet.run_stages, 2, micro=3, batch=4)
+
+
+def test_the_images_are_the_same_on_every_rank(data):
+    torch.manual_seed(7)  # whatever else was drawn before
+    for mine, expected in zip(resnet.random_images(4), data, strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_an_unsplit_step_is_the_reference(data, whole, expected):
+    resnet.unsplit_step(whole, *data, micro=2)
+    found = resnet.gradients(whole)
+    assert list(found) == [name for name, _ in whole.named_parameters()]
+    torch.testing.assert_close(found, expected(2)[1], rtol=0, atol=0)
