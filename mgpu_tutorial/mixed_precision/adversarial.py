@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.distributed_sgd import average_flat, flat_parameters
 from mgpu_tutorial.lab import progress
-from mgpu_tutorial.mixed_precision.precision import autocast, fingerprint, new_scaler
+from mgpu_tutorial.mixed_precision.precision import autocast, new_scaler
 from mgpu_tutorial.shared.data import digits
 
 NOISE = 16
@@ -138,10 +138,10 @@ def count_sent(**models: DistributedDataParallel) -> dict[str, int]:
 
 
 class PairResult(NamedTuple):
-    """Fingerprints of both networks, and how many numbers each handed to all_reduce."""
+    """The parameters of both networks, and how many numbers each handed to all_reduce."""
 
-    generator: str
-    discriminator: str
+    generator: torch.Tensor
+    discriminator: torch.Tensor
     sent: dict[str, int]
 
 
@@ -170,7 +170,7 @@ def train_wrapped_pair(
         generator_sgd.zero_grad()
         generator_backward(discriminator, fake, unwrap)
         generator_sgd.step()
-    return PairResult(fingerprint(generator), fingerprint(discriminator), sent)
+    return PairResult(flat_parameters(generator), flat_parameters(discriminator), sent)
 
 
 def discriminator_backward(
