@@ -31,7 +31,7 @@ from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.ddp_buckets.hooks import HOOKS
 from mgpu_tutorial.lab import Ledger, devices, launch
 from mgpu_tutorial.mixed_precision.comparison import NOT_MEASURED, STORED, table
-from mgpu_tutorial.shared.data import pictures
+from mgpu_tutorial.shared.data import Pictures, pictures
 
 
 class Setup(NamedTuple):
@@ -91,9 +91,12 @@ def train_setup(
     steps = experiment.iterations + 1
     module, optimizer, schedule = new_network(experiment.network, steps, home)
     model, ledger = wrap(module, setup, taken), Ledger()
+    with torch.device("cpu"):
+        data = pictures()
     seconds, losses = [], []
     for step in range(steps):
-        images, labels = draw_share(rank, world_size, experiment, step, home)
+        images, labels = draw_share(rank, world_size, data, experiment, step)
+        images, labels = images.to(home), labels.to(home)
         counting = ledger.saved_for_backward(module) if step == 0 else nullcontext()
         begin = now()
         with counting, torch.autocast(kind(), torch.bfloat16, setup.autocast):
@@ -137,15 +140,12 @@ def wrap(
 
 
 def draw_share(
-    rank: int, world_size: int, experiment: Experiment, step: int, home: torch.device
+    rank: int, world_size: int, data: Pictures, experiment: Experiment, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every world_size-th picture of the step's global batch from number `rank` on."""
-    with torch.device("cpu"):
-        data = pictures()
+    """Every world_size-th picture of the step's global batch, from number `rank` on."""
     first = step * experiment.batch
     mine = range(first + rank, first + experiment.batch, world_size)
-    images, labels = data.batch([i % len(data) for i in mine], experiment.side)
-    return images.to(home), labels.to(home)
+    return data.batch([i % len(data) for i in mine], experiment.side)
 
 
 def kind() -> str:

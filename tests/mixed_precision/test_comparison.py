@@ -12,7 +12,7 @@ from mgpu_tutorial.mixed_precision import comparison
 from mgpu_tutorial.shared.data import pictures
 from mgpu_tutorial.shared.vision import torchvision
 
-NETWORK, BATCH, SIDE, ITERATIONS = "shufflenet_v2_x0_5", 8, 64, 2
+NETWORK, BATCH, SIDE, ITERATIONS = "shufflenet_v2_x0_5", 8, 64, 1
 TINY = benchmark.Experiment(NETWORK, BATCH, SIDE, ITERATIONS)
 NUMBERS = 352_042  # parameters, with ten classes
 
@@ -37,9 +37,9 @@ def losses_of_one_process(shares, autocast, rounded):
     model = torchvision.models.shufflenet_v2_x0_5(num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, ITERATIONS + 1)
-    losses = []
+    losses, data = [], pictures()
     for step in range(ITERATIONS + 1):
-        images, labels = pictures().batch(slice(BATCH * step, BATCH * step + BATCH), SIDE)
+        images, labels = data.batch(slice(BATCH * step, BATCH * step + BATCH), SIDE)
         total = [torch.zeros_like(p) for p in model.parameters()]
         losses.append(0.0)
         for share in shares:
