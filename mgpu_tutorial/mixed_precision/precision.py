@@ -6,7 +6,6 @@ float32, and a `GradScaler` keeps small gradients from vanishing
 gradients are averaged: all ranks must see the same infinity, or they take different steps.
 """
 
-import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from mgpu_tutorial.ddp_buckets.hooks import HOOKS
 from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.shared.parameters import fingerprint
 
 SUPPORTED = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
 
@@ -194,12 +194,6 @@ def check_agreement(model: nn.Module, scaler: GradScaler) -> None:
             )
         if text != first_text:
             raise RuntimeError(f"the parameters of rank {rank} are not those of rank 0")
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A short name for the exact bits of all parameters: equal only where all bits are."""
-    bits = flat_parameters(model).cpu().view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(bits).hexdigest()[:8]
 
 
 class StepRecord(NamedTuple):
