@@ -202,7 +202,7 @@ def compare(experiments: Sequence[Experiment], gpus: int) -> dict[str, Any]:
     versions = {name: version(name) for name in ("torch", "torchvision")}
     known = torch.cpu.get_capabilities()
     return {
-        "device": torch.cuda.get_device_name(0) if gpus else "CPU, one core a device",
+        "device": torch.cuda.get_device_name(0) if gpus else "CPU, one core per device",
         "instructions": {
             name: known.get(name, False)
             for name in ("avx512_bf16", "amx_bf16", "avx512_fp16")

@@ -80,7 +80,7 @@ def chart(result: dict[str, Any]) -> Plot:
             remark = _remark(name, result["device"]) if panel is not FIELD_REPORT else ""
             _draw_bar(axes, name, seconds, remark, quoted=panel is FIELD_REPORT)
             lines.append(f"  {name}: {seconds}" + f" ({remark})" * bool(remark))
-        axes.set_xlim(0, 1.6 * max(s for s in panel.values() if s != NOT_MEASURED))
+        axes.set_xlim(0, 1.65 * max(s for s in panel.values() if s != NOT_MEASURED))
         axes.set_xticks([])
         axes.tick_params(axis="y", length=0, labelsize=11)
         axes.invert_yaxis()

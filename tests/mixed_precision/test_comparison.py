@@ -163,7 +163,7 @@ def test_the_chart_says_its_numbers_and_the_caveat_of_a_cpu():
     text = repr(comparison.chart(a_result()))
     assert "one device: 2.0\n" in text and "DDP: not measured\n" in text
     assert "DataParallel: 4.0\n" in text and "DataParallel: 20.4\n" in text
-    text = repr(comparison.chart(a_result("CPU, one core a device")))
+    text = repr(comparison.chart(a_result("CPU, one core per device")))
     assert "DataParallel: 4.0 (backward: one thread on a CPU)\n" in text
     assert "DataParallel: 20.4\n" in text  # not the field report's
 
