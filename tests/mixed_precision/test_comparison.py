@@ -12,7 +12,7 @@ from mgpu_tutorial.mixed_precision import comparison
 from mgpu_tutorial.shared.data import pictures
 from mgpu_tutorial.shared.vision import torchvision
 
-NETWORK, BATCH, SIDE, ITERATIONS = "shufflenet_v2_x0_5", 8, 64, 1
+NETWORK, BATCH, SIDE, ITERATIONS = "shufflenet_v2_x0_5", 8, 64, 2
 TINY = benchmark.Experiment(NETWORK, BATCH, SIDE, ITERATIONS)
 NUMBERS = 352_042  # parameters, with ten classes
 
