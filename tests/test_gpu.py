@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch.distributed import is_nccl_available
 
+from benchmarks import comparison
 from mgpu_tutorial import collectives, data_partitioning, nonblocking
 from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.lab import Ledger, devices, launch
 from mgpu_tutorial.lab.run import transfer
-from mgpu_tutorial.mixed_precision import comparison, precision
+from mgpu_tutorial.mixed_precision import precision
 from mgpu_tutorial.model_parallel import measurements, micro_batches, pipeline
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from tests.data_parallel import reference
@@ -134,18 +135,18 @@ def test_five_wrappers_of_ddp_equal_one_process(world_size, device):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_scaled_ddp_ranks_stay_alike_under_autocast_on_the_gpu(dtype):
     settings = {"dtype": dtype, "scale": 1024.0, "device": "cuda:0"}
-    (_, one, _, weights), (_, two, _, _) = launch(precision.ddp_steps, 2, **settings).results
-    assert one == two and weights.isfinite().all()
+    one, two = launch(precision.train_with_ddp, 2, **settings).results
+    assert one.fingerprint == two.fingerprint and one.parameters.isfinite().all()
 
 
 def test_one_infinity_makes_all_ranks_skip_on_the_gpu():
-    results = launch(precision.scaled_steps, 2, infinite=(1, 1), device="cuda:0").results
-    assert [row[0] for row in results[0][0]] == [1024, 512, 512, 512]
+    results = launch(precision.train_scaled, 2, infinite=(1, 1), device="cuda:0").results
+    assert [record.scale for record in results[0][0]] == [1024, 512, 512, 512]
     assert results[0][0] == results[1][0]
 
 
 def test_the_comparison_measures_the_rows_of_one_gpu():
-    scale = comparison.Scale({"mobilenet_v2": 4}, side=32, iterations=1)
+    experiment = comparison.Experiment("mobilenet_v2", batch=4, side=32, iterations=1)
     for name in ("one device", "one device + autocast"):
-        found = comparison.row("mobilenet_v2", comparison.WAYS[name], scale, gpus=1)
+        found = comparison.measure_row(comparison.SETUPS[name], experiment, gpus=1)
         assert found["processes"] == 1 and found["peaks"][0] > 0

@@ -1,12 +1,45 @@
-"""The four opt levels of an old extension, O0 to O3, written with today's PyTorch."""
+"""The four opt levels of apex, O0 to O3, written with today's PyTorch.
+
+apex is NVIDIA's extension that brought mixed precision before `torch.amp` did
+(https://github.com/NVIDIA/apex). Here all levels use bfloat16, which needs no loss scaler.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import nll_loss
 
 from mgpu_tutorial.distributed_sgd import new_model
-from mgpu_tutorial.mixed_precision.precision import autocast, observe, short
+from mgpu_tutorial.mixed_precision.precision import autocast, dtype_name, observe
 from mgpu_tutorial.shared.data import digits
+
+
+class Level(NamedTuple):
+    """What the model's weights are stored in, what autocast computes in, and whether the
+    optimizer steps on float32 copies of the weights. float32 means no autocast."""
+
+    weights: torch.dtype
+    autocast: torch.dtype
+    master_weights: bool = False
+
+
+LEVELS = {
+    "O0": Level(weights=torch.float32, autocast=torch.float32),
+    "O1": Level(weights=torch.float32, autocast=torch.bfloat16),
+    "O2": Level(weights=torch.bfloat16, autocast=torch.float32, master_weights=True),
+    "O3": Level(weights=torch.bfloat16, autocast=torch.float32),
+}
+
+
+class Trained(NamedTuple):
+    """The dtypes that a training met, and its mean loss over 600 digits before and after."""
+
+    weights: str
+    conv1_returns: str
+    gradients: str
+    first_loss: float
+    last_loss: float
 
 
 class MasterWeights:
@@ -26,43 +59,39 @@ class MasterWeights:
                 low.copy_(master)
 
 
-def check_level(level: str) -> None:
-    """ValueError for anything but one of the four names."""
-    if level not in ("O0", "O1", "O2", "O3"):
-        raise ValueError(f"level must be O0, O1, O2 or O3, got {level!r}")
+def train_at_level(name: str, lr: float = 0.005, steps: int = 90) -> Trained:
+    """Train on the digits, 100 a step, as the level "O0", "O1", "O2" or "O3" did.
 
-
-def opt_level(level: str, lr: float = 0.005, steps: int = 30) -> dict[str, str | float]:
-    """Train the digits as the old "O0" to "O3" did, in today's terms, with bfloat16.
-
-    Returns the dtypes of the weights, of what a convolution returns and of the gradients,
-    and the loss over 600 digits before and after. ValueError for another level.
+    One process; nothing is communicated. ValueError for another name.
     """
-    check_level(level)
-    data, (model, optimizer) = digits(), new_model(lr=lr)
-    low = torch.bfloat16 if level in ("O2", "O3") else torch.float32
-    model.to(low)
-    if level == "O2":
+    if name not in LEVELS:
+        raise ValueError(f"level must be O0, O1, O2 or O3, got {name!r}")
+    level = LEVELS[name]
+    data = digits(dtype=level.weights)
+    model, optimizer = new_model(lr=lr)
+    model.to(level.weights)
+    if level.master_weights:
         optimizer = MasterWeights(model, lr)
-    elif level == "O3":
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
-    forward = autocast("cpu", torch.bfloat16 if level == "O1" else torch.float32)
+
+    def loss_of(index: slice) -> torch.Tensor:
+        with autocast("cpu", level.autocast):
+            output = model(data.images[index])
+        return nll_loss(output.float(), data.labels[index])
+
     with torch.no_grad():
-        start = nll_loss(model(data.images[:600].to(low)).float(), data.labels[:600])
+        first_loss = loss_of(slice(600)).item()
     for step in range(steps):
-        mine = slice(step % 10 * 100, step % 10 * 100 + 100)
+        start = step % 10 * 100  # ten batches, again and again
         model.zero_grad()
-        with forward:
-            output = model(data.images[mine].to(low))
-        nll_loss(output.float(), data.labels[mine]).backward()
+        loss_of(slice(start, start + 100)).backward()
         optimizer.step()
-    with forward:
-        outputs = observe(model, data.images[:1].to(low))
-        loss = nll_loss(model(data.images[:600].to(low)).float(), data.labels[:600])
-    return {
-        "weights": short(model.conv1.weight.dtype),
-        "conv1 returns": outputs["conv1"],
-        "gradients": short(model.conv1.weight.grad.dtype),
-        "start": start.item(),
-        "loss": loss.item(),
-    }
+    with torch.no_grad(), autocast("cpu", level.autocast):
+        outputs = observe(model, data.images[:1])
+        last_loss = loss_of(slice(600)).item()
+    return Trained(
+        weights=dtype_name(model.conv1.weight.dtype),
+        conv1_returns=outputs["conv1"],
+        gradients=dtype_name(model.conv1.weight.grad.dtype),
+        first_loss=first_loss,
+        last_loss=last_loss,
+    )

@@ -6,7 +6,6 @@ float32, and a `GradScaler` keeps small gradients from vanishing
 gradients are averaged: all ranks must see the same infinity, or they take different steps.
 """
 
-import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -14,15 +13,18 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn.functional import nll_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.ddp_buckets.hooks import HOOKS
 from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.shared.parameters import fingerprint
 
 SUPPORTED = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
 
@@ -54,7 +56,7 @@ def autocast(device: str, dtype: torch.dtype) -> AbstractContextManager:
     return torch.autocast(device, dtype=dtype)
 
 
-def new_scaler(model: nn.Module, **settings: float) -> torch.amp.GradScaler:
+def new_scaler(model: nn.Module, **settings: float) -> GradScaler:
     """A GradScaler for the device where the parameters of `model` lie.
 
     A scaler of another device does not scale, or fails in `unscale_`. `settings` are those
@@ -68,7 +70,7 @@ def new_scaler(model: nn.Module, **settings: float) -> torch.amp.GradScaler:
             "the parameters are float16, and a scaler divides their gradients in float16 "
             "again: keep the model in float32 and run its forward under autocast"
         )
-    return torch.amp.GradScaler(kinds.pop(), **settings)
+    return GradScaler(kinds.pop(), **settings)
 
 
 def observe(module: nn.Module, *inputs: torch.Tensor) -> dict[str, str]:
@@ -77,7 +79,7 @@ def observe(module: nn.Module, *inputs: torch.Tensor) -> dict[str, str]:
 
     def hook(name: str) -> Callable:
         def note(_: nn.Module, __: tuple, output: torch.Tensor) -> None:
-            seen[name] = short(output.dtype)
+            seen[name] = dtype_name(output.dtype)
 
         return note
 
@@ -91,7 +93,7 @@ def observe(module: nn.Module, *inputs: torch.Tensor) -> dict[str, str]:
     return seen
 
 
-def short(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype without "torch."."""
     return str(dtype).removeprefix("torch.")
 
@@ -99,7 +101,7 @@ def short(dtype: torch.dtype) -> str:
 # One rank: a scaler step by step
 
 
-class Moment(NamedTuple):
+class ScalerStep(NamedTuple):
     """One step of a scaler: what it met and what it did."""
 
     scale: float
@@ -108,11 +110,11 @@ class Moment(NamedTuple):
     scale_after: float
 
 
-def life_of_a_scaler(infinite_at: int, steps: int, **settings: float) -> list[Moment]:
+def life_of_a_scaler(infinite_at: int, steps: int, **settings: float) -> list[ScalerStep]:
     """Take `steps` scaled steps, one of them with a planted infinity; say what happened."""
     data, (model, optimizer) = digits(), new_model()
     scaler = new_scaler(model, **settings)
-    moments = []
+    taken = []
     for step in range(steps):
         optimizer.zero_grad()
         mine = slice(100 * step, 100 * step + 100)
@@ -126,14 +128,18 @@ def life_of_a_scaler(infinite_at: int, steps: int, **settings: float) -> list[Mo
         scaler.step(optimizer)
         scaler.update()
         stepped = not torch.equal(before, flat_parameters(model))
-        moments.append(Moment(scale, largest, stepped, scaler.get_scale()))
-    return moments
+        taken.append(ScalerStep(scale, largest, stepped, scaler.get_scale()))
+    return taken
 
 
 # Several ranks: where the average goes
 
+FinishStep = Callable[[nn.Module, Optimizer, GradScaler], None]
 
-def average_then_look(model: nn.Module, optimizer, scaler, clip: float = 1.0) -> None:
+
+def average_then_look(
+    model: nn.Module, optimizer: Optimizer, scaler: GradScaler, clip: float = 1.0
+) -> None:
     """All ranks average the scaled gradients; then each unscales, clips, and steps alike."""
     average_gradients(model)
     scaler.unscale_(optimizer)
@@ -142,7 +148,9 @@ def average_then_look(model: nn.Module, optimizer, scaler, clip: float = 1.0) ->
     scaler.update()
 
 
-def look_then_average(model: nn.Module, optimizer, scaler, clip: float = 1.0) -> None:
+def look_then_average(
+    model: nn.Module, optimizer: Optimizer, scaler: GradScaler, clip: float = 1.0
+) -> None:
     """Wrong: each rank decides from its own gradients, then all average them."""
     scaler.unscale_(optimizer)
     average_gradients(model)
@@ -151,7 +159,9 @@ def look_then_average(model: nn.Module, optimizer, scaler, clip: float = 1.0) ->
     scaler.update()
 
 
-def clip_then_unscale(model: nn.Module, optimizer, scaler, clip: float = 1.0) -> None:
+def clip_then_unscale(
+    model: nn.Module, optimizer: Optimizer, scaler: GradScaler, clip: float = 1.0
+) -> None:
     """Wrong: the norm that is clipped is `scale` times too large."""
     average_gradients(model)
     clip_grad_norm_(model.parameters(), clip)
@@ -160,7 +170,9 @@ def clip_then_unscale(model: nn.Module, optimizer, scaler, clip: float = 1.0) ->
     scaler.update()
 
 
-def leave_alone(model: nn.Module, optimizer, scaler, clip: float = 1.0) -> None:
+def leave_alone(
+    model: nn.Module, optimizer: Optimizer, scaler: GradScaler, clip: float = 1.0
+) -> None:
     """Wrong: a rank with an infinity leaves the average out."""
     if all(p.grad.isfinite().all() for p in model.parameters()):
         average_then_look(model, optimizer, scaler, clip)
@@ -168,9 +180,9 @@ def leave_alone(model: nn.Module, optimizer, scaler, clip: float = 1.0) -> None:
         scaler.update(scaler.get_scale() / 2)
 
 
-def agreed(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+def check_agreement(model: nn.Module, scaler: GradScaler) -> None:
     """All ranks compare loss scales and parameters; RuntimeError on all where they differ."""
-    mine = (scaler.get_scale(), digest(model))
+    mine = (scaler.get_scale(), fingerprint(model))
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     for rank, (scale, text) in enumerate(everyone):
@@ -184,28 +196,31 @@ def agreed(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
             raise RuntimeError(f"the parameters of rank {rank} are not those of rank 0")
 
 
-def digest(model: nn.Module) -> str:
-    """A short name for the exact bits of all parameters."""
-    bits = flat_parameters(model).cpu().view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(bits).hexdigest()[:8]
+class StepRecord(NamedTuple):
+    """One rank after a step: its loss scale, the fingerprint of its weights, all finite?"""
+
+    scale: float
+    weights: str
+    finite: bool
 
 
-def scaled_steps(
+def train_scaled(
     rank: int,
     world_size: int,
-    finish: Callable = average_then_look,
+    finish_step: FinishStep = average_then_look,
     infinite: tuple[int, int] | None = None,
     steps: int = 4,
     verify: bool = False,
     **settings: float,
-) -> tuple[list[tuple[float, str, bool]], torch.Tensor]:
-    """Train on scaled losses; `infinite` = (rank, step) plants an infinity before `finish`.
+) -> tuple[list[StepRecord], torch.Tensor]:
+    """Train on scaled losses; all ranks average their gradients in `finish_step`.
 
-    Returns scale, digest and "all finite" after each step, and the parameters.
+    `infinite` = (rank, step) plants an infinity before it; `verify` compares the ranks after
+    each step; `settings` are those of GradScaler. Returns each step, and the parameters.
     """
     data, (model, optimizer) = digits(), new_model()
     scaler = new_scaler(model, **{"init_scale": 1024.0} | settings)
-    rows = []
+    records = []
     batches = global_batches(rank, world_size, len(data), 120, seed=1, epoch=0)
     for step, mine in enumerate(batches[:steps]):
         optimizer.zero_grad()
@@ -213,36 +228,45 @@ def scaled_steps(
         scaler.scale(loss).backward()
         if infinite == (rank, step):
             model.fc2.bias.grad[0] = float("inf")
-        finish(model, optimizer, scaler)
+        finish_step(model, optimizer, scaler)
         finite = bool(flat_parameters(model).isfinite().all())
-        rows.append((scaler.get_scale(), digest(model), finite))
+        records.append(StepRecord(scaler.get_scale(), fingerprint(model), finite))
         if verify:
-            agreed(model, scaler)
-    return rows, flat_parameters(model)
+            check_agreement(model, scaler)
+    return records, flat_parameters(model)
 
 
-def clipped_steps(
+def train_clipped(
     rank: int, world_size: int, clip: float, **settings
-) -> tuple[list[tuple[float, str, bool]], torch.Tensor]:
-    """`scaled_steps` with the scale 1 and gradients clipped to the norm `clip`."""
+) -> tuple[list[StepRecord], torch.Tensor]:
+    """`train_scaled` with the scale 1 and gradients clipped to the norm `clip`."""
 
-    def finish(model: nn.Module, optimizer, scaler) -> None:
+    def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
         average_then_look(model, optimizer, scaler, clip)
 
-    return scaled_steps(rank, world_size, finish, init_scale=1.0, **settings)
+    return train_scaled(rank, world_size, finish_step, init_scale=1.0, **settings)
 
 
-def ddp_steps(
+class DDPResult(NamedTuple):
+    """One rank after training: losses, fingerprint of the weights, loss scale, weights."""
+
+    losses: list[float]
+    fingerprint: str
+    scale: float
+    parameters: torch.Tensor
+
+
+def train_with_ddp(
     rank: int,
     world_size: int,
     dtype: torch.dtype = torch.float32,
     hook: str = "float32",
     scale: float = 1.0,
     steps: int = 4,
-) -> tuple[list[float], str, float, torch.Tensor]:
+) -> DDPResult:
     """DDP averages while backward runs; forward under autocast, buckets sent as `hook` says.
 
-    The last step is inside a span "step". Returns losses, digest, last scale, parameters.
+    The last step is inside a span "step". A scale of 1 switches the scaler off.
     """
     data, (module, optimizer) = digits(), new_model()
     model = DistributedDataParallel(module)
@@ -259,4 +283,4 @@ def ddp_steps(
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())
-    return losses, digest(module), scaler.get_scale(), flat_parameters(module)
+    return DDPResult(losses, fingerprint(module), scaler.get_scale(), flat_parameters(module))

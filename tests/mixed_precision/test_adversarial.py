@@ -1,0 +1,161 @@
+"""The pair on N ranks takes the steps of one process, which are written out here."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch.nn.functional import softplus
+
+from mgpu_tutorial.lab import RankFailed, launch
+from mgpu_tutorial.mixed_precision import adversarial
+from mgpu_tutorial.shared.data import digits
+
+
+def near(x, y, atol):
+    torch.testing.assert_close(x, y, rtol=0, atol=atol)
+
+
+def batch_by_hand(step, images):
+    """The global batch of a step: 60 images and 60 times 16 random numbers."""
+    random = torch.Generator().manual_seed(step)
+    chosen = torch.randint(len(images), (60,), generator=random)
+    return images[chosen], torch.randn(60, 16, generator=random).to(images)
+
+
+def pair_and_images(dtype):
+    """Both networks as every rank makes them, and the digits between 0 and 1."""
+    torch.manual_seed(0)
+    networks = adversarial.new_generator(), adversarial.new_discriminator()
+    images = (digits().images * 0.325 + 0.306).flatten(1).clamp(0, 1)
+    return *(network.to(dtype) for network in networks), images.to(dtype)
+
+
+def flat(*networks):
+    return torch.cat([p.detach().flatten() for n in networks for p in n.parameters()])
+
+
+@functools.cache
+def trained_by_hand(dtype, steps):
+    """One process, two plain Adams: the parameters of both networks, and 12 samples."""
+    generator, discriminator, images = pair_and_images(dtype)
+    fixed = torch.randn(12, 16).to(dtype)
+    adam = functools.partial(torch.optim.Adam, lr=5e-3, betas=(0.5, 0.99), eps=1e-4)
+    for_generator, for_discriminator = (
+        adam(network.parameters()) for network in (generator, discriminator)
+    )
+    for step in range(steps):
+        real, noise = batch_by_hand(step, images)
+        fake = generator(noise)
+        says_real, says_fake = discriminator(real), discriminator(fake.detach())
+        for_discriminator.zero_grad()
+        (softplus(-says_real).mean() + softplus(says_fake).mean()).backward()
+        for_discriminator.step()
+        for_generator.zero_grad()
+        softplus(-discriminator(fake)).mean().backward()
+        for_generator.step()
+    return flat(generator, discriminator), generator(fixed).detach().float()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_pair_on_n_ranks_is_the_pair_written_out(world_size):
+    expected, samples = trained_by_hand(torch.float64, 10)
+    arguments = adversarial.train_pair, world_size
+    results = launch(*arguments, steps=10, keep=(10,), double=True).results
+    for parameters, kept in results:
+        near(parameters, expected, 1e-13)
+        near(kept[10], samples, 1e-6)
+        assert torch.equal(parameters, results[0][0])
+
+
+def test_the_pair_in_float32_is_the_pair_written_out():
+    for parameters, _ in launch(adversarial.train_pair, 2, steps=5).results:
+        near(parameters, trained_by_hand(torch.float32, 5)[0], 1e-5)
+
+
+def test_every_step_draws_another_batch_and_every_rank_its_rows():
+    images = torch.arange(1000.0)[:, None]
+    for step in (0, 1, 7):
+        real, noise = batch_by_hand(step, images)
+        shares = [adversarial.draw_share(rank, 3, 60, step, images) for rank in range(3)]
+        assert torch.equal(torch.cat([images for images, _ in shares]), real)
+        assert torch.equal(torch.cat([noise for _, noise in shares]), noise)
+        assert all(len(images) == 20 for images, _ in shares)
+
+
+def test_both_players_learn_and_neither_from_the_others_loss():
+    torch.manual_seed(0)
+    generator = adversarial.Player(adversarial.new_generator(), 1e-3, 1.0)
+    discriminator = adversarial.Player(adversarial.new_discriminator(), 1e-3, 1.0)
+    before = copy.deepcopy((generator.net.state_dict(), discriminator.net.state_dict()))
+    real, fake = adversarial.real_images()[:8], generator.net(torch.randn(8, 16))
+    loss = adversarial.discriminator_loss(
+        discriminator.net(real), discriminator.net(fake.detach())
+    )
+    discriminator.learn(loss, lambda net: None)
+    assert all(p.grad is None for p in generator.net.parameters())
+    after = discriminator.net.state_dict()
+    assert all(not torch.equal(after[k], v) for k, v in before[1].items())
+    middle = copy.deepcopy(after)
+    generator.learn(adversarial.generator_loss(discriminator.net(fake)), lambda net: None)
+    assert all(torch.equal(discriminator.net.state_dict()[k], v) for k, v in middle.items())
+    changed = generator.net.state_dict()
+    assert all(not torch.equal(changed[k], v) for k, v in before[0].items())
+
+
+def test_the_pair_trains_under_autocast_with_two_scalers():
+    short = {"dtype": torch.float16, "scale": 1024.0}
+    (one, _), (two, _) = launch(adversarial.train_pair, 2, **short).results
+    assert torch.equal(one, two) and one.isfinite().all()
+
+
+def test_real_images_lie_between_0_and_1():
+    images = adversarial.real_images()
+    assert images.shape[1] == 784 and images.min() >= 0 and 0.9 < images.max() <= 1
+
+
+def wrapped_by_hand(steps=2):
+    """The pair with SGD in one process: what two DDP modules must come to."""
+    generator, discriminator, images = pair_and_images(torch.float32)
+    for step in range(steps):
+        real, noise = batch_by_hand(step, images)
+        fake = generator(noise)
+        answers = discriminator(real), discriminator(fake.detach())
+        loss = softplus(-answers[0]).mean() + softplus(answers[1]).mean()
+        descend(loss, discriminator)
+        descend(softplus(-discriminator(fake)).mean(), generator)
+    return flat(generator, discriminator)
+
+
+def descend(loss, network, lr=0.1):
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            parameter -= lr * gradient
+
+
+def test_two_wrapped_modules_take_the_steps_of_one_process():
+    expected = wrapped_by_hand()
+    bare, wrapped = (
+        launch(adversarial.train_wrapped_pair, 2, unwrap=unwrap).results
+        for unwrap in (True, False)
+    )
+    for result in bare + wrapped:
+        near(torch.cat([result.generator, result.discriminator]), expected, 1e-6)
+    assert torch.equal(bare[0].generator, bare[1].generator)
+    assert torch.equal(bare[0].discriminator, bare[1].discriminator)
+    generator = 16 * 128 + 128 + 128 * 64 + 64
+    discriminator = 784 * 128 + 128 + 128 + 1
+    assert bare[0].sent == {"generator": 2 * generator, "discriminator": 2 * discriminator}
+    assert wrapped[0].sent["discriminator"] == 2 * bare[0].sent["discriminator"]
+    assert wrapped[0].sent["generator"] == bare[0].sent["generator"]
+
+
+def test_without_detach_backward_finds_no_graph_or_the_generators_part():
+    with pytest.raises(RankFailed, match="backward through the graph a second time"):
+        launch(adversarial.train_wrapped_pair, 2, detach=False)
+    first, second = launch(
+        adversarial.train_wrapped_pair, 2, detach=False, retain=True
+    ).results
+    assert not torch.equal(first.generator, second.generator)
+    assert torch.equal(first.discriminator, second.discriminator)

@@ -1,0 +1,80 @@
+"""Each opt level has the dtypes it names, and takes the steps that are written out here."""
+
+import pytest
+import torch
+from torch.nn.functional import nll_loss
+
+from mgpu_tutorial.mixed_precision import opt_levels
+from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.shared.models import SmallConvNet
+
+LR, STEPS, MOMENTUM = 0.005, 12, 0.5  # 12: the ten batches begin again
+
+
+def trained_by_hand(weights, autocast, master_weights):
+    """The loss over 600 digits before and after, with SGD written out."""
+    torch.manual_seed(0)
+    model, data = SmallConvNet().to(weights), digits()
+    params = list(model.parameters())
+    stored = [p.detach().to(torch.float32 if master_weights else weights) for p in params]
+    velocity = [torch.zeros_like(w) for w in stored]
+
+    def loss(first, end):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = model(data.images[first:end].to(weights))
+        return nll_loss(output.float(), data.labels[first:end])
+
+    with torch.no_grad():
+        before = loss(0, 600).item()
+    for step in range(STEPS):
+        first = 100 * (step % 10)
+        gradients = torch.autograd.grad(loss(first, first + 100), params)
+        with torch.no_grad():
+            for p, w, v, g in zip(params, stored, velocity, gradients, strict=True):
+                v.mul_(MOMENTUM).add_(g.to(v.dtype))
+                w.add_(v, alpha=-LR)
+                p.copy_(w)
+    with torch.no_grad():
+        return before, loss(0, 600).item()
+
+
+@pytest.mark.parametrize(
+    "name, weights, autocast, master_weights",
+    [
+        ("O0", torch.float32, False, False),
+        ("O1", torch.float32, True, False),
+        ("O2", torch.bfloat16, False, True),
+        ("O3", torch.bfloat16, False, False),
+    ],
+)
+def test_a_level_takes_the_steps_of_sgd_written_out(name, weights, autocast, master_weights):
+    found = opt_levels.train_at_level(name, lr=LR, steps=STEPS)
+    expected = trained_by_hand(weights, autocast, master_weights)
+    assert (found.first_loss, found.last_loss) == pytest.approx(expected, abs=1e-5)
+    short = str(weights).removeprefix("torch.")
+    product = "bfloat16" if autocast else short
+    dtypes = found.weights, found.conv1_returns, found.gradients
+    assert dtypes == (short, product, short)
+
+
+def test_small_updates_are_lost_in_bfloat16_and_kept_by_master_weights():
+    """A weight of 1 has bfloat16 neighbours 2^-7 above and 2^-8 below; a step is 2^-12."""
+    model = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    torch.nn.init.ones_(model.weight)
+    plain = torch.optim.SGD(model.parameters(), lr=2.0**-12)
+    for _ in range(32):
+        model.weight.grad = torch.ones_like(model.weight)
+        plain.step()
+    assert model.weight.item() == 1
+    master = opt_levels.MasterWeights(model, lr=2.0**-12)
+    for _ in range(32):
+        model.weight.grad = torch.ones_like(model.weight)
+        master.step()
+    # Momentum 0.5 makes it nearly 64 steps: 2^-6, less the start of the momentum.
+    assert master.master[0].item() == pytest.approx(1 - (64 - 2) * 2.0**-12, abs=1e-6)
+    assert model.weight.item() == 1 - 2.0**-6
+
+
+def test_another_level_is_refused():
+    with pytest.raises(ValueError, match="level must be O0, O1, O2 or O3, got 'O4'"):
+        opt_levels.train_at_level("O4")
