@@ -113,24 +113,29 @@ def time_in_turn_and_in_threads(
         for replica, piece in zip(replicas, pieces, strict=True):
             replica(piece)
         wait_for_kernels(devices)
-        middle, busy = time.perf_counter(), time.process_time()
+        in_turn = time.perf_counter() - begin
+
+        begin, begin_busy = time.perf_counter(), time.process_time()
         parallel_apply(replicas, pieces, devices)
         wait_for_kernels(devices)
-        seconds, busy = time.perf_counter() - middle, time.process_time() - busy
-        runs.append((middle - begin, seconds, busy / seconds))
+        in_threads = time.perf_counter() - begin
+        busy = time.process_time() - begin_busy
+        runs.append(Times(in_turn, in_threads, cores=busy / in_threads))
     return Times(*map(statistics.median, zip(*runs, strict=True)))
 
 
 def wait_for_kernels(devices: Devices) -> None:
+    """Wait until the GPUs have done what they were given: a launch returns before that."""
     for device in devices:
-        if device.type == "cuda":  # kernels run on after their launch returned
+        if device.type == "cuda":
             torch.cuda.synchronize(device)
 
 
 def phase_seconds(report: Report) -> dict[str, float]:
     """The shortest seconds of each phase over the recorded steps.
 
-    The forwards of all threads are one phase, from the first beginning to the last end.
+    Events of one name that follow each other are one phase, from the first beginning to the
+    last end: so are the forwards of all threads.
     """
     found: dict[str, list[float]] = {}
     for name, group in groupby(report.events, key=lambda event: event.note):

@@ -37,6 +37,18 @@ def small_net():
     )
 
 
+def small_mobilenet():
+    """Depthwise convolutions, ReLU6, residual blocks and dropout, in three blocks of seventeen."""
+    blocks = [[1, 8, 1, 1], [6, 16, 2, 2]]
+    return torchvision.models.MobileNetV2(num_classes=10, inverted_residual_setting=blocks)
+
+
+def small_resnet():
+    """One bottleneck block of each of ResNet-50's four widths."""
+    block = torchvision.models.resnet.Bottleneck
+    return torchvision.models.ResNet(block, [1, 1, 1, 1], num_classes=10, width_per_group=16)
+
+
 def images(count=5, side=8):
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
 
@@ -185,8 +197,8 @@ SGD, ADAM = torch.optim.SGD, torch.optim.Adam
     [
         (small_net, 8, SGD),
         (small_net, 8, ADAM),
-        (lambda: torchvision.models.mobilenet_v2(num_classes=10), 32, SGD),
-        (lambda: torchvision.models.resnet50(num_classes=10), 32, SGD),
+        (small_mobilenet, 32, SGD),
+        (small_resnet, 32, SGD),
     ],
 )
 def test_training_there_gives_the_bits_of_the_cpu(pair, make, side, optimizer):
