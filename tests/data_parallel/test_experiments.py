@@ -12,12 +12,6 @@ from mgpu_tutorial.lab import devices
 from mgpu_tutorial.shared.data import pictures
 
 
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch):
-    monkeypatch.setenv("MGPU_DEVICE", "cpu")
-    monkeypatch.delenv("MGPU_DATA", raising=False)
-
-
 def small_net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 10))

@@ -12,16 +12,6 @@ from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 
 
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch):
-    monkeypatch.setenv("MGPU_DEVICE", "cpu")
-
-
-@pytest.fixture
-def d():
-    return devices(4)
-
-
 def batch(count=24, side=8):
     """Images that become brighter along the batch, so that pieces have other statistics."""
     generator = torch.Generator().manual_seed(1)

@@ -23,6 +23,10 @@ from mgpu_tutorial.shared.vision import torchvision
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch):
     monkeypatch.setenv("MGPU_DEVICE", "cpu")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def small_net():
 
 
 def small_mobilenet():
-    """Depthwise convolutions, ReLU6, residual blocks and dropout, in three blocks of seventeen."""
+    """Depthwise convolutions, ReLU6, residual blocks and dropout, in three of its blocks."""
     blocks = [[1, 8, 1, 1], [6, 16, 2, 2]]
     return torchvision.models.MobileNetV2(num_classes=10, inverted_residual_setting=blocks)
 
