@@ -19,6 +19,7 @@ def ledger():
     ledger = Ledger()
     ledger.add("outputs", torch.zeros(512, device=first))
     ledger.add("parameters", torch.zeros(256, device=first))
+    ledger.add("gradients", torch.zeros(768, device=first))
     ledger.add("parameters", torch.zeros(256, device=second))
     return ledger
 
@@ -33,16 +34,21 @@ def test_the_bars_stand_end_to_end_and_are_as_long_as_the_bytes(monkeypatch, led
     monkeypatch.setattr(Axes, "barh", record)
     plot = memory_bars({"before": ledger, "after": ledger})
     looks = looks_of({"": ledger})
-    (parameters, outputs) = ((looks[name][1], looks[name][0]) for name in looks)
-    once = [(0, 0, 1024, *parameters), (0, 1024, 2048, *outputs), (1, 0, 1024, *parameters)]
-    assert drawn == once * 2
+    assert list(looks) == ["parameters", "gradients", "outputs"]
+    parameters, gradients, outputs = ((hatch, colour) for colour, hatch in looks.values())
+    first = [
+        (0, 0, 1024, *parameters),
+        (0, 1024, 3072, *gradients),
+        (0, 4096, 2048, *outputs),
+    ]
+    assert drawn == [*first, (1, 0, 1024, *parameters)] * 2
     assert plot.png.startswith(b"\x89PNG")
 
 
 def test_the_text_has_every_number_and_is_the_same_each_time(ledger):
     text = repr(memory_bars({"before": ledger, "after": ledger}))
     rows = [
-        "virtual:0  3 KiB: parameters 1 KiB, outputs 2 KiB",
+        "virtual:0  6 KiB: parameters 1 KiB, gradients 3 KiB, outputs 2 KiB",
         "virtual:1  1 KiB: parameters 1 KiB",
     ]
     assert text.splitlines() == ["before", *rows, "after", *rows]
