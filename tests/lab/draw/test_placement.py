@@ -37,13 +37,15 @@ def test_a_frame_marks_what_is_new():
         ("first", {"a": here}),
         ("second", {"a": here, "b": there}),
         ("third", {"b": there}),
+        ("fourth", {"a": here, "b": there}),
     ]
     frames = placement(steps).frames
     assert [repr(frame).splitlines() for frame in frames] == [
         ["first", "  cpu: + a 2", "  virtual:0: nothing"],
         ["second", "  cpu: a 2", "  virtual:0: + b 3"],
         ["third", "  cpu: nothing", "  virtual:0: b 3"],
+        ["fourth", "  cpu: + a 2", "  virtual:0: b 3"],  # gone, and there again
     ]
     thick = [frame.svg().count("stroke-width='2.4'") for frame in frames]
-    assert thick == [1, 1, 0]
+    assert thick == [1, 1, 0, 1]
     assert len({(frame.width, frame.height) for frame in frames}) == 1

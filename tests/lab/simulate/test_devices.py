@@ -246,6 +246,14 @@ def test_a_module_comes_and_goes_and_its_optimizer_stays(pair):
     assert type(net[0].weight) is nn.Parameter and type(net[1].running_mean) is torch.Tensor
 
 
+def test_a_frozen_parameter_stays_frozen_on_every_way(pair):
+    net = small_net()
+    net[0].weight.requires_grad_(False)
+    for device in (pair[0], pair[1], "cpu", pair[0], "cpu"):
+        net.to(device)
+        assert [p.requires_grad for p in net.parameters()] == [False] + [True] * 5
+
+
 def test_a_module_on_two_devices_says_so(pair):
     net = small_net()
     net[4].to(pair[1])
