@@ -33,7 +33,7 @@ def test_every_thread_has_a_track_and_the_main_one_is_first():
     ]
     whole = report.events[0]
     assert all(whole.begin <= e.begin < e.end <= whole.end for e in report.events)
-    assert 0 <= whole.begin and whole.end <= report.seconds
+    assert whole.begin >= 0 and whole.end <= report.seconds
     plot = timeline(report)
     assert plot.png.startswith(b"\x89PNG")
     assert repr(plot) == "timeline of 3 threads, 3 intervals: all of it, inside"
