@@ -8,8 +8,8 @@ calls them in this order, as `torch.nn.DataParallel` does
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from mgpu_tutorial.lab import place, span
 from mgpu_tutorial.lab.simulate.devices import as_device
 
 Devices = Sequence[torch.device]
+Copies = dict[int, torch.Tensor]  # the copy of each tensor on one device, by the tensor's id
 
 
 def scatter(value: Any, devices: Devices) -> list[Any]:
@@ -47,29 +48,50 @@ def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
     A copied parameter remembers its original: in backward all replicas' gradients add up
     on the original. The first replica shares the module's memory.
     """
-    return [_replica(module, device, {}) for device in devices]
+    return [replica_of(module, device, {}) for device in devices]
 
 
-def _replica(module: nn.Module, device: torch.device, copies: dict) -> nn.Module:
-    replica = object.__new__(type(module))
-    replica.__dict__.update(module.__dict__)  # attributes and hooks: the same objects
-    for kind in ("_parameters", "_buffers"):
-        tensors = vars(module)[kind].items()
-        vars(replica)[kind] = {name: _copy(t, device, copies) for name, t in tensors}
+def replica_of(module: nn.Module, device: torch.device, copies: Copies) -> nn.Module:
+    """A new module with the attributes and hooks of `module`, and copies of its tensors.
+
+    No constructor runs: attributes are the same objects, only parameters, buffers and
+    submodules are the replica's own. In PyTorch `nn.Module._replicate_for_data_parallel`
+    makes the new object. `copies` are the tensors copied so far.
+    """
+    replica = module.__new__(type(module))
+    replica.__dict__ = module.__dict__.copy()
+    replica._parameters = {
+        name: copy_for_replica(parameter, device, copies)
+        for name, parameter in module._parameters.items()
+    }
+    replica._buffers = {
+        name: copy_for_replica(buffer, device, copies)
+        for name, buffer in module._buffers.items()
+    }
     replica._modules = {
-        name: child and _replica(child, device, copies)
+        name: None if child is None else replica_of(child, device, copies)
         for name, child in module._modules.items()
     }
     return replica
 
 
-def _copy(tensor: torch.Tensor | None, device: torch.device, copies: dict) -> Any:
+def copy_for_replica(
+    tensor: torch.Tensor | None, device: torch.device, copies: Copies
+) -> torch.Tensor | None:
+    """A copy of `tensor` on `device`, through which its gradient finds the original.
+
+    On the tensor's own device nothing is copied: a parameter becomes a view of itself, which
+    is the result of an operation too, and a buffer stays what it is.
+    """
     if tensor is None:
         return None
     if id(tensor) not in copies:  # tied weights stay tied
-        copy = place(tensor, device)
-        original = copy is tensor and isinstance(tensor, nn.Parameter)
-        copies[id(tensor)] = copy.view_as(copy) if original else copy  # no parameter
+        if tensor.device != device:
+            copies[id(tensor)] = place(tensor, device)
+        elif isinstance(tensor, nn.Parameter):
+            copies[id(tensor)] = tensor.view_as(tensor)
+        else:
+            copies[id(tensor)] = tensor
     return copies[id(tensor)]
 
 
@@ -90,19 +112,20 @@ def parallel_apply(
     def run(r: int) -> None:
         arguments = inputs[r] if isinstance(inputs[r], tuple) else (inputs[r],)
         try:
-            with torch.set_grad_enabled(grad), _current(devices[r]), span("3 forward"):
+            with torch.set_grad_enabled(grad), current_device(devices[r]), span("3 forward"):
                 outputs[r] = replicas[r](*arguments, **(kwargs[r] if kwargs else {}))
         except Exception as error:
             error.add_note(f"in replica {r} on {devices[r]}")
             errors.append(error)
 
-    _run_threads(run, [str(device) for device in devices[: len(inputs)]])
+    run_threads(run, [str(device) for device in devices[: len(inputs)]])
     if errors:
         raise errors[0]
     return outputs
 
 
-def _run_threads(run: Callable[[int], None], names: list[str]) -> None:
+def run_threads(run: Callable[[int], None], names: Sequence[str]) -> None:
+    """Call `run(r)` in a thread of its own for each of the `names`; wait for all of them."""
     threads = [
         threading.Thread(target=run, args=(r,), name=name) for r, name in enumerate(names)
     ]
@@ -112,7 +135,8 @@ def _run_threads(run: Callable[[int], None], names: list[str]) -> None:
         thread.join()
 
 
-def _current(device: torch.device):
+def current_device(device: torch.device) -> AbstractContextManager:
+    """A block in which `device` is the current one, where there is such a thing: on GPUs."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -216,33 +240,61 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 # What the notebook runs
 
 
+class NoteStep(Protocol):
+    """Who is told after each of the eight steps what is new and what is gone."""
+
+    def __call__(self, title: str, /, gone: Sequence[str] = (), **new: Any) -> None: ...
+
+
+def take_no_notes(title: str, /, gone: Sequence[str] = (), **new: Any) -> None:
+    """The `note_step` of those who only want to train."""
+
+
 def eight_steps(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     images: torch.Tensor,
     labels: torch.Tensor,
     devices: Devices,
+    note_step: NoteStep = take_no_notes,
 ) -> float:
     """The first device leads the others through one training step; returns the loss."""
     optimizer.zero_grad()
     with span("1 scatter"):
         pieces = scatter(images, devices)
         devices = devices[: len(pieces)]
+    note_step("1. scatter: the batch is cut", piece=pieces)
     with span("2 replicate"):
         replicas = replicate(module, devices)
+    note_step("2. replicate: the module is copied", replica=replicas)
     outputs = parallel_apply(replicas, pieces, devices)  # step 3, in threads
+    note_step("3. parallel_apply: forward in threads", output=outputs)
     with span("4 gather"):
         output = gather(outputs, devices[0])
+    note_step("4. gather: all outputs to the first device", ["output"], gathered=output)
     with span("5 loss"):
         loss = cross_entropy(output, labels.to(devices[0]))
+    note_step("5. loss, on the first device", loss=loss)
     with span("6+7 backward"):  # back to every replica, and summed on the module
         loss.backward()
+    gone = ["piece", "gathered", "loss"]
+    note_step("6. backward: a gradient for each replica", gone, gradient=gradients(*replicas))
+    gone = ["replica"]
+    note_step("7. the gradients add up on the module", gone, gradient=gradients(module))
     with span("8 update"):
         optimizer.step()
+    note_step("8. update: only the module", module=module)
     return loss.item()
 
 
-def process_each(
+def gradients(*modules: nn.Module) -> list[torch.Tensor]:
+    """What gradients the modules' parameters have; a replica's only if it retained them."""
+    parameters = [p for module in modules for p in module.parameters()]
+    found = [p.grad for p in parameters if p.is_leaf or p.retains_grad]
+    return [gradient for gradient in found if gradient is not None]
+
+
+def average_piece_gradients(
     rank: int, world_size: int, net: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> tuple[int, list[torch.Tensor]]:
     """Every rank takes its piece in a process of its own, and all average their gradients.
@@ -254,4 +306,4 @@ def process_each(
     output = net.to(device)(images[mine].to(device))
     cross_entropy(output, labels[mine].to(device)).backward()
     average_gradients(net)
-    return os.getpid(), [parameter.grad for parameter in net.parameters()]
+    return os.getpid(), gradients(net)

@@ -8,6 +8,7 @@ if kernel := server.notebook_kernel():  # first: the fork server imports torch w
 
 from mgpu_tutorial.lab.draw.before_after import before_after
 from mgpu_tutorial.lab.draw.bucket_map import bucket_map
+from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.minimum_plot import minimum_plot
 from mgpu_tutorial.lab.draw.ownership import ownership
 from mgpu_tutorial.lab.draw.pipeline_chart import (
@@ -18,13 +19,13 @@ from mgpu_tutorial.lab.draw.pipeline_chart import (
     pipeline_chart,
     pipeline_steps,
 )
-from mgpu_tutorial.lab.draw.placement import placement, where
+from mgpu_tutorial.lab.draw.placement import devices_of, placement
 from mgpu_tutorial.lab.draw.plot import curves, image_rows
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
 from mgpu_tutorial.lab.draw.stepper import stepper
 from mgpu_tutorial.lab.draw.tables import Table, traffic
 from mgpu_tutorial.lab.draw.timeline import timeline
-from mgpu_tutorial.lab.record.memory import Ledger, memory_bars
+from mgpu_tutorial.lab.record.memory import Ledger
 from mgpu_tutorial.lab.record.threads import record_threads
 from mgpu_tutorial.lab.record.trace import note, span
 from mgpu_tutorial.lab.run.errors import RankFailed, RanksHung
@@ -49,6 +50,7 @@ __all__ = [
     "curves",
     "device_of",
     "devices",
+    "devices_of",
     "fastest_step",
     "idle_share",
     "image_rows",
@@ -75,5 +77,4 @@ __all__ = [
     "stepper",
     "timeline",
     "traffic",
-    "where",
 ]

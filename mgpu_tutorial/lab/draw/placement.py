@@ -1,6 +1,7 @@
-"""What lies on which device, step by step: a column a device, a box a tensor."""
+"""What lies on which device, step by step: a column per device, a box per tensor."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,14 +12,25 @@ from mgpu_tutorial.lab.draw.tables import Table
 from mgpu_tutorial.lab.record.report import colour_of
 from mgpu_tutorial.lab.simulate.devices import device_of
 
-COLUMN, BOX, TOP = 196, 30, 74
-Things = Mapping[str, torch.Tensor | nn.Module]
-Item = tuple[str, str, str]  # name, device, shape
+COLUMN, BOX, TOP = 196, 30, 74  # pixels: width, height, and where the first box begins
+Thing = torch.Tensor | nn.Module
+Things = Mapping[str, Thing | Sequence[Thing]]
 
 
-def where(things: Things) -> Table:
-    """What lies on which device: a row for each tensor or module."""
-    return Table(["", "device", "shape"], [list(item) for item in _items(things)])
+class Item(NamedTuple):
+    """A tensor or a module: its name, where it is, and its shape or its count of numbers."""
+
+    name: str
+    device: str
+    shape: str
+
+
+def devices_of(things: Things) -> Table:
+    """What lies on which device: a row for each tensor or module.
+
+    Several things of one name are numbered: `{"piece": [a, b]}` is "piece 0", "piece 1".
+    """
+    return Table(["", "device", "shape"], [list(item) for item in items_of(things)])
 
 
 def placement(steps: Sequence[tuple[str, Things]]) -> Stepper:
@@ -26,57 +38,71 @@ def placement(steps: Sequence[tuple[str, Things]]) -> Stepper:
 
     What is new has a thick border, what was there before a thin one.
     """
-    frames = [(title, _items(things)) for title, things in steps]
-    devices = sorted({device for _, items in frames for _, device, _ in items})
-    tallest = max(
-        sum(device == column for _, device, _ in items)
+    frames = [(title, items_of(things)) for title, things in steps]
+    devices = sorted({item.device for _, items in frames for item in items})
+    most = max(
+        sum(item.device == device for item in items)
         for _, items in frames
-        for column in devices
+        for device in devices
     )
-    before = [[], *(items for _, items in frames[:-1])]
-    return Stepper(
-        [
-            _frame(title, items, [i for i in items if i not in old], devices, tallest)
-            for (title, items), old in zip(frames, before, strict=True)
-        ]
-    )
+    drawings, old = [], []
+    for title, items in frames:
+        drawings.append(_frame(title, items, old, devices, most))
+        old = items
+    return Stepper(drawings)
 
 
-def _items(things: Things) -> list[Item]:
-    rows = []
-    for name, thing in things.items():
-        if isinstance(thing, nn.Module):
-            shape = f"{sum(p.numel() for p in thing.parameters()):,} numbers"
+def items_of(things: Things) -> list[Item]:
+    """The rows of `things`, in their order."""
+    found = []
+    for name, value in things.items():
+        if isinstance(value, list | tuple) and len(value) > 1:
+            found += [Item(f"{name} {i}", *_where(thing)) for i, thing in enumerate(value)]
+        elif isinstance(value, list | tuple):
+            found += [Item(name, *_where(thing)) for thing in value]
         else:
-            shape = "×".join(map(str, thing.shape)) or "scalar"
-        rows.append((name, str(device_of(thing)), shape))
-    return rows
+            found.append(Item(name, *_where(value)))
+    return found
+
+
+def _where(thing: Thing) -> tuple[str, str]:
+    if isinstance(thing, nn.Module):
+        shape = f"{sum(p.numel() for p in thing.parameters()):,} numbers"
+    else:
+        shape = "×".join(map(str, thing.shape)) or "scalar"
+    return str(device_of(thing)), shape
 
 
 def _frame(
-    title: str, items: list[Item], new: list[Item], devices: list[str], tallest: int
+    title: str, items: list[Item], old: list[Item], devices: list[str], most: int
 ) -> Drawing:
-    width, height = COLUMN * len(devices) + 20, TOP + (BOX + 8) * tallest + 8
-    drawing = Drawing(width, height, _text(title, items, new, devices), title)
+    height = TOP + (BOX + 8) * most + 8
+    text = _text(title, items, old, devices)
+    drawing = Drawing(COLUMN * len(devices) + 20, height, text, title)
     drawing.label(14, 24, title, 15, anchor="start", weight="bold")
     for i, device in enumerate(devices):
         x = 12 + COLUMN * i
         drawing.box(x, 36, COLUMN - 10, height - 40, FAINT, "#ffffff", 1)
         drawing.label(x + 10, 58, device, 14, colour_of(device), "start", "bold")
-        mine = [item for item in items if item[1] == device]
-        for row, item in enumerate(mine):
-            y, fresh = TOP + (BOX + 8) * row, item in new
-            tone, fill = (INK, "#ffffff") if fresh else (FAINT, "#f2f2f2")
-            drawing.box(x + 6, y, COLUMN - 22, BOX, tone, fill, 2.4 if fresh else 1)
-            weight = "bold" if fresh else "normal"
-            drawing.label(x + 14, y + 20, item[0], 13, INK, "start", weight)
-            drawing.label(x + COLUMN - 22, y + 20, item[2], 12, INK, "end")
+        for row, item in enumerate(item for item in items if item.device == device):
+            _box(drawing, x, TOP + (BOX + 8) * row, item, item not in old)
     return drawing
 
 
-def _text(title: str, items: list[Item], new: list[Item], devices: list[str]) -> str:
+def _box(drawing: Drawing, x: float, y: float, item: Item, new: bool) -> None:
+    if new:
+        drawing.box(x + 6, y, COLUMN - 22, BOX, INK, "#ffffff", 2.4)
+    else:
+        drawing.box(x + 6, y, COLUMN - 22, BOX, FAINT, "#f2f2f2", 1)
+    weight = "bold" if new else "normal"
+    drawing.label(x + 14, y + 20, item.name, 13, INK, "start", weight)
+    drawing.label(x + COLUMN - 22, y + 20, item.shape, 12, INK, "end")
+
+
+def _text(title: str, items: list[Item], old: list[Item], devices: list[str]) -> str:
     lines = [title]
     for device in devices:
-        mine = [f"{'+ ' if i in new else ''}{i[0]} {i[2]}" for i in items if i[1] == device]
-        lines.append(f"  {device}: {', '.join(mine) or 'nothing'}")
+        mine = [item for item in items if item.device == device]
+        words = [f"{'' if i in old else '+ '}{i.name} {i.shape}" for i in mine]
+        lines.append(f"  {device}: {', '.join(words) or 'nothing'}")
     return "\n".join(lines)

@@ -21,24 +21,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef as Key  # of a storage
 
-from mgpu_tutorial.lab.draw.drawing import INK, Drawing
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
 from mgpu_tutorial.lab.draw.tables import Table
-from mgpu_tutorial.lab.record.report import colour_of
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer state", "activations")
-BAR, GAP, LEFT, LONG = 30, 12, 150, 560
-# Ground and pattern of each category in turn: told apart in grey and by the colour-blind.
-STYLES = (
-    ("#4d4d4d", ""),
-    ("#ffffff", "<path d='M4 0V8' stroke='#1a1a1a' stroke-width='1.6'/>"),
-    ("#ffffff", "<path d='M0 8L8 0' stroke='#1a1a1a' stroke-width='1.8'/>"),
-    ("#bdbdbd", "<circle cx='4' cy='4' r='1.7' fill='#1a1a1a'/>"),
-    ("#e6e6e6", ""),
-    ("#8c8c8c", "<path d='M0 0L8 8M0 8L8 0' stroke='#ffffff' stroke-width='1.4'/>"),
-    ("#ffffff", "<path d='M0 4H8' stroke='#1a1a1a' stroke-width='1.6'/>"),
-    ("#9a9a9a", "<path d='M4 0V8' stroke='#ffffff' stroke-width='2'/>"),
-)
 
 
 class _Storage(NamedTuple):
@@ -160,7 +145,7 @@ class Ledger:
 
     def table(self) -> Table:
         """A row a device, a column a category, in bytes; on a GPU also CUDA's peak."""
-        _check_any(self)
+        check_any(self)
         header, rows = ["", *self.categories, "total"], []
         for device in self.devices:
             row: list[object] = [self[device].get(name, 0) for name in self.categories]
@@ -224,81 +209,8 @@ class _Saved:
         self._ledger._release(self._key)
 
 
-def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Drawing:
-    """Draw a bar a device, cut by category; several named ledgers share one scale.
-
-    Raises ValueError for a ledger in which nothing is counted.
-    """
-    named = {"": ledgers} if isinstance(ledgers, Ledger) else dict(ledgers)
-    for ledger in named.values():
-        _check_any(ledger)
-    categories = list(dict.fromkeys(c for one in named.values() for c in one.categories))
-    order = [c for c in CATEGORIES if c in categories]
-    categories = order + [c for c in categories if c not in order]
-    most = max(one.total(device) for one in named.values() for device in one.devices)
-    rows = sum(len(one.devices) for one in named.values())
-    titles = 26 * sum(bool(name) for name in named)
-    top = 44 if len(categories) < 5 else 68
-    height = top + rows * (BAR + GAP) + titles + 8
-    alt = "Bytes by device and category, as bars"
-    drawing = Drawing(LEFT + LONG + 110, height, _text(named), alt)
-    drawing.parts.append(f"<defs>{''.join(map(_pattern, range(len(STYLES))))}</defs>")
-    _legend(drawing, categories)
-    y = top
-    for name, ledger in named.items():
-        if name:
-            drawing.label(14, y + 14, name, 14, anchor="start", weight="bold")
-            y += 26
-        for device in ledger.devices:
-            _bar(drawing, y, device, ledger, categories, LONG / most)
-            y += BAR + GAP
-    return drawing
-
-
-def _bar(drawing: Drawing, y: float, device: str, ledger: Ledger, categories, scale) -> None:
-    drawing.label(LEFT - 12, y + 20, device, 14, colour_of(device), "end", "bold")
-    x = LEFT
-    for name in categories:
-        nbytes = ledger[device].get(name, 0)
-        width = nbytes * scale
-        if not nbytes:
-            continue
-        drawing.box(x, y, width, BAR, INK, f"url(#m{categories.index(name)})", 1, radius=0)
-        if width > 64:
-            middle = x + width / 2
-            drawing.box(middle - 31, y + 6, 62, BAR - 12, "none", "#ffffff", 0, radius=3)
-            drawing.label(middle, y + 20, bytes_text(nbytes), 12)
-        x += width
-    drawing.label(x + 8, y + 20, bytes_text(ledger.total(device)), 13, INK, "start", "bold")
-
-
-def _legend(drawing: Drawing, categories: list[str]) -> None:
-    for i, name in enumerate(categories):
-        x, y = 14 + 165 * (i % 4), 12 + 24 * (i // 4)
-        drawing.box(x, y, 26, 16, INK, f"url(#m{i})", 1, radius=0)
-        drawing.label(x + 33, y + 13, name, 13, anchor="start")
-
-
-def _pattern(i: int) -> str:
-    ground, marks = STYLES[i]
-    return (
-        f"<pattern id='m{i}' width='8' height='8' patternUnits='userSpaceOnUse'>"
-        f"<rect width='8' height='8' fill='{ground}'/>{marks}</pattern>"
-    )
-
-
-def _text(named: Mapping[str, Ledger]) -> str:
-    lines = []
-    for name, ledger in named.items():
-        lines += [name] if name else []
-        for device in ledger.devices:
-            row = ledger[device]
-            parts = [f"{c} {bytes_text(row[c])}" for c in ledger.categories if c in row]
-            lines.append(f"{device}  {bytes_text(ledger.total(device))}: {', '.join(parts)}")
-    return "\n".join(lines)
-
-
-def _check_any(ledger: Ledger) -> None:
+def check_any(ledger: Ledger) -> None:
+    """ValueError for a ledger in which nothing is counted."""
     if not ledger.devices:
         raise ValueError(
             "nothing is counted: use ledger.saved_for_backward, record_state or add"

@@ -23,6 +23,13 @@ from torch.utils._pytree import tree_map
 
 NAME = "virtual"
 CPU = torch.device("cpu")
+# Private names of PyTorch, each only here.
+no_torch_function = torch._C._disabled_torch_function_impl  # subclasses override no function
+without_dispatch = torch._C._DisableTorchDispatch  # a block that computes on the CPU memory
+parse_to = torch._C._nn._parse_to  # what the arguments of Tensor.to mean
+register_device_module = torch._register_device_module
+make_subclass = torch.Tensor._make_subclass  # the same memory under another class
+
 Placed = TypeVar("Placed", torch.Tensor, nn.Module)
 
 
@@ -42,7 +49,7 @@ def devices(count: int) -> tuple[torch.device, ...]:
 
 
 def place(thing: Placed, device: torch.device | str) -> Placed:
-    """Copy a tensor to `device`, with its gradient coming back, or move a module there.
+    """Copy a tensor to `device`, so that its gradient comes back, or move a module there.
 
     The same as `thing.to(device)`, and also right for a CPU tensor that requires a gradient
     and goes to a virtual device.
@@ -69,15 +76,15 @@ def device_of(thing: torch.Tensor | nn.Module) -> torch.device:
         return thing.device
     found = {tensor.device for tensor in (*thing.parameters(), *thing.buffers())}
     if len(found) != 1:
-        where = ", ".join(sorted(map(str, found))) or "no device: it has no parameters"
-        raise ValueError(f"{type(thing).__name__} lies on {where}")
+        names = ", ".join(sorted(map(str, found))) or "no device: it has no parameters"
+        raise ValueError(f"{type(thing).__name__} lies on {names}")
     return found.pop()
 
 
 class VirtualTensor(torch.Tensor):
     """A tensor in CPU memory with the label of a virtual device."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = no_torch_function
     label: torch.device
 
     @property
@@ -90,7 +97,7 @@ class VirtualTensor(torch.Tensor):
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As on any tensor; a copy to another device brings its gradient back."""
         copy = kwargs.pop("copy", False)
-        target, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        target, dtype, *_ = parse_to(*args, **kwargs)
         if args and isinstance(args[0], torch.Tensor):
             target, dtype = args[0].device, args[0].dtype
         moved = self
@@ -138,34 +145,38 @@ class VirtualTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
+        """As on any tensor. `Module.to` sets it to move a parameter: see the setter."""
         return self.detach()
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        if value.device != self.label:  # Module.to, back to the CPU
-            made = nn.Parameter if isinstance(self, nn.Parameter) else torch.Tensor.detach
-            needs, grad = self.requires_grad, self.grad
-            self.grad = None
-            torch.utils.swap_tensors(self, made(value))
-            self.requires_grad_(needs)
-            self.grad = None if grad is None else grad.to(value.device)
-        else:
+        if value.device == self.label:
             torch.Tensor.data.__set__(self, value)
+            return
+        # Module.to, back to the CPU: the same Python object must become a plain tensor,
+        # because the optimizer holds it.
+        needs_grad = self.requires_grad
+        grad = None if self.grad is None else self.grad.to(value.device)
+        self.grad = None
+        plain = nn.Parameter(value) if isinstance(self, nn.Parameter) else value.detach()
+        torch.utils.swap_tensors(self, plain)
+        self.requires_grad_(needs_grad)
+        self.grad = grad
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
         """Check that all tensors agree, compute on the CPU, label what comes out."""
         kwargs = dict(kwargs or {})
-        label = _agreed(func, args, kwargs)
+        label = _device_of_call(func, args, kwargs)
         kwargs.pop("pin_memory", None)
         target = kwargs.pop("device", None)
         if target is not None and target.type != "cpu":  # "cpu" is what C++ believes we are
             label = as_device(target)
-        with torch._C._DisableTorchDispatch():
+        with without_dispatch():
             result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
-            return _labelled(result, label)
-        return tree_map(functools.partial(_labelled, label=label), result)
+            return _with_label(result, label)
+        return tree_map(functools.partial(_with_label, label=label), result)
 
 
 class _Move(torch.autograd.Function):
@@ -174,24 +185,24 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
         ctx.source = tensor.device
-        with torch._C._DisableTorchDispatch():
+        with without_dispatch():
             copy = tensor.detach().clone()
-        return _labelled(copy, target) if target.type == NAME else copy.to(target)
+        return _with_label(copy, target) if target.type == NAME else copy.to(target)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return place(gradient, ctx.source), None
 
 
-def _labelled(value: Any, label: torch.device) -> Any:
+def _with_label(value: Any, label: torch.device) -> Any:
     if type(value) is not torch.Tensor or label.type != NAME:
         return value
-    tensor = torch.Tensor._make_subclass(VirtualTensor, value)
+    tensor = make_subclass(VirtualTensor, value)
     tensor.label = label
     return tensor
 
 
-def _agreed(func: Any, args: tuple, kwargs: dict) -> torch.device:
+def _device_of_call(func: Any, args: tuple, kwargs: dict) -> torch.device:
     """The one device of all tensors of a call; RuntimeError where they are on several."""
     tensors = [t for value in (*args, *kwargs.values()) for t in _tensors(value)]
     label = next(t.label for t in tensors if isinstance(t, VirtualTensor))
@@ -251,14 +262,14 @@ def _register() -> torch.library.Library:
         manual_seed_all=lambda seed: None,
         _is_in_bad_fork=lambda: False,
     )
-    torch._register_device_module(NAME, module)
+    register_device_module(NAME, module)
 
     def empty(size, *, dtype=None, device=None, memory_format=None, **_: Any):
         new = torch.empty(size, dtype=dtype, memory_format=memory_format)
-        return _labelled(new, as_device(device))
+        return _with_label(new, as_device(device))
 
     def empty_strided(size, stride, *, dtype=None, device=None, **_: Any):
-        return _labelled(torch.empty_strided(size, stride, dtype=dtype), as_device(device))
+        return _with_label(torch.empty_strided(size, stride, dtype=dtype), as_device(device))
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", empty, "PrivateUse1")

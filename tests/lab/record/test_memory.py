@@ -2,13 +2,12 @@
 
 import copy
 import threading
-from xml.etree import ElementTree
 
 import pytest
 import torch
 from torch import nn
 
-from mgpu_tutorial.lab import Ledger, devices, memory_bars
+from mgpu_tutorial.lab import Ledger, devices
 
 
 @pytest.fixture(autouse=True)
@@ -189,27 +188,6 @@ def test_nothing_is_watched_afterwards_even_when_the_forward_pass_fails():
     assert ledger["cpu"] == before and not net._forward_hooks and not net._forward_pre_hooks
 
 
-def test_the_bars_show_every_byte_and_are_the_same_each_time():
-    first, second = devices(2)
-    ledger = Ledger()
-    ledger.add("parameters", torch.zeros(256, device=first))
-    ledger.add("outputs", torch.zeros(512, device=first))
-    ledger.add("parameters", torch.zeros(256, device=second))
-    drawing = memory_bars({"before": ledger, "after": ledger})
-    assert repr(drawing).splitlines()[:3] == [
-        "before",
-        "virtual:0  3 KiB: parameters 1 KiB, outputs 2 KiB",
-        "virtual:1  1 KiB: parameters 1 KiB",
-    ]
-    root = ElementTree.fromstring(drawing.svg())
-    boxes = root.findall(".//{http://www.w3.org/2000/svg}rect")
-    bars = [b for b in boxes if b.get("fill").startswith("url") and b.get("height") == "30"]
-    widths = [float(bar.get("width")) for bar in bars]
-    assert widths[0] == widths[2] and widths[1] == pytest.approx(2 * widths[0], rel=1e-3)
-    assert len({bar.get("fill") for bar in bars}) == 2 and len(bars) == 6
-    assert drawing.svg() == memory_bars({"before": ledger, "after": ledger}).svg()
-
-
 def test_the_table_has_a_row_a_device_and_a_total():
     ledger = Ledger()
     ledger.add("parameters", torch.zeros(256))
@@ -219,7 +197,6 @@ def test_the_table_has_a_row_a_device_and_a_total():
     assert table.rows == [["cpu", 1024, 2048, 3072]]
 
 
-def test_an_empty_ledger_is_not_drawn():
-    for show in (memory_bars, Ledger.table):
-        with pytest.raises(ValueError, match="nothing is counted: use ledger.saved"):
-            show(Ledger())
+def test_an_empty_ledger_has_no_table():
+    with pytest.raises(ValueError, match="nothing is counted: use ledger.saved"):
+        Ledger().table()

@@ -1,4 +1,4 @@
-"""The spans of threads go to lanes of their own, and only while somebody records."""
+"""The spans of threads go to tracks of their own, and only while somebody records."""
 
 import threading
 import time
@@ -21,18 +21,19 @@ def in_threads(names):
         thread.join()
 
 
-def test_every_thread_has_a_lane_and_the_main_one_is_first():
+def test_every_thread_has_a_track_and_the_main_one_is_first():
     with record_threads() as report, span("all of it"):
-        in_threads(["virtual:1", "virtual:0"])
-    assert report.lanes == ["main", "virtual:0", "virtual:1"] and report.world_size == 3
+        in_threads(["virtual:1", "cuda:0"])
+    assert report.lanes == ["main", "cuda:0", "virtual:1"] and report.world_size == 3
     spans = [(report.lane(e.rank), e.note) for e in report.events]
     assert sorted(spans) == [
+        ("cuda:0", "inside"),
         ("main", "all of it"),
-        ("virtual:0", "inside"),
         ("virtual:1", "inside"),
     ]
     whole = report.events[0]
     assert all(whole.begin <= e.begin < e.end <= whole.end for e in report.events)
+    assert whole.begin >= 0 and whole.end <= report.seconds
     plot = timeline(report)
     assert plot.png.startswith(b"\x89PNG")
     assert repr(plot) == "timeline of 3 threads, 3 intervals: all of it, inside"

@@ -23,6 +23,10 @@ from mgpu_tutorial.shared.vision import torchvision
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch):
     monkeypatch.setenv("MGPU_DEVICE", "cpu")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -35,6 +39,18 @@ def small_net():
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
     )
+
+
+def small_mobilenet():
+    """Depthwise convolutions, ReLU6, residual blocks and dropout, in three of its blocks."""
+    blocks = [[1, 8, 1, 1], [6, 16, 2, 2]]
+    return torchvision.models.MobileNetV2(num_classes=10, inverted_residual_setting=blocks)
+
+
+def small_resnet():
+    """One bottleneck block of each of ResNet-50's four widths."""
+    block = torchvision.models.resnet.Bottleneck
+    return torchvision.models.ResNet(block, [1, 1, 1, 1], num_classes=10, width_per_group=16)
 
 
 def images(count=5, side=8):
@@ -185,8 +201,8 @@ SGD, ADAM = torch.optim.SGD, torch.optim.Adam
     [
         (small_net, 8, SGD),
         (small_net, 8, ADAM),
-        (lambda: torchvision.models.mobilenet_v2(num_classes=10), 32, SGD),
-        (lambda: torchvision.models.resnet50(num_classes=10), 32, SGD),
+        (small_mobilenet, 32, SGD),
+        (small_resnet, 32, SGD),
     ],
 )
 def test_training_there_gives_the_bits_of_the_cpu(pair, make, side, optimizer):
@@ -228,6 +244,14 @@ def test_a_module_comes_and_goes_and_its_optimizer_stays(pair):
     assert not torch.equal(weight.cpu(), before) and device_of(net) == pair[0]
     net.to("cpu")
     assert type(net[0].weight) is nn.Parameter and type(net[1].running_mean) is torch.Tensor
+
+
+def test_a_frozen_parameter_stays_frozen_on_every_way(pair):
+    net = small_net()
+    net[0].weight.requires_grad_(False)
+    for device in (pair[0], pair[1], "cpu", pair[0], "cpu"):
+        net.to(device)
+        assert [p.requires_grad for p in net.parameters()] == [False] + [True] * 5
 
 
 def test_a_module_on_two_devices_says_so(pair):

@@ -1,0 +1,98 @@
+"""The bytes of a ledger as bars: a bar for each device, cut by what the bytes are for."""
+
+from collections.abc import Mapping
+
+from mgpu_tutorial.lab.draw.drawing import INK
+from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
+from mgpu_tutorial.lab.record.memory import CATEGORIES, Ledger, check_any
+from mgpu_tutorial.lab.record.report import colour_of
+
+# Colour and hatch, told apart in grey too: the usual categories, and what else there is.
+USUAL = (("#5e6b7a", ""), ("#ffffff", "||||"), ("#f2b36b", "////"), ("#b9d7a8", "...."))
+LOOKS = dict(zip(CATEGORIES, (*USUAL, ("#a9c9e8", "")), strict=True))
+OTHERS = (("#d8c3e8", "xxxx"), ("#f7e08b", "----"), ("#eec0c8", "\\\\\\\\"))
+ROW, TITLE, LEGEND = 0.42, 0.3, 0.3  # inches
+
+
+def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
+    """Draw a bar for each device, cut by category; several named ledgers share one scale.
+
+    Raises ValueError for a ledger in which nothing is counted.
+    """
+    from matplotlib.figure import Figure  # a second to import: not for the ranks
+
+    named = {"": ledgers} if isinstance(ledgers, Ledger) else dict(ledgers)
+    for ledger in named.values():
+        check_any(ledger)
+    looks = looks_of(named)
+    heights = [TITLE * bool(name) + ROW * len(one.devices) for name, one in named.items()]
+    legend_rows = -(-len(looks) // 4)
+    size = (9, sum(heights) + LEGEND * legend_rows + 0.15)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
+    most = max(one.total(device) for one in named.values() for device in one.devices)
+    for axes, (name, ledger) in zip(panels, named.items(), strict=True):
+        axes.set_xlim(0, 1.16 * most)
+        axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
+        _bars(axes, ledger, looks)
+    _legend(figure, looks)
+    return Plot(figure, _text(named))
+
+
+def looks_of(named: Mapping[str, Ledger]) -> dict[str, tuple[str, str]]:
+    """Colour and hatch of each category, the usual categories first."""
+    found = dict.fromkeys(name for one in named.values() for name in one.categories)
+    others = [name for name in found if name not in LOOKS]
+    looks = {name: LOOKS[name] for name in LOOKS if name in found}
+    return looks | {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(others)}
+
+
+def _bars(axes, ledger: Ledger, looks: dict[str, tuple[str, str]]) -> None:
+    devices = ledger.devices
+    axes.set_ylim(len(devices) - 0.5, -0.5)
+    axes.set_yticks(range(len(devices)), devices)
+    axes.tick_params(length=0)
+    axes.set_xticks([])
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    widest = axes.get_xlim()[1]
+    for row, (device, tick) in enumerate(zip(devices, axes.get_yticklabels(), strict=True)):
+        tick.set(color=colour_of(device), fontweight="bold", fontsize=12)
+        left = 0
+        for name, (colour, hatch) in looks.items():
+            nbytes = ledger[device].get(name, 0)
+            style = {"facecolor": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
+            if nbytes:
+                axes.barh(row, nbytes, 0.72, left, **style)
+            if nbytes > 0.09 * widest:
+                _number(axes, left + nbytes / 2, row, nbytes)
+            left += nbytes
+        text = f" {bytes_text(left)}"
+        axes.text(left, row, text, va="center", fontsize=12, fontweight="bold")
+
+
+def _number(axes, x: float, y: float, nbytes: int) -> None:
+    box = {"facecolor": "white", "linewidth": 0, "pad": 1.5}
+    axes.text(x, y, bytes_text(nbytes), ha="center", va="center", fontsize=11, bbox=box)
+
+
+def _legend(figure, looks: dict[str, tuple[str, str]]) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=name)
+        for name, (colour, hatch) in looks.items()
+    ]
+    style = {"fontsize": 11, "frameon": False, "handlelength": 2.2, "handleheight": 1.1}
+    figure.legend(handles=patches, loc="outside upper left", ncols=4, **style)
+
+
+def _text(named: Mapping[str, Ledger]) -> str:
+    lines = []
+    for name, ledger in named.items():
+        lines += [name] if name else []
+        for device in ledger.devices:
+            row = ledger[device]
+            parts = [f"{c} {bytes_text(row[c])}" for c in ledger.categories if c in row]
+            lines.append(f"{device}  {bytes_text(ledger.total(device))}: {', '.join(parts)}")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""Pictures are generated where CIFAR-10 is not on disk, and can be learned."""
+
+import pytest
+import torch
+
+from mgpu_tutorial.shared.data import pictures
+
+
+@pytest.fixture(autouse=True)
+def without_data(monkeypatch):
+    monkeypatch.delenv("MGPU_DATA", raising=False)
+
+
+def test_generated_pictures_have_the_shape_of_cifar():
+    train, test = pictures(), pictures(train=False)
+    assert train.images.shape == (2000, 3, 32, 32) and train.images.dtype == torch.uint8
+    assert train.source == "generated pictures" and len(test) == 500
+    assert set(train.labels.tolist()) == set(range(10))
+    assert torch.equal(pictures().images, train.images)
+    images, labels = train.batch(slice(5), side=112)
+    assert images.shape == (5, 3, 112, 112) and torch.equal(labels, train.labels[:5])
+    assert abs(train.batch(slice(None))[0].mean()) < 0.2
+
+
+def test_generated_pictures_can_be_learned():
+    """The nearest mean of the spectrum tells their class far better than chance."""
+
+    def features(data):
+        spectrum = torch.fft.fft2(data.batch(slice(None))[0].mean(dim=1)).abs()
+        return spectrum[:, :8].flatten(1)
+
+    train, test = pictures(), pictures(train=False)
+    known, asked = features(train), features(test)
+    means = torch.stack([known[train.labels == c].mean(dim=0) for c in range(10)])
+    found = torch.cdist(asked, means).argmin(dim=1)
+    assert (found == test.labels).float().mean() > 0.6
+
+
+def test_cifar_is_used_where_it_is_on_disk(tmp_path, monkeypatch):
+    import pickle
+
+    import numpy as np
+
+    from mgpu_tutorial.shared.vision import torchvision
+
+    monkeypatch.setenv("MGPU_DATA", str(tmp_path))
+    assert pictures().source == "generated pictures"  # a folder with something else
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    with pytest.raises(ValueError, match="holds no readable CIFAR10") as caught:
+        pictures()
+    assert "t.datasets.CIFAR10('FOLDER', download=True)" in str(caught.value)
+    rows = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        (folder / name).write_bytes(pickle.dumps({"data": rows, "labels": [3, 7]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr(
+        torchvision.datasets.cifar, "check_integrity", lambda *args: True, raising=False
+    )
+    data = pictures()
+    assert data.source == "CIFAR-10" and data.images.shape == (10, 3, 32, 32)
+    assert data.labels.tolist() == [3, 7] * 5
+    assert torch.equal(data.images[1].flatten(), torch.from_numpy(rows[1]))
