@@ -35,7 +35,7 @@ from mgpu_tutorial.lab.simulate.devices import device_of, devices, place
 from mgpu_tutorial.lab.simulate.link import slow_link
 from mgpu_tutorial.lab.teach.checks import check
 from mgpu_tutorial.lab.teach.playground import playground
-from mgpu_tutorial.lab.teach.source import show_changes, show_source
+from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source
 
 __all__ = [
     "CannotTravel",
@@ -49,6 +49,7 @@ __all__ = [
     "curves",
     "device_of",
     "devices",
+    "edit",
     "idle_share",
     "image_rows",
     "in_flight",

@@ -73,7 +73,9 @@ class _Comparison:
 
     def of(self, answer: Any, expected: Any, name: str) -> str:
         if isinstance(answer, Report):
-            return self._list(answer.results, expected, name, "rank {}'s answer")
+            whole = "the answer" if "[" in name else name
+            each = f"rank {{}} of {answer.world_size}: {whole}"
+            return self._list(answer.results, expected, name, each)
         expected = _plain(expected)
         if isinstance(expected, torch.Tensor):
             return self._tensor(answer, expected, name)
@@ -85,7 +87,7 @@ class _Comparison:
             several = isinstance(answer, torch.Tensor)
             kind = "return a number" + (", with .item() of one element" if several else "")
         elif isinstance(expected, list | tuple | range):
-            return self._list(answer, expected, name, name.removeprefix("the ") + "[{}]")
+            return self._list(answer, expected, name, name.replace("the ", "") + "[{}]")
         else:
             kind = f"expected a {type(expected).__name__}"
             fits = isinstance(answer, type(expected))
@@ -170,6 +172,8 @@ def _told(error: BaseException) -> str:
     if isinstance(error, LaunchError):
         return str(error)
     first = str(error).strip().partition("\n")[0]
+    if isinstance(error, AssertionError) and first:  # of the exercise itself
+        return first
     return f"{type(error).__name__}: {first}".removesuffix(": ")
 
 

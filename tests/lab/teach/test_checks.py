@@ -20,6 +20,10 @@ def rank_and_size(rank, world_size):
     return rank, world_size
 
 
+def just_rank(rank, world_size):
+    return rank
+
+
 def one_raises(rank, world_size):
     if rank == 1:
         raise ValueError("no such sample")
@@ -180,6 +184,9 @@ def test_what_the_answer_raises_is_part_of_the_verdict(capsys):
     def fails():
         raise ValueError("first\nsecond")
 
+    def refuses():
+        assert 1 > 2, "two is too many"
+
     def leaves():
         raise SystemExit(3)
 
@@ -190,6 +197,7 @@ def test_what_the_answer_raises_is_part_of_the_verdict(capsys):
         __hash__ = None
 
     assert said(capsys, fails, 3, "think") == "not yet: ValueError: first\nhint: think"
+    assert said(capsys, refuses, 3).startswith("not yet: two is too many")
     assert said(capsys, leaves, 3) == "not yet: SystemExit: 3"
     assert said(capsys, Odd(3), 3) == "not yet: RuntimeError"
 
@@ -198,9 +206,16 @@ def test_ranks_are_named_where_there_are_ranks(capsys):
     report = launch(rank_and_size, 2)
     wrong = [(0, 2), (1, 3)]
     assert said(capsys, report, report.results) == "correct"
-    assert said(capsys, report, wrong) == "not yet: rank 1's answer[1] is 2"
-    assert said(capsys, lambda: report, wrong) == "not yet: rank 1's answer[1] is 2"
+    assert said(capsys, report, wrong) == "not yet: rank 1 of 2: answer[1] is 2"
+    assert said(capsys, lambda: report, wrong) == "not yet: rank 1 of 2: answer[1] is 2"
     assert said(capsys, report.results, wrong) == "not yet: answer[1][1] is 2"
+    assert said(capsys, [report, report], [report.results, wrong]) == (
+        "not yet: rank 1 of 2: answer[1] is 2"
+    )
+    flat = launch(just_rank, 2)
+    assert (
+        said(capsys, flat, [0, 2], name="the rank") == "not yet: rank 1 of 2: the rank is 1"
+    )
     assert "2 values, expected 1" in said(capsys, report, [(0, 2)])
     report.results = [None, None]
     assert said(capsys, report, wrong) == BLANK
