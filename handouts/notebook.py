@@ -24,6 +24,7 @@ FILES = re.compile(r"(?<=\n```)\n\n\[[^\n]*\Z")  # links to them, below a listin
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
 HEADING = re.compile(r"(#{1,6})\s+(.+)")
 DATA_IMAGE = re.compile(r"data:(image/[\w+]+);base64,([A-Za-z0-9+/=\s]+)")
+OPEN = "# Solution (click to open)\n"  # for the lab, where a solution is folded
 VERDICT = '<div class="verdict">'  # of an exercise's check; its text says the same
 MARKDOWN_IMAGE = re.compile(r"(!\[[^\]]*\]\()([^)\s]+)")
 
@@ -158,6 +159,8 @@ class _Reader:
             hint = ""
             if self.common["role"] == "exercise":
                 source, hint = without_hint(source)
+            elif self.common["role"] == "solution":
+                source = source.removeprefix(OPEN)
             yield Piece("code", source, **self.common)
             for output in self.cell["outputs"]:
                 for piece in self._output(output):
