@@ -90,6 +90,10 @@ def padded(order, result="order[rank::world_size]"):
     return function("padded(rank, world_size, samples)", "\n".join(lines))
 
 
+PAD = "order += order[: -samples % world_size]"
+PAD_ALWAYS = "order += order[: world_size - samples % world_size]"
+
+
 def accumulate(loss, each, last):
     return function(
         "accumulate(rank, world_size)",
@@ -127,7 +131,6 @@ EXERCISES = [
         {
             'visible = "2,3"': "rank 0 of 2: the answer is 'local rank 0, cuda:0, is GPU 2'",
             'visible = "3,2,1"': "3 values, expected 2",
-            'visible = "3"': "1 values, expected 2",
             "visible = [3, 2]": "AttributeError",
         },
     ),
@@ -163,9 +166,6 @@ EXERCISES = [
         {
             swap("rank ^ 1", "True", "other.item()"): "rank 3 was at",
             swap("rank ^ 1", "rank % 2 == 0", "mine"): "rank 0 of 4: the answer is 0.0",
-            swap(
-                "rank ^ 1", "rank % 2 == 0", "float(rank + 1)"
-            ): "rank 1 of 4: the answer is",
         },
     ),
     (
@@ -222,7 +222,7 @@ EXERCISES = [
         "ring_all_gather",
         [ring(PASS_ON.format(shift="step")), ring(PASS_ON.format(shift="step"), "numbers")],
         {
-            ring(PASS_ON.format(shift="0")): "answer[2] is",
+            ring(PASS_ON.format(shift="0")): "rank 0 of 4: answer[1] is 9",
             ring(TO_ALL): "isend is not with a neighbour",
             ring(AT_ONCE): "all_gather is not with a neighbour",
         },
@@ -241,36 +241,17 @@ EXERCISES = [
         "04_data_partitioning",
         "padded",
         [
-            padded("order += order[: -samples % world_size]"),
-            padded(
-                "order += order[: -samples % world_size]", "tuple(order[rank::world_size])"
-            ),
-            padded(
-                "order += order[: -len(order) % 3]", "torch.tensor(order)[rank::world_size]"
-            ),
-            padded(
-                "", "[i % samples for i in range(rank, -(-samples // 3) * 3, world_size)]"
-            ),
+            padded(PAD),
+            padded(PAD, "tuple(order[rank::world_size])"),
+            padded(PAD, "torch.tensor(order)[rank::world_size]"),
         ],
-        {
-            padded(
-                "order = range(rank, samples, world_size)", "order"
-            ): "3 values, expected 4",
-            padded(
-                "order += order[: world_size - samples % world_size]"
-            ): "4 values, expected 3",
-            padded("order = order[: samples // 3 * 3]"): "3 values, expected 4",
-        },
+        {padded("pass"): "3 values, expected 4", padded(PAD_ALWAYS): "4 values, expected 3"},
     ),
     (
         "05_distributed_sgd",
         "lr",
         ["lr = 0.01 / 4", "lr = torch.tensor(0.0025).item()"],
-        {
-            "lr = 0.01": "the distance is 0.",
-            "lr = 0.04": "the distance is 0.",
-            "lr = 0.0025 * 1.01": "the distance is ",
-        },
+        {"lr = 0.01": "the distance is 0.", "lr = 0.0025 * 1.01": "the distance is "},
     ),
     (
         "05_distributed_sgd",
@@ -283,7 +264,6 @@ EXERCISES = [
             accumulate("loss / 2", "sgd.average_gradients(model)", ""): "reduced 2 times",
             accumulate("loss", "pass", "sgd.average_gradients(model)"): "off by",
             accumulate("loss / 2", "pass", ""): "off by",
-            accumulate("loss / 2", "pass", "sgd.sum_gradients(model)"): "off by",
         },
     ),
     (
@@ -291,15 +271,11 @@ EXERCISES = [
         "evaluate",
         [
             evaluate(*COUNT, "return (counts[0] / counts[1]).item()"),
-            evaluate(*COUNT, "return counts[0] / counts[1]"),
-            evaluate(*COUNT, "return counts[0].item() / len(data)"),
+            evaluate(*COUNT, "return counts[0] / len(data)"),
         ],
         {
             evaluate(*MEAN, "return share.item() / world_size"): "rank 0 of",
-            evaluate("return correct / len(mine)"): "rank 0 of 2: the answer is",
-            evaluate(
-                *COUNT[:1], "dist.reduce(counts, 0)", "return (counts[0] / counts[1])"
-            ): ("rank 1 of 2: the answer is"),
+            evaluate("return correct / len(data)"): "rank 0 of 2: the answer is",
         },
     ),
 ]
@@ -346,8 +322,9 @@ def exercise_of(stem, name):
         asked = [part for part in body if name in names(part)]
         own = [part for part in body if part not in asked and name not in binds(part)]
         assert len(body) == len(own) + len(asked) + 1 and asked, name
-        needed = set.union(*map(names, body)) | {"torch", "dist"}
-        return [*before(earlier, needed - set(GIVEN)), *own], asked
+        needed = set.union({"torch", "dist"}, *map(names, body))
+        needed -= set.union(set(GIVEN), *map(binds, own))
+        return [*before(earlier, needed), *own], asked
     raise AssertionError(f"{stem} has no exercise that asks for {name}")
 
 

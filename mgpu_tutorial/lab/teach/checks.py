@@ -114,10 +114,9 @@ class _Comparison:
     def _list(self, answer: Any, expected: Any, name: str, each: str) -> str:
         answer = answer.tolist() if isinstance(answer, torch.Tensor) else answer
         if not isinstance(answer, list | tuple | range):
-            values = "value" if len(expected) == 1 else "values"
-            return f"{name} is {_shown(answer)}: return a list of {len(expected)} {values}"
+            return f"{name} is {_shown(answer)}: return a list of {_values(len(expected))}"
         if len(answer) != len(expected):
-            found = f"{len(answer)} values, expected {len(expected)}"
+            found = f"{_values(len(answer))}, expected {len(expected)}"
             return f"{name} is {_shown(answer)}: {found}"
         pairs = enumerate(zip(answer, expected, strict=True))
         found = (self.of(a, e, each.format(i)) for i, (a, e) in pairs)
@@ -158,6 +157,10 @@ def _off(distance: float, size: float) -> str:
         return f", off by {distance:.2g}"
     share = 100 * distance / size
     return f", off by {share:.2g} %" if share < 100 else f", off by {share:.0f} %"
+
+
+def _values(number: int) -> str:
+    return f"{number} value{'s' * (number != 1)}"
 
 
 def _shown(answer: Any) -> str:
