@@ -1,6 +1,7 @@
 """Each exercise of the first notebooks takes right answers in any dress, and no wrong one."""
 
 import ast
+import symtable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -282,19 +283,22 @@ EXERCISES = [
 GIVEN = {"whole": trained}  # instead of cells that train
 
 
-def names(node, context=ast.Load):
-    """The plain names that a piece of program reads, or with ast.Store those it sets."""
-    found = (part for part in ast.walk(node) if isinstance(part, ast.Name))
-    return {part.id for part in found if isinstance(part.ctx, context)}
+def reads(statement):
+    """The names from outside that a statement uses, in its functions too."""
+    tables, found = [symtable.symtable(ast.unparse(statement), "cell", "exec")], set()
+    for table in tables:
+        tables += table.get_children()
+        at_top = table.get_type() == "module"
+        used = (symbol for symbol in table.get_symbols() if symbol.is_referenced())
+        found |= {symbol.get_name() for symbol in used if at_top or symbol.is_global()}
+    return found
 
 
 def binds(statement):
     """The names that a statement defines."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return {statement.name}
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
-    return names(statement, ast.Store)
+    table = symtable.symtable(ast.unparse(statement), "cell", "exec")
+    symbols = table.get_symbols()
+    return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
 
 
 def before(statements, needed):
@@ -303,7 +307,7 @@ def before(statements, needed):
     for statement in reversed(statements):
         if binds(statement) & needed:
             kept.append(statement)
-            needed = (needed - binds(statement)) | (names(statement) - set(GIVEN))
+            needed = (needed | reads(statement) - set(GIVEN)) - binds(statement)
     return kept[::-1]
 
 
@@ -319,10 +323,10 @@ def exercise_of(stem, name):
         if "exercise" not in tags or not any(name in binds(part) for part in body):
             earlier += body
             continue
-        asked = [part for part in body if name in names(part)]
+        asked = [part for part in body if name in reads(part)]
         own = [part for part in body if part not in asked and name not in binds(part)]
         assert len(body) == len(own) + len(asked) + 1 and asked, name
-        needed = set.union({"torch", "dist"}, *map(names, body))
+        needed = set.union({"torch", "dist"}, *map(reads, body))
         needed -= set.union(set(GIVEN), *map(binds, own))
         return [*before(earlier, needed), *own], asked
     raise AssertionError(f"{stem} has no exercise that asks for {name}")
