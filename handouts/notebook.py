@@ -25,7 +25,7 @@ NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
 HEADING = re.compile(r"(#{1,6})\s+(.+)")
 DATA_IMAGE = re.compile(r"data:(image/[\w+]+);base64,([A-Za-z0-9+/=\s]+)")
 OPEN = "# Solution (click to open)\n"  # for the lab, where a solution is folded
-VERDICT = '<div class="verdict">'  # of an exercise's check; its text says the same
+VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
 MARKDOWN_IMAGE = re.compile(r"(!\[[^\]]*\]\()([^)\s]+)")
 
 

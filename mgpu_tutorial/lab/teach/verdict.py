@@ -7,7 +7,7 @@ import html
 from dataclasses import dataclass
 
 RIGHT, WRONG, OPEN = "#1b6e3c", "#b00020", "#595959"  # white stands out from each
-MARK = '<div class="verdict">'
+MARK = ' \n<div class="verdict">'  # of a folded output the lab shows the first line, as text
 
 
 def plate(word: str, background: str) -> str:
