@@ -20,9 +20,12 @@ PRINTABLE = (*IMAGES, "text/html", "text/markdown", "text/latex", "text/plain")
 LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button)\b", re.I)
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+FILES = re.compile(r"(?<=\n```)\n\n\[[^\n]*\Z")  # links to them, below a listing
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
 HEADING = re.compile(r"(#{1,6})\s+(.+)")
 DATA_IMAGE = re.compile(r"data:(image/[\w+]+);base64,([A-Za-z0-9+/=\s]+)")
+OPEN = "# Solution (click to open)\n"  # for the lab, where a solution is folded
+VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
 MARKDOWN_IMAGE = re.compile(r"(!\[[^\]]*\]\()([^)\s]+)")
 
 
@@ -156,6 +159,8 @@ class _Reader:
             hint = ""
             if self.common["role"] == "exercise":
                 source, hint = without_hint(source)
+            elif self.common["role"] == "solution":
+                source = source.removeprefix(OPEN)
             yield Piece("code", source, **self.common)
             for output in self.cell["outputs"]:
                 for piece in self._output(output):
@@ -213,10 +218,12 @@ class _Reader:
             raise Unprintable(f"{where}: an output of {forms} has no printable form")
         if mime in IMAGES:
             yield self._image(mime, content, data, metadata)
+        elif mime == "text/html" and content.startswith(VERDICT):
+            yield Piece("text", data["text/plain"], **self.common)
         elif mime == "text/html":
             yield Piece("html", self._store_images(content), **self.common)
         elif mime == "text/markdown":
-            yield Piece("listing", content, **self.common)
+            yield Piece("listing", FILES.sub("", content), **self.common)
         elif mime == "text/latex":
             yield Piece("prose", content, **self.common)
         else:

@@ -14,6 +14,7 @@ import pytest
 
 from mgpu_tutorial import CHAPTERS
 from mgpu_tutorial.__main__ import modules_of, workers_of
+from mgpu_tutorial.lab.teach.verdict import MARK
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mgpu_tutorial"
@@ -44,8 +45,10 @@ def tags(cell):
     return set(cell.metadata.get("tags", []))
 
 
-def printed(cell):
-    return "".join(out.text for out in cell.outputs if out.output_type == "stream")
+def verdicts(cell):
+    """What the checks of a cell say, each as its text."""
+    shown = [out.data for out in cell.outputs if out.output_type == "display_data"]
+    return [data["text/plain"] for data in shown if MARK in data.get("text/html", "")]
 
 
 def torch_version():
@@ -249,13 +252,25 @@ def test_exercises_begin_not_yet_and_end_correct(notebook):
     exercises = [i for i, cell in enumerate(cells) if "exercise" in tags(cell)]
     assert len(exercises) >= 2
     for i in exercises:
-        assert printed(cells[i]).startswith("not yet"), cells[i].source
-        assert "solution" in tags(cells[i + 1])
-        assert cells[i + 1].metadata.jupyter.source_hidden
-        assert set(printed(cells[i + 1]).splitlines()) == {"correct"}
+        said = verdicts(cells[i])
+        assert said and all(text.startswith("not yet") for text in said), cells[i].source
+        solution = cells[i + 1]
+        assert "solution" in tags(solution)
+        assert solution.source.startswith("# Solution (click to open)\n"), solution.source
+        assert solution.metadata.jupyter == {"source_hidden": True, "outputs_hidden": True}
+        assert set(verdicts(solution)) == {"correct"}
     assert len(exercises) == sum("solution" in tags(cell) for cell in cells)
     writes = [i for i in exercises if "def " in cells[i].source]
     assert writes and len(writes) < len(exercises)
+
+
+def test_every_listing_links_to_its_files(notebook):
+    for cell in code(notebook):
+        for output in cell.outputs:
+            page = output.get("data", {}).get("text/markdown", "")
+            links = re.findall(r"\]\(\.\./([^)]+)\)", page.rpartition("\n```\n")[2])
+            assert bool(links) == page.startswith("```"), cell.source
+            assert all((ROOT / link).is_file() for link in links), links
 
 
 def test_the_readme_lists_every_notebook_and_links_lead_somewhere():

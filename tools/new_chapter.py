@@ -125,7 +125,7 @@ def cells(text: str) -> Iterator[dict]:
         if caption := re.search(r'caption="(.*)"', head):
             metadata["handout"] = {"caption": caption[1]}
         if "solution" in metadata.get("tags", []):
-            metadata["jupyter"] = {"source_hidden": True}
+            metadata["jupyter"] = {"source_hidden": True, "outputs_hidden": True}
         yield new_code_cell(source, metadata=metadata)
 
 

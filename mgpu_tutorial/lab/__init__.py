@@ -36,7 +36,7 @@ from mgpu_tutorial.lab.simulate.devices import device_of, devices, place
 from mgpu_tutorial.lab.simulate.link import slow_link
 from mgpu_tutorial.lab.teach.checks import check
 from mgpu_tutorial.lab.teach.playground import playground
-from mgpu_tutorial.lab.teach.source import show_changes, show_source
+from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source
 
 __all__ = [
     "CannotTravel",
@@ -51,6 +51,7 @@ __all__ = [
     "device_of",
     "devices",
     "devices_of",
+    "edit",
     "fastest_step",
     "idle_share",
     "image_rows",

@@ -50,7 +50,7 @@ def lab(tmp_path_factory):
     log = open(home / "log", "w")  # noqa: SIM115
     server = subprocess.Popen(
         [
-            *(sys.executable, copy / "tools" / "lab.py", "--no-browser"),
+            *(sys.executable, copy / "tools" / "open_jupyterlab.py", "--no-browser"),
             *(f"--ServerApp.port={port}", f"--IdentityProvider.token={TOKEN}"),
             "--expose-app-in-browser",
         ],

@@ -401,6 +401,24 @@ LIVE = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/pla
 SUM = "$$" + " + ".join("abcdefghijklmnopqrstuvwxyz" * 3) + "$$"
 
 
+def test_what_belongs_to_the_lab_stays_out_of_a_handout(tmp_path):
+    """The links below a listing, the plate of a verdict, the first line of a solution."""
+    verdict = {"text/html": ' \n<div class="verdict"><b>x</b></div>', "text/plain": "correct"}
+    listing = {"text/markdown": "```python\na = [1](2)\n```\n\n[a/b.py](../a/b.py)"}
+    cell = new_code_cell(
+        "# Solution (click to open)\na = 1",
+        outputs=[new_output("display_data", data=data) for data in (verdict, listing)],
+        metadata={"tags": ["solution"]},
+    )
+    nbformat.write(new_notebook(cells=[cell]), tmp_path / "00_lab.ipynb")
+    pieces = read(tmp_path / "00_lab.ipynb", tmp_path / "media").pieces
+    assert [(piece.kind, piece.text) for piece in pieces] == [
+        ("code", "a = 1"),
+        ("text", "correct"),
+        ("listing", "```python\na = [1](2)\n```"),
+    ]
+
+
 @pytest.mark.parametrize(
     "cell, says, text, outputs",
     [

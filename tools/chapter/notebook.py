@@ -84,11 +84,12 @@ ranks = ...
 check(lambda: launch(ch.mean, ranks).results[0], 2.0, hint="half of the last rank")
 
 # %% tags=["solution"]
+# Solution (click to open)
 ranks = 5
 check(lambda: launch(ch.mean, ranks).results[0], 2.0)
 
 # %% [markdown]
-# **2.** Write a worker that returns the largest number of all ranks on every rank.
+# **2.** Write a worker that returns the largest number of all ranks on every rank. (The last rank does not hold it.)
 
 # %% tags=["exercise"]
 import torch
@@ -96,21 +97,22 @@ import torch.distributed as dist
 
 
 def largest(rank, world_size):
-    number = torch.tensor([float(rank)])
+    number = torch.tensor([float(rank % 3)])
     return ...
 
 
-check(lambda: launch(largest, 3).results, [2.0, 2.0, 2.0])
+check(lambda: launch(largest, 4), [2.0, 2.0, 2.0, 2.0])
 
 
 # %% tags=["solution"]
+# Solution (click to open)
 def largest(rank, world_size):
-    number = torch.tensor([float(rank)])
+    number = torch.tensor([float(rank % 3)])
     dist.all_reduce(number, op=dist.ReduceOp.MAX)
     return number.item()
 
 
-check(lambda: launch(largest, 3).results, [2.0, 2.0, 2.0])
+check(lambda: launch(largest, 4), [2.0, 2.0, 2.0, 2.0])
 
 # %% [markdown]
 # ## Summary

@@ -1,74 +1,188 @@
 """Exercise checks: say what is still wrong in fixed words, and never raise."""
 
+import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.run.errors import LaunchError
+from mgpu_tutorial.lab.teach.verdict import Verdict
+
 NOT_YET, CORRECT, BLANK = "not yet", "correct", "nothing is filled in"
+TOLERANCE, EXACT = 1e-5, 1e-9  # relative: of measured numbers, and of whole ones
+SHOWN = 80  # characters of an answer
 
 
-def check(answer: Any, expected: Any, hint: str = "") -> None:
-    """Compare an exercise's answer with what is expected, and print the verdict.
+def check(
+    answer: Any,
+    expected: Any,
+    hint: str = "",
+    *,
+    name: str = "the answer",
+    tolerance: float | None = None,
+) -> None:
+    """Compare an exercise's answer with what is expected, and show the verdict.
 
-    `answer` may be a function without arguments, such as `lambda: launch(mine, 4).results`;
-    then it is called here, and what it raises is part of the verdict. An answer of None
-    or `...`, alone or for each rank, counts as not begun.
+    `answer` may be a function without arguments, such as `lambda: launch(mine, 4)`; then it
+    is called here, and what it raises is part of the verdict. Of a launch, the results are
+    compared rank by rank with the list `expected`. An answer of None or `...`, alone or for
+    each rank, counts as not begun, and a hint comes after a try only.
+
+    A number is a number, whether an int, a float or a tensor of one element; a list may be a
+    tuple, a range or a tensor. `tolerance` is the distance allowed, in shares of what is
+    expected (of its largest number in a tensor): 1e-5, and rounding only where that is an
+    int. Where 0 is expected it is the distance itself. `name` is how the verdict calls the
+    answer, such as "the distance".
     """
-    if isinstance(answer, Callable):
-        try:
-            answer = answer()
-        except Exception as error:  # the learner's code: anything can happen
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            blank = "ellipsis" in first.lower()
-            print(f"{NOT_YET}: {BLANK}" if blank else f"{NOT_YET}: {first}{_hint(hint)}")
-            return
-    if _is_blank(answer):
-        print(f"{NOT_YET}: {BLANK}")  # a hint comes after a try
-        return
-    wrong = difference(answer, expected)
-    print(f"{NOT_YET}: {wrong}{_hint(hint)}" if wrong else CORRECT)
+    from IPython.display import display
+
+    display(verdict(answer, expected, hint, name=name, tolerance=tolerance))
 
 
-def difference(answer: Any, expected: Any, name: str = "the answer") -> str:
-    """Say where `answer` first differs from `expected`, or nothing where it does not."""
-    if isinstance(expected, torch.Tensor) or isinstance(answer, torch.Tensor):
-        return _tensor_difference(answer, expected, name)
-    if isinstance(expected, list | tuple):
-        if not isinstance(answer, list | tuple) or len(answer) != len(expected):
-            return f"{name} is {answer!r}, expected {len(expected)} values"
-        whose = "rank" if name == "the answer" and len(expected) > 1 else name
-        found = (
-            difference(a, e, f"{whose} {i}" if whose == "rank" else f"{name}[{i}]")
-            for i, (a, e) in enumerate(zip(answer, expected, strict=True))
-        )
-        return next((text for text in found if text), "")
-    if isinstance(expected, float) and isinstance(answer, int | float):
-        return (
-            ""
-            if abs(answer - expected) <= 1e-6 * max(1, abs(expected))
-            else _say(name, answer)
-        )
-    return "" if type(answer) is type(expected) and answer == expected else _say(name, answer)
-
-
-def _tensor_difference(answer: Any, expected: Any, name: str) -> str:
+def verdict(
+    answer: Any,
+    expected: Any,
+    hint: str = "",
+    *,
+    name: str = "the answer",
+    tolerance: float | None = None,
+) -> Verdict:
+    """What `check` shows."""
     try:
-        torch.testing.assert_close(answer, expected, check_device=False)
-    except (AssertionError, TypeError, ValueError):
-        return _say(name, answer)
-    return ""
+        if isinstance(answer, Callable):
+            answer = answer()
+        if _is_blank(answer):
+            return Verdict(NOT_YET, None, BLANK)
+        wrong = _Comparison(tolerance).of(answer, expected, name)
+    except (Exception, SystemExit) as error:  # the learner's code: anything can happen
+        if "ellipsis" in str(error).lower():
+            return Verdict(NOT_YET, None, BLANK)
+        wrong = _told(error)
+    return Verdict(NOT_YET, False, wrong, hint) if wrong else Verdict(CORRECT, True)
 
 
-def _say(name: str, answer: Any) -> str:
-    return f"{name} gave {answer!r}"
+class _Comparison:
+    """Says where an answer first differs from what is expected; nothing where it does not."""
+
+    def __init__(self, tolerance: float | None) -> None:
+        self.tolerance = tolerance
+
+    def of(self, answer: Any, expected: Any, name: str) -> str:
+        if isinstance(answer, Report):
+            whole = "the answer" if "[" in name else name
+            each = f"rank {{}} of {answer.world_size}: {whole}"
+            return self._list(answer.results, expected, name, each)
+        expected = _plain(expected)
+        if isinstance(expected, torch.Tensor):
+            return self._tensor(answer, expected, name)
+        answer = _plain(answer)
+        if isinstance(expected, bool):
+            kind, fits = "return True or False", isinstance(answer, bool)
+        elif isinstance(expected, Real):
+            fits = isinstance(answer, Real) and not isinstance(answer, bool)
+            several = isinstance(answer, torch.Tensor)
+            kind = "return a number" + (", with .item() of one element" if several else "")
+        elif isinstance(expected, list | tuple | range):
+            return self._list(answer, expected, name, name.replace("the ", "") + "[{}]")
+        else:
+            kind = f"expected a {type(expected).__name__}"
+            fits = isinstance(answer, type(expected))
+        if not fits:
+            return f"{name} is {_shown(answer)}: {kind}"
+        if isinstance(expected, Real) and not isinstance(expected, bool):
+            return self._number(answer, expected, name)
+        return "" if answer == expected else f"{name} is {_shown(answer)}"
+
+    def _allowed(self, expected: Any) -> float:
+        default = EXACT if isinstance(expected, int) else TOLERANCE
+        return default if self.tolerance is None else self.tolerance
+
+    def _number(self, answer: Real, expected: Real, name: str) -> str:
+        if answer == expected or (math.isnan(answer) and math.isnan(expected)):
+            return ""
+        allowed, distance = self._allowed(expected), abs(answer - expected)
+        if distance <= allowed * (abs(expected) or 1) and math.isfinite(expected):
+            return ""
+        if isinstance(expected, int) and abs(expected) < 100:  # a rank or a count
+            return f"{name} is {_shown(answer)}"
+        return f"{name} is {_shown(answer)}{_off(distance, abs(expected))}"
+
+    def _list(self, answer: Any, expected: Any, name: str, each: str) -> str:
+        answer = answer.tolist() if isinstance(answer, torch.Tensor) else answer
+        if not isinstance(answer, list | tuple | range):
+            return f"{name} is {_shown(answer)}: return a list of {_values(len(expected))}"
+        if len(answer) != len(expected):
+            found = f"{_values(len(answer))}, expected {len(expected)}"
+            return f"{name} is {_shown(answer)}: {found}"
+        pairs = enumerate(zip(answer, expected, strict=True))
+        found = (self.of(a, e, each.format(i)) for i, (a, e) in pairs)
+        return next((text for text in found if text), "")
+
+    def _tensor(self, answer: Any, expected: torch.Tensor, name: str) -> str:
+        shape = list(expected.shape)
+        if not isinstance(answer, torch.Tensor | np.ndarray | list | tuple):
+            return f"{name} is {_shown(answer)}: return a tensor of shape {shape}"
+        found, right = (
+            torch.as_tensor(t).detach().cpu().double() for t in (answer, expected)
+        )
+        if found.shape != right.shape:
+            return f"{name} has shape {list(found.shape)}: expected {shape}"
+        largest = right.abs().max().item() if right.numel() else 0.0
+        allowed = self._allowed(0.0) * (largest or 1)
+        if torch.allclose(found, right, rtol=0, atol=allowed, equal_nan=True):
+            return ""
+        distance = (found - right).abs().max().item()
+        off = _off(distance, largest)
+        of = " of its largest number" if off.endswith("%") else ""
+        return f"{name} is a tensor of the right shape{off}{of}"
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or in a tensor of one element as Python's; an array as a tensor."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        single = value.numel() if isinstance(value, torch.Tensor) else value.size
+        return value.item() if single == 1 else torch.as_tensor(value)
+    return value
+
+
+def _off(distance: float, size: float) -> str:
+    """How far off: in shares of what is expected where that is a size at all."""
+    if not math.isfinite(distance) or not math.isfinite(size):
+        return ""
+    if not size:
+        return f", off by {distance:.2g}"
+    share = 100 * distance / size
+    return f", off by {share:.2g} %" if share < 100 else f", off by {share:.0f} %"
+
+
+def _values(number: int) -> str:
+    return f"{number} value{'s' * (number != 1)}"
+
+
+def _shown(answer: Any) -> str:
+    if isinstance(answer, torch.Tensor):
+        return f"a tensor of shape {list(answer.shape)}"
+    text = " ".join(repr(answer).split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+
+
+def _told(error: BaseException) -> str:
+    """The launcher's whole message, which says where the ranks are; else the first line."""
+    if isinstance(error, LaunchError):
+        return str(error)
+    first = str(error).strip().partition("\n")[0]
+    if isinstance(error, AssertionError) and first:  # of the exercise itself
+        return first
+    return f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
 def _is_blank(answer: Any) -> bool:
+    if isinstance(answer, Report):
+        return _is_blank(answer.results)
     if isinstance(answer, list | tuple) and answer:
         return all(_is_blank(a) for a in answer)
     return answer is None or answer is ...
-
-
-def _hint(hint: str) -> str:
-    return f"\nhint: {hint}" if hint else ""

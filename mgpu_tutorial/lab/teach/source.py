@@ -1,44 +1,137 @@
-"""Show the text of a worker as it is on disk, which is what the next launch runs."""
+"""Show the text of a worker as it is on disk, which is what the next launch runs.
+
+Or take a copy of it into a cell, where it can be changed.
+"""
 
 import ast
 import inspect
-from collections.abc import Callable
+import symtable
+from collections.abc import Callable, Iterator
 from difflib import unified_diff
 from pathlib import Path
 from types import ModuleType
 
+ROOT = Path(__file__).parents[3]
+WIDTH = 79  # of a line in a cell
+
 
 class Listing:
-    """A fenced listing: highlighted in JupyterLab, stored with the notebook, printable."""
+    """A fenced listing: highlighted in JupyterLab, stored with the notebook, printable.
 
-    def __init__(self, text: str, language: str = "python") -> None:
+    Below it stand links to its files, as they are reached from the folder of notebooks.
+    """
+
+    def __init__(self, text: str, language: str = "python", files: list[Path] | None = None):
         self.text, self.language = text, language
+        known = [file for file in files or [] if file.is_relative_to(ROOT)]
+        self.files = [file.relative_to(ROOT).as_posix() for file in dict.fromkeys(known)]
 
     def __repr__(self) -> str:
         return self.text
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         fenced = f"```{self.language}\n{self.text}\n```"
-        return {"text/plain": self.text, "text/markdown": fenced}
+        links = " · ".join(f"[{file}](../{file})" for file in self.files)
+        page = f"{fenced}\n\n{links}" if links else fenced
+        return {"text/plain": self.text, "text/markdown": page}
 
 
 def show_source(*functions: Callable) -> Listing:
     """List the source of one or more functions or classes, docstrings included."""
-    return Listing("\n\n\n".join(_source(function) for function in functions))
+    text = "\n\n\n".join(_source(function) for function in functions)
+    return Listing(text, files=[_file(function) for function in functions])
 
 
 def show_changes(old: ModuleType, new: ModuleType) -> Listing:
     """List what differs between the files of two modules, a line that goes or comes each."""
+    files = [Path(module.__file__ or "") for module in (old, new)]
     texts = [inspect.getsource(module).splitlines() for module in (old, new)]
-    names = [Path(module.__file__ or "").name for module in (old, new)]
-    return Listing("\n".join(unified_diff(*texts, *names, n=1, lineterm="")), "diff")
+    changes = unified_diff(*texts, *(file.name for file in files), n=1, lineterm="")
+    return Listing("\n".join(changes), "diff", files)
+
+
+def edit(*functions: Callable) -> None:
+    """Put a copy of workers, with the imports they need, into a new cell below this one.
+
+    Change a line, run the cell, and launch the copy by its bare name: `launch(blocking, 2)`.
+    It travels to the ranks by value; the file stays as it is. Of what else stands in the
+    file the copy uses the original, so a helper to be changed is named too:
+    `edit(worker, helper)`. Without a notebook the text is printed.
+    """
+    from IPython import get_ipython
+
+    text = editable(*functions)
+    if shell := get_ipython():
+        shell.set_next_input(text)
+    else:
+        print(text)
+
+
+def editable(*functions: Callable) -> str:
+    """The cell that `edit` makes: only the imports that are used, then the sources."""
+    functions = tuple(map(inspect.unwrap, functions))
+    sources = [_source(function) for function in functions]
+    own = {function.__name__ for function in functions}
+    found: dict[str, None] = {}  # in this order, each once
+    for function, source in zip(functions, sources, strict=True):
+        if _file(function).is_file():
+            found |= dict.fromkeys(_imports(function, _names_needed(source) - own))
+    names = ", ".join(function.__name__ for function in functions)
+    head = f"# A copy of {names}: change a line, run this cell, then launch it."
+    parts = ["\n".join([head, *found]), *sources]
+    return "\n\n\n".join(parts)
+
+
+def _names_needed(source: str) -> set[str]:
+    """The global names that a piece of code uses, in a decorator or an annotation too."""
+    tables, names = [symtable.symtable(source, "cell", "exec")], set()
+    for table in tables:
+        at_top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (at_top or symbol.is_global()):
+                names.add(symbol.get_name())
+        tables += table.get_children()
+    return names
+
+
+def _imports(function: Callable, needed: set[str]) -> Iterator[str]:
+    """Lines that bring the needed names: the file's own imports, then what it defines."""
+    defined = []
+    for node in ast.parse(_file(function).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            kept = [a for a in node.names if (a.asname or a.name).split(".")[0] in needed]
+            if kept:
+                node.names = kept
+                yield _wrapped(node)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined += [node.name] if node.name in needed else []
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+            stored = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+            defined += sorted(stored & needed)
+    if defined:
+        aliases = [ast.alias(name) for name in defined]
+        yield _wrapped(ast.ImportFrom(function.__module__, aliases, level=0))
+
+
+def _wrapped(node: ast.Import | ast.ImportFrom) -> str:
+    """An import as text, one name a line where it is too wide for a cell."""
+    line = ast.unparse(node)
+    if len(line) <= WIDTH or isinstance(node, ast.Import):
+        return line
+    names = "".join(f"    {ast.unparse(alias)},\n" for alias in node.names)
+    return f"from {node.module} import (\n{names})"
+
+
+def _file(function: Callable) -> Path:
+    return Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
 
 
 def _source(function: Callable) -> str:
     """Read the file again: inspect would count lines in the text that was imported."""
     function = inspect.unwrap(function)
-    file = Path(inspect.getsourcefile(function) or "")
-    if not file.exists():  # a cell of this notebook
+    file = _file(function)
+    if not file.is_file():  # a cell of this notebook
         return inspect.getsource(function).rstrip()
     text = file.read_text(encoding="utf-8")
     for node in ast.parse(text).body:

@@ -5,7 +5,6 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 from mgpu_tutorial import collectives, nonblocking
 from mgpu_tutorial import point_to_point as p2p
@@ -13,7 +12,6 @@ from mgpu_tutorial.lab import (
     RanksHung,
     before_after,
     bucket_map,
-    check,
     curves,
     launch,
     sequence_chart,
@@ -183,30 +181,3 @@ def test_show_source_follows_the_file(tmp_path, monkeypatch):
     file.write_text("def other(): ...\n")
     with pytest.raises(ValueError, match="worker is no longer in lesson_text.py"):
         show_source(lesson_text.worker)
-
-
-@pytest.mark.parametrize(
-    "answer, expected, says",
-    [
-        (3, 3, "correct"),
-        ([1.0, 2.0], [1.0, 2.0], "correct"),
-        (torch.ones(2), torch.ones(2), "correct"),
-        (None, 3, "not yet: nothing is filled in"),
-        ([None, None], [1, 2], "not yet: nothing is filled in"),
-        ([1, 5], [1, 2], "not yet: rank 1 gave 5"),
-        (torch.zeros(2), torch.ones(2), "not yet: the answer gave tensor([0., 0.])"),
-        (True, 1, "not yet: the answer gave True"),
-        ([1], [1, 2], "not yet: the answer is [1], expected 2 values"),
-        (lambda: 1 / 0, 3, "not yet: division by zero"),
-        (lambda: len(...), 3, "not yet: nothing is filled in"),
-    ],
-)
-def test_a_check_says_what_is_wrong_and_never_raises(capsys, answer, expected, says):
-    check(answer, expected)
-    assert capsys.readouterr().out == says + "\n"
-
-
-def test_a_check_gives_its_hint_only_when_it_is_needed(capsys):
-    check(1, 1, hint="count")
-    check(2, 1, hint="count")
-    assert capsys.readouterr().out == "correct\nnot yet: the answer gave 2\nhint: count\n"

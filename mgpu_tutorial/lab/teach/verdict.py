@@ -1,0 +1,45 @@
+"""A word on a plate: right and wrong are told by the word and by its colour.
+
+The plate brings its own background, so that it can be read in a light and a dark theme.
+"""
+
+import html
+from dataclasses import dataclass
+
+RIGHT, WRONG, OPEN = "#1b6e3c", "#b00020", "#595959"  # white stands out from each
+MARK = ' \n<div class="verdict">'  # of a folded output the lab shows the first line, as text
+
+
+def plate(word: str, background: str) -> str:
+    """A word (as HTML already) in white on its colour."""
+    style = f"background:{background};color:#ffffff;font-weight:bold"
+    return f'<span style="{style};padding:1px 8px;border-radius:4px">{word}</span>'
+
+
+@dataclass
+class Verdict:
+    """What a check says of an answer; its text begins with the word on the plate.
+
+    `is_right` is None for an exercise that was not begun.
+    """
+
+    word: str
+    is_right: bool | None
+    reason: str = ""
+    hint: str = ""
+
+    def __repr__(self) -> str:
+        said = f"{self.word}: {self.reason}" if self.reason else self.word
+        return f"{said}\nhint: {self.hint}" if self.hint else said
+
+    def _repr_html_(self) -> str:
+        first, _, rest = self.reason.partition("\n")
+        marks = {True: ("✓ ", RIGHT), False: ("✗ ", WRONG), None: ("", OPEN)}
+        mark, background = marks[self.is_right]
+        body = plate(mark + self.word, background)
+        body += f" {html.escape(first)}" if first else ""
+        if rest:
+            body += f'<pre style="margin:2px 0">{html.escape(rest)}</pre>'
+        if self.hint:
+            body += f"<br><i>hint: {html.escape(self.hint)}</i>"
+        return f"{MARK}{body}</div>"

@@ -1,0 +1,253 @@
+"""The judge of the exercises: what is right in any dress, what is not, and what it says."""
+
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from mgpu_tutorial.lab import check, launch
+from mgpu_tutorial.lab.teach.checks import verdict
+from mgpu_tutorial.lab.teach.verdict import MARK
+
+BLANK = "not yet: nothing is filled in"
+PARAMETERS = torch.tensor([0.5, -2.0, 1e-7, 0.0])
+
+
+def rank_and_size(rank, world_size):
+    return rank, world_size
+
+
+def just_rank(rank, world_size):
+    return rank
+
+
+def one_raises(rank, world_size):
+    if rank == 1:
+        raise ValueError("no such sample")
+    time.sleep(60)
+
+
+def all_sleep(rank, world_size):
+    time.sleep(60)
+
+
+def said(capsys, *given, **more):
+    assert check(*given, **more) is None
+    return capsys.readouterr().out.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (3, 3),
+        (3.0, 3),
+        (3, 3.0),
+        (2 * (5 - 1) / 5 * 1_000_000, 1_600_000),
+        (0.1 + 0.2, 0.3),
+        (np.float32(0.3), 0.3),
+        (np.int64(3), 3.0),
+        (torch.tensor(3.0), 3),
+        (torch.tensor([3]), 3.0),
+        (torch.tensor([[3.0]], requires_grad=True), 3),
+        (np.array([3]), 3),
+        (3.0, torch.tensor([3.0])),
+        (math.inf, math.inf),
+        (math.nan, math.nan),
+        (1e-6, 0.0),
+        (True, True),
+        (np.bool_(False), False),
+        (torch.tensor(True), True),
+        ("abc", "abc"),
+        ({"a": 1}, {"a": 1}),
+        ((1, 2), [1, 2.0]),
+        (range(0, 9, 3), [0, 3, 6]),
+        ([0, 3, 6], range(0, 9, 3)),
+        (torch.tensor([0, 3, 6]), [0, 3, 6]),
+        (np.array([[0.0, 3.0], [6.0, 9.0]]), [[0, 3], [6, 9]]),
+        ([torch.tensor([1.0]), torch.tensor(2)], [1.0, 2.0]),
+        ([(1, [2, "x"]), True], [[1, (2, "x")], True]),
+        (PARAMETERS.clone(), PARAMETERS),
+        (PARAMETERS.double().requires_grad_(), PARAMETERS),
+        (PARAMETERS.tolist(), PARAMETERS),
+        ([PARAMETERS + 1e-5], [PARAMETERS]),
+        (lambda: 3.0, 3),
+    ],
+)
+def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
+    assert said(capsys, answer, expected, "a hint") == "correct"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "reason"),
+    [
+        (2.02, 2.0, "the answer is 2.02, off by 1 %"),
+        (1.9999, 2.0, "the answer is 1.9999, off by 0.005 %"),
+        (1.00002, 1.0, "the answer is 1.00002, off by 0.002 %"),
+        (-1.00002, -1.0, "the answer is -1.00002, off by 0.002 %"),
+        (9.09e-10, 9e-10, "the answer is 9.09e-10, off by 1 %"),
+        (1_600_001, 1_600_000, "the answer is 1600001, off by 6.3e-05 %"),
+        (7.0, 2.0, "the answer is 7.0, off by 250 %"),
+        (4, 3, "the answer is 4"),
+        (3.001, 3, "the answer is 3.001"),
+        (2e-3, 0.0, "the answer is 0.002, off by 0.002"),
+        (2e-5, 0.0, "the answer is 2e-05, off by 2e-05"),
+        (math.nan, 2.0, "the answer is nan"),
+        (2.0, math.inf, "the answer is 2.0"),
+        (torch.tensor(1.5), 1.0, "the answer is 1.5, off by 50 %"),
+        (True, 1, "the answer is True: return a number"),
+        (1, True, "the answer is 1: return True or False"),
+        (False, True, "the answer is False"),
+        ("3", 3, "the answer is '3': return a number"),
+        ([3], 3, "the answer is [3]: return a number"),
+        (
+            torch.ones(3),
+            1.0,
+            "the answer is a tensor of shape [3]: "
+            "return a number, with .item() of one element",
+        ),
+        ("abd", "abc", "the answer is 'abd'"),
+        (3, "abc", "the answer is 3: expected a str"),
+        ({"a": 2}, {"a": 1}, "the answer is {'a': 2}"),
+        ([1, 2], [1, 2, 3], "the answer is [1, 2]: 2 values, expected 3"),
+        (7, [7], "the answer is 7: return a list of 1 value"),
+        ({1, 2}, [1, 2], "the answer is {1, 2}: return a list of 2 values"),
+        ([1, 3], [1, 2], "answer[1] is 3"),
+        ([[0, 1], [0, "x"]], [[0, 1], [0, 1]], "answer[1][1] is 'x': return a number"),
+        ([1.0, None], [1.0, 2.0], "answer[1] is None: return a number"),
+        (torch.ones(3), torch.ones(2), "the answer has shape [3]: expected [2]"),
+        (5, torch.ones(2), "the answer is 5: return a tensor of shape [2]"),
+        (
+            torch.tensor([1.0, 4.04]),
+            torch.tensor([1.0, 4.0]),
+            "the answer is a tensor of the right shape, off by 1 % of its largest number",
+        ),
+        (
+            torch.tensor([1.0, math.nan]),
+            torch.tensor([1.0, 4.0]),
+            "the answer is a tensor of the right shape",
+        ),
+        (
+            torch.full((2,), 2e-5),
+            torch.zeros(2),
+            "the answer is a tensor of the right shape, off by 2e-05",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_distance(capsys, answer, expected, reason):
+    text = said(capsys, answer, expected, hint="think")
+    assert text == f"not yet: {reason}\nhint: think"
+    assert "rank" not in text
+
+
+def test_the_tolerance_is_set_by_hand_and_holds_on_both_sides(capsys):
+    for tolerance, near, far in (
+        (0.05, 104.9, 105.1),
+        (1e-3, 99.91, 99.89),
+        (0.0, 100, 100.1),
+    ):
+        for right in (100, 100.0):
+            assert said(capsys, near, right, tolerance=tolerance) == "correct"
+            assert said(capsys, far, right, tolerance=tolerance).startswith("not yet")
+    tensor = torch.tensor([100.0, 1.0])
+    assert said(capsys, tensor + 4.9, tensor, tolerance=0.05) == "correct"
+    assert said(capsys, tensor + 5.1, tensor, tolerance=0.05).startswith("not yet")
+
+
+def test_the_default_tolerance_holds_on_both_sides(capsys):
+    for factor, right in ((1 + 9e-6, True), (1 + 1.1e-5, False)):
+        for expected in (3e-8, 0.25, -7e9):
+            assert (said(capsys, factor * expected, expected) == "correct") is right
+            both = torch.tensor([expected, 0.0], dtype=torch.float64)
+            assert (said(capsys, factor * both, both) == "correct") is right
+    assert said(capsys, 100 * (1 + 1e-10), 100) == "correct"
+    assert said(capsys, 100 * (1 + 1e-8), 100).startswith("not yet")
+
+
+def test_the_answer_has_a_name(capsys):
+    given = {"name": "the distance", "tolerance": 1e-6}
+    found = said(capsys, 2e-3, 0.0, **given)
+    assert found == "not yet: the distance is 0.002, off by 0.002"
+    assert said(capsys, [1, 2], [1, 3], name="the cuts") == "not yet: cuts[1] is 2"
+
+
+@pytest.mark.parametrize("blank", [None, ..., [None, None], [..., [...]], lambda: ...])
+def test_what_was_not_begun_gets_no_hint(capsys, blank):
+    assert said(capsys, blank, 3, "think") == BLANK
+    assert said(capsys, lambda: int(...), 3, "think").startswith("not yet")
+    assert said(capsys, lambda: (...).split(), 3, "think") == BLANK
+
+
+def test_what_the_answer_raises_is_part_of_the_verdict(capsys):
+    def fails():
+        raise ValueError("first\nsecond")
+
+    def refuses():
+        assert 1 > 2, "two is too many"
+
+    def leaves():
+        raise SystemExit(3)
+
+    class Odd(int):
+        def __eq__(self, other):
+            raise RuntimeError
+
+        __hash__ = None
+
+    assert said(capsys, fails, 3, "think") == "not yet: ValueError: first\nhint: think"
+    assert said(capsys, refuses, 3).startswith("not yet: two is too many")
+    assert said(capsys, leaves, 3) == "not yet: SystemExit: 3"
+    assert said(capsys, Odd(3), 3) == "not yet: RuntimeError"
+
+
+def test_ranks_are_named_where_there_are_ranks(capsys):
+    report = launch(rank_and_size, 2)
+    wrong = [(0, 2), (1, 3)]
+    assert said(capsys, report, report.results) == "correct"
+    assert said(capsys, report, wrong) == "not yet: rank 1 of 2: answer[1] is 2"
+    assert said(capsys, lambda: report, wrong) == "not yet: rank 1 of 2: answer[1] is 2"
+    assert said(capsys, report.results, wrong) == "not yet: answer[1][1] is 2"
+    assert said(capsys, [report, report], [report.results, wrong]) == (
+        "not yet: rank 1 of 2: answer[1] is 2"
+    )
+    flat = launch(just_rank, 2)
+    assert (
+        said(capsys, flat, [0, 2], name="the rank") == "not yet: rank 1 of 2: the rank is 1"
+    )
+    assert "2 values, expected 1" in said(capsys, report, [(0, 2)])
+    report.results = [None, None]
+    assert said(capsys, report, wrong) == BLANK
+
+
+def test_a_failed_launch_says_where_each_rank_was(capsys):
+    text = said(capsys, lambda: launch(one_raises, 2, timeout=20), [0, 0])
+    assert re.match(r"not yet: rank 1 raised ValueError: .*, at test_checks\.py:\d+ ", text)
+    assert re.search(r"\n  rank 0 (was at|had returned)", text)
+    text = said(capsys, lambda: launch(all_sleep, 2, timeout=1), [0, 0], "wake up")
+    assert text.startswith("not yet: 2 of 2 ranks had not returned after 1 s\n")
+    assert re.search(
+        r"\n  rank 0 was at test_checks\.py:\d+ .*\n  rank 1 was at test_checks\.py", text
+    )
+    assert text.endswith("\nhint: wake up")
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(c * share for c, share in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+def test_right_and_wrong_differ_in_word_and_colour_and_can_be_read():
+    plates = set()
+    for given, word in ((3, "✓ correct"), (4, "✗ not yet"), (None, "not yet")):
+        page = verdict(given, 3, "<think>")._repr_html_()
+        assert page.startswith(MARK) and f">{word}</span>" in page
+        assert "<think>" not in page and ("&lt;think&gt;" in page) is (given == 4)
+        [colours] = re.findall(r"background:(#\w{6});color:(#\w{6})", page)
+        light, dark = sorted(map(luminance, colours))[::-1]
+        assert (light + 0.05) / (dark + 0.05) >= 4.5  # on its own plate, whatever the theme
+        assert page.count("color:") == 1  # all other words have the colour of the page
+        plates.add(colours)
+    assert len(plates) == 3

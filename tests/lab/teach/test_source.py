@@ -1,0 +1,180 @@
+"""Listings with links to their files, and copies of workers that can be changed."""
+
+import ast
+import builtins
+import inspect
+import symtable
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from mgpu_tutorial import CHAPTERS
+from mgpu_tutorial.__main__ import workers_of
+from mgpu_tutorial.lab import edit, launch, note, show_changes, show_source
+from mgpu_tutorial.lab.teach.source import editable
+
+ROOT = Path(__file__).parents[3]
+FACTOR = 3
+FIRST, (SECOND, *_) = 1, (2, 4)
+
+
+def times(number: int) -> int:
+    return FACTOR * number
+
+
+def scaled(rank, world_size, dist=dist):
+    """Uses a helper, and hides a name of the module."""
+    nn = times(rank)
+    return [note and nn for note in range(world_size)]
+
+
+@contextmanager
+def noted(text: str):
+    note(text)
+    yield FIRST + SECOND
+
+
+class Doubled(nn.Linear):
+    """Uses super() and a name of the file."""
+
+    def forward(self, x):
+        return times(super().forward(x))
+
+
+def decorated(function):
+    @wraps(function)
+    def wrapper(*given):
+        return function(*given)
+
+    return wrapper
+
+
+@decorated
+def wrapped(rank, world_size):
+    return times(rank)
+
+
+def undefined(text):
+    """The global names of a program that neither it nor Python defines."""
+    tables = [symtable.symtable(text, "cell", "exec")]
+    defined = {s.get_name() for s in tables[0].get_symbols() if s.is_assigned()}
+    defined |= {s.get_name() for s in tables[0].get_symbols() if s.is_imported()}
+    defined |= {s.get_name() for s in tables[0].get_symbols() if s.is_namespace()}
+    used = set()
+    for table in tables:
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        used |= {
+            s.get_name()
+            for s in table.get_symbols()
+            if s.is_referenced() and (top or s.is_global())
+        }
+    return used - defined - set(dir(builtins))
+
+
+def imported(text):
+    return {
+        alias.asname or alias.name
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_every_worker_can_be_taken_into_a_cell(chapter):
+    for name, worker in workers_of(chapter).items():
+        text = editable(worker)
+        cell = {"__name__": "__main__"}
+        exec(compile(text, "cell", "exec"), cell)
+        copy = cell[worker.__name__]
+        assert copy is not worker and not undefined(text), name
+        assert inspect.signature(copy) == inspect.signature(worker), name
+        body = ast.parse(text).body
+        rest = ast.unparse(
+            [n for n in body if not isinstance(n, ast.Import | ast.ImportFrom)]
+        )
+        used = {n.id for n in ast.walk(ast.parse(rest)) if isinstance(n, ast.Name)}
+        assert {alias.split(".")[0] for alias in imported(text)} <= used, name
+
+
+def test_only_what_is_used_is_imported():
+    here = __name__
+    head = "# A copy of scaled: change a line, run this cell, then launch it."
+    text = editable(scaled)
+    assert text == "\n\n\n".join(
+        [
+            f"{head}\nimport torch.distributed as dist\nfrom {here} import times",
+            inspect.getsource(scaled).rstrip(),
+        ]
+    )
+    assert imported(editable(times)) == {"FACTOR"}
+    assert imported(editable(scaled, times)) == {"dist", "FACTOR"}
+    assert imported(editable(noted)) == {"contextmanager", "note", "FIRST", "SECOND"}
+    assert imported(editable(Doubled)) == {"nn", "times"}
+
+
+def test_a_decorated_function_keeps_its_decorator():
+    text = editable(wrapped)
+    assert "\n@decorated\ndef wrapped(" in text
+    assert imported(text) == {"decorated", "times"}
+
+
+def test_many_names_stand_below_each_other():
+    for chapter in CHAPTERS:
+        for worker in workers_of(chapter).values():
+            for line in editable(worker).split("\n"):
+                if line.startswith(("import ", "from ")):
+                    assert len(line) <= 79, line
+
+
+def test_a_function_of_a_cell_is_copied_as_it_is(monkeypatch):
+    import linecache
+
+    source = "def swap(rank, world_size):\n    return world_size - rank\n"
+    cell = {"__name__": "__main__"}
+    lines = source.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, "<cell>", (len(source), None, lines, "<cell>"))
+    exec(compile(source, "<cell>", "exec"), cell)
+    assert editable(cell["swap"]).endswith(f"launch it.\n\n\n{source.rstrip()}")
+    assert "[" not in show_source(cell["swap"])._repr_mimebundle_()["text/markdown"]
+
+
+def test_a_copy_that_was_changed_is_what_is_launched(capsys):
+    edit(scaled)
+    text = capsys.readouterr().out
+    assert launch(scaled, 2).results == [[0, 0], [0, 3]]
+    cell = {"__name__": "__main__"}
+    exec(compile(text.replace("times(rank)", "times(rank) + 10"), "cell", "exec"), cell)
+    assert launch(cell["scaled"], 2).results == [[0, 10], [0, 13]]
+
+
+def test_a_notebook_gets_the_copy_as_its_next_cell(monkeypatch, capsys):
+    given = []
+
+    class Shell:
+        def set_next_input(self, text):
+            given.append(text)
+
+    monkeypatch.setattr("IPython.get_ipython", Shell)
+    assert edit(times) is None
+    assert given == [editable(times)] and capsys.readouterr().out == ""
+
+
+def test_a_listing_ends_with_links_to_its_files():
+    from mgpu_tutorial import nonblocking, point_to_point
+
+    here = "tests/lab/teach/test_source.py"
+    listing = show_source(scaled, times)._repr_mimebundle_()
+    assert listing["text/markdown"].endswith(f"\n```\n\n[{here}](../{here})")
+    assert (
+        listing["text/plain"].startswith("def scaled(") and here not in listing["text/plain"]
+    )
+    both = show_changes(point_to_point, nonblocking)._repr_mimebundle_()["text/markdown"]
+    names = [f"mgpu_tutorial/{name}.py" for name in ("point_to_point", "nonblocking")]
+    assert both.endswith("\n```\n\n" + " · ".join(f"[{name}](../{name})" for name in names))
+    assert all((ROOT / "notebooks" / ".." / name).is_file() for name in [here, *names])

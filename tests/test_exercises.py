@@ -1,0 +1,365 @@
+"""Each exercise of the first notebooks takes right answers in any dress, and no wrong one."""
+
+import ast
+import symtable
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+
+from mgpu_tutorial import distributed_sgd as sgd
+
+ROOT = Path(__file__).parent.parent
+
+
+def trained():
+    """Stands for a trained run, of which an exercise takes the parameters."""
+    model, _ = sgd.new_model()
+    return SimpleNamespace(results=[(None, sgd.flat_parameters(model))])
+
+
+def function(head, body):
+    lines = [f"    {line}" for line in body.strip("\n").split("\n")]
+    return "\n".join([f"def {head}:", *lines])
+
+
+def right_neighbour(value):
+    return function("right_neighbour(rank, world_size)", f"return {value}")
+
+
+def swap(peer, send_first, result):
+    return function(
+        "swap_in_pairs(rank, world_size)",
+        f"""
+mine, other = torch.tensor([float(rank)]), torch.zeros(1)
+peer = {peer}
+if {send_first}:
+    dist.send(mine, dst=peer)
+    dist.recv(other, src=peer)
+else:
+    dist.recv(other, src=peer)
+    dist.send(mine, dst=peer)
+return {result}""",
+    )
+
+
+def opposite(peer, result):
+    return function(
+        "opposite(rank, world_size)",
+        f"""
+mine, other = torch.tensor([float(rank)]), torch.zeros(1)
+sending = dist.isend(mine, dst={peer})
+dist.recv(other, src={peer})
+sending.wait()
+return {result}""",
+    )
+
+
+def spread(*lines):
+    first = "value = torch.tensor([float((rank - 2) ** 2 + 5)])"
+    return function("spread(rank, world_size)", "\n".join([first, *lines]))
+
+
+MAX = ["largest = value.clone()", "dist.all_reduce(largest, op=dist.ReduceOp.MAX)"]
+MIN = ["least = value.clone()", "dist.all_reduce(least, op=dist.ReduceOp.MIN)"]
+
+
+def ring(body, result="numbers.tolist()"):
+    start = "numbers = torch.zeros(world_size, dtype=torch.int64)\nnumbers[rank] = rank**2\n"
+    return function("ring_all_gather(rank, world_size)", f"{start}{body}\nreturn {result}")
+
+
+PASS_ON = """
+for step in range(world_size - 1):
+    piece = numbers[(rank - {shift}) % world_size].reshape(1)
+    place = numbers[(rank - step - 1) % world_size].reshape(1)
+    sending = dist.isend(piece, (rank + 1) % world_size)
+    dist.recv(place, (rank - 1) % world_size)
+    sending.wait()"""
+TO_ALL = """
+pieces = numbers.split(1)
+for step in range(1, world_size):
+    sending = dist.isend(pieces[rank], (rank + step) % world_size)
+    dist.recv(pieces[(rank - step) % world_size], (rank - step) % world_size)
+    sending.wait()"""
+AT_ONCE = "dist.all_gather(list(numbers.split(1)), numbers[rank : rank + 1].clone())"
+
+
+def padded(order, result="order[rank::world_size]"):
+    lines = ["order = list(range(samples))", order, f"return {result}"]
+    return function("padded(rank, world_size, samples)", "\n".join(lines))
+
+
+PAD = "order += order[: -samples % world_size]"
+PAD_ALWAYS = "order += order[: world_size - samples % world_size]"
+
+
+def accumulate(loss, each, last):
+    return function(
+        "accumulate(rank, world_size)",
+        f"""
+data, (model, optimizer) = digits(), sgd.new_model()
+batches = global_batches(rank, world_size, len(data), 60, 1, 0)
+for micro in (batches[0][:15], batches[0][15:]):
+    loss = nll_loss(model(data.images[micro]), data.labels[micro])
+    ({loss}).backward()
+    {each}
+{last}
+optimizer.step()
+return sgd.flat_parameters(model)""",
+    )
+
+
+def evaluate(*lines):
+    start = """data = digits(train=False)
+mine = range(rank, len(data), world_size)
+correct = sgd.correct(parameters, data.images[mine], data.labels[mine])"""
+    body = "\n".join([start, *lines])
+    return function("evaluate(rank, world_size, parameters)", body)
+
+
+COUNT = ["counts = torch.tensor([correct, len(mine)])", "dist.all_reduce(counts)"]
+MEAN = ["share = torch.tensor(correct / len(mine))", "dist.all_reduce(share)"]
+
+# The notebook, the name that the reader fills in, the right answers, and the wrong ones
+# with what the verdict says of each.
+EXERCISES = [
+    (
+        "00_processes_and_ranks",
+        "visible",
+        ['visible = "3,2"', 'visible = "3, 2"'],
+        {
+            'visible = "2,3"': "rank 0 of 2: the answer is 'local rank 0, cuda:0, is GPU 2'",
+            'visible = "3,2,1"': "3 values, expected 2",
+            "visible = [3, 2]": "AttributeError",
+        },
+    ),
+    (
+        "00_processes_and_ranks",
+        "right_neighbour",
+        [
+            right_neighbour("(rank + 1) % world_size"),
+            right_neighbour("torch.tensor([float((rank + 1) % world_size)])"),
+        ],
+        {
+            right_neighbour("rank + 1"): "rank 2 of 3: the answer is 3",
+            right_neighbour("(rank + 1) % 4"): "rank 2 of 3: the answer is 3",
+            right_neighbour("(rank - 1) % world_size"): "rank 0 of 3: the answer is 2",
+        },
+    ),
+    (
+        "01_point_to_point",
+        "ranks",
+        ["ranks = 7"],
+        {
+            "ranks = 6": "the token is 15.0, off by 29 %",
+            "ranks = 7.0": "world_size must be a whole number",
+        },
+    ),
+    (
+        "01_point_to_point",
+        "swap_in_pairs",
+        [
+            swap("rank ^ 1", "rank % 2 == 0", "other.item()"),
+            swap("rank + 1 - 2 * (rank % 2)", "rank % 2", "other"),
+        ],
+        {
+            swap("rank ^ 1", "True", "other.item()"): "rank 3 was at",
+            swap("rank ^ 1", "rank % 2 == 0", "mine"): "rank 0 of 4: the answer is 0.0",
+        },
+    ),
+    (
+        "02_nonblocking",
+        "arguments",
+        ['arguments = {"receiver_is_late": False}', "arguments = dict(receiver_is_late=0)"],
+        {
+            'arguments = {"receiver_is_late": True}': "what arrived is 2.0",
+            'arguments = {"late": False}': "late",
+        },
+    ),
+    (
+        "02_nonblocking",
+        "opposite",
+        [
+            opposite("(rank + 2) % 4", "other.item()"),
+            opposite("(rank - world_size // 2) % world_size", "int(other)"),
+        ],
+        {
+            opposite("(rank ^ 1)", "other.item()"): "rank 0 of 4: the answer is 1.0",
+            opposite("(rank + 2) % 4", "mine.item()"): "rank 0 of 4: the answer is 0.0",
+        },
+    ),
+    (
+        "03_collectives",
+        "bytes_sent",
+        [
+            "bytes_sent = 2 * (5 - 1) / 5 * SIZE",
+            "bytes_sent = 2 * 4 * SIZE // 5",
+            "bytes_sent = torch.tensor(2 * 4 * SIZE // 5)",
+        ],
+        {
+            "bytes_sent = 2 * (4 - 1) / 4 * SIZE": "off by 6.2 %",
+            "bytes_sent = 4 / 5 * SIZE": "off by 50 %",
+            "bytes_sent = 2 * SIZE": "off by 25 %",
+            "bytes_sent = 1.01 * 2 * 4 * SIZE / 5": "off by 1 %",
+        },
+    ),
+    (
+        "03_collectives",
+        "spread",
+        [
+            spread(*MAX, *MIN, "return (largest - least).item()"),
+            spread(*MAX, *MIN, "return largest - least"),
+        ],
+        {
+            spread(*MAX, "return largest.item()"): "rank 0 of 4: the answer is 9.0",
+            spread(*MAX, "return (largest - value).item()"): "rank 0 of 4: the answer is 0.0",
+            spread(*MAX, *MIN, "return least.item()"): "rank 0 of 4: the answer is 5.0",
+        },
+    ),
+    (
+        "03_collectives",
+        "ring_all_gather",
+        [ring(PASS_ON.format(shift="step")), ring(PASS_ON.format(shift="step"), "numbers")],
+        {
+            ring(PASS_ON.format(shift="0")): "rank 0 of 4: answer[1] is 9",
+            ring(TO_ALL): "isend is not with a neighbour",
+            ring(AT_ONCE): "all_gather is not with a neighbour",
+        },
+    ),
+    (
+        "04_data_partitioning",
+        "sizes",
+        ["sizes = [0.5, 0.25, 0.25]", "sizes = (1 / 2, 1 / 4, 1 / 4)"],
+        {
+            "sizes = [0.25, 0.25, 0.5]": "answer[0] is 25",
+            "sizes = [0.5, 0.25]": "2 values, expected 3",
+            "sizes = [2, 1, 1]": "sizes must add up to at most 1",
+        },
+    ),
+    (
+        "04_data_partitioning",
+        "padded",
+        [
+            padded(PAD),
+            padded(PAD, "tuple(order[rank::world_size])"),
+            padded(PAD, "torch.tensor(order)[rank::world_size]"),
+        ],
+        {padded("pass"): "3 values, expected 4", padded(PAD_ALWAYS): "4 values, expected 3"},
+    ),
+    (
+        "05_distributed_sgd",
+        "lr",
+        ["lr = 0.01 / 4", "lr = torch.tensor(0.0025).item()"],
+        {"lr = 0.01": "the distance is 0.", "lr = 0.0025 * 1.01": "the distance is "},
+    ),
+    (
+        "05_distributed_sgd",
+        "accumulate",
+        [
+            accumulate("loss / 2", "pass", "sgd.average_gradients(model)"),
+            accumulate("loss / 2", "pass", "sgd.average_flat(model)"),
+        ],
+        {
+            accumulate("loss / 2", "sgd.average_gradients(model)", ""): "reduced 2 times",
+            accumulate("loss", "pass", "sgd.average_gradients(model)"): "off by",
+            accumulate("loss / 2", "pass", ""): "off by",
+        },
+    ),
+    (
+        "05_distributed_sgd",
+        "evaluate",
+        [
+            evaluate(*COUNT, "return (counts[0] / counts[1]).item()"),
+            evaluate(*COUNT, "return counts[0] / len(data)"),
+        ],
+        {
+            evaluate(*MEAN, "return share.item() / world_size"): "rank 0 of",
+            evaluate("return correct / len(data)"): "rank 0 of 2: the answer is",
+        },
+    ),
+]
+GIVEN = {"whole": trained}  # instead of cells that train
+
+
+def reads(statement):
+    """The names from outside that a statement uses, in its functions too."""
+    tables, found = [symtable.symtable(ast.unparse(statement), "cell", "exec")], set()
+    for table in tables:
+        tables += table.get_children()
+        at_top = table.get_type() == "module"
+        used = (symbol for symbol in table.get_symbols() if symbol.is_referenced())
+        found |= {symbol.get_name() for symbol in used if at_top or symbol.is_global()}
+    return found
+
+
+def binds(statement):
+    """The names that a statement defines."""
+    table = symtable.symtable(ast.unparse(statement), "cell", "exec")
+    symbols = table.get_symbols()
+    return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
+
+
+def before(statements, needed):
+    """Those statements, in order, that define what is needed, and what they need in turn."""
+    kept = []
+    for statement in reversed(statements):
+        if binds(statement) & needed:
+            kept.append(statement)
+            needed = (needed | reads(statement) - set(GIVEN)) - binds(statement)
+    return kept[::-1]
+
+
+def exercise_of(stem, name):
+    """The exercise that asks for a name: what it needs to have run, and its check."""
+    notebook = nbformat.read(ROOT / "notebooks" / f"{stem}.ipynb", as_version=4)
+    earlier = []
+    for cell in notebook.cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type != "code" or "solution" in tags:
+            continue
+        body = ast.parse(cell.source).body
+        if "exercise" not in tags or not any(name in binds(part) for part in body):
+            earlier += body
+            continue
+        asked = [part for part in body if name in reads(part)]
+        own = [part for part in body if part not in asked and name not in binds(part)]
+        assert len(body) == len(own) + len(asked) + 1 and asked, name
+        needed = set.union({"torch", "dist"}, *map(reads, body))
+        needed -= set.union(set(GIVEN), *map(binds, own))
+        return [*before(earlier, needed), *own], asked
+    raise AssertionError(f"{stem} has no exercise that asks for {name}")
+
+
+def judged(space, capsys, answer, asked):
+    """The verdict on an answer that stands in the place of the stub."""
+    capsys.readouterr()
+    text = "\n".join([answer, *map(ast.unparse, asked)])
+    exec(compile(text, "exercise", "exec"), space)
+    return capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("stem", "name", "right", "wrong"), EXERCISES, ids=[name for _, name, *_ in EXERCISES]
+)
+def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, stem, name, right, wrong):
+    needed, asked = exercise_of(stem, name)
+    space = {"__name__": "__main__"} | {key: make() for key, make in GIVEN.items()}
+    exec(compile(ast.Module(needed, []), stem, "exec"), space)
+    for answer in right:
+        assert judged(space, capsys, answer, asked) == "correct", answer
+    for answer, reason in wrong.items():
+        said = judged(space, capsys, answer, asked)
+        assert said.startswith("not yet: ") and reason in said, (answer, said)
+
+
+def test_every_exercise_of_these_notebooks_is_tried():
+    tried = {}
+    for stem, name, right, wrong in EXERCISES:
+        tried.setdefault(stem, []).append(name)
+        assert right and len(wrong) >= 2, name
+    for stem, found in tried.items():
+        notebook = nbformat.read(ROOT / "notebooks" / f"{stem}.ipynb", as_version=4)
+        exercises = [c for c in notebook.cells if "exercise" in c.metadata.get("tags", [])]
+        assert len(found) == len(exercises), stem
