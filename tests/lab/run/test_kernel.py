@@ -11,7 +11,7 @@ from jupyter_client.manager import start_new_kernel
 
 SLEEP = """
 import sys; sys.path.insert(0, {here!r})
-from tests.lab from tests.lab import ranks
+from tests.lab import ranks
 from mgpu_tutorial.lab import launch
 launch(ranks.sleeper, 2, marker={marker!r})
 """
