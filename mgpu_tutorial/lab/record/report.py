@@ -59,8 +59,8 @@ class Report:
 
     def lines(self, rank: int) -> list[str]:
         """What one rank said, line by line: output, then errors, then its result."""
-        said = _cut(self.stdout[rank].splitlines(), f"report.stdout[{rank}]")
-        said += _cut(self.stderr[rank].splitlines(), f"report.stderr[{rank}]")
+        said = _cut(printed_lines(self.stdout[rank]), f"report.stdout[{rank}]")
+        said += _cut(printed_lines(self.stderr[rank]), f"report.stderr[{rank}]")
         if self.results and self.results[rank] is not None:
             said += returned(self.results[rank])
         return said or ["(silent)"]
@@ -96,6 +96,15 @@ def returned(value: object) -> list[str]:
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
     return f"returned {text}".splitlines()
+
+
+def printed_lines(text: str) -> list[str]:
+    """The lines as a terminal shows them: what follows a carriage return overwrites."""
+    return (
+        [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")]
+        if text
+        else []
+    )
 
 
 def _cut(lines: list[str], whole: str) -> list[str]:

@@ -90,7 +90,7 @@ class Recorder:
         self._line(index=index, done=time.monotonic())
 
     def _line(self, **fields: Any) -> None:
-        self._file.write(json.dumps(fields) + "\n")
+        self._file.write(json.dumps(fields, default=int) + "\n")  # numbers of NumPy
 
     def install(self) -> None:
         """Wrap the operations of torch.distributed in this process, for good."""

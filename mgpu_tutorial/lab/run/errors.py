@@ -4,7 +4,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.record.report import Report, printed_lines
 from mgpu_tutorial.lab.record.source_lines import SourceLine
 from mgpu_tutorial.lab.record.trace import Event
 
@@ -132,7 +132,7 @@ def _said(report: Report) -> str:
     """The last lines that each rank had printed, or nothing where all were silent."""
     lines = []
     for rank, text in enumerate(report.stdout):
-        printed = text.splitlines()
+        printed = printed_lines(text)
         if len(printed) > SAID:
             lines.append(f"rank {rank} │ … {len(printed) - SAID:,} lines before these")
         lines += [f"rank {rank} │ {line[: 2 * KEPT]}" for line in printed[-SAID:]]
@@ -158,10 +158,13 @@ def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
 
 
 def _headlines(causes: list[RankOutcome]) -> list[str]:
-    """One line for each different thing that happened, however many ranks it hit."""
+    """One line for each different thing that happened, however many ranks it hit.
+
+    Further lines of a message, in which ranks may differ, are those of the first rank.
+    """
     same: dict[str, list[RankOutcome]] = {}
     for cause in causes:
-        same.setdefault(cause.what(), []).append(cause)
+        same.setdefault(cause.what().split("\n")[0], []).append(cause)
     return [
         f"{_ranks([cause.rank for cause in equal])} {equal[0].what(len(equal) > 1)}"
         for equal in same.values()
@@ -184,10 +187,10 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
     return RanksHung("\n".join(lines), report)
 
 
-def late(outcomes: list[RankOutcome], limit: float, report: Report) -> RanksHung:
+def late(outcomes: list[RankOutcome], seconds: float, report: Report) -> RanksHung:
     """Compose the error of ranks that never began their worker, and of those who waited."""
     absent = [outcome for outcome in outcomes if not outcome.began]
-    lines = [f"{len(absent)} of {len(outcomes)} ranks had not joined after {limit:g} s"]
+    lines = [f"{len(absent)} of {len(outcomes)} ranks had not joined after {seconds:.0f} s"]
     lines += [f"  {outcome.line()}" for outcome in outcomes]
     return RanksHung("\n".join(lines), report)
 

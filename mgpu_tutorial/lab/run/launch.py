@@ -16,14 +16,7 @@ from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import trace
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.run import errors, server, transfer
-from mgpu_tutorial.lab.run.engine import (
-    JOIN_LIMIT,
-    LOOPBACK,
-    Ranks,
-    await_server,
-    text_of,
-    workspace,
-)
+from mgpu_tutorial.lab.run.engine import LOOPBACK, Ranks, await_server, text_of, workspace
 from mgpu_tutorial.lab.run.interrupts import Interrupts
 from mgpu_tutorial.lab.run.rank import Job, name_of
 
@@ -108,7 +101,7 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
     if end == "hung":
         raise errors.hang(outcomes, timeout, report)
     if end == "late":
-        raise errors.late(outcomes, JOIN_LIMIT, report)
+        raise errors.late(outcomes, seconds, report)
     return report
 
 

@@ -220,6 +220,7 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
     with open(Path(folder, LOG), "ab") as log_file:
         os.dup2(log_file.fileno(), 1)
         os.dup2(log_file.fileno(), 2)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(folder, "inductor")))
     server = os.getpid()
 
     def kernel_is_gone() -> bool:

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import tempfile
+import textwrap
 import threading
 import time
 from contextlib import suppress
@@ -295,7 +295,7 @@ def test_a_deadlock_names_the_circle():
     lines, _ = fails(ranks.both_send, 2, RanksHung, trace=True)
     assert lines[-2] == "  deadlock: 0 → 1 → 0"
     assert lines[-1].startswith(
-        "  in a real job, after 30 minutes: RuntimeError: Timed out waiting 1800000ms for send"
+        "  in a real job, after 30 minutes: RuntimeError: Timed out waiting 1800000ms for se"
     )
 
 
