@@ -14,11 +14,6 @@ from typing import Any
 # Python
 
 
-def fork_server() -> Any:
-    """multiprocessing's own fork server: its `_forkserver_pid`, `_forkserver_address`."""
-    return forkserver._forkserver
-
-
 def fork_server_pid() -> int | None:
     """The process of the fork server; None before the first start."""
     return forkserver._forkserver._forkserver_pid
@@ -32,6 +27,12 @@ def fork_server_address() -> str | None:
 def stop_fork_server() -> None:
     """Close the fork server and wait for its end; its socket's file must exist."""
     forkserver._forkserver._stop()
+
+
+def forget_fork_server() -> None:
+    """After this, the next start makes a new fork server; the old one is not waited for."""
+    forkserver._forkserver._forkserver_pid = None
+    forkserver._forkserver._forkserver_address = None
 
 
 def stop_resource_tracker() -> None:

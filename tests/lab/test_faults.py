@@ -94,16 +94,16 @@ def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(tmp_path):
 
 
 def test_a_fork_server_that_dies_by_itself_leaves_the_folder_of_the_kernel():
-    pid = psutil.Process(server.borrowed.fork_server_pid())
+    pid = server.borrowed.fork_server_pid()
     folder = server.kernel_folder()
     marker = folder / "of the kernel"
     marker.touch()
-    resource.prlimit(pid.pid, resource.RLIMIT_NOFILE, (3, 3))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
     with pytest.raises(
         RankFailed, match="rank 0 could not be started: .*Too many open files"
     ):
         launch(faulty.total, 2)
-    pid.wait(5)
+    assert after(5, lambda: [pid] if psutil.pid_exists(pid) else []) == []
     assert marker.exists()
     marker.unlink()
 
@@ -111,12 +111,17 @@ def test_a_fork_server_that_dies_by_itself_leaves_the_folder_of_the_kernel():
 def test_a_kernel_with_too_few_descriptors_says_so():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(int(name) for name in os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
+    fillers = [os.open(os.devnull, os.O_RDONLY)]
+    while fillers[-1] < used:
+        fillers.append(os.dup(fillers[0]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 9, hard))
     try:
         with pytest.raises(RankFailed, match=r"rank \d could not be started: .*Too many"):
             launch(faulty.total, 8)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in fillers:
+            os.close(descriptor)
 
 
 def test_a_temporary_folder_that_was_removed_is_made_again():
@@ -127,10 +132,19 @@ def test_a_temporary_folder_that_was_removed_is_made_again():
     assert Path(util.get_temp_dir()).stat().st_mode & 0o777 == 0o700
 
 
+def test_a_fork_server_that_somebody_else_has_waited_for_is_replaced():
+    pid = server.borrowed.fork_server_pid()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert launch(faulty.total, 2).results == [1.0, 1.0]
+
+
 def test_a_frozen_fork_server_is_replaced(monkeypatch):
     monkeypatch.setattr(engine, "JOIN_LIMIT", 1.0)
     os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
-    with pytest.raises(RankFailed, match="rank 0 could not be started: EOFError"):
+    with pytest.raises(
+        RankFailed, match="rank 0 could not be started: the fork server .* did not answer"
+    ):
         launch(faulty.total, 2)
 
 

@@ -55,10 +55,9 @@ def await_server() -> None:
     """
     for attempt in (1, 2):
         server.start()
-        begin = server.log_size()
-        marker = server.kernel_folder() / "warm"
-        if server.METHOD != "forkserver" or marker.exists():
+        if server.METHOD != "forkserver" or server.is_warm():
             return
+        begin = server.log_size()
         if server.notebook_kernel() and server.importing():
             import_meanwhile()
         first = mp.get_context(server.METHOD).Process(target=time.sleep, args=(0,))
@@ -66,13 +65,14 @@ def await_server() -> None:
             with server.answering_within(SERVER_LIMIT):
                 first.start()
                 first.join()
+            server.note_warm()
+            return
         except (OSError, EOFError) as error:
+            server.replace()
             if attempt == 2:
                 raise errors.not_started(
                     "the fork server", error, server.log(begin)
                 ) from None
-            continue
-        marker.touch()
 
 
 def import_meanwhile() -> None:
@@ -101,6 +101,8 @@ class Ranks:
                     process.start()
                 except (OSError, EOFError) as error:
                     log = server.log(self._log_begin)
+                    if isinstance(error, EOFError | ConnectionError):
+                        server.replace()
                     raise errors.not_started(f"rank {job.rank}", error, log) from None
                 self._processes.append(process)
 

@@ -207,6 +207,8 @@ def _in_a_real_job(calls: list[str]) -> str:
 def not_started(who: str, error: BaseException, log: str) -> RankFailed:
     """A process that could not be made: the machine's reason, or the fork server's."""
     reason = log or f"{type(error).__name__}: {error}".rstrip(": ")
+    if not log and isinstance(error, EOFError | ConnectionError):
+        reason = f"the fork server has ended without a word, or did not answer ({reason})"
     return RankFailed(f"{who} could not be started: {reason}", Report(world_size=0))
 
 

@@ -38,6 +38,7 @@ PRELOAD = [
 ]
 KERNEL = "MGPU_KERNEL"  # in the server's environment: the kernel's process and folder
 LOG = "server.log"
+WARM = "warm"
 IMPORTS = 5.0  # seconds that the server's imports take, about
 LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
 _began: list[tuple[int, float]] = []  # the process and the moment of each start
@@ -63,7 +64,11 @@ def start() -> None:
     # Ctrl-C is for the kernel; the server's first instructions would die of it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:  # it has ended, and somebody else has waited for it
+            borrowed.forget_fork_server()
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.environ.pop(KERNEL, None)
@@ -96,10 +101,29 @@ def _replace_if_unreachable() -> None:
     address = borrowed.fork_server_address()
     if borrowed.fork_server_pid() is None or not address or Path(address).exists():
         return
-    kernel_folder()
-    Path(address).touch()  # what the server's end is going to remove
+    replace()
+
+
+def replace() -> None:
+    """End the server, whatever state it is in; the next start makes another."""
+    address = borrowed.fork_server_address()
     end_now()
-    borrowed.stop_fork_server()
+    if address:
+        kernel_folder()
+        Path(address).touch()  # what the server's end is going to remove
+    with suppress(ChildProcessError):
+        borrowed.stop_fork_server()
+
+
+def is_warm() -> bool:
+    """Whether this very server has done its imports and has forked a process."""
+    path = kernel_folder() / WARM
+    return path.exists() and path.read_text() == str(borrowed.fork_server_pid())
+
+
+def note_warm() -> None:
+    """Remember that this server has done its imports."""
+    (kernel_folder() / WARM).write_text(str(borrowed.fork_server_pid()))
 
 
 def end_now() -> None:
@@ -235,6 +259,8 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
             os._exit(0)
 
     def sweep_at_exit() -> None:
+        if os.getpid() == server:
+            Path(folder, WARM).unlink(missing_ok=True)
         end = time.monotonic() + 1  # a kernel that ends closes its files before it is gone
         while os.getpid() == server and Path(folder).exists() and time.monotonic() < end:
             look(0, None)
