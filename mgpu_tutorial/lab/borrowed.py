@@ -53,6 +53,20 @@ def is_importing_main() -> bool:
 # PyTorch
 
 
+def functional_collectives() -> Any:
+    """The module whose collectives tensor-parallel and compiled code calls."""
+    from torch.distributed import _functional_collectives
+
+    return _functional_collectives
+
+
+def process_group_of(name: str) -> Any:
+    """The process group that functional collectives know by this name."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._resolve_process_group(name)
+
+
 def tensor_parts() -> tuple[Callable, Callable, Any]:
     """Of tensors that pretend a device: torch's switch-off, parser of `to`, and guard."""
     import torch

@@ -18,7 +18,8 @@ def runs(process: psutil.Process) -> bool:
 def leftovers() -> list[str]:
     """Processes forked for ranks, files of launches and sockets that are still there."""
     me = psutil.Process()
-    server = [p for p in me.children() if "forkserver" in " ".join(p.cmdline())]
+    children = [p for p in me.children() if runs(p)]
+    server = [p for p in children if "forkserver" in " ".join(p.cmdline())]
     alive = [p for s in server for p in s.children(recursive=True) if runs(p)]
     files = Path(util.get_temp_dir()).glob("launch-*")
     sockets = [c for s in server for c in s.net_connections("inet")]

@@ -5,9 +5,12 @@ without times, process ids or paths, so that it is the same from run to run.
 """
 
 import html
+import json
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from mgpu_tutorial.lab.record.perfetto import trace_events
 from mgpu_tutorial.lab.record.trace import Event
 
 # Okabe and Ito's colours, told apart by most colour-blind readers and in grey.
@@ -42,7 +45,9 @@ class Report:
 
     `events` is empty without `trace=True`; `seconds` is wall time from the moment
     all ranks had joined until the last one ended, and no part of the repr. `lanes` are
-    the names of threads, where threads were recorded instead of ranks.
+    the names of threads, where threads were recorded instead of ranks. `memory` holds
+    for each rank the resident bytes at some moments (s since the launch): with
+    `trace=True` every twentieth of a second, else only the highest, at the end.
     """
 
     world_size: int
@@ -52,6 +57,19 @@ class Report:
     events: list[Event] = field(default_factory=list)
     seconds: float = 0.0
     lanes: list[str] = field(default_factory=list)
+    memory: list[list[tuple[float, int]]] = field(default_factory=list)
+
+    def perfetto(self, path: str | Path) -> None:
+        """Write calls, messages and memory to a file for https://ui.perfetto.dev.
+
+        The events are there with `trace=True`. A call that never came back is shown as
+        open until the end.
+        """
+        ranks = len(self.lanes) or self.world_size
+        names = [self.lane(rank) for rank in range(ranks)]
+        events = trace_events(self.events, names, self.memory)
+        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
+        Path(path).write_text(text, encoding="utf-8")
 
     def lane(self, rank: int) -> str:
         """The name of a lane of the timeline: that of a rank, or of a thread."""
