@@ -1,4 +1,4 @@
-"""Every private name of Python and PyTorch that the package uses, one line each.
+"""Every private name of Python and PyTorch that the package uses, a function each.
 
 None of them is promised to anybody: a new Python or PyTorch may take one away. They are
 here and nowhere else, so that the test of this module then says which, and who needs it.
@@ -67,12 +67,67 @@ def process_group_of(name: str) -> Any:
     return distributed_c10d._resolve_process_group(name)
 
 
-def tensor_parts() -> tuple[Callable, Callable, Any]:
-    """Of tensors that pretend a device: torch's switch-off, parser of `to`, and guard."""
+def meet_without_dispatch() -> Any:
+    """A guard under which tensors that pretend a device meet the real operations."""
     import torch
 
-    return (
-        torch._C._disabled_torch_function_impl,
-        torch._C._nn._parse_to,
-        torch._C._DisableTorchDispatch,
-    )
+    return torch._C._DisableTorchDispatch()
+
+
+def parse_to(*args: Any, **kwargs: Any) -> tuple:
+    """What `tensor.to(…)` was asked for: device, dtype, and more."""
+    import torch
+
+    return torch._C._nn._parse_to(*args, **kwargs)
+
+
+def make_subclass(kind: type, tensor: Any) -> Any:
+    """`tensor` seen as one of the tensor class `kind`."""
+    import torch
+
+    return torch.Tensor._make_subclass(kind, tensor)
+
+
+def schema_of(operator: Any) -> Any:
+    """Name and arguments of an operator of `torch.ops`."""
+    return operator._schema
+
+
+def register_device(name: str, module: Any) -> None:
+    """Make `module` the `torch.<name>` of a device type."""
+    import torch
+
+    torch._register_device_module(name, module)
+
+
+def disabled_torch_function() -> Callable:
+    """What a tensor class sets as its `__torch_function__` to have none."""
+    import torch
+
+    return torch._C._disabled_torch_function_impl
+
+
+def map_tree(function: Callable, tree: Any) -> Any:
+    """Apply a function to every leaf of nested lists, tuples and dicts."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(function, tree)
+
+
+def ddp_logging_data(model: Any) -> dict[str, Any]:
+    """What DDP has noted of its buckets and times."""
+    return model._get_ddp_logging_data()
+
+
+def fake_store() -> Any:
+    """The store of the backend "fake", which moves nothing; importing it registers that."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def visible_gpus() -> list:
+    """How PyTorch reads CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    return torch.cuda._parse_visible_devices()
