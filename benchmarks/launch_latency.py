@@ -1,13 +1,18 @@
-"""How long until four ranks have run one all_reduce? Four ways to start them.
+"""How long until four ranks have run one all_reduce? Five ways to start them.
 
     python benchmarks/launch_latency.py [--repeats 15]
 
 All ways run in turns in one process, so that a busy machine slows all of them alike.
-Prints medians and the ratio to `launch`; needs half a minute on two cores.
+Prints medians and the ratio to `launch`; needs half a minute on two cores. A bare `os.fork`
+of this process is the floor: it sends no function and returns nothing, and nobody watches
+its ranks. It is taken twice, the second time after this process has imported what the fork
+server holds ready for the ranks (DDP, pipelines, torchvision): a larger process takes longer
+to fork and to end.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -22,6 +27,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab.run import server
 
 RANKS = 4
 
@@ -43,6 +49,30 @@ def spawned(rank: int, path: str) -> None:
 
 def by_launch() -> None:
     assert launch(worker, RANKS, device="cpu").results == [6.0] * RANKS
+
+
+def by_fork() -> None:
+    """Four forks of this process, which has imported torch; the parent only waits."""
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(RANKS):
+            children.append(os.fork())
+            if children[-1] == 0:
+                forked(rank, f"{folder}/meet")
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * RANKS
+
+
+def forked(rank: int, path: str) -> None:
+    """What one fork does, from its first line to its last."""
+    code = 1
+    try:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        torch.set_num_threads(1)
+        store = dist.FileStore(path, RANKS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+        code = int(worker(rank, RANKS) != 6)
+    finally:
+        os._exit(code)
 
 
 def by_spawn() -> None:
@@ -82,31 +112,45 @@ def seconds(call: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
+def turns(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each way, in turns; those that take seconds run in every fifth turn."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats):
+        for name, call in ways.items():
+            if call in (by_launch, by_fork) or turn % 5 == 0:
+                times[name].append(seconds(call))
+    return times
+
+
+def rows_of(times: dict[str, list[float]]) -> list[list[object]]:
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return [
+        [name, len(times[name]), round(m, 3), f"{m / medians['launch']:.2f}"]
+        for name, m in medians.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--repeats", type=int, default=15, help="launches (slow ways: a fifth)"
     )
+    parser.add_argument("--quick", action="store_true", help="only launch and the bare fork")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.as_rank:
         return as_rank()
-    ways = {"launch": by_launch, "mp.spawn": by_spawn, "torchrun": by_torchrun}
-    with contextlib.suppress(ImportError):
-        import accelerate  # noqa: F401
-
+    ways = {"launch": by_launch, "a bare fork": by_fork}
+    if not given.quick:
+        ways |= {"mp.spawn": by_spawn, "torchrun": by_torchrun}
+    if not given.quick and importlib.util.find_spec("accelerate"):
         ways["notebook_launcher"] = by_accelerate
     first = seconds(by_launch)  # starts the fork server
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(given.repeats):
-        for name, call in ways.items():
-            if name == "launch" or turn % 5 == 0:
-                times[name].append(seconds(call))
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    rows = [
-        [name, len(times[name]), round(m, 3), f"{m / medians['launch']:.1f}"]
-        for name, m in medians.items()
-    ]
+    times = turns(ways, given.repeats)
+    for module in server.PRELOAD:
+        importlib.import_module(module)
+    again = turns({"launch": by_launch, "the same imports": by_fork}, given.repeats)
+    rows = rows_of(times) + rows_of(again)
     print(Table(["four ranks, one all_reduce", "runs", "median s", "times launch"], rows))
     print(f"the first launch, which starts the fork server: {first:.1f} s")
 

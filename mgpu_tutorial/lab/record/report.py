@@ -5,9 +5,12 @@ without times, process ids or paths, so that it is the same from run to run.
 """
 
 import html
+import json
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from mgpu_tutorial.lab.record.perfetto import trace_events
 from mgpu_tutorial.lab.record.trace import Event
 
 # Okabe and Ito's colours, told apart by most colour-blind readers and in grey.
@@ -42,7 +45,9 @@ class Report:
 
     `events` is empty without `trace=True`; `seconds` is wall time from the moment
     all ranks had joined until the last one ended, and no part of the repr. `lanes` are
-    the names of threads, where threads were recorded instead of ranks.
+    the names of threads, where threads were recorded instead of ranks. `memory` holds
+    for each rank the resident bytes at some moments (s since the launch): with
+    `trace=True` every twentieth of a second, else only the highest, at the end.
     """
 
     world_size: int
@@ -52,6 +57,19 @@ class Report:
     events: list[Event] = field(default_factory=list)
     seconds: float = 0.0
     lanes: list[str] = field(default_factory=list)
+    memory: list[list[tuple[float, int]]] = field(default_factory=list)
+
+    def perfetto(self, path: str | Path) -> None:
+        """Write calls, messages and memory to a file for https://ui.perfetto.dev.
+
+        The events are there with `trace=True`. A call that never came back is shown as
+        open until the end.
+        """
+        ranks = len(self.lanes) or self.world_size
+        names = [self.lane(rank) for rank in range(ranks)]
+        events = trace_events(self.events, names, self.memory)
+        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
+        Path(path).write_text(text, encoding="utf-8")
 
     def lane(self, rank: int) -> str:
         """The name of a lane of the timeline: that of a rank, or of a thread."""
@@ -59,8 +77,8 @@ class Report:
 
     def lines(self, rank: int) -> list[str]:
         """What one rank said, line by line: output, then errors, then its result."""
-        said = _cut(self.stdout[rank].splitlines(), f"report.stdout[{rank}]")
-        said += _cut(self.stderr[rank].splitlines(), f"report.stderr[{rank}]")
+        said = _cut(printed_lines(self.stdout[rank]), f"report.stdout[{rank}]")
+        said += _cut(printed_lines(self.stderr[rank]), f"report.stderr[{rank}]")
         if self.results and self.results[rank] is not None:
             said += returned(self.results[rank])
         return said or ["(silent)"]
@@ -96,6 +114,15 @@ def returned(value: object) -> list[str]:
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
     return f"returned {text}".splitlines()
+
+
+def printed_lines(text: str) -> list[str]:
+    """The lines as a terminal shows them: what follows a carriage return overwrites."""
+    return (
+        [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")]
+        if text
+        else []
+    )
 
 
 def _cut(lines: list[str], whole: str) -> list[str]:

@@ -24,7 +24,7 @@ LIBRARIES = tuple(
 )
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """One line of source: its file, its number, the function around it."""
 
     file: str
@@ -55,26 +55,42 @@ def is_own(file: str) -> bool:
     return file.startswith(PACKAGE) or not file.startswith(LIBRARIES)
 
 
-def innermost(frames: list[Place]) -> Place | None:
+def innermost(frames: list[SourceLine]) -> SourceLine | None:
     """The deepest own line of a stack that is ordered from the outside in."""
     return next((place for place in reversed(frames) if is_own(place.file)), None)
 
 
-def of_frame(frame: FrameType | None) -> Place | None:
+def of_frame(frame: FrameType | None) -> SourceLine | None:
     """The own line that a live frame is at."""
     while frame is not None:
         code = frame.f_code
         if is_own(code.co_filename):
-            return Place(code.co_filename, frame.f_lineno, code.co_name)
+            return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return None
 
 
-def of_dump(text: str) -> Place | None:
+def of_dump(text: str) -> SourceLine | None:
     """The own line of the main thread in a dump that faulthandler wrote."""
+    return innermost(_main_thread(text)[::-1])
+
+
+def waiting_call(text: str) -> str:
+    """The function of torch.distributed in which that thread waits; empty outside of it."""
+    frames = _main_thread(text)
+    for frame in frames:
+        if frame.file.endswith(os.path.join("torch", "distributed", "distributed_c10d.py")):
+            return frame.function
+        if is_own(frame.file):
+            return "wait" if ".wait(" in frame.text else ""
+    return ""
+
+
+def _main_thread(text: str) -> list[SourceLine]:
+    """The frames of the thread that runs the worker, the innermost first."""
     for block in reversed(re.split(r"\n(?=(?:Current thread|Thread) 0x)", "\n" + text)):
         found = re.findall(r'  File "(.*)", line (\d+) in (.*)', block)
-        frames = [Place(file, int(line), function) for file, line, function in found]
-        if any(place.function == "enter" and place.file.startswith(LAB) for place in frames):
-            return innermost(frames[::-1])
-    return None
+        frames = [SourceLine(file, int(line), function) for file, line, function in found]
+        if any(frame.function == "enter" and frame.file.startswith(LAB) for frame in frames):
+            return frames
+    return []

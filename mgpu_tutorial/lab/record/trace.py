@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import source_lines
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
@@ -29,6 +30,12 @@ COLLECTIVES = (
     *("reduce_scatter", "all_to_all", "barrier", "monitored_barrier", "all_to_all_single"),
     *("all_gather_single", "all_gather_into_tensor"),
     *("reduce_scatter_single", "reduce_scatter_tensor"),
+)
+FUNCTIONAL = (  # the collectives of compiled and of tensor-parallel code
+    *("all_reduce", "all_gather_tensor", "all_gather_single", "reduce_scatter_tensor"),
+    *("reduce_scatter_single", "all_to_all_single", "broadcast"),
+    *("all_gather_tensor_autograd", "reduce_scatter_tensor_autograd"),
+    "all_to_all_single_autograd",
 )
 FOLDER = "MGPU_RANK_FOLDER"  # in a rank's environment: where its files are
 
@@ -90,7 +97,7 @@ class Recorder:
         self._line(index=index, done=time.monotonic())
 
     def _line(self, **fields: Any) -> None:
-        self._file.write(json.dumps(fields) + "\n")
+        self._file.write(json.dumps(fields, default=int) + "\n")  # numbers of NumPy
 
     def install(self) -> None:
         """Wrap the operations of torch.distributed in this process, for good."""
@@ -101,6 +108,11 @@ class Recorder:
                 wrapped.recorder = self
                 setattr(c10d, name, wrapped)  # P2POp compares with this one
                 setattr(dist, name, wrapped)
+        functional = borrowed.functional_collectives()
+        for name in FUNCTIONAL:
+            original = getattr(functional, name, None)
+            if original is not None:
+                setattr(functional, name, self._wrap(name, original))
 
     def _wrap(self, op: str, original: Callable) -> Callable:
         signature = inspect.signature(original)
@@ -147,15 +159,14 @@ class TracedWork:
 
 
 def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    group = given.get("group")
-    members = dist.get_process_group_ranks(group) if group is not None else None
+    members = _members(given.get("group"))
     if members is None and dist.is_initialized():
         members = list(range(dist.get_world_size()))
     peer = given.get("dst", given.get("src"))
     inner = given.get("group_dst", given.get("group_src"))
     if peer is None and inner is not None and members:
         peer = members[inner]
-    tensors = [v for k, v in given.items() if k not in ("group", "op")]
+    tensors = [v for k, v in given.items() if k not in ("group", "op", "reduceOp")]
     first = next((t for t in tensors if _nbytes(t)), None)
     return {
         "peer": peer,
@@ -164,6 +175,19 @@ def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
         "nbytes": _nbytes(first),
         "line": _line(),
     }
+
+
+def _members(group: Any) -> list[int] | None:
+    """The ranks of a group, in any form that a collective takes; None for the default."""
+    if isinstance(group, dist.DeviceMesh):
+        return group.mesh.flatten().tolist()
+    if isinstance(group, tuple):  # a mesh and the number of its dimension
+        group = group[0].get_group(group[1])
+    if isinstance(group, list):
+        return group
+    if isinstance(group, str):
+        group = borrowed.process_group_of(group)
+    return None if group is None else dist.get_process_group_ranks(group)
 
 
 def _nbytes(value: Any) -> int:

@@ -1,96 +1,46 @@
 """Start the ranks, watch over them, and leave nothing behind.
 
-The processes are those of torchrun's engine, torch.distributed.elastic, forked
-from a server that has torch imported already. Elastic stops every rank the moment
-one exits with an error, before the others can say where they are; so a rank that
-raises notes it in a file (see rank.py) and this module gives its peers a moment.
+Each rank is a process of its own, forked from a server that has torch imported already.
+It tells how it ended in a file (see rank.py), so that the others can still say where they
+are when one has failed; the kernel waits for the processes and reads these files.
 """
 
 import json
-import logging
 import multiprocessing as mp
 import os
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from multiprocessing import connection
 from pathlib import Path
 from tempfile import mkdtemp
-from types import FrameType
-
-from torch.distributed.elastic.multiprocessing import (
-    DefaultLogsSpecs,
-    PContext,
-    start_processes,
-)
 
 from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.run import errors, server
-from mgpu_tutorial.lab.run.errors import Fate
-from mgpu_tutorial.lab.run.progress_bar import Meter
+from mgpu_tutorial.lab.run.errors import RankOutcome
+from mgpu_tutorial.lab.run.progress_bar import ProgressBar
 from mgpu_tutorial.lab.run.rank import Job, enter
 
-START_LIMIT = 120.0  # seconds until all ranks must have joined: imports on a busy machine
+SERVER_LIMIT = 120.0  # seconds for the fork server's imports, on a busy machine
+JOIN_LIMIT = 60.0  # seconds until all ranks must have joined: imports of their own
 GRACE = 1.0  # seconds that the others get to end after the first failure
 EXIT_LIMIT = 2.0  # seconds from the last worker's end to the last process's
-TICK = 0.004
+OUTPUT_LIMIT = 32 * 2**20  # bytes that one rank may print
+TICK = 0.02  # seconds between two looks; the end of a process wakes the kernel at once
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
-
-class Interrupts:
-    """Ctrl-C during a launch: it raises inside `allowed()`, and waits everywhere else.
-
-    Python raises KeyboardInterrupt between any two instructions, so also after the ranks
-    have started and before anybody has a name for them, or while they are being stopped.
-    Nobody would end these ranks. Further Ctrl-C while the first is being obeyed are one
-    with it.
-    """
-
-    def __enter__(self) -> "Interrupts":
-        self._allowed, self._waiting, self._handler = False, False, None
-        handler = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and callable(handler):
-            self._handler = handler
-            signal.signal(signal.SIGINT, self._arrive)
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if self._handler:
-            signal.signal(signal.SIGINT, self._handler)
-            if self._waiting and kind is not KeyboardInterrupt:
-                self._handler(signal.SIGINT, None)
-
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Here Ctrl-C may raise, because the caller stops the ranks."""
-        try:
-            self._allowed = True
-            if self._waiting:
-                self._arrive(signal.SIGINT, None)
-            yield
-        finally:
-            self._allowed = False
-
-    def _arrive(self, number: int, frame: FrameType | None) -> None:
-        if self._allowed:
-            self._allowed = self._waiting = False
-            self._handler(number, frame)
-            self._allowed = True  # a handler of the user's own may return
-        else:
-            self._waiting = True
 
 
 @contextmanager
 def workspace(world_size: int) -> Iterator[Path]:
     """A folder for one launch, inside the kernel's own temporary folder, then gone."""
-    folder = Path(mkdtemp(prefix="launch-", dir=server.temporary_folder()))
+    folder = Path(mkdtemp(prefix="launch-", dir=server.kernel_folder()))
     try:
         for rank in range(world_size):
             (folder / f"rank{rank}").mkdir()
+        (folder / "tmp").mkdir()
         yield folder
     finally:
         end = time.monotonic() + 5
@@ -99,16 +49,30 @@ def workspace(world_size: int) -> Iterator[Path]:
 
 
 def await_server() -> None:
-    """The first process takes as long as the imports; let Ctrl-C reach this wait."""
-    server.start()
-    marker = Path(server.temporary_folder(), "warm")
-    if server.METHOD == "forkserver" and not marker.exists():
+    """The first process takes as long as the imports; let Ctrl-C reach this wait.
+
+    A server that ended since the last launch, or does not answer, is replaced once.
+    """
+    for attempt in (1, 2):
+        server.start()
+        if server.METHOD != "forkserver" or server.is_warm():
+            return
+        begin = server.log_size()
         if server.notebook_kernel() and server.importing():
             import_meanwhile()
         first = mp.get_context(server.METHOD).Process(target=time.sleep, args=(0,))
-        first.start()
-        first.join()
-        marker.touch()
+        try:
+            with server.answering_within(SERVER_LIMIT):
+                first.start()
+                first.join()
+            server.note_warm()
+            return
+        except (OSError, EOFError) as error:
+            server.replace()
+            if attempt == 2:
+                raise errors.not_started(
+                    "the fork server", error, server.log(begin)
+                ) from None
 
 
 def import_meanwhile() -> None:
@@ -120,152 +84,191 @@ def import_meanwhile() -> None:
 class Ranks:
     """The processes of one launch."""
 
-    def __init__(self, jobs: list[Job], environments: list[dict[str, str]]) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
         self.folder = Path(jobs[0].folder)
-        # Elastic takes over the signal handlers when it starts in the main thread.
-        # So it starts in another.
-        with _quiet_elastic(), ThreadPoolExecutor(1) as pool:
-            self._context: PContext = pool.submit(
-                start_processes,
-                name="mgpu",
-                entrypoint=enter,
-                args={job.rank: (job,) for job in jobs},
-                envs=dict(enumerate(environments)),
-                logs_specs=DefaultLogsSpecs(log_dir=str(self.folder / "elastic")),
-                start_method=server.METHOD,
-            ).result()
+        self._processes: list[mp.Process] = []
+        self._outcomes: dict[int, dict] = {}
+        self._log_begin = server.log_size()
 
-    def watch(self, timeout: float) -> tuple[str, float, float]:
-        """Wait until all is over: ("ended" | "failed" | "hung" | "late", begin, end).
+    def start(self, environments: list[dict[str, str]]) -> None:
+        """Fork every rank. Raises RankFailed where the machine allows no more of them."""
+        context = mp.get_context(server.METHOD)
+        with server.answering_within(JOIN_LIMIT):
+            for job, environment in zip(self.jobs, environments, strict=True):
+                process = context.Process(target=enter, args=(job, environment))
+                try:
+                    process.start()
+                except (OSError, EOFError) as error:
+                    log = server.log(self._log_begin)
+                    if isinstance(error, EOFError | ConnectionError):
+                        server.replace()
+                    raise errors.not_started(f"rank {job.rank}", error, log) from None
+                self._processes.append(process)
+
+    def watch(self, timeout: float) -> tuple[str, float]:
+        """Wait until all is over: ("ended" | "failed" | "hung" | "late", seconds).
 
         The timeout counts from the moment at which all ranks had joined.
         """
         started = time.monotonic()
         begin: float | None = None
         failed: float | None = None
-        with _quiet_elastic(), Meter(self.folder, len(self.jobs), timeout) as meter:
+        with ProgressBar(self.folder, len(self.jobs), timeout) as bar:
             while True:
+                self._read_outcomes()
                 now = time.monotonic()
-                outcomes = self._outcomes()
-                died = [p for p in self._processes() if p.exitcode not in (None, 0)]
-                bad = bool(died) or any(o["kind"] != "returned" for o in outcomes.values())
-                if bad and failed is None:
-                    failed = now
                 if begin is None and all((job.home / "ready").exists() for job in self.jobs):
                     begin = now
-                if self._all_over(outcomes) or (failed is not None and now > failed + GRACE):
-                    # On the way without failure elastic collects its processes itself.
-                    if bad or self._context.wait(EXIT_LIMIT, period=TICK) is None:
-                        return "failed" if bad else "ended", begin or started, now
-                    return "ended", begin or started, now
-                if begin is None and now > started + START_LIMIT:
-                    return "late", started, now
+                if failed is None and self._has_failed():
+                    failed = now
+                if failed is None and self._all_over():
+                    self._await_exits()
+                    return "ended", self._seconds()
+                if failed is not None and (self._all_over() or now > failed + GRACE):
+                    return "failed", now - (begin or started)
+                if begin is None and now > started + JOIN_LIMIT:
+                    return "late", now - started
                 if begin is not None and now > begin + timeout:
-                    return "hung", begin, now
-                meter.show(now - (begin or started))
-                time.sleep(TICK)
+                    return "hung", now - begin
+                bar.show(now - (begin or started))
+                self._await_change()
 
-    def _all_over(self, outcomes: dict[int, dict]) -> bool:
-        """True when every rank has said how it ended, or cannot say it any more."""
-        return all(
-            job.rank in outcomes or process.exitcode not in (None, 0)
-            for job, process in zip(self.jobs, self._processes(), strict=True)
-        )
+    def _read_outcomes(self) -> None:
+        ended = [not process.is_alive() for process in self._processes]  # first: they write
+        for job, gone in zip(self.jobs, ended, strict=True):
+            if job.rank in self._outcomes:
+                continue
+            with suppress(FileNotFoundError):
+                text = (job.home / "outcome").read_text(encoding="utf-8")
+                self._outcomes[job.rank] = json.loads(text)
+                continue
+            if gone:
+                self._outcomes[job.rank] = {"kind": "died"}
+            elif self._output(job) > OUTPUT_LIMIT:
+                self._outcomes[job.rank] = {"kind": "flooded"}
 
-    def fates(self) -> list[Fate]:
+    def _output(self, job: Job) -> int:
+        sizes = 0
+        for name in ("stdout", "stderr"):
+            with suppress(FileNotFoundError):
+                sizes += (job.home / name).stat().st_size
+        return sizes
+
+    def _has_failed(self) -> bool:
+        return any(found["kind"] != "returned" for found in self._outcomes.values())
+
+    def _all_over(self) -> bool:
+        return len(self._outcomes) == len(self.jobs)
+
+    def _seconds(self) -> float:
+        """From the last rank's joining to the last worker's end, by the ranks' clocks."""
+        found = self._outcomes.values()
+        return max(o["ended"] for o in found) - max(o["began"] for o in found)
+
+    def _await_change(self) -> None:
+        living = [p.sentinel for p in self._processes if p.is_alive()]
+        pause = TICK if living else TICK / 4
+        if len(living) < len(self._processes) or not living:
+            time.sleep(pause)
+        else:
+            connection.wait(living, pause)
+
+    def _await_exits(self) -> None:
+        """Give the processes time to end; a rank that cannot says so in its stderr."""
+        end = time.monotonic() + EXIT_LIMIT
+        for process in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
+        for job, process in zip(self.jobs, self._processes, strict=True):
+            if process.is_alive():
+                left = text_of(job.home / "lasting") or "something"
+                with open(job.home / "stderr", "a", encoding="utf-8") as file:
+                    file.write(
+                        f"launch ended this process {EXIT_LIMIT:g} s after its worker had "
+                        f"returned: {left} was still at work\n"
+                    )
+
+    def outcomes(self) -> list[RankOutcome]:
         """How every rank ended, or where it is; asks the living for their stack."""
-        living = [
+        said = {rank for rank, found in self._outcomes.items() if found["kind"] != "flooded"}
+        asked = [
             job
-            for job, process in zip(self.jobs, self._processes(), strict=True)
-            if process.is_alive()
+            for job, process in zip(self.jobs, self._processes, strict=True)
+            if process.is_alive() and job.rank not in said
         ]
-        outcomes = self._outcomes()
-        asked = [job for job in living if job.rank not in outcomes]
         self._ask_for_stacks(asked)
-        return [self._fate(job, outcomes, job in asked) for job in self.jobs]
+        return [self._outcome(job) for job in self.jobs]
 
     def stop(self) -> None:
-        """Kill whatever still runs, with its children."""
-        for process in self._processes():
+        """Kill whatever still runs, with its children, and wait for it."""
+        for process in self._processes:
             if process.is_alive():
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
                 with suppress(ProcessLookupError, PermissionError, AttributeError):
                     os.killpg(process.pid, signal.SIGKILL)
-        with _quiet_elastic():
-            self._context.close(signal.SIGKILL, timeout=5)
-
-    def _processes(self) -> list:
-        return self._context._pc.processes if self._context._pc else []
-
-    def _outcomes(self) -> dict[int, dict]:
-        found = {}
-        for job in self.jobs:
-            with suppress(FileNotFoundError):
-                found[job.rank] = json.loads(
-                    (job.home / "outcome").read_text(encoding="utf-8")
-                )
-        return found
+        for process in self._processes:
+            process.join(5)
+            server.end_group(process.pid)
+            with suppress(
+                ValueError
+            ):  # it cannot be killed: the kernel of the machine has it
+                process.close()
+        self._processes.clear()
 
     def _ask_for_stacks(self, jobs: list[Job]) -> None:
         if not hasattr(signal, "SIGUSR1"):
             return
-        for job in jobs:
+        asked = [job for job in jobs if (job.home / "pid").exists()]
+        for job in asked:
             (job.home / "stack").write_text("")
             with suppress(ProcessLookupError):
-                os.kill(self._processes()[job.rank].pid, signal.SIGUSR1)
+                os.kill(self._processes[job.rank].pid, signal.SIGUSR1)
         end = time.monotonic() + 0.5
         while time.monotonic() < end and not all(
-            source_lines.of_dump(text_of(job.home / "stack")) for job in jobs
+            source_lines.of_dump(text_of(job.home / "stack")) for job in asked
         ):
-            time.sleep(TICK)
+            time.sleep(0.004)
 
-    def _fate(self, job: Job, outcomes: dict[int, dict], alive: bool) -> Fate:
-        exitcode = self._processes()[job.rank].exitcode
-        dumped = source_lines.of_dump(text_of(job.home / "stack"))
-        if job.rank in outcomes:
-            fields = {**outcomes[job.rank]}
-            fields["where"] = (
-                source_lines.Place(*fields["where"]) if fields.get("where") else None
+    def _outcome(self, job: Job) -> RankOutcome:
+        found = self._outcomes.get(job.rank, {"kind": "stopped"})
+        began = (job.home / "ready").exists()
+        stack = text_of(job.home / "stack")
+        seen = source_lines.of_dump(stack) or _last_seen(job)
+        if found["kind"] in ("stopped", "flooded"):
+            call = source_lines.waiting_call(stack)
+            return RankOutcome(job.rank, found["kind"], seen, began=began, waits_in=call)
+        if found["kind"] == "died":
+            exitcode = self._processes[job.rank].exitcode
+            words = self._last_words(job)
+            return RankOutcome(
+                job.rank, "died", seen, exitcode=exitcode, last_words=words, began=began
             )
-            return Fate(rank=job.rank, **fields)
-        if alive:
-            return Fate(job.rank, "stopped", dumped or _last_seen(job))
-        words = errors.last_words(text_of(job.home / "stderr"))
-        if not (job.home / "where").exists():  # it died before it could load anything
-            log = text_of(Path(server.temporary_folder(), server.LOG)).strip()
-            words = log.splitlines()[-1] if log else ""
-        return Fate(
-            job.rank, "died", dumped or _last_seen(job), exitcode=exitcode, last_words=words
-        )
+        fields = {key: value for key, value in found.items() if key not in ("began", "ended")}
+        if fields.get("where"):
+            fields["where"] = source_lines.SourceLine(*fields["where"])
+        return RankOutcome(rank=job.rank, began=began, **fields)
+
+    def _last_words(self, job: Job) -> str:
+        if server.disk_is_full(self.folder):
+            return f"no space is left on the disk of {self.folder.parent.parent}"
+        if not server.is_alive():
+            return "the fork server, from which all ranks come, was killed"
+        if (job.home / "where").exists():
+            return errors.last_words(text_of(job.home / "stderr"))
+        return server.log(self._log_begin)  # it died before it could load anything
 
 
-def _last_seen(job: Job) -> source_lines.Place | None:
+def _last_seen(job: Job) -> source_lines.SourceLine | None:
     text = text_of(job.home / "where").strip(" \0")
-    return source_lines.Place(*json.loads(text)) if text else None
+    return source_lines.SourceLine(*json.loads(text)) if text else None
 
 
 def text_of(path: Path) -> str:
-    """What a rank wrote to one of its files; empty where it wrote none."""
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-
-
-@contextmanager
-def _quiet_elastic() -> Iterator[None]:
-    """Elastic logs a page at every failure; the launcher's own error says it in a line."""
-    names = ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn")
-    loggers = [logging.getLogger(name) for name in names]
-    drop = _Drop()
-    for logger in loggers:
-        logger.addFilter(drop)
+    """What a rank wrote to one of its files, up to OUTPUT_LIMIT; empty without the file."""
     try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(drop)
-
-
-class _Drop(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return False
+        with open(path, "rb") as file:
+            text = file.read(OUTPUT_LIMIT).decode("utf-8", errors="replace")
+            return text + ("\n… cut here\n" if file.read(1) else "")
+    except FileNotFoundError:
+        return ""

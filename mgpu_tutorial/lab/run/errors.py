@@ -4,18 +4,21 @@ import re
 import signal
 from dataclasses import dataclass
 
-from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.record.source_lines import Place
+from mgpu_tutorial.lab.record.report import Report, printed_lines
+from mgpu_tutorial.lab.record.source_lines import SourceLine
 from mgpu_tutorial.lab.record.trace import Event
 
-KEPT = 110  # characters kept of each end of a very long message
+KEPT = 110  # characters kept of each end of a very long line
+SHOWN = (4, 2)  # lines of a long message: so many of its beginning, so many of its end
+SAID = 10  # lines that an error repeats of what a rank had printed
 
 
 class LaunchError(RuntimeError):
     """A launch that did not end well.
 
     `report` holds what the ranks said until then; `tracebacks` maps a rank that
-    raised to its whole Python traceback.
+    raised to its whole Python traceback. What the ranks had printed is a note of the
+    error, which Python and a notebook show under its message.
     """
 
     def __init__(
@@ -24,10 +27,12 @@ class LaunchError(RuntimeError):
         super().__init__(message)
         self.report = report
         self.tracebacks = tracebacks or {}
+        if said := _said(report):
+            self.add_note(said)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the frames of the launcher."""
-        return [f"{type(self).__name__}: {self}"]
+        return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", [])]
 
 
 class RankFailed(LaunchError):
@@ -39,92 +44,172 @@ class RanksHung(LaunchError):
 
 
 @dataclass
-class Fate:
+class RankOutcome:
     """How one rank ended.
 
-    `kind` is "returned", "raised", "refused", "died" or "stopped" (by the launcher,
-    because another rank had failed or the time was up).
+    `kind` is "returned", "raised", "refused" (its worker could not be called, or its
+    result not be sent), "died" (without a word), or "stopped" by the launcher, because
+    another rank had failed or the time was up; "flooded" if it had printed too much.
+    `began` tells whether it had joined the others; `waits_in` is the function of
+    torch.distributed that a stopped rank was in.
     """
 
     rank: int
     kind: str
-    where: Place | None = None
+    where: SourceLine | None = None
     type: str = ""
     message: str = ""
     lost_peer: bool = False
     exitcode: int | None = None
     last_words: str = ""
     traceback: str = ""
+    began: bool = True
+    waits_in: str = ""
 
     @property
     def is_cause(self) -> bool:
         """False where the rank only suffers from what another did."""
-        return self.kind in ("raised", "refused", "died") and not self.lost_peer
+        return self.kind in ("raised", "refused", "died", "flooded") and not self.lost_peer
 
     def at(self) -> str:
         """The place and its text, or a word that nobody knows it."""
         if self.where is None:
-            return "an unknown line"
+            return "an unknown line" if self.began else "no line of the worker yet"
         return f"{self.where}  {self.where.text}".rstrip()
 
-    def what(self) -> str:
+    def what(self, several: bool = False) -> str:
         """What happened to a rank that is a cause, as the rest of a sentence."""
+        were = "were" if several else "was"
+        if self.kind == "flooded":
+            return f"printed without end and {were} stopped, at {self.at()}"
         if self.kind == "raised":
-            first = self.message.strip().splitlines()[0] if self.message.strip() else ""
-            if len(first) > 2 * KEPT:  # the whole of it is in the error's tracebacks
-                first = f"{first[:KEPT]} … {first[-KEPT:]}"
+            first, *rest = _shown(self.message) or [""]
             colon = f": {first}" if first else ""
-            return f"raised {self.type}{colon}, at {self.at()}"
+            more = "".join(f"\n    {line}" for line in rest)
+            return f"raised {self.type}{colon}, at {self.at()}{more}"
         if self.exitcode is not None and self.exitcode < 0:
-            how = f"was killed by {signal.Signals(-self.exitcode).name}"
+            how = f"{were} killed by {_signal_name(-self.exitcode)}"
         else:
             how = f"left with exit code {self.exitcode}"
-        words = f"\n    its last words: {self.last_words}" if self.last_words else ""
+        its = "their" if several else "its"
+        words = f"\n    {its} last words: {self.last_words}" if self.last_words else ""
         return f"{how}, at {self.at()}{words}"
 
     def line(self) -> str:
         """One line about a rank that is not the cause."""
         if self.kind == "returned":
             return f"rank {self.rank} had returned"
+        if not self.began:
+            return f"rank {self.rank} had not joined, and was at {self.at()}"
         return f"rank {self.rank} was at {self.at()}"
 
 
-def failure(fates: list[Fate], report: Report) -> RankFailed:
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time signals have no names of their own
+        return f"signal {number}"
+
+
+def _shown(message: str) -> list[str]:
+    """The lines of a message that say something: its beginning and its end.
+
+    A message may hold a whole traceback of another process, or of C++, with paths and
+    addresses that differ from machine to machine.
+    """
+    text = message.split("\nException raised from ")[0]
+    lines = [line.rstrip() for line in text.strip().splitlines() if line.strip()]
+    if any("Traceback (most recent call last)" in line for line in lines):
+        lines = [lines[0], lines[-1]]
+    if len(lines) > sum(SHOWN):
+        lines = [*lines[: SHOWN[0]], "…", *lines[-SHOWN[1] :]]
+    return [
+        line if len(line) <= 2 * KEPT else f"{line[:KEPT]} … {line[-KEPT:]}" for line in lines
+    ]
+
+
+def _said(report: Report) -> str:
+    """The last lines that each rank had printed, or nothing where all were silent."""
+    lines = []
+    for rank, text in enumerate(report.stdout):
+        printed = printed_lines(text)
+        if len(printed) > SAID:
+            lines.append(f"rank {rank} │ … {len(printed) - SAID:,} lines before these")
+        lines += [f"rank {rank} │ {line[: 2 * KEPT]}" for line in printed[-SAID:]]
+    return "\n".join(lines)
+
+
+def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
     """Compose the error: causes first, then what became of the other ranks."""
-    tracebacks = {fate.rank: fate.traceback for fate in fates if fate.traceback}
-    causes = [fate for fate in fates if fate.is_cause]
-    refused = [fate for fate in causes if fate.kind == "refused"]
+    tracebacks = {o.rank: o.traceback for o in outcomes if o.traceback}
+    causes = [outcome for outcome in outcomes if outcome.is_cause]
+    refused = [outcome for outcome in causes if outcome.kind == "refused"]
     if refused:
         return RankFailed(refused[0].message, report, tracebacks)
-    if causes:
+    gone = [outcome.rank for outcome in outcomes if outcome.kind == "returned"]
+    left = [outcome.rank for outcome in outcomes if outcome.kind != "returned"]
+    if causes or not gone:  # without anybody who left, the loss of a peer is a cause
+        causes = causes or [outcome for outcome in outcomes if outcome.lost_peer]
         lines = _headlines(causes)
     else:
-        gone = [fate.rank for fate in fates if fate.kind == "returned"]
-        left = [fate.rank for fate in fates if fate.kind != "returned"]
         lines = [f"{_ranks(gone)} returned while {_ranks(left)} still waited for an answer"]
-    lines += [f"  {fate.line()}" for fate in fates if fate not in causes]
+    lines += [f"  {outcome.line()}" for outcome in outcomes if outcome not in causes]
     return RankFailed("\n".join(lines), report, tracebacks)
 
 
-def _headlines(causes: list[Fate]) -> list[str]:
-    """One line for each different thing that happened, however many ranks it hit."""
-    same: dict[str, list[int]] = {}
-    for fate in causes:
-        same.setdefault(fate.what(), []).append(fate.rank)
-    return [f"{_ranks(ranks)} {what}" for what, ranks in same.items()]
+def _headlines(causes: list[RankOutcome]) -> list[str]:
+    """One line for each different thing that happened, however many ranks it hit.
+
+    Further lines of a message, in which ranks may differ, are those of the first rank.
+    """
+    same: dict[str, list[RankOutcome]] = {}
+    for cause in causes:
+        same.setdefault(cause.what().split("\n")[0], []).append(cause)
+    return [
+        f"{_ranks([cause.rank for cause in equal])} {equal[0].what(len(equal) > 1)}"
+        for equal in same.values()
+    ]
 
 
-def hang(fates: list[Fate], timeout: float, report: Report) -> RanksHung:
+def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHung:
     """Compose the error: where each rank waits, and for whom when the trace can tell."""
-    stuck = [fate for fate in fates if fate.kind == "stopped"]
-    lines = [f"{len(stuck)} of {len(fates)} ranks had not returned after {timeout:g} s"]
-    lines += [f"  {fate.line()}" for fate in fates]
+    stuck = [outcome for outcome in outcomes if outcome.kind == "stopped"]
+    lines = [f"{len(stuck)} of {len(outcomes)} ranks had not returned after {timeout:g} s"]
+    lines += [f"  {outcome.line()}" for outcome in outcomes]
     waits = {event.rank: event for event in report.events if _pending(event)}
     lines += [f"  rank {rank} waits {_whom(waits[rank])}" for rank in sorted(waits)]
     circle = _circle({rank: event.peer for rank, event in waits.items()})
     if circle:
         lines.append(f"  deadlock: {' → '.join(map(str, circle))}")
+    calls = [outcome.waits_in for outcome in stuck if outcome.waits_in]
+    if calls:
+        lines.append(f"  {_in_a_real_job(calls)}")
     return RanksHung("\n".join(lines), report)
+
+
+def late(outcomes: list[RankOutcome], seconds: float, report: Report) -> RanksHung:
+    """Compose the error of ranks that never began their worker, and of those who waited."""
+    absent = [outcome for outcome in outcomes if not outcome.began]
+    lines = [f"{len(absent)} of {len(outcomes)} ranks had not joined after {seconds:.0f} s"]
+    lines += [f"  {outcome.line()}" for outcome in outcomes]
+    return RanksHung("\n".join(lines), report)
+
+
+def _in_a_real_job(calls: list[str]) -> str:
+    """`launch` lets a group wait for an hour and stops it before; PyTorch's own limits."""
+    way = "send" if set(calls) <= {"send", "isend"} else "recv"
+    return (
+        "in a real job, after 30 minutes: RuntimeError: Timed out waiting 1800000ms for "
+        f"{way} operation to complete (with NCCL, after 10: its watchdog ends the process)"
+    )
+
+
+def not_started(who: str, error: BaseException, log: str) -> RankFailed:
+    """A process that could not be made: the machine's reason, or the fork server's."""
+    reason = log or f"{type(error).__name__}: {error}".rstrip(": ")
+    if not log and isinstance(error, EOFError | ConnectionError):
+        reason = f"the fork server has ended without a word, or did not answer ({reason})"
+    return RankFailed(f"{who} could not be started: {reason}", Report(world_size=0))
 
 
 def _ranks(ranks: list[int]) -> str:

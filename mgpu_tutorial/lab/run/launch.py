@@ -1,9 +1,10 @@
 """Start N real ranks from a notebook cell and bring back what they did."""
 
+import inspect
+import operator
 import os
 import time
 from collections.abc import Callable
-from multiprocessing import current_process
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import trace
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.run import errors, transfer
-from mgpu_tutorial.lab.run.engine import (
-    LOOPBACK,
-    START_LIMIT,
-    Interrupts,
-    Ranks,
-    await_server,
-    text_of,
-    workspace,
-)
-from mgpu_tutorial.lab.run.rank import Job
+from mgpu_tutorial.lab.run import errors, server, transfer
+from mgpu_tutorial.lab.run.engine import LOOPBACK, Ranks, await_server, text_of, workspace
+from mgpu_tutorial.lab.run.interrupts import Interrupts
+from mgpu_tutorial.lab.run.rank import Job, name_of
 
 MAX_RANKS = 64
 
@@ -32,16 +27,17 @@ def launch(
     worker: Callable,
     world_size: int,
     *args: Any,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     backend: str | None = None,
     timeout: float = 30.0,
     trace: bool = False,
+    threads: int = 1,
     **kwargs: Any,
 ) -> Report:
     """Run `worker(rank, world_size, *args, **kwargs)` in `world_size` fresh processes.
 
-    Each process is one rank of a new default process group. It has one intra-op
-    thread, the seed 0, and RANK, LOCAL_RANK, WORLD_SIZE in its environment.
+    Each process is one rank of a new default process group. It has the seed 0, and
+    RANK, LOCAL_RANK, WORLD_SIZE in its environment. Its TMPDIR belongs to the launch.
 
     device   "auto": one GPU a rank where there are enough, else the CPU; "cpu";
              "cuda": one GPU a rank; "cuda:0": all ranks share that GPU (with gloo).
@@ -50,16 +46,21 @@ def launch(
              group, the worker makes its own.
     timeout  seconds from the moment at which all ranks have joined.
     trace    record the communication into `report.events`.
+    threads  intra-op threads of each rank.
 
     Raises RankFailed where a rank raised, died or left early; RanksHung at the
     timeout; TypeError or ValueError for arguments that cannot work, and
     CannotTravel for a worker or an argument that cannot be sent to a process.
     """
-    _check_arguments(worker, world_size, timeout)
+    _check_program()
+    _check_worker(worker, args, kwargs, timeout=timeout, device=device, backend=backend,
+                  trace=trace, threads=threads)  # fmt: skip
+    world_size = _whole_number(world_size)
+    _check_numbers(timeout, threads)
     device = _choose_device(device, world_size)
     backend = backend or ("nccl" if device == "cuda" else "gloo")
     with Interrupts() as interrupts, workspace(world_size) as folder:
-        name = getattr(worker, "__name__", "the worker")
+        name = name_of(worker)
         call = {f"the worker {name}": worker}
         call |= {f"argument {i} of {name}": value for i, value in enumerate(args)}
         call |= {f"argument {key} of {name}": value for key, value in kwargs.items()}
@@ -69,7 +70,15 @@ def launch(
             )
             await_server()
         jobs = [
-            Job(str(folder), rank, world_size, backend, _device_of(rank, device), trace)
+            Job(
+                str(folder),
+                rank,
+                world_size,
+                backend,
+                _device_of(rank, device),
+                trace,
+                threads,
+            )
             for rank in range(world_size)
         ]
         return _run(jobs, timeout, interrupts)
@@ -77,21 +86,22 @@ def launch(
 
 def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
     origin = time.monotonic()
-    ranks = Ranks(jobs, [_environment(job) for job in jobs])
+    ranks = Ranks(jobs)
     try:
+        ranks.start([_environment(job) for job in jobs])
         with interrupts.allowed():
-            end, began, ended = ranks.watch(timeout)
-            fates = [] if end == "ended" else ranks.fates()
+            end, seconds = ranks.watch(timeout)
+            outcomes = [] if end == "ended" else ranks.outcomes()
     finally:
         ranks.stop()
     with interrupts.allowed():
-        report = _collect(jobs, origin, ended - began, with_results=end == "ended")
+        report = _collect(jobs, origin, seconds, with_results=end == "ended")
     if end == "failed":
-        raise errors.failure(fates, report)
+        raise errors.failure(outcomes, report)
     if end == "hung":
-        raise errors.hang(fates, timeout, report)
+        raise errors.hang(outcomes, timeout, report)
     if end == "late":
-        raise errors.hang(fates, START_LIMIT, report)
+        raise errors.late(outcomes, seconds, report)
     return report
 
 
@@ -101,10 +111,26 @@ def _collect(jobs: list[Job], origin: float, seconds: float, with_results: bool)
         report.stdout.append(text_of(job.home / "stdout"))
         report.stderr.append(text_of(job.home / "stderr"))
         report.events += trace.read(job.home / "events", job.rank, origin)
-        if with_results:
-            result = job.home / "result"
+        report.memory.append(_memory(job, origin))
+    for job in jobs if with_results else []:
+        result = job.home / "result"
+        try:
             report.results.append(transfer.read(result) if result.exists() else None)
+        except Exception as error:
+            report.results.clear()
+            raise errors.RankFailed(
+                f"the result of rank {job.rank} was sent, and cannot be loaded here: "
+                f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}. "
+                "Return numbers, strings, tensors, or lists and dicts of them.",
+                report,
+            ) from None
     return report
+
+
+def _memory(job: Job, origin: float) -> list[tuple[float, int]]:
+    """What a rank noted of its memory, with the moments counted from the launch."""
+    pairs = [line.split() for line in text_of(job.home / "memory").splitlines()]
+    return [(float(p[0]) - origin, int(p[1])) for p in pairs if len(p) == 2]
 
 
 def _send(named: dict[str, Any], payload: dict, path: Path) -> None:
@@ -118,24 +144,31 @@ def _send(named: dict[str, Any], payload: dict, path: Path) -> None:
 
 def _environment(job: Job) -> dict[str, str]:
     """The kernel's environment of this moment and what torchrun would add to it."""
-    return os.environ | {
-        "RANK": str(job.rank),
-        "LOCAL_RANK": str(job.rank),
-        "WORLD_SIZE": str(job.world_size),
-        "LOCAL_WORLD_SIZE": str(job.world_size),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": LOOPBACK,
-        trace.FOLDER: str(job.home),
-    }
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(server.kernel_folder() / "inductor")}
+    return (
+        own
+        | dict(os.environ)
+        | {
+            "TMPDIR": str(Path(job.folder, "tmp")),
+            "RANK": str(job.rank),
+            "LOCAL_RANK": str(job.rank),
+            "WORLD_SIZE": str(job.world_size),
+            "LOCAL_WORLD_SIZE": str(job.world_size),
+            "OMP_NUM_THREADS": str(job.threads),
+            "GLOO_SOCKET_IFNAME": LOOPBACK,
+            trace.FOLDER: str(job.home),
+        }
+    )
 
 
-def _check_arguments(worker: Any, world_size: Any, timeout: Any) -> None:
+def _check_program() -> None:
+    """Refuse where no new process could be made from this one."""
     if trace.FOLDER in os.environ:
         raise RuntimeError(
             f"launch() was called inside rank {os.environ.get('RANK')}: a rank cannot "
             "start ranks. Call launch from the notebook, torch.distributed from the worker."
         )
-    if getattr(current_process(), "_inheriting", False):  # as multiprocessing itself asks
+    if borrowed.is_importing_main():  # as multiprocessing itself asks
         raise RuntimeError(
             "launch() was called while a rank imports this program. Put the call under "
             'if __name__ == "__main__":'
@@ -146,37 +179,94 @@ def _check_arguments(worker: Any, world_size: Any, timeout: Any) -> None:
             "launch() was called from a program read from standard input, which a new "
             "process cannot import again. Save it to a file, or use a notebook."
         )
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise RuntimeError(
+            "the current folder has been removed, and a new process cannot start in it. "
+            "Change to another one with os.chdir(), or restart the kernel."
+        ) from None
+
+
+def _check_worker(worker: Any, args: tuple, kwargs: dict, **options: Any) -> None:
+    """Refuse what cannot be a worker, and names that launch would keep for itself."""
     if not callable(worker):
         raise TypeError(
             "worker must be a function worker(rank, world_size, …), got "
             f"{type(worker).__name__}: {worker!r}. "
             "Write launch(worker, 2), not launch(worker(0, 2), 2)."
         )
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
+    function = getattr(worker, "func", worker)
+    for kind, word in (
+        (inspect.iscoroutinefunction, "an async function"),
+        (inspect.isgeneratorfunction, "a generator"),
+        (inspect.isasyncgenfunction, "a generator"),
+    ):
+        if kind(function):
+            raise TypeError(
+                f"worker {name_of(worker)} is {word}: calling it would not run its body. "
+                "A worker is an ordinary function that returns its result."
+            )
+    try:
+        signature = inspect.signature(worker)
+        bound = signature.bind_partial(0, 0, *args).arguments
+    except (TypeError, ValueError):  # the ranks say what does not fit
+        return
+    defaults = inspect.signature(launch).parameters
+    for name, value in options.items():
+        parameter = signature.parameters.get(name)
+        if parameter is None or name in bound or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        given = value is not defaults[name].default and value != defaults[name].default
+        if given or parameter.default is parameter.empty:
+            raise TypeError(
+                f"{name_of(worker)}{signature} has a parameter {name!r}, which launch keeps "
+                "for itself and does not hand on. Give the parameter another name, or pass "
+                "it by its position after world_size."
+            )
+
+
+def _whole_number(world_size: Any) -> int:
+    if isinstance(world_size, bool) or not hasattr(world_size, "__index__"):
         raise TypeError(
             "world_size must be a whole number of ranks, got "
             f"{type(world_size).__name__}: {world_size!r}."
         )
-    if not 1 <= world_size <= MAX_RANKS:
+    if not 1 <= operator.index(world_size) <= MAX_RANKS:
         raise ValueError(
             f"world_size must be from 1 to {MAX_RANKS}, got {world_size}: each rank is a "
             "process of its own on this machine. More ranks need more machines: see torchrun."
         )
+    return operator.index(world_size)
+
+
+def _check_numbers(timeout: Any, threads: Any) -> None:
     if (
         isinstance(timeout, bool)
         or not isinstance(timeout, Real)
         or not 0 < timeout < float("inf")
     ):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"threads must be a positive number of threads, got {threads!r}.")
 
 
-def _choose_device(device: str, world_size: int) -> str:
+def _choose_device(device: Any, world_size: int) -> str:
     """Resolve "auto", and refuse what this machine does not have."""
+    if not isinstance(device, str | torch.device):
+        raise TypeError(
+            "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got "
+            f"{type(device).__name__}: {device!r}."
+        )
+    device = str(device)
     gpus = torch.cuda.device_count()
     if device == "auto":
         forced = os.environ.get("MGPU_DEVICE", "")
         if forced not in ("", "auto"):
-            return _choose_device(forced, world_size)
+            try:
+                return _choose_device(forced, world_size)
+            except ValueError as error:
+                raise ValueError(f"by the variable MGPU_DEVICE: {error}") from None
         return "cuda" if dist.is_nccl_available() and gpus >= world_size else "cpu"
     if device == "cpu":
         return device

@@ -25,7 +25,7 @@ BLANK = {
 }
 
 
-class Meter:
+class ProgressBar:
     """Shows how far the ranks are; `show` is called often and draws seldom."""
 
     def __init__(self, folder: Path, world_size: int, timeout: float) -> None:
@@ -35,7 +35,7 @@ class Meter:
         self._bar: tqdm | None = None
         self._handle = None
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "ProgressBar":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -7,12 +7,16 @@ that the news of a rank that is killed is not lost with it:
     stack           faulthandler's dumps     result    what it returned
     where           its last own line        events    the trace
     ready           it has joined the group  progress  how far it is, and its `status`
+    pid             its process and group    lasting   what keeps it from ending
+    memory          moments, resident bytes
 """
 
 import contextlib
 import ctypes
+import dis
 import faulthandler
 import inspect
+import io
 import json
 import multiprocessing
 import os
@@ -20,13 +24,14 @@ import random
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import parent_process, util
+from multiprocessing import active_children, parent_process
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,16 +39,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import source_lines, trace
 from mgpu_tutorial.lab.record.report import returned
 from mgpu_tutorial.lab.run import transfer
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 LINGER = 0.5  # seconds that a rank which returned stays for its peers
 GROUP_TIMEOUT = timedelta(hours=1)  # the launcher's own timeout comes first
 LOST_PEER = re.compile(
-    r"closed by peer|reset by peer|Broken pipe|Socket (closed|Timeout)|remote process exited"
-    r"|pair closure|wait timeout|Connection (refused|was likely closed)",
-    re.IGNORECASE,
+    r"gloo.*(closed by peer|reset by peer|Broken pipe|Socket (closed|Timeout)"
+    r"|pair closure|Connection refused)"
+    r"|remote process exited|ncclRemoteError|Connection was likely closed",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -57,6 +69,7 @@ class Job:
     backend: str
     device: str
     trace: bool
+    threads: int = 1
     seed: int = 0
 
     @property
@@ -64,31 +77,35 @@ class Job:
         return Path(self.folder, f"rank{self.rank}")
 
 
-def enter(job: Job) -> None:
+def enter(job: Job, environment: dict[str, str]) -> None:
     """Run one rank from its first line to its last; the outcome is in its folder."""
     home = job.home
     _own_streams(home)
+    _own_environment(environment)
     _watch(job)
     outcome = _run(job)
+    _note_memory(home, _peak_memory())
     _say(home, outcome)
     _flush()
     # Whoever closes first must not cut a last message: stay for the others a moment.
     if outcome["kind"] == "returned" and _wait_for_all(job, "outcome"):
-        if dist.is_initialized():
+        if dist.is_initialized() and job.backend != "gloo":
             dist.destroy_process_group()
+        _tell_what_lasts(home)
         return
-    util._exit_function()  # stops a DataLoader's workers, as a normal exit does
+    borrowed.run_exit_handlers()  # stops a DataLoader's workers, as a normal exit does
     os._exit(0)  # closes the sockets at once: a peer that still waits learns it now
 
 
 def _run(job: Job) -> dict[str, Any]:
     """Load the worker, join the group, call the worker; say how it ended."""
+    began = None
     try:
         if job.trace:
             trace.start(job.home / "events")
         call = transfer.read(Path(job.folder, "payload"))
         _check_signature(call["worker"], job, call["args"], call["kwargs"])
-        prepare(job.rank, job.device, job.seed)
+        prepare(job.rank, job.device, job.seed, job.threads)
         if job.backend != "none":
             store = dist.FileStore(str(Path(job.folder, "store")), job.world_size)
             join(job.backend, job.rank, job.world_size, store=store)
@@ -96,19 +113,61 @@ def _run(job: Job) -> dict[str, Any]:
         _wait_for_all(
             job, "ready", forever=True
         )  # so that no worker outruns the others' joining
+        began = time.monotonic()
         result = call["worker"](job.rank, job.world_size, *call["args"], **call["kwargs"])
         if result is not None:
             transfer.write(result, job.home / "result", f"the result of rank {job.rank}")
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a worker too
         return _raised(error)
-    return {"kind": "returned"}
+    return {"kind": "returned", "began": began, "ended": time.monotonic()}
 
 
-def prepare(rank: int, device: str, seed: int = 0) -> None:
-    """One intra-op thread, the same seed on every rank, the rank's device as default."""
+def _note_memory(home: Path, size: int) -> None:
+    """Add one line: the moment (s, of the machine's clock) and the resident bytes at it."""
+    if size:
+        with contextlib.suppress(OSError), open(home / "memory", "a") as file:
+            file.write(f"{time.monotonic()} {size}\n")
+
+
+def _peak_memory() -> int:
+    """The most bytes that were resident in this process; 0 where nobody counts them."""
+    if resource is None:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _resident_memory() -> int:
+    """The bytes that are resident now; 0 where there is no /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _tell_what_lasts(home: Path) -> None:
+    """Name what may keep this process alive, for the kernel that cannot wait for ever."""
+    threads = [
+        thread.name
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not threading.main_thread()
+    ]
+    names = threads + [child.name for child in active_children()]
+    if names:
+        (home / "lasting").write_text(", ".join(names), encoding="utf-8")
+
+
+def prepare(rank: int, device: str, seed: int = 0, threads: int | None = 1) -> None:
+    """The same seed on every rank, the rank's device as default, so many intra-op threads.
+
+    With `threads=None` the environment decides (OMP_NUM_THREADS), as it does in a program
+    that torchrun starts.
+    """
     # Processes of its own start as the platform starts them, not by another fork server.
     multiprocessing.set_start_method(None, force=True)
-    torch.set_num_threads(1)
+    if threads is not None:
+        torch.set_num_threads(threads)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -137,12 +196,22 @@ class WrongSignature(TypeError):
 
 def _check_signature(worker: Callable, job: Job, args: tuple, kwargs: dict) -> None:
     try:
-        inspect.signature(worker).bind(job.rank, job.world_size, *args, **kwargs)
+        signature = inspect.signature(worker)
+    except ValueError:  # some built-in functions do not tell theirs
+        return
+    try:
+        signature.bind(job.rank, job.world_size, *args, **kwargs)
     except TypeError as error:
         raise WrongSignature(
-            f"{worker.__name__}{inspect.signature(worker)} cannot be called as "
+            f"{name_of(worker)}{signature} cannot be called as "
             f"worker(rank, world_size{_listed(args, kwargs)}): {error}"
         ) from None
+
+
+def name_of(worker: Callable) -> str:
+    """The name of a function, also inside a partial; of an object that of its class."""
+    worker = getattr(worker, "func", worker)
+    return getattr(worker, "__name__", type(worker).__name__)
 
 
 def _listed(args: tuple, kwargs: dict) -> str:
@@ -152,18 +221,52 @@ def _listed(args: tuple, kwargs: dict) -> str:
 
 def _raised(error: BaseException) -> dict[str, Any]:
     stack = traceback.extract_tb(error.__traceback__)
-    frames = [source_lines.Place(f.filename, f.lineno or 0, f.name) for f in stack]
+    frames = [source_lines.SourceLine(f.filename, f.lineno or 0, f.name) for f in stack]
     setup = isinstance(error, WrongSignature | transfer.CannotTravel)
     where = None if setup else source_lines.innermost(frames)
-    text = str(error)
+    text = _message(error)
+    lost_peer = isinstance(error, RuntimeError) and bool(LOST_PEER.search(text))
     return {
         "kind": "refused" if setup else "raised",
         "type": type(error).__name__,
         "message": text,
         "where": where,
-        "lost_peer": isinstance(error, RuntimeError) and bool(LOST_PEER.search(text)),
-        "traceback": "".join(traceback.format_exception(error)),
+        "lost_peer": lost_peer and not _raised_by_own_line(error),
+        "traceback": _whole_traceback(error, text),
     }
+
+
+def _message(error: BaseException) -> str:
+    """What an exception says, with the members of a group and the cause that it names."""
+    try:
+        text = str(error)
+    except Exception as failure:
+        text = f"(its message cannot be shown: {type(failure).__name__})"
+    if isinstance(error, BaseExceptionGroup):
+        text += "".join(f"\n{type(e).__name__}: {_message(e)}" for e in error.exceptions)
+    if error.__cause__ is not None:
+        cause = error.__cause__
+        text += f"\nbecause of {type(cause).__name__}: {_message(cause)}"
+    return text
+
+
+def _raised_by_own_line(error: BaseException) -> bool:
+    """Whether a `raise` of the learner's made the error, and not a call that failed."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None:
+        return False
+    code = step.tb_frame.f_code
+    is_raise = code.co_code[step.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return is_raise and source_lines.is_own(code.co_filename)
+
+
+def _whole_traceback(error: BaseException, text: str) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return "".join(traceback.format_tb(error.__traceback__)) + text
 
 
 def _say(home: Path, outcome: dict[str, Any]) -> None:
@@ -179,24 +282,36 @@ def _wait_for_all(job: Job, name: str, forever: bool = False) -> bool:
     while not all(path.exists() for path in paths):
         if not forever and time.monotonic() > end:
             return False
-        time.sleep(0.002)
+        time.sleep(0.001)
     return True
 
 
 def _own_streams(home: Path) -> None:
     """Send file descriptors 1 and 2, so C++ messages too, to this rank's files."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        with open(home / name, "wb") as file:
+        with open(home / name, "ab") as file:  # at its end, whoever else writes to it
             os.dup2(file.fileno(), descriptor)
-        stream = open(  # noqa: SIM115
-            descriptor,
-            "w",
-            buffering=1,
+        stream = io.TextIOWrapper(
+            open(descriptor, "wb", buffering=0, closefd=False),  # noqa: SIM115
             encoding="utf-8",
             errors="backslashreplace",
-            closefd=False,
+            write_through=True,  # a rank that is killed keeps nothing back
         )
         setattr(sys, name, stream)
+
+
+def _own_environment(environment: dict[str, str]) -> None:
+    """The kernel's environment of this moment; signals as in a program of its own."""
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    tempfile.tempdir = None  # the next question reads TMPDIR
+    if hasattr(signal, "pthread_sigmask"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the fork server's clock
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _flush() -> None:
@@ -210,6 +325,7 @@ def _watch(job: Job) -> None:
     home = job.home
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C belongs to the kernel; the launcher can stop our children
+    (home / "pid").write_text(str(os.getpid()))
     stack = open(home / "stack", "a")  # noqa: SIM115  (open as long as the process)
     faulthandler.enable(stack, all_threads=True)
     if hasattr(faulthandler, "register"):
@@ -232,6 +348,8 @@ def _watch(job: Job) -> None:
             if (parent is not None and not parent.is_alive()) or not home.exists():
                 os.kill(os.getpid(), signal.SIGKILL)
             mark(sys._current_frames().get(main))
+            if job.trace and not (home / "outcome.draft").exists():
+                _note_memory(home, _resident_memory())
 
     for name in ("_exit", "kill", "abort"):  # a rank that ends itself says where
         setattr(os, name, _marking(getattr(os, name), mark))
@@ -283,7 +401,7 @@ def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
     enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = enough and os.environ.get("MGPU_DEVICE") != "cpu"
     device = f"cuda:{local_rank}" if gpus else "cpu"
-    prepare(rank, device)
+    prepare(rank, device, threads=None)
     join("nccl" if gpus else "gloo", rank, world_size)
     result = worker(rank, world_size, **kwargs)
     if result is not None:

@@ -4,22 +4,27 @@ Both sides are here: `start`, which the kernel calls, and what the server itself
 when it imports this module, before it imports torch. Nothing here may import torch, so
 that the server can begin while the kernel is still importing it.
 
-The server outlives a kernel that is killed by just long enough to sweep up after it. The
-ranks kill themselves when they see that the kernel is gone; then nobody but the server
-can remove the kernel's temporary folder.
+The server outlives a kernel that is killed by just long enough to end its ranks and to
+remove the kernel's temporary folder, for nobody else could.
 """
 
 import atexit
 import multiprocessing as mp
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
-from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker, util
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, util
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+from mgpu_tutorial.lab import borrowed
 
 METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 PRELOAD = [
@@ -32,27 +37,59 @@ PRELOAD = [
     "mgpu_tutorial.shared.vision",  # torchvision: a quarter of a second less for each rank
     "mgpu_tutorial.lab.run.rank",
 ]
-FOLDER = "MGPU_KERNEL_FOLDER"
+KERNEL = "MGPU_KERNEL"  # in the server's environment: the kernel's process and folder
 LOG = "server.log"
+WARM = "warm"
 LONGEST = 70  # bytes: a socket's path has at most 103, and multiprocessing appends 32
 IMPORTS = 5.0  # seconds that the server's imports take, about
-_began: list[float] = []
+LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
+_began: list[tuple[int, float]] = []  # the process and the moment of each start
 
 
 def start() -> None:
-    """Have the fork server begin its imports, unless it runs already; returns at once."""
-    if METHOD == "forkserver":
-        _began.append(time.monotonic())
-        mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
-        os.environ[FOLDER] = temporary_folder()
+    """Have the fork server begin its imports, unless it runs already; returns at once.
+
+    Raises RuntimeError where no server can be started here.
+    """
+    if METHOD != "forkserver":
+        return
+    if _began and _began[-1][0] != os.getpid():
+        raise RuntimeError(
+            "launch() was called in a process forked from one that had launched ranks. "
+            "Launch from the first one, or from a program of its own."
+        )
+    _replace_if_unreachable()
+    _began.append((os.getpid(), time.monotonic()))
+    mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
+    os.environ[KERNEL] = f"{os.getpid()}:{kernel_folder()}"
+    # Ctrl-C is for the kernel; the server's first instructions would die of it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         try:
             forkserver.ensure_running()
-        finally:
-            os.environ.pop(FOLDER, None)
+        except ChildProcessError:  # it has ended, and somebody else has waited for it
+            borrowed.forget_fork_server()
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.environ.pop(KERNEL, None)
 
 
-def temporary_folder() -> str:
-    """The kernel's temporary folder; in /tmp where TMPDIR is too long for a socket's path."""
+def kernel_folder() -> Path:
+    """The temporary folder of this process, made again where somebody has removed it.
+
+    A child of another program shares multiprocessing's folder with it, and has a
+    folder of its own inside.
+    """
+    folder = Path(_temporary_folder())
+    if mp.parent_process() is not None:
+        folder = folder / f"child-{os.getpid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _temporary_folder() -> str:
+    """multiprocessing's folder; in /tmp where TMPDIR is too long for a socket's path."""
     usual = tempfile.gettempdir()
     if len(os.fsencode(usual)) > LONGEST:
         tempfile.tempdir = "/tmp"
@@ -62,9 +99,107 @@ def temporary_folder() -> str:
         tempfile.tempdir = usual
 
 
+def _replace_if_unreachable() -> None:
+    """End a server whose socket somebody has removed, so that the next start makes one."""
+    address = borrowed.fork_server_address()
+    if borrowed.fork_server_pid() is None or not address or Path(address).exists():
+        return
+    replace()
+
+
+def replace() -> None:
+    """End the server, whatever state it is in; the next start makes another."""
+    address = borrowed.fork_server_address()
+    end_now()
+    if address:
+        kernel_folder()
+        Path(address).touch()  # what the server's end is going to remove
+    with suppress(ChildProcessError):
+        borrowed.stop_fork_server()
+
+
+def is_warm() -> bool:
+    """Whether this very server has done its imports and has forked a process."""
+    path = kernel_folder() / WARM
+    return path.exists() and path.read_text() == str(borrowed.fork_server_pid())
+
+
+def note_warm() -> None:
+    """Remember that this server has done its imports."""
+    (kernel_folder() / WARM).write_text(str(borrowed.fork_server_pid()))
+
+
+def end_now() -> None:
+    """Kill the server; its ranks die with it."""
+    pid = borrowed.fork_server_pid()
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def answering_within(seconds: float) -> Iterator[None]:
+    """Kill a server that answers too late: whoever waits for it then gets an EOFError."""
+    timer = threading.Timer(seconds, end_now)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def is_alive() -> bool:
+    """Whether the server still runs."""
+    pid = borrowed.fork_server_pid()
+    if METHOD != "forkserver" or pid is None or not hasattr(os, "waitid"):
+        return True
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    return False
+
+
+def log_size() -> int:
+    """How much the server and the ranks' first instructions have written until now."""
+    path = kernel_folder() / LOG
+    return path.stat().st_size if path.exists() else 0
+
+
+def log(begin: int) -> str:
+    """The last line of what they have written since then; empty where there is none."""
+    path = kernel_folder() / LOG
+    text = (
+        path.read_bytes()[begin:].decode("utf-8", errors="replace") if path.exists() else ""
+    )
+    return text.strip().splitlines()[-1] if text.strip() else ""
+
+
+def disk_is_full(folder: Path) -> bool:
+    """Whether so little is left that a rank cannot write how it ended."""
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free < 2**16
+    return False
+
+
+def end_group(leader: int) -> None:
+    """Kill what a rank that has ended left in its process group.
+
+    As long as the group lives, no other process gets its number; a process of that
+    number is therefore a stranger's.
+    """
+    if not hasattr(os, "killpg"):
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, 0)
+        try:
+            os.kill(leader, 0)
+        except ProcessLookupError:
+            os.killpg(leader, signal.SIGKILL)
+
+
 def importing() -> bool:
     """Whether the server probably still imports, so that the kernel has time."""
-    return bool(_began) and time.monotonic() < _began[0] + IMPORTS
+    return bool(_began) and time.monotonic() < _began[0][1] + IMPORTS
 
 
 def notebook_kernel() -> Any:
@@ -82,10 +217,10 @@ def end_with(kernel: Any) -> None:
     shut_down = kernel.do_shutdown
 
     def stop_first(restart: bool) -> Any:
-        for stop in (  # not public; and what the one removed, the next may look for
-            util._exit_function,
-            forkserver._forkserver._stop,
-            resource_tracker._resource_tracker._stop,
+        for stop in (  # what the one removed, the next may look for
+            borrowed.run_exit_handlers,
+            borrowed.stop_fork_server,
+            borrowed.stop_resource_tracker,
         ):
             with suppress(Exception):
                 stop()
@@ -102,15 +237,45 @@ def sweep(folder: str) -> None:
         time.sleep(0.01)
 
 
-def settle(folder: str) -> None:
-    """Outlive the kernel; keep what this process writes inside the kernel's own folder."""
+def detach_from_kernel(kernel: int, folder: str) -> None:
+    """Outlive the kernel by a moment; keep what this process writes in its folder.
+
+    A clock's signal looks for the kernel, since ranks may keep open what would tell of
+    its end, and no thread of theirs may come to look.
+    """
     os.setsid()  # JupyterLab kills a kernel together with its process group
-    with open(Path(folder, LOG), "wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    with open(Path(folder, LOG), "ab") as log_file:
+        os.dup2(log_file.fileno(), 1)
+        os.dup2(log_file.fileno(), 2)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(folder, "inductor")))
-    atexit.register(sweep, folder)
+    server = os.getpid()
+
+    def kernel_is_gone() -> bool:
+        return os.getppid() != kernel
+
+    def look(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == server and kernel_is_gone():
+            for path in Path(folder).glob("launch-*/rank*/pid"):
+                with suppress(ValueError, ProcessLookupError, PermissionError):
+                    os.killpg(int(path.read_text()), signal.SIGKILL)
+            sweep(folder)
+            os._exit(0)
+
+    def sweep_at_exit() -> None:
+        if os.getpid() == server:
+            Path(folder, WARM).unlink(missing_ok=True)
+        end = time.monotonic() + 1  # a kernel that ends closes its files before it is gone
+        while os.getpid() == server and Path(folder).exists() and time.monotonic() < end:
+            look(0, None)
+            time.sleep(0.01)
+
+    atexit.register(sweep_at_exit)
+    signal.signal(signal.SIGALRM, look)
+    signal.siginterrupt(signal.SIGALRM, False)  # C code that reads need not know of it
+    signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK)
 
 
-if FOLDER in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
-    settle(os.environ.pop(FOLDER))  # popped: no process of a rank inherits it
+if KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
+    # popped: no process of a rank inherits it
+    _kernel, _folder = os.environ.pop(KERNEL).split(":", 1)
+    detach_from_kernel(int(_kernel), _folder)

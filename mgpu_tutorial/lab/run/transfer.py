@@ -6,26 +6,63 @@ of a notebook cell go by value (cloudpickle), package functions by reference,
 so that a rank always runs the text that is on disk now.
 """
 
+import functools
 import types
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import torch
+
+from mgpu_tutorial.lab.run.server import disk_is_full
+
+WASTE = 2**16  # bytes of a storage from which on a small view of it travels alone
 
 
 class CannotTravel(TypeError):
     """An argument or a result that no pickle can hold; the message names it."""
 
 
-def write(value: object, path: Path, name: str) -> None:
-    """Store `value` at `path`; tensors keep their aliasing.
+class _Pickler(cloudpickle.Pickler):
+    """Sends a small view of a large tensor without the rest of it, and cached helpers."""
 
-    Raises CannotTravel, which says which part of `name` cannot be stored.
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and _is_small_view(value):
+            alone = value.detach().clone().requires_grad_(value.requires_grad)
+            return alone.__reduce_ex__(2)
+        if isinstance(value, CACHED) and value.__module__ == "__main__":
+            return _cached, (value.__wrapped__, value.cache_parameters())
+        return super().reducer_override(value)
+
+
+CACHED = type(functools.cache(len))
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _is_small_view(tensor: torch.Tensor) -> bool:
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        return False
+    whole = tensor.untyped_storage().nbytes()
+    return whole >= WASTE and 2 * tensor.numel() * tensor.element_size() < whole
+
+
+def write(value: object, path: Path, name: str) -> None:
+    """Store `value` at `path`; tensors keep their aliasing, unless they are small views.
+
+    Raises CannotTravel, which says which part of `name` cannot be stored, and OSError
+    where the disk is full.
     """
     try:
-        torch.save(value, path, pickle_module=cloudpickle)
+        pickler = types.SimpleNamespace(Pickler=_Pickler, __name__="cloudpickle")
+        torch.save(value, path, pickle_module=pickler)
     except Exception as error:
-        part, kind, reason = _culprit(value, name, error)
+        if disk_is_full(path.parent):
+            place = path.parent.parent.parent
+            raise OSError(f"no space is left on the disk of {place}") from None
+        part, kind, reason = _culprit(value, name, error, set())
         raise CannotTravel(
             f"{part} ({kind}) cannot be sent between processes: {reason}. "
             "Send numbers, strings, tensors, or lists and dicts of them, and "
@@ -38,13 +75,18 @@ def read(path: Path) -> object:
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
-def _culprit(value: object, name: str, error: Exception) -> tuple[str, str, str]:
+def _culprit(
+    value: object, name: str, error: Exception, seen: set[int]
+) -> tuple[str, str, str]:
     """Descend into containers and functions to the part that does not pickle."""
+    seen.add(id(value))
     for part_name, part in _parts(value, name):
+        if id(part) in seen:
+            continue
         try:
             cloudpickle.dumps(part)
         except Exception as part_error:
-            return _culprit(part, part_name, part_error)
+            return _culprit(part, part_name, part_error, seen)
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return name, type(value).__name__, reason
 

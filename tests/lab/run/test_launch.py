@@ -294,7 +294,10 @@ def test_a_receive_that_nobody_answers_is_shown_where_it_waits():
 
 def test_a_deadlock_names_the_circle():
     lines, _ = fails(ranks.both_send, 2, RanksHung, trace=True)
-    assert lines[-1] == "  deadlock: 0 → 1 → 0"
+    assert lines[-2] == "  deadlock: 0 → 1 → 0"
+    assert lines[-1].startswith(
+        "  in a real job, after 30 minutes: RuntimeError: Timed out waiting 1800000ms for se"
+    )
 
 
 def test_a_rank_that_never_calls_anything_is_shown_too():
@@ -420,7 +423,7 @@ def test_ctrl_c_while_the_ranks_start(delay, ctrl_c):
 
 STEPS = {  # of a launch, before or after which Ctrl-C is pressed three times
     "mkdtemp": engine,
-    "start_processes": engine,
+    "start": engine.Ranks,
     "rmtree": engine.shutil,
     "__init__": engine.Ranks,
     "watch": engine.Ranks,
@@ -432,7 +435,7 @@ STEPS = {  # of a launch, before or after which Ctrl-C is pressed three times
     "before, after",
     [
         ([], ["mkdtemp"]),
-        ([], ["start_processes"]),
+        ([], ["start"]),
         ([], ["__init__"]),
         (["watch", "stop"], []),
         (["watch"], ["stop"]),

@@ -3,7 +3,7 @@
 import nbformat
 from nbclient import NotebookClient
 
-from mgpu_tutorial.lab.run.progress_bar import Meter
+from mgpu_tutorial.lab.run.progress_bar import ProgressBar
 from tools.store import still
 
 CELL = """
@@ -44,8 +44,8 @@ def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(tmp_path):
 
 
 def test_in_a_pipe_there_is_no_bar(tmp_path, capsys):
-    with Meter(tmp_path, 2, 30.0) as meter:
-        meter.show(5.0)
+    with ProgressBar(tmp_path, 2, 30.0) as bar:
+        bar.show(5.0)
     assert capsys.readouterr() == ("", "")
 
 
@@ -53,4 +53,4 @@ def test_the_bar_adds_up_what_the_ranks_report(tmp_path):
     for rank, text in enumerate(["3 10\n", "4 10\n", "torn"]):
         (tmp_path / f"rank{rank}").mkdir()
         (tmp_path / f"rank{rank}" / "progress").write_text(text)
-    assert Meter(tmp_path, 4, 30.0)._progress() == (7, 20)
+    assert ProgressBar(tmp_path, 4, 30.0)._progress() == (7, 20)

@@ -1,0 +1,214 @@
+"""Workers with the mistakes of real programs, for the tests of the launcher."""
+
+import multiprocessing as mp
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def never_exits(rank, world_size, marker):
+    if rank == 0:
+        threading.Thread(target=time.sleep, args=(60,), name="the watcher").start()
+    elif rank == 1:
+        ThreadPoolExecutor(1).submit(time.sleep, 60)
+    elif rank == 2:
+        child = mp.Process(target=time.sleep, args=(60,))
+        child.start()
+        with open(f"{marker}.{rank}", "w") as file:
+            file.write(str(child.pid))
+    else:
+        mp.Queue().put(bytes(10 * 2**20))
+    return rank
+
+
+def leaves_a_program(rank, world_size, marker):
+    child = subprocess.Popen(["sleep", "61"])
+    with open(f"{marker}.{rank}", "w") as file:
+        file.write(str(child.pid))
+
+
+def dies_with_temporary_files(rank, world_size):
+    tempfile.NamedTemporaryFile(delete=False).close()
+    tempfile.mkdtemp()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def holds_the_interpreter(rank, world_size, marker):
+    if rank == 1 and os.fork() == 0:
+        time.sleep(60)
+    with open(f"{marker}.{rank}", "w") as file:
+        file.write(str(os.getpid()))
+    if rank == 0:
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    time.sleep(60)
+
+
+def refuses(rank, world_size, who):
+    if rank in who:
+        raise RuntimeError("Connection refused by the data base")
+
+
+def meets_nobody(rank, world_size):
+    if rank == 1:
+        limit = timedelta(milliseconds=200)
+        dist.TCPStore("127.0.0.1", 1, 2, is_master=False, timeout=limit)
+
+
+def leaves_quietly(rank, world_size, who):
+    if rank in who:
+        os._exit(0)
+
+
+class Talkative(Exception):
+    def __str__(self):
+        return "\n".join(f"line {n}" for n in range(self.args[0]))
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("no words")
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise ValueError("sample 0 is torn")
+
+
+def complains(rank, world_size, how):
+    if how == "lines":
+        raise Talkative(3)
+    if how == "many lines":
+        raise Talkative(100)
+    if how == "cause":
+        try:
+            {}["weights"]
+        except KeyError as error:
+            raise RuntimeError("no checkpoint") from error
+    if how == "group":
+        raise ExceptionGroup("two things", [ValueError("one"), TypeError("other")])
+    if how == "loader":
+        next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1)))
+    if how == "mute":
+        raise Mute
+
+
+def speaks_and_raises(rank, world_size):
+    print("step 1")
+    print("loss 0.5", end="")
+    if rank == 1:
+        raise ValueError("torn")
+
+
+def speaks_and_hangs(rank, world_size):
+    print("half a line", end="")
+    sys.stdout.write("!")
+    time.sleep(60)
+
+
+class Sealed:
+    """Can be pickled; whoever loads it fails."""
+
+    def __reduce__(self):
+        return (_open, ("seal",))
+
+
+def _open(what):
+    raise RuntimeError(f"the {what} is broken")
+
+
+def returns_sealed(rank, world_size):
+    print("done")
+    return Sealed()
+
+
+def with_option(rank, world_size, timeout=1):
+    return timeout
+
+
+def needs_option(rank, world_size, device):
+    return device
+
+
+def passes_on(rank, world_size, **options):
+    return sorted(options)
+
+
+class Callable:
+    def __call__(self, rank, world_size, batch):
+        return batch
+
+
+def ends_by_number(rank, world_size, number):
+    if rank == 0:
+        os.kill(os.getpid(), number)
+    dist.barrier()
+
+
+def sends_to_a_numpy_rank(rank, world_size):
+    import numpy as np
+
+    if rank == 0:
+        dist.send(torch.ones(1), dst=np.int64(1))
+    else:
+        dist.recv(torch.zeros(1), src=np.int64(0))
+
+
+def ends_apart(rank, world_size):
+    time.sleep(0.7 * rank)
+
+
+def prints_without_end(rank, world_size):
+    if rank == 1:
+        while True:
+            print("x" * 10_000)
+    time.sleep(60)
+
+
+def first_of_many(rank, world_size, elements):
+    return torch.arange(elements)[:1]
+
+
+async def asynchronous(rank, world_size):
+    return rank
+
+
+def generator(rank, world_size):
+    yield rank
+
+
+def draws_a_bar(rank, world_size):
+    for step in range(5):
+        print(f"\rstep {step}", end="")
+    print("\nend")
+
+
+def threads_and_variable(rank, world_size):
+    return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+
+def waits_to_be_frozen(rank, world_size):
+    time.sleep(60)
+
+
+def folder_for_temporary_files(rank, world_size):
+    return tempfile.gettempdir()
+
+
+def total(rank, world_size):
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value)
+    return value.item()

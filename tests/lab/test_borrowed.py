@@ -1,0 +1,94 @@
+"""The private names of others: each exists, and only one module knows them."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import mgpu_tutorial
+
+PACKAGE = Path(mgpu_tutorial.__file__).parent
+NAMES = [
+    *("multiprocessing.forkserver:_forkserver._stop", "multiprocessing.util:_exit_function"),
+    *("multiprocessing.forkserver:_forkserver.ensure_running",),
+    *(
+        f"multiprocessing.forkserver:_forkserver._forkserver_{name}"
+        for name in ("pid", "address")
+    ),
+    "multiprocessing.resource_tracker:_resource_tracker._stop",
+    "torch.distributed._functional_collectives:all_reduce",
+    "torch.distributed._functional_collectives:all_gather_tensor",
+    "torch.distributed._functional_collectives:reduce_scatter_tensor",
+    "torch.distributed.distributed_c10d:_resolve_process_group",
+    "torch:_C._DisableTorchDispatch",
+    "torch:_C._nn._parse_to",
+    "torch:_C._disabled_torch_function_impl",
+    "torch:Tensor._make_subclass",
+    "torch:ops.aten.add.Tensor._schema",
+    "torch:_register_device_module",
+    "torch.utils._pytree:tree_map",
+    "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
+    "torch.testing._internal.distributed.fake_pg:FakeStore",
+    "torch.cuda:_parse_visible_devices",
+]
+# Modules that still use the names themselves, with what they use.
+STILL = {
+    "lab/simulate/devices.py": {
+        *("_C", "_nn", "_parse_to", "_DisableTorchDispatch", "_make_subclass", "_schema"),
+        *("_register_device_module", "_pytree", "_disabled_torch_function_impl"),
+    },
+    "ddp_buckets/reducer.py": {"_get_ddp_logging_data", "_internal"},
+    "data_parallel/wrapper.py": {"_modules"},
+}
+PUBLIC = {
+    *("_exit", "_getframe", "_current_frames"),  # documented by Python
+    *("_asdict", "_replace", "_fields"),  # of a NamedTuple, documented
+    *("_repr_html_", "_repr_mimebundle_", "_render_traceback_", "_repr_svg_"),  # IPython's
+    "_dynamo",  # a module's name that people do write
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_borrowed_name_exists(name):
+    module, _, path = name.partition(":")
+    thing = importlib.import_module(module)
+    for part in path.split("."):
+        thing = getattr(thing, part)
+
+
+def private_names(path: Path) -> set[str]:
+    """The names with an underscore that a module takes from others."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    defined = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            # what a module sets on its own objects, it may read on them
+            if isinstance(node.ctx, ast.Store) or of_own:
+                defined.add(node.attr)
+            else:
+                found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("mgpu"):
+            found.update((node.module or "").split("."), (a.name for a in node.names))
+        elif isinstance(node, ast.Import):
+            found.update(part for a in node.names for part in a.name.split("."))
+    private = {n for n in found if n.startswith("_") and not n.startswith("__")}
+    return private - defined - PUBLIC
+
+
+MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "lab/borrowed.py"])
+def test_no_other_module_knows_a_private_name(module):
+    assert private_names(PACKAGE / module) <= STILL.get(module, set())
+
+
+def test_the_walk_finds_private_names():
+    assert "_forkserver" in private_names(PACKAGE / "lab" / "borrowed.py")
