@@ -94,7 +94,9 @@ class Interpreted(nn.Module):
 BATCH, SIDE = 256, 112
 
 
-def mobilenet(steps: int, device: torch.device | str = "cpu"):
+def mobilenet(
+    steps: int, device: torch.device | str = "cpu"
+) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """MobileNetV2 for ten classes on `device`, SGD, and a cosine schedule over `steps`."""
     from mgpu_tutorial.shared.vision import torchvision  # seconds: only for who needs it
 

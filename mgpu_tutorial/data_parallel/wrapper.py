@@ -164,7 +164,10 @@ class DataParallel(nn.Module):
     """
 
     def __init__(
-        self, module: nn.Module, device_ids: Devices, output_device: Any = None
+        self,
+        module: nn.Module,
+        device_ids: Devices,
+        output_device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.devices = checked_devices(device_ids)

@@ -1,6 +1,8 @@
 """What is measured is what the shapes, the clock of a made-up record and a plain step say."""
 
 import copy
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,8 +175,6 @@ def test_a_step_is_recorded_with_a_track_for_each_device(d):
 
 def test_replicas_run_in_turn_in_one_thread_and_in_threads_all_at_once(d):
     """Four meet at a barrier, which only threads can; in turn nobody waits."""
-    import threading
-
     meeting, main = threading.Barrier(4, timeout=30), threading.main_thread()
     seen = []
 
@@ -191,10 +191,17 @@ def test_replicas_run_in_turn_in_one_thread_and_in_threads_all_at_once(d):
     assert min(times) >= 0 and times.in_threads > 0
 
 
-def test_pure_python_does_not_use_two_cores(d):
-    x = torch.randn(4, 20_000)
-    times = measurements.time_in_turn_and_in_threads(experiments.Interpreted(), x, d)
-    assert times.cores < 1.25
+def test_seconds_are_medians_and_cores_are_busy_seconds_by_elapsed_ones(d, monkeypatch):
+    """By clocks that are set: four readings of the one and two of the other in each repeat."""
+    elapsed = iter([0, 4, 10, 12, 20, 29, 30, 31, 40, 45, 50, 58])  # 4 2, 9 1, 5 8 seconds
+    busy = iter([0, 3, 5, 6, 8, 24])  # 3, 1, 16 seconds: 1.5, 1 and 2 cores
+    clocks = SimpleNamespace(
+        perf_counter=lambda: float(next(elapsed)), process_time=lambda: float(next(busy))
+    )
+    monkeypatch.setattr(measurements, "time", clocks)
+    x = torch.zeros(4, 1)
+    times = measurements.time_in_turn_and_in_threads(nn.Identity(), x, d, repeats=3)
+    assert times == measurements.Times(in_turn=5.0, in_threads=2.0, cores=1.5)
 
 
 # Where things are

@@ -39,7 +39,8 @@ class Ledger:
     """Bytes by device and category: `ledger["virtual:0"]["parameters"]`.
 
     `saved_for_backward` counts while a forward pass runs, `record_state` what training leaves
-    behind, and `add` whatever else there is. No tensor is kept alive by it.
+    behind, and `add` whatever else there is. `saved_now` and `saved_peak` say what autograd
+    holds and held at most. No tensor is kept alive by it.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Ledger:
 
     def __getitem__(self, device: torch.device | str) -> dict[str, int]:
         row: dict[str, int] = {}
-        for storage in self._storages.values():
+        for storage in list(self._storages.values()):  # another thread may count meanwhile
             if storage.device == str(device):
                 row[storage.category] = row.get(storage.category, 0) + storage.nbytes
         return row
@@ -59,12 +60,12 @@ class Ledger:
     @property
     def devices(self) -> list[str]:
         """The devices that hold anything, in order."""
-        return sorted({storage.device for storage in self._storages.values()})
+        return sorted({storage.device for storage in list(self._storages.values())})
 
     @property
     def categories(self) -> list[str]:
         """What is counted anywhere, the usual categories first."""
-        found = dict.fromkeys(storage.category for storage in self._storages.values())
+        found = dict.fromkeys(storage.category for storage in list(self._storages.values()))
         usual = [name for name in CATEGORIES if name in found]
         return list(dict.fromkeys([*usual, *found]))
 
@@ -77,13 +78,15 @@ class Ledger:
 
         So the union of two ledgers counts once what both have seen.
         """
-        found = self._storages.items()
+        found = list(self._storages.items())
         return {key: storage.nbytes for key, storage in found if storage.category == category}
 
     def saved_now(self, device: torch.device | str, name: str | None = None) -> int:
         """Bytes of one device that autograd holds for backward now; of one `name`, or all."""
-        names = {name} if name is not None else {named for _, named in self._now}
-        return sum(self._now[str(device), named] for named in names)
+        if name is not None:
+            return self._now[str(device), name]
+        with self._lock:
+            return sum(n for (where, _), n in self._now.items() if where == str(device))
 
     def saved_peak(self, device: torch.device | str) -> int:
         """The most bytes of one device that autograd held for backward at one moment."""
