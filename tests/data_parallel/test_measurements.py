@@ -192,7 +192,7 @@ def test_replicas_run_in_turn_in_one_thread_and_in_threads_all_at_once(d):
 
 
 def test_seconds_are_medians_and_cores_are_busy_seconds_by_elapsed_ones(d, monkeypatch):
-    """By clocks that are set: four readings of the one and two of the other in each repeat."""
+    """By clocks that are set: each repeat reads the one four times and the other twice."""
     elapsed = iter([0, 4, 10, 12, 20, 29, 30, 31, 40, 45, 50, 58])  # 4 2, 9 1, 5 8 seconds
     busy = iter([0, 3, 5, 6, 8, 24])  # 3, 1, 16 seconds: 1.5, 1 and 2 cores
     clocks = SimpleNamespace(
