@@ -75,7 +75,7 @@ def real_images() -> torch.Tensor:
 
 
 def draw_share(
-    rank: int, world_size: int, batch: int, step: int, images: torch.Tensor
+    images: torch.Tensor, batch: int, step: int, rank: int, world_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's rows of the step's global batch of images, and of its global noise.
 
@@ -106,7 +106,7 @@ def train_pair(
     discriminator = Player(new_discriminator().to(images.dtype), lr, scale)
     fixed, samples = torch.randn(12, NOISE).to(images), {}
     for step in progress(range(steps)):
-        real, noise = draw_share(rank, world_size, 60, step, images)
+        real, noise = draw_share(images, 60, step, rank, world_size)
         with autocast(images.device.type, dtype):
             fake = generator.net(noise)
             answers = discriminator.net(real), discriminator.net(fake.detach())
@@ -162,7 +162,7 @@ def train_wrapped_pair(
     discriminator_sgd = torch.optim.SGD(discriminator.parameters(), lr=0.1)
     images = real_images()
     for step in range(steps):
-        real, noise = draw_share(rank, world_size, 60, step, images)
+        real, noise = draw_share(images, 60, step, rank, world_size)
         fake = generator(noise)
         discriminator_sgd.zero_grad()
         discriminator_backward(discriminator, real, fake, detach, retain)

@@ -77,7 +77,7 @@ def test_every_step_draws_another_batch_and_every_rank_its_rows():
     images = torch.arange(1000.0)[:, None]
     for step in (0, 1, 7):
         real, noise = batch_by_hand(step, images)
-        shares = [adversarial.draw_share(rank, 3, 60, step, images) for rank in range(3)]
+        shares = [adversarial.draw_share(images, 60, step, rank, 3) for rank in range(3)]
         assert torch.equal(torch.cat([images for images, _ in shares]), real)
         assert torch.equal(torch.cat([noise for _, noise in shares]), noise)
         assert all(len(images) == 20 for images, _ in shares)
