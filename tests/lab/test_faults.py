@@ -139,6 +139,21 @@ def test_a_fork_server_that_somebody_else_has_waited_for_is_replaced():
     assert launch(faulty.total, 2).results == [1.0, 1.0]
 
 
+def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
+    def kill():
+        after(10, lambda: [] if len(list(tmp_path.glob("pid.*"))) == 2 else [1])
+        os.kill(server.borrowed.fork_server_pid(), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    lines, _ = fails(faulty.says_who_it_is, 2, str(tmp_path / "pid"), timeout=20)
+    thread.join()
+    assert lines[0].startswith("ranks 0 and 1 left with exit code 255, at faulty.py:")
+    assert lines[1].strip() == (
+        "their last words: the fork server, from which all ranks come, was killed"
+    )
+
+
 def test_a_frozen_fork_server_is_replaced(monkeypatch):
     monkeypatch.setattr(engine, "JOIN_LIMIT", 1.0)
     os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
@@ -254,7 +269,7 @@ def test_a_burst_of_ctrl_c_leaves_no_rank(times, gap):
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            launch(faulty.waits_to_be_frozen, 3)
+            launch(faulty.sleeps, 3)
     finally:
         while thread.is_alive():
             try:
