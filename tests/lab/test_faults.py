@@ -393,6 +393,20 @@ def test_what_matters_in_a_message_is_shown(how, first, rest):
     assert [line.strip() for line in lines[1:]] == rest
 
 
+def test_the_fingerprints_of_collectives_are_left_out():
+    fingerprint = (
+        "CollectiveFingerPrint(SequenceNumber=0, OpType=ALLREDUCE, (float (default)))"
+    )
+    message = (
+        f"Detected mismatch. Rank 0 is running collective: {fingerprint}, but Rank 1 is "
+        f"running collective: {fingerprint}.Collectives differ in the following aspects: Op"
+    )
+    what = errors.RankOutcome(0, "raised", type="RuntimeError", message=message).what()
+    assert what.startswith(
+        "raised RuntimeError: Detected mismatch. … Collectives differ in the following "
+    )
+
+
 def test_what_was_printed_before_an_error_is_shown_with_it():
     _, error = fails(faulty.speaks_and_raises, 2)
     said = [f"rank {rank} │ {line}" for rank in (0, 1) for line in ("step 1", "loss 0.5")]
