@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab import RankFailed, Table, launch
 
-
 PREFIX = f"/mgpu{os.getpid()}"  # of the names of semaphores that are made here
 
 
