@@ -200,7 +200,13 @@ def threads_and_variable(rank, world_size):
     return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
 
 
-def waits_to_be_frozen(rank, world_size):
+def says_who_it_is(rank, world_size, marker):
+    with open(f"{marker}.{rank}", "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(60)
+
+
+def sleeps(rank, world_size):
     time.sleep(60)
 
 

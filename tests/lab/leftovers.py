@@ -8,9 +8,10 @@ from pathlib import Path
 import psutil
 
 
-def runs(process: psutil.Process) -> bool:
-    """Whether the process is still there and no zombie."""
+def runs(process: psutil.Process | int) -> bool:
+    """Whether the process, or that of this number, is still there and no zombie."""
     with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(process) if isinstance(process, int) else process
         return process.status() != psutil.STATUS_ZOMBIE
     return False
 

@@ -139,6 +139,21 @@ def test_a_fork_server_that_somebody_else_has_waited_for_is_replaced():
     assert launch(faulty.total, 2).results == [1.0, 1.0]
 
 
+def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
+    def kill():
+        after(10, lambda: [] if len(list(tmp_path.glob("pid.*"))) == 2 else [1])
+        os.kill(server.borrowed.fork_server_pid(), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    lines, _ = fails(faulty.says_who_it_is, 2, str(tmp_path / "pid"), timeout=20)
+    thread.join()
+    assert lines[0].startswith("ranks 0 and 1 left with exit code 255, at faulty.py:")
+    assert lines[1].strip() == (
+        "their last words: the fork server, from which all ranks come, was killed"
+    )
+
+
 def test_a_frozen_fork_server_is_replaced(monkeypatch):
     monkeypatch.setattr(engine, "JOIN_LIMIT", 1.0)
     os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
@@ -254,7 +269,7 @@ def test_a_burst_of_ctrl_c_leaves_no_rank(times, gap):
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            launch(faulty.waits_to_be_frozen, 3)
+            launch(faulty.sleeps, 3)
     finally:
         while thread.is_alive():
             try:
@@ -376,6 +391,20 @@ def test_what_matters_in_a_message_is_shown(how, first, rest):
     lines, _ = fails(faulty.complains, 1, how, timeout=10)
     assert lines[0].startswith(f"rank 0 raised {first}, at faulty.py:")
     assert [line.strip() for line in lines[1:]] == rest
+
+
+def test_the_fingerprints_of_collectives_are_left_out():
+    fingerprint = (
+        "CollectiveFingerPrint(SequenceNumber=0, OpType=ALLREDUCE, (float (default)))"
+    )
+    message = (
+        f"Detected mismatch. Rank 0 is running collective: {fingerprint}, but Rank 1 is "
+        f"running collective: {fingerprint}.Collectives differ in the following aspects: Op"
+    )
+    what = errors.RankOutcome(0, "raised", type="RuntimeError", message=message).what()
+    assert what.startswith(
+        "raised RuntimeError: Detected mismatch. … Collectives differ in the following "
+    )
 
 
 def test_what_was_printed_before_an_error_is_shown_with_it():

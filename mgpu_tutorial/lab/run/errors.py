@@ -10,6 +10,7 @@ from mgpu_tutorial.lab.record.trace import Event
 
 KEPT = 110  # characters kept of each end of a very long line
 SHOWN = (4, 2)  # lines of a long message: so many of its beginning, so many of its end
+PRINTS = re.compile(r"Rank \d+ is running collective: .*?\.(?=Collectives differ)", re.DOTALL)
 SAID = 10  # lines that an error repeats of what a rank had printed
 
 
@@ -117,7 +118,7 @@ def _shown(message: str) -> list[str]:
     A message may hold a whole traceback of another process, or of C++, with paths and
     addresses that differ from machine to machine.
     """
-    text = message.split("\nException raised from ")[0]
+    text = PRINTS.sub("… ", message.split("\nException raised from ")[0])
     lines = [line.rstrip() for line in text.strip().splitlines() if line.strip()]
     if any("Traceback (most recent call last)" in line for line in lines):
         lines = [lines[0], lines[-1]]

@@ -10,7 +10,6 @@ import tempfile
 import textwrap
 import threading
 import time
-from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import torch
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.run import engine
 from tests.lab import ranks
+from tests.lab.leftovers import after, leftovers, runs
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,22 +30,6 @@ from mgpu_tutorial.lab import launch
 from tests.lab import ranks
 launch(ranks.total, 2)
 """
-
-
-def runs(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def leftovers() -> list[str]:
-    """Processes forked for ranks and files of launches that are still there."""
-    me = psutil.Process()
-    server = [p for p in me.children() if "forkserver" in " ".join(p.cmdline())]
-    alive = [p for s in server for p in s.children() if runs(p.pid)]
-    temporary = Path(util.get_temp_dir())
-    files = temporary.glob("launch-*")
-    return [*map(str, alive), *map(str, files)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,10 +42,7 @@ def nothing_is_left(warm, tmp_path_factory, monkeypatch):
     temporary = tmp_path_factory.mktemp("tmp")  # other programs write to the usual one
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield
-    end = time.monotonic() + 5
-    while leftovers() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert leftovers() == []
+    assert after(5, leftovers) == []
     assert list(temporary.iterdir()) == []
 
 
