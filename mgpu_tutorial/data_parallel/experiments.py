@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.data_parallel.wrapper import DataParallel, Devices
+from mgpu_tutorial.data_parallel.checks import Devices
+from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.shared.data import Pictures, pictures
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from mgpu_tutorial.data_parallel.checks import Devices
 from mgpu_tutorial.data_parallel.experiments import WithLoss, mobilenet
 from mgpu_tutorial.data_parallel.wrapper import (
     DataParallel,
-    Devices,
     parallel_apply,
     replicate,
     scatter,
