@@ -40,6 +40,7 @@ def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
     if rank == 0:
         torch.save(model.module.state_dict(), f"{folder}/model.pt")
     print(f"rank {rank}: {whoami(device)}: {len(loader)} batches an epoch")
+    dist.barrier()  # no rank leaves while another, or a thread of its own, is still at work
     del model  # a precaution: its Reducer ends before the group
     dist.destroy_process_group()
 
