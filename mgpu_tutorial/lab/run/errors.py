@@ -44,6 +44,14 @@ class RanksHung(LaunchError):
     """At the timeout some ranks were still at work, or waiting."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or the stop button, during a launch; says where each rank was."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message, without the frames of the launcher."""
+        return [f"KeyboardInterrupt: {self}"]
+
+
 @dataclass
 class RankOutcome:
     """How one rank ended.
@@ -119,7 +127,7 @@ def _shown(message: str) -> list[str]:
     addresses that differ from machine to machine.
     """
     text = PRINTS.sub("… ", message.split("\nException raised from ")[0])
-    lines = [line.rstrip() for line in text.strip().splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any("Traceback (most recent call last)" in line for line in lines):
         lines = [lines[0], lines[-1]]
     if len(lines) > sum(SHOWN):
@@ -186,6 +194,12 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
     if calls:
         lines.append(f"  {_in_a_real_job(calls)}")
     return RanksHung("\n".join(lines), report)
+
+
+def interrupted(outcomes: list[RankOutcome]) -> Interrupted:
+    """Compose what is shown after Ctrl-C."""
+    lines = [f"  {outcome.line()}" for outcome in outcomes]
+    return Interrupted("\n".join(["the launch was interrupted", *lines]))
 
 
 def late(outcomes: list[RankOutcome], seconds: float, report: Report) -> RanksHung:

@@ -27,7 +27,7 @@ class Interrupts:
     def __exit__(self, kind: type | None, *_: object) -> None:
         if self._handler:
             signal.signal(signal.SIGINT, self._handler)
-            if self._waiting and kind is not KeyboardInterrupt:
+            if self._waiting and not (kind and issubclass(kind, KeyboardInterrupt)):
                 self._handler(signal.SIGINT, None)
 
     @contextmanager

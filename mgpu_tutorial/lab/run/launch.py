@@ -92,6 +92,8 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
         with interrupts.allowed():
             end, seconds = ranks.watch(timeout)
             outcomes = [] if end == "ended" else ranks.outcomes()
+    except KeyboardInterrupt:
+        raise errors.interrupted(ranks.outcomes()) from None
     finally:
         ranks.stop()
     with interrupts.allowed():

@@ -325,11 +325,11 @@ def _watch(job: Job) -> None:
     home = job.home
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C belongs to the kernel; the launcher can stop our children
-    (home / "pid").write_text(str(os.getpid()))
     stack = open(home / "stack", "a")  # noqa: SIM115  (open as long as the process)
     faulthandler.enable(stack, all_threads=True)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
+    (home / "pid").write_text(str(os.getpid()))  # now the kernel may ask
     if sys.platform == "linux":  # the fork server's death is the kernel's death
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     where = os.open(home / "where", os.O_CREAT | os.O_WRONLY, 0o600)

@@ -62,7 +62,9 @@ def test_interrupting_a_cell_stops_its_ranks(kernel):
     manager, client, folder = kernel
     ranks = begin_to_sleep(client, folder)
     manager.interrupt_kernel()
-    assert reply_of(client, timeout=30)["ename"] == "KeyboardInterrupt"
+    reply = reply_of(client, timeout=30)
+    assert reply["traceback"] == [f"KeyboardInterrupt: {reply['evalue']}"]
+    assert "  rank 1 was at ranks.py:" in reply["evalue"]
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert len(ranks) == 2 and alive == []
     client.execute("launch(ranks.total, 2).results")
