@@ -138,15 +138,6 @@ def test_cells_are_small_and_prose_stands_between(notebook):
     assert "ccc" not in "".join(cell.cell_type[0] for cell in notebook.cells)
 
 
-def test_prose_and_code_keep_their_proportion(notebook):
-    words = sum(len(text.split()) for text in prose(notebook))
-    lines = sum(cell.source.count("\n") + 1 for cell in code(notebook))
-    for cell in code(notebook):
-        for output in cell.outputs:
-            lines += output.get("data", {}).get("text/markdown", "").count("\n")
-    assert 3 <= words / lines <= 12
-
-
 def test_stored_outputs_are_those_of_one_run_from_top_to_bottom(notebook):
     counts = [cell.execution_count for cell in code(notebook)]
     assert counts == list(range(1, len(counts) + 1))

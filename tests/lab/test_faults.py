@@ -50,12 +50,17 @@ def nothing_is_left_and_the_next_launch_works(warm, tmp_path_factory, monkeypatc
     assert launch(faulty.total, 2).results == [1.0, 1.0]
 
 
+def crowd():
+    """How many processes want each core: a promise of seconds is for a core of one's own."""
+    return max(1.0, os.getloadavg()[0] / os.cpu_count())
+
+
 def fails(worker, world_size, *args, kind=RankFailed, **options):
     """Launch, expect the failure within the timeout plus three seconds."""
     begin = time.monotonic()
     with pytest.raises(kind) as caught:
         launch(worker, world_size, *args, **{"timeout": TIMEOUT} | options)
-    assert time.monotonic() - begin < TIMEOUT + 3
+    assert time.monotonic() - begin < options.get("timeout", TIMEOUT) + 3 * crowd()
     return str(caught.value).splitlines(), caught.value
 
 
@@ -85,7 +90,7 @@ def program(source: str, folder: Path, *words: str) -> subprocess.Popen:
 def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(tmp_path):
     begin = time.monotonic()
     report = launch(faulty.never_exits, 4, str(tmp_path / "pid"), timeout=TIMEOUT)
-    assert time.monotonic() - begin < engine.EXIT_LIMIT + 3
+    assert time.monotonic() - begin < engine.EXIT_LIMIT + 3 * crowd()
     assert report.results == [0, 1, 2, 3]
     for text in report.stderr:
         assert "launch ended this process 2 s after its worker had returned: " in text
@@ -135,6 +140,7 @@ def test_a_temporary_folder_that_was_removed_is_made_again():
 def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
     def kill():
         after(10, lambda: [] if len(list(tmp_path.glob("pid.*"))) == 2 else [1])
+        time.sleep(0.3)  # until both have left a note of where they are
         os.kill(server.borrowed.fork_server_pid(), signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -562,7 +568,7 @@ def test_a_carriage_return_overwrites_the_line():
 def test_ranks_may_end_apart_without_a_wait():
     begin = time.monotonic()
     launch(faulty.ends_apart, 2)
-    assert time.monotonic() - begin < 0.7 + engine.EXIT_LIMIT
+    assert time.monotonic() - begin < 0.7 + engine.EXIT_LIMIT * crowd()
 
 
 def test_output_without_end_is_stopped(monkeypatch):

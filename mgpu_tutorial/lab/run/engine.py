@@ -28,6 +28,7 @@ SERVER_LIMIT = 120.0  # seconds for the fork server's imports, on a busy machine
 JOIN_LIMIT = 60.0  # seconds until all ranks must have joined: imports of their own
 GRACE = 1.0  # seconds that the others get to end after the first failure
 EXIT_LIMIT = 2.0  # seconds from the last worker's end to the last process's
+LAST_WORDS = 2.0  # seconds that a fork server which has hung up gets to say why
 OUTPUT_LIMIT = 32 * 2**20  # bytes that one rank may print
 TICK = 0.02  # seconds between two looks; the end of a process wakes the kernel at once
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -68,6 +69,7 @@ def await_server() -> None:
             server.note_warm()
             return
         except (OSError, EOFError) as error:
+            server.await_end(LAST_WORDS)
             server.replace()
             if attempt == 2:
                 raise errors.not_started(
@@ -100,8 +102,11 @@ class Ranks:
                 try:
                     process.start()
                 except (OSError, EOFError) as error:
+                    hung_up = isinstance(error, EOFError | ConnectionError)
+                    if hung_up:
+                        server.await_end(LAST_WORDS)
                     log = server.log(self._log_begin)
-                    if isinstance(error, EOFError | ConnectionError):
+                    if hung_up:
                         server.replace()
                     raise errors.not_started(f"rank {job.rank}", error, log) from None
                 self._processes.append(process)

@@ -159,6 +159,13 @@ def is_alive() -> bool:
     return False
 
 
+def await_end(seconds: float) -> None:
+    """Give a server that hung up the time to end, so that its last words are in the log."""
+    end = time.monotonic() + seconds
+    while is_alive() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def log_size() -> int:
     """How much the server and the ranks' first instructions have written until now."""
     path = kernel_folder() / LOG
