@@ -21,8 +21,9 @@ from mgpu_tutorial.lab import (
     timeline,
     traffic,
 )
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text, message_log
-from mgpu_tutorial.lab.draw.timeline import events_of
+from mgpu_tutorial.lab.draw.sequence_chart import message_log
+from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.words import bytes_text
 from tests.lab import ranks
 
 

@@ -15,7 +15,8 @@ from mgpu_tutorial.lab import (
     pipeline_steps,
 )
 from mgpu_tutorial.lab.draw.minimum_plot import fastest_setting
-from mgpu_tutorial.lab.draw.pipeline_chart import SMALLEST, Task, duration, fitting
+from mgpu_tutorial.lab.draw.pipeline_chart import SMALLEST, fitting
+from mgpu_tutorial.lab.record.pipeline_steps import Task, duration
 from tests.lab.draw import ranks
 
 
