@@ -5,7 +5,11 @@ from mgpu_tutorial.lab.record.trace import Event
 
 
 def events_of(report: Report, during: str | None = None) -> list[Event]:
-    """What a timeline shows: no notes, and no wait for what is drawn until it is complete."""
+    """The intervals of a run, or those that began inside the span `during`.
+
+    Notes are none, and a wait is left out where the call that it waits for is there until it
+    is complete. Raises ValueError where nothing was recorded.
+    """
     flights = {(event.rank, event.index) for event in report.events if event.done}
     events = [
         event
