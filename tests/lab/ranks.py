@@ -48,6 +48,10 @@ def environment(rank, world_size, *names):
     return [os.environ.get(name) for name in names]
 
 
+def has_imported(rank, world_size, *modules):
+    return [module in sys.modules for module in modules]
+
+
 def settings(rank, world_size):
     return torch.get_num_threads(), torch.rand(1).item(), dist.get_backend()
 
