@@ -25,7 +25,7 @@ class Item(NamedTuple):
     shape: str
 
 
-def devices_of(things: Things) -> Table:
+def device_table(things: Things) -> Table:
     """What lies on which device: a row for each tensor or module.
 
     Several things of one name are numbered: `{"piece": [a, b]}` is "piece 0", "piece 1".

@@ -28,7 +28,7 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     last = max(map(_end, events))
     rows = rows_in_flight(events)
     track = _track(events, rows)
-    names = [report.lane(rank) for rank in range(report.world_size)]
+    names = [report.track(rank) for rank in range(report.world_size)]
     figure, axes = _canvas(names, track.inches)
     axes.set_xlim(0, max(_length(r, during) for r in (report, like) if r) * 1e3 * 1.02)
     for event in events:
@@ -41,7 +41,7 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
         )
         _draw_bar(axes, bar, event, colour_of(names[event.rank]), track.inches)
     shown = ", ".join(dict.fromkeys(e.note or e.op for e in events))
-    what = "threads" if report.lanes else "ranks"
+    what = "threads" if report.tracks else "ranks"
     counts = f"{report.world_size} {what}, {len(events)} intervals"
     return Plot(figure, f"timeline of {counts}: {shown}")
 

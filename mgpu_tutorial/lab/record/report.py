@@ -22,7 +22,7 @@ class Report:
     """The outcome of one launch; every list is indexed by rank.
 
     `events` is empty without `trace=True`; `seconds` is wall time from the moment
-    all ranks had joined until the last one ended, and no part of the repr. `lanes` are
+    all ranks had joined until the last one ended, and no part of the repr. `tracks` are
     the names of threads, where threads were recorded instead of ranks. `memory` holds
     for each rank the resident bytes at some moments (s since the launch): with
     `trace=True` every twentieth of a second, else only the highest, at the end.
@@ -34,7 +34,7 @@ class Report:
     stderr: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     seconds: float = 0.0
-    lanes: list[str] = field(default_factory=list)
+    tracks: list[str] = field(default_factory=list)
     memory: list[list[tuple[float, int]]] = field(default_factory=list)
 
     def perfetto(self, path: str | Path) -> None:
@@ -43,15 +43,15 @@ class Report:
         The events are there with `trace=True`. A call that never came back is shown as
         open until the end.
         """
-        ranks = len(self.lanes) or self.world_size
-        names = [self.lane(rank) for rank in range(ranks)]
+        ranks = len(self.tracks) or self.world_size
+        names = [self.track(rank) for rank in range(ranks)]
         events = trace_events(self.events, names, self.memory)
         text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
         Path(path).write_text(text, encoding="utf-8")
 
-    def lane(self, rank: int) -> str:
-        """The name of a lane of the timeline: that of a rank, or of a thread."""
-        return self.lanes[rank] if self.lanes else f"rank {rank}"
+    def track(self, rank: int) -> str:
+        """The name of a track of the timeline: that of a rank, or of a thread."""
+        return self.tracks[rank] if self.tracks else f"rank {rank}"
 
     def lines(self, rank: int) -> list[str]:
         """What one rank said, line by line: output, then errors, then its result."""
