@@ -19,7 +19,7 @@ from mgpu_tutorial.ddp_buckets.experiments import (
     wrap,
 )
 from mgpu_tutorial.lab import slow_link, span
-from mgpu_tutorial.lab.draw.timeline import events_of
+from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.cost_model import Link
 

@@ -124,10 +124,3 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
-
-
-def visible_gpus() -> list:
-    """How PyTorch reads CUDA_VISIBLE_DEVICES."""
-    import torch
-
-    return torch.cuda._parse_visible_devices()

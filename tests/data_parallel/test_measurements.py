@@ -162,7 +162,7 @@ def test_a_step_is_recorded_with_a_track_for_each_device(d):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with record_threads() as report:
         wrapper.eight_steps(net, optimizer, torch.zeros(8, 4), torch.zeros(8).long(), d)
-    assert report.lanes == ["main", *map(str, d)]
+    assert report.tracks == ["main", *map(str, d)]
     notes = [e.note for e in report.events if e.rank == 0]
     assert [int(note[0]) for note in notes] == [1, 2, 4, 5, 6, 8]
     assert [e.note for e in report.events if e.rank > 0] == ["3 forward"] * 4

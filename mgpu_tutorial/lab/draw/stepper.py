@@ -1,4 +1,4 @@
-"""Step through a conversation: the frames of the sequence chart behind a slider.
+"""The frames of a drawing behind a slider, to step through: a chart of messages, or devices.
 
 The frames sit in the page and the slider is tied to them there, so that stepping
 needs no answer from the kernel. Without widgets (a web page, print, a notebook that
@@ -8,12 +8,11 @@ was not run yet) the same frames are a filmstrip.
 from mgpu_tutorial.lab.draw import sequence_chart as chart
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.lab.record.report import Report
-
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+from mgpu_tutorial.lab.widget import view_of
 
 
 class Stepper:
-    """The steps of a conversation, one frame each."""
+    """The frames of a drawing, one a step."""
 
     def __init__(self, frames: list[Drawing]) -> None:
         self.frames = frames
@@ -45,9 +44,10 @@ class Stepper:
         return f"<div>{cells}</div>"
 
     def _repr_mimebundle_(self, **_: object) -> dict:
-        bundle = dict(self.widget()._repr_mimebundle_())
-        view = {WIDGET_VIEW: bundle[WIDGET_VIEW]} if WIDGET_VIEW in bundle else {}
-        return view | {"text/plain": repr(self), "text/html": self.filmstrip()}
+        return view_of(self.widget()) | {
+            "text/plain": repr(self),
+            "text/html": self.filmstrip(),
+        }
 
 
 def stepper(report: Report) -> Stepper:

@@ -6,37 +6,15 @@ without times, process ids or paths, so that it is the same from run to run.
 
 import html
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.record.perfetto import trace_events
 from mgpu_tutorial.lab.record.trace import Event
 
-# Okabe and Ito's colours, told apart by most colour-blind readers and in grey.
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#B8860B",
-    "#56B4E9",
-    "#7F3C8D",
-    "#666666",
-)
 SHOWN_LINES = 60
 SHOWN_CHARACTERS = 500
-
-
-def colour(rank: int) -> str:
-    """The colour of a rank, the same in every panel and drawing."""
-    return COLOURS[rank % len(COLOURS)]
-
-
-def colour_of(name: str) -> str:
-    """The colour of "rank 1" or "cuda:1" by its number; grey for a name without one."""
-    number = re.search(r"\d+$", name)
-    return colour(int(number[0])) if number else "#444444"
 
 
 @dataclass
@@ -44,7 +22,7 @@ class Report:
     """The outcome of one launch; every list is indexed by rank.
 
     `events` is empty without `trace=True`; `seconds` is wall time from the moment
-    all ranks had joined until the last one ended, and no part of the repr. `lanes` are
+    all ranks had joined until the last one ended, and no part of the repr. `tracks` are
     the names of threads, where threads were recorded instead of ranks. `memory` holds
     for each rank the resident bytes at some moments (s since the launch): with
     `trace=True` every twentieth of a second, else only the highest, at the end.
@@ -56,7 +34,7 @@ class Report:
     stderr: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     seconds: float = 0.0
-    lanes: list[str] = field(default_factory=list)
+    tracks: list[str] = field(default_factory=list)
     memory: list[list[tuple[float, int]]] = field(default_factory=list)
 
     def perfetto(self, path: str | Path) -> None:
@@ -65,15 +43,15 @@ class Report:
         The events are there with `trace=True`. A call that never came back is shown as
         open until the end.
         """
-        ranks = len(self.lanes) or self.world_size
-        names = [self.lane(rank) for rank in range(ranks)]
+        ranks = len(self.tracks) or self.world_size
+        names = [self.track(rank) for rank in range(ranks)]
         events = trace_events(self.events, names, self.memory)
         text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
         Path(path).write_text(text, encoding="utf-8")
 
-    def lane(self, rank: int) -> str:
-        """The name of a lane of the timeline: that of a rank, or of a thread."""
-        return self.lanes[rank] if self.lanes else f"rank {rank}"
+    def track(self, rank: int) -> str:
+        """The name of a track of the timeline: that of a rank, or of a thread."""
+        return self.tracks[rank] if self.tracks else f"rank {rank}"
 
     def lines(self, rank: int) -> list[str]:
         """What one rank said, line by line: output, then errors, then its result."""

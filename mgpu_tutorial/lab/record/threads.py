@@ -43,7 +43,7 @@ class ThreadRecorder:
         """
         names = {name for name, _ in self.events}
         tracks = sorted(names, key=lambda name: (name != MAIN, name))
-        report.lanes, report.world_size = tracks, len(tracks)
+        report.tracks, report.world_size = tracks, len(tracks)
         report.stdout = report.stderr = [""] * report.world_size
         for index, (name, fields) in enumerate(self.events):
             times = {k: fields.pop(k) - origin for k in ("begin", "end") if k in fields}

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mgpu_tutorial.lab.teach.verdict import WRONG, plate
-
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+from mgpu_tutorial.lab.widget import view_of
 
 
 class Playground:
@@ -79,7 +78,9 @@ class Playground:
         caption = {"text/plain": still, "text/html": f"<p><i>{html.escape(still)}</i></p>"}
         nothing = widgets.Box(layout=widgets.Layout(display="none"))
         parts = [_bundle(part) for part in _parts(self.result)]
-        return [_view(self.widget()) | caption] + [_view(nothing) | part for part in parts]
+        return [view_of(self.widget()) | caption] + [
+            view_of(nothing) | part for part in parts
+        ]
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -150,8 +151,3 @@ def _html(part: Any) -> str:
         alt = html.escape(text, quote=True)
         return f'<img alt="{alt}" style="width:760px;max-width:100%" src="{source}"/>'
     return f"<pre>{html.escape(text)}</pre>"
-
-
-def _view(widget: Any) -> dict:
-    bundle = widget._repr_mimebundle_()
-    return {WIDGET_VIEW: bundle[WIDGET_VIEW]} if WIDGET_VIEW in bundle else {}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mgpu_tutorial.lab import devices, devices_of, placement
+from mgpu_tutorial.lab import device_table, devices, placement
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def test_things_of_one_name_are_numbered_and_a_single_one_is_not():
         "sum": pieces[:1],
         "net": nn.Linear(4, 2),
     }
-    assert devices_of(things).rows == [
+    assert device_table(things).rows == [
         ["x", "cpu", "scalar"],
         ["piece 0", "virtual:0", "2×3"],
         ["piece 1", "virtual:1", "2×3"],

@@ -24,8 +24,8 @@ def in_threads(names):
 def test_every_thread_has_a_track_and_the_main_one_is_first():
     with record_threads() as report, span("all of it"):
         in_threads(["virtual:1", "cuda:0"])
-    assert report.lanes == ["main", "cuda:0", "virtual:1"] and report.world_size == 3
-    spans = [(report.lane(e.rank), e.note) for e in report.events]
+    assert report.tracks == ["main", "cuda:0", "virtual:1"] and report.world_size == 3
+    spans = [(report.track(e.rank), e.note) for e in report.events]
     assert sorted(spans) == [
         ("cuda:0", "inside"),
         ("main", "all of it"),
@@ -43,7 +43,7 @@ def test_nothing_is_recorded_before_and_after():
     with record_threads() as report:
         pass
     in_threads(["late"])
-    assert report.events == [] and report.lanes == []
+    assert report.events == [] and report.tracks == []
     with pytest.raises(ValueError, match="nothing was recorded"):
         timeline(report)
 
@@ -53,7 +53,7 @@ def test_a_failing_block_stops_the_recording_too():
         raise ZeroDivisionError
     with record_threads() as report:
         in_threads(["virtual:0"])
-    assert report.lanes == ["virtual:0"]
+    assert report.tracks == ["virtual:0"]
 
 
 def test_a_block_inside_a_block_is_refused():
@@ -68,4 +68,4 @@ def test_a_block_inside_a_block_is_refused():
 def test_ranks_keep_their_own_names_and_records():
     with record_threads() as report:
         other = launch(ranks.silent, 2, trace=True)
-    assert report.events == [] and other.lane(1) == "rank 1"
+    assert report.events == [] and other.track(1) == "rank 1"

@@ -9,7 +9,7 @@ from IPython.display import display
 from mgpu_tutorial import collectives
 from mgpu_tutorial.lab import Table, curves, launch, playground
 from mgpu_tutorial.lab.draw.drawing import Drawing
-from mgpu_tutorial.lab.teach.playground import WIDGET_VIEW
+from mgpu_tutorial.lab.widget import WIDGET_VIEW
 
 
 def summed(ranks, op="SUM"):
