@@ -5,7 +5,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import wrappers
-from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, run_each_setting
+from mgpu_tutorial.ddp_buckets.experiments import run_each_setting
+from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import RankFailed, launch
 from tests.ddp_buckets import ranks as workers
 
