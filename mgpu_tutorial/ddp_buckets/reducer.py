@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets.experiments import Setting, Tower, trace_steps
+from mgpu_tutorial.lab import borrowed
 
 Buckets = list[list[str]]  # the names of the parameters in each bucket, in order of sending
 
@@ -64,9 +65,7 @@ def pretend_world(
 
     Returns the buckets of each iteration, and by what a gradient was divided.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # private: may move
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    dist.init_process_group("fake", store=borrowed.fake_store(), rank=0, world_size=ranks)
     seen = observe_buckets(0, ranks, setting)
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     note_buckets(model)  # a fake all_reduce has no result: our hook returns the bucket
@@ -99,4 +98,4 @@ def read_ddp_log(
     for _ in range(steps):
         model.zero_grad()
         model(inputs).square().mean().backward()
-    return model._get_ddp_logging_data()  # private: may change
+    return borrowed.ddp_logging_data(model)

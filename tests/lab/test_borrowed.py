@@ -5,8 +5,11 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import mgpu_tutorial
+from mgpu_tutorial.lab import borrowed
 
 PACKAGE = Path(mgpu_tutorial.__file__).parent
 NAMES = [
@@ -37,9 +40,7 @@ STILL = {
     "lab/simulate/devices.py": {
         *("_C", "_nn", "_parse_to", "_DisableTorchDispatch", "_make_subclass", "_schema"),
         *("_register_device_module", "_pytree", "_disabled_torch_function_impl"),
-    },
-    "ddp_buckets/reducer.py": {"_get_ddp_logging_data", "_internal"},
-    "data_parallel/wrapper.py": {"_modules"},
+    }
 }
 PUBLIC = {
     *("_exit", "_getframe", "_current_frames"),  # documented by Python
@@ -55,6 +56,19 @@ def test_a_borrowed_name_exists(name):
     thing = importlib.import_module(module)
     for part in path.split("."):
         thing = getattr(thing, part)
+
+
+def test_a_module_keeps_its_tensors_and_submodules_in_three_dicts():
+    inner, weight, mean = nn.Identity(), nn.Parameter(torch.ones(1)), torch.zeros(2)
+    module = nn.Module()
+    module.weight, module.inner = weight, inner
+    module.register_parameter("bias", None)
+    module.register_buffer("mean", mean)
+    contents = {"weight": weight, "bias": None}, {"mean": mean}, {"inner": inner}
+    assert borrowed.contents_of(module) == contents
+    another = nn.Module()
+    borrowed.set_contents(another, *contents)
+    assert another.weight is weight and another.mean is mean and another.inner is inner
 
 
 def private_names(path: Path) -> set[str]:
