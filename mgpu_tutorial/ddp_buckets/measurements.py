@@ -14,7 +14,7 @@ from mgpu_tutorial.ddp_buckets.wrappers import (
     finish_gradient_synchronization,
     wrap,
 )
-from mgpu_tutorial.lab.draw.timeline import events_of
+from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 
 

@@ -11,29 +11,30 @@ from mgpu_tutorial.lab.draw.bucket_map import bucket_map
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.minimum_plot import minimum_plot
 from mgpu_tutorial.lab.draw.ownership import ownership
-from mgpu_tutorial.lab.draw.pipeline_chart import (
-    fastest_step,
-    idle_share,
-    in_flight,
-    in_order,
-    pipeline_chart,
-    pipeline_steps,
-)
+from mgpu_tutorial.lab.draw.pipeline_chart import pipeline_chart
 from mgpu_tutorial.lab.draw.placement import devices_of, placement
 from mgpu_tutorial.lab.draw.plot import curves, image_rows
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
 from mgpu_tutorial.lab.draw.stepper import stepper
-from mgpu_tutorial.lab.draw.tables import Table, traffic
 from mgpu_tutorial.lab.draw.timeline import timeline
 from mgpu_tutorial.lab.record.memory import Ledger
+from mgpu_tutorial.lab.record.pipeline_steps import (
+    fastest_step,
+    idle_share,
+    in_flight,
+    in_order,
+    pipeline_steps,
+)
 from mgpu_tutorial.lab.record.threads import record_threads
 from mgpu_tutorial.lab.record.trace import note, span
+from mgpu_tutorial.lab.record.traffic import traffic
 from mgpu_tutorial.lab.run.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.run.launch import launch
 from mgpu_tutorial.lab.run.rank import progress, status
 from mgpu_tutorial.lab.run.transfer import CannotTravel
 from mgpu_tutorial.lab.simulate.devices import device_of, devices, place
 from mgpu_tutorial.lab.simulate.link import slow_link
+from mgpu_tutorial.lab.table import Table
 from mgpu_tutorial.lab.teach.checks import check
 from mgpu_tutorial.lab.teach.playground import playground
 from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mgpu_tutorial.lab import Table
+from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
-from mgpu_tutorial.lab.record.report import COLOURS
+from mgpu_tutorial.lab.words import bytes_text
 
 STORED = Path(__file__).with_name("comparison.json")
 NOT_MEASURED = "not measured"

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
-from mgpu_tutorial.lab.record.report import colour
+from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.model_parallel.resnet_cuts import UNITS, StageCost, Unit, stage_costs
 
 ROWS = ("parameters", "activations", "work", "sends")

@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from mgpu_tutorial.distributed_sgd import average_flat
 from mgpu_tutorial.lab import Ledger, span
-from mgpu_tutorial.lab.draw.pipeline_chart import duration
+from mgpu_tutorial.lab.record.pipeline_steps import duration
 from mgpu_tutorial.model_parallel.micro_batches import forward_backward
 from mgpu_tutorial.model_parallel.pipeline import Work, build_pipeline, take_step
 from mgpu_tutorial.model_parallel.split_resnet import (

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab.draw.pipeline_chart import Task
+from mgpu_tutorial.lab.record.pipeline_steps import Task
 from mgpu_tutorial.lab.simulate.devices import as_device
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.lab import Ledger, Table
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
+from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.shared.vision import torchvision
 
 BLOCKS = [3, 4, 6, 3]

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -237,23 +236,3 @@ def carry_a_state_dict(rank, world_size, wrapper):
         for p, q in zip(plain.parameters(), model.module.parameters(), strict=True)
     )
     return keys, copied, same
-
-
-def time_a_slow_link(rank, world_size, seconds):
-    """The time of a waiting and of an overlapping all_reduce on a slow link."""
-    import time
-
-    from mgpu_tutorial.lab import slow_link, span
-
-    times = []
-    with slow_link(lambda nbytes: seconds):
-        for asynchronous in (False, True):
-            tensor = torch.full((3,), float(rank))
-            begin = time.perf_counter()
-            with span("asynchronous" if asynchronous else "waiting"):
-                work = dist.all_reduce(tensor, async_op=asynchronous)
-            called = time.perf_counter() - begin
-            if work is not None:
-                work.wait()
-            times.append((called, time.perf_counter() - begin, tensor.tolist()))
-    return times

@@ -7,7 +7,7 @@ from mgpu_tutorial.ddp_buckets import experiments, measurements, wrappers
 from mgpu_tutorial.ddp_buckets.experiments import Setting, Tower
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import launch, timeline
-from mgpu_tutorial.lab.draw.timeline import events_of
+from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.shared.cost_model import Link
 from tests.ddp_buckets import ranks as workers
 

@@ -10,7 +10,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import launch, progress
+from mgpu_tutorial.lab import launch, progress, slow_link, span
 
 
 def total(rank, world_size):
@@ -46,6 +46,10 @@ def pid(rank, world_size):
 
 def environment(rank, world_size, *names):
     return [os.environ.get(name) for name in names]
+
+
+def has_imported(rank, world_size, *modules):
+    return [module in sys.modules for module in modules]
 
 
 def settings(rank, world_size):
@@ -178,3 +182,30 @@ def on_device(rank, world_size):
 
 def cuda_tensor(rank, world_size):
     return torch.ones(2, device="cuda")
+
+
+def two_marked_steps(rank, world_size):
+    with span("step"):
+        for mark in ("F", "I", "W"):
+            with span(f"{mark} {rank} 0"):
+                pass
+    with span("step"):
+        for mark in ("F", "B"):
+            with span(f"{mark} {rank} 1"):
+                pass
+
+
+def time_a_slow_link(rank, world_size, seconds):
+    """The time of a waiting and of an overlapping all_reduce on a slow link."""
+    times = []
+    with slow_link(lambda nbytes: seconds):
+        for asynchronous in (False, True):
+            tensor = torch.full((3,), float(rank))
+            begin = time.perf_counter()
+            with span("asynchronous" if asynchronous else "waiting"):
+                work = dist.all_reduce(tensor, async_op=asynchronous)
+            called = time.perf_counter() - begin
+            if work is not None:
+                work.wait()
+            times.append((called, time.perf_counter() - begin, tensor.tolist()))
+    return times

@@ -2,6 +2,8 @@
 
 import ast
 import importlib
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import mgpu_tutorial
 from mgpu_tutorial.lab import borrowed
 
 PACKAGE = Path(mgpu_tutorial.__file__).parent
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 NAMES = [
     *("multiprocessing.forkserver:_forkserver._stop", "multiprocessing.util:_exit_function"),
     *("multiprocessing.forkserver:_forkserver.ensure_running",),
@@ -35,13 +38,6 @@ NAMES = [
     "torch.testing._internal.distributed.fake_pg:FakeStore",
     "torch.cuda:_parse_visible_devices",
 ]
-# Modules that still use the names themselves, with what they use.
-STILL = {
-    "lab/simulate/devices.py": {
-        *("_C", "_nn", "_parse_to", "_DisableTorchDispatch", "_make_subclass", "_schema"),
-        *("_register_device_module", "_pytree", "_disabled_torch_function_impl"),
-    }
-}
 PUBLIC = {
     *("_exit", "_getframe", "_current_frames"),  # documented by Python
     *("_asdict", "_replace", "_fields"),  # of a NamedTuple, documented
@@ -101,8 +97,23 @@ MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "lab/borrowed.py"])
 def test_no_other_module_knows_a_private_name(module):
-    assert private_names(PACKAGE / module) <= STILL.get(module, set())
+    assert private_names(PACKAGE / module) == set()
 
 
 def test_the_walk_finds_private_names():
     assert "_forkserver" in private_names(PACKAGE / "lab" / "borrowed.py")
+
+
+def notebook_code(path: Path) -> str:
+    """The code cells of a notebook, without what they show."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+
+
+def test_every_borrowed_name_is_used():
+    """By a module of the package or in a cell of a notebook."""
+    texts = [(PACKAGE / m).read_text(encoding="utf-8") for m in MODULES]
+    texts += [notebook_code(path) for path in NOTEBOOKS.glob("*.ipynb")]
+    used = {name for text in texts for name in re.findall(r"\bborrowed\.(\w+)", text)}
+    tree = ast.parse((PACKAGE / "lab" / "borrowed.py").read_text(encoding="utf-8"))
+    assert {node.name for node in tree.body if isinstance(node, ast.FunctionDef)} <= used

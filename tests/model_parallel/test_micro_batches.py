@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mgpu_tutorial.lab import devices, idle_share, in_order
-from mgpu_tutorial.lab.draw.pipeline_chart import Task
+from mgpu_tutorial.lab.record.pipeline_steps import Task
 from mgpu_tutorial.model_parallel import measurements, micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from tests.model_parallel.reference import equal_stacks, gradients_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mgpu_tutorial.lab import Ledger, devices
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
+from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.model_parallel import drawings
 from mgpu_tutorial.model_parallel import resnet_cuts as cuts
 from mgpu_tutorial.model_parallel import split_resnet as resnet

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
-from mgpu_tutorial.lab.record.report import Report, colour
+from mgpu_tutorial.lab.record.report import Report
 
 SIDE, HEIGHT, TOP = 46, 30, 36
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mgpu_tutorial.lab.draw.drawing import INK, Drawing
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
+from mgpu_tutorial.lab.words import bytes_text
 
 CELL, HEIGHT, ROW, TOP, GAP, BORDER = 54, 40, 84, 12, 10, 3  # pixels
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
+from mgpu_tutorial.lab.colours import colour_of
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
 from mgpu_tutorial.lab.record.memory import CATEGORIES, Ledger, check_any
-from mgpu_tutorial.lab.record.report import colour_of
+from mgpu_tutorial.lab.words import bytes_text
 
 # Colour and hatch, told apart in grey too: the usual categories, and what else there is.
 USUAL = (("#5e6b7a", ""), ("#ffffff", "||||"), ("#f2b36b", "////"), ("#b9d7a8", "...."))

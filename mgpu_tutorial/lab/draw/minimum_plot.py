@@ -3,9 +3,9 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
+from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import ALARM, INK
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.record.report import COLOURS
 
 
 def fastest_setting(measured: Mapping[int, Sequence[float]]) -> int:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
-from mgpu_tutorial.lab.record.report import colour
 
 SIDE, ROW, TOP, LEFT = 34, 42, 34, 120
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from mgpu_tutorial.lab.colours import colour_of
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.stepper import Stepper
-from mgpu_tutorial.lab.draw.tables import Table
-from mgpu_tutorial.lab.record.report import colour_of
 from mgpu_tutorial.lab.simulate.devices import device_of
+from mgpu_tutorial.lab.table import Table
 
 COLUMN, BOX, TOP = 196, 30, 74  # pixels: width, height, and where the first box begins
 Thing = torch.Tensor | nn.Module

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import INK
-from mgpu_tutorial.lab.record.report import COLOURS
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,11 @@ https://doi.org/10.1145/359545.359563).
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
-from mgpu_tutorial.lab.record.report import Report, colour
+from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.words import bytes_text
 
 ROW, TOP, PILL = 36, 58, 96
 Key = tuple[int, int]  # rank and index of an event
@@ -256,15 +258,6 @@ class _Sheet:
 
 def _call(event: Event) -> str:
     return event.op + (f"  {bytes_text(event.nbytes)}" if event.nbytes else "")
-
-
-def bytes_text(nbytes: float) -> str:
-    """A number of bytes as people say it: 16 B, 4 KiB, 1.5 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024 or unit == "GiB":
-            return f"{nbytes:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"
-        nbytes /= 1024
-    raise AssertionError
 
 
 def describe(log: MessageLog, first: int, last: int) -> str:

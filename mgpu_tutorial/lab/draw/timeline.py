@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mgpu_tutorial.lab.colours import colour_of
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text
-from mgpu_tutorial.lab.record.report import Report, colour_of
+from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.words import bytes_text
 
 HATCHES = {"p2p": "", "collective": "//", "wait": "..", "span": ""}
 
@@ -42,29 +44,6 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     what = "threads" if report.lanes else "ranks"
     counts = f"{report.world_size} {what}, {len(events)} intervals"
     return Plot(figure, f"timeline of {counts}: {shown}")
-
-
-def events_of(report: Report, during: str | None = None) -> list[Event]:
-    """What a timeline shows: no notes, and no wait for what is drawn until it is complete."""
-    flights = {_key(event) for event in report.events if event.done}
-    events = [
-        event
-        for event in report.events
-        if event.kind != "note" and (event.rank, event.of) not in flights
-    ]
-    if during is not None:
-        inside = {e.rank: e for e in events if e.kind == "span" and e.note == during}
-        events = [
-            event
-            for event in events
-            if event.rank in inside
-            and inside[event.rank].index < event.index
-            and event.begin <= (inside[event.rank].end or event.begin)
-        ]
-    if not events:
-        place = f" inside a span {during!r}" if during else ""
-        raise ValueError(f"nothing was recorded{place}: launch with trace=True")
-    return events
 
 
 def rows_in_flight(events: Sequence[Event]) -> dict[tuple[int, int], int]:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef as Key  # of a storage
 
-from mgpu_tutorial.lab.draw.tables import Table
+from mgpu_tutorial.lab.table import Table
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer state", "activations")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mgpu_tutorial.lab.record.report import colour
+from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.run.server import notebook_kernel
 
 AFTER = 1.0  # seconds without a bar

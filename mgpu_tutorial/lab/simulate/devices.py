@@ -19,16 +19,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+
+from mgpu_tutorial.lab import borrowed
 
 NAME = "virtual"
 CPU = torch.device("cpu")
-# Private names of PyTorch, each only here.
-no_torch_function = torch._C._disabled_torch_function_impl  # subclasses override no function
-without_dispatch = torch._C._DisableTorchDispatch  # a block that computes on the CPU memory
-parse_to = torch._C._nn._parse_to  # what the arguments of Tensor.to mean
-register_device_module = torch._register_device_module
-make_subclass = torch.Tensor._make_subclass  # the same memory under another class
 
 Placed = TypeVar("Placed", torch.Tensor, nn.Module)
 
@@ -84,7 +79,7 @@ def device_of(thing: torch.Tensor | nn.Module) -> torch.device:
 class VirtualTensor(torch.Tensor):
     """A tensor in CPU memory with the label of a virtual device."""
 
-    __torch_function__ = no_torch_function
+    __torch_function__ = borrowed.disabled_torch_function()
     label: torch.device
 
     @property
@@ -97,7 +92,7 @@ class VirtualTensor(torch.Tensor):
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As on any tensor; a copy to another device brings its gradient back."""
         copy = kwargs.pop("copy", False)
-        target, dtype, *_ = parse_to(*args, **kwargs)
+        target, dtype, *_ = borrowed.parse_to(*args, **kwargs)
         if args and isinstance(args[0], torch.Tensor):
             target, dtype = args[0].device, args[0].dtype
         moved = self
@@ -172,11 +167,11 @@ class VirtualTensor(torch.Tensor):
         target = kwargs.pop("device", None)
         if target is not None and target.type != "cpu":  # "cpu" is what C++ believes we are
             label = as_device(target)
-        with without_dispatch():
+        with borrowed.meet_without_dispatch():
             result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             return _with_label(result, label)
-        return tree_map(functools.partial(_with_label, label=label), result)
+        return borrowed.map_tree(functools.partial(_with_label, label=label), result)
 
 
 class _Move(torch.autograd.Function):
@@ -185,7 +180,7 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
         ctx.source = tensor.device
-        with without_dispatch():
+        with borrowed.meet_without_dispatch():
             copy = tensor.detach().clone()
         return _with_label(copy, target) if target.type == NAME else copy.to(target)
 
@@ -197,7 +192,7 @@ class _Move(torch.autograd.Function):
 def _with_label(value: Any, label: torch.device) -> Any:
     if type(value) is not torch.Tensor or label.type != NAME:
         return value
-    tensor = make_subclass(VirtualTensor, value)
+    tensor = borrowed.make_subclass(VirtualTensor, value)
     tensor.label = label
     return tensor
 
@@ -208,10 +203,11 @@ def _device_of_call(func: Any, args: tuple, kwargs: dict) -> torch.device:
     label = next(t.label for t in tensors if isinstance(t, VirtualTensor))
     if all(t.device == label for t in tensors):
         return label
-    names = [a.name for a in func._schema.arguments]
+    schema = borrowed.schema_of(func)
+    names = [a.name for a in schema.arguments]
     given = [*zip(names, args, strict=False), *kwargs.items()]
     named = [(name, t) for name, value in given for t in _tensors(value)]
-    op = func._schema.name.removeprefix("aten::")
+    op = schema.name.removeprefix("aten::")
     if op == "copy_":
         return _checked_copy(*tensors)
     for name, tensor in named:
@@ -262,7 +258,7 @@ def _register() -> torch.library.Library:
         manual_seed_all=lambda seed: None,
         _is_in_bad_fork=lambda: False,
     )
-    register_device_module(NAME, module)
+    borrowed.register_device(NAME, module)
 
     def empty(size, *, dtype=None, device=None, memory_format=None, **_: Any):
         new = torch.empty(size, dtype=dtype, memory_format=memory_format)

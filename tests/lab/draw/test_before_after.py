@@ -3,7 +3,8 @@
 from xml.etree import ElementTree
 
 from mgpu_tutorial.lab import before_after
-from mgpu_tutorial.lab.record.report import Report, colour
+from mgpu_tutorial.lab.colours import colour
+from mgpu_tutorial.lab.record.report import Report
 
 
 def test_a_value_that_several_ranks_hold_is_grey_before_and_after():

@@ -15,14 +15,12 @@ from mgpu_tutorial.lab import (
     curves,
     launch,
     sequence_chart,
-    show_changes,
-    show_source,
     stepper,
     timeline,
     traffic,
 )
-from mgpu_tutorial.lab.draw.sequence_chart import bytes_text, message_log
-from mgpu_tutorial.lab.draw.timeline import events_of
+from mgpu_tutorial.lab.draw.sequence_chart import message_log
+from mgpu_tutorial.lab.record.intervals import events_of
 from tests.lab import ranks
 
 
@@ -132,28 +130,9 @@ def test_a_bucket_map_has_a_box_for_each_parameter_and_each_bucket():
     assert max(float(b.get("x")) + float(b.get("width")) for b in boxes) <= drawing.width
 
 
-def test_changes_are_listed_as_a_diff(tmp_path, monkeypatch):
-    for name, text in (("old_text", "a = 1\nb = 2\n"), ("new_text", "a = 1\nb = 3\n")):
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    import new_text
-    import old_text
-
-    listing = show_changes(old_text, new_text)
-    assert repr(listing).splitlines()[0] == "--- old_text.py"
-    assert repr(listing).splitlines()[-2:] == ["-b = 2", "+b = 3"]
-    assert listing._repr_mimebundle_()["text/markdown"].startswith("```diff\n---")
-
-
 def test_curves_name_what_they_draw():
     plot = curves({"ring": ([1, 10], [1, 2])}, {"fit": ([1, 10], [1, 2])}, "bytes", "ms")
     assert repr(plot) == "ms against bytes: ring, fit"
-
-
-def test_traffic_counts_calls_messages_and_bytes():
-    table = traffic(launch(p2p.pass_along, 3, trace=True), expected=4, formula="one float")
-    assert table.rows[1] == ["rank 1", "1 recv, 1 send", 1, 4, 4, "1.000"]
-    assert "<td" in table._repr_html_() and "rank 2" in repr(table)
 
 
 def test_before_and_after_colours_follow_their_owner():
@@ -161,23 +140,3 @@ def test_before_and_after_colours_follow_their_owner():
     fills = [box.get("fill") for box in elements(drawing, "rect")[1:]]
     assert fills[1::2] == [fills[0]] * 3 and len(set(fills[0::2])) == 3
     assert repr(drawing).splitlines()[2] == "rank 2  [30] → [10]"
-
-
-@pytest.mark.parametrize(
-    "nbytes, text", [(0, "0 B"), (4, "4 B"), (1024, "1 KiB"), (1536 * 1024, "1.5 MiB")]
-)
-def test_sizes_are_written_as_people_say_them(nbytes, text):
-    assert bytes_text(nbytes) == text
-
-
-def test_show_source_follows_the_file(tmp_path, monkeypatch):
-    file = tmp_path / "lesson_text.py"
-    file.write_text("def worker():\n    return 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import lesson_text
-
-    file.write_text("# a new first line\n\n\ndef worker():\n    return 'new'\n")
-    assert repr(show_source(lesson_text.worker)) == "def worker():\n    return 'new'"
-    file.write_text("def other(): ...\n")
-    with pytest.raises(ValueError, match="worker is no longer in lesson_text.py"):
-        show_source(lesson_text.worker)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+import mgpu_tutorial
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.run import engine
 from tests.lab import ranks
@@ -122,6 +123,12 @@ def test_a_rank_has_one_thread_a_seed_and_torchruns_environment():
 def test_ranks_see_the_environment_of_this_moment(monkeypatch):
     monkeypatch.setenv("LESSON", "now")
     assert launch(ranks.environment, 1, "LESSON").results == [["now"]]
+
+
+def test_ranks_are_born_with_what_the_package_imports_slowly():
+    names = [*mgpu_tutorial.PRELOAD, "torchvision", "torch._dynamo", "antigravity"]
+    found = launch(ranks.has_imported, 1, *names).results[0]
+    assert found == [name != "antigravity" for name in names]
 
 
 # How workers and arguments travel

@@ -6,12 +6,12 @@ import pytest
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import launch, timeline
-from tests.ddp_buckets import ranks as workers
+from tests.lab import ranks
 
 
 @pytest.mark.parametrize("trace", [False, True])
 def test_an_all_reduce_takes_its_time_and_gives_the_sum(trace):
-    report = launch(workers.time_a_slow_link, 2, 0.05, trace=trace)
+    report = launch(ranks.time_a_slow_link, 2, 0.05, trace=trace)
     for waiting, asynchronous in report.results:
         called, complete, values = waiting
         assert called >= 0.05 and values == [1.0] * 3

@@ -178,3 +178,29 @@ def test_a_listing_ends_with_links_to_its_files():
     names = [f"mgpu_tutorial/{name}.py" for name in ("point_to_point", "nonblocking")]
     assert both.endswith("\n```\n\n" + " · ".join(f"[{name}](../{name})" for name in names))
     assert all((ROOT / "notebooks" / ".." / name).is_file() for name in [here, *names])
+
+
+def test_changes_are_listed_as_a_diff(tmp_path, monkeypatch):
+    for name, text in (("old_text", "a = 1\nb = 2\n"), ("new_text", "a = 1\nb = 3\n")):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    import new_text
+    import old_text
+
+    listing = show_changes(old_text, new_text)
+    assert repr(listing).splitlines()[0] == "--- old_text.py"
+    assert repr(listing).splitlines()[-2:] == ["-b = 2", "+b = 3"]
+    assert listing._repr_mimebundle_()["text/markdown"].startswith("```diff\n---")
+
+
+def test_show_source_follows_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "lesson_text.py"
+    file.write_text("def worker():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import lesson_text
+
+    file.write_text("# a new first line\n\n\ndef worker():\n    return 'new'\n")
+    assert repr(show_source(lesson_text.worker)) == "def worker():\n    return 'new'"
+    file.write_text("def other(): ...\n")
+    with pytest.raises(ValueError, match="worker is no longer in lesson_text.py"):
+        show_source(lesson_text.worker)
