@@ -11,18 +11,19 @@ two steps in one turn. Then the same over a network that is set to
 import argparse
 import statistics
 
-from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS
-from mgpu_tutorial.ddp_buckets.measurements import Experiment, time_steps
+from mgpu_tutorial.ddp_buckets.experiments import Setting
+from mgpu_tutorial.ddp_buckets.measurements import time_steps
+from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import Table, launch
 from mgpu_tutorial.shared.cost_model import Link
 
 SIZES = {  # name: a Tower, its batch, and a bucket that holds a few of its layers
-    "0.1 MiB in 50 parameters": Experiment(32, 24, batch=8, bucket_cap_mb=0.02),
-    "1.5 MiB in 50 parameters": Experiment(128, 24, batch=16, bucket_cap_mb=0.3),
-    "6 MiB in 14 parameters": Experiment(512, 6, batch=64, bucket_cap_mb=1.0),
-    "24 MiB in 14 parameters": Experiment(1024, 6, batch=64, bucket_cap_mb=4.0),
-    "64 MiB in 10 parameters": Experiment(2048, 4, batch=32, bucket_cap_mb=16.0),
-    "2 MiB over a slow network": Experiment(
+    "0.1 MiB in 50 parameters": Setting(32, 24, batch=8, bucket_cap_mb=0.02),
+    "1.5 MiB in 50 parameters": Setting(128, 24, batch=16, bucket_cap_mb=0.3),
+    "6 MiB in 14 parameters": Setting(512, 6, batch=64, bucket_cap_mb=1.0),
+    "24 MiB in 14 parameters": Setting(1024, 6, batch=64, bucket_cap_mb=4.0),
+    "64 MiB in 10 parameters": Setting(2048, 4, batch=32, bucket_cap_mb=16.0),
+    "2 MiB over a slow network": Setting(
         256, 8, batch=8, bucket_cap_mb=0.5, pause=3e-3, link=Link(1e-3, 100e6)
     ),
 }
@@ -37,11 +38,11 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     limits = {"device": "cpu", "timeout": 600}
-    for size, experiment in SIZES.items():
+    for size, setting in SIZES.items():
         found: dict[str, list[float]] = {}
         for _ in range(given.repeats):
-            setting = WRAPPERS, experiment, given.steps
-            report = launch(time_steps, given.ranks, *setting, **limits)
+            timed = WRAPPERS, setting, given.steps
+            report = launch(time_steps, given.ranks, *timed, **limits)
             for name, seconds in report.results[0].items():
                 found.setdefault(name, []).extend(seconds)
         for name, seconds in found.items():

@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab import Table
 
-DOCS = "https://docs.pytorch.org/docs/2.13/distributed.html"
-
 
 def who_am_i(rank: int, world_size: int) -> None:
     """Each rank says its rank, its local rank, the world size, its backend and device."""

@@ -1,5 +1,7 @@
 """N processes equal one, and each wrong way differs from it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -163,11 +165,19 @@ def test_training_nothing_is_refused(wrong):
         launch(sgd.train, 1, **wrong)
 
 
-def test_step_times_are_measured_for_each_method():
+def times_on_a_clock_that_is_set(rank, world_size):
+    """Three readings for each method in each step: before, between and after its halves."""
+    steps = [(0, 4, 5, 10, 19, 22), (30, 32, 37, 40, 48, 52), (60, 63, 65, 70, 77, 83)]
+    readings = iter(sum(steps, ()))
+    sgd.time = SimpleNamespace(perf_counter=lambda: next(readings))
     methods = [sgd.average_gradients, sgd.average_flat]
-    times = launch(sgd.step_times, 2, methods, steps=3).results[0]
-    assert set(times) == {"average_gradients", "average_flat"}
-    assert all(seconds > 0 for pair in times.values() for seconds in pair)
+    return sgd.step_times(rank, world_size, methods, steps=3)
+
+
+def test_step_times_are_the_least_seconds_of_each_half_by_method():
+    """Computation takes 4, 2, 3 and 9, 8, 7 seconds, communication 1, 5, 2 and 3, 4, 6."""
+    expected = {"average_gradients": (2, 1), "average_flat": (7, 3)}
+    assert launch(times_on_a_clock_that_is_set, 2).results == [expected] * 2
 
 
 def test_the_small_digits_are_split_once(monkeypatch):

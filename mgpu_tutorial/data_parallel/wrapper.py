@@ -1,4 +1,4 @@
-"""DataParallel taken apart: one process, one thread a device, everything through the first.
+"""The four stages of a forward on several devices, and the wrapper that they make up.
 
 `scatter`, `replicate`, `parallel_apply` and `gather` are the four stages; `DataParallel`
 calls them in this order, as `torch.nn.DataParallel` does
@@ -22,7 +22,7 @@ from mgpu_tutorial.data_parallel.checks import (
     checked_devices,
 )
 from mgpu_tutorial.distributed_sgd import average_gradients
-from mgpu_tutorial.lab import place, span
+from mgpu_tutorial.lab import borrowed, place, span
 from mgpu_tutorial.lab.simulate.devices import as_device
 
 Copies = dict[int, torch.Tensor]  # the copy of each tensor on one device, by the tensor's id
@@ -65,18 +65,16 @@ def replica_of(module: nn.Module, device: torch.device, copies: Copies) -> nn.Mo
     """
     replica = module.__new__(type(module))
     replica.__dict__ = module.__dict__.copy()
-    replica._parameters = {
-        name: copy_for_replica(parameter, device, copies)
-        for name, parameter in module._parameters.items()
-    }
-    replica._buffers = {
-        name: copy_for_replica(buffer, device, copies)
-        for name, buffer in module._buffers.items()
-    }
-    replica._modules = {
-        name: None if child is None else replica_of(child, device, copies)
-        for name, child in module._modules.items()
-    }
+    parameters, buffers, children = borrowed.contents_of(module)
+    borrowed.set_contents(
+        replica,
+        {name: copy_for_replica(p, device, copies) for name, p in parameters.items()},
+        {name: copy_for_replica(b, device, copies) for name, b in buffers.items()},
+        {
+            name: None if child is None else replica_of(child, device, copies)
+            for name, child in children.items()
+        },
+    )
     return replica
 
 

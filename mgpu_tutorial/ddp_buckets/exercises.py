@@ -5,14 +5,13 @@ import copy
 import torch
 from torch import nn
 
-from mgpu_tutorial.ddp_buckets.experiments import (
-    Tower,
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
+from mgpu_tutorial.ddp_buckets.wrappers import (
+    BucketedDDP,
     Wrapper,
     finish_gradient_synchronization,
-    shares,
     wrap,
 )
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 
 
 class PlantedDDP(BucketedDDP):

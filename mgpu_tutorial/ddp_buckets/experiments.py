@@ -1,18 +1,20 @@
-"""DDP from the naive loop to buckets: the same gradients, sooner and in fewer calls."""
+"""What the wrappers are tried on: a Tower, its batches, a network, and ways to train it."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
+from mgpu_tutorial.collectives import ring_seconds
+from mgpu_tutorial.ddp_buckets.wrappers import Wrapper, finish_gradient_synchronization, wrap
+from mgpu_tutorial.lab import slow_link, span
+from mgpu_tutorial.shared.cost_model import Link
 from mgpu_tutorial.shared.parameters import fingerprint
 from mgpu_tutorial.shared.pause import Pause
 
-WRAPPERS = [NaiveDDP, FlatDDP, OverlappedDDP, BucketedDDP, DistributedDataParallel]
-Wrapper = type[nn.Module]
 Trained = tuple[list[torch.Tensor], list[torch.Tensor]]  # the gradients, the parameters
 
 
@@ -37,23 +39,36 @@ class Tower(nn.Module):
         return self.head(x)
 
 
-def wrap(
-    wrapper: Wrapper, module: nn.Module, bucket_cap_mb: float | None = None
-) -> nn.Module:
-    """Wrap `module` in one of WRAPPERS; only the last two have buckets, of so many MiB.
+@dataclass(frozen=True)
+class Setting:
+    """A Tower of `width` and `depth`, a rank's `batch`, and the network between the ranks.
 
-    Without a `bucket_cap_mb` they take their own, which is 25.
+    `bucket_cap_mb` is in MiB; None leaves a wrapper its own. `pause` is in seconds, for the
+    backward of each layer. `link` replaces this machine's own network: its latency is in
+    seconds per message, its bandwidth in bytes per second.
     """
-    has_buckets = issubclass(wrapper, (BucketedDDP, DistributedDataParallel))
-    if has_buckets and bucket_cap_mb is not None:
-        return wrapper(module, bucket_cap_mb=bucket_cap_mb)
-    return wrapper(module)
 
+    width: int = 512
+    depth: int = 6
+    batch: int = 128
+    bucket_cap_mb: float | None = 1.0
+    pause: float = 0.0
+    link: Link | None = None
 
-def finish_gradient_synchronization(model: nn.Module) -> None:
-    """All ranks wait for the mean gradients; torch's DDP has done so inside backward."""
-    if not isinstance(model, DistributedDataParallel):
-        model.finish_gradient_synchronization()
+    def tower(self) -> Tower:
+        return Tower(self.width, self.depth, self.pause)
+
+    def inputs(self) -> torch.Tensor:
+        return torch.randn(self.batch, self.width)
+
+    def network(self, world_size: int) -> AbstractContextManager:
+        """Inside, an all_reduce takes as long as a ring of `world_size` over the link."""
+        if self.link is None:
+            return nullcontext()
+        link = self.link
+        return slow_link(
+            lambda nbytes: ring_seconds(nbytes, world_size, link.latency, link.bandwidth)
+        )
 
 
 def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Tensor]:
@@ -62,6 +77,20 @@ def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Ten
     whole = torch.randn(steps, 24, width, generator=generator, device="cpu")
     mine = whole.tensor_split(world_size, dim=1)[rank]
     return list(mine.to(torch.get_default_device()))
+
+
+def trace_steps(model: nn.Module, inputs: torch.Tensor, steps: int) -> None:
+    """Take steps, each in a span: inside are forward, backward and finish."""
+    for step in range(steps):
+        model.zero_grad()
+        dist.barrier()
+        with span(f"step {step}"):
+            with span("forward"):
+                loss = model(inputs).square().mean()
+            with span("backward"):
+                loss.backward()
+            with span("finish"):
+                finish_gradient_synchronization(model)
 
 
 def train_replicas(

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.lab import progress, span
-from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.data import digits
 
 
@@ -118,23 +117,3 @@ def average_under_another_name(rank: int, world_size: int) -> float:
     model.register_comm_hook(None, wrapper)
     model(torch.full((1, 1), rank + 1.0)).sum().backward()
     return model.module.weight.grad.item()
-
-
-def mean_losses(report: Report) -> dict[str, list[float]]:
-    """The loss of each global batch in `train_with_each_hook`: the mean over the ranks."""
-    means = {}
-    for hook in report.results[0]:
-        by_rank = [result[hook] for result in report.results]
-        means[hook] = [sum(step) / len(step) for step in zip(*by_rank, strict=True)]
-    return means
-
-
-def payload(report: Report, name: str, rank: int = 0) -> int:
-    """The bytes that one rank handed to collectives inside its span `name`."""
-    mine = [event for event in report.events if event.rank == rank]
-    (inside,) = [e for e in mine if e.kind == "span" and e.note == name]
-    return sum(
-        e.nbytes
-        for e in mine
-        if e.kind == "collective" and inside.begin <= e.begin <= inside.end
-    )

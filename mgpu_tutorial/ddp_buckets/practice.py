@@ -15,14 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import mgpu_tutorial
-from mgpu_tutorial.ddp_buckets.experiments import (
-    Tower,
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
+from mgpu_tutorial.ddp_buckets.wrappers import (
     Wrapper,
+    calling_from_python,
     finish_gradient_synchronization,
-    shares,
     wrap,
 )
-from mgpu_tutorial.ddp_buckets.measurements import calling_from_python
 from mgpu_tutorial.lab import span
 
 

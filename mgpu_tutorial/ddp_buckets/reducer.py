@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import Tower
-from mgpu_tutorial.ddp_buckets.measurements import Experiment, trace_steps
+from mgpu_tutorial.ddp_buckets.experiments import Setting, Tower, trace_steps
+from mgpu_tutorial.lab import borrowed
 
 Buckets = list[list[str]]  # the names of the parameters in each bucket, in order of sending
 
@@ -46,29 +46,27 @@ def sizes_in_mib(iterations: list[Buckets], module: nn.Module) -> list[str]:
 
 
 def observe_buckets(
-    rank: int, world_size: int, experiment: Experiment, iterations: int = 3, **options: Any
+    rank: int, world_size: int, setting: Setting, iterations: int = 3, **options: Any
 ) -> list[Buckets]:
     """The ranks take some steps with DDP(…, **options); returns the buckets of each."""
-    if experiment.bucket_cap_mb is not None:
-        options = {"bucket_cap_mb": experiment.bucket_cap_mb} | options
-    model = DistributedDataParallel(experiment.tower(), **options)
+    if setting.bucket_cap_mb is not None:
+        options = {"bucket_cap_mb": setting.bucket_cap_mb} | options
+    model = DistributedDataParallel(setting.tower(), **options)
     seen = note_buckets(model)
-    with experiment.network(world_size):
-        trace_steps(model, experiment.inputs(), iterations)
+    with setting.network(world_size):
+        trace_steps(model, setting.inputs(), iterations)
     return seen
 
 
 def pretend_world(
-    rank: int, world_size: int, ranks: int, experiment: Experiment
+    rank: int, world_size: int, ranks: int, setting: Setting
 ) -> tuple[list[Buckets], float]:
     """One process takes itself for rank 0 of `ranks`: a "fake" group sends nothing.
 
     Returns the buckets of each iteration, and by what a gradient was divided.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # private: may move
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    seen = observe_buckets(0, ranks, experiment)
+    dist.init_process_group("fake", store=borrowed.fake_store(), rank=0, world_size=ranks)
+    seen = observe_buckets(0, ranks, setting)
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     note_buckets(model)  # a fake all_reduce has no result: our hook returns the bucket
     model(torch.ones(1, 1)).sum().backward()
@@ -92,14 +90,12 @@ def compare_addresses(rank: int, world_size: int, gradient_as_bucket_view: bool)
 
 
 def read_ddp_log(
-    rank: int, world_size: int, experiment: Experiment, steps: int = 5
+    rank: int, world_size: int, setting: Setting, steps: int = 5
 ) -> dict[str, Any]:
     """What DDP writes down about itself while the ranks take some steps; times in ns."""
-    model = DistributedDataParallel(
-        experiment.tower(), bucket_cap_mb=experiment.bucket_cap_mb
-    )
-    inputs = experiment.inputs()
+    model = DistributedDataParallel(setting.tower(), bucket_cap_mb=setting.bucket_cap_mb)
+    inputs = setting.inputs()
     for _ in range(steps):
         model.zero_grad()
         model(inputs).square().mean().backward()
-    return model._get_ddp_logging_data()  # private: may change
+    return borrowed.ddp_logging_data(model)

@@ -8,6 +8,8 @@ calls. Use them like `torch.nn.parallel.DistributedDataParallel`, with one line 
     loss(model(inputs)).backward()
     model.finish_gradient_synchronization()
     optimizer.step()
+
+At the end of this file are the five together, and what treats all of them alike.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,6 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 AVG = dist.ReduceOp.AVG
 
@@ -272,3 +276,39 @@ def require_same_parameters(module: nn.Module) -> None:
                     f"rank {rank} has {theirs} where rank 0 has {expected}: "
                     "build the same module on every rank"
                 )
+
+
+# Our four and torch's own, treated alike
+
+WRAPPERS = [NaiveDDP, FlatDDP, OverlappedDDP, BucketedDDP, DistributedDataParallel]
+Wrapper = type[nn.Module]
+
+
+def wrap(
+    wrapper: Wrapper, module: nn.Module, bucket_cap_mb: float | None = None
+) -> nn.Module:
+    """Wrap `module` in one of WRAPPERS; only the last two have buckets, of so many MiB.
+
+    Without a `bucket_cap_mb` they take their own, which is 25.
+    """
+    has_buckets = issubclass(wrapper, (BucketedDDP, DistributedDataParallel))
+    if has_buckets and bucket_cap_mb is not None:
+        return wrapper(module, bucket_cap_mb=bucket_cap_mb)
+    return wrapper(module)
+
+
+def finish_gradient_synchronization(model: nn.Module) -> None:
+    """All ranks wait for the mean gradients; torch's DDP has done so inside backward."""
+    if not isinstance(model, DistributedDataParallel):
+        model.finish_gradient_synchronization()
+
+
+def calling_from_python(model: nn.Module) -> nn.Module:
+    """The same model; torch's DDP makes its all_reduces in Python from now on.
+
+    It would make them in C++, where neither the trace nor a slow link sees them. The hook
+    that it gets makes the same calls.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(None, allreduce_hook)
+    return model

@@ -124,3 +124,20 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def contents_of(module: Any) -> tuple[dict, dict, dict]:
+    """A module's own parameters, buffers and submodules by name, also those that are None."""
+    return module._parameters, module._buffers, module._modules
+
+
+def set_contents(module: Any, parameters: dict, buffers: dict, submodules: dict) -> None:
+    """Give a module these, any tensors as its parameters; no constructor need have run."""
+    module._parameters, module._buffers, module._modules = parameters, buffers, submodules
+
+
+def visible_gpus() -> list:
+    """How PyTorch reads CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    return torch.cuda._parse_visible_devices()

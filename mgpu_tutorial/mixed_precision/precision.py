@@ -1,4 +1,4 @@
-"""Mixed precision: cheaper numbers where they suffice, on one rank and on several.
+"""Autocast, the life of a loss scaler, and where several ranks average their gradients.
 
 The forward pass runs in bfloat16 or float16 under `torch.autocast`, the parameters stay in
 float32, and a `GradScaler` keeps small gradients from vanishing
@@ -155,17 +155,6 @@ def look_then_average(
     scaler.unscale_(optimizer)
     average_gradients(model)
     clip_grad_norm_(model.parameters(), clip)
-    scaler.step(optimizer)
-    scaler.update()
-
-
-def clip_then_unscale(
-    model: nn.Module, optimizer: Optimizer, scaler: GradScaler, clip: float = 1.0
-) -> None:
-    """Wrong: the norm that is clipped is `scale` times too large."""
-    average_gradients(model)
-    clip_grad_norm_(model.parameters(), clip)
-    scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
 

@@ -186,9 +186,8 @@ def test_replicas_run_in_turn_in_one_thread_and_in_threads_all_at_once(d):
                 meeting.wait()
             return x
 
-    times = measurements.time_in_turn_and_in_threads(Meets(), torch.zeros(4, 1), d, repeats=2)
+    measurements.time_in_turn_and_in_threads(Meets(), torch.zeros(4, 1), d, repeats=2)
     assert seen == [True] * 4 + [False] * 4 + [True] * 4 + [False] * 4
-    assert min(times) >= 0 and times.in_threads > 0
 
 
 def test_seconds_are_medians_and_cores_are_busy_seconds_by_elapsed_ones(d, monkeypatch):

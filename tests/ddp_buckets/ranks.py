@@ -7,13 +7,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import measurements
-from mgpu_tutorial.ddp_buckets.experiments import (
-    Tower,
+from mgpu_tutorial.ddp_buckets.experiments import Setting, Tower, shares
+from mgpu_tutorial.ddp_buckets.wrappers import (
+    BucketedDDP,
+    NaiveDDP,
     finish_gradient_synchronization,
-    shares,
     wrap,
 )
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 
 
 class Mixed(nn.Module):
@@ -170,9 +170,9 @@ class SlowAtFirst(NaiveDDP):
 def time_on_a_clock_of_our_own(rank, world_size):
     real = measurements.time.perf_counter
     measurements.time.perf_counter = lambda: SlowAtFirst.clock
-    experiment = measurements.Experiment(width=4, depth=1, batch=2)
+    setting = Setting(width=4, depth=1, batch=2)
     try:
-        return measurements.time_steps(rank, world_size, [SlowAtFirst], experiment, steps=3)
+        return measurements.time_steps(rank, world_size, [SlowAtFirst], setting, steps=3)
     finally:
         measurements.time.perf_counter = real
 

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from mgpu_tutorial.ddp_buckets import experiments
+from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import launch
-
-WRAPPERS = experiments.WRAPPERS
 
 
 def one_process(steps):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets import hooks
+from mgpu_tutorial.ddp_buckets import hooks, measurements
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.record.report import Report
 
@@ -42,13 +42,13 @@ def test_a_hook_returns_the_mean_up_to_its_rounding(hook, world_size):
 def test_each_hook_sends_the_bytes_that_we_say_and_learns():
     report = launch(hooks.train_with_each_hook, 2, list(hooks.HOOKS), trace=True)
     numbers = sum(p.numel() for p in hooks.digit_net().parameters())
-    sent = {name: hooks.payload(report, name) for name in hooks.HOOKS}
+    sent = {name: measurements.payload(report, name) for name in hooks.HOOKS}
     assert numbers == 50_890 and sent["float32"] == 4 * numbers
     assert sent["float16"] == sent["bfloat16"] == 2 * numbers
     assert sent["eight bits"] == numbers + 4
     # Two matrices of rank 1 for each weight, and the biases as they are.
     assert sent["PowerSGD"] == 4 * (784 + 64 + 64 + 10 + 64 + 10)
-    losses = hooks.mean_losses(report)
+    losses = measurements.mean_losses(report)
     for name in ("float16", "bfloat16", "eight bits"):
         apart = torch.tensor(losses[name]) - torch.tensor(losses["float32"])
         assert 0 < apart.abs().max() < 0.05
@@ -58,7 +58,7 @@ def test_each_hook_sends_the_bytes_that_we_say_and_learns():
 def test_the_mean_loss_is_that_of_the_ranks():
     first = {"float32": [1.0, 4.0], "eight bits": [2.0, 0.0]}
     second = {"float32": [2.0, 8.0], "eight bits": [6.0, 1.0]}
-    means = hooks.mean_losses(Report(2, [first, second]))
+    means = measurements.mean_losses(Report(2, [first, second]))
     assert means == {"float32": [1.5, 6.0], "eight bits": [4.0, 0.5]}
 
 

@@ -3,9 +3,9 @@
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets import measurements, wrappers
-from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, Tower
-from mgpu_tutorial.ddp_buckets.measurements import Experiment
+from mgpu_tutorial.ddp_buckets import experiments, measurements, wrappers
+from mgpu_tutorial.ddp_buckets.experiments import Setting, Tower
+from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import launch, timeline
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.shared.cost_model import Link
@@ -24,9 +24,9 @@ EXPECTED = {  # calls, how many of them begin during backward
 @pytest.fixture(scope="module")
 def reports():
     """Three steps with each wrapper; a bucket holds the MiB of one weight."""
-    experiment = Experiment(width=128, batch=4, bucket_cap_mb=1 / 16)
+    setting = Setting(width=128, batch=4, bucket_cap_mb=1 / 16)
     return {
-        wrapper: launch(measurements.record_steps, 2, wrapper, experiment, trace=True)
+        wrapper: launch(measurements.record_steps, 2, wrapper, setting, trace=True)
         for wrapper in WRAPPERS
     }
 
@@ -63,15 +63,15 @@ def test_the_two_steps_of_the_start_do_not_count():
 
 def test_a_link_takes_a_ring_of_messages(monkeypatch):
     seconds = []
-    monkeypatch.setattr(measurements, "slow_link", seconds.append)
-    Experiment(link=Link(latency=0.5, bandwidth=100.0)).network(4)
+    monkeypatch.setattr(experiments, "slow_link", seconds.append)
+    Setting(link=Link(latency=0.5, bandwidth=100.0)).network(4)
     # 2 (N - 1) messages, each of a quarter of the bytes
     assert seconds[0](800) == 6 * (0.5 + 200 / 100.0)
 
 
 @pytest.mark.timing
 def test_over_a_slow_network_buckets_beat_both_extremes():
-    slow = Experiment(128, 8, 4, bucket_cap_mb=1 / 8, pause=5e-3, link=Link(2e-3, 50e6))
+    slow = Setting(128, 8, 4, bucket_cap_mb=1 / 8, pause=5e-3, link=Link(2e-3, 50e6))
     times = launch(measurements.time_steps, 2, WRAPPERS, slow).results[0]
     best = {name: min(seconds) for name, seconds in times.items()}
     # 18 calls of 4 ms and 10.6 ms of bytes behind 40 ms of backward.
@@ -83,7 +83,7 @@ def test_over_a_slow_network_buckets_beat_both_extremes():
 
 @pytest.mark.timing
 def test_a_middle_bucket_size_is_the_fastest_on_a_network_that_we_set():
-    slow = Experiment(256, 16, 4, pause=6e-3, link=Link(5e-3, 50e6))
+    slow = Setting(256, 16, 4, pause=6e-3, link=Link(5e-3, 50e6))
     caps = [0.25, 1.0, 4.0]
     times = launch(measurements.time_bucket_caps, 2, caps, slow).results[0]
     # 16 buckets' latency; four buckets behind a quarter of backward; all at the end.

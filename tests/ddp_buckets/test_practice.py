@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.functional import nll_loss
 
 from mgpu_tutorial.ddp_buckets import exercises, practice, train_single, wrappers
-from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, run_each_setting
+from mgpu_tutorial.ddp_buckets.experiments import run_each_setting
 from mgpu_tutorial.ddp_buckets.measurements import count_calls
+from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet

@@ -3,8 +3,7 @@
 import pytest
 
 from mgpu_tutorial.ddp_buckets import reducer
-from mgpu_tutorial.ddp_buckets.experiments import Tower, run_each_setting
-from mgpu_tutorial.ddp_buckets.measurements import Experiment
+from mgpu_tutorial.ddp_buckets.experiments import Setting, Tower, run_each_setting
 from mgpu_tutorial.lab import launch
 
 SETTINGS = {  # a Tower of six layers of 1 MiB: 6.03 MiB in all
@@ -21,8 +20,8 @@ SETTINGS = {  # a Tower of six layers of 1 MiB: 6.03 MiB in all
 
 @pytest.fixture(scope="module")
 def seen():
-    six_mib = Experiment(batch=4, bucket_cap_mb=None)
-    settings = {n: s | {"experiment": six_mib} for n, s in SETTINGS.items()}
+    six_mib = Setting(batch=4, bucket_cap_mb=None)
+    settings = {n: s | {"setting": six_mib} for n, s in SETTINGS.items()}
     first, second = launch(run_each_setting, 2, reducer.observe_buckets, settings).results
     assert first == second
     return first
@@ -66,14 +65,14 @@ def test_only_a_view_saves_the_second_memory():
 
 
 def test_the_buckets_do_not_depend_on_the_number_of_ranks():
-    experiment = Experiment(width=256, batch=4, bucket_cap_mb=0.5)
-    seen = launch(reducer.observe_buckets, 2, experiment).results[0]
-    report = launch(reducer.pretend_world, 1, 1024, experiment, backend="none")
+    setting = Setting(width=256, batch=4, bucket_cap_mb=0.5)
+    seen = launch(reducer.observe_buckets, 2, setting).results[0]
+    report = launch(reducer.pretend_world, 1, 1024, setting, backend="none")
     assert report.results == [(seen, 1024)] and len(seen[1]) == 3
 
 
 def test_the_log_tells_sizes_order_and_times():
-    log = launch(reducer.read_ddp_log, 2, Experiment(batch=64)).results[0]
+    log = launch(reducer.read_ddp_log, 2, Setting(batch=64)).results[0]
     assert log["bucket_sizes"] == str(sum(p.nbytes for p in Tower(512, 6).parameters()))
     assert len(log["rebuilt_bucket_sizes"].split(", ")) == 6
     order = [int(i) for i in log["prev_iteration_grad_ready_order_indices"].split(", ")]

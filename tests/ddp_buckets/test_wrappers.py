@@ -5,7 +5,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import wrappers
-from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, run_each_setting
+from mgpu_tutorial.ddp_buckets.experiments import run_each_setting
+from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import RankFailed, launch
 from tests.ddp_buckets import ranks as workers
 
@@ -44,7 +45,7 @@ def runs():
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("variant", list(VARIANTS))
-@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.__name__)
+@pytest.mark.parametrize("wrapper", OURS, ids=lambda wrapper: wrapper.__name__)
 def test_four_steps_equal_one_process_and_torch(runs, wrapper, variant, world_size):
     found, alone = runs
     of_torch = found[world_size][0][DistributedDataParallel.__name__, variant]
@@ -83,17 +84,14 @@ def test_the_baseline_is_no_constant(runs):
 
 
 FIRST = 4 * (10 + 10 * 48 + 48 + 48 * 48)  # bytes of the head and of one layer
+CUTS = [1e-6, 0.005, 0.01, FIRST / 2**20, 0.03, 25]
 
 
 def test_our_buckets_are_those_of_torch():
-    settings = {
-        (cap, own): {"cap": cap, "own": own}
-        for cap in (1e-6, 0.005, 0.01, FIRST / 2**20, 0.03, 25)
-        for own in (False, True)
-    }
+    settings = {(cap, own): {"cap": cap, "own": own} for cap in CUTS for own in (False, True)}
     for result in launch(run_each_setting, 2, workers.cut_buckets, settings).results:
-        for cap, own in settings:
-            assert result[cap, own] == result[cap, False], cap
+        for cap in CUTS:
+            assert result[cap, True] == result[cap, False], cap
         assert len(result[1e-6, True]) == 16 and len(result[25, True]) == 1
 
 

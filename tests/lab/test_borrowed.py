@@ -2,14 +2,19 @@
 
 import ast
 import importlib
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import mgpu_tutorial
+from mgpu_tutorial.lab import borrowed
 
 PACKAGE = Path(mgpu_tutorial.__file__).parent
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 NAMES = [
     *("multiprocessing.forkserver:_forkserver._stop", "multiprocessing.util:_exit_function"),
     *("multiprocessing.forkserver:_forkserver.ensure_running",),
@@ -31,12 +36,8 @@ NAMES = [
     "torch.utils._pytree:tree_map",
     "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
     "torch.testing._internal.distributed.fake_pg:FakeStore",
+    "torch.cuda:_parse_visible_devices",
 ]
-# Modules that still use the names themselves, with what they use.
-STILL = {
-    "ddp_buckets/reducer.py": {"_get_ddp_logging_data", "_internal"},
-    "data_parallel/wrapper.py": {"_modules"},
-}
 PUBLIC = {
     *("_exit", "_getframe", "_current_frames"),  # documented by Python
     *("_asdict", "_replace", "_fields"),  # of a NamedTuple, documented
@@ -53,12 +54,22 @@ def test_a_borrowed_name_exists(name):
         thing = getattr(thing, part)
 
 
+def test_a_module_keeps_its_tensors_and_submodules_in_three_dicts():
+    inner, weight, mean = nn.Identity(), nn.Parameter(torch.ones(1)), torch.zeros(2)
+    module = nn.Module()
+    module.weight, module.inner = weight, inner
+    module.register_parameter("bias", None)
+    module.register_buffer("mean", mean)
+    contents = {"weight": weight, "bias": None}, {"mean": mean}, {"inner": inner}
+    assert borrowed.contents_of(module) == contents
+    another = nn.Module()
+    borrowed.set_contents(another, *contents)
+    assert another.weight is weight and another.mean is mean and another.inner is inner
+
+
 def private_names(path: Path) -> set[str]:
     """The names with an underscore that a module takes from others."""
-    return private_names_in(ast.parse(path.read_text(encoding="utf-8")))
-
-
-def private_names_in(tree: ast.AST) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     defined = {
         node.name
         for node in ast.walk(tree)
@@ -86,18 +97,23 @@ MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "lab/borrowed.py"])
 def test_no_other_module_knows_a_private_name(module):
-    assert private_names(PACKAGE / module) <= STILL.get(module, set())
+    assert private_names(PACKAGE / module) == set()
 
 
 def test_the_walk_finds_private_names():
     assert "_forkserver" in private_names(PACKAGE / "lab" / "borrowed.py")
 
 
+def notebook_code(path: Path) -> str:
+    """The code cells of a notebook, without what they show."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+
+
 def test_every_borrowed_name_is_used():
-    """By a module of the package, or by one that will use it in place of its own."""
-    borrowed = ast.parse((PACKAGE / "lab" / "borrowed.py").read_text(encoding="utf-8"))
+    """By a module of the package or in a cell of a notebook."""
     texts = [(PACKAGE / m).read_text(encoding="utf-8") for m in MODULES]
+    texts += [notebook_code(path) for path in NOTEBOOKS.glob("*.ipynb")]
     used = {name for text in texts for name in re.findall(r"\bborrowed\.(\w+)", text)}
-    still = set().union(*STILL.values())
-    for function in (node for node in borrowed.body if isinstance(node, ast.FunctionDef)):
-        assert function.name in used or private_names_in(function) & still, function.name
+    tree = ast.parse((PACKAGE / "lab" / "borrowed.py").read_text(encoding="utf-8"))
+    assert {node.name for node in tree.body if isinstance(node, ast.FunctionDef)} <= used

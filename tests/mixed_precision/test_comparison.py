@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks import comparison as benchmark
+from mgpu_tutorial.ddp_buckets.measurements import payload
 from mgpu_tutorial.lab import launch, span
 from mgpu_tutorial.mixed_precision import comparison
 from mgpu_tutorial.shared.data import pictures
@@ -73,15 +74,9 @@ def measured():
             n: s for n, s in benchmark.SETUPS.items() if (s.wrapper == "DDP") + 1 == ranks
         }
         report = launch(train_each, ranks, setups, device="cpu", timeout=100, trace=True)
-        mine = [event for event in report.events if event.rank == 0]
-        for inside in (e for e in mine if e.kind == "span" and e.note in setups):
-            handed = [
-                event.nbytes
-                for event in mine
-                if event.kind == "collective" and inside.begin <= event.begin <= inside.end
-            ]
-            ranks_found = [result[inside.note] for result in report.results]
-            everything[inside.note] = ranks_found, sum(handed)
+        for name in setups:
+            ranks_found = [result[name] for result in report.results]
+            everything[name] = ranks_found, payload(report, name)
     return everything
 
 
