@@ -90,7 +90,16 @@ def _main_thread(text: str) -> list[SourceLine]:
     """The frames of the thread that runs the worker, the innermost first."""
     for block in reversed(re.split(r"\n(?=(?:Current thread|Thread) 0x)", "\n" + text)):
         found = re.findall(r'  File "(.*)", line (\d+) in (.*)', block)
-        frames = [SourceLine(file, int(line), function) for file, line, function in found]
+        frames = [
+            SourceLine(_unescaped(file), int(line), _unescaped(function))
+            for file, line, function in found
+        ]
         if any(frame.function == "enter" and frame.file.startswith(LAB) for frame in frames):
             return frames
     return []
+
+
+def _unescaped(name: str) -> str:
+    """A name with its other than ASCII letters, for which faulthandler writes numbers."""
+    numbers = r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})"
+    return re.sub(numbers, lambda found: chr(int(found[found.lastindex], 16)), name)

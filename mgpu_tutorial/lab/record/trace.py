@@ -179,6 +179,8 @@ def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def _members(group: Any) -> list[int] | None:
     """The ranks of a group, in any form that a collective takes; None for the default."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return []
     if isinstance(group, dist.DeviceMesh):
         return group.mesh.flatten().tolist()
     if isinstance(group, tuple):  # a mesh and the number of its dimension
@@ -243,6 +245,8 @@ def read(path: Path, rank: int, origin: float) -> list[Event]:
         events.setdefault(fields["index"], {}).update(fields)
     result = []
     for fields in events.values():
+        if "op" not in fields:  # the line of its beginning was torn
+            continue
         for moment in ("begin", "end", "done"):
             if fields.get(moment) is not None:
                 fields[moment] -= origin

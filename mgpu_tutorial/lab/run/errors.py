@@ -156,7 +156,7 @@ def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
     if refused:
         return RankFailed(refused[0].message, report, tracebacks)
     gone = [outcome.rank for outcome in outcomes if outcome.kind == "returned"]
-    left = [outcome.rank for outcome in outcomes if outcome.kind != "returned"]
+    left = [o.rank for o in outcomes if o.lost_peer or (o.kind == "stopped" and o.waits_in)]
     if causes or not gone:  # without anybody who left, the loss of a peer is a cause
         causes = causes or [outcome for outcome in outcomes if outcome.lost_peer]
         lines = _headlines(causes)

@@ -36,6 +36,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 CACHED = type(functools.cache(len))
+EMPTY = types.CellType()  # of a name that the function around has not given a value
 
 
 def _cached(function: Any, parameters: dict[str, Any]) -> Any:
@@ -103,5 +104,9 @@ def _parts(value: object, name: str) -> list[tuple[str, object]]:
             (f"{n}, which {name} uses,", value.__globals__[n])
             for n in used
             if n in value.__globals__
-        ] + [(f"{n}, which {name} uses,", cell.cell_contents) for n, cell in cells]
+        ] + [
+            (f"{n}, which {name} uses,", cell.cell_contents)
+            for n, cell in cells
+            if cell != EMPTY
+        ]
     return []
