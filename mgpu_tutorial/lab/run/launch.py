@@ -78,6 +78,7 @@ def launch(
                 _device_of(rank, device),
                 trace,
                 threads,
+                timeout=float(timeout),
             )
             for rank in range(world_size)
         ]
@@ -147,9 +148,10 @@ def _send(named: dict[str, Any], payload: dict, path: Path) -> None:
 def _environment(job: Job) -> dict[str, str]:
     """The kernel's environment of this moment and what torchrun would add to it."""
     own = {"TORCHINDUCTOR_CACHE_DIR": str(server.kernel_folder() / "inductor")}
+    inherited = {name: value for name, value in os.environ.items() if name != server.KERNEL}
     return (
         own
-        | dict(os.environ)
+        | inherited
         | {
             "TMPDIR": str(Path(job.folder, "tmp")),
             "RANK": str(job.rank),

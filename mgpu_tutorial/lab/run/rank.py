@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import dis
 import faulthandler
+import gc
 import inspect
 import io
 import json
@@ -50,7 +51,8 @@ except ImportError:  # Windows
     resource = None
 
 LINGER = 0.5  # seconds that a rank which returned stays for its peers
-GROUP_TIMEOUT = timedelta(hours=1)  # the launcher's own timeout comes first
+GROUP_TIMEOUT = 3600.0  # seconds at least: the launcher's own timeout comes first
+LONGEST_TIMEOUT = 1e9  # seconds: more than this overflows in C++
 LOST_PEER = re.compile(
     r"gloo.*(closed by peer|reset by peer|Broken pipe|Socket (closed|Timeout)"
     r"|pair closure|Connection refused)"
@@ -71,6 +73,7 @@ class Job:
     trace: bool
     threads: int = 1
     seed: int = 0
+    timeout: float = 30.0
 
     @property
     def home(self) -> Path:
@@ -83,23 +86,29 @@ def enter(job: Job, environment: dict[str, str]) -> None:
     _own_streams(home)
     _own_environment(environment)
     _watch(job)
+    process = os.getpid()
     outcome = _run(job)
+    if os.getpid() != process:  # the worker had forked: this is not the rank
+        sys.stderr.write(outcome.get("traceback", ""))
+        os._exit(0)
     _note_memory(home, _peak_memory())
     _say(home, outcome)
     _flush()
-    # Whoever closes first must not cut a last message: stay for the others a moment.
-    if outcome["kind"] == "returned" and _wait_for_all(job, "outcome"):
-        if dist.is_initialized() and job.backend != "gloo":
-            dist.destroy_process_group()
-        _tell_what_lasts(home)
-        return
+    if outcome["kind"] == "returned":
+        # Whoever closes first must not cut a last message: stay for the others a moment.
+        everybody = _wait_for_all(job, "outcome")
+        names = _tell_what_lasts(home)
+        if dist.is_initialized() and (job.backend != "gloo" if everybody else names):
+            _leave_the_group()
+        if everybody or names:  # threads and children may go on as after any program
+            return
     borrowed.run_exit_handlers()  # stops a DataLoader's workers, as a normal exit does
     os._exit(0)  # closes the sockets at once: a peer that still waits learns it now
 
 
 def _run(job: Job) -> dict[str, Any]:
     """Load the worker, join the group, call the worker; say how it ended."""
-    began = None
+    began, process = None, os.getpid()
     try:
         if job.trace:
             trace.start(job.home / "events")
@@ -108,14 +117,16 @@ def _run(job: Job) -> dict[str, Any]:
         prepare(job.rank, job.device, job.seed, job.threads)
         if job.backend != "none":
             store = dist.FileStore(str(Path(job.folder, "store")), job.world_size)
-            join(job.backend, job.rank, job.world_size, store=store)
+            join(job.backend, job.rank, job.world_size, limit=2 * job.timeout, store=store)
         (job.home / "ready").touch()
         _wait_for_all(
             job, "ready", forever=True
         )  # so that no worker outruns the others' joining
         began = time.monotonic()
         result = call["worker"](job.rank, job.world_size, *call["args"], **call["kwargs"])
-        if result is not None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # an error of a kernel is the worker's
+        if result is not None and os.getpid() == process:
             transfer.write(result, job.home / "result", f"the result of rank {job.rank}")
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a worker too
         return _raised(error)
@@ -146,16 +157,24 @@ def _resident_memory() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _tell_what_lasts(home: Path) -> None:
+def _tell_what_lasts(home: Path) -> list[str]:
     """Name what may keep this process alive, for the kernel that cannot wait for ever."""
     threads = [
         thread.name
         for thread in threading.enumerate()
-        if not thread.daemon and thread is not threading.main_thread()
+        if (not thread.daemon or thread.name == "QueueFeederThread")  # joined by its queue
+        and thread is not threading.main_thread()
     ]
     names = threads + [child.name for child in active_children()]
     if names:
         (home / "lasting").write_text(", ".join(names), encoding="utf-8")
+    return names
+
+
+def _leave_the_group() -> None:
+    """Close this rank's connections, so that a peer which still waits learns it now."""
+    dist.destroy_process_group()
+    gc.collect()  # a model in a cycle may hold the group
 
 
 def prepare(rank: int, device: str, seed: int = 0, threads: int | None = 1) -> None:
@@ -176,15 +195,21 @@ def prepare(rank: int, device: str, seed: int = 0, threads: int | None = 1) -> N
         torch.set_default_device(device)
 
 
-def join(backend: str, rank: int, world_size: int, **rendezvous: Any) -> None:
-    """Meet the other ranks and form the default process group."""
+def join(
+    backend: str, rank: int, world_size: int, limit: float = 0.0, **rendezvous: Any
+) -> None:
+    """Meet the other ranks and form the default process group.
+
+    Its operations may wait for `limit` seconds, and for GROUP_TIMEOUT at least.
+    """
+    seconds = min(max(GROUP_TIMEOUT, limit), LONGEST_TIMEOUT)
     dist.set_debug_level_from_env()  # the fork server read it long before it was set
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
     dist.init_process_group(
         backend,
         rank=rank,
         world_size=world_size,
-        timeout=GROUP_TIMEOUT,
+        timeout=timedelta(seconds=seconds),
         device_id=device,
         **rendezvous,
     )
@@ -236,17 +261,19 @@ def _raised(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _message(error: BaseException) -> str:
+def _message(error: BaseException, seen: frozenset[int] = frozenset()) -> str:
     """What an exception says, with the members of a group and the cause that it names."""
+    seen |= {id(error)}
     try:
         text = str(error)
     except Exception as failure:
         text = f"(its message cannot be shown: {type(failure).__name__})"
     if isinstance(error, BaseExceptionGroup):
-        text += "".join(f"\n{type(e).__name__}: {_message(e)}" for e in error.exceptions)
-    if error.__cause__ is not None:
-        cause = error.__cause__
-        text += f"\nbecause of {type(cause).__name__}: {_message(cause)}"
+        members = [f"{type(e).__name__}: {_message(e, seen)}" for e in error.exceptions]
+        text = "\n".join([text, *members])
+    cause = error.__cause__
+    if cause is not None and id(cause) not in seen:  # `raise e from e` is its own cause
+        text += f"\nbecause of {type(cause).__name__}: {_message(cause, seen)}"
     return text
 
 
@@ -277,12 +304,14 @@ def _say(home: Path, outcome: dict[str, Any]) -> None:
 
 def _wait_for_all(job: Job, name: str, forever: bool = False) -> bool:
     """Wait until each rank has a file `name`; False where one has none after LINGER."""
-    paths = [Path(job.folder, f"rank{rank}", name) for rank in range(job.world_size)]
+    missing = [Path(job.folder, f"rank{rank}", name) for rank in range(job.world_size)]
     end = time.monotonic() + LINGER
-    while not all(path.exists() for path in paths):
+    pause = 0.001
+    while missing := [path for path in missing if not path.exists()]:
         if not forever and time.monotonic() > end:
             return False
-        time.sleep(0.001)
+        time.sleep(pause)
+        pause = min(1.05 * pause, 0.01)  # 64 ranks that ask all the time hinder the last one
     return True
 
 
@@ -338,7 +367,8 @@ def _watch(job: Job) -> None:
     def mark(frame: Any) -> None:
         place = source_lines.of_frame(frame)
         if place:
-            os.pwrite(where, json.dumps(place).encode().ljust(1024), 0)
+            with contextlib.suppress(OSError):  # a full disk
+                os.pwrite(where, json.dumps(place).encode().ljust(1024), 0)
 
     def guard() -> None:
         parent = parent_process()
@@ -348,7 +378,8 @@ def _watch(job: Job) -> None:
             if (parent is not None and not parent.is_alive()) or not home.exists():
                 os.kill(os.getpid(), signal.SIGKILL)
             mark(sys._current_frames().get(main))
-            if job.trace and not (home / "outcome.draft").exists():
+            said = (home / "outcome.draft").exists() or (home / "outcome").exists()
+            if job.trace and not said:
                 _note_memory(home, _resident_memory())
 
     for name in ("_exit", "kill", "abort"):  # a rank that ends itself says where
@@ -357,10 +388,10 @@ def _watch(job: Job) -> None:
 
 
 def _marking(function: Callable, mark: Callable) -> Callable:
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
             mark(sys._getframe(1))
-        return function(*args)
+        return function(*args, **kwargs)
 
     return call
 
@@ -376,11 +407,13 @@ def progress(items: Any, total: int | None = None) -> Iterator:
         yield from items
         return
     file = os.open(Path(folder, "progress"), os.O_CREAT | os.O_WRONLY, 0o600)
-    for done, item in enumerate(items):
-        os.pwrite(file, f"{done} {total}\n".encode().ljust(40), 0)
-        yield item
-    os.pwrite(file, f"{total} {total}\n".encode().ljust(40), 0)
-    os.close(file)
+    try:
+        for done, item in enumerate(items):
+            os.pwrite(file, f"{done} {total}\n".encode().ljust(40), 0)
+            yield item
+        os.pwrite(file, f"{total} {total}\n".encode().ljust(40), 0)
+    finally:  # also where the loop is left early
+        os.close(file)
 
 
 def status(text: str) -> None:
