@@ -27,7 +27,10 @@ from mgpu_tutorial.lab.run.rank import Job, enter
 SERVER_LIMIT = 120.0  # seconds for the fork server's imports, on a busy machine
 JOIN_LIMIT = 60.0  # seconds until all ranks must have joined: imports of their own
 GRACE = 1.0  # seconds that the others get to end after the first failure
+CULPRIT_LIMIT = 5.0  # the same, while all failures come of a loss that nobody explains
 EXIT_LIMIT = 2.0  # seconds from the last worker's end to the last process's
+SILENT_LIMIT = 10.0  # the same for a process that names nothing which keeps it
+KILL_LIMIT = 5.0  # seconds until killed processes are gone
 LAST_WORDS = 2.0  # seconds that a fork server which has hung up gets to say why
 OUTPUT_LIMIT = 32 * 2**20  # bytes that one rank may print
 TICK = 0.02  # seconds between two looks; the end of a process wakes the kernel at once
@@ -47,6 +50,8 @@ def workspace(world_size: int) -> Iterator[Path]:
         end = time.monotonic() + 5
         while folder.exists() and time.monotonic() < end:
             shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():
+                time.sleep(0.01)
 
 
 def await_server() -> None:
@@ -61,11 +66,14 @@ def await_server() -> None:
         begin = server.log_size()
         if server.notebook_kernel() and server.importing():
             import_meanwhile()
-        first = mp.get_context(server.METHOD).Process(target=time.sleep, args=(0,))
+        context = mp.get_context(server.METHOD)
+        first = context.Process(target=time.sleep, args=(0,), daemon=True)
         try:
             with server.answering_within(SERVER_LIMIT):
                 first.start()
                 first.join()
+            if first.exitcode == 255:  # what is told of a process whose server has ended
+                raise EOFError
             server.note_warm()
             return
         except (OSError, EOFError) as error:
@@ -75,6 +83,9 @@ def await_server() -> None:
                 raise errors.not_started(
                     "the fork server", error, server.log(begin)
                 ) from None
+        finally:
+            if first.is_alive():
+                first.kill()
 
 
 def import_meanwhile() -> None:
@@ -100,6 +111,8 @@ class Ranks:
             for job, environment in zip(self.jobs, environments, strict=True):
                 process = context.Process(target=enter, args=(job, environment))
                 try:
+                    if not server.is_alive():  # multiprocessing would start one of its own
+                        raise EOFError
                     process.start()
                 except (OSError, EOFError) as error:
                     hung_up = isinstance(error, EOFError | ConnectionError)
@@ -130,12 +143,12 @@ class Ranks:
                 if failed is None and self._all_over():
                     self._await_exits()
                     return "ended", self._seconds()
-                if failed is not None and (self._all_over() or now > failed + GRACE):
+                if failed is not None and (self._all_over() or now > failed + self._grace()):
                     return "failed", now - (begin or started)
                 if begin is None and now > started + JOIN_LIMIT:
                     return "late", now - started
                 if begin is not None and now > begin + timeout:
-                    return "hung", now - begin
+                    return "hung" if failed is None else "failed", now - begin
                 bar.show(now - (begin or started))
                 self._await_change()
 
@@ -163,6 +176,12 @@ class Ranks:
     def _has_failed(self) -> bool:
         return any(found["kind"] != "returned" for found in self._outcomes.values())
 
+    def _grace(self) -> float:
+        """A culprit may close its connections some time before it says what happened."""
+        found = self._outcomes.values()
+        unexplained = all(o["kind"] == "raised" and o["lost_peer"] for o in found)
+        return CULPRIT_LIMIT if unexplained else GRACE
+
     def _all_over(self) -> bool:
         return len(self._outcomes) == len(self.jobs)
 
@@ -181,17 +200,15 @@ class Ranks:
 
     def _await_exits(self) -> None:
         """Give the processes time to end; a rank that cannot says so in its stderr."""
-        end = time.monotonic() + EXIT_LIMIT
-        for process in self._processes:
-            process.join(max(0.0, end - time.monotonic()))
-        for job, process in zip(self.jobs, self._processes, strict=True):
-            if process.is_alive():
-                left = text_of(job.home / "lasting") or "something"
-                with open(job.home / "stderr", "a", encoding="utf-8") as file:
-                    file.write(
-                        f"launch ended this process {EXIT_LIMIT:g} s after its worker had "
-                        f"returned: {left} was still at work\n"
-                    )
+        begin = time.monotonic()
+        living = list(zip(self.jobs, self._processes, strict=True))
+        while living := [(job, process) for job, process in living if process.is_alive()]:
+            passed = time.monotonic() - begin
+            if passed > SILENT_LIMIT:
+                return
+            if passed > EXIT_LIMIT:
+                living = [(job, process) for job, process in living if not _lasts(job)]
+            connection.wait([process.sentinel for _, process in living], TICK)
 
     def outcomes(self) -> list[RankOutcome]:
         """How every rank ended, or where it is; asks the living for their stack."""
@@ -206,18 +223,24 @@ class Ranks:
 
     def stop(self) -> None:
         """Kill whatever still runs, with its children, and wait for it."""
+        # Without the server nobody tells of a rank's end, and its children may live on.
+        lost = not server.is_alive()
         for process in self._processes:
-            if process.is_alive():
-                with suppress(ProcessLookupError):
+            if lost or process.is_alive():
+                with suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
                 with suppress(ProcessLookupError, PermissionError, AttributeError):
                     os.killpg(process.pid, signal.SIGKILL)
+        end = time.monotonic() + KILL_LIMIT
         for process in self._processes:
-            process.join(5)
+            process.join(max(0.0, end - time.monotonic()))
+        if any(process.is_alive() for process in self._processes):
+            server.replace()  # it cannot tell of their end; its own end does
+        for job, process in zip(self.jobs, self._processes, strict=False):
             server.end_group(process.pid)
-            with suppress(
-                ValueError
-            ):  # it cannot be killed: the kernel of the machine has it
+            with suppress(OSError):
+                (job.home / "pid").unlink()  # whoever gets this number next is not ours
+            with suppress(ValueError):  # the kernel of the machine has it
                 process.close()
         self._processes.clear()
 
@@ -266,7 +289,21 @@ class Ranks:
 
 def _last_seen(job: Job) -> source_lines.SourceLine | None:
     text = text_of(job.home / "where").strip(" \0")
-    return source_lines.SourceLine(*json.loads(text)) if text else None
+    with suppress(ValueError, TypeError):  # torn, on a full disk
+        return source_lines.SourceLine(*json.loads(text)) if text else None
+    return None
+
+
+def _lasts(job: Job) -> bool:
+    """Whether the rank says what keeps it from ending; if so, its stderr tells that too."""
+    names = text_of(job.home / "lasting")
+    if names:
+        with open(job.home / "stderr", "a", encoding="utf-8") as file:
+            file.write(
+                f"launch ended this process {EXIT_LIMIT:g} s after its worker had "
+                f"returned: {names} was still at work\n"
+            )
+    return bool(names)
 
 
 def text_of(path: Path) -> str:

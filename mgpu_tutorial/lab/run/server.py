@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -62,6 +62,7 @@ def start() -> None:
     _replace_if_unreachable()
     _began.append((os.getpid(), time.monotonic()))
     mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
+    resource_tracker.ensure_running()  # its start would undo the mask
     os.environ[KERNEL] = f"{os.getpid()}:{kernel_folder()}"
     # Ctrl-C is for the kernel; the server's first instructions would die of it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -72,8 +73,8 @@ def start() -> None:
             borrowed.forget_fork_server()
             forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.environ.pop(KERNEL, None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def kernel_folder() -> Path:
@@ -133,7 +134,7 @@ def note_warm() -> None:
 def end_now() -> None:
     """Kill the server; its ranks die with it."""
     pid = borrowed.fork_server_pid()
-    if pid is not None:
+    if pid is not None and is_alive():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -226,6 +227,7 @@ def end_with(kernel: Any) -> None:
 
     def stop_first(restart: bool) -> Any:
         for stop in (  # what the one removed, the next may look for
+            end_launches,
             borrowed.run_exit_handlers,
             borrowed.stop_fork_server,
             borrowed.stop_resource_tracker,
@@ -235,6 +237,21 @@ def end_with(kernel: Any) -> None:
         return shut_down(restart)
 
     kernel.do_shutdown = stop_first
+
+
+def end_launches() -> None:
+    """End the ranks that still run, and the server: nobody may wait for them any more."""
+    running = list(kernel_folder().glob("launch-*"))
+    if running:
+        end_now()
+        kill_ranks(kernel_folder())
+
+
+def kill_ranks(folder: Path) -> None:
+    """Kill the process groups of all ranks that run below a kernel's folder."""
+    for path in folder.glob("launch-*/rank*/pid"):
+        with suppress(ValueError, OSError):
+            os.killpg(int(path.read_text()), signal.SIGKILL)
 
 
 def sweep(folder: str) -> None:
@@ -252,9 +269,12 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
     its end, and no thread of theirs may come to look.
     """
     os.setsid()  # JupyterLab kills a kernel together with its process group
-    with open(Path(folder, LOG), "ab") as log_file:
-        os.dup2(log_file.fileno(), 1)
-        os.dup2(log_file.fileno(), 2)
+    try:
+        with open(Path(folder, LOG), "ab") as log_file:
+            os.dup2(log_file.fileno(), 1)
+            os.dup2(log_file.fileno(), 2)
+    except FileNotFoundError:  # the kernel has ended meanwhile
+        os._exit(0)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(folder, "inductor")))
     server = os.getpid()
 
@@ -263,9 +283,8 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
 
     def look(number: int, frame: FrameType | None) -> None:
         if os.getpid() == server and kernel_is_gone():
-            for path in Path(folder).glob("launch-*/rank*/pid"):
-                with suppress(ValueError, ProcessLookupError, PermissionError):
-                    os.killpg(int(path.read_text()), signal.SIGKILL)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            kill_ranks(Path(folder))
             sweep(folder)
             os._exit(0)
 
