@@ -15,6 +15,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from mgpu_tutorial.lab import progress
+
 
 def never_exits(rank, world_size, marker):
     if rank == 0:
@@ -35,6 +37,69 @@ def leaves_a_program(rank, world_size, marker):
     child = subprocess.Popen(["sleep", "61"])
     with open(f"{marker}.{rank}", "w") as file:
         file.write(str(child.pid))
+
+
+def waits_for_a_program(rank, world_size, marker):
+    leaves_a_program(rank, world_size, marker)
+    time.sleep(60)
+
+
+def _writes_later(path):
+    time.sleep(1)
+    with open(path, "w") as file:
+        file.write("all of it")
+
+
+def writes_in_a_thread(rank, world_size, path):
+    if rank == 0:
+        threading.Thread(target=_writes_later, args=(path,)).start()
+    else:
+        time.sleep(1.2)
+
+
+def leaves_a_thread(rank, world_size):
+    if rank == 0:
+        threading.Thread(target=time.sleep, args=(60,)).start()
+    else:
+        dist.recv(torch.zeros(1), src=0)
+
+
+def hangs_up_first(rank, world_size):
+    if rank == 0:
+        dist.recv(torch.zeros(1), src=1)
+    dist.destroy_process_group()
+    time.sleep(1.5)
+    raise ValueError("the reason")
+
+
+def freezes_the_server(rank, world_size):
+    if rank == 0:
+        os.kill(os.getppid(), signal.SIGSTOP)
+    return rank
+
+
+def forks_and_returns(rank, world_size):
+    child = os.fork()
+    if child == 0:
+        return "the child's"
+    os.waitpid(child, 0)
+
+
+def leaves_by_name(rank, world_size):
+    os._exit(status=3)
+
+
+def leaves_loops(rank, world_size):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        for _ in progress(range(3)):
+            break
+    return len(os.listdir("/proc/self/fd")) - before
+
+
+def adds_in_a_group_of_one(rank, world_size):
+    group = dist.new_group([0])
+    dist.all_reduce(torch.ones(1), group=group)
 
 
 def dies_with_temporary_files(rank, world_size):
@@ -98,6 +163,9 @@ def complains(rank, world_size, how):
             {}["weights"]
         except KeyError as error:
             raise RuntimeError("no checkpoint") from error
+    if how == "itself":
+        error = RuntimeError("no checkpoint")
+        raise error from error
     if how == "group":
         raise ExceptionGroup("two things", [ValueError("one"), TypeError("other")])
     if how == "loader":

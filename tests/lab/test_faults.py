@@ -6,6 +6,7 @@ to say what was not so.
 
 import builtins
 import os
+import re
 import resource
 import signal
 import socket
@@ -25,8 +26,8 @@ import pytest
 import torch
 
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
-from mgpu_tutorial.lab.record import source_lines
-from mgpu_tutorial.lab.run import engine, errors, server, transfer
+from mgpu_tutorial.lab.record import source_lines, trace
+from mgpu_tutorial.lab.run import engine, errors, rank, server, transfer
 from tests.lab import faulty
 from tests.lab.leftovers import after, leftovers, runs
 
@@ -98,6 +99,28 @@ def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1 and after(1, partial(alive, tmp_path)) == []
 
 
+def test_a_thread_may_finish_its_file_after_the_worker(tmp_path):
+    launch(faulty.writes_in_a_thread, 2, str(tmp_path / "checkpoint"), timeout=20)
+    assert (tmp_path / "checkpoint").read_text() == "all of it"
+
+
+def test_a_thread_that_lasts_does_not_hold_the_connections():
+    lines, _ = fails(faulty.leaves_a_thread, 2, timeout=20)
+    assert lines[0] == "rank 0 returned while rank 1 still waited for an answer"
+
+
+def test_a_server_that_tells_of_no_end_is_replaced(monkeypatch):
+    monkeypatch.setattr(engine, "SILENT_LIMIT", 0.5)
+    monkeypatch.setattr(engine, "KILL_LIMIT", 0.5)
+    report = launch(faulty.freezes_the_server, 2)
+    assert report.results == [0, 1]
+    assert report.stderr == ["", ""]
+
+
+def test_a_child_that_returns_from_the_worker_is_not_the_rank():
+    assert launch(faulty.forks_and_returns, 2).results == [None, None]
+
+
 def test_a_fork_server_that_dies_by_itself_leaves_the_folder_of_the_kernel():
     pid = server.borrowed.fork_server_pid()
     folder = server.kernel_folder()
@@ -154,8 +177,22 @@ def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
     os.waitpid(server.borrowed.fork_server_pid(), 0)  # as a program may that waits for all
 
 
+def test_programs_of_ranks_end_when_the_fork_server_is_killed(tmp_path):
+    def kill():
+        after(10, lambda: [] if len(list(tmp_path.glob("pid.*"))) == 2 else [1])
+        os.kill(server.borrowed.fork_server_pid(), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(RankFailed):
+        launch(faulty.waits_for_a_program, 2, str(tmp_path / "pid"))
+    thread.join()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert after(5, partial(alive, tmp_path)) == []
+
+
 def test_a_frozen_fork_server_is_replaced(monkeypatch):
-    monkeypatch.setattr(engine, "JOIN_LIMIT", 1.0)
+    monkeypatch.setattr(engine, "JOIN_LIMIT", 3.0)
     os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
     with pytest.raises(
         RankFailed, match="rank 0 could not be started: the fork server .* did not answer"
@@ -242,6 +279,39 @@ def test_a_killed_kernel_takes_ranks_with_it_that_cannot_look_for_it(tmp_path):
     assert after(5, lambda: list((tmp_path / "tmp").iterdir())) == []
 
 
+def test_a_kernel_that_is_shut_down_during_a_launch_does_not_wait_for_it(tmp_path):
+    done = program(
+        """
+        import os, pathlib, sys, threading, time, types
+        from mgpu_tutorial.lab import launch
+        from mgpu_tutorial.lab.run import server
+        from tests.lab import faulty
+
+        def shut_down():
+            while len(list(pathlib.Path().glob("pid.*"))) < 2:
+                time.sleep(0.02)
+            kernel.do_shutdown(False)
+
+        if __name__ == "__main__":
+            kernel = types.SimpleNamespace(do_shutdown=lambda restart: os._exit(7))
+            server.end_with(kernel)
+            threading.Thread(target=shut_down, daemon=True).start()
+            try:
+                launch(faulty.says_who_it_is, 2, sys.argv[1], timeout=20)
+            except RuntimeError as error:
+                print(type(error).__name__, flush=True)
+                time.sleep(60)
+        """,
+        tmp_path,
+        "pid",
+    )
+    out, err = done.communicate(timeout=100)
+    assert done.returncode == 7, err
+    assert "RanksHung" not in out
+    assert after(5, partial(alive, tmp_path)) == []
+    assert after(5, lambda: list((tmp_path / "tmp").iterdir())) == []
+
+
 def test_the_launcher_makes_no_semaphore(monkeypatch):
     def refuse(*_):
         raise AssertionError("a semaphore stays when a kernel is killed")
@@ -264,18 +334,20 @@ def test_a_burst_of_ctrl_c_leaves_no_rank(times, gap):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(gap)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    def interrupt(number, frame):  # outside of launch it would end the tests
+        while frame is not None:
+            if frame.f_code is launch.__code__:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    before = signal.signal(signal.SIGINT, interrupt)
     thread = threading.Thread(target=press)
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             launch(faulty.sleeps, 3)
     finally:
-        while thread.is_alive():
-            try:
-                thread.join()
-            except KeyboardInterrupt:
-                continue
+        thread.join()
         signal.signal(signal.SIGINT, before)
 
 
@@ -306,6 +378,24 @@ def test_a_recursive_function_with_an_unpicklable_global_is_named():
         "again",
     )
     with pytest.raises(CannotTravel, match=r"lock, which the worker again uses, \(lock\)"):
+        launch(worker, 2)
+
+
+def test_a_name_without_a_value_does_not_hide_what_cannot_travel():
+    worker = in_a_cell(
+        """
+        import threading
+        lock = threading.Lock()
+        def make():
+            def worker(rank, world_size):
+                return later, lock
+            return worker
+            later = 1
+        worker = make()
+        """,
+        "worker",
+    )
+    with pytest.raises(CannotTravel, match=r"lock, which the worker worker uses, \(lock\)"):
         launch(worker, 2)
 
 
@@ -343,6 +433,27 @@ def test_a_store_that_nobody_serves_is_a_cause():
 def test_a_rank_that_leaves_without_a_word_is_a_cause(who, ranks):
     lines, _ = fails(faulty.leaves_quietly, 2, who)
     assert lines[0].startswith(f"{ranks} left with exit code 0, at faulty.py:")
+
+
+def test_an_exit_code_may_come_by_its_name():
+    lines, _ = fails(faulty.leaves_by_name, 1)
+    assert lines[0].startswith("rank 0 left with exit code 3, at faulty.py:")
+
+
+def test_a_culprit_that_hangs_up_first_is_waited_for():
+    lines, _ = fails(faulty.hangs_up_first, 2, timeout=20)
+    assert lines[0].startswith("rank 1 raised ValueError: the reason, at faulty.py:")
+
+
+def test_a_rank_that_computes_does_not_wait_for_an_answer():
+    outcomes = [
+        errors.RankOutcome(0, "returned"),
+        errors.RankOutcome(1, "raised", lost_peer=True),
+        errors.RankOutcome(2, "stopped", waits_in="recv"),
+        errors.RankOutcome(3, "stopped"),
+    ]
+    said = str(errors.failure(outcomes, errors.Report(world_size=4))).splitlines()
+    assert said[0] == "rank 0 returned while ranks 1 and 2 still waited for an answer"
 
 
 def test_several_ranks_were_killed():
@@ -384,6 +495,7 @@ def test_a_message_shows_its_first_and_last_lines():
             "ValueError: Caught ValueError in DataLoader worker process 0.",
             ["ValueError: sample 0 is torn"],
         ),
+        ("itself", "RuntimeError: no checkpoint", []),
         ("mute", "Mute: (its message cannot be shown: KeyError)", []),
     ],
 )
@@ -524,6 +636,21 @@ def test_a_peer_may_be_a_number_of_numpy():
     ]
 
 
+def test_a_rank_outside_of_a_group_records_its_call():
+    events = launch(faulty.adds_in_a_group_of_one, 2, trace=True).events
+    groups = [(event.rank, event.group) for event in events if event.op == "all_reduce"]
+    assert groups == [(0, (0,)), (1, ())]
+
+
+def test_torn_files_of_a_rank_do_not_hide_how_it_ended(tmp_path):
+    job = rank.Job(str(tmp_path), 0, 1, "gloo", "cpu", trace=True)
+    job.home.mkdir()
+    (job.home / "where").write_text('["train.py", 7, "work')
+    assert engine._last_seen(job) is None
+    (job.home / "events").write_text('{"index": 0, "op": "ba\n{"index": 0, "end": 1.0}\n')
+    assert trace.read(job.home / "events", 0, 0.0) == []
+
+
 @pytest.mark.parametrize(
     "worker, word", [(faulty.asynchronous, "async function"), (faulty.generator, "generator")]
 )
@@ -541,7 +668,7 @@ def test_a_current_folder_that_is_gone_is_named(tmp_path, monkeypatch):
 
 
 def test_ranks_that_never_join_are_shown_where_they_are(monkeypatch, tmp_path):
-    monkeypatch.setattr(engine, "JOIN_LIMIT", 1.0)
+    monkeypatch.setattr(engine, "JOIN_LIMIT", 3.0)
     slow = tmp_path / "slow_module.py"
     slow.write_text(
         "import os, time\n"
@@ -551,8 +678,8 @@ def test_ranks_that_never_join_are_shown_where_they_are(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     import slow_module
 
-    lines, _ = fails(slow_module.worker, 2, kind=RanksHung)
-    assert lines[0] == "2 of 2 ranks had not joined after 1 s"
+    lines, _ = fails(slow_module.worker, 2, kind=RanksHung, timeout=5)
+    assert re.fullmatch(r"2 of 2 ranks had not joined after \d+ s", lines[0])
     assert lines[1].startswith("  rank 0 had not joined, and was at slow_module.py:2  time.")
 
 
@@ -569,6 +696,10 @@ def test_ranks_may_end_apart_without_a_wait():
     begin = time.monotonic()
     launch(faulty.ends_apart, 2)
     assert time.monotonic() - begin < 0.7 + engine.EXIT_LIMIT * crowd()
+
+
+def test_a_loop_that_is_left_early_leaves_no_descriptor():
+    assert launch(faulty.leaves_loops, 1).results == [0]
 
 
 def test_output_without_end_is_stopped(monkeypatch):
@@ -634,6 +765,8 @@ def test_only_a_wait_for_others_is_compared_with_a_real_job():
     own = ("/home/me/train.py", 7, "worker")
     assert source_lines.waiting_call(dump((c10d, 9, "recv"), own, enter)) == "recv"
     assert source_lines.waiting_call(dump(own, enter)) == ""
+    escaped = (r"/home/andr\xe9/\u20ac.py", 7, "worker")  # as faulthandler writes it
+    assert source_lines.of_dump(dump(escaped, enter)) == ("/home/andré/€.py", 7, "worker")
     hung = [errors.RankOutcome(0, "stopped", waits_in="recv")]
     report = errors.Report(world_size=1)
     assert "Timed out waiting 1800000ms for recv" in str(errors.hang(hung, 3, report))

@@ -240,11 +240,11 @@ def end_with(kernel: Any) -> None:
 
 
 def end_launches() -> None:
-    """End the ranks that still run, and the server: nobody may wait for them any more."""
-    running = list(kernel_folder().glob("launch-*"))
-    if running:
-        end_now()
+    """Kill the ranks of a launch in another thread, so that it ends before what it uses."""
+    end = time.monotonic() + 5
+    while any(kernel_folder().glob("launch-*")) and time.monotonic() < end:
         kill_ranks(kernel_folder())
+        time.sleep(0.02)
 
 
 def kill_ranks(folder: Path) -> None:
