@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,14 @@ def test_two_nodes_print_the_losses_of_two_ranks(machine, free_port, tmp_path, e
     assert "29500" in NODE_0 and NODE_0.replace("node-rank 0", "node-rank 1") == NODE_1
     scripts = [script.replace("29500", free_port) for script in (NODE_0, NODE_1)]
     nodes = [start(script, machine, tmp_path) for script in scripts]
-    for rank, node in enumerate(nodes):
-        out, err = node.communicate(timeout=120)
-        assert node.returncode == 0, err
+    with ThreadPoolExecutor() as readers:  # a node that fails does not end the other one
+        reading = [readers.submit(node.communicate) for node in nodes]
+        first = next(as_completed(reading, timeout=100)).result()
+        if any(node.poll() for node in nodes):
+            [node.kill() for node in nodes]
+        said = [done.result(timeout=60) for done in reading]
+    for rank, (out, err) in enumerate(said):
+        assert nodes[rank].returncode == 0, f"{err}\n{first}"
         assert out.splitlines()[:3] == expected[rank]
 
 

@@ -441,4 +441,5 @@ def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
         print(f"[rank {rank}]", "\n".join(returned(result)), flush=True)
     dist.barrier()
     dist.destroy_process_group()
-    sys.exit(0)
+    _flush()
+    os._exit(0)  # a thread of gloo's may outlive its group, and abort Python's own end
