@@ -29,6 +29,7 @@ def store(path: Path) -> None:
         store_widget_state=False,
         record_timing=False,
         coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],  # it warns of TCP on loopback each time
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()
