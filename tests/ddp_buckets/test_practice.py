@@ -130,9 +130,7 @@ def test_torchrun_trains_on_two_ranks_what_one_process_trains(tmp_path):
 
     expected = digits_by_hand(order, epochs=2)
     # 24 steps in float32: rounding is 1e-5 on one processor, a forgotten set_epoch 2e-3.
-    torch.testing.assert_close(
-        torch.load(tmp_path / "model.pt"), expected, rtol=0, atol=2e-4
-    )
+    torch.testing.assert_close(torch.load(tmp_path / "model.pt"), expected, rtol=0, atol=2e-4)
 
 
 def test_torchrun_that_fails_is_told(tmp_path, monkeypatch):
