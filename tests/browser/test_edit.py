@@ -30,7 +30,8 @@ def notebook(opened):
     opened.page.evaluate(LOOK)
     opened.page.evaluate("look.panel().content.activeCellIndex = 1")
     opened.run("notebook:run-cell")
-    return opened
+    yield opened
+    opened.page.evaluate("look.panel().sessionContext.shutdown()")  # others count from 1
 
 
 def text_of(notebook, index):
