@@ -31,7 +31,7 @@ def notebook(opened):
     opened.page.evaluate("look.panel().content.activeCellIndex = 1")
     opened.run("notebook:run-cell")
     yield opened
-    opened.page.evaluate("look.panel().sessionContext.shutdown()")  # others count from 1
+    opened.page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
 
 
 def text_of(notebook, index):
