@@ -1,12 +1,18 @@
 # make lab           set everything up and open JupyterLab on the contents
+# make setup         only set everything up
 # make test          set everything up and run every check, the notebooks included
 # make check NAME=point_to_point   one chapter's style, tests and notebook
 # make quick         what needs no interpreter, kernel or compiler of its own
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, web pages and slides, in build/
+# make student       notebooks with open predictions, in student/ (those that are there are kept)
+# make site          everything for static hosting, in build/site/
+# make assignment NAME=point_to_point   its exercises for otter and nbgrader, in build/assignment/
+# make publish       build/site/ as the branch gh-pages of origin
 # make test-processors   every check as three processors (NAMES="tests/test_data.py": only these)
 # make test-gpu      only the checks that need a GPU (skipped where there is none)
 # make test-browser  every notebook in JupyterLab, in a real browser; pictures in build/screens/
+# make mutants       seed mistakes one by one, see whether the checks notice (NAMES="lab": only these)
 # make bench         the measurements that the notebooks and the README quote
 # make new-chapter NAME=my_topic [AFTER=point_to_point]   one more chapter, the rest renumbered
 # make update [TORCH=2.14.0]       run all notebooks (with that PyTorch), list what changed
@@ -26,9 +32,11 @@ PYTHON ?= $(shell for p in `cat $(VENV)/python 2>/dev/null` \
 	python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: lab test quick check test-processors test-gpu test-browser notebooks handouts new-chapter update bench clean
+.PHONY: lab setup test quick check test-processors test-gpu test-browser mutants notebooks handouts student site publish assignment new-chapter update bench clean
 lab: $(VENV)/installed
-	@$(BIN)/python tools/open_jupyterlab.py
+	@$(BIN)/python tools/open_jupyterlab.py $(LAB)
+
+setup: $(VENV)/installed
 
 test: $(VENV)/installed
 	@$(BIN)/python tools/check.py test
@@ -49,11 +57,26 @@ test-browser: $(VENV)/browser
 	@$(BIN)/python tests/browser/chromium.py
 	@$(BIN)/python -m pytest -q tests/browser
 
+mutants: $(VENV)/installed
+	@$(BIN)/python tools/mutants.py $(NAMES)
+
 notebooks: $(VENV)/installed
 	@$(BIN)/python tools/store.py
 
 handouts: $(VENV)/installed
 	@$(BIN)/python -m handouts
+
+student: $(VENV)/installed
+	@$(BIN)/python -m handouts.student
+
+site: $(VENV)/installed
+	@$(BIN)/python -m handouts.site
+
+assignment: $(VENV)/installed
+	@$(BIN)/python tools/assignment.py "$(NAME)"
+
+publish: $(VENV)/installed
+	@$(BIN)/python tools/publish.py
 
 new-chapter: $(VENV)/installed
 	@$(BIN)/python tools/new_chapter.py "$(NAME)" --after "$(AFTER)"
@@ -107,6 +130,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(BIN)/python -c "import matplotlib.font_manager" 2>/dev/null
 	@touch $@
 
+AXE := axe-core@4.14.1
 $(VENV)/browser: $(VENV)/installed
 	@$(INSTALL) -e '.[test,browser]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
+	@{ mkdir -p $(VENV)/axe-core && cd $(VENV)/axe-core && npm pack --silent $(AXE) && \
+		tar xzf axe-core-*.tgz; } >/dev/null 2>&1 || \
+		echo "No npm here, or it cannot fetch $(AXE): the web pages are not checked with it."
 	@touch $@

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 import torch
 
 from mgpu_tutorial.lab import Table, fastest_step, idle_share, launch, pipeline_steps
-from mgpu_tutorial.model_parallel import measurements, micro_batches, pipeline
+from mgpu_tutorial.model_parallel import micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
+from mgpu_tutorial.pipelines import measurements, schedules
+from mgpu_tutorial.pipelines import work as works
 
 STEPS = 3
 ORDERS = ["GPipe", "1F1B", "interleaved 1F1B"]
@@ -53,7 +55,8 @@ def on_ranks(
 ) -> dict[str, list[float]]:
     """Milliseconds of a step for each number of micro-batches, by schedule."""
     model, times = resnet.new_model(), {}
-    work = resnet.ResNetStages(model, samples=samples, image_size=image_size)
+    cuts = ("layer2.0", "layer3.0", "layer4.0")
+    work = works.ResNetStages(cuts, samples, image_size, model)
     for name in ORDERS[: 3 if world_size == 2 else 2]:  # ResNet-50 is cut into four at most
         for micro in micros:
             model.zero_grad()
@@ -81,16 +84,19 @@ def medians(runs: list[dict[str, list[float]]]) -> dict[str, list[str]]:
 def bubbles(repeats: int) -> Table:
     """The idle share of four ranks whose stages pause, by schedule and micro-batches."""
     rows = []
-    for name in pipeline.SCHEDULES:
-        stages_per_rank = len(pipeline.stages_on_rank(name, 0, 4))
+    for name in schedules.SCHEDULES:
+        stages_per_rank = len(schedules.stages_on_rank(name, 0, 4))
         for micro in (4, 8, 16):
             shares = []
             for _ in range(repeats):
-                work, measure = pipeline.Pauses(0.02), measurements.measure_schedule
+                work, measure = (
+                    works.Pauses(4, 0.02, split_backward=name == "zero bubble"),
+                    measurements.measure_schedule,
+                )
                 report = launch(measure, 4, name, micro, work, 2, trace=True)
                 shares.append(idle_share(fastest_step(pipeline_steps(report))))
             formula = (
-                f"{pipeline.bubble(4, micro, stages_per_rank):.0%}"
+                f"{schedules.bubble(4, micro, stages_per_rank):.0%}"
                 if name != "zero bubble"
                 else "-"
             )

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial import collectives as co
+from mgpu_tutorial.collectives.measurements import fit_alpha_beta
 from mgpu_tutorial.lab import Table, launch, progress
 
 SIZES = [2**k for k in range(20, 27)]
-METHODS = [co.ring_all_reduce, co.naive_all_reduce, co.gloo_all_reduce]
+METHODS = [co.ring_all_reduce, co.naive_all_reduce, dist.all_reduce]
 
 
 def race(rank: int, world_size: int, repeats: int) -> dict[int, list[list[float]]]:
@@ -55,7 +56,7 @@ def main() -> None:
     header = ["size", "ring ms", "naive ms", "gloo ms", "gloo / ring", "naive / ring"]
     print(f"{given.ranks} ranks on one machine, gloo on CPU, {given.repeats} turns")
     print(Table(header, rows))
-    alpha, beta = co.fit_alpha_beta(SIZES, ring, given.ranks)
+    alpha, beta = fit_alpha_beta(SIZES, ring, given.ranks)
     print(f"ring: alpha {alpha * 1e6:.0f} µs a message, beta {beta / 1e9:.2f} GB/s")
 
 

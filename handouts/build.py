@@ -4,6 +4,7 @@
     build/instructor/NN_stem.pdf   with solutions, timing and teaching notes
     build/*/book.pdf               all of them in one
     build/slides/NN_stem.pdf       16:9; NN_stem_notes.pdf and NN_stem.pdfpc: what is said
+    build/book.epub                all of them for an electronic reader, with solutions
     build/html/index.html          one self-contained page a notebook, and where to find all
 
 Two steps, each in as many processes as there are cores: pandoc and filter.lua make Typst
@@ -21,16 +22,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 
 from tqdm import tqdm
 
-from handouts import convert, web
-from handouts.editions import INSTRUCTOR, STUDENT, edition, typst_string
+from handouts import convert, epub, web
+from handouts.editions import EPUB, INSTRUCTOR, STUDENT, edition, typst_string
 from handouts.notebook import ROOT, Notebook, Unprintable, read, read_text
 from handouts.slides import slides
 
 EDITIONS = {STUDENT: "Student's edition", INSTRUCTOR: "Instructor's edition"}
+
+RIGHTS = "Text and figures: CC BY 4.0. Code: MIT."
 
 
 @dataclass
@@ -153,6 +157,7 @@ class Plan:
             for n in [*every, *self.documents]
         ]
         self.series = self.documents[0].title if self.documents else "Handouts"
+        self.about = _first_words(self.documents[0]) if self.documents else []
         if self.documents:  # the first of them gives the book its title
             head = self.documents[0].pieces[0]
             self.documents[0].pieces[0] = replace(head, text=self.documents[0].path.stem)
@@ -184,6 +189,8 @@ class Plan:
             meta = self._meta(n)
             for name in EDITIONS:
                 yield Target(self._text(name, n), paper_text, (n, name, meta), key)
+            chapter = self.work / "epub" / f"{n.id}.json"
+            yield Target(chapter, epub_text, (n, meta), key)
             neighbours = web.neighbours(self.notebooks, i)
             arguments = (n, meta, self.series, neighbours, self.work / "media")
             page = self.out / "html" / f"{n.id}.html"
@@ -192,8 +199,8 @@ class Plan:
                 arguments = (n, self._meta(n, slides=True))
                 yield Target(self._text("slides", n), slides_text, arguments, key)
         index = self.out / "html" / "index.html"
-        arguments = (self.entries, self.series, self.work / "media")
-        key = digest(self.common, self.entries, self.series)
+        arguments = (self.entries, self.series, self.about, self.work / "media")
+        key = digest(self.common, self.entries, self.series, self.about)
         yield Target(index, web.index, arguments, key)
 
     def _text(self, form: str, notebook: Notebook) -> Path:
@@ -204,6 +211,7 @@ class Plan:
         for name in EDITIONS:
             both = [*self.notebooks, *self.documents]
             yield self._pdf(name, both, "book", self._book(name))
+        yield self._epub([*self.notebooks, *self.documents])
         for n in self.notebooks:
             for name in EDITIONS:
                 yield self._pdf(name, [n], n.id, self._single(name, n))
@@ -211,6 +219,12 @@ class Plan:
             main += f'#include "/slides/{n.id}.body.typ"\n'
             yield self._pdf("slides", [n], n.id, main, convert.deck)
             yield self._pdf("slides", [n], f"{n.id}_notes", main, notes="yes")
+
+    def _epub(self, parts: list[Notebook]) -> Target:
+        chapters = [self.work / "epub" / f"{part.id}.json" for part in parts]
+        key = digest(self.common, self.series, *(file.read_bytes() for file in chapters))
+        arguments = (chapters, self.series, RIGHTS, self.work)
+        return Target(self.out / "book.epub", epub.book, arguments, key)
 
     def _pdf(
         self,
@@ -259,6 +273,12 @@ class Plan:
         )
 
 
+def _first_words(document: Notebook) -> list[str]:
+    """The text under the title of a page, up to its first heading."""
+    prose = list(takewhile(lambda piece: piece.kind != "heading", document.pieces[1:]))
+    return [piece.text for piece in prose]
+
+
 def _constraints(root: Path) -> str:
     file = root / "constraints.txt"
     return file.read_text(encoding="utf-8") if file.exists() else ""
@@ -280,6 +300,11 @@ def paper_text(notebook: Notebook, name: str, meta: dict, path: Path) -> None:
     """The Typst text of an edition of a notebook."""
     body = convert.pandoc(edition(notebook, name), meta, "-t", "typst")
     _write(path, '#import "/paper.typ": *\n' + body)
+
+
+def epub_text(notebook: Notebook, meta: dict, path: Path) -> None:
+    """The blocks of a notebook for an electronic book."""
+    epub.blocks(edition(notebook, EPUB), meta, path)
 
 
 def slides_text(notebook: Notebook, meta: dict, path: Path) -> None:

@@ -5,11 +5,12 @@ An edition is a list of pandoc blocks, made here and turned into Typst or HTML b
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
+from handouts.answers import Answer, answers, without_lead
 from handouts.notebook import Notebook, Piece
 
-STUDENT, INSTRUCTOR, HTML = "student", "instructor", "html"
-ANSWERS = ("text", "error", "html", "image")
+STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
 HINT = re.compile(r"^hint: (.*)", re.M | re.S)
 
 
@@ -43,16 +44,22 @@ def edition(notebook: Notebook, name: str) -> list[dict]:
 
 
 class _Edition:
-    """Goes through the pieces and remembers an open question and an open solution."""
+    """Goes through the pieces; remembers the answers to predictions and an open solution."""
 
     def __init__(self, notebook: Notebook, name: str) -> None:
         self.notebook, self.name = notebook, name
         self.times = minutes(notebook) if name == INSTRUCTOR else {}
-        self.asked = False
+        self.answers = [] if name == INSTRUCTOR else answers(notebook.pieces)
+        self.open: list[dict] = []  # the pieces of an answer so far
+        self.kept: list[dict] = []  # answers that come at the end
 
     def blocks(self) -> Iterator[dict]:
         solution: list[dict] = []
+        held = {i: answer for answer in self.answers for i in answer.pieces}
         for i, piece in enumerate(self.notebook.pieces):
+            if i in held:
+                yield from self._answer(held[i], i)
+                continue
             if solution and piece.role != "solution":
                 yield group("solution", solution)
                 solution = []
@@ -65,6 +72,32 @@ class _Edition:
                 yield block("note", note, self._where(piece))
         if solution:
             yield group("solution", solution)
+        if self.kept:
+            where = self._where(self.notebook.pieces[-1])
+            yield block("heading", "Answers to the predictions", where, level=2)
+            yield from self.kept
+
+    def _answer(self, answer: Answer, i: int) -> Iterator[dict]:
+        """What answers a prediction: folded on a web page. A book shows it at the end of the
+        chapter, and the students' has room for the prediction here."""
+        piece = self.notebook.pieces[i]
+        last, lead = i == answer.pieces[-1], ""
+        if last and i in answer.said:
+            text, lead = without_lead(piece.text)
+            piece = replace(piece, text=text)
+        self.open.append(plain(piece, self._where(piece)))
+        number = self.answers.index(answer) + 1
+        label = {"id": f"{self.notebook.id}--answer-{number}", "number": number}
+        if self.name != HTML and i == answer.shown[-1]:
+            yield block("room", "", self._where(piece), **label)
+        if last and self.name == HTML:
+            yield group("answer", self.open)
+        elif last:
+            self.kept += [block("answers", "", self._where(piece), **label), *self.open]
+        if last:
+            self.open = []
+        if lead:
+            yield block("lead", lead, self._where(piece))
 
     def _leads(self, piece: Piece, i: int) -> bool:
         """True for a text that stands on the page of the code after it."""
@@ -87,8 +120,6 @@ class _Edition:
         where = self._where(piece)
         if piece.kind == "navigation" or (self.name == HTML and piece.level == 1):
             return  # a web page has both in its template
-        if self.name == STUDENT:
-            yield from self._room(piece)
         if piece.role == "exercise" and piece.kind == "text":
             yield from self._stub(piece)
             return
@@ -99,16 +130,8 @@ class _Edition:
             yield block("lead", piece.text, where)
         else:
             yield plain(piece, where, self.notebook.number)
-        self.asked = self.asked or piece.kind == "predict"
-        if piece.kind == "heading" and self.name != HTML:
+        if piece.kind == "heading" and self.name not in (HTML, EPUB):
             yield from self._timing(piece, i)
-
-    def _room(self, piece: Piece) -> Iterator[dict]:
-        """A student writes the prediction here; what answers it stands on the next page."""
-        ends = piece.kind in ANSWERS or (piece.kind == "heading" and piece.level < 3)
-        if self.asked and ends:
-            self.asked = False
-            yield self._raw(piece, "#room()")
 
     def _stub(self, piece: Piece) -> Iterator[dict]:
         """The "not yet" of an exercise is of use to nobody on paper, its hint is."""
@@ -116,12 +139,12 @@ class _Edition:
             yield self._raw(piece, "#space()")
         if hint := HINT.search(piece.text):
             text = " ".join(hint[1].split("\n"))
-            upright = self.name == INSTRUCTOR
+            upright = self.name in (INSTRUCTOR, EPUB)
             text, kind = (f"*Hint:* {text}", "prose") if upright else (text, "hint")
             yield block(kind, text, self._where(piece))
 
     def _timing(self, piece: Piece, i: int) -> Iterator[dict]:
-        if piece.level == 1 and self.notebook.number and self.name != HTML:
+        if piece.level == 1 and self.notebook.number:
             yield self._raw(piece, "#sections()")
         if piece.level == 1 and self.times:
             rows = ", ".join(

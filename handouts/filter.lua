@@ -93,6 +93,10 @@ local function link(element)
     inlines:insert(pandoc.RawInline("typst", "]"))
     return inlines
   end
+  if meta.epub then
+    element.target = "#" .. id .. (anchor ~= "" and "--" .. anchor or "")
+    return element
+  end
   local fragment = anchor ~= "" and "#" .. anchor or ""
   element.target = (id == meta.id and fragment ~= "") and fragment or id .. ".html" .. fragment
   return element
@@ -300,7 +304,8 @@ local pieces = {}
 
 function pieces.heading(block)
   local level, title = tonumber(block.attributes.level), prose("# " .. block.text)[1].content
-  local id = typst and meta.id .. (level > 1 and "--" .. slug(block.text) or "")
+  local whole = typst or meta.epub
+  local id = whole and meta.id .. (level > 1 and "--" .. slug(block.text) or "")
     or slug(block.text)
   local number = block.attributes.number or ""
   if number ~= "" then
@@ -364,6 +369,9 @@ function pieces.html(block)
   end
   if typst then
     return blocks
+  elseif meta.epub then
+    local parsed = pandoc.read(block.text, "html").blocks
+    return pandoc.Div(parsed, pandoc.Attr("", { "rich" }))
   end
   return pandoc.Div(pandoc.RawBlock("html", block.text), pandoc.Attr("", { "rich" }))
 end
@@ -419,8 +427,36 @@ function pieces.solution(div)
   local blocks = converted(div.content)
   if typst then
     return pandoc.Blocks { wrapped("#solution", blocks) }
+  elseif meta.epub then
+    blocks:insert(1, pandoc.Para { pandoc.Strong "Solution" })
+    return pandoc.Blocks { pandoc.Div(blocks, pandoc.Attr("", { "solution" })) }
   end
   blocks:insert(1, pandoc.RawBlock("html", "<details><summary>Solution</summary>"))
+  blocks:insert(pandoc.RawBlock("html", "</details>"))
+  return blocks
+end
+
+-- A prediction on paper: room for it here, its answer at the end of the chapter.
+function pieces.room(block)
+  local a = block.attributes
+  if typst then
+    return raw(string.format("#room(%s, %s)", quoted(a.id), a.number))
+  end
+  return pandoc.Para { pandoc.Link("The answer stands at the end of the chapter.", "#" .. a.id) }
+end
+
+function pieces.answers(block)
+  local a = block.attributes
+  if typst then
+    return raw(string.format("#answer(%s, %s)", quoted(a.id), a.number))
+  end
+  return pandoc.Header(3, "To prediction " .. a.number, pandoc.Attr(a.id, { "unlisted" }))
+end
+
+function pieces.answer(div)
+  local blocks = converted(div.content)
+  blocks:insert(1, pandoc.RawBlock("html",
+    '<details class="answer"><summary>Open this after your prediction</summary>'))
   blocks:insert(pandoc.RawBlock("html", "</details>"))
   return blocks
 end

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
 IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
 PRINTABLE = (*IMAGES, "text/html", "text/markdown", "text/latex", "text/plain")
+CONTROLS = " (run this cell to get the controls)"  # which no page has
 LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button)\b", re.I)
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -221,6 +222,7 @@ class _Reader:
         elif mime == "text/html" and content.startswith(VERDICT):
             yield Piece("text", data["text/plain"], **self.common)
         elif mime == "text/html":
+            content = content.replace(CONTROLS, "")
             yield Piece("html", self._store_images(content), **self.common)
         elif mime == "text/markdown":
             yield Piece("listing", FILES.sub("", content), **self.common)

@@ -13,12 +13,16 @@ cell's text, and `handout.note` is said as well.
 
 import ast
 import re
+import textwrap
 from dataclasses import dataclass, field
 
-from handouts.editions import ANSWERS, HINT, block, group, plain
+from handouts.answers import SHOWN as ANSWERS
+from handouts.editions import HINT, block, group, plain
 from handouts.notebook import Notebook, Piece
 
 WORDS = 30  # of a paragraph, on a slide
+FEW = 12  # words that say nothing alone
+COLUMNS = 76  # of a docstring, so that it does not make the code small
 STRUCTURE = re.compile(r"\s*([-*+] |\d+[.)] |\||```|~~~|\$\$|<|!\[)", re.M)
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*$\[\d\"“])")
 DOCSTRING = re.compile(r'"""((?:(?!""").)*?)(?:\n(?:(?!""").)*)?"""', re.S)
@@ -133,8 +137,11 @@ class _Maker:
         return self.notebook.place(piece.cell)
 
     def _heading(self, piece: Piece, i: int) -> None:
-        self.title = piece.text
-        self.fresh, self.asked = True, None
+        self.asked = None
+        if piece.text == "Next" and self.slides:  # the last slide says it too
+            self.slides[-1].blocks.append(block("prose", "**Next**", self._where(piece)))
+            return
+        self.title, self.fresh = piece.text, True
         if piece.level == 1:
             self._new(piece, "title")
 
@@ -151,6 +158,9 @@ class _Maker:
         self._say(piece.text)
 
     def _prose(self, piece: Piece, i: int) -> None:
+        if piece.text.startswith("**Change"):  # for whoever sits at the notebook
+            self._say(piece.text)
+            return
         leads = piece.text.rstrip().endswith(":") or self._explained(i) or self._lists(i)
         if self.slides and self.slides[-1].kind != "title" and leads and self._busy():
             self.fresh = True
@@ -158,10 +168,19 @@ class _Maker:
             self.fresh = True  # an exercise
         if not self.fresh and self.slides[-1].kind == "title" and "**" not in piece.text:
             self.fresh = True
-        text = brief(piece.text)
+        text = piece.text if self._asks(i) else brief(piece.text)
         self._show(piece, block("prose", text, self._where(piece)))
-        if text != piece.text:
+        if brief(piece.text) != piece.text:
             self._say(piece.text)
+
+    def _asks(self, i: int) -> bool:
+        """True if the next words of this cell are a prediction, which may need all of it."""
+        after = self.pieces[i + 1 : i + 2]
+        return (
+            bool(after)
+            and after[0].kind == "predict"
+            and after[0].cell == self.pieces[i].cell
+        )
 
     def _explained(self, i: int) -> bool:
         """True if an earlier paragraph of this cell has explained the result already."""
@@ -178,9 +197,7 @@ class _Maker:
     def _predict(self, piece: Piece, i: int) -> None:
         if not self.fresh and set(self.slides[-1].kinds) - {"prose"}:
             self.fresh = True
-        self._show(piece, block("predict", brief(piece.text), self._where(piece)))
-        if brief(piece.text) != piece.text:
-            self._say(piece.text)
+        self._show(piece, block("predict", piece.text, self._where(piece)))
         self.asked = []
 
     def _code(self, piece: Piece, i: int) -> None:
@@ -204,6 +221,7 @@ class _Maker:
         if not self.fresh and set(self.slides[-1].kinds) - {"prose"}:
             self.fresh = True
         text = DOCSTRING.sub(lambda doc: f'"""{doc[1]}"""', piece.text)
+        text = "\n".join(map(narrow, text.split("\n")))
         self._show(piece, block("listing", tight(text), self._where(piece)))
         if self.asked is not None:
             self.fresh = True
@@ -224,6 +242,17 @@ def tight(source: str) -> str:
     return source.replace("\n\n\n", "\n\n")
 
 
+def narrow(line: str) -> str:
+    """A docstring of one line on several, where it is long."""
+    said = line.lstrip()
+    if not said.startswith('"""') or len(line) <= COLUMNS:
+        return line
+    indent = line[: len(line) - len(said)]
+    return "\n".join(
+        textwrap.wrap(said, COLUMNS, initial_indent=indent, subsequent_indent=indent)
+    )
+
+
 def brief(text: str) -> str:
     """The first sentences of a paragraph; lists, tables, formulas and short ones whole."""
     if STRUCTURE.match(text) or len(text.split()) <= WORDS or "$$" in text:
@@ -237,19 +266,21 @@ def brief(text: str) -> str:
     sentences = SENTENCE.split(SPAN.sub(hold, " ".join(text.split("\n"))))
     kept = [sentences[0]]
     for sentence in sentences[1:]:
-        if len(" ".join([*kept, sentence]).split()) > WORDS:
+        enough = len(" ".join(kept).split()) > FEW
+        if enough and len(" ".join([*kept, sentence]).split()) > WORDS:
             break
         kept.append(sentence)
     return re.sub(r"\x00(\d+)\x01", lambda found: held[int(found[1])], " ".join(kept))
 
 
 def is_plumbing(source: str) -> bool:
-    """True for a cell that only imports, asserts or deletes: nothing to look at."""
+    """True for a cell that only imports, asserts, deletes or opens a worker for editing."""
     try:
         body = ast.parse(source).body
     except SyntaxError:
         return False
     return all(
         isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.Delete)
+        or ast.unparse(node).startswith("edit(")
         for node in body
     )

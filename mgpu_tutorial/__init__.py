@@ -12,8 +12,16 @@ CHAPTERS = (
     "distributed_sgd",
     "data_parallel",
     "ddp_buckets",
-    "model_parallel",
+    "ddp_reducer",
+    "ddp_in_practice",
+    "when_it_breaks",
     "mixed_precision",
+    "comparison",
+    "sharding",
+    "model_parallel",
+    "pipelines",
+    "tensor_parallel",
+    "at_scale",
 )
 
 # What the chapters import slowly: the lab's fork server does it once for all ranks.

@@ -66,7 +66,7 @@ def _first_line(thing: object) -> str:
 
 
 def find(name: str) -> Callable:
-    """The worker of that name, such as `point_to_point.blocking` or `ddp_buckets.hooks.…`.
+    """The worker of that name, such as `point_to_point.blocking` or `ddp_reducer.hooks.…`.
 
     Raises LookupError, which says what there is instead.
     """

@@ -9,29 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, random_split
+
+# Cutting once
 
 
-class Partition(Dataset):
-    """The samples `index` of `data`, in this order; `data` itself is not copied."""
+def share(total: int, rank: int, world_size: int) -> int:
+    """This rank's share of `total`; the first ranks take one more if it does not divide."""
+    return total // world_size + (rank < total % world_size)
 
-    def __init__(self, data: Sequence, index: list[int]) -> None:
-        self.data = data
-        self.index = index
 
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, i: int):
-        return self.data[self.index[i]]
+def cut_alone(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
+    """Each rank shuffles and cuts the data alone; returns the samples of its own part."""
+    lengths = [share(samples, r, world_size) for r in range(world_size)]
+    generator = torch.Generator().manual_seed(seed)
+    parts = random_split(range(samples), lengths, generator)
+    return list(parts[rank])
 
 
 class DataPartitioner:
-    """Shuffle once with `seed`, then cut into parts of the given `sizes` (fractions).
-
-    Every sample is in exactly one part when the fractions add up to 1. Raises ValueError
-    for a fraction that is not positive, for a sum above 1 and for a part without samples.
-    """
+    """Shuffle once with `seed`, then cut into parts of the given `sizes` (fractions)."""
 
     def __init__(self, data: Sequence, sizes: Sequence[float], seed: int = 1234) -> None:
         self.data = data
@@ -41,52 +39,58 @@ class DataPartitioner:
         self.parts = [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
     def indices(self, i: int) -> list[int]:
-        """The samples of part `i`, for data that is a list of files or of names."""
+        """The numbers of the samples of part `i`."""
         return self.parts[i]
 
-    def use(self, i: int) -> Partition:
+    def use(self, i: int) -> Subset:
         """Part `i` as a data set of its own."""
-        return Partition(self.data, self.parts[i])
+        return Subset(self.data, self.parts[i])
 
 
 def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     """Where each part ends. Rounding the running sum, not each part, loses nothing."""
+    _refuse_bad_sizes(sizes)
+    ends = [round(samples * sum(sizes[: part + 1])) for part in range(len(sizes))]
+    _refuse_empty_parts(samples, sizes, ends)
+    return ends
+
+
+def _refuse_bad_sizes(sizes: Sequence[float]) -> None:
     if not sizes or any(not size > 0 for size in sizes):
         raise ValueError(f"sizes must be one or more positive fractions, got {list(sizes)}")
     if sum(sizes) > 1 + 1e-9:
         raise ValueError(f"sizes must add up to at most 1, got {sum(sizes):g}: {list(sizes)}")
-    ends = [round(samples * sum(sizes[: i + 1])) for i in range(len(sizes))]
+
+
+def _refuse_empty_parts(samples: int, sizes: Sequence[float], ends: list[int]) -> None:
     for part, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if begin == end:
             raise ValueError(
                 f"part {part} would be empty: {sizes[part]:g} of {samples} samples. "
                 "Give it a larger fraction, or use fewer parts."
             )
-    return ends
 
 
 def classic_lengths(samples: int, parts: int) -> list[int]:
-    """The lengths that int(fraction * samples) gives: the usual way, and it loses samples."""
-    return [int(1.0 / parts * samples) for _ in range(parts)]
+    """The length of each part as it is usually computed: this loses samples."""
+    fraction = 1.0 / parts
+    return [int(fraction * samples) for _ in range(parts)]
 
 
-def my_part(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
-    """Each rank cuts the same data alone, and returns the samples of its own part."""
-    partitioner = DataPartitioner(range(samples), [1 / world_size] * world_size, seed)
-    return list(partitioner.use(rank))
-
-
-def my_files(rank: int, world_size: int, folder: str) -> list[str]:
+def take_files(rank: int, world_size: int, folder: str) -> list[str]:
     """Each rank takes its share of the image files of a folder, by their sorted names."""
     files = sorted(Path(folder).glob("*.png"))  # sorted: else the order may differ by rank
     partitioner = DataPartitioner(files, [1 / world_size] * world_size)
     return [files[i].name for i in partitioner.indices(rank)]
 
 
-def sampled(
+# Epochs
+
+
+def draw_epochs(
     rank: int, world_size: int, samples: int, epochs: int, set_epoch: bool, drop_last: bool
 ) -> list[list[int]]:
-    """The samples that a DistributedSampler gives this rank, one list an epoch."""
+    """The samples that a DistributedSampler gives this rank, one list per epoch."""
     sampler = DistributedSampler(range(samples), seed=7, drop_last=drop_last)
     orders = []
     for epoch in range(epochs):
@@ -96,18 +100,30 @@ def sampled(
     return orders
 
 
-def share(total: int, rank: int, world_size: int) -> int:
-    """This rank's share of `total`; the first ranks take one more if it does not divide."""
-    return total // world_size + (rank < total % world_size)
+# Batches
 
 
-def loaded(rank: int, world_size: int, samples: int, batch: int) -> list[list[int]]:
-    """The batches that each rank's loader delivers, for a global batch of `batch`."""
+def load_shares(rank: int, world_size: int, samples: int, batch: int) -> list[list[int]]:
+    """Each rank takes its share of `batch` as batch size; returns the batches it loads."""
     data = list(range(samples))
     sampler = DistributedSampler(data, shuffle=False)
     mine = share(batch, rank, world_size)
-    loader = DataLoader(data, batch_size=mine, sampler=sampler)  # which sets the order
-    return [samples.tolist() for samples in loader]
+    loader = DataLoader(data, batch_size=mine, sampler=sampler)
+    return [numbers.tolist() for numbers in loader]
+
+
+def compare_epochs(
+    rank: int, world_size: int, samples: int, batch: int, steps: int
+) -> list[tuple[int, float]]:
+    """An all_reduce per step averages the ranks' epochs; returns own epoch and average."""
+    batches = len(load_shares(rank, world_size, samples, batch))
+    met = []
+    for step in range(steps):
+        epoch = step // batches
+        total = torch.tensor(float(epoch))
+        dist.all_reduce(total)
+        met.append((epoch, round(total.item() / world_size, 2)))
+    return met
 
 
 def global_batches(
@@ -119,25 +135,62 @@ def global_batches(
     return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]
 
 
+# The loader and its processes
+
+
 class Noise(Dataset):
-    """Eight samples that are random numbers, like an augmentation drawn while loading."""
+    """Eight samples, each a random number drawn while it is loaded, as in augmentation."""
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, i: int) -> float:
-        return round(torch.rand(1).item(), 4)
+        return round(torch.rand(1).item(), 2)
 
 
-def augmented(rank: int, world_size: int, own_seed: bool) -> list[float]:
-    """Random numbers drawn in two loader processes; with `own_seed` they differ by rank."""
-    torch.manual_seed(0)  # the weights: alike on all ranks
-    generator = torch.Generator().manual_seed(rank) if own_seed else None
+def draw_noise(rank: int, world_size: int, seed_by_rank: bool) -> list[float]:
+    """The noise that this rank gets from its two loader processes."""
+    torch.manual_seed(1234)  # the weights: alike on all ranks
+    generator = torch.Generator().manual_seed(rank) if seed_by_rank else None
     loader = DataLoader(Noise(), batch_size=None, num_workers=2, generator=generator)
     return list(loader)
 
 
-def copy_times(rank: int, world_size: int, megabytes: int = 256) -> dict | None:
+def new_loader(
+    data: Dataset, rank: int, world_size: int, batch: int, processes: int, seed: int
+) -> DataLoader:
+    """This rank's loader for training; `batch` samples are taken by all ranks together."""
+    if batch % world_size:
+        raise ValueError(f"a batch of {batch} does not divide by {world_size} ranks")
+    if len(data) < batch:
+        raise ValueError(f"{len(data)} samples do not fill one batch of {batch}")
+    if processes < 1:
+        raise ValueError("without loader processes all ranks would augment alike")
+    return DataLoader(
+        data,
+        batch_size=batch // world_size,
+        sampler=DistributedSampler(data, world_size, rank, seed=seed, drop_last=True),
+        drop_last=True,
+        num_workers=processes,
+        persistent_workers=True,
+        generator=torch.Generator().manual_seed(seed + rank),
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+def load_epochs(
+    rank: int, world_size: int, samples: int, batch: int, epochs: int = 2
+) -> list[list[list[int]]]:
+    """The batches of each epoch that this rank loads with the loader of `new_loader`."""
+    loader = new_loader(range(samples), rank, world_size, batch, processes=2, seed=1)
+    found = []
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        found.append([numbers.tolist() for numbers in loader])
+    return found
+
+
+def time_copies(rank: int, world_size: int, megabytes: int = 256) -> dict | None:
     """On a GPU: milliseconds until a copy to it returns, and until the copy is done."""
     if torch.get_default_device().type != "cuda":
         print("no GPU: a batch is where it is needed already")
@@ -157,9 +210,3 @@ def copy_times(rank: int, world_size: int, megabytes: int = 256) -> dict | None:
             times[pinned, non_blocking] = (1e3 * (returned - begin), 1e3 * (done - begin))
             print(f"{pinned=} {non_blocking=}: {times[pinned, non_blocking]} ms")
     return times
-
-
-def part_sum(rank: int, world_size: int, values: torch.Tensor) -> float:
-    """The sum of this rank's part of `values`."""
-    partitioner = DataPartitioner(values, [1 / world_size] * world_size)
-    return sum(value.item() for value in partitioner.use(rank))

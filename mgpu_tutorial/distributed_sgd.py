@@ -1,14 +1,15 @@
 """Distributed SGD: each rank computes a gradient, they average, all take the same step."""
 
-import os
-import signal
+import copy
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import nll_loss
+from torch.nn.functional import avg_pool2d, nll_loss
+from torch.optim.lr_scheduler import LambdaLR
 
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.lab import progress, span, status
@@ -16,22 +17,14 @@ from mgpu_tutorial.shared import checkpoint as checkpoints
 from mgpu_tutorial.shared.data import Digits, digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
+STATEFUL = {"model", "optimizer", "scheduler"}  # they have a state_dict
+
 
 def average_gradients(model: nn.Module) -> None:
-    """Replace each gradient by its mean over all ranks: one all_reduce a parameter."""
+    """Replace each gradient by its mean over all ranks: one all_reduce per parameter."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
         parameter.grad /= dist.get_world_size()
-
-
-def sum_gradients(model: nn.Module) -> None:
-    """Replace each gradient by its sum over all ranks: N times too long a step."""
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
-
-
-def keep_gradients(model: nn.Module) -> None:
-    """No synchronisation at all: every rank goes its own way."""
 
 
 def average_flat(model: nn.Module) -> None:
@@ -46,13 +39,11 @@ def average_flat(model: nn.Module) -> None:
 
 
 def new_model(
-    seed: int = 0, lr: float = 0.01, double: bool = False, **layers: float | str
+    seed: int = 0, lr: float = 0.01, **layers: float | str
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A network whose weights depend on `seed` only, and its optimizer."""
     torch.manual_seed(seed)
     model = SmallConvNet(**layers)
-    if double:
-        model.double()
     return model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
 
 
@@ -61,69 +52,113 @@ def flat_parameters(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def by_share(share: int, batch: int, world_size: int) -> float:
-    """What a mean loss over `share` of `batch` samples must count in the ranks' average."""
-    return share * world_size / batch
+def take_steps(rank: int, world_size: int, steps: int = 5, batch: int = 60) -> torch.Tensor:
+    """Take `steps` steps, the ranks sharing each batch of `batch`; returns the parameters."""
+    data = digits()
+    model, optimizer = new_model()
+    batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)
+    for mine in batches[:steps]:
+        optimizer.zero_grad()
+        nll_loss(model(data.images[mine]), data.labels[mine]).backward()
+        average_gradients(model)
+        optimizer.step()
+    return flat_parameters(model)
 
 
-def after_steps(
+def mean_loss(output: torch.Tensor, labels: torch.Tensor, batch: int) -> torch.Tensor:
+    """The mean loss of this rank's samples, however many there are."""
+    return nll_loss(output, labels)
+
+
+def shared_loss(output: torch.Tensor, labels: torch.Tensor, batch: int) -> torch.Tensor:
+    """This rank's part of the mean over the global `batch`, for gradients to be averaged."""
+    return nll_loss(output, labels, reduction="sum") * dist.get_world_size() / batch
+
+
+def vary_steps(
     rank: int,
     world_size: int,
-    synchronise: Callable = average_gradients,
+    make: Callable[[], tuple[nn.Module, torch.optim.Optimizer]] = new_model,
+    loss_of: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = mean_loss,
+    synchronise: Callable[[nn.Module], None] = average_gradients,
     steps: int = 5,
     batch: int = 60,
-    reduction: str = "mean",
-    weight: Callable | None = None,
-    own_start: bool = False,
-    lr: float = 0.01,
 ) -> torch.Tensor:
-    """Take `steps` steps on this rank's share of each global batch; returns parameters."""
+    """`take_steps` with three places where it can be varied; returns the parameters."""
     data = digits()
-    model, optimizer = new_model(seed=rank if own_start else 0, lr=lr)
-    order = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)
-    for mine in order[:steps]:
+    model, optimizer = make()
+    batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)
+    for mine in batches[:steps]:
         optimizer.zero_grad()
-        loss = nll_loss(model(data.images[mine]), data.labels[mine], reduction=reduction)
-        if weight:
-            loss = loss * weight(len(mine), batch, world_size)
-        loss.backward()
+        loss_of(model(data.images[mine]), data.labels[mine], batch).backward()
         synchronise(model)
         optimizer.step()
     return flat_parameters(model)
 
 
-def drift(rank: int, world_size: int, synchronise: Callable, steps: int) -> list[float]:
-    """The distance of this rank's parameters to rank 0's after each step."""
+def mean_of_means(counts: list[torch.Tensor]) -> list[float]:
+    """The mean of each micro-batch, divided by their number."""
+    return [1 / (int(count) * len(counts)) for count in counts]
+
+
+def by_all_tokens(counts: list[torch.Tensor]) -> list[float]:
+    """Every token counts alike, whichever rank and micro-batch it is in."""
+    total = sum(counts)
+    dist.all_reduce(total)  # one number per step
+    return [dist.get_world_size() / int(total)] * len(counts)
+
+
+def accumulate_steps(
+    rank: int,
+    world_size: int,
+    micro_batch: int,
+    accumulation: int,
+    factors_of: Callable[[list[torch.Tensor]], list[float]] = mean_of_means,
+    longest: int = 1,
+) -> torch.Tensor:
+    """Five steps of several micro-batches each; a digit stands for 1 to `longest` tokens."""
     data = digits()
+    tokens = 1 + data.labels % longest
     model, optimizer = new_model()
-    distances = []
-    for mine in global_batches(rank, world_size, len(data), 60, seed=1, epoch=0)[:steps]:
+    batch = world_size * micro_batch * accumulation
+    batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)
+    for mine in batches[:5]:
         optimizer.zero_grad()
-        nll_loss(model(data.images[mine]), data.labels[mine]).backward()
-        synchronise(model)
+        parts = torch.tensor(mine).split(micro_batch)
+        factors = factors_of([tokens[part].sum() for part in parts])
+        for part, factor in zip(parts, factors, strict=True):
+            losses = nll_loss(model(data.images[part]), data.labels[part], reduction="none")
+            (factor * (losses * tokens[part]).sum()).backward()  # gradients add up
+        average_gradients(model)  # once per step
         optimizer.step()
-        mine_flat = flat_parameters(model)
-        first = mine_flat.clone()
-        dist.broadcast(first, src=0)
-        distances.append((mine_flat - first).norm().item())
-    return distances
+    return flat_parameters(model)
 
 
-def with_layers(
-    rank: int, world_size: int, steps: int = 3, **layers: float | str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train a network with these layers; returns its parameters and some predictions."""
+def train_each(rank: int, world_size: int, runs: list[tuple]) -> list[float]:
+    """The loss that each run ends with; a run is (batch, optimizer, steps of warm-up)."""
     data = digits()
-    model, optimizer = new_model(**layers)
-    torch.manual_seed(rank)  # so that dropout draws another mask on each rank
-    for mine in global_batches(rank, world_size, len(data), 60, seed=1, epoch=0)[:steps]:
-        optimizer.zero_grad()
-        nll_loss(model(data.images[mine]), data.labels[mine]).backward()
-        average_gradients(model)
-        optimizer.step()
-    model.eval()  # dropout off; BatchNorm takes its running statistics
+    return [train_small(data, *run) for run in runs]
+
+
+def train_small(data: Digits, batch: int, make_optimizer: Callable, warm_up: int) -> float:
+    """Train a small network for four epochs; returns its mean loss over all `data`."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    images = avg_pool2d(data.images, 4).flatten(1)  # 49 pixels, so that a run is short
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(49, 64), nn.ReLU(), nn.Linear(64, 10), nn.LogSoftmax(1))
+    optimizer = make_optimizer(model.parameters())
+    ramp = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm_up))
+    for epoch in range(4):
+        batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
+        for step, mine in enumerate(batches):
+            whole = min(batch, len(data) - step * batch)  # the last batch is smaller
+            optimizer.zero_grad()
+            shared_loss(model(images[mine]), data.labels[mine], whole).backward()
+            average_gradients(model)
+            optimizer.step()
+            ramp.step()
     with torch.no_grad():
-        return flat_parameters(model), model(data.images[:20])
+        return nll_loss(model(images), data.labels).item()
 
 
 def train(
@@ -143,7 +178,9 @@ def train(
     """
     if epochs < 1 or batch < 1:
         raise ValueError(f"epochs and batch must be at least 1, got {epochs} and {batch}")
-    model, optimizer = new_model(lr=lr, double=double)
+    model, optimizer = new_model(lr=lr)
+    if double:
+        model.double()
     data = digits(dtype=torch.float64 if double else torch.float32)
     losses, same = [], {"batch": batch, "lr": lr, "double": double}
     if checkpoint:
@@ -183,31 +220,55 @@ def train_epoch(
     return [float(losses / samples) for losses, samples in [*ranks, sum(ranks)]]
 
 
-class PowerCut:
-    """Averages gradients until rank 1, at its step number `step`, is killed."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-
-    def __call__(self, model: nn.Module) -> None:
-        self.left -= 1
-        if self.left < 0 and dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        average_gradients(model)
+def new_run(rank: int) -> dict[str, Any]:
+    """All that a run remembers from one step to the next, by the name it is saved under."""
+    model, optimizer = new_model(dropout=0.5)
+    torch.manual_seed(rank)  # dropout draws other numbers on each rank
+    scheduler = LambdaLR(optimizer, lambda step: 1 - step / 8)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": 0}
 
 
-def correct(parameters: torch.Tensor, images: torch.Tensor, labels: torch.Tensor) -> int:
-    """How many of these digits (an int) a network with these parameters reads correctly."""
-    model = SmallConvNet()
-    nn.utils.vector_to_parameters(parameters, model.parameters())
-    with torch.no_grad():
-        return int((model(images).argmax(dim=1) == labels).sum())
+def go_on(run: dict[str, Any], steps: int) -> None:
+    """Take the next `steps` steps of a run."""
+    data = digits()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    batches = global_batches(rank, world_size, len(data), 60, seed=1, epoch=0)
+    for mine in batches[run["step"] :][:steps]:
+        run["optimizer"].zero_grad()
+        nll_loss(run["model"](data.images[mine]), data.labels[mine]).backward()
+        average_gradients(run["model"])
+        run["optimizer"].step()
+        run["scheduler"].step()
+        run["step"] += 1
 
 
-def accuracy(parameters: torch.Tensor) -> float:
-    """The share of all test digits that is read correctly."""
-    data = digits(train=False)
-    return correct(parameters, data.images, data.labels) / len(data)
+def save_run(run: dict[str, Any]) -> dict[str, Any]:
+    """What a new process needs to take the next step as this one would."""
+    saved = {name: run[name].state_dict() for name in STATEFUL}
+    saved |= {"step": run["step"], "generator": torch.get_rng_state()}
+    return copy.deepcopy(saved)  # like a file, it does not change with the run
+
+
+def load_run(run: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Put back what is in `saved`; whatever is not stays as it is in a new run."""
+    for name in STATEFUL & saved.keys():
+        run[name].load_state_dict(saved[name])
+    run["step"] = saved.get("step", 0)
+    torch.set_rng_state(saved.get("generator", torch.get_rng_state()))
+
+
+def stop_and_resume(
+    rank: int, world_size: int, forget: str = "", stop_after: int = 3
+) -> torch.Tensor:
+    """Six steps, with a checkpoint on the way that lacks `forget`; returns the parameters."""
+    run = new_run(rank)
+    go_on(run, stop_after)
+    saved = save_run(run)
+    saved.pop(forget, None)
+    run = new_run(rank)  # all that a new process has
+    load_run(run, saved)
+    go_on(run, 6 - stop_after)
+    return flat_parameters(run["model"])
 
 
 def step_times(

@@ -8,22 +8,101 @@ import torch.distributed as dist
 from mgpu_tutorial.lab import span
 
 
-def start_and_wait(rank: int, world_size: int) -> None:
-    """Rank 0 starts a send, rank 1 a receive; the value is there after wait, not before."""
+def start_and_wait(rank: int, world_size: int, delay: float) -> list[float]:
+    """Rank 1 starts a receive; rank 0 sends `delay` seconds later.
+
+    Rank 1 returns the seconds that it spent in irecv and in wait.
+    """
     value = torch.zeros(1)
+    dist.barrier()  # both begin at the same moment
     if rank == 0:
-        value += 1
-        work = dist.isend(value, dst=1)
-        print("the send has started")
-    else:
-        work = dist.irecv(value, src=0)
-        print("the receive has started")
+        time.sleep(delay)
+        dist.send(value + 1, dst=1)
+        return []
+    begin = time.perf_counter()
+    work = dist.irecv(value, src=0)
+    started = time.perf_counter()
+    # Only to look: before wait has returned, a program must not read the value.
+    print(f"irecv has returned, and the value is {value.item():g}")
     work.wait()
-    print(f"after wait: {value.item():g}")
+    print(f"wait has returned, and the value is {value.item():g}")
+    return [started - begin, time.perf_counter() - started]
+
+
+def overwrite_early(
+    rank: int, world_size: int, recv_after: float, write_after: float
+) -> float | None:
+    """Rank 0 overwrites 1 with 2 before it waits; rank 1 returns what arrived.
+
+    Rank 1 receives `recv_after` seconds after the start, and rank 0 overwrites
+    `write_after` seconds after it.
+    """
+    buffer = torch.zeros(1)
+    dist.barrier()  # both begin at the same moment
+    if rank == 1:
+        time.sleep(recv_after)
+        dist.recv(buffer, src=0)
+        return buffer.item()
+    buffer.fill_(1)
+    sending = dist.isend(buffer, dst=1)
+    time.sleep(write_after)
+    buffer.fill_(2)  # wrong: the transfer may still need the buffer
+    sending.wait()
+    return None
+
+
+def overwrite_late(
+    rank: int, world_size: int, recv_after: float, write_after: float
+) -> float | None:
+    """The same with the wait before the overwriting: rank 1 always receives 1."""
+    buffer = torch.zeros(1)
+    dist.barrier()  # both begin at the same moment
+    if rank == 1:
+        time.sleep(recv_after)
+        dist.recv(buffer, src=0)
+        return buffer.item()
+    buffer.fill_(1)
+    sending = dist.isend(buffer, dst=1)
+    time.sleep(write_after)
+    sending.wait()
+    buffer.fill_(2)  # right: the transfer no longer needs the buffer
+    return None
+
+
+def compute(steps: int, size: int = 128) -> torch.Tensor:
+    """Multiply matrices of (size, size): work that keeps one core busy."""
+    matrix = torch.eye(size)
+    for _ in range(steps):
+        matrix = matrix @ torch.eye(size)
+    return matrix
+
+
+def send_and_compute(rank: int, world_size: int, steps: int, overlap: bool) -> float:
+    """Both ranks compute, and 1 MB goes from 0 to 1; returns the seconds.
+
+    With `overlap` both start the transfer, compute, and wait for it at the end.
+    """
+    value = torch.ones(250_000)  # 1 MB
+    dist.barrier()
+    begin = time.perf_counter()
+    if overlap:
+        work = dist.isend(value, dst=1) if rank == 0 else dist.irecv(value, src=0)
+        with span("compute"):
+            compute(steps)
+        work.wait()
+    elif rank == 0:
+        dist.send(value, dst=1)
+        with span("compute"):
+            compute(steps)
+    else:
+        with span("compute"):
+            compute(steps)
+        dist.recv(value, src=0)
+    return time.perf_counter() - begin
 
 
 def exchange(rank: int, world_size: int) -> float:
-    """Two ranks send to each other at once, without a deadlock; returns the other's value."""
+    """Two ranks send to each other at once; returns what the other one had."""
     mine, other = torch.tensor([float(rank)]), torch.zeros(1)
     peer = 1 - rank
     sending = dist.isend(mine, dst=peer)
@@ -32,86 +111,16 @@ def exchange(rank: int, world_size: int) -> float:
     return other.item()
 
 
-def overwritten(rank: int, world_size: int, receiver_is_late: bool) -> float | None:
-    """Rank 0 overwrites 1 by 2 between isend and wait; rank 1 returns what arrived."""
-    buffer = torch.ones(1)
-    pause = 0.3
-    if rank == 0:
-        if not receiver_is_late:
-            time.sleep(pause)  # let the receiver be first
-        sending = dist.isend(buffer, dst=1)
-        if not receiver_is_late:
-            time.sleep(pause)  # let the transfer end
-        buffer.fill_(2)  # wrong: before the wait
-        sending.wait()
-        return None
-    if receiver_is_late:
-        time.sleep(2 * pause)
-    dist.recv(buffer, src=0)
-    return buffer.item()
-
-
-def waited(rank: int, world_size: int, receiver_is_late: bool) -> float | None:
-    """The same with the wait before the overwriting: rank 1 always receives 1."""
-    buffer = torch.ones(1)
-    if rank == 0:
-        dist.isend(buffer, dst=1).wait()
-        buffer.fill_(2)
-        return None
-    if receiver_is_late:
-        time.sleep(0.3)
-    dist.recv(buffer, src=0)
-    return buffer.item()
-
-
-def compute(steps: int, size: int = 128) -> torch.Tensor:
-    """Multiply matrices of (size, size) `steps` times: work that keeps one core busy."""
-    matrix = torch.eye(size)
-    for _ in range(steps):
-        matrix = matrix @ torch.eye(size)
-    return matrix
-
-
-def blocked(rank: int, world_size: int, steps: int) -> float:
-    """Rank 1 computes, then receives; rank 0 sends, then computes. Returns the seconds."""
-    return send_and_compute(rank, steps, overlap=False)
-
-
-def overlapped(rank: int, world_size: int, steps: int) -> float:
-    """The same, but rank 0 computes while its send is on the way. Returns the seconds."""
-    return send_and_compute(rank, steps, overlap=True)
-
-
-def send_and_compute(rank: int, steps: int, overlap: bool) -> float:
-    """Send 1 MB from rank 0 to rank 1 and compute on both, at the same time or in turn."""
-    value = torch.ones(250_000)  # 1 MB
-    dist.barrier()
-    begin = time.perf_counter()
-    if rank == 1:
-        with span("compute"):
-            compute(steps)
-        dist.recv(value, src=0)
-    else:
-        sending = dist.isend(value, dst=1)
-        if not overlap:
-            sending.wait()
-        with span("compute"):
-            compute(steps)
-        if overlap:
-            sending.wait()
-    return time.perf_counter() - begin
-
-
-def neighbours(rank: int, world_size: int) -> list[float]:
-    """Each rank exchanges its number with both neighbours of the ring, in one batch."""
+def exchange_with_neighbours(rank: int, world_size: int) -> list[float]:
+    """Each rank swaps numbers with both neighbours of a ring, in one batch."""
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     mine = torch.tensor([float(rank)])
     from_left, from_right = torch.zeros(1), torch.zeros(1)
     batch = [
-        dist.P2POp(dist.isend, mine, right, tag=1),
-        dist.P2POp(dist.isend, mine, left, tag=2),
-        dist.P2POp(dist.irecv, from_left, left, tag=1),
-        dist.P2POp(dist.irecv, from_right, right, tag=2),
+        dist.P2POp(dist.isend, mine, right),
+        dist.P2POp(dist.isend, mine, left),
+        dist.P2POp(dist.irecv, from_left, left),
+        dist.P2POp(dist.irecv, from_right, right),
     ]
     for work in dist.batch_isend_irecv(batch):
         work.wait()

@@ -1,9 +1,11 @@
 """Point to point: one rank sends, one rank receives, both wait for each other."""
 
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 
 def blocking(rank: int, world_size: int) -> None:
@@ -19,12 +21,12 @@ def blocking(rank: int, world_size: int) -> None:
     print(f"after:  {value.item():g}")
 
 
-def short_message(rank: int, world_size: int) -> None:
-    """Rank 0 sends two numbers into a buffer of four: the other two stay as they were."""
+def unequal_sizes(rank: int, world_size: int, sent: int, room: int) -> None:
+    """Rank 0 sends `sent` ones, rank 1 receives into a buffer with `room` places."""
     if rank == 0:
-        dist.send(torch.tensor([1.0, 2.0]), dst=1)
+        dist.send(torch.ones(sent), dst=1)
     else:
-        buffer = torch.full((4,), -1.0)
+        buffer = torch.full((room,), -1.0)
         dist.recv(buffer, src=0)
         print(buffer)
 
@@ -37,14 +39,6 @@ def wrong_dtype(rank: int, world_size: int) -> None:
         buffer = torch.zeros(1, dtype=torch.int32)
         dist.recv(buffer, src=0)
         print(f"{buffer.item()} is 0x{buffer.item():08x}")
-
-
-def long_message(rank: int, world_size: int) -> None:
-    """Rank 0 sends four numbers into a buffer of two: gloo ends the receiver."""
-    if rank == 0:
-        dist.send(torch.ones(4), dst=1)
-    else:
-        dist.recv(torch.zeros(2), src=0)
 
 
 def from_anybody(rank: int, world_size: int) -> None:
@@ -74,39 +68,39 @@ def tags(rank: int, world_size: int) -> None:
             print(f"tag {tag}: {value.item():g}")
 
 
-def late_receiver(rank: int, world_size: int, delay: float) -> float:
-    """Rank 1 comes `delay` seconds late to its recv; returns the seconds in send or recv."""
-    value = torch.zeros(1)
-    if rank == 1:
-        time.sleep(delay)
+def late_receiver(
+    rank: int, world_size: int, delay: float, busy: float = 0.0, elements: int = 1
+) -> float:
+    """Rank 1 asks `delay` s late, waits `busy` s after that; returns each rank's seconds."""
+    tensor = torch.zeros(elements)
+    dist.barrier()  # both begin together
     begin = time.perf_counter()
     if rank == 0:
-        dist.send(value, dst=1)
+        dist.send(tensor, dst=1)
     else:
-        dist.recv(value, src=0)
+        time.sleep(delay)
+        receiving = dist.irecv(tensor, src=0)  # asks, and goes on
+        time.sleep(busy)
+        receiving.wait()  # returns once the message is here
     return time.perf_counter() - begin
 
 
-def both_send_first(rank: int, world_size: int) -> float:
+def both_send_first(rank: int, world_size: int, group: ProcessGroup | None = None) -> float:
     """Two ranks swap numbers: both send first, then both receive."""
     mine, other = torch.tensor([float(rank)]), torch.zeros(1)
     peer = 1 - rank
-    dist.send(mine, dst=peer)
-    dist.recv(other, src=peer)
+    dist.send(mine, dst=peer, group=group)
+    dist.recv(other, src=peer, group=group)
     return other.item()
 
 
-def one_sends_first(rank: int, world_size: int) -> float:
-    """Rank 0 sends first and rank 1 receives first; returns what the other one had."""
-    mine, other = torch.tensor([float(rank)]), torch.zeros(1)
-    peer = 1 - rank
-    if rank == 0:
-        dist.send(mine, dst=peer)
-        dist.recv(other, src=peer)
-    else:
-        dist.recv(other, src=peer)
-        dist.send(mine, dst=peer)
-    return other.item()
+def send_first_with_limit(rank: int, world_size: int, seconds: float) -> str:
+    """The same swap in a group whose calls give up after `seconds`; returns the error."""
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    try:
+        return f"received {both_send_first(rank, world_size, group)}"
+    except RuntimeError as error:
+        return str(error)
 
 
 def pass_along(rank: int, world_size: int) -> float:

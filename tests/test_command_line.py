@@ -50,7 +50,7 @@ def test_the_same_worker_runs_under_torchrun(tmp_path):
 
 @pytest.mark.parametrize("words", [["name=MAX"], ["--name", "MAX"], ["--name=MAX"]])
 def test_arguments_are_name_and_value(words, capsys):
-    assert main(["collectives.reduce_with", *words, "--ranks", "3"]) == 0
+    assert main(["collectives.calls.reduce_with", *words, "--ranks", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"rank {r} │ returned 3.0" for r in range(3)]
 

@@ -7,12 +7,15 @@ from torch.distributed import is_nccl_available
 from benchmarks import comparison
 from mgpu_tutorial import collectives, data_partitioning, nonblocking
 from mgpu_tutorial import point_to_point as p2p
+from mgpu_tutorial.comparison import training
 from mgpu_tutorial.ddp_buckets import experiments, wrappers
 from mgpu_tutorial.lab import Ledger, devices, launch
 from mgpu_tutorial.lab.run import transfer
 from mgpu_tutorial.mixed_precision import precision
-from mgpu_tutorial.model_parallel import measurements, micro_batches, pipeline
+from mgpu_tutorial.model_parallel import micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
+from mgpu_tutorial.pipelines import measurements, schedules, stages
+from mgpu_tutorial.pipelines import work as works
 from tests.data_parallel import reference
 from tests.lab import ranks
 
@@ -52,7 +55,7 @@ def test_auto_takes_the_gpu_where_there_are_enough(monkeypatch):
 
 
 def test_only_a_pinned_copy_returns_before_it_is_done():
-    times = launch(data_partitioning.copy_times, 1, device="cuda:0").results[0]
+    times = launch(data_partitioning.time_copies, 1, device="cuda:0").results[0]
     returned, done = times[True, True]
     assert returned < 0.5 * done
     assert times[True, True][1] < times[False, True][1]  # page-locked memory is faster
@@ -108,15 +111,16 @@ def test_a_model_split_over_two_gpus_is_the_unsplit_one():
 
 
 def test_stages_on_ranks_that_share_one_gpu():
-    report = launch(resnet.run_stages, 2, micro=2, batch=4, device="cuda:0", timeout=120)
+    given = works.ResNetStages(), 2
+    report = launch(stages.run_gpipe, 2, *given, device="cuda:0", timeout=120)
     assert sum(len(mine) for _, mine in report.results) == 161
-    for schedule in pipeline.SCHEDULES:
+    for schedule in schedules.SCHEDULES:
         launch(
             measurements.measure_schedule,
             2,
             schedule,
             4,
-            pipeline.Pauses(0.001),
+            works.Pauses(2, 0.001),
             device="cuda:0",
             timeout=60,
         )
@@ -133,20 +137,21 @@ def test_five_wrappers_of_ddp_equal_one_process(world_size, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_scaled_ddp_ranks_stay_alike_under_autocast_on_the_gpu(dtype):
-    settings = {"dtype": dtype, "scale": 1024.0, "device": "cuda:0"}
-    one, two = launch(precision.train_with_ddp, 2, **settings).results
-    assert one.fingerprint == two.fingerprint and one.parameters.isfinite().all()
+def test_scaled_ranks_stay_alike_under_autocast_on_the_gpu(dtype):
+    settings = {"dtype": dtype, "device": "cuda:0"}
+    (zero, weights), (one, _) = launch(precision.train_scaled, 2, **settings).results
+    assert zero == one and weights.isfinite().all()
 
 
 def test_one_infinity_makes_all_ranks_skip_on_the_gpu():
     results = launch(precision.train_scaled, 2, infinite=(1, 1), device="cuda:0").results
-    assert [record.scale for record in results[0][0]] == [1024, 512, 512, 512]
-    assert results[0][0] == results[1][0]
+    for records, _ in results:
+        assert [record.scale for record in records] == [1024, 512, 512, 512]
+    assert results[0][0][-1] == results[1][0][-1]
 
 
 def test_the_comparison_measures_the_rows_of_one_gpu():
-    experiment = comparison.Experiment("mobilenet_v2", batch=4, side=32, iterations=1)
+    experiment = training.Experiment("mobilenet_v2", batch=4, side=32, iterations=1)
     for name in ("one device", "one device + autocast"):
-        found = comparison.measure_row(comparison.SETUPS[name], experiment, gpus=1)
+        found = comparison.measure_row(training.SETUPS[name], experiment, gpus=1)
         assert found["processes"] == 1 and found["peaks"][0] > 0

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 TESTS, NOTEBOOK = 15.0, 15.0  # seconds per chapter, on two quiet cores
+OWN = {"lab": 180.0}  # no chapter: it starts interpreters and waits for deliberate hangs
 PLACE = re.compile(r"(?:tests/(?:test_)?|notebooks/\d\d_)(\w+)")
 
 
@@ -21,7 +22,8 @@ def lines(seconds: Mapping[str, float], budget: float) -> list[str]:
     """A line for each chapter, the longest first; what is over its budget says so."""
     longest_first = sorted(seconds.items(), key=lambda entry: -entry[1])
     return [
-        f"{taken:6.1f} s  {name}" + (f"   over its {budget:.0f} s" if taken > budget else "")
+        f"{taken:6.1f} s  {name}"
+        + (f"   over its {given:.0f} s" if taken > (given := OWN.get(name, budget)) else "")
         for name, taken in longest_first
     ]
 

@@ -1,8 +1,8 @@
 """Run the checks: `make test`, `make quick`, `make check NAME=point_to_point`.
 
 Every step runs, whatever became of the one before it; at the end stands what failed, and
-the exit code says it. With two workers the tests of one file stay together, and so do the
-cells of one notebook. Tests that compare times come last, with nothing beside them.
+the exit code says it. The tests of one file stay with one worker, and so do the cells of one
+notebook. Tests that compare times come last, with nothing beside them.
 """
 
 import argparse
@@ -12,9 +12,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "tools.budget"]
+PLAIN = [sys.executable, "-m", "pytest", "-q"]
+PYTEST = [*PLAIN, "-p", "tools.budget"]
 RUFF = [str(Path(sys.executable).with_name("ruff"))]
 TWO = ["--numprocesses", "2", "--dist", "loadfile"]
+# Half of a test is waiting. The times of a chapter are those of two workers, its budget too.
+FOUR = ["--numprocesses", "4", "--dist", "loadfile"]
 NBVAL = ["--nbval", "--nbval-cell-timeout", "120"]
 NOTHING_TO_RUN = 5  # pytest's exit code where no test was selected
 
@@ -42,7 +45,7 @@ def everything() -> Steps:
 def quick() -> Steps:
     """All that starts no interpreter, no kernel and no compiler of its own."""
     chosen = "not fresh and not timing"
-    return {**style(["."]), "tests": [*PYTEST, *TWO, "-m", chosen, "tests"]}
+    return {**style(["."]), "tests": [*PLAIN, *FOUR, "-m", chosen, "tests"]}
 
 
 def one_chapter(name: str) -> Steps:

@@ -1,10 +1,10 @@
 """Begin a chapter from the template in tools/chapter: `make new-chapter NAME=my_topic`.
 
 With AFTER=point_to_point it comes after that chapter, and all later ones get the next number;
-without, it is the last. Writes the notebook (run, its outputs stored), the module and the
-test, the place in the order of chapters, the row in the README and the links from the two
-neighbours. All of it passes `make test` at once, so that whatever fails afterwards is what
-was changed. Nothing is written if the name cannot be used.
+without, it is the last. Writes the notebook (run, its outputs stored), the module, the test
+and its mistakes to seed, the place in the order of chapters, the row in the README and the
+links from the two neighbours. All of it passes `make test` at once, so that whatever fails
+afterwards is what was changed. Nothing is written if the name cannot be used.
 """
 
 import argparse
@@ -66,6 +66,8 @@ def new_chapter(name: str, after: str = "") -> list[Path]:
     test = ROOT / "tests" / f"test_{stem}.py"
     module.write_text(filled("module.py"), encoding="utf-8")
     test.write_text(filled("test.py"), encoding="utf-8")
+    mutants = ROOT / "tools" / "mutants" / f"{stem}.toml"
+    mutants.write_text(filled("mutants.toml"), encoding="utf-8")
     text = filled("notebook.py").replace("(before)", f"[{before.name[:2]}]({before.name})")
     way = [f"[← {_headline(before)}]({before.name})", "[Contents](../README.md)"]
     if behind:
@@ -82,7 +84,7 @@ def new_chapter(name: str, after: str = "") -> list[Path]:
     _order(before.stem[3:], stem)
     _list_in_readme(before.name, headline, notebook.name)
     store.store(notebook)
-    return [notebook, module, test]
+    return [notebook, module, test, mutants]
 
 
 def renumber(notebooks: list[Path]) -> Path:

@@ -13,13 +13,14 @@ START = "README.md"  # what the notebooks are, in which order, how long each tak
 
 
 def arguments(words: list[str]) -> list[str]:
-    """The command line of JupyterLab, which listens on this machine only."""
+    """The command line of JupyterLab, which listens on this machine only, unless told."""
     flags = [
-        "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.root_dir={ROOT}",
         f"--LabApp.default_url=/lab/tree/{START}",
         f"--LabApp.app_settings_dir={ROOT / 'tools' / 'jupyterlab_settings'}",
     ]
+    if not any(word.startswith("--ServerApp.ip=") for word in words):
+        flags.append("--ServerApp.ip=127.0.0.1")  # a container names another
     if hasattr(os, "getuid") and os.getuid() == 0:
         flags.append("--allow-root")
     if not has_desktop():  # print the address instead of looking for a browser

@@ -1,8 +1,9 @@
 """Run all notebooks again and list which outputs changed, and where: `make update`.
 
-With `make update TORCH=2.14.0` that PyTorch is written into constraints.txt, environment.yml
-and the addresses of its documentation first, and installed. What changed is what a learner
-would see change: everything that the validation compares, and not times or photographs.
+With `make update TORCH=2.14.0`, or TORCH=newest, that PyTorch is written to constraints.txt,
+environment.yml and the addresses of its documentation first, and installed. What changed is
+what a learner would see change: everything that the validation compares, and not times or
+photographs.
 """
 
 import argparse
@@ -18,6 +19,16 @@ ROOT = Path(__file__).parent.parent
 SHOWN = ("text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml")
 IMAGE = re.compile(r"data:image/[\w+]+;base64,[\w+/=\s]+")
 LINES = 12  # of a difference
+
+
+def newest() -> str:
+    """The newest release of PyTorch that pip's index offers."""
+    ask = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+    said = subprocess.run(ask, capture_output=True, encoding="utf-8").stdout
+    found = re.match(r"torch \(([\d.]+)", said)
+    if not found:
+        raise ValueError("pip's index does not say which PyTorch is the newest")
+    return found[1]
 
 
 def pin(root: Path, torch: str) -> list[str]:
@@ -98,9 +109,8 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     if given.torch:
         try:
-            print(
-                "\n".join(f"{name}: PyTorch {given.torch}" for name in pin(ROOT, given.torch))
-            )
+            torch = newest() if given.torch == "newest" else given.torch
+            print("\n".join(f"{name}: PyTorch {torch}" for name in pin(ROOT, torch)))
         except ValueError as problem:
             print(problem, file=sys.stderr)
             return 2

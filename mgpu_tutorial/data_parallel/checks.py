@@ -46,12 +46,22 @@ def check_batch(value: Any, devices: Devices) -> None:
     if len(sizes) > 1:
         raise ValueError(f"the inputs have different batch sizes: {sorted(sizes)}.")
     if sizes and 0 in sizes:
-        raise ValueError("the batch is empty: give at least one sample a device.")
+        raise ValueError("the batch is empty: give at least one sample per device.")
     if sizes and min(sizes) < len(devices):
         raise ValueError(
             f"a batch of {min(sizes)} cannot fill {len(devices)} devices: "
-            "give at least one sample a device, or fewer devices."
+            "give at least one sample per device, or fewer devices."
         )
+
+
+def check_tensors(outputs: Sequence[Any]) -> None:
+    """TypeError where a replica returned anything but a tensor."""
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(
+                f"gather joins tensors, got {type(output).__name__}: let forward return a "
+                "tensor, or gather the parts one by one."
+            )
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

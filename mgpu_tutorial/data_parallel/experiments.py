@@ -1,7 +1,6 @@
 """What DataParallel is tried on: networks that show what happens in them, one experiment."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -10,19 +9,6 @@ from torch.nn.functional import cross_entropy
 from mgpu_tutorial.data_parallel.checks import Devices
 from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.shared.data import Pictures, pictures
-
-
-class Loud(nn.Module):
-    """Says which sizes its copy of the network sees, and on which device."""
-
-    def __init__(self, net: nn.Module, say: Callable[[str], None]) -> None:
-        super().__init__()
-        self.net, self.say = net, say
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.net(x)
-        self.say(f"inside  {x.device}: input {tuple(x.shape)}, output {tuple(y.shape)}")
-        return y
 
 
 class PixelNet(nn.Module):
@@ -61,33 +47,6 @@ class Counting(nn.Module):
         self.calls += 1
         self.calls_in_buffer += 1
         return x
-
-
-class Waiting(nn.Module):
-    """Waits for 20 ms without the interpreter, as a thread waits for its GPU."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02)
-        return x
-
-
-class Kernels(nn.Module):
-    """Spends its time in one compiled operation after the other, without Python."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(6):
-            x = torch.tanh(x @ x)
-        return x
-
-
-class Interpreted(nn.Module):
-    """Spends its time in Python, number by number."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        total = 0.0
-        for value in x.flatten().tolist():
-            total = 0.5 * total + value * value
-        return x.new_full((1,), total)
 
 
 # The experiment: MobileNetV2 on small pictures that are enlarged, batch 256 on 4 devices

@@ -1,11 +1,8 @@
-"""Only measures: where things are after each step, bytes, seconds, distances of results."""
+"""Only measures: where things are after each step, bytes, distances of results."""
 
 import copy
-import statistics
-import time
 from collections.abc import Sequence
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -15,13 +12,61 @@ from mgpu_tutorial.data_parallel.checks import Devices
 from mgpu_tutorial.data_parallel.experiments import WithLoss, mobilenet
 from mgpu_tutorial.data_parallel.wrapper import (
     DataParallel,
+    gather,
+    gradients,
     parallel_apply,
     replicate,
     scatter,
 )
-from mgpu_tutorial.lab import Ledger
+from mgpu_tutorial.lab import Ledger, span
 from mgpu_tutorial.lab.draw.placement import Things
-from mgpu_tutorial.lab.record.report import Report
+
+
+class NoteStep(Protocol):
+    """Who is told after each of the eight steps what is new and what is gone."""
+
+    def __call__(self, title: str, /, gone: Sequence[str] = (), **new: Any) -> None: ...
+
+
+def take_no_notes(title: str, /, gone: Sequence[str] = (), **new: Any) -> None:
+    """The `note_step` of those who only want to train."""
+
+
+def eight_steps(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    devices: Devices,
+    note_step: NoteStep = take_no_notes,
+) -> float:
+    """A training step of `DataParallel`, each part of it told; returns the loss."""
+    optimizer.zero_grad()
+    with span("1 scatter"):
+        pieces = scatter(images, devices)
+        devices = devices[: len(pieces)]
+    note_step("1. scatter: the batch is cut", piece=pieces)
+    with span("2 replicate"):
+        replicas = replicate(module, devices)
+    note_step("2. replicate: the module is copied", replica=replicas)
+    outputs = parallel_apply(replicas, pieces, devices)  # notes its own times, per thread
+    note_step("3. parallel_apply: forward in threads", output=outputs)
+    with span("4 gather"):
+        output = gather(outputs, devices[0])
+    note_step("4. gather: all outputs to the first device", ["output"], gathered=output)
+    with span("5 loss"):
+        loss = cross_entropy(output, labels.to(devices[0]))
+    note_step("5. loss, on the first device", loss=loss)
+    with span("6+7 backward"):  # back to every replica, and summed on the module
+        loss.backward()
+    gone = ["piece", "gathered", "loss"]
+    note_step("6. backward: a gradient for each replica", gone, gradient=gradients(*replicas))
+    gone = ["replica"]
+    note_step("7. the gradients add up on the module", gone, gradient=gradients(module))
+    with span("8 update"):
+        optimizer.step()
+    note_step("8. update: only the module", module=module)
+    return loss.item()
 
 
 class StepRecorder:
@@ -92,57 +137,6 @@ def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     gap = max(((x - y).abs().max().item() for x, y in zip(a, b, strict=True)), default=0.0)
     largest = max((y.abs().max().item() for y in b), default=0.0)
     return gap / largest if largest else gap
-
-
-class Times(NamedTuple):
-    """Seconds of all replicas in turn and in threads, and the cores that the threads used."""
-
-    in_turn: float
-    in_threads: float
-    cores: float
-
-
-def time_in_turn_and_in_threads(
-    module: nn.Module, x: torch.Tensor, devices: Devices, repeats: int = 5
-) -> Times:
-    """Run all replicas one after the other, then in threads; medians over the repeats."""
-    pieces, replicas = scatter(x, devices), replicate(module, devices)
-    runs = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        for replica, piece in zip(replicas, pieces, strict=True):
-            replica(piece)
-        wait_for_kernels(devices)
-        in_turn = time.perf_counter() - begin
-
-        begin, begin_busy = time.perf_counter(), time.process_time()
-        parallel_apply(replicas, pieces, devices)
-        wait_for_kernels(devices)
-        in_threads = time.perf_counter() - begin
-        busy = time.process_time() - begin_busy
-        runs.append(Times(in_turn, in_threads, cores=busy / in_threads))
-    return Times(*map(statistics.median, zip(*runs, strict=True)))
-
-
-def wait_for_kernels(devices: Devices) -> None:
-    """Wait until the GPUs have done what they were given: a launch returns before that."""
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-
-def phase_seconds(report: Report) -> dict[str, float]:
-    """The shortest seconds of each phase over the recorded steps.
-
-    Events of one name that follow each other are one phase, from the first beginning to the
-    last end: so are the forwards of all threads.
-    """
-    found: dict[str, list[float]] = {}
-    for name, group in groupby(report.events, key=lambda event: event.note):
-        events = list(group)
-        seconds = max(e.end for e in events) - min(e.begin for e in events)
-        found.setdefault(name, []).append(seconds)
-    return {name: min(found[name]) for name in sorted(found)}
 
 
 def saved_bytes_from_shapes(batch: int, side: int) -> int:

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from mgpu_tutorial.data_parallel.checks import (
     Devices,
     check_batch,
     check_home,
+    check_tensors,
     checked_devices,
 )
 from mgpu_tutorial.distributed_sgd import average_gradients
@@ -31,13 +32,16 @@ Copies = dict[int, torch.Tensor]  # the copy of each tensor on one device, by th
 def scatter(value: Any, devices: Devices) -> list[Any]:
     """Device r gets piece r of every tensor in `value`, cut along dimension 0.
 
-    Lists, tuples and dicts are taken apart; anything else goes to every device as it is.
-    Each piece but the last has ceil(N / devices) rows, so there may be fewer pieces than
-    devices: the list has one item for each device that is used.
+    Returns one item for each device that gets a piece.
     """
     if isinstance(value, torch.Tensor):
         pieces = value.chunk(len(devices))
         return [place(p, device) for p, device in zip(pieces, devices, strict=False)]
+    return scatter_parts(value, devices)
+
+
+def scatter_parts(value: Any, devices: Devices) -> list[Any]:
+    """Lists, tuples and dicts are taken apart; the rest goes to every device as it is."""
     if isinstance(value, dict) and value:
         columns = [scatter(v, devices) for v in value.values()]
         return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=False)]
@@ -104,38 +108,42 @@ def parallel_apply(
     devices: Devices,
     kwargs: Sequence[dict] | None = None,
 ) -> list[Any]:
-    """Replica r works on input r, a tensor or a tuple, in its own thread; returns outputs.
-
-    What a thread raises is raised here.
-    """
+    """Replica r works on input r, a tensor or a tuple, in its own thread; returns outputs."""
     outputs: list[Any] = [None] * len(inputs)
-    errors: list[Exception] = []
     grad = torch.is_grad_enabled()  # each thread begins with its own
 
     def run(r: int) -> None:
         arguments = inputs[r] if isinstance(inputs[r], tuple) else (inputs[r],)
-        try:
-            with torch.set_grad_enabled(grad), current_device(devices[r]), span("3 forward"):
-                outputs[r] = replicas[r](*arguments, **(kwargs[r] if kwargs else {}))
-        except Exception as error:
-            error.add_note(f"in replica {r} on {devices[r]}")
-            errors.append(error)
+        with torch.set_grad_enabled(grad), current_device(devices[r]), span("3 forward"):
+            outputs[r] = replicas[r](*arguments, **(kwargs[r] if kwargs else {}))
 
     run_threads(run, [str(device) for device in devices[: len(inputs)]])
-    if errors:
-        raise errors[0]
     return outputs
 
 
 def run_threads(run: Callable[[int], None], names: Sequence[str]) -> None:
-    """Call `run(r)` in a thread of its own for each of the `names`; wait for all of them."""
+    """Call `run(r)` in a thread of its own for each of the `names`; wait for all of them.
+
+    What a thread raises is raised here.
+    """
+    errors: list[Exception] = []
+
+    def caught(r: int) -> None:
+        try:
+            run(r)
+        except Exception as error:
+            error.add_note(f"in replica {r} on {names[r]}")
+            errors.append(error)
+
     threads = [
-        threading.Thread(target=run, args=(r,), name=name) for r, name in enumerate(names)
+        threading.Thread(target=caught, args=(r,), name=name) for r, name in enumerate(names)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if errors:
+        raise errors[0]
 
 
 def current_device(device: torch.device) -> AbstractContextManager:
@@ -146,25 +154,15 @@ def current_device(device: torch.device) -> AbstractContextManager:
 def gather(outputs: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """All outputs go to `device` and are joined along dimension 0, in the devices' order.
 
-    Scalars become a vector with one element a device. TypeError for anything but tensors.
+    Scalars become a vector with one element per device. TypeError for anything but tensors.
     """
-    for output in outputs:
-        if not isinstance(output, torch.Tensor):
-            raise TypeError(
-                f"gather joins tensors, got {type(output).__name__}: let forward return a "
-                "tensor, or gather the parts one by one."
-            )
+    check_tensors(outputs)
     moved = [place(output, device) for output in outputs]
     return torch.cat(moved) if moved[0].dim() else torch.stack(moved)
 
 
 class DataParallel(nn.Module):
-    """The first device hands out pieces and copies, all compute, the first one collects.
-
-    `device_ids` are the devices in order, the module's own first; the output goes to
-    `output_device` (the first). ValueError for devices that repeat and for a batch that is
-    empty or too small; RuntimeError for a module that is not on the first device.
-    """
+    """The first device hands out pieces and copies, all compute, the first one collects."""
 
     def __init__(
         self,
@@ -180,66 +178,16 @@ class DataParallel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> torch.Tensor:
         check_home(self.module, self.devices[0])
         check_batch((inputs, kwargs), self.devices)
-        with span("1 scatter"):
-            inputs, kwargs = scatter(inputs, self.devices), scatter(kwargs, self.devices)
-            used = self.devices[: min(len(inputs), len(kwargs))]
+        inputs, kwargs = scatter(inputs, self.devices), scatter(kwargs, self.devices)
+        used = self.devices[: min(len(inputs), len(kwargs))]
         if len(used) == 1:
             return self.module(*inputs[0], **kwargs[0])
-        with span("2 replicate"):
-            replicas = replicate(self.module, used)
+        replicas = replicate(self.module, used)
         outputs = parallel_apply(replicas, inputs[: len(used)], used, kwargs)
-        with span("4 gather"):
-            return gather(outputs, self.output_device)
+        return gather(outputs, self.output_device)
 
 
-# What the notebook runs
-
-
-class NoteStep(Protocol):
-    """Who is told after each of the eight steps what is new and what is gone."""
-
-    def __call__(self, title: str, /, gone: Sequence[str] = (), **new: Any) -> None: ...
-
-
-def take_no_notes(title: str, /, gone: Sequence[str] = (), **new: Any) -> None:
-    """The `note_step` of those who only want to train."""
-
-
-def eight_steps(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    devices: Devices,
-    note_step: NoteStep = take_no_notes,
-) -> float:
-    """The first device leads the others through one training step; returns the loss."""
-    optimizer.zero_grad()
-    with span("1 scatter"):
-        pieces = scatter(images, devices)
-        devices = devices[: len(pieces)]
-    note_step("1. scatter: the batch is cut", piece=pieces)
-    with span("2 replicate"):
-        replicas = replicate(module, devices)
-    note_step("2. replicate: the module is copied", replica=replicas)
-    outputs = parallel_apply(replicas, pieces, devices)  # step 3, in threads
-    note_step("3. parallel_apply: forward in threads", output=outputs)
-    with span("4 gather"):
-        output = gather(outputs, devices[0])
-    note_step("4. gather: all outputs to the first device", ["output"], gathered=output)
-    with span("5 loss"):
-        loss = cross_entropy(output, labels.to(devices[0]))
-    note_step("5. loss, on the first device", loss=loss)
-    with span("6+7 backward"):  # back to every replica, and summed on the module
-        loss.backward()
-    gone = ["piece", "gathered", "loss"]
-    note_step("6. backward: a gradient for each replica", gone, gradient=gradients(*replicas))
-    gone = ["replica"]
-    note_step("7. the gradients add up on the module", gone, gradient=gradients(module))
-    with span("8 update"):
-        optimizer.step()
-    note_step("8. update: only the module", module=module)
-    return loss.item()
+# What the step leaves, and the alternative
 
 
 def gradients(*modules: nn.Module) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ class PlantedDDP(BucketedDDP):
         bucket = self.bucket_of[parameter]
         if self.synchronises and bucket.missing:
             bucket.missing.pop()  # one gradient less to wait for
-            self.order[parameter] = None
+            self.order.append(parameter)
             self._send_complete()
 
 

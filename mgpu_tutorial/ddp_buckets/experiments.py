@@ -9,7 +9,12 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.collectives import ring_seconds
-from mgpu_tutorial.ddp_buckets.wrappers import Wrapper, finish_gradient_synchronization, wrap
+from mgpu_tutorial.ddp_buckets.wrappers import (
+    NaiveDDP,
+    Wrapper,
+    finish_gradient_synchronization,
+    wrap,
+)
 from mgpu_tutorial.lab import slow_link, span
 from mgpu_tutorial.shared.cost_model import Link
 from mgpu_tutorial.shared.parameters import fingerprint
@@ -19,11 +24,7 @@ Trained = tuple[list[torch.Tensor], list[torch.Tensor]]  # the gradients, the pa
 
 
 class Tower(nn.Module):
-    """`depth` square layers of `width` and a head, which is defined first and used last.
-
-    With `pause`, the backward of each layer takes that many seconds more, without using the
-    processor: as if it ran on another device.
-    """
+    """Square layers and a head; the backward of each layer waits for `pause` seconds."""
 
     def __init__(self, width: int = 64, depth: int = 4, pause: float = 0.0) -> None:
         super().__init__()
@@ -120,15 +121,30 @@ def train_alone(steps: int = 10) -> Trained:
     return [p.grad for p in model.parameters()], [p.detach() for p in model.parameters()]
 
 
-def take_fingerprints(
-    rank: int, world_size: int, wrapper: Wrapper, broken: str = "", steps: int = 4
-) -> list[str]:
-    """The fingerprint of this rank's model at the start and after each of `steps` steps.
+def follow_one_step(rank: int, world_size: int) -> dict[str, float]:
+    """The ranks take one step with a single weight; returns what each holds on the way."""
+    line = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(line.weight, 1.0 + 8.0 * rank)  # another start on each rank
+    held = {"drawn": line.weight.item()}
+    model = NaiveDDP(line)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held["wrapped"] = line.weight.item()
+    # the loss is w x, so the gradient is x: 2 on rank 0, 4 on rank 1
+    x = torch.full((1, 1), 2.0 + 2.0 * rank)
+    model(x).sum().backward()
+    held["own gradient"] = line.weight.grad.item()
+    model.finish_gradient_synchronization()
+    held["mean gradient"] = line.weight.grad.item()
+    optimizer.step()
+    held["after the step"] = round(line.weight.item(), 4)
+    return held
 
-    `broken` names what differs by rank: "start" (rank 1 sets its weights again after it was
-    wrapped), "gradient" (no averaging) or "step" (a learning rate of its own).
-    """
-    torch.manual_seed(rank)
+
+def take_fingerprints(
+    rank: int, world_size: int, wrapper: Wrapper, broken: str = "nothing", steps: int = 4
+) -> list[str]:
+    """This rank's fingerprints at the start and after each step; what is `broken` differs."""
+    torch.manual_seed(rank)  # another network on each rank, before it is wrapped
     model = wrap(wrapper, Tower())
     if broken == "start" and rank == 1:
         model.module.head.reset_parameters()
@@ -137,9 +153,10 @@ def take_fingerprints(
     prints = [fingerprint(model)]
     for batch in shares(rank, world_size, steps, width=64):
         optimizer.zero_grad()
-        with model.no_sync() if broken == "gradient" else nullcontext():
+        keeps_its_own = broken == "gradient"
+        with model.no_sync() if keeps_its_own else nullcontext():
             model(batch).square().mean().backward()
-        if broken != "gradient":
+        if not keeps_its_own:
             finish_gradient_synchronization(model)
         optimizer.step()
         prints.append(fingerprint(model))

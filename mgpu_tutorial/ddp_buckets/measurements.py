@@ -7,7 +7,12 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import Setting, trace_steps
+from mgpu_tutorial.ddp_buckets.experiments import (
+    Setting,
+    Trained,
+    name_by_letters,
+    trace_steps,
+)
 from mgpu_tutorial.ddp_buckets.wrappers import (
     Wrapper,
     calling_from_python,
@@ -19,10 +24,25 @@ from mgpu_tutorial.lab.record.report import Report
 
 
 def record_steps(rank: int, world_size: int, wrapper: Wrapper, setting: Setting) -> None:
-    """The ranks take three steps in one of the WRAPPERS, such that each can be drawn."""
+    """The ranks take five steps in one of the WRAPPERS, such that each can be drawn."""
     model = wrap(wrapper, setting.tower(), setting.bucket_cap_mb)
     with setting.network(world_size):
-        trace_steps(calling_from_python(model), setting.inputs(), 3)
+        trace_steps(calling_from_python(model), setting.inputs(), 5)
+
+
+def milliseconds(report: Report, name: str) -> float:
+    """How long the span of that name took on the slower rank."""
+    spans = [e for e in report.events if e.kind == "span" and e.note == name]
+    return 1e3 * max(span.end - span.begin for span in spans)
+
+
+def shortest_step(report: Report) -> Report:
+    """The same run; its shortest step, of all but the first two, is called "shortest"."""
+    notes = [e.note for e in report.events if e.kind == "span"]
+    steps = sorted({note for note in notes if note.startswith("step ")})
+    found = min(steps[2:], key=lambda step: milliseconds(report, step))
+    events = [replace(e, note="shortest") if e.note == found else e for e in report.events]
+    return replace(report, events=events)
 
 
 class Calls(NamedTuple):
@@ -79,13 +99,27 @@ def time_bucket_caps(
     return shortest
 
 
-def mean_losses(report: Report) -> dict[str, list[float]]:
-    """The loss of each global batch in `train_with_each_hook`: the mean over the ranks."""
-    means = {}
-    for hook in report.results[0]:
-        by_rank = [result[hook] for result in report.results]
-        means[hook] = [sum(step) / len(step) for step in zip(*by_rank, strict=True)]
-    return means
+def rows_of_letters(ranks: list[dict[str, list[str]]]) -> list[list[str]]:
+    """A row for each break and rank: which of the rank's fingerprints are the others' too."""
+    rows = []
+    for broken in ranks[0]:
+        letters = name_by_letters([prints[broken] for prints in ranks])
+        names = [f"rank {rank}" for rank in range(len(ranks))]
+        blocks = [broken] + [""] * (len(ranks) - 1)
+        pairs = zip(blocks, names, letters, strict=True)
+        rows += [[block, name, *row] for block, name, row in pairs]
+    return rows
+
+
+def distance(trained: list[Trained], alone: Trained) -> float:
+    """The largest difference of any rank's gradients or parameters to one process's."""
+    expected = [*alone[0], *alone[1]]
+    differences = [
+        (mine - theirs).abs().max().item()
+        for gradients, parameters in trained
+        for mine, theirs in zip([*gradients, *parameters], expected, strict=True)
+    ]
+    return max(differences)
 
 
 def payload(report: Report, name: str, rank: int = 0) -> int:

@@ -26,7 +26,7 @@ AVG = dist.ReduceOp.AVG
 
 
 class Replica(nn.Module):
-    """Rank 0 sends all ranks its parameters once, and its buffers before each forward.
+    """A module that starts on every rank from rank 0's parameters and buffers.
 
     Raises ValueError on every rank where the ranks' modules differ in the name, shape or
     dtype of a parameter, and where no parameter is to be trained.
@@ -36,17 +36,20 @@ class Replica(nn.Module):
         super().__init__()
         require_same_parameters(module)
         self.module = module
-        self.synchronises = True
         # parameters() names tied weights once; frozen ones get no gradient to average.
         self.trained = [p for p in module.parameters() if p.requires_grad]
-        self.shared = list(module.buffers())
-        for tensor in [*module.parameters(), *self.shared]:
+        self.synchronises = True  # and not so inside no_sync()
+        self.buffers_are_due = True
+        for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.synchronises:
-            for buffer in self.shared:
+        """Rank 0 sends its buffers first, where the forward before this one synchronised."""
+        if self.buffers_are_due:
+            for buffer in self.module.buffers():
                 dist.broadcast(buffer, src=0)
+        # as torch: after a forward under no_sync() or no_grad() the next one sends nothing
+        self.buffers_are_due = self.synchronises and torch.is_grad_enabled()
         return self.module(*args, **kwargs)
 
     def _attach(self) -> None:
@@ -85,17 +88,13 @@ class FlatDDP(Replica):
             flat = torch.cat([g.flatten() for g in gradients])
             dist.all_reduce(flat, op=AVG)
             # back into the gradients, in the same order
-            pieces = flat.split([g.numel() for g in gradients])
-            for mine, mean in zip(gradients, pieces, strict=True):
-                mine.copy_(mean.view_as(mine))
+            means = flat.split([g.numel() for g in gradients])
+            for gradient, mean in zip(gradients, means, strict=True):
+                gradient.copy_(mean.view_as(gradient))
 
 
 class OverlappedDDP(Replica):
-    """During backward the ranks average each gradient as soon as it is there.
-
-    A call per parameter, as in NaiveDDP, but nobody waits for it until the end. All ranks
-    must use the same parameters, or their calls do not meet.
-    """
+    """During backward: a call per parameter, all of which every rank must use."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -112,14 +111,29 @@ class OverlappedDDP(Replica):
     def finish_gradient_synchronization(self) -> None:
         unused = [p for p in self.trained if p not in self.works]
         if unused:
-            names = ", ".join(parameter_names(self.module, unused))
-            raise RuntimeError(
-                f"no gradient came for {names}: each rank must use every parameter in every "
-                "backward, or freeze it before wrapping"
-            )
+            raise no_gradient_error(self.module, unused)
         for work in self.works.values():
             work.wait()
         self.works.clear()
+
+
+class Bucket:
+    """Gradients of one dtype side by side in one flat tensor, and which are still missing."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        sizes = [p.numel() for p in parameters]
+        self.flat = parameters[0].new_zeros(sum(sizes))
+        pieces = zip(parameters, self.flat.split(sizes), strict=True)
+        self.views = {p: piece.view_as(p) for p, piece in pieces}
+        self.missing = set(parameters)
+        self.work: dist.Work | None = None
+
+    def start(self) -> None:
+        """Divide each gradient into its view, and begin to add up the ranks' buckets."""
+        for parameter, view in self.views.items():
+            torch.div(gradient_or_zeros(parameter), dist.get_world_size(), out=view)
+            parameter.grad = view
+        self.work = dist.all_reduce(self.flat, async_op=True)
 
 
 class BucketedDDP(Replica):
@@ -137,10 +151,9 @@ class BucketedDDP(Replica):
             raise ValueError(f"bucket_cap_mb must be positive, got {bucket_cap_mb!r}")
         super().__init__(module)
         self.cap = bucket_cap_mb * 2**20
-        # for the first backward: one bucket, and an empty list of who was ready when
-        self.order: dict[nn.Parameter, None] = {}  # a set that keeps its order
+        self.order: list[nn.Parameter] = []  # who was ready when
         self.rebuilt = False
-        self._cut(self.trained, float("inf"))
+        self._cut(self.trained, cap=float("inf"))
         self._attach()
 
     def _cut(self, parameters: Iterable[nn.Parameter], cap: float) -> None:
@@ -155,12 +168,11 @@ class BucketedDDP(Replica):
         if parameter not in bucket.missing:
             raise ready_twice_error(self.module, parameter)
         bucket.missing.remove(parameter)
-        if not self.rebuilt:
-            self.order[parameter] = None
+        self.order.append(parameter)
         self._send_complete()
 
     def _send_complete(self) -> None:
-        """Start buckets in the order of their numbers, on which all ranks agree."""
+        # in the order of their numbers, on which all ranks agree
         while self.sent < len(self.buckets) and not self.buckets[self.sent].missing:
             self.buckets[self.sent].start()
             self.sent += 1
@@ -178,34 +190,8 @@ class BucketedDDP(Replica):
         # once: buckets of the right size, in the order that the first backward showed
         if not self.rebuilt:
             self._cut(agreed_order(self.trained, self.order), self.cap)
-            for bucket in self.buckets:
-                bucket.take()
             self.rebuilt = True
-
-
-class Bucket:
-    """Gradients of one dtype side by side in one flat tensor, and which are still missing."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        sizes = [p.numel() for p in parameters]
-        like = {"dtype": parameters[0].dtype, "device": parameters[0].device}
-        self.flat = torch.zeros(sum(sizes), **like)
-        pieces = zip(parameters, self.flat.split(sizes), strict=True)
-        self.views = {p: piece.view_as(p) for p, piece in pieces}
-        self.missing = set(parameters)
-        self.work: dist.Work | None = None
-
-    def take(self) -> None:
-        """Make each gradient a view into this bucket, with the value that it has."""
-        for parameter, view in self.views.items():
-            parameter.grad = view.copy_(parameter.grad)
-
-    def start(self) -> None:
-        """Divide each gradient into its view, and begin to add up the ranks' buckets."""
-        for parameter, view in self.views.items():
-            torch.div(gradient_or_zeros(parameter), dist.get_world_size(), out=view)
-            parameter.grad = view
-        self.work = dist.all_reduce(self.flat, async_op=True)
+        self.order.clear()
 
 
 def agreed_order(
@@ -242,6 +228,15 @@ def parameter_names(module: nn.Module, parameters: Iterable[nn.Parameter]) -> li
     """What `module` calls these parameters."""
     known = {p: name for name, p in module.named_parameters()}
     return [known[p] for p in parameters]
+
+
+def no_gradient_error(module: nn.Module, unused: Iterable[nn.Parameter]) -> RuntimeError:
+    """The error for parameters whose mean the other ranks may wait for."""
+    names = ", ".join(parameter_names(module, unused))
+    return RuntimeError(
+        f"no gradient came for {names}: each rank must use every parameter in every "
+        "backward, or freeze it before wrapping"
+    )
 
 
 def ready_twice_error(module: nn.Module, parameter: nn.Parameter) -> RuntimeError:

@@ -3,11 +3,13 @@
 from mgpu_tutorial.lab.run import server
 
 if kernel := server.notebook_kernel():  # first: the fork server imports torch while we do
+    server.stay_on_this_machine()
     server.start()
     server.end_with(kernel)
 
 from mgpu_tutorial.lab.draw.before_after import before_after
 from mgpu_tutorial.lab.draw.bucket_map import bucket_map
+from mgpu_tutorial.lab.draw.cluster_map import cluster_map
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.minimum_plot import minimum_plot
 from mgpu_tutorial.lab.draw.ownership import ownership
@@ -34,10 +36,12 @@ from mgpu_tutorial.lab.run.rank import progress, status
 from mgpu_tutorial.lab.run.transfer import CannotTravel
 from mgpu_tutorial.lab.simulate.devices import devices, place
 from mgpu_tutorial.lab.simulate.link import slow_link
+from mgpu_tutorial.lab.simulate.pretend import pretend, without_values
 from mgpu_tutorial.lab.table import Table
 from mgpu_tutorial.lab.teach.checks import check
 from mgpu_tutorial.lab.teach.playground import playground
 from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source
+from mgpu_tutorial.lab.teach.spawn_alone import spawn_alone
 
 __all__ = [
     "CannotTravel",
@@ -48,6 +52,7 @@ __all__ = [
     "before_after",
     "bucket_map",
     "check",
+    "cluster_map",
     "curves",
     "devices",
     "device_table",
@@ -67,6 +72,7 @@ __all__ = [
     "place",
     "placement",
     "playground",
+    "pretend",
     "progress",
     "record_threads",
     "sequence_chart",
@@ -74,8 +80,10 @@ __all__ = [
     "show_source",
     "slow_link",
     "span",
+    "spawn_alone",
     "status",
     "stepper",
     "timeline",
     "traffic",
+    "without_values",
 ]

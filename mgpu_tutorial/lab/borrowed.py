@@ -81,6 +81,18 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple:
     return torch._C._nn._parse_to(*args, **kwargs)
 
 
+def version_of(tensor: Any) -> int:
+    """How often a tensor, or one that shares its memory, was changed in place."""
+    return tensor._version
+
+
+def dispatch_mode() -> type:
+    """The class of guards that see each operator below Python."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
 def make_subclass(kind: type, tensor: Any) -> Any:
     """`tensor` seen as one of the tensor class `kind`."""
     import torch
@@ -119,11 +131,25 @@ def ddp_logging_data(model: Any) -> dict[str, Any]:
     return model._get_ddp_logging_data()
 
 
+def is_distributed_tensor(types: Any) -> bool:
+    """Whether one of these is the class of tensors that are shared out over a mesh."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor in types
+
+
 def fake_store() -> Any:
     """The store of the backend "fake", which moves nothing; importing it registers that."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def fake_tensor_mode() -> Any:
+    """A guard under which tensors have a shape and no values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)  # those of the device meta
 
 
 def contents_of(module: Any) -> tuple[dict, dict, dict]:
@@ -136,8 +162,29 @@ def set_contents(module: Any, parameters: dict, buffers: dict, submodules: dict)
     module._parameters, module._buffers, module._modules = parameters, buffers, submodules
 
 
-def visible_gpus() -> list:
-    """How PyTorch reads CUDA_VISIBLE_DEVICES."""
-    import torch
+def refuse_ddp(wrapper: type, why: str) -> None:
+    """Give a class of modules the attribute that DDP asks for first, so that it raises."""
 
-    return torch.cuda._parse_visible_devices()
+    def ask(module: Any) -> None:
+        raise ValueError(why)
+
+    wrapper._ddp_params_and_buffers_to_ignore = property(ask)
+
+
+def flight_record() -> bytes:
+    """What the flight recorder holds of this process, pickled; with the stacks of Python."""
+    from torch._C import _distributed_c10d
+
+    return _distributed_c10d._dump_fr_trace(True, True, False)
+
+
+def groups() -> list[tuple[str, str, list[int]]]:
+    """Name, description and ranks of each process group that this rank is in."""
+    from torch.distributed import distributed_c10d
+
+    members = distributed_c10d._world.pg_group_ranks  # with a number where it is no member
+    return [
+        (group.group_name, group.group_desc, sorted(ranks))
+        for group, ranks in members.items()
+        if isinstance(group, distributed_c10d.ProcessGroup)
+    ]

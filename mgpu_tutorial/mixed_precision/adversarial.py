@@ -2,21 +2,22 @@
 
 A generator makes images from noise; a discriminator says whether an image is real. They
 train in turns, each on its own loss (I. Goodfellow et al., 2014,
-https://arxiv.org/abs/1406.2661). Each has its own optimizer and its own loss scaler, and
-all ranks average the gradients of each between its backward and its step.
+https://arxiv.org/abs/1406.2661). Each has its own optimizer, one loss scaler serves both,
+and all ranks average the gradients of each network between its backward and its step.
 """
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp import GradScaler
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.distributed_sgd import average_flat, flat_parameters
+from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters
 from mgpu_tutorial.lab import progress
 from mgpu_tutorial.mixed_precision.precision import autocast, new_scaler
 from mgpu_tutorial.shared.data import digits
@@ -34,24 +35,6 @@ def new_generator() -> nn.Module:
 def new_discriminator() -> nn.Module:
     """Images (N, 784) become a number each: positive for "real"."""
     return nn.Sequential(nn.Linear(784, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1))
-
-
-class Player:
-    """One of the two networks, with its own optimizer and its own scaler."""
-
-    def __init__(self, net: nn.Module, lr: float, scale: float) -> None:
-        self.net = net
-        self.optimizer = torch.optim.Adam(net.parameters(), lr, betas=(0.5, 0.99), eps=1e-4)
-        self.scaler = new_scaler(net, init_scale=scale, enabled=scale != 1.0)
-
-    def learn(self, loss: torch.Tensor, synchronise: Callable[[nn.Module], None]) -> None:
-        """All ranks take the same step down this player's loss; the other's stays."""
-        self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
-        synchronise(self.net)
-        self.scaler.unscale_(self.optimizer)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
 
 
 def discriminator_loss(real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
@@ -89,36 +72,101 @@ def draw_share(
     return images[chosen[mine].to(images.device)], noise[mine].to(images)
 
 
+class TrainedPair(NamedTuple):
+    """One rank after training.
+
+    The parameters of both networks, the generator's first, in one vector; samples (12, 784)
+    by the number of steps after which they were drawn; the loss scale; and how many steps
+    each optimizer took.
+    """
+
+    parameters: torch.Tensor
+    samples: dict[int, torch.Tensor]
+    scale: float
+    generator_steps: int
+    discriminator_steps: int
+
+
 def train_pair(
     rank: int,
     world_size: int,
     steps: int = 10,
     keep: tuple[int, ...] = (),
     dtype: torch.dtype = torch.float32,
-    scale: float = 1.0,
-    double: bool = False,
-    lr: float = 5e-3,
-) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """All ranks average the gradients of each player; returns parameters, kept samples."""
-    torch.manual_seed(0)
-    images = real_images().to(torch.float64 if double else torch.float32)
-    generator = Player(new_generator().to(images.dtype), lr, scale)
-    discriminator = Player(new_discriminator().to(images.dtype), lr, scale)
-    fixed, samples = torch.randn(12, NOISE).to(images), {}
+    infinite: tuple[int, int] | None = None,
+    **settings: float,
+) -> TrainedPair:
+    """All ranks train both networks in turns; one scaler with these `settings` serves both.
+
+    `infinite` = (rank, step) spoils a loss of the discriminator; `keep`: draw samples then.
+    """
+    generator, discriminator, images = new_pair(dtype)
+    for_generator, for_discriminator = new_adam(generator), new_adam(discriminator)
+    scaler = new_scaler(generator, **{"init_scale": 1024.0} | settings)
+    samples = {}
     for step in progress(range(steps)):
         real, noise = draw_share(images, 60, step, rank, world_size)
-        with autocast(images.device.type, dtype):
-            fake = generator.net(noise)
-            answers = discriminator.net(real), discriminator.net(fake.detach())
-            loss = discriminator_loss(*answers)
-        discriminator.learn(loss, average_flat)
-        with autocast(images.device.type, dtype):
-            loss = generator_loss(discriminator.net(fake))
-        generator.learn(loss, average_flat)
+        # the discriminator learns to tell real images from made ones
+        with short(dtype):
+            made = generator(noise)
+            loss = discriminator_loss(discriminator(real), discriminator(made.detach()))
+        if infinite == (rank, step):
+            loss = loss * float("inf")
+        descend(discriminator, for_discriminator, scaler, loss)
+        # the generator learns to make images that it takes for real
+        with short(dtype):
+            loss = generator_loss(discriminator(made))
+        descend(generator, for_generator, scaler, loss)
+        scaler.update()  # once, when both optimizers have had their step
         if step + 1 in keep:
-            samples[step + 1] = generator.net(fixed).detach().float()
-    players = generator, discriminator
-    return torch.cat([flat_parameters(player.net) for player in players]), samples
+            samples[step + 1] = draw_samples(generator)
+    taken = steps_taken(for_generator), steps_taken(for_discriminator)
+    both = flat_parameters(nn.ModuleList([generator, discriminator]))
+    return TrainedPair(both, samples, scaler.get_scale(), *taken)
+
+
+def descend(
+    network: nn.Module, optimizer: torch.optim.Adam, scaler: GradScaler, loss: torch.Tensor
+) -> None:
+    """All ranks average the gradients of one network; then its optimizer steps, or skips."""
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    average_gradients(network)
+    scaler.step(optimizer)  # unscales first
+
+
+def new_pair(dtype: torch.dtype) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """A generator, a discriminator, drawn in this order, and the images, all in float32.
+
+    In float64 where that is asked for.
+    """
+    torch.manual_seed(0)
+    images = real_images().to(torch.promote_types(dtype, torch.float32))
+    return new_generator().to(images.dtype), new_discriminator().to(images.dtype), images
+
+
+def short(dtype: torch.dtype) -> AbstractContextManager:
+    """Autocast to a format of 16 bits; float32 and float64 switch it off."""
+    kind = torch.get_default_device().type
+    return autocast(kind, dtype if dtype.itemsize == 2 else torch.float32)
+
+
+def draw_samples(generator: nn.Module) -> torch.Tensor:
+    """What the generator makes of twelve noises, always the same: (12, 784)."""
+    random = torch.Generator().manual_seed(0)
+    with torch.device("cpu"):
+        noise = torch.randn(12, NOISE, generator=random)
+    return generator(noise.to(next(generator.parameters()))).detach().float()
+
+
+def new_adam(net: nn.Module) -> torch.optim.Adam:
+    """The optimizer of one of the two networks."""
+    return torch.optim.Adam(net.parameters(), lr=5e-3, betas=(0.5, 0.99), eps=1e-4)
+
+
+def steps_taken(optimizer: torch.optim.Adam) -> int:
+    """How many steps Adam has taken: it counts them for each parameter."""
+    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
 
 
 # The same with DistributedDataParallel around both

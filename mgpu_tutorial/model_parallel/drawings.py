@@ -6,7 +6,8 @@ from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.model_parallel.resnet_cuts import UNITS, StageCost, Unit, stage_costs
+from mgpu_tutorial.model_parallel.measurements import StageCost, Unit, stage_costs
+from mgpu_tutorial.model_parallel.resnet_cuts import UNITS
 
 ROWS = ("parameters", "activations", "work", "sends")
 

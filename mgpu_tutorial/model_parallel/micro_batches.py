@@ -5,17 +5,15 @@ it here, so that two cores can stand for two devices.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab.record.pipeline_steps import Task
-from mgpu_tutorial.lab.simulate.devices import as_device
 
 
 def split(
@@ -32,24 +30,60 @@ def split(
     return list(zip(images.chunk(micro), labels.chunk(micro), strict=True))
 
 
-class ConvStack(nn.Module):
-    """Equal convolutions, as many on each device, where only the schedule is the point."""
+class Step:
+    """One training step of a model in stages, and what is between its forward and backward.
+
+    `parts` are the micro-batches. `saved` has input and output of each stage s and
+    micro-batch i until their backward; `tasks` notes what each device did when, by `clock`.
+    """
 
     def __init__(
-        self, devices: Sequence[torch.device | str], depth: int = 4, channels: int = 32
+        self,
+        model: nn.Module,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        micro: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__()
-        widths = [3] + [channels] * depth * len(devices)
-        layers = [
-            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.ReLU())
-            for before, after in pairwise(widths)
-        ]
-        layers[-1].extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)])
-        self.layers, self.devices = nn.ModuleList(layers), list(map(as_device, devices))
-        self.stages = [
-            nn.Sequential(*layers[depth * s : depth * (s + 1)]).to(device)
-            for s, device in enumerate(devices)
-        ]
+        self.model, self.clock = model, clock
+        self.parts = split(images, labels, micro)
+        self.saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.tasks: list[Task] = []
+
+    @contextmanager
+    def recorded(self, kind: str, s: int, i: int) -> Iterator[torch.device]:
+        """Note when this block, the F or B of stage s on micro-batch i, began and ended."""
+        device, begin = self.model.devices[s], self.clock()
+        yield device
+        if device.type == "cuda":  # a GPU works on after its call returned
+            torch.cuda.synchronize(device)
+        self.tasks.append(Task(s, s, kind, i, begin, self.clock()))
+
+
+def forward_stage(
+    step: Step, s: int, i: int, output_before: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Stage s takes the output of stage s - 1, or images; the last one returns the loss."""
+    input_tensor, label = step.parts[i]
+    if output_before is not None:  # a new leaf: its gradient is what stage s - 1 needs
+        input_tensor = output_before.requires_grad_()
+    with step.recorded("F", s, i) as device:
+        output_tensor = step.model.stages[s](input_tensor.to(device))
+        if s == len(step.model.stages) - 1:
+            loss = cross_entropy(output_tensor, label.to(device))
+            output_tensor = loss / len(step.parts)
+    step.saved[s, i] = input_tensor, output_tensor
+    return output_tensor.detach()
+
+
+def backward_stage(
+    step: Step, s: int, i: int, output_tensor_grad: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """Stage s takes its output's gradient from stage s + 1, and returns that of its input."""
+    input_tensor, output_tensor = step.saved.pop((s, i))
+    with step.recorded("B", s, i):
+        output_tensor.backward(output_tensor_grad)
+    return input_tensor.grad
 
 
 def forward_backward(
@@ -57,59 +91,35 @@ def forward_backward(
 ) -> tuple[float, list[Task]]:
     """Stage s works on one micro-batch while stage s + 1 works on the one before.
 
-    Each device has a thread that works off its tasks in order, as a GPU works off its
-    stream. The gradients add up in .grad; returns the mean loss, and what each device did
-    when. Raises ValueError where the batch does not divide into `micro` equal parts.
+    Returns the mean loss, and what each device did when. Raises ValueError where the batch
+    does not divide into `micro` equal parts.
     """
-    parts, last = split(images, labels, micro), len(model.stages) - 1
-    saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-    tasks: list[Task] = []
-
-    def forward(s: int, i: int, before: Future | None) -> torch.Tensor:
-        input_tensor, label = parts[i]
-        if before is not None:  # a new leaf: its gradient is what stage s - 1 waits for
-            input_tensor = before.result().requires_grad_()
-        with recorded(tasks, model.devices[s], "F", s, i):
-            output_tensor = model.stages[s](input_tensor.to(model.devices[s]))
-            if s == last:
-                label = label.to(output_tensor.device)
-                output_tensor = cross_entropy(output_tensor, label) / micro
-        saved[s, i] = input_tensor, output_tensor
-        return output_tensor.detach()
-
-    def backward(s: int, i: int, after: Future | None) -> torch.Tensor | None:
-        output_tensor_grad = None if after is None else after.result()
-        input_tensor, output_tensor = saved.pop((s, i))
-        with recorded(tasks, model.devices[s], "B", s, i):
-            output_tensor.backward(output_tensor_grad)
-        return input_tensor.grad
-
+    step = Step(model, images, labels, micro)
     threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
     losses, ends = [], []
+    # all forwards: each task waits for the one that was put into the queue before
     for i in range(micro):
         task = None
         for s, thread in enumerate(threads):
-            task = thread.submit(forward, s, i, task)
+            task = thread.submit(after, task, forward_stage, step, s, i)
         losses.append(task)
+    # all backwards: from the last stage to the first
     for i in range(micro):
         task = None
         for s, thread in reversed(list(enumerate(threads))):
-            task = thread.submit(backward, s, i, task)
+            task = thread.submit(after, task, backward_stage, step, s, i)
         ends.append(task)
     for thread in threads:
         thread.shutdown()
     for task in [*losses, *ends]:
         task.result()  # raises here what a task raised
-    return sum(loss.result().item() for loss in losses), tasks
+    return sum(loss.result().item() for loss in losses), step.tasks
 
 
-@contextmanager
-def recorded(
-    tasks: list[Task], device: torch.device, kind: str, s: int, i: int
-) -> Iterator[None]:
-    """Note when this block, the F or B of micro-batch i on stage s, began and ended."""
-    begin = time.perf_counter()
-    yield
-    if device.type == "cuda":  # a GPU works on after its call returned
-        torch.cuda.synchronize(device)
-    tasks.append(Task(s, s, kind, i, begin, time.perf_counter()))
+def after(
+    task: Future | None, action: Callable, step: Step, s: int, i: int
+) -> torch.Tensor | None:
+    """Wait for `task`, which makes what `action` needs, and then do it."""
+    if task is None:
+        return action(step, s, i)
+    return action(step, s, i, task.result())

@@ -17,10 +17,12 @@ def save(path: str, model: nn.Module, optimizer: Optimizer, **also: Any) -> None
     """
     if dist.get_rank() > 0:
         return
-    draft = f"{path}.draft"
-    torch.save(
-        {"model": model.state_dict(), "optimizer": optimizer.state_dict()} | also, draft
-    )
+    draft = Path(f"{path}.draft")
+    draft.unlink(missing_ok=True)  # of a crash
+    with open(draft, "xb") as file:  # made anew: no link that somebody put there is followed
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict()} | also, file
+        )
     os.replace(draft, path)
 
 

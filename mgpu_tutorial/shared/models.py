@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import log_softmax, max_pool2d, relu
+from torch.nn.functional import log_softmax, max_pool2d, relu, scaled_dot_product_attention
 
 NORMS = {
     "": nn.Identity,
@@ -33,3 +33,94 @@ class SmallConvNet(nn.Module):
         x = relu(max_pool2d(self.drop(self.conv2(x)), 2))
         x = relu(self.fc1(x.flatten(1)))
         return log_softmax(self.fc2(self.drop(x)), dim=1)
+
+
+class SmallTransformer(nn.Module):
+    """A small language model: embedding, a stack of blocks, norm, and a head.
+
+    Takes token numbers (batch, sequence) and returns logits (batch, sequence, vocabulary).
+    With `tied` the head's weights are those of the embedding, as in GPT-2. `kv_heads` fewer
+    than `heads` make several heads share their keys and values.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 64,
+        width: int = 32,
+        heads: int = 4,
+        depth: int = 2,
+        kv_heads: int | None = None,
+        max_length: int = 64,
+        tied: bool = True,
+    ) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(max_length, width)
+        self.blocks = nn.ModuleList(Block(width, heads, kv_heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.head.weight = self.token.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token(tokens) + self.position(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Block(nn.Module):
+    """One layer of a transformer: attention, then a perceptron, each added to its input."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int | None = None) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, kv_heads)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = MLP(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Attention(nn.Module):
+    """Each place looks at itself and at those before it; (batch, sequence, width) both ways.
+
+    How many heads it has follows from its weights, so that a rank may hold a part of them.
+    """
+
+    def __init__(self, width: int, heads: int, kv_heads: int | None = None) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if width % heads or heads % kv_heads:
+            raise ValueError(
+                f"{heads} heads must divide a width of {width}, and {kv_heads} kv_heads them"
+            )
+        self.per_head = width // heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, kv_heads * self.per_head, bias=False)
+        self.value = nn.Linear(width, kv_heads * self.per_head, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # (batch, heads, sequence, per head)
+        q, k, v = (
+            part(x).unflatten(-1, (-1, self.per_head)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between them, four times as wide inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))

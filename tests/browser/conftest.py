@@ -18,7 +18,8 @@ import chromium
 ROOT = Path(__file__).parent.parent.parent
 SCREENS = ROOT / "build" / "screens"
 TOKEN = "only-for-this-test"
-KEPT = ["notebooks", "mgpu_tutorial", "benchmarks", "tools", "README.md", "CONTRIBUTING.md"]
+KEPT = ["notebooks", "mgpu_tutorial", "benchmarks", "tools", "docs", "README.md"]
+KEPT += ["CONTRIBUTING.md"]
 
 
 @pytest.fixture(scope="session")

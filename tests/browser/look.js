@@ -29,9 +29,11 @@ window.look = {
 
   idle: () => look.panel().sessionContext.session.kernel.status === 'idle',
 
-  // True when every code cell has been run here (a cell that waits has no count).
+  // True when every code cell has been run here (a cell that waits has no count), apart
+  // from those that `edit` has put below itself for the reader.
   finished: () => look.idle() && look.panel().content.widgets.every(
-    cell => cell.model.type !== 'code' || (cell.model.executionCount && cell.model.trusted)),
+    cell => cell.model.type !== 'code' || (cell.model.executionCount && cell.model.trusted)
+      || cell.model.sharedModel.getSource().startsWith('# A copy of ')),
 
   trusted: () => look.panel().content.widgets.filter(
     cell => cell.model.type === 'code' && cell.model.trusted).length,

@@ -1,7 +1,5 @@
 """The experiment trains as a plain loop does, on every batch in turn."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -89,11 +87,3 @@ def test_mobilenet_trains_through_data_parallel_with_its_own_schedule(monkeypatc
     assert given["rates"] == pytest.approx([0.1, 0.05, 0.0])
     assert given["optimizer"].defaults["momentum"] == 0.9
     assert given["optimizer"].param_groups[0]["weight_decay"] == 5e-4
-
-
-def test_loud_says_what_its_copy_sees_and_changes_nothing():
-    lines, net = [], nn.Linear(4, 2)
-    x = torch.randn(3, 4)
-    loud = experiments.Loud(copy.deepcopy(net), lines.append)
-    assert torch.equal(loud(x), net(x))
-    assert lines == ["inside  cpu: input (3, 4), output (3, 2)"]

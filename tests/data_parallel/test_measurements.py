@@ -1,17 +1,13 @@
-"""What is measured is what the shapes, the clock of a made-up record and a plain step say."""
+"""What is measured is what the shapes and a plain step say."""
 
 import copy
-import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from mgpu_tutorial.data_parallel import experiments, measurements, wrapper
+from mgpu_tutorial.data_parallel import experiments, measurements
 from mgpu_tutorial.lab import Ledger, devices, placement, record_threads
-from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.record.trace import Event
 
 
 def batch(count=24, side=8):
@@ -130,77 +126,15 @@ def test_the_meta_device_predicts_what_mobilenet_keeps():
 # Time
 
 
-def recorded(*rows):
-    """A report of spans (track, name, begin, end), in the order in which they began."""
-    events = [
-        Event(rank=rank, index=i, op="span", begin=begin, end=end, note=name)
-        for i, (rank, name, begin, end) in enumerate(rows)
-    ]
-    return Report(3, events=events)
-
-
-def test_the_forwards_of_all_threads_are_one_phase_and_the_shortest_step_counts():
-    report = recorded(
-        (0, "1 scatter", 0.0, 1.0),
-        (1, "3 forward", 1.0, 6.0),
-        (2, "3 forward", 2.0, 8.0),  # the two overlap: 7 seconds, and not 11
-        (0, "4 gather", 8.0, 10.0),
-        (0, "1 scatter", 10.0, 13.0),
-        (2, "3 forward", 13.0, 17.0),
-        (1, "3 forward", 14.0, 16.0),  # 4 seconds
-        (0, "4 gather", 17.0, 20.0),
-    )
-    assert measurements.phase_seconds(report) == {
-        "1 scatter": 1.0,
-        "3 forward": 4.0,
-        "4 gather": 2.0,
-    }
-
-
 def test_a_step_is_recorded_with_a_track_for_each_device(d):
     net = nn.Linear(4, 3).to(d[0])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with record_threads() as report:
-        wrapper.eight_steps(net, optimizer, torch.zeros(8, 4), torch.zeros(8).long(), d)
+        measurements.eight_steps(net, optimizer, torch.zeros(8, 4), torch.zeros(8).long(), d)
     assert report.tracks == ["main", *map(str, d)]
     notes = [e.note for e in report.events if e.rank == 0]
     assert [int(note[0]) for note in notes] == [1, 2, 4, 5, 6, 8]
     assert [e.note for e in report.events if e.rank > 0] == ["3 forward"] * 4
-    phases = measurements.phase_seconds(report)
-    assert [int(name[0]) for name in phases] == [1, 2, 3, 4, 5, 6, 8]
-    forwards = [e for e in report.events if e.rank > 0]
-    first, last = min(e.begin for e in forwards), max(e.end for e in forwards)
-    assert phases["3 forward"] == last - first
-
-
-def test_replicas_run_in_turn_in_one_thread_and_in_threads_all_at_once(d):
-    """Four meet at a barrier, which only threads can; in turn nobody waits."""
-    meeting, main = threading.Barrier(4, timeout=30), threading.main_thread()
-    seen = []
-
-    class Meets(nn.Module):
-        def forward(self, x):
-            alone = threading.current_thread() is main
-            seen.append(alone)
-            if not alone:
-                meeting.wait()
-            return x
-
-    measurements.time_in_turn_and_in_threads(Meets(), torch.zeros(4, 1), d, repeats=2)
-    assert seen == [True] * 4 + [False] * 4 + [True] * 4 + [False] * 4
-
-
-def test_seconds_are_medians_and_cores_are_busy_seconds_by_elapsed_ones(d, monkeypatch):
-    """By clocks that are set: each repeat reads the one four times and the other twice."""
-    elapsed = iter([0, 4, 10, 12, 20, 29, 30, 31, 40, 45, 50, 58])  # 4 2, 9 1, 5 8 seconds
-    busy = iter([0, 3, 5, 6, 8, 24])  # 3, 1, 16 seconds: 1.5, 1 and 2 cores
-    clocks = SimpleNamespace(
-        perf_counter=lambda: float(next(elapsed)), process_time=lambda: float(next(busy))
-    )
-    monkeypatch.setattr(measurements, "time", clocks)
-    x = torch.zeros(4, 1)
-    times = measurements.time_in_turn_and_in_threads(nn.Identity(), x, d, repeats=3)
-    assert times == measurements.Times(in_turn=5.0, in_threads=2.0, cores=1.5)
 
 
 # Where things are
@@ -212,7 +146,7 @@ def test_the_recorder_shows_where_everything_is_after_each_of_the_real_steps(d):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     recorder = measurements.StepRecorder("0. before", batch=torch.randn(9, 4), module=net)
     images, labels = torch.randn(9, 4), torch.zeros(9).long()
-    wrapper.eight_steps(net, optimizer, images, labels, d[:3], recorder)
+    measurements.eight_steps(net, optimizer, images, labels, d[:3], recorder)
     assert not torch.equal(net.weight, net_before) and len(recorder.steps) == 9
     assert recorder.steps[0][1].keys() == {"batch", "module"}
 

@@ -52,16 +52,16 @@ def state(plain):
 
 
 def train(rank, world_size, wrapper, kind="plain", cap=0.02, set_to_none=True, micro=1):
-    """Four steps on this rank's shares; the wrapper None is one process without a wrapper.
+    """Three steps on this rank's shares; the wrapper None is one process without a wrapper.
 
-    The first fills one bucket, the second has those of `cap`, the third and the fourth go on.
+    The first fills one bucket, the second has those of `cap`, the third goes on.
     """
     torch.manual_seed(rank)
     plain = module(kind)
     model = wrap(wrapper, plain, cap) if wrapper else plain
     trainable = [p for p in plain.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=0.05, momentum=0.9)
-    for batch in shares(rank, world_size, 4, 64):
+    for batch in shares(rank, world_size, 3, 64):
         optimizer.zero_grad(set_to_none=set_to_none)
         for i, part in enumerate(batch.chunk(micro)):
             last = i == micro - 1 or wrapper is None
@@ -83,7 +83,7 @@ def cut_buckets(rank, world_size, cap, own):
             model.finish_gradient_synchronization()
         names = {p: n for n, p in tower.named_parameters()}
         return [[names[p] for p in bucket.views] for bucket in model.buckets]
-    from mgpu_tutorial.ddp_buckets.reducer import note_buckets
+    from mgpu_tutorial.ddp_reducer.reducer import note_buckets
 
     model = DistributedDataParallel(tower, bucket_cap_mb=cap)
     seen = note_buckets(model)
@@ -188,16 +188,37 @@ def freeze_everything(rank, world_size, wrapper):
     wrap(wrapper, Tower().requires_grad_(False))
 
 
-def follow_buffers(rank, world_size, wrapper):
-    """The running means on every rank, after construction and after each forward."""
+def follow_buffers(rank, world_size, wrapper, forwards):
+    """The running means on every rank, after construction and after each forward.
+
+    `forwards` are of the kinds "averaged", "no_sync" (backward without averaging) and
+    "no_grad".
+    """
     norm = nn.BatchNorm1d(1)
     norm.running_mean.fill_(float(rank + 5))
     model = wrap(wrapper, norm)
     found = [norm.running_mean.item()]
-    for _ in range(2):
-        model(torch.full((4, 1), 10.0 * (rank + 1)))
-        found.append(round(norm.running_mean.item(), 4))
+    around = {"averaged": nullcontext, "no_sync": model.no_sync, "no_grad": torch.no_grad}
+    for kind in forwards:
+        with around[kind]():
+            output = model(torch.full((4, 1), 10.0 * (rank + 1)))
+            found.append(round(norm.running_mean.item(), 4))
+            if kind != "no_grad":
+                output.sum().backward()
+        if kind == "averaged":
+            finish_gradient_synchronization(model)
     return found
+
+
+def go_forward_twice(rank, world_size, wrapper):
+    """The gradient of one backward after two forwards through a BatchNorm."""
+    torch.manual_seed(0)
+    model = wrap(wrapper, nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    generator = torch.Generator().manual_seed(rank)
+    one, two = torch.randn(2, 5, 3, generator=generator)
+    (model(one).square().sum() + model(two).abs().sum()).backward()
+    finish_gradient_synchronization(model)
+    return model.module[0].weight.grad
 
 
 def look_for_views(rank, world_size, set_to_none):
@@ -206,9 +227,10 @@ def look_for_views(rank, world_size, set_to_none):
     found = []
     for _ in range(3):
         model.zero_grad(set_to_none=set_to_none)
+        buckets = model.buckets  # in the first step those that are cut anew at its end
         model(torch.ones(2, 64)).sum().backward()
         model.finish_gradient_synchronization()
-        inside = {view.data_ptr() for b in model.buckets for view in b.views.values()}
+        inside = {view.data_ptr() for b in buckets for view in b.views.values()}
         found.append(all(p.grad.data_ptr() in inside for p in model.parameters()))
     return found
 

@@ -48,12 +48,12 @@ def test_replicas_agree_until_one_of_three_things_is_broken(world_size):
     settings = {
         (wrapper, broken): {"wrapper": wrapper, "broken": broken}
         for wrapper in WRAPPERS
-        for broken in ("", "start", "gradient", "step")
+        for broken in ("nothing", "start", "gradient", "step")
     }
     worker = experiments.take_fingerprints
     runs = launch(experiments.run_each_setting, world_size, worker, settings).results
     different = {
-        "": [1] * 5,
+        "nothing": [1] * 5,
         "start": [2] * 5,  # rank 1 against all others, for ever
         "gradient": [1] + [world_size] * 4,
         "step": [1] + [world_size] * 4,
@@ -63,6 +63,12 @@ def test_replicas_agree_until_one_of_three_things_is_broken(world_size):
         counts = [len(set(prints)) for prints in moments]
         assert counts == different[broken], (wrapper, broken)
         assert len(set(runs[0][wrapper, broken])) == 5  # each step changes the model
+
+
+def test_one_step_is_followed_from_two_starts_to_one_weight():
+    first, second = launch(experiments.follow_one_step, 2).results
+    assert list(first.values()) == [1.0, 1.0, 2.0, 3.0, 0.7]
+    assert list(second.values()) == [9.0, 1.0, 4.0, 3.0, 0.7]
 
 
 def test_letters_follow_the_order_of_appearance():

@@ -1,6 +1,7 @@
 """When the five wrappers communicate, and what that costs."""
 
 import pytest
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import experiments, measurements, wrappers
@@ -8,6 +9,8 @@ from mgpu_tutorial.ddp_buckets.experiments import Setting, Tower
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import launch, timeline
 from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.shared.cost_model import Link
 from tests.ddp_buckets import ranks as workers
 
@@ -37,6 +40,8 @@ def test_each_wrapper_makes_its_calls_at_its_time(reports, wrapper):
     for step in ("step 1", "step 2"):
         counted = measurements.count_calls(reports[wrapper], step)
         assert counted == (*EXPECTED[wrapper], size)
+        events = events_of(reports[wrapper], step)
+        assert {e.op for e in events if e.kind == "collective"} == {"all_reduce"}
 
 
 def test_the_first_backward_uses_one_bucket(reports):
@@ -61,6 +66,42 @@ def test_the_two_steps_of_the_start_do_not_count():
         assert times == {"SlowAtFirst": [3, 4, 5]}
 
 
+def test_the_shortest_step_is_that_of_the_slower_rank():
+    def span(rank, index, step, begin, end):
+        return Event(rank, index, "span", begin, end, note=f"step {step}")
+
+    ends = [(0.1, 0.1), (1.1, 1.1), (2.9, 2.2), (3.4, 3.6), (4.5, 4.5)]
+    steps = enumerate(ends)
+    spans = [span(r, i, i, float(i), both[r]) for i, both in steps for r in (0, 1)]
+    inside = Event(0, 9, "all_reduce", 4.1, 4.2, nbytes=8)
+    found = measurements.shortest_step(Report(2, events=[*spans, inside]))
+    assert measurements.milliseconds(found, "shortest") == pytest.approx(500)
+    assert measurements.count_calls(found, "shortest") == (1, 0, 8)
+    notes = [event.note for event in found.events]
+    assert notes.count("shortest") == 2 and "step 4" not in notes and "step 3" in notes
+
+
+def test_rows_of_letters_have_a_block_for_each_break():
+    ranks = [{"nothing": ["x", "y"], "start": ["x", "z"]}, {"nothing": ["x", "y"]}]
+    ranks[1]["start"] = ["q", "z"]
+    assert measurements.rows_of_letters(ranks) == [
+        ["nothing", "rank 0", "A", "B"],
+        ["", "rank 1", "A", "B"],
+        ["start", "rank 0", "A", "C"],
+        ["", "rank 1", "B", "C"],
+    ]
+
+
+def test_the_distance_is_that_of_the_farthest_rank_gradient_or_parameter():
+    def trained(gradient, parameter):
+        return [torch.tensor([0.0, gradient])], [torch.tensor([parameter])]
+
+    alone = trained(1.0, 2.0)
+    both = [trained(1.0, 2.0), trained(1.0, 2.5)]
+    assert measurements.distance(both, alone) == 0.5
+    assert measurements.distance([trained(-1.0, 2.0), alone], alone) == 2.0
+
+
 def test_a_link_takes_a_ring_of_messages(monkeypatch):
     seconds = []
     monkeypatch.setattr(experiments, "slow_link", seconds.append)
@@ -70,15 +111,18 @@ def test_a_link_takes_a_ring_of_messages(monkeypatch):
 
 
 @pytest.mark.timing
-def test_over_a_slow_network_buckets_beat_both_extremes():
-    slow = Setting(128, 8, 4, bucket_cap_mb=1 / 8, pause=5e-3, link=Link(2e-3, 50e6))
+def test_over_a_slow_link_each_wrapper_ends_before_the_one_before():
+    slow = Setting(256, 6, 8, bucket_cap_mb=0.25, pause=20e-3, link=Link(2.5e-3, 20e6))
     times = launch(measurements.time_steps, 2, WRAPPERS, slow).results[0]
     best = {name: min(seconds) for name, seconds in times.items()}
-    # 18 calls of 4 ms and 10.6 ms of bytes behind 40 ms of backward.
-    assert best["NaiveDDP"] > 0.040 + 18 * 0.004 + 0.0106
-    assert best["FlatDDP"] > 0.040 + 0.004 + 0.0106
-    assert max(best["BucketedDDP"], best["DistributedDataParallel"]) < best["NaiveDDP"]
-    assert best["BucketedDDP"] < best["OverlappedDDP"] < best["NaiveDDP"]
+    # 120 ms of backward, calls of 5 ms, and 79 ms for the bytes of all six layers
+    assert best["NaiveDDP"] > 0.120 + 14 * 0.005 + 0.079
+    assert best["NaiveDDP"] > best["FlatDDP"] > 0.120 + 0.005 + 0.079
+    # from the first layer on the link is busy: twelve calls, and all the bytes
+    assert best["FlatDDP"] > best["OverlappedDDP"] > 0.020 + 12 * 0.005 + 0.078
+    # all but the last bucket are through when backward ends
+    for name in ("BucketedDDP", "DistributedDataParallel"):
+        assert best["OverlappedDDP"] > best[name] > 0.120 + 0.005 + 0.013
 
 
 @pytest.mark.timing

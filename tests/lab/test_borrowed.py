@@ -32,11 +32,16 @@ NAMES = [
     "torch:_C._disabled_torch_function_impl",
     "torch:Tensor._make_subclass",
     "torch:ops.aten.add.Tensor._schema",
+    "torch:Tensor._version",
+    "torch._subclasses.fake_tensor:FakeTensorMode",
+    "torch.utils._python_dispatch:TorchDispatchMode",
     "torch:_register_device_module",
     "torch.utils._pytree:tree_map",
     "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
     "torch.testing._internal.distributed.fake_pg:FakeStore",
     "torch.cuda:_parse_visible_devices",
+    "torch:_C._distributed_c10d._dump_fr_trace",
+    "torch.distributed.distributed_c10d:_world.pg_group_ranks",
 ]
 PUBLIC = {
     *("_exit", "_getframe", "_current_frames"),  # documented by Python

@@ -1,6 +1,5 @@
 """The pair on N ranks takes the steps of one process, which are written out here."""
 
-import copy
 import functools
 
 import pytest
@@ -39,7 +38,7 @@ def flat(*networks):
 def trained_by_hand(dtype, steps):
     """One process, two plain Adams: the parameters of both networks, and 12 samples."""
     generator, discriminator, images = pair_and_images(dtype)
-    fixed = torch.randn(12, 16).to(dtype)
+    fixed = torch.randn(12, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     adam = functools.partial(torch.optim.Adam, lr=5e-3, betas=(0.5, 0.99), eps=1e-4)
     for_generator, for_discriminator = (
         adam(network.parameters()) for network in (generator, discriminator)
@@ -61,16 +60,17 @@ def trained_by_hand(dtype, steps):
 def test_the_pair_on_n_ranks_is_the_pair_written_out(world_size):
     expected, samples = trained_by_hand(torch.float64, 10)
     arguments = adversarial.train_pair, world_size
-    results = launch(*arguments, steps=10, keep=(10,), double=True).results
-    for parameters, kept in results:
-        near(parameters, expected, 1e-13)
-        near(kept[10], samples, 1e-6)
-        assert torch.equal(parameters, results[0][0])
+    results = launch(*arguments, steps=10, keep=(10,), dtype=torch.float64).results
+    for result in results:
+        near(result.parameters, expected, 1e-13)
+        near(result.samples[10], samples, 1e-6)
+        assert torch.equal(result.parameters, results[0].parameters)
+        assert (result.generator_steps, result.discriminator_steps) == (10, 10)
 
 
 def test_the_pair_in_float32_is_the_pair_written_out():
-    for parameters, _ in launch(adversarial.train_pair, 2, steps=5).results:
-        near(parameters, trained_by_hand(torch.float32, 5)[0], 1e-5)
+    for result in launch(adversarial.train_pair, 2, steps=5).results:
+        near(result.parameters, trained_by_hand(torch.float32, 5)[0], 1e-5)
 
 
 def test_every_step_draws_another_batch_and_every_rank_its_rows():
@@ -83,30 +83,47 @@ def test_every_step_draws_another_batch_and_every_rank_its_rows():
         assert all(len(images) == 20 for images, _ in shares)
 
 
-def test_both_players_learn_and_neither_from_the_others_loss():
-    torch.manual_seed(0)
-    generator = adversarial.Player(adversarial.new_generator(), 1e-3, 1.0)
-    discriminator = adversarial.Player(adversarial.new_discriminator(), 1e-3, 1.0)
-    before = copy.deepcopy((generator.net.state_dict(), discriminator.net.state_dict()))
-    real, fake = adversarial.real_images()[:8], generator.net(torch.randn(8, 16))
-    loss = adversarial.discriminator_loss(
-        discriminator.net(real), discriminator.net(fake.detach())
-    )
-    discriminator.learn(loss, lambda net: None)
-    assert all(p.grad is None for p in generator.net.parameters())
-    after = discriminator.net.state_dict()
-    assert all(not torch.equal(after[k], v) for k, v in before[1].items())
-    middle = copy.deepcopy(after)
-    generator.learn(adversarial.generator_loss(discriminator.net(fake)), lambda net: None)
-    assert all(torch.equal(discriminator.net.state_dict()[k], v) for k, v in middle.items())
-    changed = generator.net.state_dict()
-    assert all(not torch.equal(changed[k], v) for k, v in before[0].items())
+@pytest.mark.parametrize("who", [0, 1])
+def test_one_infinity_makes_all_ranks_skip_the_step_of_that_network_only(who):
+    """The last step is the one: the generator's goes through the discriminator as it was."""
+    results = launch(adversarial.train_pair, 2, steps=3, infinite=(who, 2)).results
+    expected = pair_that_skips_by_hand()
+    for result in results:
+        near(result.parameters, expected, 1e-5)
+        assert (result.generator_steps, result.discriminator_steps) == (3, 2)
+        assert result.scale == 512
+        assert torch.equal(result.parameters, results[0].parameters)
 
 
-def test_the_pair_trains_under_autocast_with_two_scalers():
-    short = {"dtype": torch.float16, "scale": 1024.0}
-    (one, _), (two, _) = launch(adversarial.train_pair, 2, **short).results
-    assert torch.equal(one, two) and one.isfinite().all()
+def pair_that_skips_by_hand():
+    """Three steps in one process, and in the third the discriminator stays as it is."""
+    generator, discriminator, images = pair_and_images(torch.float32)
+    adam = functools.partial(torch.optim.Adam, lr=5e-3, betas=(0.5, 0.99), eps=1e-4)
+    for_generator = adam(generator.parameters())
+    for_discriminator = adam(discriminator.parameters())
+    for step in range(3):
+        real, noise = batch_by_hand(step, images)
+        made = generator(noise)
+        if step < 2:
+            for_discriminator.zero_grad()
+            loss = softplus(-discriminator(real)).mean()
+            (loss + softplus(discriminator(made.detach())).mean()).backward()
+            for_discriminator.step()
+        for_generator.zero_grad()
+        softplus(-discriminator(made)).mean().backward()
+        for_generator.step()
+    return flat(generator, discriminator)
+
+
+def test_the_scale_grows_once_per_iteration_and_not_once_per_network():
+    pair = launch(adversarial.train_pair, 1, steps=4, growth_interval=4).results[0]
+    assert pair.scale == 2048  # twice as many updates would make it 4096
+
+
+def test_the_pair_trains_under_autocast_with_one_scaler():
+    one, two = launch(adversarial.train_pair, 2, dtype=torch.float16).results
+    assert torch.equal(one.parameters, two.parameters) and one.parameters.isfinite().all()
+    assert one.generator_steps == one.discriminator_steps == 10
 
 
 def test_real_images_lie_between_0_and_1():

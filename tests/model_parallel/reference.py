@@ -27,7 +27,7 @@ def ideal_idle_share(tasks, seconds):
     """The bubble where each row works off its tasks in their order, and messages are free.
 
     A task lasts `seconds[kind]`; F waits for F of the stage before, B for B of the stage
-    behind and for its own F.
+    behind and for its own F. I is a B without the weights' gradients, W waits for its I.
     """
     last = max(task.stage for task in tasks)
     rows = [
@@ -42,8 +42,10 @@ def ideal_idle_share(tasks, seconds):
                 kind, stage, i = waiting[0].kind, waiting[0].stage, waiting[0].micro
                 if kind == "F":
                     needs = [("F", stage - 1, i)] if stage else []
+                elif kind == "W":
+                    needs = [("I", stage, i)]
                 else:
-                    needs = [("F", stage, i)] + [("B", stage + 1, i)] * (stage < last)
+                    needs = [("F", stage, i)] + [(kind, stage + 1, i)] * (stage < last)
                 if any(need not in ends for need in needs):
                     break
                 begin = max([clocks[row], *(ends[need] for need in needs)])

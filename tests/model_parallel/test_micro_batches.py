@@ -28,14 +28,13 @@ def test_micro_batches_on_two_devices_equal_the_same_on_one(data, weights, expec
         assert in_order(tasks, device) == order
 
 
-def test_batchnorm_sees_the_pieces_and_other_networks_the_batch(data, expected):
+def test_batchnorm_sees_the_pieces_and_other_networks_the_batch(expected):
     found = {}
     for micro in (1, 4):
-        torch.manual_seed(0)
-        model = micro_batches.ConvStack(devices(2))
-        micro_batches.forward_backward(model, *data, micro)
+        model = Stages()
+        micro_batches.forward_backward(model, *batch(), micro)
         found[micro] = gradients_of(model)
-    torch.testing.assert_close(found[1], found[4], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found[1], found[4], rtol=1e-4, atol=1e-6)
     with pytest.raises(AssertionError):  # of ResNet-50, which the stages equal bit by bit
         torch.testing.assert_close(expected(1)[1], expected(4)[1], rtol=0.1, atol=1e-2)
 
@@ -54,10 +53,8 @@ def batch(size=8):
     return torch.linspace(-1, 1, 4 * size).view(size, 4), torch.arange(size) % 4
 
 
-def test_two_devices_never_work_at_once_without_micro_batches(data):
-    _, tasks = micro_batches.forward_backward(
-        micro_batches.ConvStack(("cpu", "cpu")), *data, 1
-    )
+def test_two_devices_never_work_at_once_without_micro_batches():
+    _, tasks = micro_batches.forward_backward(Stages(), *batch(), 1)
     assert idle_share(tasks) > 0.49
     first, second = ([t for t in tasks if t.row == row] for row in (0, 1))
     assert not any(a.begin < b.end and b.begin < a.end for a in first for b in second)
@@ -101,10 +98,9 @@ def test_what_a_backward_has_used_is_freed():
 
 
 @pytest.mark.parametrize("micro", [0, 3, 5, 8])
-def test_a_batch_that_does_not_divide_is_refused(data, micro):
-    model = micro_batches.ConvStack(("cpu", "cpu"))
+def test_a_batch_that_does_not_divide_is_refused(micro):
     with pytest.raises(ValueError, match="does not divide .* Use 1, 2, 4"):
-        micro_batches.forward_backward(model, *data, micro)
+        micro_batches.forward_backward(Stages(), *batch(4), micro)
 
 
 @pytest.mark.parametrize("broken", [0, 1])
@@ -126,7 +122,7 @@ def test_an_error_in_a_backward_comes_out():
         micro_batches.forward_backward(model, *batch(), 2)
 
 
-def test_a_sweep_measures_each_setting_in_turns(monkeypatch):
+def test_steps_are_taken_in_turns_and_the_least_work_counts(monkeypatch):
     model, turns = Stages(), []
 
     def step(model, images, labels, micro):
@@ -135,13 +131,46 @@ def test_a_sweep_measures_each_setting_in_turns(monkeypatch):
         for parameter in mine:
             parameter.grad = torch.ones_like(parameter)
         turns.append(micro)
-        begin = 100.0 * len(turns)
-        return 0.0, [
-            Task(0, 0, "F", 0, begin, begin + 1),
-            Task(1, 1, "B", 0, begin, begin + micro),
-        ]
+        return [Task(0, 0, "F", 0, 1.0, 10.0 - len(turns) + 0.1 * micro)]
 
-    monkeypatch.setattr(measurements, "forward_backward", step)
-    times = measurements.sweep(model, *batch(), (2, 4, 8), repeats=2)
+    monkeypatch.setattr(measurements, "step_alone", step)
+    found = measurements.steps_alone(model, *batch(), (2, 4, 8), repeats=2)
     assert turns == [2, 4, 8, 2, 4, 8]
-    assert times == {2: [2.0, 2.0], 4: [4.0, 4.0], 8: [8.0, 8.0]}
+    assert {micro: tasks[0].end for micro, tasks in found.items()} == {
+        2: pytest.approx(6.2),  # the fourth of the steps
+        4: pytest.approx(5.4),
+        8: pytest.approx(4.8),
+    }
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_a_step_alone_computes_what_the_devices_do(micro):
+    found = []
+    for step in (micro_batches.forward_backward, measurements.step_alone):
+        model = Stages(3)
+        result = step(model, *batch(), micro)
+        tasks = result if step is measurements.step_alone else result[1]
+        found.append(gradients_of(model))
+        for row in range(3):
+            order = [f"F{i}" for i in range(micro)] + [f"B{i}" for i in range(micro)]
+            assert in_order(tasks, row) == order
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_tasks_begin_when_their_row_is_free_and_what_they_wait_for_is_done():
+    """Two stages, two micro-batches; stage 1 takes longer. By hand, in seconds."""
+
+    def task(kind, stage, micro, seconds):
+        return Task(stage, stage, kind, micro, 50.0, 50.0 + seconds)
+
+    forwards = [task("F", s, i, 1.0 + s) for i in (0, 1) for s in (0, 1)]
+    backwards = [task("B", s, i, 2.0) for i in (0, 1) for s in (1, 0)]
+    laid = measurements.lay_out(forwards + backwards)
+    times = {(t.kind, t.stage, t.micro): (t.begin, t.end) for t in laid}
+    assert times == {
+        ("F", 0, 0): (0, 1), ("F", 1, 0): (1, 3), ("F", 0, 1): (1, 2), ("F", 1, 1): (3, 5),
+        ("B", 1, 0): (5, 7), ("B", 0, 0): (7, 9), ("B", 1, 1): (7, 9), ("B", 0, 1): (9, 11),
+    }  # fmt: skip
+    assert measurements.work_seconds(laid) == pytest.approx(14)
+    table = measurements.step_table({"small": {2: laid}})
+    assert table.rows == [["small", 2, 6000, 8000, 14000 / 4 * 3, 11000]]

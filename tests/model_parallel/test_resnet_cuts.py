@@ -5,7 +5,7 @@ import torch
 
 from mgpu_tutorial.lab import Ledger, devices
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.model_parallel import drawings
+from mgpu_tutorial.model_parallel import drawings, measurements
 from mgpu_tutorial.model_parallel import resnet_cuts as cuts
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.shared.vision import torchvision
@@ -27,9 +27,9 @@ def test_shapes_are_those_of_the_network(size):
     shapes += 3 * [[2, 256, one, one]] + 4 * [[2, 512, two, two]]
     shapes += 6 * [[2, 1024, three, three]] + 3 * [[2, 2048, four, four]]
     shapes += [[2, 2048], [2, 1000]]
-    assert cuts.stage_shapes(cuts.UNITS[1:], 2, size) == shapes
+    assert measurements.stage_shapes(cuts.UNITS[1:], 2, size) == shapes
     before_the_tenth_block = [2, 1024, three, three]
-    found = cuts.stage_shapes(["layer3.2"], 2, size)
+    found = measurements.stage_shapes(["layer3.2"], 2, size)
     assert found == [shapes[0], before_the_tenth_block, [2, 1000]]
 
 
@@ -43,16 +43,18 @@ def test_units_are_where_torchvision_has_them(data, whole):
                 lambda _, __, output, name=name: seen.update({name: list(output.shape)})
             )
     whole(data[0])
-    expected = {unit.name: unit.shape for unit in cuts.measure(4, 64) if unit.name in seen}
+    expected = {
+        unit.name: unit.shape for unit in measurements.measure(4, 64) if unit.name in seen
+    }
     assert list(seen) == list(expected) and seen == expected
 
 
 def test_units_add_up_to_the_network(whole):
-    measured = cuts.measure(2, 64)
+    measured = measurements.measure(2, 64)
     assert [unit.name for unit in measured] == list(cuts.UNITS)
     count = sum(parameter.numel() for parameter in whole.parameters())
     assert sum(unit.parameters for unit in measured) == count
-    batch = cuts.measure(4, 64)
+    batch = measurements.measure(4, 64)
     assert all(2 * a.flops == b.flops for a, b in zip(measured, batch, strict=True))
     by_name = {unit.name: unit for unit in batch}
     assert by_name["fc"].flops == 2 * 4 * 2048 * 1000
@@ -65,7 +67,7 @@ def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, places):
     model = resnet.ModelParallelResNet50(several, cuts=places)
     with Ledger().saved_for_backward(model) as ledger:
         model(data[0].to(several[0]))
-    predicted = cuts.stage_costs(cuts.measure(batch=4, image_size=64), places)
+    predicted = measurements.stage_costs(measurements.measure(batch=4, image_size=64), places)
     for device, stage in zip(several, predicted, strict=True):
         assert ledger[device]["parameters"] == 4 * stage.parameters
         assert ledger[device]["activations"] == stage.activation_bytes
@@ -83,13 +85,13 @@ def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, places):
     ],
 )
 def test_the_bytes_over_a_cut_are_those_of_the_activations(place, sent):
-    first, second = cuts.stage_costs(cuts.measure(4, 64), [place])
+    first, second = measurements.stage_costs(measurements.measure(4, 64), [place])
     assert (first.output_bytes, second.output_bytes) == (4 * sent, 4 * 4 * 1000)
 
 
 def test_the_best_cuts_are_best():
-    measured = cuts.measure(8, 64)
-    pairs = {name: cuts.stage_costs(measured, [name]) for name in cuts.UNITS[1:]}
+    measured = measurements.measure(8, 64)
+    pairs = {name: measurements.stage_costs(measured, [name]) for name in cuts.UNITS[1:]}
 
     def worst(value):
         return {name: max(map(value, pair)) for name, pair in pairs.items()}
@@ -99,11 +101,11 @@ def test_the_best_cuts_are_best():
         "balance": worst(lambda stage: stage.flops),
         "traffic": {name: first.output_bytes for name, (first, _) in pairs.items()},
     }
-    best = cuts.best_cuts(measured)
+    best = measurements.best_cuts(measured)
     for aim, values in aims.items():
         assert values[best[aim]] == min(values.values()), aim
     assert len(set(best.values())) == 3
-    rows = cuts.cut_table(measured).rows
+    rows = measurements.cut_table(measured).rows
     assert len(rows) == 19
     assert rows[0][5] == bytes_text(pairs["maxpool"][1].memory)
     assert rows[8][0] == "layer3.0" and rows[8][1:3] == ["1.4 M", "24.1 M"]
@@ -111,30 +113,32 @@ def test_the_best_cuts_are_best():
 
 def test_the_busiest_stage_has_its_share_of_the_work():
     def unit(name, flops):
-        return cuts.Unit(name, [1], 0, flops, {})
+        return measurements.Unit(name, [1], 0, flops, {})
 
     measured = [unit(name, 1) for name in cuts.UNITS]
-    assert cuts.most_work(measured, ["layer1.0", "layer4.0"]) == 13 / 20
+    assert measurements.most_work(measured, ["layer1.0", "layer4.0"]) == 13 / 20
 
 
 def test_larger_batches_want_an_earlier_cut():
-    small, large = (cuts.best_cuts(cuts.measure(batch, 64)) for batch in (8, 128))
+    small, large = (
+        measurements.best_cuts(measurements.measure(batch, 64)) for batch in (8, 128)
+    )
     assert cuts.UNITS.index(large["memory"]) < cuts.UNITS.index(small["memory"])
     assert large["balance"] == small["balance"]
 
 
 def test_a_cut_is_drawn_with_its_numbers():
-    plot = drawings.cut_picture(cuts.measure(8, 64), ["layer3.0"])
+    plot = drawings.cut_picture(measurements.measure(8, 64), ["layer3.0"])
     assert repr(plot).splitlines() == [
         "cut before layer3.0",
         "device 0: 1.44 M parameters, 40.4 MiB of activations, 2.37 GFLOP, sends 1 MiB",
         "device 1: 24.11 M parameters, 14.4 MiB of activations, 3.00 GFLOP",
     ]
     assert plot.png.startswith(b"\x89PNG")
-    assert plot.png == drawings.cut_picture(cuts.measure(8, 64), ["layer3.0"]).png
-    assert plot.png != drawings.cut_picture(cuts.measure(8, 64), ["layer3.1"]).png
+    assert plot.png == drawings.cut_picture(measurements.measure(8, 64), ["layer3.0"]).png
+    assert plot.png != drawings.cut_picture(measurements.measure(8, 64), ["layer3.1"]).png
     with pytest.raises(ValueError, match="cuts must be a list"):
-        drawings.cut_picture(cuts.measure(8, 64), ["layer9"])
+        drawings.cut_picture(measurements.measure(8, 64), ["layer9"])
 
 
 def test_torchvisions_units_are_the_twenty():

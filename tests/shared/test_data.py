@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mgpu_tutorial.shared.data import pictures
+from mgpu_tutorial.shared.data import digits, pictures
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +62,22 @@ def test_cifar_is_used_where_it_is_on_disk(tmp_path, monkeypatch):
     assert data.source == "CIFAR-10" and data.images.shape == (10, 3, 32, 32)
     assert data.labels.tolist() == [3, 7] * 5
     assert torch.equal(data.images[1].flatten(), torch.from_numpy(rows[1]))
+
+
+@pytest.mark.parametrize(("train", "label", "shade"), [(True, 1, 255), (False, 2, 51)])
+def test_mnist_is_scaled_and_its_test_digits_are_others(
+    tmp_path, monkeypatch, train, label, shade
+):
+    from mgpu_tutorial.shared.vision import torchvision
+
+    def fake(root, train, download):
+        image = torch.full((1, 28, 28), 255 if train else 51, dtype=torch.uint8)
+        labels = torch.tensor([1 if train else 2])
+        return type("MNIST", (), {"data": image, "targets": labels})()
+
+    monkeypatch.setenv("MGPU_DATA", str(tmp_path))
+    monkeypatch.setattr(torchvision.datasets, "MNIST", fake)
+    data = digits(train=train)
+    assert data.labels.tolist() == [label]
+    expected = torch.full((1, 1, 28, 28), (shade / 255 - 0.1307) / 0.3081)
+    torch.testing.assert_close(data.images, expected)

@@ -53,7 +53,9 @@ def test_time_is_added_by_chapter_and_what_is_over_says_so():
     assert budget.chapter_of("tests/ddp_buckets/test_hooks.py::test_a") == "ddp_buckets"
     assert budget.chapter_of("tests/test_nonblocking.py::test_a[1]") == "nonblocking"
     assert budget.chapter_of("notebooks/03_collectives.ipynb::Cell 2") == "collectives"
-    assert budget.lines({"a": 3.04, "b": 20.0}, 15.0) == [
+    assert budget.lines({"a": 3.04, "b": 20.0, "lab": 19.0}, 15.0) == [
         "  20.0 s  b   over its 15 s",
+        "  19.0 s  lab",
         "   3.0 s  a",
     ]
+    assert budget.lines({"lab": 181.0}, 15.0) == [" 181.0 s  lab   over its 180 s"]

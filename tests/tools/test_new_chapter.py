@@ -15,7 +15,8 @@ pytestmark = pytest.mark.fresh
 
 ROOT = Path(__file__).parents[2]
 KEPT = ["mgpu_tutorial", "notebooks", "tests", "tools", "handouts", "benchmarks"]
-FILES = ["README.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml", "constraints.txt"]
+KEPT += ["docs", ".binder", ".devcontainer"]  # the README shows and names them
+FILES = [path.name for path in ROOT.iterdir() if path.is_file() and path.name[0] != "."]
 STEM, AFTER = "one_more_topic", "point_to_point"
 AT_THE_END = "a_last_topic"
 
@@ -76,6 +77,8 @@ def test_the_later_ones_get_the_next_number_and_so_do_their_links(copy):
 def test_its_own_test_passes_and_the_anatomy_of_all(copy):
     tests = [f"tests/test_{STEM}.py", "tests/test_notebooks.py"]
     assert " passed" in passes(copy, "pytest", "-q", *tests)
+    mutants = ["tests/tools/test_mutants.py", "-k", f"{STEM} or every_chapter"]
+    assert "4 passed" in passes(copy, "pytest", "-q", *mutants)
 
 
 def test_every_output_comes_out_again(copy):

@@ -71,6 +71,7 @@ def test_nvidia_smi_is_believed_if_it_finds_a_gpu(tmp_path, monkeypatch, works):
     assert torch_build.has_nvidia_gpu() is (works or bool(files))
 
 
+@pytest.mark.fresh
 def test_make_gets_the_index_alone_and_the_user_the_sentence(index):
     run = subprocess.run(
         [sys.executable, "tools/torch_build.py", "cpu"],

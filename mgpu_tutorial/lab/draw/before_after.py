@@ -1,43 +1,65 @@
 """Before and after: what every rank holds, cell by cell, on both sides of a collective."""
 
+import textwrap
 from collections.abc import Sequence
+
+import torch
 
 from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.report import Report
 
-SIDE, HEIGHT, TOP = 46, 30, 36
+SIDE, HEIGHT, ROW, TOP, LEFT = 38, 26, 30, 26, 66
+ARROW, WORDS, LINE, LETTERS = 92, 476, 18, 43
 
 
-def before_after(report: Report, name: str) -> Drawing:
-    """Draw the values of a launch whose worker returns (before, after), two flat lists.
+def before_after(report: Report, name: str, words: Sequence[str] = ()) -> Drawing:
+    """Draw what each rank held, of a launch whose worker returns (before, after).
 
-    A value that some rank alone held before keeps the colour of that rank wherever it
-    turns up later; a value made of several is grey. "None" draws an empty place.
+    Each of the two is a flat list of numbers, a tensor, a list of tensors, or None, which
+    draws empty places. A value that some rank alone held before keeps the colour of that
+    rank wherever it turns up later; a value made of several is grey. `words` stand beside
+    the picture, a paragraph each, the first in bold.
     """
-    before = [list(result[0]) for result in report.results]
-    after = [list(result[1]) for result in report.results]
+    before = _columns([result[0] for result in report.results])
+    after = _columns([result[1] for result in report.results])
     owners = _owners(before)
-    left = 90
-    middle = left + SIDE * max(map(len, before)) + 40
-    right = middle + 70
-    width = right + SIDE * max(map(len, after)) + 20
-    height = TOP + (HEIGHT + 10) * report.world_size + 6
+    middle = LEFT + SIDE * len(before[0])
+    right = middle + ARROW
+    width = WORDS + 7 * LETTERS if words else right + SIDE * len(after[0]) + 10
+    height = TOP + ROW * report.world_size
     text = "\n".join(
         f"rank {r}  {_as_text(before[r])} → {_as_text(after[r])}"
         for r in range(report.world_size)
     )
+    text = "\n".join([*words, text])
     drawing = Drawing(width, height, text, f"{name}: what each rank holds before and after")
-    drawing.label(left, 22, "before", 13, anchor="start")
-    drawing.label(right, 22, "after", 13, anchor="start")
+    drawing.label(LEFT, 18, "before", 13, anchor="start")
+    drawing.label(right, 18, "after", 13, anchor="start")
     for rank in range(report.world_size):
-        y = TOP + (HEIGHT + 10) * rank
-        drawing.label(14, y + 20, f"rank {rank}", 14, colour(rank), "start", "bold")
-        _draw_cells(drawing, left, y, before[rank], owners)
-        drawing.line(middle - 30, y + HEIGHT / 2, middle + 50, y + HEIGHT / 2, arrow=True)
+        y = TOP + ROW * rank
+        drawing.label(8, y + 18, f"rank {rank}", 14, colour(rank), "start", "bold")
+        _draw_cells(drawing, LEFT, y, before[rank], owners)
+        line = y + HEIGHT / 2
+        drawing.line(middle + 4, line, right - 8, line, arrow=True)
         _draw_cells(drawing, right, y, after[rank], owners)
-    drawing.label(middle + 8, TOP + HEIGHT / 2 - 6, name, 11)
+    drawing.label((middle + right) / 2 - 2, 18, name, 12)
+    _write(drawing, words)
     return drawing
+
+
+def _columns(sides: Sequence) -> list[list]:
+    """Each rank's values as a list, all of one length where some are None."""
+    lists = [None if side is None else _values(side) for side in sides]
+    longest = max(len(values) for values in lists if values is not None)
+    return [[None] * longest if values is None else values for values in lists]
+
+
+def _values(held: torch.Tensor | Sequence) -> list:
+    """The numbers of a tensor, of a list of tensors, or of a list of numbers."""
+    if isinstance(held, torch.Tensor):
+        return held.flatten().tolist()
+    return [v for part in held for v in (_values(part) if torch.is_tensor(part) else [part])]
 
 
 def _owners(before: Sequence[Sequence]) -> dict:
@@ -60,7 +82,18 @@ def _draw_cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: 
         fill = "#d9d9d9" if owner is None else colour(owner)
         drawing.box(left, y, SIDE - 4, HEIGHT, INK, fill, 1)
         ink = INK if owner is None else "#ffffff"
-        drawing.label(left + SIDE / 2 - 2, y + 20, _value_text(value), 14, ink, weight="bold")
+        drawing.label(left + SIDE / 2 - 2, y + 18, _value_text(value), 14, ink, weight="bold")
+
+
+def _write(drawing: Drawing, words: Sequence[str]) -> None:
+    """The paragraphs beside the picture, wrapped."""
+    y = TOP + 16
+    for number, paragraph in enumerate(words):
+        for line in textwrap.wrap(paragraph, LETTERS):
+            weight = "normal" if number else "bold"
+            drawing.label(WORDS, y, line, 13, anchor="start", weight=weight)
+            y += LINE
+        y += 6
 
 
 def _value_text(value: object) -> str:

@@ -134,9 +134,13 @@ class Recorder:
                 return TracedWork(result, self, index)
             if not given.get("async_op") or result is None:
                 return result
+            work = TracedWork(result, self, index)
             if "nccl" not in dist.get_backend(given.get("group")):  # NCCL only knows "queued"
-                result.get_future().add_done_callback(lambda _: self.done(index))
-            return TracedWork(result, self, index)
+                try:
+                    result.get_future().add_done_callback(lambda _: self.done(index))
+                except RuntimeError:  # gloo's reduce_scatter has no future
+                    work.done_when_waited_for = True
+            return work
 
         call.original = original  # what slow_link puts itself around
         return call
@@ -147,11 +151,15 @@ class TracedWork:
 
     def __init__(self, work: Any, recorder: Recorder, index: int) -> None:
         self._work, self._recorder, self._index = work, recorder, index
+        self.done_when_waited_for = False
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         index = self._recorder.begin("wait", of=self._index, line=_line())
         result = self._work.wait(*args, **kwargs)
         self._recorder.end(index)
+        if self.done_when_waited_for:
+            self._recorder.done(self._index)
+            self.done_when_waited_for = False
         return result
 
     def __getattr__(self, name: str) -> Any:

@@ -10,7 +10,6 @@ import multiprocessing as mp
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,7 +33,6 @@ KILL_LIMIT = 5.0  # seconds until killed processes are gone
 LAST_WORDS = 2.0  # seconds that a fork server which has hung up gets to say why
 OUTPUT_LIMIT = 32 * 2**20  # bytes that one rank may print
 TICK = 0.02  # seconds between two looks; the end of a process wakes the kernel at once
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @contextmanager
@@ -43,7 +41,7 @@ def workspace(world_size: int) -> Iterator[Path]:
     folder = Path(mkdtemp(prefix="launch-", dir=server.kernel_folder()))
     try:
         for rank in range(world_size):
-            (folder / f"rank{rank}").mkdir()
+            (folder / f"rank{rank}").mkdir(mode=0o700)  # whatever the umask
         (folder / "tmp").mkdir()
         yield folder
     finally:
@@ -115,12 +113,12 @@ class Ranks:
                         raise EOFError
                     process.start()
                 except (OSError, EOFError) as error:
-                    hung_up = isinstance(error, EOFError | ConnectionError)
-                    if hung_up:
+                    log = ""
+                    if isinstance(error, EOFError | ConnectionError):
                         server.await_end(LAST_WORDS)
-                    log = server.log(self._log_begin)
-                    if hung_up:
-                        server.replace()
+                        log = server.log(self._log_begin)
+                    # a request that we could not finish ends the server too
+                    server.replace()
                     raise errors.not_started(f"rank {job.rank}", error, log) from None
                 self._processes.append(process)
 

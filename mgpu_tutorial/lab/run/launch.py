@@ -16,7 +16,7 @@ from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import trace
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.run import errors, server, transfer
-from mgpu_tutorial.lab.run.engine import LOOPBACK, Ranks, await_server, text_of, workspace
+from mgpu_tutorial.lab.run.engine import Ranks, await_server, text_of, workspace
 from mgpu_tutorial.lab.run.interrupts import Interrupts
 from mgpu_tutorial.lab.run.rank import Job, name_of
 
@@ -159,7 +159,7 @@ def _environment(job: Job) -> dict[str, str]:
             "WORLD_SIZE": str(job.world_size),
             "LOCAL_WORLD_SIZE": str(job.world_size),
             "OMP_NUM_THREADS": str(job.threads),
-            "GLOO_SOCKET_IFNAME": LOOPBACK,
+            "GLOO_SOCKET_IFNAME": server.LOOPBACK,
             trace.FOLDER: str(job.home),
         }
     )

@@ -13,6 +13,7 @@ import multiprocessing as mp
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -39,6 +40,7 @@ PRELOAD = [
     "mgpu_tutorial.lab.run.rank",
 ]
 KERNEL = "MGPU_KERNEL"  # in the server's environment: the kernel's process and folder
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 LOG = "server.log"
 WARM = "warm"
 LONGEST = 70  # bytes: a socket's path has at most 103, and multiprocessing appends 32
@@ -87,7 +89,32 @@ def kernel_folder() -> Path:
     if mp.parent_process() is not None:
         folder = folder / f"child-{os.getpid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require_private(folder)
     return folder
+
+
+def require_private(folder: Path) -> None:
+    """PermissionError where another user could put a file into `folder`.
+
+    What ranks and kernel exchange there are pickles, which run code when they are read.
+    """
+    if not hasattr(os, "getuid"):  # Windows
+        return
+    found = folder.lstat()
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"{folder} is not a folder of yours alone: another user could put files into it "
+            "that your ranks would run. Remove it, or set TMPDIR to a folder of your own."
+        )
+
+
+def stay_on_this_machine() -> None:
+    """Gloo listens on the loopback interface, in whatever program this process starts.
+
+    Otherwise it takes the interface that the machine's name stands for.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
 
 
 def _temporary_folder() -> str:

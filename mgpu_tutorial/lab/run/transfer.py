@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from mgpu_tutorial.lab.run.server import disk_is_full
+from mgpu_tutorial.lab.run.server import disk_is_full, require_private
 
 WASTE = 2**16  # bytes of a storage from which on a small view of it travels alone
 
@@ -72,7 +72,11 @@ def write(value: object, path: Path, name: str) -> None:
 
 
 def read(path: Path) -> object:
-    """Load what `write` stored; tensors arrive on the CPU, whatever device they left."""
+    """Load what `write` stored; tensors arrive on the CPU, whatever device they left.
+
+    PermissionError where another user could have put the file there: it is a pickle.
+    """
+    require_private(path.parent)
     return torch.load(path, map_location="cpu", weights_only=False)
 
 

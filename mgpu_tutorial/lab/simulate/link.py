@@ -2,7 +2,8 @@
 
 On one machine the ranks' messages go through memory, and cost the same cores that compute.
 Between machines or GPUs a transfer takes its time while the processors are free. Inside
-`slow_link` an all_reduce is real, and complete only when such a link would have done it.
+`slow_link` an all_reduce, and each of its two halves, is real, and complete only when such a
+link would have done it.
 """
 
 import time
@@ -14,38 +15,52 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# What an all_reduce consists of, and the share of its time that each takes.
+SHARES = {"all_reduce": 1.0, "reduce_scatter_single": 0.5, "all_gather_single": 0.5}
+
 
 @contextmanager
 def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     """Make each all_reduce of this rank take `seconds(nbytes)` more, one after the other.
 
-    `nbytes` are those of its tensor. Only calls from Python are slowed, so DDP needs a
-    communication hook. Every rank must enter; what is on the way at the end is finished.
+    `nbytes` are those of its tensor. An all_gather_single or reduce_scatter_single is half of
+    an all_reduce and takes half the time; its bytes are those of the larger side. Only calls
+    from Python are slowed, so DDP needs a communication hook. Every rank must enter; what is
+    on the way at the end is finished.
     """
-    outer = dist.all_reduce  # PyTorch's own, or the recorder's around it
-    real = getattr(outer, "original", outer)
-    with ThreadPoolExecutor(1, thread_name_prefix="link") as wire:
+    calls = {name: getattr(dist, name) for name in SHARES}
+    # What waits for a call may make the next one and wait for that: not on the wire's thread.
+    with ThreadPoolExecutor(16) as arrivals, ThreadPoolExecutor(1) as wire:
 
-        def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> "SlowWork | None":
-            asynchronous = kwargs.pop("async_op", False)
-            work = real(tensor, *args, **kwargs, async_op=True)
-            slowed = SlowWork(wire, work, tensor, seconds(tensor.nbytes))
-            if asynchronous:
-                return slowed
-            slowed.wait()
-            return None
+        def slowed(real: Callable, share: float) -> Callable:
+            def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> "SlowWork | None":
+                asynchronous = kwargs.pop("async_op", False)
+                sides = [t for t in (tensor, *args) if isinstance(t, torch.Tensor)]
+                duration = share * seconds(max(t.nbytes for t in sides))
+                work = real(tensor, *args, **kwargs, async_op=True)
+                slow_work = SlowWork(wire, arrivals, work, tensor, duration)
+                if asynchronous:
+                    return slow_work
+                slow_work.wait()
+                return None
 
-        _put_inside(outer, real, slow)
+            return slow
+
+        # PyTorch's own, or what the recorder's around it calls
+        reals = {name: getattr(call, "original", call) for name, call in calls.items()}
+        for name, share in SHARES.items():
+            _put_inside(name, calls[name], reals[name], slowed(reals[name], share))
         try:
             yield
         finally:
-            _put_inside(outer, real, real)
+            for name in SHARES:
+                _put_inside(name, calls[name], reals[name], reals[name])
 
 
-def _put_inside(outer: Callable, real: Callable, new: Callable) -> None:
+def _put_inside(name: str, outer: Callable, real: Callable, new: Callable) -> None:
     """Let `new` be called where `real` was: by the recorder, or by everybody."""
     if outer is real:
-        dist.all_reduce = new
+        setattr(dist, name, new)
     else:
         outer.original = new
 
@@ -54,16 +69,22 @@ class SlowWork:
     """A Work that is complete when the link has had its time for it."""
 
     def __init__(
-        self, wire: ThreadPoolExecutor, work: Any, tensor: torch.Tensor, seconds: float
+        self,
+        wire: ThreadPoolExecutor,
+        arrivals: ThreadPoolExecutor,
+        work: Any,
+        tensor: torch.Tensor,
+        seconds: float,
     ) -> None:
         self._future = torch.futures.Future()
+        self._arrivals = arrivals
         wire.submit(self._carry, work, tensor, seconds)
 
     def _carry(self, work: Any, tensor: torch.Tensor, seconds: float) -> None:
         try:
             work.wait()
             time.sleep(seconds)
-            self._future.set_result([tensor])
+            self._arrivals.submit(self._future.set_result, [tensor])
         except Exception as error:  # a peer that died: whoever waits must learn it
             self._future.set_exception(error)
 

@@ -9,6 +9,7 @@ import symtable
 from collections.abc import Callable, Iterator
 from difflib import unified_diff
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
@@ -36,9 +37,13 @@ class Listing:
         return {"text/plain": self.text, "text/markdown": page}
 
 
-def show_source(*functions: Callable) -> Listing:
-    """List the source of one or more functions or classes, docstrings included."""
-    text = "\n\n\n".join(_source(function) for function in functions)
+def show_source(*functions: Callable, numbered: bool = False) -> Listing:
+    """List the source of functions, classes or methods, docstrings included.
+
+    With `numbered` each line begins with its number in the file, as errors name it.
+    """
+    show = _numbered if numbered else _source
+    text = "\n\n\n".join(show(function) for function in functions)
     return Listing(text, files=[_file(function) for function in functions])
 
 
@@ -127,15 +132,34 @@ def _file(function: Callable) -> Path:
     return Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
 
 
+def _numbered(function: Callable) -> str:
+    """The source with the number of each line in front."""
+    first, text = _excerpt(function)
+    lines = text.splitlines()
+    width = len(str(first + len(lines)))
+    return "\n".join(f"{first + i:{width}}  {line}" for i, line in enumerate(lines))
+
+
 def _source(function: Callable) -> str:
-    """Read the file again: inspect would count lines in the text that was imported."""
+    """The text of a function; a method comes without the indentation of its class."""
+    return _excerpt(function)[1]
+
+
+def _excerpt(function: Callable) -> tuple[int, str]:
+    """The number of the first line in the file, and the text from there to the last.
+
+    The file is read again: inspect would count lines in the text that was imported.
+    """
     function = inspect.unwrap(function)
     file = _file(function)
     if not file.is_file():  # a cell of this notebook
-        return inspect.getsource(function).rstrip()
+        return 1, inspect.getsource(function).rstrip()
     text = file.read_text(encoding="utf-8")
-    for node in ast.parse(text).body:
-        if getattr(node, "name", None) == function.__name__:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
-    raise ValueError(f"{function.__qualname__} is no longer in {file.name}")
+    node, body = None, ast.parse(text).body
+    for name in function.__qualname__.split("."):
+        node = next((part for part in body if getattr(part, "name", None) == name), None)
+        body = getattr(node, "body", [])
+    if not node:
+        raise ValueError(f"{function.__qualname__} is no longer in {file.name}")
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    return first, dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))

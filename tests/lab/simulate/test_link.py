@@ -26,13 +26,46 @@ def test_an_all_reduce_takes_its_time_and_gives_the_sum(trace):
 
 
 def test_outside_nothing_is_slow():
-    before = dist.all_reduce
+    names = ("all_reduce", "all_gather_single", "reduce_scatter_single")
+    before = [getattr(dist, name) for name in names]
     from mgpu_tutorial.lab import slow_link
 
     with pytest.raises(KeyError), slow_link(lambda nbytes: 1.0):
-        assert dist.all_reduce is not before
+        for name, real in zip(names, before, strict=True):
+            assert getattr(dist, name) is not real
         raise KeyError
-    assert dist.all_reduce is before
+    assert [getattr(dist, name) for name in names] == before
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_each_half_of_an_all_reduce_takes_half_its_time(trace):
+    report = launch(take_halves, 2, trace=trace)
+    for slept, values in report.results:
+        assert slept == [1.6, 0.8, 0.8]
+        assert values == [[2.0] * 4, [1.0] * 4, [2.0] * 2]
+    if trace:
+        names = {"all_reduce", "all_gather_single", "reduce_scatter_single"}
+        assert {e.op for e in report.events if e.kind == "collective"} == names
+
+
+def take_halves(rank, world_size):
+    """How long the link sleeps for an all_reduce of 16 bytes and for each of its halves."""
+    import torch
+
+    from mgpu_tutorial.lab import slow_link
+
+    slept = []
+    time.sleep = slept.append
+    summed, gathered, mine = torch.ones(4), torch.empty(4), torch.empty(2)
+    with slow_link(lambda nbytes: nbytes / 10):
+        works = [
+            dist.all_reduce(summed, async_op=True),
+            dist.all_gather_single(gathered, torch.ones(2), async_op=True),
+            dist.reduce_scatter_single(mine, torch.ones(4), async_op=True),
+        ]
+        for work in works:
+            work.wait()
+    return slept, [summed.tolist(), gathered.tolist(), mine.tolist()]
 
 
 def test_messages_go_one_after_the_other():

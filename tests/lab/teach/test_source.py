@@ -204,3 +204,22 @@ def test_show_source_follows_the_file(tmp_path, monkeypatch):
     file.write_text("def other(): ...\n")
     with pytest.raises(ValueError, match="worker is no longer in lesson_text.py"):
         show_source(lesson_text.worker)
+
+
+def test_a_method_is_listed_without_the_rest_of_its_class():
+    from mgpu_tutorial.shared.pause import Pause
+
+    text = repr(show_source(Pause.backward, Pause))
+    method, _, whole = text.partition("\n\n\n")
+    assert method.startswith("@staticmethod\ndef backward(context: Any")
+    assert method.endswith("\n    return gradient, None, None")
+    assert whole.startswith("class Pause(") and "    def forward(" in whole
+
+
+def test_a_numbered_listing_has_the_numbers_that_errors_name():
+    number = times.__code__.co_firstlineno
+    lines = repr(show_source(times, numbered=True)).splitlines()
+    assert lines == [
+        f"{number}  def times(number: int) -> int:",
+        f"{number + 1}      return FACTOR * number",
+    ]

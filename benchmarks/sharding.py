@@ -1,0 +1,81 @@
+"""The stages of ZeRO by model size: ours, PyTorch's fully_shard, and DDP.
+
+    python benchmarks/sharding.py [--ranks 2] [--steps 10] [--repeats 3]
+
+All take their steps in turns inside the same ranks, forward to optimizer. Prints the median
+step of each, how many times as long as fully_shard's it takes (the median over all turns of
+the ratio of the two steps in one turn), and what a rank holds after a step: parameters,
+gradients and Adam's moments.
+"""
+
+import argparse
+import statistics
+
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Adam
+
+from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.sharding.fsdp import fsdp
+from mgpu_tutorial.sharding.measurements import time_stages
+from mgpu_tutorial.sharding.training import (
+    Prepared,
+    nothing,
+    values_of,
+    zero_1,
+    zero_2,
+    zero_3,
+)
+
+SIZES = {  # of a SmallTransformer, and a rank's sequences and tokens
+    "0.1 MB": ({"vocabulary": 64, "width": 32, "depth": 2}, (4, 16)),
+    "1 MB": ({"vocabulary": 256, "width": 64, "depth": 4}, (4, 16)),
+    "6 MB": ({"vocabulary": 256, "width": 160, "depth": 5}, (4, 16)),
+    "25 MB": ({"vocabulary": 512, "width": 320, "depth": 5}, (4, 16)),
+    "100 MB": ({"vocabulary": 512, "width": 640, "depth": 5}, (4, 16)),
+}
+
+
+def ddp(module) -> Prepared:
+    """PyTorch's DDP, with the whole of everything on every rank."""
+    model = DistributedDataParallel(module)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    return Prepared(model, optimizer, nothing, nothing, lambda: values_of(module))
+
+
+STAGES = {
+    "DDP": ddp,
+    "ShardedOptimizer": zero_1,
+    "ShardedGradients": zero_2,
+    "ShardedModel": zero_3,
+    "fully_shard": fsdp,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    rows = []
+    for size, (model, batch) in SIZES.items():
+        found: dict[str, list[float]] = {}
+        held: dict[str, int] = {}
+        for _ in range(given.repeats):
+            what = STAGES, model, batch, given.steps
+            report = launch(time_stages, given.ranks, *what, device="cpu", timeout=600)
+            for name, (seconds, nbytes) in report.results[0].items():
+                found.setdefault(name, []).extend(seconds)
+                held[name] = nbytes
+        for name, seconds in found.items():
+            pairs = zip(seconds, found["fully_shard"], strict=True)  # of the same turn
+            ratio = statistics.median(mine / real for mine, real in pairs)
+            median = statistics.median(seconds) * 1e3
+            held_text = f"{held[name] / 1e6:.1f}"
+            rows.append([size, name, round(median, 1), f"{ratio:.2f}", held_text])
+    print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
+    print(Table(["parameters", "way", "ms a step", "by fully_shard", "MB on a rank"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""An all-reduce that knows which ranks share a node, out of send and receive."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.at_scale.slow_pairs import slow_pairs
+from mgpu_tutorial.shared.cost_model import Link, message_seconds
+
+Method = Callable[[torch.Tensor, int], None]
+
+
+def ring_steps(chunks: Sequence[torch.Tensor], ranks: Sequence[int], add: bool) -> None:
+    """One half of a ring over these ranks, which all call it: add chunks up, or hand out.
+
+    After the adding the rank at place i has the sum of chunk i + 1; before the handing out
+    it must.
+    """
+    here, size = ranks.index(dist.get_rank()), len(ranks)
+    right, left = ranks[(here + 1) % size], ranks[(here - 1) % size]
+    first = here if add else here + 1
+    for step in range(size - 1):
+        sending = dist.isend(chunks[(first - step) % size], right)
+        target = chunks[(first - step - 1) % size]
+        incoming = torch.empty_like(target)
+        dist.recv(incoming, left)
+        sending.wait()
+        target += incoming if add else incoming - target
+
+
+def flat_ring(tensor: torch.Tensor, per_node: int) -> None:
+    """The ring of all ranks, which does not care where they are; sums `tensor` in place."""
+    ranks = range(dist.get_world_size())
+    chunks = tensor.chunk(len(ranks))
+    ring_steps(chunks, ranks, add=True)
+    ring_steps(chunks, ranks, add=False)
+
+
+def hierarchical(tensor: torch.Tensor, per_node: int) -> None:
+    """Add up inside the node, then each part across the nodes, and hand out inside.
+
+    Ranks 0 to per_node - 1 are a node, the next ones another. Across the nodes each rank
+    meets those of its own place, so every GPU uses its own network card.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    start = rank // per_node * per_node
+    node = range(start, start + per_node)
+    peers = range(rank % per_node, world_size, per_node)
+    chunks = tensor.chunk(per_node)
+    # in the node: this rank gets the node's sum of one chunk
+    ring_steps(chunks, node, add=True)
+    mine = chunks[(rank - start + 1) % per_node]
+    # across the nodes: the sum of all nodes, of this chunk only
+    parts = mine.chunk(len(peers))
+    ring_steps(parts, peers, add=True)
+    ring_steps(parts, peers, add=False)
+    # in the node: everybody gets all chunks
+    ring_steps(chunks, node, add=False)
+
+
+def sum_by(rank: int, world_size: int, method: Method, per_node: int, count: int) -> float:
+    """All-reduce `count` numbers that depend on the rank; returns the largest error here."""
+    tensor = torch.arange(count, dtype=torch.float64) + rank
+    method(tensor, per_node)
+    every = torch.arange(count, dtype=torch.float64) * world_size
+    return (tensor - every - sum(range(world_size))).abs().max().item()
+
+
+def time_methods(
+    rank: int,
+    world_size: int,
+    methods: Sequence[Method],
+    per_node: int,
+    nbytes: int,
+    inside: Link,
+    between: Link,
+    turns: int = 3,
+) -> list[float]:
+    """The least seconds of each method over slow links, in turns."""
+
+    def seconds(source: int, target: int, nbytes: int) -> float:
+        same_node = source // per_node == target // per_node
+        return message_seconds(nbytes, inside if same_node else between)
+
+    times: dict[Method, list[float]] = {method: [] for method in methods}
+    with slow_pairs(seconds):
+        for _ in range(turns):
+            for method in methods:
+                tensor = torch.ones(nbytes // 4)
+                dist.barrier()
+                begin = time.perf_counter()
+                method(tensor, per_node)
+                dist.barrier()
+                times[method].append(time.perf_counter() - begin)
+    return [min(found) for found in times.values()]
+
+
+def count_crossings(
+    rank: int, world_size: int, worker: Callable[[int, int], object], per_node: int
+) -> tuple[object, int]:
+    """What a worker returns on this rank, and how many messages came from another node."""
+    crossed = 0
+
+    def count(source: int, target: int, nbytes: int) -> float:
+        nonlocal crossed
+        crossed += source // per_node != target // per_node
+        return 0.0
+
+    with slow_pairs(count):
+        returned = worker(rank, world_size)
+    return returned, crossed

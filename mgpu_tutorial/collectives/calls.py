@@ -1,0 +1,107 @@
+"""The collectives themselves, one call in each worker.
+
+Each of the first eight workers returns what its rank held before the call and afterwards:
+a tensor, a list of tensors, or None.
+"""
+
+import torch
+import torch.distributed as dist
+
+Held = torch.Tensor | list[torch.Tensor] | None
+Movement = tuple[Held, Held]
+
+
+def broadcast(rank: int, world_size: int) -> Movement:
+    """Rank 0's tensor overwrites everybody's."""
+    tensor = torch.tensor([10 * (rank + 1)])
+    before = tensor.clone()
+    dist.broadcast(tensor, src=0)
+    return before, tensor
+
+
+def reduce(rank: int, world_size: int) -> Movement:
+    """The sum arrives on rank 0; what the others then hold is undefined."""
+    tensor = torch.tensor([10 * (rank + 1)])
+    before = tensor.clone()
+    dist.reduce(tensor, dst=0, op=dist.ReduceOp.SUM)
+    return before, tensor if rank == 0 else None
+
+
+def all_reduce(rank: int, world_size: int) -> Movement:
+    """The sum arrives on every rank."""
+    tensor = torch.tensor([10 * (rank + 1)])
+    before = tensor.clone()
+    dist.all_reduce(tensor)
+    return before, tensor
+
+
+def scatter(rank: int, world_size: int) -> Movement:
+    """Rank 0 hands out a list of tensors, one to each rank."""
+    pieces = None
+    if rank == 0:
+        pieces = [torch.tensor([10 + i]) for i in range(world_size)]
+    mine = torch.zeros(1, dtype=torch.int64)
+    dist.scatter(mine, pieces, src=0)
+    return pieces, mine
+
+
+def gather(rank: int, world_size: int) -> Movement:
+    """Everybody's tensor arrives in a list on rank 0."""
+    mine = torch.tensor([10 * (rank + 1)])
+    places = None
+    if rank == 0:
+        places = [torch.zeros_like(mine) for _ in range(world_size)]
+    dist.gather(mine, places, dst=0)
+    return mine, places
+
+
+def all_gather(rank: int, world_size: int) -> Movement:
+    """Everybody's tensor arrives in a list on every rank."""
+    mine = torch.tensor([10 * (rank + 1)])
+    places = [torch.zeros_like(mine) for _ in range(world_size)]
+    dist.all_gather(places, mine)
+    return mine, places
+
+
+def reduce_scatter(rank: int, world_size: int) -> Movement:
+    """Rank r gets the sum of everybody's piece r."""
+    pieces = list((torch.arange(world_size) + 10 * (rank + 1)).split(1))
+    mine = torch.zeros_like(pieces[0])
+    dist.reduce_scatter(mine, pieces)
+    return pieces, mine
+
+
+def all_to_all(rank: int, world_size: int) -> Movement:
+    """Rank r sends its piece s to rank s."""
+    pieces = list((torch.arange(world_size) + 10 * (rank + 1)).split(1))
+    places = [torch.zeros_like(piece) for piece in pieces]
+    dist.all_to_all(places, pieces)
+    return pieces, places
+
+
+def reduce_with(
+    rank: int, world_size: int, name: str, dtype: torch.dtype = torch.float32
+) -> float:
+    """All-reduce the numbers 1, 2, … with the operation of that name."""
+    value = torch.tensor([rank + 1], dtype=dtype)
+    dist.all_reduce(value, op=getattr(dist.ReduceOp, name))
+    return value.item()
+
+
+def pairs(rank: int, world_size: int) -> float:
+    """Even and odd ranks add up in groups of their own; returns the sum."""
+    evens = dist.new_group(range(0, world_size, 2))  # every rank, every group
+    odds = dist.new_group(range(1, world_size, 2))
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value, group=evens if rank % 2 == 0 else odds)
+    return value.item()
+
+
+def different_operations(rank: int, world_size: int) -> float:
+    """Rank 0 calls all_reduce, rank 1 broadcast."""
+    value = torch.ones(1)
+    if rank == 0:
+        dist.all_reduce(value)
+    else:
+        dist.broadcast(value, src=0)
+    return value.item()

@@ -1,0 +1,74 @@
+"""What one step of a network costs on any device, counted without computing it.
+
+The tensors are on PyTorch's device "meta": they have shapes and no numbers, so that a batch
+that this machine could not hold is counted in a second.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.comparison.training import Experiment
+
+
+class StepCost(NamedTuple):
+    """Parameters; floating-point operations of a step, forward and backward; bytes that
+    autograd keeps between the two, the parameters left out."""
+
+    parameters: int
+    operations: int
+    kept: int
+
+
+def count_operations(network: nn.Module, images: torch.Tensor) -> int:
+    """The multiplications and additions of one step in convolutions and linear layers.
+
+    Backward takes as many as forward for the gradient of a layer's inputs, and as many again
+    for that of its weights. PyTorch 2.13's FlopCounterMode counts too many for the weights of
+    depthwise convolutions (https://github.com/pytorch/pytorch/pull/183405).
+    """
+    forward = []
+
+    def count(layer: nn.Module, _: tuple, output: torch.Tensor) -> None:
+        # each number that comes out is a sum over the weights of its channel
+        forward.append(2 * output.numel() * layer.weight[0].numel())
+
+    layers = [m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    return 3 * sum(forward) - forward[0]  # nobody needs the gradient of the images
+
+
+def count_step(experiment: Experiment) -> StepCost:
+    """What one step on the whole global batch costs, on one device and in float32."""
+    from mgpu_tutorial.shared.vision import torchvision
+
+    with torch.device("meta"):
+        network = getattr(torchvision.models, experiment.network)(num_classes=10)
+        images = torch.empty(experiment.batch, 3, experiment.side, experiment.side)
+        labels = torch.empty(experiment.batch, dtype=torch.int64)
+    parameters = {id(parameter) for parameter in network.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in parameters:
+            kept[id(tensor.untyped_storage())] = tensor
+        return tensor
+
+    operations = count_operations(network, images)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        _ = cross_entropy(network(images), labels)
+    return StepCost(
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        operations=operations,
+        kept=sum(tensor.untyped_storage().nbytes() for tensor in kept.values()),
+    )
+
+
+def ring_seconds(nbytes: float, ranks: int, bytes_per_second: float) -> float:
+    """The least time of a ring all_reduce: each rank sends 2 (N-1)/N of the bytes."""
+    return 2 * (ranks - 1) / ranks * nbytes / bytes_per_second

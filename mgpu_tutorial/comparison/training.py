@@ -1,0 +1,162 @@
+"""The comparison's experiment: one network, one global batch, trained in six ways.
+
+A device is a GPU, or one CPU core: a process with one thread, or one of the virtual devices
+of this package's DataParallel. With DDP all ranks average their gradients during backward.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.data_parallel.wrapper import DataParallel
+from mgpu_tutorial.ddp_reducer.hooks import HOOKS
+from mgpu_tutorial.lab import Ledger, devices, span
+from mgpu_tutorial.shared.data import Pictures, pictures
+
+
+class Setup(NamedTuple):
+    """How a row trains: "" on one device, "DataParallel" or "DDP" on several."""
+
+    wrapper: str = ""
+    autocast: bool = False
+    hook: str = ""
+
+
+SETUPS = {
+    "one device": Setup(),
+    "one device + autocast": Setup(autocast=True),
+    "DataParallel": Setup("DataParallel"),
+    "DDP": Setup("DDP"),
+    "DDP + autocast": Setup("DDP", autocast=True),
+    "DDP + compression hook": Setup("DDP", hook="bfloat16"),
+}
+
+
+class Experiment(NamedTuple):
+    """A network of torchvision, pictures in a global batch, pixels of a side, iterations."""
+
+    network: str
+    batch: int
+    side: int
+    iterations: int
+
+
+class Measured(NamedTuple):
+    """What one rank found.
+
+    Seconds of each iteration but the first, losses of all; bytes on each of its devices by
+    category, counted in the first iteration; CUDA's peaks in bytes; its process.
+    """
+
+    seconds: list[float]
+    losses: list[float]
+    memory: list[dict[str, int]]
+    peaks: list[int]
+    pid: int
+
+
+def train_setup(
+    rank: int, world_size: int, setup: Setup, experiment: Experiment, count: int = 1
+) -> Measured:
+    """Train on this rank's share of each global batch; with DDP all ranks average gradients.
+
+    `count` is the number of devices that DataParallel's one process takes.
+    """
+    taken = devices(count) if setup.wrapper == "DataParallel" else ()
+    home = taken[0] if taken else torch.get_default_device()
+    steps = experiment.iterations + 1
+    module, optimizer, schedule = new_network(experiment.network, steps, home)
+    model, ledger = wrap(module, setup, taken), Ledger()
+    with torch.device("cpu"):
+        data = pictures()
+    seconds, losses = [], []
+    for step in range(steps):
+        images, labels = draw_share(rank, world_size, data, experiment, step)
+        images, labels = images.to(home), labels.to(home)
+        counting = ledger.saved_for_backward(module) if step == 0 else nullcontext()
+        begin = now()
+        with counting, torch.autocast(kind(), torch.bfloat16, setup.autocast):
+            loss = cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        seconds.append(now() - begin)
+        losses.append(loss.item())
+        if step == 0:
+            ledger.record_state(module, optimizer)
+    memory = [ledger[device] for device in ledger.devices]
+    return Measured(seconds[1:], losses, memory, peaks(taken or [home]), os.getpid())
+
+
+def new_network(
+    name: str, steps: int, home: torch.device
+) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """One of torchvision's networks for ten classes, SGD, and a cosine schedule."""
+    from mgpu_tutorial.shared.vision import torchvision  # seconds: only for who needs it
+
+    torch.manual_seed(0)
+    module = getattr(torchvision.models, name)(num_classes=10).to(home)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    return module, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+
+def wrap(
+    module: nn.Module, setup: Setup, taken: Sequence[torch.device]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The module as `setup` trains it; DataParallel takes the devices `taken`."""
+    if setup.wrapper == "DDP":
+        model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+        if setup.hook:
+            HOOKS[setup.hook](model)
+        return model
+    if setup.wrapper == "DataParallel":
+        return nn.DataParallel(module) if kind() == "cuda" else DataParallel(module, taken)
+    return module
+
+
+def draw_share(
+    rank: int, world_size: int, data: Pictures, experiment: Experiment, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every world_size-th picture of the step's global batch, from number `rank` on."""
+    first = step * experiment.batch
+    mine = range(first + rank, first + experiment.batch, world_size)
+    return data.batch([i % len(data) for i in mine], experiment.side)
+
+
+def kind() -> str:
+    """ "cuda" in a rank that computes on a GPU, else "cpu"."""
+    return torch.get_default_device().type
+
+
+def now() -> float:
+    """The clock in seconds, once the GPU has done what it was told."""
+    if kind() == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peaks(taken: Sequence[torch.device]) -> list[int]:
+    """The most bytes that CUDA had given out on each device; nothing for other devices."""
+    return [torch.cuda.max_memory_allocated(d) for d in taken if d.type == "cuda"]
+
+
+def train_each(
+    rank: int, world_size: int, names: Sequence[str], experiment: Experiment
+) -> dict[str, Measured]:
+    """Train as each of the SETUPS named, one after the other, each inside a span of its name.
+
+    DataParallel takes two devices.
+    """
+    found = {}
+    for name in names:
+        with span(name):
+            found[name] = train_setup(rank, world_size, SETUPS[name], experiment, count=2)
+    return found

@@ -1,0 +1,1 @@
+"""DistributedDataParallel in a training script: what fails there, and what it costs."""

@@ -1,0 +1,156 @@
+"""Around the training loop: accumulation, uneven inputs, buffers, checkpoints, a trace."""
+
+import json
+import os
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
+from mgpu_tutorial.ddp_buckets.wrappers import calling_from_python
+from mgpu_tutorial.lab import Ledger, span
+
+
+class Accumulated(NamedTuple):
+    """A rank's averaged gradients, and the most bytes that it kept for backward."""
+
+    gradients: list[torch.Tensor]
+    kept_bytes: int
+
+
+def accumulate_gradients(
+    rank: int, world_size: int, micro: int, synchronise_each: bool = False
+) -> Accumulated:
+    """The ranks take a step on one batch in `micro` parts, and average after the last.
+
+    With `synchronise_each` they average after every part, as without no_sync().
+    """
+    torch.manual_seed(0)
+    model = calling_from_python(DistributedDataParallel(Tower(512, 6), bucket_cap_mb=1))
+    (batch,) = shares(rank, world_size, 1, width=512)
+    for step in range(2):  # the buckets are rebuilt after the first
+        model.zero_grad()
+        ledger = Ledger()
+        ledger.add("the rest", [batch, *model.parameters()])  # is not counted below
+        with span(f"step {step}"):
+            parts = batch.chunk(micro)  # may be fewer, where `micro` does not divide
+            for i, part in enumerate(parts):
+                last = i == len(parts) - 1
+                with nullcontext() if last or synchronise_each else model.no_sync():
+                    with ledger.saved_for_backward():
+                        loss = model(part).square().mean() / len(parts)
+                    loss.backward()
+    gradients = [p.grad for p in model.parameters()]
+    return Accumulated(gradients, ledger.saved_peak(batch.device))
+
+
+def train_on_uneven_batches(rank: int, world_size: int, join: bool) -> list[float]:
+    """Rank r has 5 - 2 r batches; returns the averaged gradient after each.
+
+    By itself every gradient is 1. Inside join() a rank without a batch answers the others.
+    """
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    means = []
+    with model.join() if join else nullcontext():
+        for _ in range(5 - 2 * rank):
+            model.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            means.append(model.module.weight.grad.item())
+    return means
+
+
+def follow_the_running_mean(rank: int, world_size: int, steps: int = 4) -> list[float]:
+    """The running mean of a BatchNorm after each forward of 10 on rank 0, 20 on rank 1, …."""
+    model = DistributedDataParallel(nn.BatchNorm1d(1))
+    means = []
+    for _ in range(steps):
+        output = model(torch.full((4, 1), 10.0 * (rank + 1)))
+        output.sum().backward()
+        means.append(round(model.module.running_mean.item(), 3))
+    return means
+
+
+def synchronise_batch_norm(rank: int, world_size: int) -> None:
+    """Every BatchNorm becomes a SyncBatchNorm, whose forward sums over the ranks."""
+    module = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(1))
+    DistributedDataParallel(module)(torch.ones(4, 1))
+
+
+def load_what_the_wrapper_saved(rank: int, world_size: int) -> None:
+    """A plain module loads the state_dict of a wrapped one: a mistake."""
+    wrapped = DistributedDataParallel(nn.Linear(2, 1))
+    nn.Linear(2, 1).load_state_dict(wrapped.state_dict())
+
+
+def save_and_load(rank: int, world_size: int, folder: str) -> list[str]:
+    """Rank 0 saves, all wait, load, and wrap what they loaded; returns the file's keys."""
+    path = Path(folder, "checkpoint.pt")
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    if rank == 0:
+        torch.save(model.module.state_dict(), path)
+    dist.barrier()  # nobody reads before the file is whole
+    state = torch.load(path, map_location="cpu")
+    fresh = nn.Linear(2, 1)
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh.weight, model.module.weight)
+    DistributedDataParallel(fresh)  # and train on
+    return list(state)
+
+
+def profile_step(rank: int, world_size: int, folder: str, late: float = 0.0) -> None:
+    """The ranks profile their fourth step into `folder`; rank 1 is `late` seconds late."""
+    model = DistributedDataParallel(Tower(512, 6), bucket_cap_mb=1)
+    inputs = torch.randn(256, 512)
+
+    def step() -> None:
+        model.zero_grad()
+        model(inputs).square().mean().backward()
+
+    for _ in range(3):
+        step()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        dist.barrier()  # a profiler takes its time to start, and not the same on all ranks
+        if rank == 1:
+            time.sleep(late)
+        step()
+    seen.export_chrome_trace(f"{folder}/rank{rank}.json")
+
+
+Interval = tuple[float, float]  # begin and end, in milliseconds
+
+
+def read_trace(folder: str, rank: int, name: str) -> list[Interval]:
+    """When the operations whose name begins with `name` ran, from the trace of a rank."""
+    text = Path(folder, f"rank{rank}.json").read_text(encoding="utf-8")
+    return [
+        (event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3)
+        for event in json.loads(text)["traceEvents"]
+        if event["ph"] == "X" and event["name"].startswith(name)
+    ]
+
+
+def union_length(intervals: list[Interval]) -> float:
+    """For how long at least one of these intervals runs."""
+    total, covered = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        if end > covered:
+            total += end - max(begin, covered)
+            covered = end
+    return total
+
+
+def whoami(device: torch.device) -> str:
+    """This process in one line: PID, the most memory it has had, its device."""
+    import resource  # not on Windows
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    mib = most / 2**20 if sys.platform == "darwin" else most / 2**10
+    return f"PID {os.getpid()}, {mib:.0f} MiB, {device}"

@@ -1,0 +1,1 @@
+"""Inside DistributedDataParallel: which gradients travel together, when, and as what."""

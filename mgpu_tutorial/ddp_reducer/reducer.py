@@ -1,0 +1,109 @@
+"""Look into the Reducer of torch's DDP: what it sends, when, and in which bucket.
+
+A communication hook is called with each bucket in place of DDP's own all_reduce. Here it
+notes what it was given, and then makes that same all_reduce.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
+from mgpu_tutorial.lab import Ledger, borrowed
+
+Buckets = list[list[str]]  # the names of the parameters in each bucket, in order of sending
+
+
+def note_buckets(model: DistributedDataParallel) -> list[Buckets]:
+    """Note the buckets of every later iteration in the list that is returned."""
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
+    iterations: list[Buckets] = []
+
+    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        # look: bucket 0 begins an iteration
+        if bucket.index() == 0:
+            iterations.append([])
+        iterations[-1].append([names[p] for p in bucket.parameters()])
+        # then do what DDP does without a hook: divide, and add up over the ranks
+        flat = bucket.buffer().div_(dist.get_world_size())
+        work = dist.all_reduce(flat, async_op=True)
+        return work.get_future().then(lambda done: flat)
+
+    model.register_comm_hook(None, hook)
+    return iterations
+
+
+def observe_buckets(
+    rank: int, world_size: int, width: int = 256, iterations: int = 3, **options: Any
+) -> list[Buckets]:
+    """The ranks train DDP(Tower(width, 6), **options); returns each iteration's buckets."""
+    model = DistributedDataParallel(Tower(width, depth=6), **options)
+    seen = note_buckets(model)
+    for _ in range(iterations):
+        model.zero_grad()
+        model(torch.randn(4, width)).square().mean().backward()
+    return seen
+
+
+def count_memory(rank: int, world_size: int, **options: Any) -> dict[str, int]:
+    """The ranks train DDP(Tower(512, 6), **options); returns the bytes that a rank holds."""
+    model = DistributedDataParallel(Tower(512, depth=6), **options)
+    buckets: dict[int, torch.Tensor] = {}
+
+    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buckets[bucket.index()] = bucket.buffer()
+        return allreduce_hook(None, bucket)
+
+    model.register_comm_hook(None, hook)
+    for _ in range(3):  # the buckets of the third are final, whatever the options
+        model.zero_grad()
+        model(torch.randn(4, 512)).square().mean().backward()
+    ledger = Ledger()  # counts a piece of memory once, under the first name that it gets
+    ledger.add("parameters", list(model.parameters()))
+    ledger.add("buckets", buckets)
+    ledger.add("gradients", [p.grad for p in model.parameters()])
+    return ledger[str(buckets[0].device)]
+
+
+def read_ddp_log(
+    rank: int, world_size: int, steps: int = 5, **options: Any
+) -> dict[str, Any]:
+    """What DDP writes down about itself while the ranks take some steps; times in ns."""
+    model = DistributedDataParallel(Tower(512, depth=6), **options)
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.randn(64, 512)).square().mean().backward()
+    return borrowed.ddp_logging_data(model)
+
+
+def pretend_world(
+    rank: int, world_size: int, ranks: int, **options: Any
+) -> tuple[list[Buckets], float]:
+    """One process takes itself for rank 0 of `ranks`: a "fake" group sends nothing.
+
+    Returns the buckets of each iteration, and by what a gradient was divided.
+    """
+    dist.init_process_group("fake", store=borrowed.fake_store(), rank=0, world_size=ranks)
+    seen = observe_buckets(0, ranks, **options)
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    note_buckets(model)  # a fake all_reduce has no result: our hook returns the bucket
+    model(torch.ones(1, 1)).sum().backward()
+    return seen, 1 / model.module.weight.grad.item()
+
+
+def train_with_options(
+    rank: int, world_size: int, steps: int = 10, **options: Any
+) -> list[torch.Tensor]:
+    """The ranks train DDP(Tower(), **options), each on its share; returns the parameters."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Tower(), **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in shares(rank, world_size, steps, width=64):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]

@@ -1,0 +1,151 @@
+"""A thousand ranks in one process: what they would call and send, without sending anything.
+
+PyTorch's "fake" process group takes this process for one rank of many. Its collectives
+return at once and move nothing, so every value after one is wrong. How often they are
+called, on how many bytes and with which shapes is right, because none of that depends on
+values.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
+
+from mgpu_tutorial.lab import borrowed
+from mgpu_tutorial.lab.run.launch import launch
+from mgpu_tutorial.lab.words import bytes_text
+
+NAMES = {  # as PyTorch's operators are called, and as everybody calls them
+    "allgather": "all_gather",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_": "reduce",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "send": "send",
+    "recv": "recv",
+}
+
+
+@dataclass
+class Pretended:
+    """What one rank of `world_size` would do: its calls, their bytes, its operations.
+
+    `calls` and `nbytes` are by collective; the bytes are those of the larger side, so of what
+    an all_gather returns and of what a reduce_scatter is given. `flops` counts this rank's
+    floating-point operations in matrix products and convolutions. `returned` is what the
+    worker returned, in which values are refused.
+    """
+
+    world_size: int
+    calls: Counter[str] = field(default_factory=Counter)
+    nbytes: Counter[str] = field(default_factory=Counter)
+    flops: int = 0
+    returned: Any = None
+
+    def __str__(self) -> str:
+        lines = [f"one rank of {self.world_size:,} that pretend"]
+        for name, count in sorted(self.calls.items()):
+            size = bytes_text(self.nbytes[name])
+            lines.append(f"  {name}: {count} call{'s' * (count > 1)}, {size}")
+        return "\n".join([*lines, f"  {self.flops / 1e9:,.1f} GFLOP"])
+
+    __repr__ = __str__
+
+
+def pretend(
+    worker: Callable[..., Any], *args: Any, world_size: int = 1024, **kwargs: Any
+) -> Pretended:
+    """Run `worker(0, world_size, *args, **kwargs)` in one process, as rank 0 of so many.
+
+    Raises ValueError for a world size below 1, and TypeError where the worker returns
+    anything but whole numbers, texts, dtypes and shapes, alone or in lists, tuples, sets and
+    dicts: nothing was sent, so tensors and losses would be wrong.
+    """
+    if not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size must be a whole number from 1 on, got {world_size!r}")
+    limits = {"backend": "none", "device": "cpu", "timeout": 600}
+    report = launch(_as_one_of_many, 1, worker, world_size, args, kwargs, **limits)
+    return report.results[0]
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Inside, tensors have a shape and no values, so that they may be as large as you like.
+
+    Meshes and process groups must be there before. A model is best built and sharded on the
+    device meta before, which is faster, and gets its memory inside by `to_empty`.
+    """
+    with borrowed.fake_tensor_mode():
+        yield
+
+
+def _as_one_of_many(
+    rank: int,
+    size: int,
+    worker: Callable[..., Any],
+    world_size: int,
+    args: tuple,
+    kwargs: dict,
+) -> Pretended:
+    dist.init_process_group(
+        "fake", store=borrowed.fake_store(), rank=0, world_size=world_size
+    )
+    seen = Pretended(world_size)
+    with FlopCounterMode(display=False) as operations, Counting(seen):
+        returned = worker(0, world_size, *args, **kwargs)
+    for leaf in leaves(returned):
+        if not isinstance(leaf, int | str | torch.dtype | None):
+            raise TypeError(
+                f"the worker returned a {type(leaf).__name__}: no rank sent anything, so "
+                "values are wrong. Return counts, shapes or texts"
+            )
+    seen.flops, seen.returned = operations.get_total_flops(), returned
+    return seen
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """What lists, tuples, sets and dicts hold, however deep."""
+    if isinstance(tree, Mapping):
+        yield from leaves([*tree.keys(), *tree.values()])
+    elif isinstance(tree, list | tuple | set | frozenset):
+        for part in tree:
+            yield from leaves(part)
+    else:
+        yield tree
+
+
+class Counting(borrowed.dispatch_mode()):
+    """Counts collectives where PyTorch calls its own operators, below Python's."""
+
+    def __init__(self, seen: Pretended) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if borrowed.is_distributed_tensor(types):
+            return NotImplemented  # let it first become what this rank really does
+        out = func(*args, **(kwargs or {}))
+        space, _, name = func.name().partition("::")
+        if "c10d" in space and (known := self._known(name)):
+            sides = [
+                [t for t in leaves(side) if isinstance(t, torch.Tensor)] for side in args
+            ]
+            self.seen.calls[known] += 1
+            self.seen.nbytes[known] += max(sum(t.nbytes for t in side) for side in sides)
+        return out
+
+    @staticmethod
+    def _known(name: str) -> str | None:
+        plain = name.lstrip("_").partition(".")[0]
+        return next((NAMES[n] for n in NAMES if plain.startswith(n)), None)

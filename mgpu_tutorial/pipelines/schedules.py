@@ -1,0 +1,106 @@
+"""Pipelines across ranks: stages that pass micro-batches on, in the order of a schedule.
+
+The schedules are PyTorch's (https://docs.pytorch.org/docs/2.13/distributed.pipelining.html).
+A rank has one stage, or two where the schedule says so. What a stage computes comes from
+outside, as a `Work`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import pipelining as pp
+
+from mgpu_tutorial.pipelines.work import Work
+
+SCHEDULES = {
+    "GPipe": pp.ScheduleGPipe,
+    "1F1B": pp.Schedule1F1B,
+    "interleaved 1F1B": pp.ScheduleInterleaved1F1B,
+    "zero bubble": pp.ScheduleZBVZeroBubble,
+}
+
+
+def stages_on_rank(schedule: str, rank: int, world_size: int) -> list[int]:
+    """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {schedule!r}")
+    if schedule == "interleaved 1F1B":
+        return [rank, world_size + rank]
+    if schedule == "zero bubble":
+        return [rank, 2 * world_size - 1 - rank]
+    return [rank]
+
+
+def bubble(ranks: int, micro: int, stages_per_rank: int = 1) -> float:
+    """The idle share of p ranks with m micro-batches and v stages each: (p-1) / (v m + p-1).
+
+    Where all stages take equally long and messages no time. Sources: GPipe,
+    https://arxiv.org/abs/1811.06965; for v > 1 https://arxiv.org/abs/2104.04473.
+    """
+    return (ranks - 1) / (stages_per_rank * micro + ranks - 1)
+
+
+def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]:
+    """One layer a rank, in the order of 1F1B; the last one returns each piece's loss."""
+    torch.manual_seed(rank)
+    x, target = torch.linspace(-1, 1, 128).view(16, 8), torch.zeros(16, 8)
+    stage = pp.PipelineStage(nn.Linear(8, 8), rank, world_size, x.device)
+    schedule = pp.Schedule1F1B(stage, micro, loss_fn=nn.functional.mse_loss)
+    losses: list[torch.Tensor] = []
+    if rank == 0:
+        schedule.step(x)
+    elif rank == world_size - 1:
+        schedule.step(target=target, losses=losses)
+    else:
+        schedule.step()
+    return [loss.item() for loss in losses]
+
+
+def run_schedule(
+    rank: int, world_size: int, schedule: str, micro: int, work: Work
+) -> list[float]:
+    """Activations go from stage to stage and gradients back, in the order of `schedule`.
+
+    Returns the loss of each micro-batch on the rank with the last stage, [] on the others.
+    """
+    stages, runner = build_pipeline(work, schedule, micro, rank, world_size)
+    losses = take_step(stages, runner, *work.batch(micro))
+    return [loss.item() for loss in losses]
+
+
+def build_pipeline(
+    work: Work, schedule: str, micro: int, rank: int, world_size: int
+) -> tuple[list[pp.PipelineStage], Any]:
+    """This rank's stages, and PyTorch's schedule over them."""
+    mine = stages_on_rank(schedule, rank, world_size)
+    count = len(mine) * world_size
+    stages = [pipeline_stage(work, index, count, micro) for index in mine]
+    runs = stages if len(stages) > 1 else stages[0]
+    return stages, SCHEDULES[schedule](runs, micro, loss_fn=work.loss)
+
+
+def pipeline_stage(work: Work, index: int, count: int, micro: int) -> pp.PipelineStage:
+    """PyTorch's stage. Told the shapes, it need not find them with a forward of its own."""
+    module = work.module(index, count)
+    goes_in = torch.empty(*work.shape(index, count, micro)).requires_grad_(index > 0)
+    comes_out = torch.empty(*work.shape(index + 1, count, micro)).requires_grad_()
+    return pp.PipelineStage(
+        module, index, count, goes_in.device, input_args=goes_in, output_args=comes_out,
+        dw_builder=getattr(module, "dw_builder", None),
+    )  # fmt: skip
+
+
+def take_step(
+    stages: Sequence[pp.PipelineStage],
+    runner: Any,
+    inputs: torch.Tensor,
+    target: torch.Tensor,
+) -> list[torch.Tensor]:
+    """The first stage's rank puts the batch in, the last stage's rank gets the losses."""
+    losses: list[torch.Tensor] = []
+    enters = [inputs] if stages[0].is_first else []
+    wanted = target if stages[-1].is_last else None
+    runner.step(*enters, target=wanted, losses=losses)
+    return losses

@@ -1,0 +1,1 @@
+"""Sharding: optimizer state, gradients and parameters that no rank holds whole."""

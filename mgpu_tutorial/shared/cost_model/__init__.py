@@ -1,0 +1,75 @@
+"""What one training step costs on any number of GPUs: its seconds and its bytes.
+
+`links.py`     what a message and a collective take, from latency and bandwidth
+`machines.py`  GPUs and clusters: nominal figures, and the two numbers that are fitted
+`models.py`    transformers by their shape: parameters and floating-point operations
+`plans.py`     how a model and its batch are shared out over the ranks
+`memory.py`    the bytes of a GPU, by kind
+`step.py`      the seconds of a step, by part: `predict_step` puts everything together
+`fitting.py`   the two numbers of a GPU from published or own measurements
+
+    model = Model(layers=96, hidden=12288, heads=96, sequence=2048)
+    plan = Plan(tp=8, pp=12, dp=4, interleaving=4, zero=1, recompute="full")
+    step = predict_step(model, CLUSTERS["A100"], plan, batch=1536)
+    step.seconds, step.tflops, step.mfu, step.memory.total, step.limit
+
+All times are in seconds, sizes in bytes, rates in bytes or operations per second.
+"""
+
+from mgpu_tutorial.shared.cost_model.fitting import Measured, fit_gpu
+from mgpu_tutorial.shared.cost_model.links import (
+    FREE,
+    LARGE,
+    Link,
+    Times,
+    all_gather_seconds,
+    all_reduce_seconds,
+    hierarchical_seconds,
+    message_seconds,
+    ring_seconds,
+    tree_seconds,
+)
+from mgpu_tutorial.shared.cost_model.machines import (
+    A100,
+    A100_40GB,
+    A100_2021,
+    CLUSTERS,
+    GPU,
+    H100,
+    H100_500W,
+    Cluster,
+)
+from mgpu_tutorial.shared.cost_model.memory import Memory, memory_of
+from mgpu_tutorial.shared.cost_model.models import Model, model_of
+from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.step import Step, predict_step
+
+__all__ = [
+    "A100",
+    "A100_2021",
+    "A100_40GB",
+    "CLUSTERS",
+    "FREE",
+    "GPU",
+    "H100",
+    "H100_500W",
+    "LARGE",
+    "Cluster",
+    "Link",
+    "Measured",
+    "Memory",
+    "Model",
+    "Plan",
+    "Step",
+    "Times",
+    "all_gather_seconds",
+    "all_reduce_seconds",
+    "fit_gpu",
+    "hierarchical_seconds",
+    "memory_of",
+    "message_seconds",
+    "model_of",
+    "predict_step",
+    "ring_seconds",
+    "tree_seconds",
+]

@@ -1,0 +1,92 @@
+"""Messages and collectives by latency and bandwidth, as the chapter on collectives found.
+
+A ring of N ranks sends N - 1 chunks to add something up and N - 1 to hand it out. Between
+nodes the GPUs of a node share the work: each adds up a part of the tensor with its
+counterparts elsewhere, over a network card of its own.
+"""
+
+from typing import NamedTuple
+
+
+class Link(NamedTuple):
+    """A message of n bytes takes `latency` + n / `bandwidth` seconds.
+
+    `latency` is in seconds, `bandwidth` in bytes per second, in each direction.
+    """
+
+    latency: float
+    bandwidth: float
+
+
+FREE = Link(latency=0.0, bandwidth=float("inf"))
+LARGE = 10**6  # numbers in the larger of the two all_reduces that tell the link
+
+
+class Times(NamedTuple):
+    """Seconds that two ranks measured: of two all_reduces, and of a step by each plan.
+
+    `small_all_reduce` is of one float32, `large_all_reduce` of a million; `one_sample` and
+    `one_rank` are steps of rank 0 alone with one sample and with the whole batch.
+    """
+
+    small_all_reduce: float
+    large_all_reduce: float
+    one_sample: float
+    one_rank: float
+    replicas: float
+    stages: float
+
+
+def message_seconds(nbytes: float, link: Link) -> float:
+    """One message of so many bytes."""
+    return link.latency + nbytes / link.bandwidth
+
+
+def ring_seconds(nbytes: float, ranks: int, link: Link) -> float:
+    """An all-reduce of `nbytes` as a flat ring: 2 (N - 1) steps of one chunk."""
+    return 2 * (ranks - 1) * message_seconds(nbytes / ranks, link)
+
+
+def tree_seconds(nbytes: float, ranks: int, link: Link) -> float:
+    """The same up and down a binary tree, the whole tensor on each of log2 N levels."""
+    return 2 * (ranks - 1).bit_length() * message_seconds(nbytes, link)
+
+
+def hierarchical_seconds(
+    nbytes: float, nodes: int, per_node: int, inside: Link, between: Link
+) -> float:
+    """An all-reduce in three: scatter in each node, add up across the nodes, gather.
+
+    Each of the `per_node` GPUs adds up its part of the tensor with those of its place on
+    the other nodes, all at the same time, so each sends only a part over `between`.
+    """
+    in_node = ring_seconds(nbytes, per_node, inside)  # its two halves, before and after
+    return in_node + ring_seconds(nbytes / per_node, nodes, between)
+
+
+def all_gather_seconds(
+    nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
+) -> float:
+    """An all-gather, or a reduce-scatter, of `nbytes` in all over a group of ranks.
+
+    `per_node` of the group are on each node; `inside` and `between` are the links of one
+    GPU. Half of an all-reduce, where the node's links and its network cards work at once.
+    """
+    if ranks == 1:
+        return 0.0
+    per_node = min(ranks, per_node)
+    nodes = -(-ranks // per_node)
+    latency = (ranks - nodes) * inside.latency + (nodes - 1) * between.latency
+    moved_inside = nbytes * (per_node - 1) / per_node / inside.bandwidth
+    # rings that leave each node by all of its cards: nothing between where there is one node
+    moved_between = nbytes * (ranks - 1) / ranks / (per_node * between.bandwidth)
+    if nodes == 1:
+        moved_between = 0.0
+    return latency + max(moved_inside, moved_between)
+
+
+def all_reduce_seconds(
+    nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
+) -> float:
+    """A reduce-scatter and an all-gather of the same bytes."""
+    return 2 * all_gather_seconds(nbytes, ranks, per_node, inside, between)

@@ -1,0 +1,81 @@
+"""GPUs and clusters: what their makers say, and two numbers that measurements add.
+
+The nominal figures are those of the data sheets. What is reached of them differs: of a link
+and of a GPU's memory we take one share for all, of the matrix units a share that is fitted.
+"""
+
+from typing import NamedTuple
+
+from mgpu_tutorial.shared.cost_model.links import Link
+
+LINK_SHARE = 0.70  # of a link's nominal bandwidth, reached by collectives; set, not fitted
+MEMORY_SHARE = 0.85  # of the memory's nominal bandwidth; set, not fitted
+
+
+class GPU(NamedTuple):
+    """One device, with its programs.
+
+    `peak` is in 16-bit operations per second, `memory` in bytes, `memory_bandwidth` in
+    bytes per second. The last two are fitted to measured steps. `matmul_share` of the peak
+    is reached inside matrix products. And what a layer keeps for its backward passes
+    through the memory `traffic` times in each direction: it is written and read by the
+    operations between the matrix products.
+    """
+
+    name: str
+    peak: float
+    memory: float
+    memory_bandwidth: float
+    matmul_share: float
+    traffic: float
+
+
+class Cluster(NamedTuple):
+    """Nodes of some GPUs each; `inside` and `between` are nominal, for each GPU.
+
+    `inside` is the link to the GPUs of the node, `between` the GPU's share of the node's
+    network cards, both in one direction.
+    """
+
+    gpu: GPU
+    inside: Link
+    between: Link
+    gpus_per_node: int = 8
+
+    def reached(self) -> tuple[Link, Link]:
+        """Both links with the bandwidth that is reached."""
+        shares = (link.bandwidth * LINK_SHARE for link in (self.inside, self.between))
+        latencies = self.inside.latency, self.between.latency
+        return tuple(Link(*pair) for pair in zip(latencies, shares, strict=True))
+
+    def memory_rate(self) -> float:
+        """Bytes per second that a GPU reads and writes."""
+        return MEMORY_SHARE * self.gpu.memory_bandwidth
+
+
+GB, TB, TFLOPS = 1e9, 1e12, 1e12
+GIB = 2**30
+NVLINK_3, NVLINK_4 = Link(2e-6, 300 * GB), Link(2e-6, 450 * GB)
+HDR, NDR = Link(5e-6, 25 * GB), Link(5e-6, 50 * GB)  # 200 and 400 Gb/s per GPU
+
+# Fitted; each line says to what. The tests fit them again.
+# Korthikanti et al. 2022, table 5, rows 22B and 175B (four times)
+A100 = GPU("A100 80GB", 312 * TFLOPS, 80e9, 2.039 * TB, 0.808, 2.97)
+# Narayanan et al. 2021, table 1, its first and its last row: an older program
+A100_2021 = A100._replace(name="A100 80GB, 2021", matmul_share=0.735, traffic=3.09)
+# MPT, 7B on 8 GPUs, for the share; `traffic` is that of the A100 above, as in all below
+A100_40GB = A100._replace(
+    name="A100 40GB", memory=40e9, memory_bandwidth=1.555 * TB, matmul_share=0.738
+)
+# Llama 3 405B, table 4, first row
+H100 = GPU("H100 80GB", 989 * TFLOPS, 80e9, 3.35 * TB, 0.664, 2.97)
+# torchtitan, table 1, 8B on 8 GPUs: not compiled, and with less power
+H100_500W = GPU("H100 96GB, 500 W", 989 * TFLOPS, 96e9, 2.4 * TB, 0.346, 2.97)
+
+CLUSTERS = {
+    "A100": Cluster(A100, NVLINK_3, HDR),
+    "A100-40GB": Cluster(A100_40GB, NVLINK_3, HDR),
+    "A100-2021": Cluster(A100_2021, NVLINK_3, HDR),
+    "H100": Cluster(H100, NVLINK_4, NDR),
+    "H100-500W": Cluster(H100_500W, NVLINK_4, NDR),
+}

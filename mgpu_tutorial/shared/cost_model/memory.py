@@ -1,0 +1,107 @@
+"""The bytes of the fullest GPU, by kind.
+
+State as in the chapter on sharding, activations as in the one on pipelines: the first stage
+holds as many micro-batches as there are stages. What a layer keeps is counted as in
+https://arxiv.org/abs/2205.05198.
+"""
+
+from typing import NamedTuple
+
+from mgpu_tutorial.shared.cost_model.models import Model
+from mgpu_tutorial.shared.cost_model.plans import Plan
+
+WEIGHT, OPTIMIZER = 2, 12  # bytes per parameter: 16-bit weights; master weights and moments
+LOGIT = 6  # bytes per logit: in 16 bits, and in 32 for the loss
+
+
+class Memory(NamedTuple):
+    """Bytes of one GPU; `gathered` is what ZeRO 3 has whole, `logits` are the loss's."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    gathered: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """All of them together."""
+        return sum(self)
+
+
+class Kept(NamedTuple):
+    """What one token of one layer keeps for its backward, in bytes, before it is shared.
+
+    `beside` lies between the matrix products, where only sequence parallelism shares it;
+    `within` belongs to them; `scores` are those of the attention.
+    """
+
+    beside: float
+    within: float
+    scores: float
+
+
+def kept(model: Model, flash: bool) -> Kept:
+    """What a layer keeps: 10 h, 24 h and 5 a s bytes per token in a plain GPT."""
+    h, ffn = model.hidden, model.ffn_width
+    dropout = 0 if model.gated else 2 * h
+    attention = 2 * h + 2 * (h + 2 * model.kv_width)
+    mlp = (6 if model.gated else 4) * ffn
+    scores = 0 if flash else 5 * model.heads * model.sequence
+    return Kept(8 * h + dropout, attention + mlp, scores)
+
+
+def dropped(model: Model, flash: bool) -> Kept:
+    """What selective recomputation does not keep: the scores.
+
+    Where flash has none, what is as cheap to do again: norms and the activation function.
+    """
+    whole = kept(model, flash)
+    if whole.scores:
+        return Kept(0, 0, whole.scores)
+    return Kept(4 * model.hidden, 2 * model.ffn_width, 0)
+
+
+def by_rank(whole: Kept, plan: Plan) -> Kept:
+    """The part of it that a rank of the tensor-parallel group has."""
+    beside = whole.beside / (plan.tp if plan.sequence_parallel else 1)
+    return Kept(beside, whole.within / plan.tp, whole.scores / plan.tp)
+
+
+def stage_parameters(model: Model, plan: Plan) -> float:
+    """The mean parameters of a rank's part of the model, before ZeRO."""
+    return model.parameters / (plan.tp * plan.pp)
+
+
+def memory_of(model: Model, plan: Plan, batch: int) -> Memory:
+    """The bytes of a GPU of the first stage, which holds the most micro-batches."""
+    per_stage = model.layers * model.layer_parameters / plan.pp
+    ends = model.embedding_parameters / (1 if plan.pp == 1 or model.tied else 2)
+    mine = (per_stage + ends) / plan.tp
+    cut = [plan.shards if plan.zero >= stage else 1 for stage in (3, 2, 1)]
+    kinds = (WEIGHT, plan.gradient_bytes, OPTIMIZER)
+    state = [nbytes * mine / ranks for nbytes, ranks in zip(kinds, cut, strict=True)]
+    unit = model.layer_parameters / plan.tp
+    # a layer that computes, its gradient, and the next layer on the way
+    gathered = unit * (2 * WEIGHT + plan.gradient_bytes) if plan.zero == 3 else 0.0
+    tokens = plan.micro_batch * model.sequence / plan.cp
+    logits = LOGIT * tokens * model.vocabulary / plan.tp if plan.pp == 1 else 0.0
+    return Memory(*state, activations(model, plan, batch), gathered, logits)
+
+
+def activations(model: Model, plan: Plan, batch: int) -> float:
+    """Bytes that the first stage keeps for backward, of all micro-batches in flight."""
+    tokens = plan.micro_batch * model.sequence / plan.cp
+    saved = sum(by_rank(kept(model, plan.flash), plan))
+    working = 0.0
+    if plan.recompute == "selective":
+        working = sum(by_rank(dropped(model, plan.flash), plan))
+        saved -= working
+    elif plan.recompute == "full":  # the input of each layer, and one layer while it is done
+        working = saved
+        saved = 2 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
+    in_flight = min(plan.micro_batches(batch), plan.pp) / plan.pp
+    if plan.interleaving > 1:
+        in_flight *= 1 + (plan.pp - 1) / (plan.pp * plan.interleaving)
+    return tokens * (saved * model.layers * in_flight + working)

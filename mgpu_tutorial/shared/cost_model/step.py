@@ -1,0 +1,221 @@
+"""The seconds of a training step, by part.
+
+part        what it is                                            see the chapter on
+matmul      matrix products, at the share of the peak they reach  tensor parallelism
+traffic     what lies between them, through the GPU's memory      tensor parallelism
+weights     weights read, gradients added up, per micro-batch     pipelines
+tensor      all-reduces of the tensor-parallel group              collectives
+context     keys and values of the other parts of a sequence      collectives
+pipeline    activations to the next stage                         pipelines
+bubble      (p - 1) / v micro-batches in which a rank waits       pipelines
+data        gradients, and parameters under ZeRO                  sharding
+optimizer   its pass over the state                               sharding
+"""
+
+import math
+from typing import NamedTuple
+
+from mgpu_tutorial.shared.cost_model.links import all_gather_seconds, all_reduce_seconds
+from mgpu_tutorial.shared.cost_model.machines import Cluster
+from mgpu_tutorial.shared.cost_model.memory import (
+    WEIGHT,
+    Memory,
+    by_rank,
+    dropped,
+    kept,
+    memory_of,
+    stage_parameters,
+)
+from mgpu_tutorial.shared.cost_model.models import Model
+from mgpu_tutorial.shared.cost_model.plans import Plan, check_plan
+
+# Bytes per parameter through memory: Adam reads a gradient and reads and writes master
+# weight and moments (28), writes 16-bit weights (6 with reading), and before it gradients
+# are checked and scaled (8), their norm is taken (4), and they are set to zero (4).
+OPTIMIZER_TRAFFIC = 50
+
+
+class Parts(NamedTuple):
+    """The seconds of each part of a step; `data` is what stays visible of it."""
+
+    matmul: float
+    traffic: float
+    weights: float
+    tensor: float
+    context: float
+    pipeline: float
+    bubble: float
+    data: float
+    optimizer: float
+
+
+class Step(NamedTuple):
+    """What is predicted of a step.
+
+    `seconds` and their `parts`; `tflops` per GPU and `mfu` by the model's own operations,
+    `hardware_tflops` and `hfu` with those that are computed again; `tokens_per_second` per
+    GPU; `memory` of a GPU in bytes, by kind; `fits` its memory or not; `limit` is the
+    largest part beside the matrix products.
+    """
+
+    seconds: float
+    parts: Parts
+    tflops: float
+    mfu: float
+    hardware_tflops: float
+    hfu: float
+    tokens_per_second: float
+    memory: Memory
+    fits: bool
+    limit: str
+
+
+def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Step:
+    """A step on a batch of so many sequences, on `plan.ranks` GPUs of the cluster.
+
+    Raises ValueError where the plan cannot be run, such as for more replicas than
+    sequences.
+    """
+    check_plan(model, plan, batch)
+    parts = parts_of(model, cluster, plan, batch)
+    seconds = sum(parts)
+    tokens = batch * model.sequence / plan.ranks
+    rate = tokens / seconds / 1e12
+    tflops = rate * model.flops_per_token()
+    hardware = rate * hardware_flops(model, plan)
+    memory = memory_of(model, plan, batch)
+    waits = parts._asdict()
+    del waits["matmul"]
+    return Step(
+        seconds=seconds,
+        parts=parts,
+        tflops=tflops,
+        mfu=tflops * 1e12 / cluster.gpu.peak,
+        hardware_tflops=hardware,
+        hfu=hardware * 1e12 / cluster.gpu.peak,
+        tokens_per_second=tokens / seconds,
+        memory=memory,
+        fits=memory.total <= cluster.gpu.memory,
+        limit=max(waits, key=waits.get),
+    )
+
+
+def hardware_flops(model: Model, plan: Plan) -> float:
+    """Operations per token with those that are computed again."""
+    scores = plan.recompute == "selective" and not plan.flash
+    again = model.layers * model.attention_flops() * scores
+    return model.flops_per_token(recompute=plan.recompute == "full") + again
+
+
+def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Parts:
+    """The seconds of each part, of a rank with the mean share of layers."""
+    micro_batches = plan.micro_batches(batch)
+    slot = slot_of(model, cluster, plan)
+    sent, hidden = data_seconds(model, cluster, plan, micro_batches)
+    if plan.zero == 3:  # under the compute of the whole step
+        under = micro_batches * sum(slot.values())
+    else:  # under the last micro-batch's backward, two thirds of a slot
+        under = 2 / 3 * sum(slot.values()) if hidden else 0.0
+    whole = {name: micro_batches * seconds for name, seconds in slot.items()}
+    state = stage_parameters(model, plan) / (plan.shards if plan.zero else 1)
+    return Parts(
+        **whole,
+        pipeline=micro_batches * pipeline_seconds(model, cluster, plan),
+        bubble=(plan.pp - 1) / plan.interleaving * sum(slot.values()),
+        data=beside(under, sent),
+        optimizer=OPTIMIZER_TRAFFIC * state / cluster.memory_rate(),
+    )
+
+
+def beside(compute: float, communication: float) -> float:
+    """The seconds that communication adds to the compute that it runs under.
+
+    Both at once take the root of the sum of squares: longer than the longer of the two,
+    shorter than one after the other.
+    """
+    return math.hypot(compute, communication) - compute
+
+
+def slot_of(model: Model, cluster: Cluster, plan: Plan) -> dict[str, float]:
+    """The seconds of forward and backward of one micro-batch on one rank, by part."""
+    gpu = cluster.gpu
+    tokens = plan.micro_batch * model.sequence / plan.cp
+    layers = model.layers / plan.pp
+    full, selective = plan.recompute == "full", plan.recompute == "selective"
+    # forward, and backward twice as much; flash computes the scores again in backward
+    layer = (4 if full else 3) * model.layer_flops()
+    scores = (4 if full else 3) + selective * (not plan.flash) + 0.5 * plan.flash
+    layer += scores * model.attention_flops(causal=plan.flash)
+    flops = layers * layer + 3 * model.head_flops() / plan.pp
+    passed = (3 if full else 2) * sum(by_rank(kept(model, plan.flash), plan))
+    passed += selective * sum(by_rank(dropped(model, plan.flash), plan))
+    moved = (3 if full else 2) * WEIGHT + 2 * plan.gradient_bytes
+    return {
+        "matmul": tokens * flops / plan.tp / (gpu.peak * gpu.matmul_share),
+        "traffic": gpu.traffic * tokens * layers * passed / cluster.memory_rate(),
+        "weights": moved * stage_parameters(model, plan) / cluster.memory_rate(),
+        "tensor": layers * tensor_seconds(model, cluster, plan, tokens),
+        "context": layers * context_seconds(model, cluster, plan, tokens),
+    }
+
+
+def tensor_seconds(model: Model, cluster: Cluster, plan: Plan, tokens: float) -> float:
+    """All-reduces of one layer for one micro-batch: two forward and two backward.
+
+    Two more where the forward is computed again. With sequence parallelism each is a
+    reduce-scatter and an all-gather, and the backward gathers two inputs once more.
+    """
+    if plan.tp == 1:
+        return 0.0
+    calls = (6 if plan.recompute == "full" else 4) + plan.sequence_parallel
+    nbytes = WEIGHT * tokens * model.hidden
+    return calls * all_reduce_seconds(
+        nbytes, plan.tp, cluster.gpus_per_node, *cluster.reached()
+    )
+
+
+def context_seconds(model: Model, cluster: Cluster, plan: Plan, tokens: float) -> float:
+    """Keys and values gathered forward, and their gradients added up backward."""
+    if plan.cp == 1:
+        return 0.0
+    per_node = max(1, cluster.gpus_per_node // plan.tp)
+    nbytes = 2 * WEIGHT * tokens * plan.cp * model.kv_width / plan.tp
+    trips = 3 if plan.recompute == "full" else 2
+    return trips * all_gather_seconds(nbytes, plan.cp, per_node, *cluster.reached())
+
+
+def pipeline_seconds(model: Model, cluster: Cluster, plan: Plan) -> float:
+    """Activations and their gradients to the neighbours, for one micro-batch."""
+    if plan.pp == 1:
+        return 0.0
+    inside, between = cluster.reached()
+    link = inside if plan.ranks <= cluster.gpus_per_node else between
+    tokens = plan.micro_batch * model.sequence / plan.cp
+    nbytes = WEIGHT * tokens * model.hidden / plan.tp
+    return 2 * plan.interleaving * (link.latency + nbytes / link.bandwidth)
+
+
+def data_seconds(
+    model: Model, cluster: Cluster, plan: Plan, micro_batches: float
+) -> tuple[float, bool]:
+    """What the replicas send in a step, in seconds, and whether it runs under compute.
+
+    ZeRO 0 adds gradients up; ZeRO 1 and 2 scatter them and gather parameters once. ZeRO 3
+    gathers each layer twice and scatters its gradients, for every micro-batch; in a
+    pipeline, where that would be too much, parameters stay after the first gathering.
+    """
+    ranks = plan.shards
+    if ranks == 1:
+        return 0.0, False
+    per_node = max(1, cluster.gpus_per_node // plan.tp) if plan.share_node else 1
+    mine = stage_parameters(model, plan)
+    units = model.layers / plan.pp if plan.zero == 3 else 1
+    gather, scatter = (
+        units * all_gather_seconds(nbytes * mine / units, ranks, per_node, *cluster.reached())
+        for nbytes in (WEIGHT, plan.gradient_bytes)
+    )
+    if plan.zero == 0:
+        return 2 * scatter, plan.overlap
+    if plan.zero < 3 or plan.pp > 1:
+        return gather + scatter, plan.overlap
+    return micro_batches * (2 * gather + scatter), True

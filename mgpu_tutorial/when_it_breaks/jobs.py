@@ -1,0 +1,117 @@
+"""Eight jobs of two to four ranks with one fault each. A docstring says what it should do."""
+
+import tempfile
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.lab import span
+from mgpu_tutorial.when_it_breaks.data import LENGTHS, classes, labels_of, points_of
+
+AVG = dist.ReduceOp.AVG
+
+
+def average_labelled(rank: int, world_size: int) -> None:
+    """Should average one gradient over all ranks for each of four batches."""
+    for labels in labels_of(rank):
+        known = labels[labels >= 0]
+        if len(known) == 0:
+            continue
+        gradient = known.float().mean()
+        dist.all_reduce(gradient, op=AVG)
+
+
+def count_classes(rank: int, world_size: int) -> list[int]:
+    """Should count on all ranks together how many samples each class has."""
+    mine = classes()[rank::world_size]
+    counts = torch.bincount(mine)
+    dist.all_reduce(counts)
+    return counts.tolist()
+
+
+def agree_on_settings(rank: int, world_size: int) -> None:
+    """Should add up the ranks' samples, and tell all ranks the learning rate of rank 0."""
+    samples = torch.tensor([100.0 + rank])
+    learning_rate = torch.tensor([0.1 if rank == 0 else 0.0])
+    if rank == 0:
+        dist.all_reduce(samples)
+        dist.broadcast(learning_rate, src=0)
+    else:
+        dist.broadcast(learning_rate, src=0)
+        dist.all_reduce(samples)
+
+
+def average_in_pairs(rank: int, world_size: int, limit: float = 5.0) -> float:
+    """Should average over ranks 0 and 1, and over 2 and 3; then all meet before they save."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    gradient = torch.tensor([float(rank)])
+    dist.all_reduce(gradient, op=AVG, group=pairs[rank // 3])
+    dist.monitored_barrier(timeout=timedelta(seconds=limit), wait_all_ranks=True)
+    return gradient.item()
+
+
+def average_file(rank: int, world_size: int) -> None:
+    """Should average the numbers of a file, of which each rank reads its own part."""
+    path = Path(tempfile.gettempdir(), "numbers.bin")
+    if rank == 0:
+        torch.ones(2**18).numpy().tofile(path)
+    dist.barrier()
+    numbers = torch.from_file(str(path), shared=True, size=2**18)
+    dist.barrier()
+    if rank == 0:
+        torch.ones(2**17).numpy().tofile(path)
+    dist.barrier()
+    mean = numbers.chunk(world_size)[rank].mean()
+    dist.all_reduce(mean, op=AVG)
+    return mean.item()
+
+
+def train_on_sequences(rank: int, world_size: int) -> None:
+    """Should give every rank as much work as the others, three steps long."""
+    share = len(LENGTHS) // world_size
+    lengths = sorted(LENGTHS)[rank * share : (rank + 1) * share]
+    pairs = sum(length**2 for length in lengths)  # attention compares every two tokens
+    for _ in range(3):
+        with span("compute"):
+            time.sleep(5e-5 * pairs)
+        gradient = torch.ones(1)
+        dist.all_reduce(gradient, op=AVG)
+
+
+def spread_points(rank: int, world_size: int, detect: bool = False) -> list[list[float]]:
+    """Should train a weight for three steps; returns this rank's loss and the weight."""
+    weight = torch.ones(2, requires_grad=True)
+    seen = []
+    for step in range(3):
+        with torch.autograd.detect_anomaly() if detect else nullcontext():
+            points = points_of(rank, step) * weight
+            gaps = (points[1:] - points[:-1]).square().sum(dim=1).sqrt()
+            loss = (gaps - 1).square().mean()
+            (gradient,) = torch.autograd.grad(loss, weight)
+        dist.all_reduce(gradient, op=AVG)
+        with torch.no_grad():
+            weight -= 0.01 * gradient
+        seen.append([loss.item(), weight[0].item()])
+    return seen
+
+
+class Drawn(NamedTuple):
+    """What one rank has drawn: an order of all samples, its part of it, and its noise."""
+
+    order: list[int]
+    mine: list[int]
+    noise: list[float]
+
+
+def draw_epoch(rank: int, world_size: int, per_rank: bool) -> Drawn:
+    """Should deal 12 samples to the ranks, each to one of them, and draw noise for each."""
+    torch.manual_seed(rank if per_rank else 0)
+    order = torch.randperm(12)
+    mine = order[rank::world_size]
+    noise = torch.randn(len(mine))
+    return Drawn(order.tolist(), mine.tolist(), noise.tolist())

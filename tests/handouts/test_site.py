@@ -1,0 +1,270 @@
+"""The site is whole: links lead somewhere, doors open, and the texts say what holds."""
+
+import html
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+import pytest
+
+from handouts import doors, web
+from handouts.build import ROOT, build
+from handouts.site import assemble
+from mgpu_tutorial import CHAPTERS, __version__
+from tools.open_jupyterlab import arguments
+from tools.publish import publish
+
+GITHUB = "me/course"
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+TEXTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("SECURITY.md", "LICENSE-prose.md")),
+    ROOT / "docs" / "courses.md",
+]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A small site: two chapters of the collection as if they were all."""
+    folder = tmp_path_factory.mktemp("collection")
+    (folder / "notebooks").mkdir()
+    (folder / "constraints.txt").write_text("torch==2.13.0\ntorchvision==0.28.0\nruff==1\n")
+    (folder / "README.md").write_text("# A small one\n\nIts first words.\n\n## More\n\nText.")
+    for number, title in enumerate(("First", "Second")):
+        other = f"0{1 - number}_{('first', 'second')[1 - number]}.ipynb"
+        text = f"See [the other]({other}) and [the texts](../README.md#more): `all_reduce`."
+        table = "| a | b |\n|---|---|\n| 1 | 2 |\n\n$$x = 1$$"
+        cells = [
+            nbformat.v4.new_markdown_cell(f"# {title}\n\nAbout 5 minutes.\n\n{text}"),
+            nbformat.v4.new_markdown_cell(f"## 1. A section\n\n{table}\n\n**Predict** it."),
+            nbformat.v4.new_code_cell(
+                "1 + 1", outputs=[nbformat.v4.new_output("stream", name="stdout", text="2\n")]
+            ),
+        ]
+        made = nbformat.v4.new_notebook(cells=cells)
+        nbformat.write(made, folder / "notebooks" / f"0{number}_{title.lower()}.ipynb")
+    build([], folder / "build", folder / "notebooks", quiet=True)
+    assemble(folder / "build", folder / "site", folder / "notebooks", GITHUB)
+    return folder / "site"
+
+
+def targets(page):
+    return [html.unescape(link) for link in re.findall(r'(?:href|src)="([^"]+)"', page)]
+
+
+@pytest.mark.fresh
+def test_every_link_of_the_site_leads_somewhere(site):
+    pages = {path.name: path.read_text(encoding="utf-8") for path in site.glob("*.html")}
+    assert set(pages) == {"00_first.html", "01_second.html", "index.html", "readme.html"}
+    for name, page in pages.items():
+        for link in targets(page):
+            if re.match(r"https?:|data:", link):
+                continue
+            file, _, anchor = link.partition("#")
+            assert not file or (site / unquote(file)).is_file(), (name, link)
+            if anchor and not anchor.startswith("cb"):
+                assert f'id="{anchor}"' in pages[file or name], (name, link)
+
+
+@pytest.mark.fresh
+def test_the_site_needs_nothing_from_elsewhere(site):
+    for path in site.glob("*.html"):
+        page = path.read_text(encoding="utf-8")
+        assert not re.findall(r'(?:src|srcset)="(?!data:)', page)
+        assert not re.findall(r"<link\b|@import|url\(", page)
+        assert "<!-- doors" not in page and "<!-- downloads" not in page
+
+
+@pytest.mark.fresh
+def test_the_index_has_parts_search_and_downloads(site):
+    page = (site / "index.html").read_text(encoding="utf-8")
+    data = re.search(
+        r'<script id="sections" type="application/json">(.*?)</script>', page, re.S
+    )
+    sections = json.loads(data[1])
+    assert ["00_first", "00 First", "1. A section", "1-a-section"] in [
+        s[:4] for s in sections
+    ]
+    assert "all_reduce" in sections[0][4] and "Its first words." in page
+    for file in ("student/book.pdf", "instructor/book.pdf", "book.epub", "notebooks.zip"):
+        assert f'href="{file}"' in page and (site / file).stat().st_size > 1000
+    for folder in ("notebooks", "open", "doors", "slides"):
+        assert list((site / folder).glob("00_first.*")), folder
+
+
+@pytest.mark.fresh
+def test_answers_are_folded_and_tables_can_be_reached(site):
+    page = (site / "00_first.html").read_text(encoding="utf-8")
+    assert re.search(r'<details class="answer"><summary>.*?</summary>\s*<pre[^>]*>', page)
+    assert page.count(web.WIDE) == page.count("<table") > 0
+    assert page.count(web.FORMULA) == page.count('<math display="block"') > 0
+    assert page.count("<pre") == page.count('<pre tabindex="0"')
+
+
+def test_the_parts_begin_with_chapters():
+    assert set(web.PARTS) <= set(CHAPTERS) and next(iter(web.PARTS)) == CHAPTERS[0]
+
+
+def test_doors_lead_to_the_copies_that_are_published():
+    found = doors.doors(GITHUB, "03_collectives")
+    copied = "me/course/blob/gh-pages/doors/03_collectives.ipynb"
+    assert found["Colab"].endswith(copied) and copied in unquote(found["Kaggle"])
+    assert "urlpath=lab/tree/notebooks/03_collectives.ipynb" in found["Binder"]
+    assert doors.doors("", "03_collectives") == {}
+
+
+@pytest.mark.parametrize(
+    "address", ["https://github.com/me/course.git", "git@github.com:me/course", ""]
+)
+def test_the_repository_is_that_of_the_remote(tmp_path, monkeypatch, address):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    if address:
+        add = ["git", "-C", tmp_path, "remote", "add", "origin", address]
+        subprocess.run(add, check=True)
+    assert doors.repository(tmp_path) == ("me/course" if address else "")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_copy_installs_first_and_its_links_are_addresses(path):
+    stored = nbformat.read(path, 4)
+    made = doors.with_install(path, GITHUB, doors.packages(ROOT, GITHUB))
+    nbformat.validate(made)
+    assert "find_spec" in made.cells[1].source and "torch==" in made.cells[1].source
+    assert len(made.cells) == len(stored.cells) + 1
+    for cell in made.cells:
+        if cell.cell_type == "markdown":
+            links = re.findall(r"\]\(([^)\s]+)\)", cell.source)
+            assert all(re.match(r"https?:|#|attachment:", link) for link in links), links
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_picture_has_words_for_who_does_not_see_it(path):
+    """Drawings carry them; a PNG has them as its text, which books and web pages take."""
+    for cell in nbformat.read(path, 4).cells:
+        shown = [output.get("data", {}) for output in cell.get("outputs", [])]
+        pages = [cell.source, *(data.get("text/html", "") for data in shown)]
+        for image in re.findall(r"<img\b[^>]*>", "".join(pages)):
+            assert re.search(r'alt="[^"]{8,}"', image), image[:80]
+        for alt in re.findall(r"!\[([^\]]*)\]\(", cell.source):
+            assert len(alt) > 10, cell.source
+        for data in shown:
+            if "image/png" in data and "text/html" not in data:
+                assert re.match(r"(?s)[^<\s].{14}", data["text/plain"]), data["text/plain"]
+            if "image/svg+xml" in data:
+                assert re.search(r"<title>[^<]{10,}</title>", data["image/svg+xml"])
+
+
+def test_publishing_replaces_the_branch_and_touches_nothing_else(tmp_path):
+    def git(*words):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", *name, *words], cwd=tmp_path / "work", capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    subprocess.run(["git", "init", "-q", "--bare", tmp_path / "origin"], check=True)
+    subprocess.run(["git", "init", "-q", tmp_path / "work"], check=True)
+    git("config", "user.name", "a")
+    git("config", "user.email", "a@b")
+    git("remote", "add", "origin", str(tmp_path / "origin"))
+    site = tmp_path / "work" / "build" / "site"
+    site.mkdir(parents=True)
+    (tmp_path / "work" / ".gitignore").write_text("build/\n")
+    (tmp_path / "work" / "kept").write_text("1")
+    git("add", ".gitignore", "kept")
+    git("commit", "-qm", "first")
+    for text in ("one", "two"):
+        (site / "index.html").write_text(text)
+        publish(tmp_path / "work", site)
+    assert git("status", "--porcelain") == "" and (tmp_path / "work" / "kept").exists()
+    git("fetch", "-q")
+    assert git("ls-tree", "-r", "--name-only", "origin/gh-pages") == "index.html"
+    assert git("show", "origin/gh-pages:index.html") == "two"
+    assert git("rev-list", "--count", "origin/gh-pages") == "1"
+
+
+# What the README and its neighbours say ---------------------------------------------------
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_links_of_the_texts_lead_to_files(path):
+    """To files: JupyterLab, where the README is the first page, cannot open a folder."""
+    text = path.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        assert link.startswith("https://") or (path.parent / link).is_file(), link
+
+
+def test_the_first_screen_has_a_picture_with_words_for_it():
+    (alt, file), *_ = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", README[:2500])
+    picture = (ROOT / file).read_text(encoding="utf-8")
+    assert len(alt) > 80 and "<title>" in picture and "prefers-reduced-motion" in picture
+    assert not re.findall(r"<script|(?:href|src)=", picture)
+
+
+def test_the_figures_of_the_readme_hold():
+    counts = dict.fromkeys(("error", "exercises", "outputs", "predictions"), 0)
+    for path in NOTEBOOKS:
+        for cell in nbformat.read(path, 4).cells:
+            tags = cell.metadata.get("tags", [])
+            counts["error"] += "raises-exception" in tags
+            counts["exercises"] += "exercise" in tags
+            counts["predictions"] += "**Predict" in cell.source
+            counts["outputs"] += len(cell.get("outputs", []))
+    said = README.split("## What you will find nowhere else")[1].split("\n## ")[0]
+    for thing, pattern in {
+        "error": r"more than (\d+) cells show an error",
+        "exercises": r"more than (\d+) exercises",
+        "outputs": r"more than (\d+) stored outputs",
+        "predictions": r"more than (\d+) predictions",
+    }.items():
+        assert counts[thing] > int(re.search(pattern, " ".join(said.split()))[1]), thing
+
+
+def test_citation_and_changes_name_this_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {__version__}" in citation
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_step_of_the_workflows_calls_make():
+    made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        steps = re.findall(r"- run: (.*)", path.read_text(encoding="utf-8"))
+        assert steps
+        for step in steps:
+            assert step.split()[0] == "make" and step.split()[1] in made, step
+
+
+def test_the_container_of_the_editor_is_that_of_the_dockerfile():
+    made = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text("utf-8"))
+    assert (ROOT / ".devcontainer" / made["build"]["dockerfile"]).resolve().is_file()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    python = Path(ROOT / ".binder" / "runtime.txt").read_text("utf-8").strip()
+    least = project["requires-python"].removeprefix(">=")
+    assert tuple(map(int, python.removeprefix("python-").split("."))) >= tuple(
+        map(int, least.split("."))
+    )
+
+
+def test_a_container_may_name_another_address():
+    def addresses(*words):
+        line = arguments(list(words))
+        return [word.partition("=")[2] for word in line if word.startswith("--ServerApp.ip")]
+
+    assert addresses() == ["127.0.0.1"]
+    assert addresses("--ServerApp.ip=0.0.0.0") == ["0.0.0.0"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "locks").glob("*.txt")), ids=lambda p: p.stem)
+def test_a_lock_holds_every_version_that_is_pinned(path):
+    def versions(file):
+        found = re.findall(r"^([\w.-]+)==([^\s;]+)", file.read_text("utf-8"), re.M)
+        return {(name.replace("_", "-").lower(), version) for name, version in found}
+
+    assert versions(ROOT / "constraints.txt") <= versions(path)

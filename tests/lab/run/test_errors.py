@@ -1,0 +1,47 @@
+"""What an error says of a circle, and from when on a launch counts its seconds."""
+
+import time
+
+from mgpu_tutorial.lab import launch
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.run import errors
+from mgpu_tutorial.lab.run.errors import RankOutcome
+from mgpu_tutorial.lab.run.launch import _device_of
+
+
+def test_the_circle_of_a_deadlock_is_told_in_its_direction():
+    """Rank 0 sends to 2, 2 to 1 and 1 to 0: nobody receives."""
+    events = [Event(rank, 0, "send", 0.0, peer=(rank - 1) % 3) for rank in range(3)]
+    stuck = [RankOutcome(rank, "stopped") for rank in range(3)]
+    said = str(errors.hang(stuck, 3, Report(3, events=events)))
+    assert "  deadlock: 0 → 2 → 1 → 0" in said.splitlines()
+
+
+def test_each_rank_has_the_gpu_of_its_number_unless_one_is_named():
+    assert [_device_of(rank, "cuda") for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [_device_of(rank, "cuda:1") for rank in range(2)] == ["cuda:1", "cuda:1"]
+    assert _device_of(2, "cpu") == "cpu"
+
+
+class Slow:
+    """An argument that takes two seconds to arrive, before the ranks have joined."""
+
+    def __reduce__(self):
+        return time.sleep, (2.0,)
+
+
+def number(rank, world_size, _):
+    return rank
+
+
+def test_the_timeout_begins_when_all_have_joined():
+    assert launch(number, 2, Slow(), timeout=1.5).results == [0, 1]
+
+
+def test_a_real_job_would_wait_in_the_same_call():
+    for call in ("send", "isend", "recv", "barrier"):
+        stuck = [RankOutcome(0, "stopped", waits_in=call)]
+        way = "send" if "send" in call else "recv"
+        said = str(errors.hang(stuck, 3, Report(1)))
+        assert f"Timed out waiting 1800000ms for {way} operation" in said

@@ -1,0 +1,102 @@
+"""One process that plays a rank of many: what it calls is right, what it computes is not."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from mgpu_tutorial.lab import pretend, without_values
+from mgpu_tutorial.lab.words import bytes_text
+
+
+def shard_three(rank, world_size):
+    """Three layers of 64 x 64 without bias, a unit each, and nothing for the root."""
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    local = model[0].weight.to_local().shape
+    model(torch.ones(8, 64, requires_grad=True)).sum().backward()
+    return {"whole": model[0].weight.shape, "here": [tuple(local)], "rank": rank}
+
+
+def test_calls_bytes_and_operations_are_those_of_fully_shard():
+    seen = pretend(shard_three, world_size=16)
+    assert seen.world_size == 16
+    # each layer in forward and in backward, 64 x 64 float32 each time
+    assert seen.calls == {"all_gather": 6, "reduce_scatter": 3}
+    assert seen.nbytes == {"all_gather": 6 * 64 * 64 * 4, "reduce_scatter": 3 * 64 * 64 * 4}
+    # a product forward and two backward, of 2 · 8 · 64 · 64 operations each
+    assert seen.flops == 3 * 3 * 2 * 8 * 64 * 64
+    assert seen.returned == {"whole": (64, 64), "here": [(4, 64)], "rank": 0}
+    lines = ["one rank of 16 that pretend", f"  all_gather: 6 calls, {bytes_text(98304)}"]
+    assert str(seen).split("\n")[:2] == lines
+
+
+def call_each(rank, world_size):
+    """Calls of plain torch.distributed, of 12 bytes."""
+    three = torch.ones(3)
+    dist.all_reduce(three)
+    dist.all_reduce(three)
+    dist.broadcast(three, src=0)
+    dist.reduce(three, dst=0)
+    dist.all_gather([torch.empty(3) for _ in range(world_size)], three)
+    return dist.get_world_size(), rank
+
+
+def test_plain_collectives_are_counted_by_their_larger_side():
+    seen = pretend(call_each, world_size=5)
+    assert seen.returned == (5, 0)
+    assert seen.calls == {"all_reduce": 2, "broadcast": 1, "reduce": 1, "all_gather": 1}
+    assert seen.nbytes == {"all_reduce": 24, "broadcast": 12, "reduce": 12, "all_gather": 60}
+
+
+def give_back(rank, world_size, value):
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(1),
+        0.5,
+        1j,
+        [1, 0.5],
+        {"loss": [torch.ones(1)]},
+        {0.5},
+        {0.5: 1},
+        (1, (2j,)),
+    ],
+    ids=str,
+)
+def test_values_are_refused_also_inside_containers(value):
+    with pytest.raises(Exception, match="no rank sent anything, so values are wrong"):
+        pretend(give_back, value, world_size=2)
+
+
+def test_counts_texts_and_shapes_may_come_back():
+    value = {
+        "n": [1, True, None],
+        "ranks": {0, 1},
+        "shape": torch.Size([2, 3]),
+        "dtype": torch.float32,
+    }
+    assert pretend(give_back, value, world_size=2).returned == value
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 2.0, "4"])
+def test_a_world_must_have_ranks(world_size):
+    with pytest.raises(ValueError, match="world_size must be a whole number from 1 on"):
+        pretend(give_back, 1, world_size=world_size)
+
+
+def size_of_a_giant(rank, world_size):
+    init_device_mesh("cpu", (world_size,))
+    with without_values():
+        return nn.Linear(10**6, 10**6, bias=False).weight.nbytes
+
+
+def test_without_values_a_tensor_may_be_larger_than_the_machine():
+    assert pretend(size_of_a_giant).returned == 4 * 10**12

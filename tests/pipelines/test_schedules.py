@@ -1,0 +1,156 @@
+"""PyTorch's schedules do what their chart says, and compute what one process does."""
+
+import pytest
+import torch
+
+from mgpu_tutorial.lab import RankFailed, in_flight, launch, pipeline_steps
+from mgpu_tutorial.pipelines import measurements, schedules
+from mgpu_tutorial.pipelines.work import Pauses
+from tests.model_parallel.reference import ideal_idle_share, one_process
+from tests.pipelines import ranks
+
+PIECE = 16 * 64 * 4  # bytes of a micro-batch between two pausing stages
+
+
+def quick(world_size):
+    return Pauses(world_size, 0.001)
+
+
+def linear_reference(world_size, micro):
+    """The mean loss and each rank's gradients of its stack."""
+    work = ranks.LinearStages(4, world_size)
+    loss, _ = one_process(torch.nn.Sequential(*work.stacks), *work.batch(micro), micro)
+    return loss, [[p.grad for p in stack.parameters()] for stack in work.stacks]
+
+
+def test_pytorchs_schedules_compute_the_same_bits():
+    """PyTorch divides the sum of the gradients, one process each loss: exact for 4 pieces."""
+    names = list(schedules.SCHEDULES)
+    found = launch(ranks.gradients_by_schedule, 2, names, 4).results
+    for name in names:
+        merged = {i: mine for result in found for i, mine in result[name].items()}
+        _, expected = linear_reference(len(merged), 4)
+        mine = [merged[i] for i in range(len(merged))]
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_repeated_steps_leave_the_gradients_of_one(schedule):
+    loss, expected = linear_reference(3, 4)
+    found = launch(ranks.gradients_after_repeats, 3, schedule, 4, repeats=3).results
+    torch.testing.assert_close([mine for _, mine in found], expected)
+    assert [rank_loss for rank_loss, _ in found] == [0, 0, pytest.approx(loss)]
+
+
+def test_a_schedule_returns_the_loss_of_each_micro_batch():
+    loss, _ = linear_reference(2, 4)
+    first, last = launch(ranks.schedule_of_layers, 2, "1F1B", 4).results
+    assert first == [] and len(last) == 4
+    assert sum(last) / 4 == pytest.approx(loss)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_linear_layers_compute_what_they_do_in_one_process(world_size):
+    x = torch.linspace(-1, 1, 128).view(16, 8)
+    for rank in range(world_size):
+        torch.manual_seed(rank)
+        x = torch.nn.Linear(8, 8)(x)
+    *others, losses = launch(schedules.run_linear_layers, world_size).results
+    assert others == [[]] * (world_size - 1)
+    expected = [piece.square().mean().item() for piece in x.chunk(4)]
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+def test_every_schedule_has_the_same_loss(schedule):
+    report = launch(measurements.measure_schedule, 2, schedule, 4, quick(2), trace=True)
+    count = 2 if schedule in ("GPipe", "1F1B") else 4
+    assert {task.stage for task in pipeline_steps(report)[0]} == set(range(count))
+    torch.manual_seed(1)
+    x = torch.randn(64, 64)
+    for index in range(count):
+        torch.manual_seed(index)
+        x = torch.nn.Linear(64, 64)(x).relu()
+    loss = sum(result.loss for result in report.results)
+    assert loss == pytest.approx(x.square().mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("split_backward", [False, True])
+def test_a_rank_pauses_as_long_in_every_schedule(split_backward):
+    """Two stages a rank pause half as long each; forward, input and weights one each."""
+    given = list(schedules.SCHEDULES), 4, 0.25, split_backward
+    report = launch(ranks.requested_pauses, 2, *given)
+    assert report.results == [[pytest.approx(3 * 4 * 0.25)] * 4] * 2
+
+
+@pytest.mark.parametrize("world_size, micro", [(2, 2), (4, 8), (3, 5)])
+def test_1f1b_keeps_as_many_micro_batches_as_stages_follow(world_size, micro):
+    report = launch(
+        measurements.measure_schedule,
+        world_size,
+        "1F1B",
+        micro,
+        quick(world_size),
+        1,
+        trace=True,
+    )
+    (tasks,) = pipeline_steps(report)
+    assert [in_flight(tasks, rank) for rank in range(world_size)] == [
+        min(micro, world_size - rank) for rank in range(world_size)
+    ]
+    kept = [result.saved_bytes for result in report.results]
+    assert kept[1:-1] == [2 * PIECE * (world_size - r) for r in range(1, world_size - 1)]
+    assert kept[0] == PIECE * world_size and kept[-1] == 3 * PIECE
+
+
+def test_gpipe_keeps_them_all():
+    report = launch(measurements.measure_schedule, 3, "GPipe", 6, quick(3), 2, trace=True)
+    for tasks in pipeline_steps(report):
+        assert [in_flight(tasks, rank) for rank in range(3)] == [6, 6, 6]
+    kept = [result.saved_bytes for result in report.results]
+    assert kept == [6 * PIECE, 12 * PIECE, 18 * PIECE]
+
+
+@pytest.mark.parametrize(
+    "schedule, stages", [("GPipe", 1), ("1F1B", 1), ("interleaved 1F1B", 2)]
+)
+def test_the_bubble_of_pytorchs_order_is_the_formulas(schedule, stages):
+    """The recorded order, a forward of 1, a backward of 2, and messages that are free."""
+    report = launch(measurements.measure_schedule, 3, schedule, 6, quick(3), 1, trace=True)
+    (tasks,) = pipeline_steps(report)
+    ideal = ideal_idle_share(tasks, {"F": 1.0, "B": 2.0})
+    assert ideal == pytest.approx(2 / (stages * 6 + 2))
+    assert schedules.bubble(3, 6, stages) == pytest.approx(ideal)
+
+
+def test_zero_bubble_leaves_only_the_staircase_at_the_ends():
+    """Three equal boxes per piece and stage, without a gap; the last rank starts late."""
+    given = "zero bubble", 6, Pauses(3, 0.001, split_backward=True), 1
+    (tasks,) = pipeline_steps(launch(measurements.measure_schedule, 3, *given, trace=True))
+    ideal = ideal_idle_share(tasks, {"F": 1.0, "I": 1.0, "W": 1.0})
+    assert ideal == pytest.approx(2 / (3 * 2 * 6 + 2))
+
+
+def test_interleaving_refuses_what_does_not_divide_into_rounds():
+    """Of m pieces on p ranks it makes m // p rounds."""
+    with pytest.raises(RankFailed, match="multiple of the number of rounds"):
+        launch(schedules.run_schedule, 2, "interleaved 1F1B", 5, quick(2))
+    assert (
+        len(launch(schedules.run_schedule, 2, "interleaved 1F1B", 3, quick(2)).results) == 2
+    )
+
+
+def test_fewer_micro_batches_than_ranks_are_refused_by_1f1b():
+    with pytest.raises(RankFailed, match="Number of microbatches"):
+        launch(schedules.run_schedule, 3, "1F1B", 2, quick(3))
+
+
+def test_an_unknown_schedule_is_refused():
+    with pytest.raises(ValueError, match="schedule must be one of GPipe, 1F1B"):
+        schedules.stages_on_rank("2F2B", 0, 2)
+
+
+def test_bubbles_by_hand():
+    assert schedules.bubble(1, 4) == 0 and schedules.bubble(2, 1) == 0.5
+    assert schedules.bubble(4, 8) == pytest.approx(3 / 11)
+    assert schedules.bubble(4, 8, stages_per_rank=2) == pytest.approx(3 / 19)

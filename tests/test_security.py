@@ -1,0 +1,248 @@
+"""Nothing listens to the network, nobody else's file is run, and no shell reads a string."""
+
+import ast
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from mgpu_tutorial import processes_and_ranks as par
+from mgpu_tutorial.lab import RankFailed, launch
+from mgpu_tutorial.lab.run import server, transfer
+from mgpu_tutorial.shared import checkpoint
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("mgpu_tutorial", "handouts", "tools", "benchmarks")
+FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+# What listens
+
+
+def listening(process: psutil.Process) -> set[str]:
+    return {c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"}
+
+
+def listen_and_tell(rank, path):
+    """A process of `mp.spawn` with a group of gloo; says in a file where it listens."""
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    Path(f"{path}.{rank}").write_text(" ".join(listening(psutil.Process())))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.fresh
+def test_what_a_notebook_spawns_listens_on_loopback_only(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    server.stay_on_this_machine()  # what importing lab does in a notebook
+    mp.spawn(listen_and_tell, (str(tmp_path / "meet"),), nprocs=2)
+    told = [(tmp_path / f"meet.{rank}").read_text() for rank in range(2)]
+    assert told == ["127.0.0.1"] * 2
+
+
+def interface(rank, world_size):
+    return os.environ["GLOO_SOCKET_IFNAME"]
+
+
+def test_a_rank_takes_loopback_whatever_was_chosen(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert launch(interface, 1).results == [server.LOOPBACK]
+
+
+def test_an_interface_that_was_chosen_is_kept(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    server.stay_on_this_machine()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_pytorchs_own_store_listens_everywhere_and_ours_does_not():
+    """Where the first half fails, PyTorch has mended it: say so in README and notebook 00."""
+    me, before = psutil.Process(), listening(psutil.Process())
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert listening(me) - before & {"::", "0.0.0.0"}
+    del store
+    ours = par.open_store(par.free_port())
+    assert listening(me) - before <= {"127.0.0.1"}
+    del ours
+
+
+# Whose files are read
+
+
+def test_the_folder_of_a_kernel_is_its_users_alone(tmp_path):
+    assert server.kernel_folder().stat().st_mode & 0o777 == 0o700
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="not a folder of yours alone"):
+        server.require_private(tmp_path)
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    somebody = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody)
+    with pytest.raises(PermissionError, match="not a folder of yours alone"):
+        server.kernel_folder()
+    with pytest.raises(PermissionError, match="not a folder of yours alone"):
+        server.require_private(tmp_path)
+
+
+def test_a_link_in_the_place_of_a_folder_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(PermissionError, match="not a folder of yours alone"):
+        server.require_private(tmp_path / "link")
+
+
+def test_a_result_is_not_read_where_others_may_write(tmp_path):
+    transfer.write([1, 2], tmp_path / "result", "the result")
+    assert transfer.read(tmp_path / "result") == [1, 2]
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="could put files into it"):
+        transfer.read(tmp_path / "result")
+
+
+def modes(rank, world_size):
+    """The permissions of this rank's folder and of the one around it."""
+    home = Path(os.environ["MGPU_RANK_FOLDER"])
+    return [folder.stat().st_mode & 0o777 for folder in (home, home.parent)]
+
+
+def test_the_folders_of_a_launch_are_private_whatever_the_umask():
+    before = os.umask(0)
+    try:
+        assert launch(modes, 2).results == [[0o700, 0o700]] * 2
+    finally:
+        os.umask(before)
+
+
+class Bomb:
+    """A pickle that makes a file where it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def load(rank, world_size, path):
+    model = nn.Linear(1, 1)
+    checkpoint.load(path, model, torch.optim.SGD(model.parameters()))
+
+
+def test_a_checkpoint_runs_no_code(tmp_path):
+    torch.save({"model": Bomb(tmp_path / "boom"), "optimizer": {}}, tmp_path / "run.pt")
+    with pytest.raises(RankFailed, match="holds no readable checkpoint"):
+        launch(load, 1, str(tmp_path / "run.pt"))
+    assert not (tmp_path / "boom").exists()
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "boom")))
+    assert (tmp_path / "boom").exists()  # and so it would have gone off
+
+
+def save(rank, world_size, path):
+    model = nn.Linear(1, 1)
+    checkpoint.save(path, model, torch.optim.SGD(model.parameters()))
+
+
+def test_a_checkpoint_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "run.pt.draft").symlink_to(tmp_path / "precious")
+    launch(save, 1, str(tmp_path / "run.pt"))
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "run.pt").is_symlink()
+
+
+# What the code says
+
+
+def calls_of(text: str) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+
+
+def runs_a_shell(call: ast.Call) -> bool:
+    """Whether a call hands a text to a shell: os.system, os.popen, shell=True."""
+    shell = any(
+        k.arg == "shell" and not (isinstance(k.value, ast.Constant) and not k.value.value)
+        for k in call.keywords
+    )
+    return shell or ast.unparse(call.func) in (
+        *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
+        *("asyncio.create_subprocess_shell", "get_ipython().system"),
+    )
+
+
+def unpickles(call: ast.Call) -> bool:
+    """Whether a call reads a pickle that may run code."""
+    name = ast.unparse(call.func)
+    trusts = any(
+        k.arg == "weights_only" and ast.unparse(k.value) != "True" for k in call.keywords
+    )
+    modules = ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
+    whole = name.rpartition(".")[0] in modules and name.endswith(("load", "loads", "open"))
+    return trusts or whole
+
+
+@pytest.mark.parametrize(
+    "text, shell, pickled",
+    [
+        ("subprocess.run(['ls'])", False, False),
+        ("subprocess.run('ls', shell=True)", True, False),
+        ("subprocess.run('ls', shell=False)", False, False),
+        ("os.system('ls')", True, False),
+        ("torch.load(path)", False, False),
+        ("torch.load(path, weights_only=True)", False, False),
+        ("torch.load(path, weights_only=False)", False, True),
+        ("pickle.load(file)", False, True),
+        ("json.load(file)", False, False),
+    ],
+)
+def test_the_walk_finds_shells_and_pickles(text, shell, pickled):
+    (call,) = calls_of(text)
+    assert (runs_a_shell(call), unpickles(call)) == (shell, pickled)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_runs_no_shell_and_unpickles_in_one_place_only(path):
+    calls = calls_of(path.read_text(encoding="utf-8"))
+    assert not [ast.unparse(call) for call in calls if runs_a_shell(call)]
+    known = {
+        # what ranks return, from a folder that nobody else can write
+        "mgpu_tutorial/lab/run/transfer.py": [
+            "torch.load(path, map_location='cpu', weights_only=False)"
+        ],
+        # out of this process's own memory
+        "mgpu_tutorial/when_it_breaks/record.py": ["pickle.loads(borrowed.flight_record())"],
+    }
+    found = [ast.unparse(call) for call in calls if unpickles(call)]
+    assert found == known.get(path.relative_to(ROOT).as_posix(), [])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_no_shell_and_unpickles_nothing(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            lines = cell.source.splitlines()
+            assert not [line for line in lines if line.lstrip().startswith(("!", "%"))]
+            bad = [
+                call
+                for call in calls_of(cell.source)
+                if runs_a_shell(call) or unpickles(call)
+            ]
+            assert not [ast.unparse(call) for call in bad]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a path of Unix")
+def test_no_module_names_a_file_in_a_shared_folder():
+    """A name in /tmp that others can guess is a name that others can take."""
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+        assert not [
+            t for t in texts if isinstance(t, str) and t.startswith(("/tmp/", "/var/"))
+        ]

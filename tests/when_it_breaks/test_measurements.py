@@ -1,0 +1,88 @@
+"""The apparatus: what is cut from an error's text, and what it compares."""
+
+import shutil
+
+import pytest
+import torch
+
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.when_it_breaks import jobs, measurements
+
+GLOO = "[/build/third_party/gloo/gloo/transport/tcp/"
+
+
+def test_the_first_lines_name_no_place_no_port_and_no_direction():
+    said = [
+        f"{GLOO}unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to end",
+        f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:4711. This is typically …",
+        f"{GLOO}pair.cc:537] Read error [127.0.0.1]:51592: Connection reset by peer. This …",
+        "Rank 1 successfully reached monitoredBarrier, but received errors while waiting",
+        "has ended\nand more",
+        "",
+    ]
+    assert measurements.first_lines(Report(6, stdout=said)) == [
+        "Timed out waiting 5000ms",
+        "Connection closed by peer",
+        "Connection closed by peer",
+        "Rank 1 successfully reached monitoredBarrier",
+        "has ended",
+        "(silent)",
+    ]
+
+
+def test_of_a_death_the_fatal_error_its_line_and_the_root_cause_are_kept():
+    errors = f"""Fatal Python error: Bus error
+
+Current thread 0x00007f0bfb7c4b80 (most recent call first):
+  File "{jobs.__file__}", line 69 in average_file
+  File "/elsewhere/rank.py", line 439 in under_torchrun
+[rank0]: RuntimeError: Connection closed by peer
+Failures:
+  rank      : 0 (local_rank: 0)
+Root Cause (first observed failure):
+[0]:
+  time      : now
+  rank      : 1 (local_rank: 1)
+  exitcode  : -7 (pid: 22160) (SIGBUS)
+"""
+    assert measurements.essence(errors).splitlines() == [
+        "Fatal Python error: Bus error",
+        "  at jobs.py:69",
+        "Root Cause (first observed failure):",
+        "rank      : 1 (local_rank: 1)",
+        "exitcode  : -7 (SIGBUS)",
+    ]
+
+
+def test_equal_letters_are_equal_values():
+    assert measurements.letters([[1], [2], [1], [3]]) == ["A", "B", "A", "C"]
+
+
+def test_one_other_bit_is_found(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        torch.save(state, tmp_path / name / "run.pt")
+        state["optimizer"]["state"][1]["momentum_buffer"] += 1e-6
+    folders = [str(tmp_path / name) for name in ("one", "other")]
+    assert measurements.same_bits([folders[0]] * 2) == [True] * 4
+    assert measurements.same_bits(folders) == [True, True, True, False]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(not shutil.which("py-spy"), reason="py-spy is not installed")
+def test_py_spy_sees_where_each_rank_hangs(monkeypatch):
+    monkeypatch.setenv("CLICOLOR_FORCE", "1")  # as Jupyter does
+    rank, line = measurements.fault_of(jobs.agree_on_settings)
+    seen = measurements.spy_on(jobs.agree_on_settings, 3).splitlines()
+    where = [f"rank {r}: jobs.py:{line + 3 * (r != rank)}" for r in range(3)]
+    assert [text.split(",")[0] for text in seen] == where
+
+
+def test_without_py_spy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(measurements.shutil, "which", lambda *_, **__: None)
+    assert "pip install py-spy" in measurements.spy_on(jobs.agree_on_settings, 3)
