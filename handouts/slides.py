@@ -22,9 +22,11 @@ from handouts.notebook import Notebook, Piece
 
 WORDS = 30  # of a paragraph, on a slide
 FEW = 12  # words that say nothing alone
+LIST_WORDS = 180  # of a list, on a slide
 COLUMNS = 76  # of a docstring, so that it does not make the code small
 STRUCTURE = re.compile(r"\s*([-*+] |\d+[.)] |\||```|~~~|\$\$|<|!\[)", re.M)
-SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*$\[\d\"“])")
+SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?]\*\*))\s+(?=[A-Z`*$\[\d\"“])")
+ITEM = re.compile(r"^(?=(?:[-*+] |\d+[.)] ))", re.M)
 DOCSTRING = re.compile(r'"""((?:(?!""").)*?)(?:\n(?:(?!""").)*)?"""', re.S)
 SPAN = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)")
 
@@ -254,7 +256,12 @@ def narrow(line: str) -> str:
 
 
 def brief(text: str) -> str:
-    """The first sentences of a paragraph; lists, tables, formulas and short ones whole."""
+    """The first sentences of a paragraph; tables, formulas and short ones whole.
+
+    A list stays whole too, unless it is a page of text: then each item begins only.
+    """
+    if ITEM.match(text) and len(text.split()) > LIST_WORDS and "```" not in text:
+        return "\n".join(_beginning(item) for item in ITEM.split(text) if item.strip())
     if STRUCTURE.match(text) or len(text.split()) <= WORDS or "$$" in text:
         return text
     held: list[str] = []
@@ -271,6 +278,14 @@ def brief(text: str) -> str:
             break
         kept.append(sentence)
     return re.sub(r"\x00(\d+)\x01", lambda found: held[int(found[1])], " ".join(kept))
+
+
+def _beginning(item: str) -> str:
+    """An item of a long list with its first words only: the bold ones, if it begins so."""
+    mark, said = item.split(" ", 1)
+    if lead := re.match(r"\*\*[^*]+[.!?]\*\*", said):
+        return f"{mark} {lead[0]}"
+    return f"{mark} {brief(said.strip())}"
 
 
 def is_plumbing(source: str) -> bool:

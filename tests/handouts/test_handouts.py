@@ -521,6 +521,9 @@ def test_a_slide_shows_the_first_sentences_of_a_paragraph():
     assert brief(text) == " ".join(text.split()[: 5 + 2 * 9])
     assert brief("- a list\n- of items " + "word " * 40).endswith("word ")
     assert brief("Short. Whole.") == "Short. Whole."
+    long = "Word " * 90
+    items = f"- **What it is.** {long}\n- First words, which {'are ' * 15}few. {long}\n"
+    assert brief(items) == f"- **What it is.**\n- First words, which {'are ' * 15}few."
 
 
 def test_normalising_a_notebook_keeps_what_the_handouts_need(tmp_path):
