@@ -101,6 +101,9 @@ def test_the_tables_say_what_a_plan_is(small):
     plans = {"a": cost.Plan(dp=64, zero=3), "b": cost.Plan(dp=64)}
     compared = measurements.compare_plans(SMALL, H100, 512, plans)
     assert "too many" in compared.rows[1][-1] and "too" not in compared.rows[0][-1]
+    halved = H100._replace(between=H100.between._replace(bandwidth=25e9))
+    slow = cost.predict_step(SMALL, halved, plans["a"], 512).seconds
+    assert H100.between.bandwidth == 50e9 and compared.rows[0][2] == f"{slow:.2f}"
     parts = measurements.parts_table({"x": small[0].step})
     assert sum(float(row[1]) for row in parts.rows[:-3]) == pytest.approx(100, abs=0.5)
 

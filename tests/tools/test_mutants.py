@@ -127,6 +127,8 @@ def test_the_table_counts_and_the_survivors_are_explained():
 @pytest.mark.fresh
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_in_the_middle_it_leaves_nothing(tmp_path, number):
+    # where the tests run in the background a child would be born with Ctrl-C ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     program = subprocess.Popen(
         [sys.executable, "tools/mutants.py", "--jobs", "1", "lab:1"],
         cwd=mutants.ROOT,
@@ -135,6 +137,7 @@ def test_stopped_in_the_middle_it_leaves_nothing(tmp_path, number):
         stderr=subprocess.PIPE,
         text=True,
     )
+    signal.signal(signal.SIGINT, before)
     end = time.monotonic() + 90
     while not list(tmp_path.glob("mutants-*/0/output")) and time.monotonic() < end:
         time.sleep(0.05)
