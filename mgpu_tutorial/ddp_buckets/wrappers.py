@@ -38,8 +38,8 @@ class Replica(nn.Module):
         self.module = module
         # parameters() names tied weights once; frozen ones get no gradient to average.
         self.trained = [p for p in module.parameters() if p.requires_grad]
-        self.synchronises = True  # and not so inside no_sync()
-        self.buffers_are_due = True
+        self.synchronises = True  # False inside no_sync(): then nobody averages
+        self.buffers_are_due = True  # rank 0 sends them before the next forward
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
 

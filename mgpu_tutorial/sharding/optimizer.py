@@ -4,12 +4,14 @@ Only the optimizer's state is shared out, which for Adam is half of all that tra
 (https://arxiv.org/abs/1910.02054, section 5.1).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+PARCEL = 2**20  # bytes: below that a call costs more than copying
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -58,14 +60,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Half the bytes of an all_reduce, which would also send the mean back to everybody.
         """
-        works = []
         for parameter in self._trained():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad /= self.world_size
-            works.append(dist.reduce(parameter.grad, self.owner[parameter], async_op=True))
-        for work in works:
+        parcels = [Parcel(owner, [p.grad for p in some]) for owner, some in self._parcels()]
+        works = [dist.reduce(p.flat, p.owner, async_op=True) for p in parcels]
+        for parcel, work in zip(parcels, works, strict=True):
             work.wait()
+            parcel.unpack()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -73,12 +76,24 @@ class ShardedOptimizer(torch.optim.Optimizer):
         loss = self._loss_of(closure)
         self._hand_on_settings()  # a scheduler has changed ours
         self.inner.step()
-        works = [
-            dist.broadcast(p.data, self.owner[p], async_op=True) for p in self._trained()
-        ]
-        for work in works:
+        parcels = [Parcel(owner, [p.data for p in some]) for owner, some in self._parcels()]
+        works = [dist.broadcast(p.flat, p.owner, async_op=True) for p in parcels]
+        for parcel, work in zip(parcels, works, strict=True):
             work.wait()
+            parcel.unpack()
         return loss
+
+    def _parcels(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
+        """The trained parameters that go in one call, with their owner: alike on all ranks."""
+        filling: dict[tuple, list[nn.Parameter]] = {}
+        for parameter in self._trained():
+            kind = self.owner[parameter], parameter.dtype, parameter.device
+            parcel = filling.setdefault(kind, [])
+            parcel.append(parameter)
+            if sum(p.numel() * p.element_size() for p in parcel) >= PARCEL:
+                yield kind[0], filling.pop(kind)
+        for (owner, *_), parcel in filling.items():
+            yield owner, parcel
 
     def _loss_of(self, closure: Callable[[], float] | None) -> float | None:
         if closure is None:
@@ -132,6 +147,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
             outer.update(settings)
         self.inner.load_state_dict({"state": share, "param_groups": groups})
         self.state = self.inner.state
+
+
+class Parcel:
+    """Tensors with one owner, side by side in `flat`, so that one call sends them all."""
+
+    def __init__(self, owner: int, tensors: list[torch.Tensor]) -> None:
+        self.owner, self.tensors = owner, tensors
+        alone = len(tensors) == 1 and tensors[0].is_contiguous()
+        self.flat = tensors[0] if alone else torch.cat([t.flatten() for t in tensors])
+
+    def unpack(self) -> None:
+        """Write what has arrived into the tensors."""
+        if self.flat is self.tensors[0]:
+            return
+        parts = self.flat.split([tensor.numel() for tensor in self.tensors])
+        for tensor, part in zip(self.tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 def share_out(parameters: list[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
