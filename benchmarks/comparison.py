@@ -1,14 +1,15 @@
 """One device, DataParallel, DDP, autocast, a compression hook: seconds, memory, processes.
 
     python benchmarks/comparison.py [--full] [--save]
-    python benchmarks/comparison.py --parts [--save]
+    python benchmarks/comparison.py --parts [--full] [--save]
     python benchmarks/comparison.py [--full] [--networks resnet101] [--iterations 1]
 
 ResNet-101 and MobileNetV2 with SGD and a cosine schedule. With GPUs it uses all of them:
 batch 128 and 256, 112 by 112 pixels, 20 iterations. Else it trains a smaller experiment on
 two CPU cores, with `--full` the same, but 4 iterations; a device is then one core: a process
 with one thread, or one of DataParallel's virtual devices. `--parts` measures the processor
-seconds of the parts of a step instead, which other work on the machine hardly changes.
+seconds of the parts of a step instead, which other work on the machine hardly changes. Each
+of the two takes some five minutes with `--full`.
 `--save` stores the result in the package, where the notebook on the comparison reads it;
 what was stored beside it, or for the other kind of device, stays.
 """
@@ -37,6 +38,7 @@ from mgpu_tutorial.lab import launch
 
 FULL = Experiment("resnet101", 128, 112, 20), Experiment("mobilenet_v2", 256, 112, 20)
 FULL_ON_CPU = tuple(experiment._replace(iterations=4) for experiment in FULL)
+PARTS = tuple(experiment._replace(iterations=2) for experiment in FULL)
 SMALL = Experiment("resnet101", 8, 64, 4), Experiment("mobilenet_v2", 16, 64, 4)
 
 
@@ -88,7 +90,7 @@ def describe(experiments: Sequence[Experiment]) -> dict[str, Any]:
     }
 
 
-def measure_parts(experiments: Sequence[Experiment], turns: int = 3) -> dict[str, Any]:
+def measure_parts(experiments: Sequence[Experiment], turns: int = 2) -> dict[str, Any]:
     """Processor seconds of forward, backward and update: the least of all ways' turns."""
     alone, two, ddp = Setup(), Setup("DataParallel"), Setup("DDP")
     rows: dict[str, dict] = {}
@@ -134,10 +136,13 @@ def main() -> None:
     if given.save and (given.networks or given.iterations):
         parser.error("--save stores the whole comparison: no --networks, no --iterations")
     gpus = 0 if os.environ.get("MGPU_DEVICE") == "cpu" else torch.cuda.device_count()
-    known = FULL if gpus else FULL_ON_CPU if given.full else SMALL
+    if given.parts:
+        known = PARTS if given.full else SMALL
+    else:
+        known = FULL if gpus else FULL_ON_CPU if given.full else SMALL
     experiments = [
         experiment._replace(iterations=given.iterations or experiment.iterations)
-        for experiment in (SMALL if given.parts else known)
+        for experiment in known
         if experiment.network in (given.networks or [experiment.network])
     ]
     if not experiments:
