@@ -367,6 +367,27 @@ def step_with_a_closure(rank, world_size):
     return optimizer.step(closure).item(), weight.item()
 
 
+def send_in_parcels(rank, world_size):
+    """A step of large, small, short and frozen parameters: what becomes of each; the calls."""
+    made = {
+        "large": nn.Parameter(torch.zeros(600, 500)),
+        "small": nn.Parameter(torch.zeros(3, 2)),
+        "turned": nn.Parameter(torch.zeros(4, 5).T),  # its numbers do not lie in a row
+        "last": nn.Parameter(torch.zeros(1)),
+    }
+    made["short"] = nn.Parameter(torch.zeros(7, dtype=torch.bfloat16))
+    made["frozen"] = nn.Parameter(torch.zeros(2), requires_grad=False)
+    optimizer = ShardedOptimizer(made.values(), torch.optim.SGD, lr=1.0)
+    for number, (name, parameter) in enumerate(made.items(), 1):
+        if name not in ("frozen", "last"):  # nobody used the last one
+            parameter.grad = torch.full_like(parameter, number * (rank + 1.0))
+    optimizer.average_gradients()
+    optimizer.step()
+    calls = sum(1 for _ in optimizer._parcels())
+    values = {name: parameter.detach().unique().tolist() for name, parameter in made.items()}
+    return values, calls
+
+
 # Bad input
 
 

@@ -58,6 +58,7 @@ def facts():
         "sum": (ranks.add_up,),
         "short blocks": (ranks.compute_blocks_in_bfloat16,),
         "closure": (ranks.step_with_a_closure,),
+        "parcels": (ranks.send_in_parcels,),
     }
     return launch(ranks.run_all, 2, workers).results
 
@@ -105,6 +106,14 @@ def test_whole_values_go_in_and_come_out():
 def test_two_backwards_before_a_step_add_up():
     for found in facts():
         assert max(found["sum"]) < 1e-12
+
+
+def test_parameters_of_one_owner_and_dtype_travel_together():
+    # the mean of 1 and 2 is 1.5 times the number of the parameter, and the rate is 1
+    means = {"large": [-1.5], "small": [-3.0], "turned": [-4.5], "last": [0.0]}
+    means |= {"short": [-7.5], "frozen": [0.0]}
+    # rank 0 owns the large one alone; rank 1 those that are left, of two dtypes
+    assert [found["parcels"] for found in facts()] == [(means, 3)] * 2
 
 
 def test_a_closure_is_called_with_gradients():
