@@ -12,6 +12,7 @@ from handouts.notebook import Notebook, Piece
 
 STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
 HINT = re.compile(r"^hint: (.*)", re.M | re.S)
+FOLD = re.compile(r"<details><summary>(\d+\.) (.*?)</summary><p[^>]*>(.*?)</p></details>", re.S)
 
 
 def block(kind: str, text: str, where: str, /, **attributes: object) -> dict:
@@ -52,6 +53,7 @@ class _Edition:
         self.answers = [] if name == INSTRUCTOR else answers(notebook.pieces)
         self.open: list[dict] = []  # the pieces of an answer so far
         self.kept: list[dict] = []  # answers that come at the end
+        self.unfolded: list[Piece] = []  # and what was folded in an output
 
     def blocks(self) -> Iterator[dict]:
         solution: list[dict] = []
@@ -76,6 +78,10 @@ class _Edition:
             where = self._where(self.notebook.pieces[-1])
             yield block("heading", "Answers to the predictions", where, level=2)
             yield from self.kept
+        for piece in self.unfolded:
+            yield block("heading", "Answers to the questions", self._where(piece), level=2)
+            text = FOLD.sub(r"<p>\1 \3</p>", piece.text)
+            yield plain(replace(piece, text=text), self._where(piece))
 
     def _answer(self, answer: Answer, i: int) -> Iterator[dict]:
         """What answers a prediction: folded on a web page. A book shows it at the end of the
@@ -128,6 +134,9 @@ class _Edition:
             yield block("code", piece.text, where, apart=apart)
         elif self._leads(piece, i):
             yield block("lead", piece.text, where)
+        elif self.name == STUDENT and piece.kind == "html" and FOLD.search(piece.text):
+            self.unfolded.append(piece)
+            yield plain(replace(piece, text=FOLD.sub(r"<p>\1 \2 …………</p>", piece.text)), where)
         else:
             yield plain(piece, where, self.notebook.number)
         if piece.kind == "heading" and self.name not in (HTML, EPUB):

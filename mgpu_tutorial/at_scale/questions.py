@@ -13,6 +13,9 @@ from mgpu_tutorial.lab import Table
 NEAR = 1.2  # an answer may be off by this factor
 
 
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
 class Question(NamedTuple):
     """One of them, with the number that answers it, its unit, and how one gets there."""
 
@@ -116,7 +119,8 @@ def told(question: Question) -> str:
     number = question.answer
     text = f"{number:,.3g}" if 1e-2 <= abs(number) < 1000 else f"{number:,.0f}"
     if abs(number) >= 1e7:
-        text = f"{number:.2g}".replace("e+", "·10^")
+        digits, exponent = f"{number:.2g}".split("e+")
+        text = f"{digits}·10{exponent.translate(RAISED)}"
     return f"{text} {question.unit}".rstrip()
 
 
