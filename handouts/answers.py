@@ -1,8 +1,10 @@
 """Which pieces of a notebook answer a prediction: what the code shows, and why.
 
 After a prediction come the cells that are run, up to the next text. What they show is the
-answer, and so is the first paragraph of the text under them, with its lists. The students'
-book moves both to the end of the chapter, a web page and a student's notebook fold them.
+answer, and so is the first paragraph of the text under them, with its lists. Where that only
+leads to more cells (it ends with a colon), what they show and its explanation belong to it
+too. The students' book moves both to the end of the chapter, a web page and a student's
+notebook fold them.
 """
 
 import re
@@ -27,7 +29,13 @@ class Answer:
 
     @property
     def pieces(self) -> list[int]:
-        return [*self.shown, *self.said]
+        return sorted([*self.shown, *self.said])
+
+    @property
+    def room(self) -> int:
+        """The first results end here: behind them the students' book has its room."""
+        before = self.said[0] if self.said else self.shown[-1] + 1
+        return max(i for i in self.shown if i < before)
 
 
 def answers(pieces: list[Piece]) -> list[Answer]:
@@ -51,9 +59,14 @@ def _answer(pieces: list[Piece], question: int, following: list[list[int]]) -> A
             answer.shown += [i for i in cell if pieces[i].kind in SHOWN]
             continue
         if answer.shown:
-            answer.said = _explaining(pieces, cell)
-        break
+            answer.said += _explaining(pieces, cell)
+        if not answer.said or answer.said[-1] != cell[-1] or not _leads(pieces[cell[-1]]):
+            break
     return answer
+
+
+def _leads(piece: Piece) -> bool:
+    return piece.text.rstrip().endswith(":")
 
 
 def _explaining(pieces: list[Piece], cell: list[int]) -> list[int]:

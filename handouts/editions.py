@@ -12,7 +12,9 @@ from handouts.notebook import Notebook, Piece
 
 STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
 HINT = re.compile(r"^hint: (.*)", re.M | re.S)
-FOLD = re.compile(r"<details><summary>(\d+\.) (.*?)</summary><p[^>]*>(.*?)</p></details>", re.S)
+FOLD = re.compile(
+    r"<details><summary>(\d+\.) (.*?)</summary><p[^>]*>(.*?)</p></details>", re.S
+)
 
 
 def block(kind: str, text: str, where: str, /, **attributes: object) -> dict:
@@ -94,7 +96,7 @@ class _Edition:
         self.open.append(plain(piece, self._where(piece)))
         number = self.answers.index(answer) + 1
         label = {"id": f"{self.notebook.id}--answer-{number}", "number": number}
-        if self.name != HTML and i == answer.shown[-1]:
+        if self.name != HTML and i == answer.room:
             yield block("room", "", self._where(piece), **label)
         if last and self.name == HTML:
             yield group("answer", self.open)
@@ -136,7 +138,9 @@ class _Edition:
             yield block("lead", piece.text, where)
         elif self.name == STUDENT and piece.kind == "html" and FOLD.search(piece.text):
             self.unfolded.append(piece)
-            yield plain(replace(piece, text=FOLD.sub(r"<p>\1 \2 …………</p>", piece.text)), where)
+            yield plain(
+                replace(piece, text=FOLD.sub(r"<p>\1 \2 …………</p>", piece.text)), where
+            )
         else:
             yield plain(piece, where, self.notebook.number)
         if piece.kind == "heading" and self.name not in (HTML, EPUB):

@@ -27,6 +27,7 @@ COLUMNS = 76  # of a docstring, so that it does not make the code small
 STRUCTURE = re.compile(r"\s*([-*+] |\d+[.)] |\||```|~~~|\$\$|<|!\[)", re.M)
 SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?]\*\*))\s+(?=[A-Z`*$\[\d\"“])")
 ITEM = re.compile(r"^(?=(?:[-*+] |\d+[.)] ))", re.M)
+TASK = re.compile(r"\*\*\d+\.\*\*")
 DOCSTRING = re.compile(r'"""((?:(?!""").)*?)(?:\n(?:(?!""").)*)?"""', re.S)
 SPAN = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)")
 
@@ -166,11 +167,11 @@ class _Maker:
         leads = piece.text.rstrip().endswith(":") or self._explained(i) or self._lists(i)
         if self.slides and self.slides[-1].kind != "title" and leads and self._busy():
             self.fresh = True
-        if re.match(r"\*\*\d+\.\*\*", piece.text) and self.slides[-1].blocks:
+        if TASK.match(piece.text) and self.slides[-1].blocks:
             self.fresh = True  # an exercise
         if not self.fresh and self.slides[-1].kind == "title" and "**" not in piece.text:
             self.fresh = True
-        text = piece.text if self._asks(i) else brief(piece.text)
+        text = piece.text if self._asks(i) or self._sets_a_task(i) else brief(piece.text)
         self._show(piece, block("prose", text, self._where(piece)))
         if brief(piece.text) != piece.text:
             self._say(piece.text)
@@ -183,6 +184,11 @@ class _Maker:
             and after[0].kind == "predict"
             and after[0].cell == self.pieces[i].cell
         )
+
+    def _sets_a_task(self, i: int) -> bool:
+        """True for the text of an exercise, of which every sentence may be needed."""
+        cell = [piece for piece in self.pieces[: i + 1] if piece.cell == self.pieces[i].cell]
+        return any(TASK.match(piece.text) for piece in cell)
 
     def _explained(self, i: int) -> bool:
         """True if an earlier paragraph of this cell has explained the result already."""
@@ -273,7 +279,8 @@ def brief(text: str) -> str:
     sentences = SENTENCE.split(SPAN.sub(hold, " ".join(text.split("\n"))))
     kept = [sentences[0]]
     for sentence in sentences[1:]:
-        enough = len(" ".join(kept).split()) > FEW
+        said = " ".join(kept)
+        enough = len(said.split()) > FEW and said.count("(") <= said.count(")")
         if enough and len(" ".join([*kept, sentence]).split()) > WORDS:
             break
         kept.append(sentence)

@@ -9,6 +9,7 @@ import argparse
 import copy
 import sys
 import tempfile
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
@@ -33,9 +34,9 @@ def student_copy(notebook: Notebook, stored: str) -> nbformat.NotebookNode:
         for i in answer.shown:
             cell = made.cells[notebook.pieces[i].cell]
             cell.outputs, cell.execution_count = [], None
-        if answer.said:
-            texts = [notebook.pieces[i].text for i in answer.said]
-            number = notebook.pieces[answer.said[0]].cell
+        by_cell = groupby(answer.said, lambda i: notebook.pieces[i].cell)
+        for number, paragraphs in by_cell:
+            texts = [notebook.pieces[i].text for i in paragraphs]
             _fold(made.cells[number], texts, notebook.place(number))
     head = made.cells[0]
     title, _, rest = head.source.partition("\n")

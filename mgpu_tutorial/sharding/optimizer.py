@@ -84,7 +84,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _parcels(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
-        """The trained parameters that go in one call, with their owner: alike on all ranks."""
+        """The trained parameters that go in one call, and their owner: alike on all ranks."""
         filling: dict[tuple, list[nn.Parameter]] = {}
         for parameter in self._trained():
             kind = self.owner[parameter], parameter.dtype, parameter.device

@@ -368,7 +368,7 @@ def step_with_a_closure(rank, world_size):
 
 
 def send_in_parcels(rank, world_size):
-    """A step of large, small, short and frozen parameters: what becomes of each; the calls."""
+    """A step of large, small, short and frozen parameters: their values, and the calls."""
     made = {
         "large": nn.Parameter(torch.zeros(600, 500)),
         "small": nn.Parameter(torch.zeros(3, 2)),
