@@ -17,6 +17,7 @@ import pypdfium2.raw as raw
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from handouts import editions
 from handouts.answers import answers
 from handouts.build import ROOT, build
 from handouts.convert import pandoc
@@ -64,6 +65,12 @@ def stem(request):
 @pytest.fixture
 def notebook(stem, tmp_path):
     return read(ROOT / "notebooks" / f"{stem}.ipynb", tmp_path)
+
+
+def chapter(name, tmp_path):
+    """The notebook of a chapter, whatever its number."""
+    (path,) = (ROOT / "notebooks").glob(f"[0-9][0-9]_{name}.ipynb")
+    return read(path, tmp_path)
 
 
 def squeezed(text):
@@ -164,6 +171,36 @@ def test_each_prediction_has_room_and_its_answer_comes_pages_later(texts, stem, 
         assert answered > asked, number
         assert f"To prediction {number}" in pages[answered - 1]
     assert not any("My prediction" in page for page in texts[f"instructor/{stem}.pdf"])
+
+
+def test_an_answer_goes_on_where_a_text_only_leads_to_more_cells(tmp_path):
+    notebook = chapter("ddp_in_practice", tmp_path)
+    late = answers(notebook.pieces)[1]
+    found = [notebook.pieces[i] for i in late.pieces]
+    assert [piece.kind for piece in found] == ["image", "prose", "html", "prose"]
+    assert found[1].text.endswith("order in which they began:")
+    assert found[3].text.startswith("The long calls are those of rank 0")
+    assert notebook.pieces[late.room] is found[0]
+
+
+def test_folded_answers_stand_at_the_end_of_the_students_book(tmp_path):
+    notebook = chapter("at_scale", tmp_path)
+    question, answer, title = "512 H100s at an MFU", "4.8 days", "Answers to the questions"
+    pieces = [block["c"][-1] for block in editions.edition(notebook, editions.STUDENT)]
+    texts = [text for text in pieces if isinstance(text, str)]
+    asked = next(i for i, text in enumerate(texts) if question in text)
+    told = [i for i, text in enumerate(texts) if answer in text]
+    assert asked < texts.index(title) < told[0] and len(told) == 1
+    whole = "".join(
+        str(block["c"][-1]) for block in editions.edition(notebook, editions.INSTRUCTOR)
+    )
+    assert answer in whole and title not in whole
+
+
+def test_a_slide_has_every_sentence_of_a_task(tmp_path):
+    notebook = chapter("ddp_in_practice", tmp_path)
+    shown = [text for on, _ in shown_on(slides(notebook)) for text in on]
+    assert any("Write the worker `accuracy`" in text for text in shown)
 
 
 def test_instructors_get_timing_and_teaching_notes(texts, stem, notebook):
