@@ -4,7 +4,7 @@ import torch
 
 from mgpu_tutorial.ddp_buckets.measurements import count_calls
 from mgpu_tutorial.ddp_in_practice.practice import read_trace
-from mgpu_tutorial.lab.colours import COLOURS
+from mgpu_tutorial.lab.colours import COLOURS, TONES
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.data import digits
@@ -33,7 +33,7 @@ def draw_trace(folder: str, ranks: int = 2) -> Plot:
         style = {"facecolors": COLOURS[rank], "edgecolor": "white"}
         axes.broken_barh(pale, (2 * rank, 0.8), alpha=0.35, **style)
         axes.broken_barh(hatched, (2 * rank + 0.85, 0.8), hatch="//", **style)
-        axes.text(0.0, 2 * rank - 0.08, f"rank {rank}", color=COLOURS[rank], weight="bold")
+        axes.text(0.0, 2 * rank - 0.08, f"rank {rank}", color=TONES[rank].text, weight="bold")
     places = [2 * rank + lane for rank in range(ranks) for lane in (0.4, 1.25)]
     axes.set_yticks(places, ["backward", "all_reduce"] * ranks)
     axes.invert_yaxis()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mgpu_tutorial.lab.colours import colour_of
+from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
@@ -39,7 +39,7 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
             top=event.rank - 0.5 + track.top(event, rows.get(_key(event), 0)),
             height=track.height(event),
         )
-        _draw_bar(axes, bar, event, colour_of(names[event.rank]), track.inches)
+        _draw_bar(axes, bar, event, tone_of(names[event.rank]).fill, track.inches)
     shown = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     what = "threads" if report.tracks else "ranks"
     counts = f"{report.world_size} {what}, {len(events)} intervals"
@@ -111,7 +111,7 @@ def _canvas(names: list[str], inches: float):
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), names)
     for name, tick in zip(names, axes.get_yticklabels(), strict=True):
-        tick.set(color=colour_of(name), fontweight="bold", fontsize=12)
+        tick.set(color=tone_of(name).text, fontweight="bold", fontsize=12)
     axes.set_xlabel("milliseconds since the first event (measured on this machine)")
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
