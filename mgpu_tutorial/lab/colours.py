@@ -15,8 +15,8 @@ class Tone(NamedTuple):
     on: str
 
 
-# Okabe and Ito's colours, told apart by most colour-blind readers and in grey; as text each is
-# as much darker as it must be.
+# Okabe and Ito's colours, told apart by most colour-blind readers and in grey; as text each
+# is as much darker as it must be.
 TONES = (
     Tone("#0072B2", "#0072B2", "#ffffff"),
     Tone("#D55E00", "#B75100", "#000000"),

@@ -15,6 +15,7 @@ from mgpu_tutorial.lab.draw.placement import placement
 from mgpu_tutorial.lab.record.pipeline_steps import Task
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.teach.source import PLATES
 from mgpu_tutorial.lab.teach.verdict import OPEN, RIGHT, WRONG
 from mgpu_tutorial.tensor_parallel.drawings import COPY, PART, PIECE, matrices
 
@@ -57,6 +58,12 @@ def test_ink_and_alarm_can_be_read_on_white(ink):
 @pytest.mark.parametrize("background", [RIGHT, WRONG, OPEN])
 def test_a_verdict_can_be_read_on_its_plate(background):
     assert contrast(WHITE, background) >= LEAST
+
+
+@pytest.mark.parametrize("look", list(PLATES.values()), ids=list(PLATES))
+def test_a_change_can_be_read_on_its_plate(look):
+    background, ink = re.fullmatch(r"background:(#\w{6});color:(#\w{6})", look).groups()
+    assert contrast(background, ink) >= LEAST
 
 
 @pytest.mark.parametrize("kind, row", [*product(LOOKS, range(8))])
