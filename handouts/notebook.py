@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
 IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
-PRINTABLE = (*IMAGES, "text/html", "text/markdown", "text/latex", "text/plain")
+PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/latex", "text/plain")
 CONTROLS = " (run this cell to get the controls)"  # which no page has
 LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button)\b", re.I)
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")

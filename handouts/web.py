@@ -215,6 +215,7 @@ def reachable(page: str) -> str:
     """
     page = COLOURED.sub(r'<b style="border-left:0.5em solid \1;padding-left:0.4em">', page)
     page = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", page)
+    page = page.replace('<div style="overflow-x:auto">', "<div>")  # the lab's own box
     page = page.replace("<table", f"{WIDE}<table").replace("</table>", "</table></div>")
     page = re.sub(
         r'<math display="block".*?</math>', rf"{FORMULA}\g<0></span>", page, flags=re.S

@@ -16,7 +16,7 @@ from typing import Any
 from mgpu_tutorial.comparison.training import Measured
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.colours import COLOURS
-from mgpu_tutorial.lab.draw.drawing import FAINT, INK
+from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.words import bytes_text
 
@@ -118,7 +118,7 @@ def _remark(name: str, device: str) -> str:
 def _draw_bar(axes, name: str, seconds: float | str, remark: str, quoted: bool) -> None:
     if seconds == NOT_MEASURED:
         axes.barh(name, 0)
-        axes.text(0, name, f" {NOT_MEASURED}", va="center", color=FAINT, fontsize=11)
+        axes.text(0, name, f" {NOT_MEASURED}", va="center", color=INK, fontsize=11)
         return
     colour = COLOURS[1] if "autocast" in name else COLOURS[0]
     style = {"color": "white", "linestyle": "--"} if quoted else {"color": colour}

@@ -6,7 +6,7 @@ import torch
 
 from mgpu_tutorial.ddp_buckets.measurements import count_calls
 from mgpu_tutorial.ddp_in_practice.practice import Interval, read_trace
-from mgpu_tutorial.lab.colours import COLOURS
+from mgpu_tutorial.lab.colours import COLOURS, TONES
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.data import digits
@@ -39,7 +39,7 @@ def draw_trace(folder: str, ranks: int = 2) -> Plot:
             hatched = [(begin - start, end - begin) for begin, end in lane]
             place = 2 * rank + 0.85 + number * high, 0.95 * high
             axes.broken_barh(hatched, place, hatch="//", **style)
-        axes.text(0.0, 2 * rank - 0.08, f"rank {rank}", color=COLOURS[rank], weight="bold")
+        axes.text(0.0, 2 * rank - 0.08, f"rank {rank}", color=TONES[rank].text, weight="bold")
     places = [2 * rank + lane for rank in range(ranks) for lane in (0.4, 1.25)]
     axes.set_yticks(places, ["backward", "all_reduce"] * ranks)
     axes.invert_yaxis()

@@ -1,26 +1,47 @@
 """The colour of a rank, a thread or a device: the same in every panel and drawing."""
 
 import re
+from typing import NamedTuple
 
-# Okabe and Ito's colours, told apart by most colour-blind readers and in grey.
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#B8860B",
-    "#56B4E9",
-    "#7F3C8D",
-    "#666666",
+
+class Tone(NamedTuple):
+    """A colour as a fill or a line, as text on white, and what is written on the fill.
+
+    Text reaches a contrast of 4.5 to 1, as WCAG 2.1 AA asks.
+    """
+
+    fill: str
+    text: str
+    on: str
+
+
+# Okabe and Ito's colours, told apart by most colour-blind readers and in grey; as text each
+# is as much darker as it must be.
+TONES = (
+    Tone("#0072B2", "#0072B2", "#ffffff"),
+    Tone("#D55E00", "#B75100", "#000000"),
+    Tone("#009E73", "#007E5C", "#000000"),
+    Tone("#CC79A7", "#995B7D", "#000000"),
+    Tone("#B8860B", "#8E6708", "#000000"),
+    Tone("#56B4E9", "#387597", "#000000"),
+    Tone("#7F3C8D", "#7F3C8D", "#ffffff"),
+    Tone("#666666", "#666666", "#ffffff"),
 )
+NAMELESS = Tone("#444444", "#444444", "#ffffff")
+COLOURS = tuple(tone.fill for tone in TONES)
+
+
+def tone(rank: int) -> Tone:
+    """The colour of a rank, the same in every panel and drawing."""
+    return TONES[rank % len(TONES)]
+
+
+def tone_of(name: str) -> Tone:
+    """The colour of "rank 1" or "cuda:1" by its number; grey for a name without one."""
+    number = re.search(r"\d+$", name)
+    return tone(int(number[0])) if number else NAMELESS
 
 
 def colour(rank: int) -> str:
-    """The colour of a rank, the same in every panel and drawing."""
-    return COLOURS[rank % len(COLOURS)]
-
-
-def colour_of(name: str) -> str:
-    """The colour of "rank 1" or "cuda:1" by its number; grey for a name without one."""
-    number = re.search(r"\d+$", name)
-    return colour(int(number[0])) if number else "#444444"
+    """What fills the boxes of a rank, and draws its lines."""
+    return tone(rank).fill

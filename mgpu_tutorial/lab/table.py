@@ -25,21 +25,26 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        align = ["right" if n else "left" for n in self._numeric()]
+        """A table in a box of its own, which scrolls where the page is narrow."""
+        looks = [
+            f"text-align:{'right' if n else 'left'};padding:2px 12px" for n in self._numeric()
+        ]
+        looks[:1] = [look + ";white-space:nowrap" for look in looks[:1]]
         head = "".join(
-            f'<th style="text-align:{a};padding:2px 12px">{html.escape(str(h))}</th>'
-            for h, a in zip(self.header, align, strict=True)
+            f'<th style="{look}">{html.escape(str(h))}</th>'
+            for h, look in zip(self.header, looks, strict=True)
         )
         body = "".join(
             "<tr>"
             + "".join(
-                f'<td style="text-align:{a};padding:2px 12px">{html.escape(_text(v))}</td>'
-                for v, a in zip(row, align, strict=True)
+                f'<td style="{look}">{html.escape(_text(v))}</td>'
+                for v, look in zip(row, looks, strict=True)
             )
             + "</tr>"
             for row in self.rows
         )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div style="overflow-x:auto">{table}</div>'
 
     def _numeric(self) -> list[bool]:
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)

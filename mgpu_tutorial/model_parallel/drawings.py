@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mgpu_tutorial.lab.colours import colour
+from mgpu_tutorial.lab.colours import colour, tone
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.words import bytes_text
@@ -43,7 +43,7 @@ def cut_picture(measured: Sequence[Unit], cuts: Sequence[str]) -> Plot:
             axes.axvline(position - 0.5, color=INK, linewidth=2, linestyle="--")
         for s, text in enumerate(texts):
             place = (1.02, 0.9 - 0.25 * s)
-            look = {"color": colour(s), "fontweight": "bold", "fontsize": 12, "va": "top"}
+            look = {"color": tone(s).text, "fontweight": "bold", "fontsize": 12, "va": "top"}
             axes.annotate(text, place, xycoords="axes fraction", **look)
     _name_units(grid[-1])
     grid[0].set_title(_title(cuts), fontsize=13)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from mgpu_tutorial.lab.colours import COLOURS, colour
+from mgpu_tutorial.lab.colours import COLOURS, colour, tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.plot import MARKERS, Plot
 from mgpu_tutorial.tensor_parallel.product import Product
@@ -69,7 +69,7 @@ def matrices(kinds: Mapping[str, str], rows: Sequence[Sequence[torch.Tensor]]) -
     y = TOP
     for rank, row in enumerate(rows):
         middle = y + SIDE * tall[rank] / 2
-        drawing.label(10, middle + 5, f"rank {rank}", 14, colour(rank), "start", "bold")
+        drawing.label(10, middle + 5, f"rank {rank}", 14, tone(rank).text, "start", "bold")
         x = LEFT
         for number, (kind, matrix) in enumerate(zip(kinds.values(), row, strict=True)):
             left = x + (wide[number] - SIDE * matrix.shape[1]) / 2
@@ -86,7 +86,7 @@ def _matrix(
 ) -> None:
     fill = {COPY: "#e4e4e4", PIECE: colour(rank), PART: "#ffffff"}[kind]
     edge = {COPY: FAINT, PIECE: INK, PART: colour(rank)}[kind]
-    ink, dash = ("#ffffff", "") if kind == PIECE else (INK, "4 3" if kind == PART else "")
+    ink, dash = (tone(rank).on, "") if kind == PIECE else (INK, "4 3" if kind == PART else "")
     for i, line in enumerate(matrix.tolist()):
         for j, number in enumerate(line):
             x, y = left + SIDE * j, top + SIDE * i

@@ -51,7 +51,8 @@ window.look = {
       const edge = output.getBoundingClientRect().right + 1;
       for (const inner of output.querySelectorAll('img, svg, table, pre, canvas')) {
         const box = inner.getBoundingClientRect();
-        if (box.width && box.right > edge && !inner.closest('.jp-RenderedMarkdown pre'))
+        if (box.width && box.right > edge
+            && !inner.closest('.jp-RenderedMarkdown pre, [style*="overflow-x"]'))
           found.push([inner.tagName, box.right - edge, inner.innerText?.slice(0, 60) ?? '']);
       }
     }

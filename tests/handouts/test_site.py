@@ -15,6 +15,7 @@ from handouts import doors, web
 from handouts.build import ROOT, build
 from handouts.site import assemble
 from mgpu_tutorial import CHAPTERS, __version__
+from mgpu_tutorial.lab import Table
 from tools.open_jupyterlab import arguments
 from tools.publish import publish
 
@@ -46,6 +47,9 @@ def site(tmp_path_factory):
                 "1 + 1", outputs=[nbformat.v4.new_output("stream", name="stdout", text="2\n")]
             ),
         ]
+        shown = {"text/html": Table(["", "n"], [["rank 0", 1]])._repr_html_()}
+        output = nbformat.v4.new_output("display_data", data=shown | {"text/plain": "table"})
+        cells.append(nbformat.v4.new_code_cell("table", outputs=[output]))
         made = nbformat.v4.new_notebook(cells=cells)
         nbformat.write(made, folder / "notebooks" / f"0{number}_{title.lower()}.ipynb")
     build([], folder / "build", folder / "notebooks", quiet=True)
@@ -101,7 +105,8 @@ def test_the_index_has_parts_search_and_downloads(site):
 def test_answers_are_folded_and_tables_can_be_reached(site):
     page = (site / "00_first.html").read_text(encoding="utf-8")
     assert re.search(r'<details class="answer"><summary>.*?</summary>\s*<pre[^>]*>', page)
-    assert page.count(web.WIDE) == page.count("<table") > 0
+    assert page.count(web.WIDE) == page.count("<table") == 2
+    assert "nowrap" in page and 'style="overflow-x' not in page  # one box is enough
     assert page.count(web.FORMULA) == page.count('<math display="block"') > 0
     assert page.count("<pre") == page.count('<pre tabindex="0"')
 

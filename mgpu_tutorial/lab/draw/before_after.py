@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mgpu_tutorial.lab.colours import colour
+from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.report import Report
 
@@ -38,7 +38,7 @@ def before_after(report: Report, name: str, words: Sequence[str] = ()) -> Drawin
     drawing.label(right, 18, "after", 13, anchor="start")
     for rank in range(report.world_size):
         y = TOP + ROW * rank
-        drawing.label(8, y + 18, f"rank {rank}", 14, colour(rank), "start", "bold")
+        drawing.label(8, y + 18, f"rank {rank}", 14, tone(rank).text, "start", "bold")
         _draw_cells(drawing, LEFT, y, before[rank], owners)
         line = y + HEIGHT / 2
         drawing.line(middle + 4, line, right - 8, line, arrow=True)
@@ -79,9 +79,8 @@ def _draw_cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: 
             drawing.box(left, y, SIDE - 4, HEIGHT, FAINT, "#ffffff", 1, "3 3")
             continue
         owner = owners.get(value)
-        fill = "#d9d9d9" if owner is None else colour(owner)
+        fill, ink = ("#d9d9d9", INK) if owner is None else (tone(owner).fill, tone(owner).on)
         drawing.box(left, y, SIDE - 4, HEIGHT, INK, fill, 1)
-        ink = INK if owner is None else "#ffffff"
         drawing.label(left + SIDE / 2 - 2, y + 18, _value_text(value), 14, ink, weight="bold")
 
 

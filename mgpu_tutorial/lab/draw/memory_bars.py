@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mgpu_tutorial.lab.colours import colour_of
+from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.memory import CATEGORIES, Ledger, check_any
@@ -57,7 +57,7 @@ def _bars(axes, ledger: Ledger, looks: dict[str, tuple[str, str]]) -> None:
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     widest = axes.get_xlim()[1]
     for row, (device, tick) in enumerate(zip(devices, axes.get_yticklabels(), strict=True)):
-        tick.set(color=colour_of(device), fontweight="bold", fontsize=12)
+        tick.set(color=tone_of(device).text, fontweight="bold", fontsize=12)
         left = 0
         for name, (colour, hatch) in looks.items():
             nbytes = ledger[device].get(name, 0)

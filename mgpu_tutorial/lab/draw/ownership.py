@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mgpu_tutorial.lab.colours import colour
+from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
 
 SIDE, ROW, TOP, LEFT = 34, 42, 34, 120
@@ -43,9 +43,10 @@ def _cell(drawing: Drawing, x: float, y: float, ranks: list[int]) -> None:
         return
     width = (SIDE - 2) / len(ranks)
     for i, rank in enumerate(ranks):
-        drawing.box(x + 1 + width * i, y, width, ROW - 10, INK, colour(rank), 1, radius=3)
+        own = tone(rank)
+        drawing.box(x + 1 + width * i, y, width, ROW - 10, INK, own.fill, 1, radius=3)
         middle = x + 1 + width * (i + 0.5)
-        drawing.label(middle, y + 21, rank, 13, "#ffffff", weight="bold")
+        drawing.label(middle, y + 21, rank, 13, own.on, weight="bold")
     if len(ranks) > 1:
         drawing.box(x, y - 1, SIDE, ROW - 8, ALARM, "none", 3, radius=3)
 

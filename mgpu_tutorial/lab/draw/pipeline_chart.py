@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from mgpu_tutorial.lab.colours import colour
+from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.pipeline_steps import Task, duration, idle_share, in_order
 
-IDLE = "#ececec"
-LOOKS = {  # strength of the row's colour, colour of the number, hatch, meaning
-    "F": (0.22, INK, "", "forward"),
-    "B": (1.0, "white", "", "backward"),
-    "I": (1.0, "white", "", "backward, input only"),
-    "W": (0.45, INK, "////", "backward, weights only"),
+IDLE = "#e4e4e4"
+LOOKS = {  # strength of the row's colour, hatch, meaning
+    "F": (0.22, "", "forward"),
+    "B": (1.0, "", "backward"),
+    "I": (1.0, "", "backward, input only"),
+    "W": (0.5, "//", "backward, weights only"),
 }
 WIDTH, LEFT, RIGHT = 9.0, 0.11, 0.02  # inches; the margins are shares of the width
 DIGIT = 0.7  # the width of a bold digit, in its font's size
@@ -61,7 +61,7 @@ def _canvas(rows: list[int], stages: dict[int, list[int]], name: str):
     ]
     axes.set_yticks(range(len(rows)), names)
     for n, tick in zip(rows, axes.get_yticklabels(), strict=True):
-        tick.set(color=colour(n), fontweight="bold", fontsize=10 if several else 12)
+        tick.set(color=tone(n).text, fontweight="bold", fontsize=10 if several else 12)
     axes.set_xlabel("milliseconds (measured on this machine)")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -70,18 +70,14 @@ def _canvas(rows: list[int], stages: dict[int, list[int]], name: str):
 
 def _boxes(axes, tasks: list[Task], start: float, place: tuple[float, float], length: float):
     """The tasks of one kind in one row, each with the number of its micro-batch."""
-    from matplotlib.patheffects import withStroke
-
-    kind, row = tasks[0].kind, tasks[0].row
-    strength, ink, hatch, _ = LOOKS[kind]
-    face = _mixed(colour(row), strength)
+    face, ink, hatch = appearance(tasks[0])
     spans = [(1e3 * t.begin - start, 1e3 * (t.end - t.begin)) for t in tasks]
-    axes.broken_barh(spans, place, facecolor=face, edgecolor=INK, hatch=hatch, linewidth=0.7)
+    style = {"facecolor": face, "edgecolor": INK, "linewidth": 0.7}
+    axes.broken_barh(spans, place, hatch=hatch, hatchcolor="white", **style)
     look = {"color": ink, "fontweight": "bold", "ha": "center", "va": "center"}
-    look["path_effects"] = [withStroke(linewidth=2, foreground="white")] if hatch else []
     points = 72 * WIDTH * (1 - LEFT - RIGHT) / length  # per millisecond
     for task, (x, width) in zip(tasks, spans, strict=True):
-        size, angle = fitting(str(task.micro), width * points, 10 if place[1] > 0.5 else 9)
+        size, angle = fitting(str(task.micro), width * points, 11 if place[1] > 0.5 else 10)
         if size:
             middle = (x + width / 2, place[0] + place[1] / 2)
             axes.text(*middle, str(task.micro), fontsize=size, rotation=angle, **look)
@@ -101,9 +97,19 @@ def fitting(number: str, width: float, size: float) -> tuple[float, int]:
     return (size if size >= SMALLEST else 0.0), 90 * (len(number) > 1)
 
 
-def _mixed(tone: str, strength: float) -> str:
-    """The colour that `tone` gives on white paper with this strength."""
-    parts = (int(tone[i : i + 2], 16) for i in (1, 3, 5))
+def appearance(task: Task) -> tuple[str, str, str]:
+    """What fills the box of a task, what its number is written in, and its hatch.
+
+    The lines of a hatch are white: a dark number stands on them as well as beside them.
+    """
+    strength, hatch, _ = LOOKS[task.kind]
+    own = tone(task.row)
+    return _mixed(own.fill, strength), own.on if strength == 1 else INK, hatch
+
+
+def _mixed(fill: str, strength: float) -> str:
+    """The colour that `fill` gives on white paper with this strength."""
+    parts = (int(fill[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
@@ -111,10 +117,11 @@ def _legend(figure, kinds: set[str]) -> None:
     from matplotlib.patches import Patch
 
     patches = []
-    for kind, (strength, _, hatch, meaning) in LOOKS.items():
-        if kind in kinds:
-            face, label = _mixed("#404040", strength), f"{kind}: {meaning}"
-            patches.append(Patch(facecolor=face, edgecolor=INK, hatch=hatch, label=label))
+    for kind, (strength, hatch, meaning) in LOOKS.items():
+        if kind in kinds:  # in the colour of the first row: a grey box would look idle
+            look = {"facecolor": _mixed(tone(0).fill, strength), "hatchcolor": "white"}
+            look |= {"edgecolor": INK, "hatch": hatch, "label": f"{kind}: {meaning}"}
+            patches.append(Patch(**look))
     patches.append(Patch(facecolor=IDLE, edgecolor=INK, linewidth=0.5, label="idle"))
     look = {"ncols": len(patches), "frameon": False, "fontsize": 10, "borderpad": 0}
     figure.legend(handles=patches, loc="upper right", bbox_to_anchor=(0.98, 0.98), **look)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mgpu_tutorial.lab.colours import colour_of
+from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.stepper import Stepper
 from mgpu_tutorial.lab.simulate.devices import device_of
@@ -83,7 +83,7 @@ def _frame(
     for i, device in enumerate(devices):
         x = 12 + COLUMN * i
         drawing.box(x, 36, COLUMN - 10, height - 40, FAINT, "#ffffff", 1)
-        drawing.label(x + 10, 58, device, 14, colour_of(device), "start", "bold")
+        drawing.label(x + 10, 58, device, 14, tone_of(device).text, "start", "bold")
         for row, item in enumerate(item for item in items if item.device == device):
             _box(drawing, x, TOP + (BOX + 8) * row, item, item not in old)
     return drawing

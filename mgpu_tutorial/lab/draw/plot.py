@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from mgpu_tutorial.lab.colours import COLOURS
@@ -49,8 +50,8 @@ def curves(
     for i, (name, (xs, ys)) in enumerate(measured.items()):
         style = MARKERS[i] if fitted else f"{MARKERS[i]}-"  # no fit: join the marks
         axes.plot(xs, ys, style, color=COLOURS[i], lw=1.2, markersize=7, label=name)
-    for name, (xs, ys) in fitted.items():
-        axes.plot(xs, ys, "-", color=INK, linewidth=1.5, label=name)
+    for (name, (xs, ys)), style in zip(fitted.items(), cycle(("-", "--", ":"))):
+        axes.plot(xs, ys, style, color=INK, linewidth=1.5, label=name)
     axes.set(xscale=scale, yscale=scale, xlabel=xlabel, ylabel=ylabel)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

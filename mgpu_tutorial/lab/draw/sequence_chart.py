@@ -9,7 +9,7 @@ https://doi.org/10.1145/359545.359563).
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from mgpu_tutorial.lab.colours import colour
+from mgpu_tutorial.lab.colours import colour, tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
@@ -193,7 +193,7 @@ class _Sheet:
         for rank, x in enumerate(self.xs):
             self.drawing.line(x, 36, x, self.drawing.height - 8, FAINT, 1.2, "4 4")
             self.drawing.box(x - 42, 8, 84, 28, colour(rank), colour(rank))
-            self.drawing.label(x, 27, f"rank {rank}", 14, "#ffffff", weight="bold")
+            self.drawing.label(x, 27, f"rank {rank}", 14, tone(rank).on, weight="bold")
 
     def _collectives(self) -> None:
         for keys in filter(lambda keys: self._shows(keys[0]), self.log.collectives):
@@ -223,26 +223,28 @@ class _Sheet:
             x1, y1, x2, y2 = self._ends(source, target)
             event = self.log.events[source]
             tag = f" tag {event.tag}" if event.tag else ""
-            tone, text = colour(event.rank), bytes_text(event.nbytes) + tag
+            ink, text = tone(event.rank).text, bytes_text(event.nbytes) + tag
             if y1 == y2:  # over the middle, or near the sender of a long arrow
                 x = x1 + (x2 - x1) * min(0.5, 44 / abs(x2 - x1))
-                self.drawing.label(x, y1 - 6, text, 12, tone, weight="bold", halo=True)
+                self.drawing.label(x, y1 - 6, text, 12, ink, weight="bold", halo=True)
                 continue
             side, x = ("start", x1 + 5) if x2 > x1 else ("end", x1 - 5)
-            self.drawing.label(x, y1 - 4, text, 12, tone, side, "bold", halo=True)
+            self.drawing.label(x, y1 - 4, text, 12, ink, side, "bold", halo=True)
 
     def _events(self) -> None:
         met = {key for keys in self.log.collectives for key in keys}
         for key, event in self.log.events.items():
             if key in met or not self._shows(key):
                 continue
-            x, y, tone = self.xs[event.rank], self._y(key), colour(event.rank)
+            x, y, own = self.xs[event.rank], self._y(key), tone(event.rank)
             if event.kind == "note":
-                self.drawing.label(x, y + 5, event.note, 14, tone, weight="bold", halo=True)
+                look = {"weight": "bold", "halo": True}
+                self.drawing.label(x, y + 5, event.note, 14, own.text, **look)
             elif event.end is None:
                 self._open_call(event, x, y)
             else:
-                self.drawing.box(x - PILL / 2, y - 12, PILL, 24, tone, "#ffffff", 2, "", 12)
+                left = x - PILL / 2
+                self.drawing.box(left, y - 12, PILL, 24, own.fill, "#ffffff", 2, "", 12)
                 self.drawing.label(x, y + 5, event.op, 13)
 
     def _open_call(self, event: Event, x: float, y: float) -> None:

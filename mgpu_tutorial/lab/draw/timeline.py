@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mgpu_tutorial.lab.colours import colour_of
+from mgpu_tutorial.lab.colours import tone_of
+from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
@@ -35,11 +36,13 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
         end = _end(event) if event.end else last
         bar = _Bar(
             begin=(event.begin - start) * 1e3,
-            length=max((end - event.begin) * 1e3, last - start),  # never too thin to see
+            length=max(
+                (end - event.begin) * 1e3, 4 * (last - start)
+            ),  # never too thin to see
             top=event.rank - 0.5 + track.top(event, rows.get(_key(event), 0)),
             height=track.height(event),
         )
-        _draw_bar(axes, bar, event, colour_of(names[event.rank]), track.inches)
+        _draw_bar(axes, bar, event, tone_of(names[event.rank]).fill, track.inches)
     shown = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     what = "threads" if report.tracks else "ranks"
     counts = f"{report.world_size} {what}, {len(events)} intervals"
@@ -99,7 +102,7 @@ def _track(events: list[Event], rows: dict[tuple[int, int], int]) -> _Track:
     """A track that has room for all rows of the fullest rank."""
     kinds = {event.kind == "span" for event in events}
     most = max([*(row + 1 for row in rows.values()), int(False in kinds)])
-    row = max(0.36, min(0.15 * most, 1.3)) / max(most, 1)
+    row = max(0.36, min(0.17 * most, 1.5)) / max(most, 1)
     return _Track(0.3 if True in kinds else 0, most, row)
 
 
@@ -111,7 +114,7 @@ def _canvas(names: list[str], inches: float):
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), names)
     for name, tick in zip(names, axes.get_yticklabels(), strict=True):
-        tick.set(color=colour_of(name), fontweight="bold", fontsize=12)
+        tick.set(color=tone_of(name).text, fontweight="bold", fontsize=12)
     axes.set_xlabel("milliseconds since the first event (measured on this machine)")
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -136,21 +139,22 @@ def _draw_bar(axes, bar: _Bar, event: Event, tone: str, track_inches: float) -> 
         alpha=0.35 if is_span else 0.9,
         hatch=HATCHES[event.kind],
         edgecolor="white" if not is_span else tone,
+        linewidth=0.7,
     )
     inches = bar.height * track_inches
     text = bytes_text(event.nbytes) if event.done else event.note or event.op
     text = what_fits(text, bar.length / axes.get_xlim()[1], is_span)
-    if not text or inches < 0.14:
+    if not text or inches < 0.16:  # nine points are an eighth of an inch
         return
-    axes.text(
-        bar.begin,
-        bar.top + bar.height / 2,
-        f" {text}",
-        va="center",
-        fontsize=9 if inches > 0.2 else 7.5,
-        clip_on=True,
-        color="black" if is_span else "white",
-        bbox=None if is_span else {"facecolor": tone, "lw": 0, "pad": 0.3},
+    axes.annotate(
+        text,
+        (bar.begin, bar.top + bar.height / 2),
+        (4, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        fontsize=9,
+        color=INK,
+        bbox=None if is_span else {"facecolor": "white", "lw": 0, "pad": 1},
     )
 
 

@@ -81,7 +81,7 @@ class Report:
         inside = "margin:2px 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
         return (
             f'<div style="{frame};border-radius:4px;padding:4px 10px">'
-            f'<b style="color:{tone}">rank {rank}</b>'
+            f"<b>rank {rank}</b>"
             f'<pre style="{inside};background:none;color:inherit">{text}</pre></div>'
         )
 

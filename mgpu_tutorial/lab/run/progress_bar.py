@@ -90,6 +90,7 @@ class ProgressBar:
         limit = f"{seconds:.0f} s of at most {self._timeout:g} s"
         bar = f"<progress {values}></progress> {text}, {limit}"
         for rank, line in self._statuses().items():
-            name = f'<b style="color:{colour(rank)}">rank {rank}</b>'
+            bar_of_rank = f"border-left:0.5em solid {colour(rank)};padding-left:0.4em"
+            name = f'<b style="{bar_of_rank}">rank {rank}</b>'
             bar += f"<br>{name} {html.escape(line)}"
         self._handle.update({"text/html": bar}, raw=True)

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from mgpu_tutorial.lab import minimum_plot, pipeline_chart
 from mgpu_tutorial.lab.draw.minimum_plot import fastest_setting
@@ -57,6 +58,24 @@ def test_no_two_numbers_of_a_chart_overlap():
         digits = 1 if angle else len(number)
         assert digits * 0.69 * size < width  # a digit of DejaVu Sans Bold is 0.696 em wide
         assert size == 0 or size >= SMALLEST
+
+
+def test_sixteen_micro_batches_can_be_told_apart(monkeypatch):
+    monkeypatch.setattr(
+        "mgpu_tutorial.lab.draw.pipeline_chart.Plot", lambda figure, text: figure
+    )
+    tasks = [
+        Task(0, s, k, i, 3 * i + n, 3 * i + n + 1)
+        for s in (0, 1)
+        for n, k in enumerate("FIW")
+        for i in range(16)
+    ]
+    figure = pipeline_chart(tasks, "two stages a row")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
+    assert len(boxes) == 96
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 def test_the_minimum_is_that_of_the_medians():

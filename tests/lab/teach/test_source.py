@@ -15,7 +15,7 @@ from torch import nn
 from mgpu_tutorial import CHAPTERS
 from mgpu_tutorial.__main__ import workers_of
 from mgpu_tutorial.lab import edit, launch, note, show_changes, show_source
-from mgpu_tutorial.lab.teach.source import editable
+from mgpu_tutorial.lab.teach.source import PLATES, editable
 
 ROOT = Path(__file__).parents[3]
 FACTOR = 3
@@ -56,6 +56,23 @@ def decorated(function):
 @decorated
 def wrapped(rank, world_size):
     return times(rank)
+
+
+def wordy():
+    """A first line that is longer than the seventy-nine columns of a cell in a notebook.
+
+    A short line stays,
+    and from the first that is too long to the end of its paragraph all words are set
+    anew, with those of the next line.
+
+    - An item of a list does not run on.
+    """
+    # A comment is wrapped as well, and keeps its sign, if it is longer than a line of a cell
+    # can be.
+    text = """
+    what a program says is no docstring, however long: it is shown as it stands in the file
+    """
+    return text
 
 
 def undefined(text):
@@ -191,6 +208,42 @@ def test_changes_are_listed_as_a_diff(tmp_path, monkeypatch):
     assert repr(listing).splitlines()[0] == "--- old_text.py"
     assert repr(listing).splitlines()[-2:] == ["-b = 2", "+b = 3"]
     assert listing._repr_mimebundle_()["text/markdown"].startswith("```diff\n---")
+
+
+def test_changes_are_green_and_red_in_any_theme(tmp_path, monkeypatch):
+    for name, text in (("ancient", "a = 1\nb = 2 < 3\n"), ("modern", "a = 1\nb = 3\n")):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    import ancient
+    import modern
+
+    page = show_changes(ancient, modern)._repr_mimebundle_()["text/html"]
+    gone, come = (f'<span style="{PLATES[sign]}">{sign}' for sign in "-+")
+    assert f"{gone}b = 2 &lt; 3</span>\n{come}b = 3</span>" in page
+    assert page.count("<span") == 2  # the names of the files have no colour
+    assert all(look.startswith("background:#") for look in PLATES.values())
+
+
+def test_words_of_a_listing_are_no_wider_than_a_cell():
+    assert repr(show_source(wordy)).splitlines() == [
+        "def wordy():",
+        '    """A first line that is longer than the seventy-nine columns of a cell in a',
+        "    notebook.",
+        "",
+        "    A short line stays,",
+        "    and from the first that is too long to the end of its paragraph all words",
+        "    are set anew, with those of the next line.",
+        "",
+        "    - An item of a list does not run on.",
+        '    """',
+        "    # A comment is wrapped as well, and keeps its sign, if it is longer than a",
+        "    # line of a cell can be.",
+        '    text = """',
+        *inspect.getsource(wordy).splitlines()[-3:],
+    ]
+    source = inspect.getsource(wordy).rstrip()
+    assert len(repr(show_source(wordy, numbered=True)).splitlines()) == source.count("\n") + 1
+    assert source in editable(wordy)
 
 
 def test_show_source_follows_the_file(tmp_path, monkeypatch):
