@@ -97,7 +97,7 @@ def forward_backward(
     step = Step(model, images, labels, micro)
     threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
     losses, ends = [], []
-    # all forwards: each task waits for the one that was put into the queue before
+    # all forwards: each task waits for the same piece on the stage before
     for i in range(micro):
         task = None
         for s, thread in enumerate(threads):
