@@ -1,5 +1,6 @@
 """Around the training loop: each mistake gives its error, each cure works."""
 
+import json
 import os
 import re
 import subprocess
@@ -193,6 +194,18 @@ def test_the_profiler_sees_six_transfers_and_the_first_under_backward(tmp_path):
         assert len(accumulated) == len(copied) == 14
         assert min(sent)[0] < max(accumulated)[0]
     assert "2 ranks" in repr(measurements.draw_trace(folder))
+
+
+def test_a_trace_is_read_in_milliseconds(tmp_path):
+    events = [
+        {"ph": "X", "name": "gloo:all_reduce", "ts": 2000.0, "dur": 500.0},
+        {"ph": "i", "name": "gloo:all_reduce", "ts": 3000.0},  # a moment has no end
+        {"ph": "X", "name": "aten::mul", "ts": 4000.0, "dur": 100.0},
+        {"ph": "X", "name": "gloo:all_reduce", "ts": 5000.0, "dur": 1500.0},
+    ]
+    (tmp_path / "rank1.json").write_text(json.dumps({"traceEvents": events}))
+    found = practice.read_trace(str(tmp_path), 1, "gloo:all_reduce")
+    assert found == [(2.0, 2.5), (5.0, 6.5)]
 
 
 def test_the_rank_that_is_late_has_the_short_call(tmp_path):
