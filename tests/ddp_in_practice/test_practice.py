@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import nll_loss
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.utils.data import DataLoader
 
 import mgpu_tutorial
 from mgpu_tutorial.ddp_in_practice import measurements, practice, train_ddp, train_single
@@ -230,17 +231,16 @@ def test_the_union_counts_each_moment_once(intervals, length):
     assert practice.union_length(intervals) == length
 
 
-def digits_by_hand(order_of, epochs):
-    """SmallConvNet after plain SGD over global batches of 120 digits, in one process."""
+def digits_by_hand(batches):
+    """SmallConvNet after plain SGD over these (images, labels), in one process."""
     torch.manual_seed(0)
-    model, data = SmallConvNet(), digits()
-    for epoch in range(epochs):
-        for index in order_of(epoch, len(data)).split(120):
-            loss = nll_loss(model(data.images[index]), data.labels[index])
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            with torch.no_grad():
-                for p, gradient in zip(model.parameters(), gradients, strict=True):
-                    p -= 0.05 * gradient
+    model = SmallConvNet()
+    for images, labels in batches:
+        loss = nll_loss(model(images), labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p -= 0.05 * gradient
     return model.state_dict()
 
 
@@ -268,16 +268,32 @@ def test_torchrun_trains_on_two_ranks_what_one_process_trains(tmp_path):
         order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
         return torch.cat([order, order[: -count % 2]])
 
-    expected = digits_by_hand(order, epochs=2)
+    data = digits()
+    orders = [order(epoch, len(data)).split(120) for epoch in (0, 1)]
+    parts = [index for each in orders for index in each]
+    expected = digits_by_hand([(data.images[i], data.labels[i]) for i in parts])
     # 24 steps in float32: rounding is 1e-5 on one processor, a forgotten set_epoch 2e-3.
     torch.testing.assert_close(torch.load(tmp_path / "model.pt"), expected, rtol=0, atol=2e-4)
 
 
 @pytest.mark.fresh
-def test_the_script_for_one_process_trains_and_stores(tmp_path, capsys):
+def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys, monkeypatch):
+    seen = []
+
+    class Seen(DataLoader):
+        def __iter__(self):
+            for batch in super().__iter__():
+                seen.append(batch)
+                yield batch
+
+    monkeypatch.setattr(train_single, "DataLoader", Seen)
     train_single.main(str(tmp_path), epochs=1)
     assert re.match(r"PID \d+, \d+ MiB, \w+: 12 batches", capsys.readouterr().out)
-    assert list(torch.load(tmp_path / "model.pt"))[0] == "conv1.weight"
+    stored = torch.load(tmp_path / "model.pt", map_location="cpu")
+    torch.testing.assert_close(stored, digits_by_hand(seen), rtol=0, atol=2e-4)
+    labels, ordered = torch.cat([labels for _, labels in seen]), digits().labels
+    assert torch.equal(labels.bincount(), ordered.bincount())
+    assert not torch.equal(labels, ordered)
 
 
 def test_the_exercise_knows_what_one_process_counts():
