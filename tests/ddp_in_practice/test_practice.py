@@ -1,5 +1,6 @@
 """Around the training loop: each mistake gives its error, each cure works."""
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import nll_loss
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.utils.data import DataLoader
 
 import mgpu_tutorial
 from mgpu_tutorial.ddp_in_practice import measurements, practice, train_ddp, train_single
@@ -195,6 +197,18 @@ def test_the_profiler_sees_six_transfers_and_the_first_under_backward(tmp_path):
     assert "2 ranks" in repr(measurements.draw_trace(folder))
 
 
+def test_a_trace_is_read_in_milliseconds(tmp_path):
+    events = [
+        {"ph": "X", "name": "gloo:all_reduce", "ts": 2000.0, "dur": 500.0},
+        {"ph": "i", "name": "gloo:all_reduce", "ts": 3000.0},  # a moment has no end
+        {"ph": "X", "name": "aten::mul", "ts": 4000.0, "dur": 100.0},
+        {"ph": "X", "name": "gloo:all_reduce", "ts": 5000.0, "dur": 1500.0},
+    ]
+    (tmp_path / "rank1.json").write_text(json.dumps({"traceEvents": events}))
+    found = practice.read_trace(str(tmp_path), 1, "gloo:all_reduce")
+    assert found == [(2.0, 2.5), (5.0, 6.5)]
+
+
 def test_the_rank_that_is_late_has_the_short_call(tmp_path):
     launch(practice.profile_step, 2, str(tmp_path), late=0.3)
     first = [min(practice.read_trace(str(tmp_path), r, "gloo:all_reduce")) for r in (0, 1)]
@@ -217,17 +231,16 @@ def test_the_union_counts_each_moment_once(intervals, length):
     assert practice.union_length(intervals) == length
 
 
-def digits_by_hand(order_of, epochs):
-    """SmallConvNet after plain SGD over global batches of 120 digits, in one process."""
+def digits_by_hand(batches):
+    """SmallConvNet after plain SGD over these (images, labels), in one process."""
     torch.manual_seed(0)
-    model, data = SmallConvNet(), digits()
-    for epoch in range(epochs):
-        for index in order_of(epoch, len(data)).split(120):
-            loss = nll_loss(model(data.images[index]), data.labels[index])
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            with torch.no_grad():
-                for p, gradient in zip(model.parameters(), gradients, strict=True):
-                    p -= 0.05 * gradient
+    model = SmallConvNet()
+    for images, labels in batches:
+        loss = nll_loss(model(images), labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p -= 0.05 * gradient
     return model.state_dict()
 
 
@@ -260,16 +273,32 @@ def test_torchrun_trains_on_two_ranks_what_one_process_trains(tmp_path):
         order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
         return torch.cat([order, order[: -count % 2]])
 
-    expected = digits_by_hand(order, epochs=2)
+    data = digits()
+    orders = [order(epoch, len(data)).split(120) for epoch in (0, 1)]
+    parts = [index for each in orders for index in each]
+    expected = digits_by_hand([(data.images[i], data.labels[i]) for i in parts])
     # 24 steps in float32: rounding is 1e-5 on one processor, a forgotten set_epoch 2e-3.
     torch.testing.assert_close(torch.load(tmp_path / "model.pt"), expected, rtol=0, atol=2e-4)
 
 
 @pytest.mark.fresh
-def test_the_script_for_one_process_trains_and_stores(tmp_path, capsys):
+def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys, monkeypatch):
+    seen = []
+
+    class Seen(DataLoader):
+        def __iter__(self):
+            for batch in super().__iter__():
+                seen.append(batch)
+                yield batch
+
+    monkeypatch.setattr(train_single, "DataLoader", Seen)
     train_single.main(str(tmp_path), epochs=1)
     assert re.match(r"PID \d+, \d+ MiB, \w+: 12 batches", capsys.readouterr().out)
-    assert list(torch.load(tmp_path / "model.pt"))[0] == "conv1.weight"
+    stored = torch.load(tmp_path / "model.pt", map_location="cpu")
+    torch.testing.assert_close(stored, digits_by_hand(seen), rtol=0, atol=2e-4)
+    labels, ordered = torch.cat([labels for _, labels in seen]), digits().labels
+    assert torch.equal(labels.bincount(), ordered.bincount())
+    assert not torch.equal(labels, ordered)
 
 
 def test_the_exercise_knows_what_one_process_counts():

@@ -151,6 +151,14 @@ def test_over_a_slow_link_the_time_follows_the_bytes():
         assert times["PowerSGD"] >= 3 * 2
 
 
+@pytest.mark.parametrize("world_size, mean", [(2, 1.5), (3, 2.0)])
+def test_eight_bits_are_scaled_for_the_rank_with_the_largest_gradient(world_size, mean):
+    largest = float(world_size)  # that of the last rank, where the first has 1
+    report = launch(measurements.average_with, world_size, hooks.eight_bits, device="cpu")
+    unit = largest / (127 // world_size)
+    assert report.results == pytest.approx([mean] * world_size, abs=unit)
+
+
 def as_if_built(rank, world_size, cuda):
     """Register torch's hook by its own name, where PyTorch says that it is built so."""
     torch.version.cuda, torch.version.hip = cuda, None

@@ -192,6 +192,11 @@ def look_into_a_sharded_model(rank, world_size):
         other = model.flats_of[module.blocks[1]][0]
         seen.append((other.full is not None, other.gathering is not None))
 
+    def look_from_the_root(embedding, _):
+        flats = [model.flats_of[block][0] for block in module.blocks]
+        facts["after the root"] = [flat.gathering is not None for flat in flats]
+
+    module.token.register_forward_pre_hook(look_from_the_root)
     module.blocks[0].register_forward_pre_hook(look)
     loss_of(model, 0)
     first = seen[-1]

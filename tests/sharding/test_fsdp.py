@@ -64,6 +64,15 @@ def training_norm(rank, world_size):
     return torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
 
 
+def test_every_step_and_every_rank_has_sequences_of_its_own():
+    model = training.new_model()
+    with torch.no_grad():
+        whole = [training.loss_of(model, step, 0, 1).item() for step in range(3)]
+        shares = [training.loss_of(model, 2, rank, 4).item() for rank in range(4)]
+    assert len({*whole, *shares}) == 7
+    assert sum(shares) / 4 == pytest.approx(whole[2])
+
+
 def test_in_short_numbers_the_shards_stay_long():
     for found in facts():
         short, long = torch.bfloat16, torch.float32

@@ -76,6 +76,7 @@ def test_a_rank_keeps_its_shards_and_nothing_else():
 def test_the_next_unit_is_on_its_way_from_the_second_forward_on():
     for found in facts():
         assert found["memory"]["prefetched"] == ((False, False), (True, True))
+        assert found["memory"]["after the root"] == [True, False]  # the next one only
         assert not any(found["memory"]["gathered after forward"])
 
 

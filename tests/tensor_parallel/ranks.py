@@ -11,7 +11,7 @@ from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel import training
 from mgpu_tutorial.tensor_parallel.block import parallelize
-from mgpu_tutorial.tensor_parallel.copies import copies_that_differ
+from mgpu_tutorial.tensor_parallel.copies import copies_that_differ, replicated
 from mgpu_tutorial.tensor_parallel.dropout import keep_half, own_draws
 from mgpu_tutorial.tensor_parallel.layers import (
     ColumnParallelLinear,
@@ -27,7 +27,10 @@ from mgpu_tutorial.tensor_parallel.operators import (
     SumOverRanks,
     sum_of,
 )
-from mgpu_tutorial.tensor_parallel.sequence import parallelize_with_sequence
+from mgpu_tutorial.tensor_parallel.sequence import (
+    parallelize_with_sequence,
+    sum_replicated_gradients,
+)
 from mgpu_tutorial.tensor_parallel.vocabulary import (
     VocabularyParallelEmbedding,
     VocabularyParallelHead,
@@ -49,8 +52,15 @@ def draw(seed, *shape):
 
 
 def off(found, expected):
+    """The largest difference; infinite where one is no number, which max() may overlook."""
     assert found.shape == expected.shape, (found.shape, expected.shape)
-    return (found - expected).abs().max().item() if found.numel() else 0.0
+    away = (found - expected).abs().nan_to_num(torch.inf)
+    return away.max().item() if found.numel() else 0.0
+
+
+def pair_of_mine():
+    """Of four ranks the first two are a group, and the last two."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")).get_group("tp")
 
 
 # Operators
@@ -148,7 +158,7 @@ def share_a_vocabulary(rank, world_size, vocabulary, scale=1.0):
         loss = parallel_cross_entropy(logits, targets, vocabulary)
     loss.backward()
     return [
-        abs(loss.item() - expected.item()),
+        off(loss, expected),
         off(joined(ours[0].weight.grad, ours[0].weight), embedding.weight.grad),
         off(joined(ours[1].weight.grad, ours[1].weight), head.weight.grad),
         off(whole_of(ours[1].weight), head.weight.detach()),
@@ -160,7 +170,7 @@ def share_a_vocabulary(rank, world_size, vocabulary, scale=1.0):
 
 def train_in_groups(rank, world_size):
     """Two models of two ranks each, on batches of their own, as in one process."""
-    group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")).get_group("tp")
+    group = pair_of_mine()
     found = []
     for cut in (parallelize, parallelize_with_sequence):
         model = cut(training.new_model(torch.float64), group)
@@ -169,9 +179,13 @@ def train_in_groups(rank, world_size):
         loss = loss_of(model(tokens), targets)
         whole = training.new_model(torch.float64)
         expected = training.flat_cross_entropy(whole(tokens), targets)
-        found.append(abs(loss.item() - expected.item()))
+        found.append(off(loss, expected))
         loss.backward()
         expected.backward()
+        if cut is parallelize_with_sequence:
+            sum_replicated_gradients(model, group)
+        for name, parameter in replicated(model).items():
+            found.append(off(parameter.grad, whole.get_parameter(name).grad))
         weight = model.blocks[0].mlp.up.weight
         found.append(off(joined(weight.grad, weight), whole.blocks[0].mlp.up.weight.grad))
     return max(found)
@@ -197,14 +211,15 @@ def take_apart(rank, world_size):
     return pieces, model.head.weight is model.token.weight
 
 
-def lose_a_copy(rank, world_size):
-    """One bit of one copy on the last rank."""
-    model = parallelize(training.new_model())
-    same = copies_that_differ(model)
+def lose_a_copy(rank, world_size, in_pairs=False):
+    """One bit of one copy on the last rank, which may be in a group of two."""
+    group = pair_of_mine() if in_pairs else None
+    model = parallelize(training.new_model(), group)
+    same = copies_that_differ(model, group)
     if rank == world_size - 1:
         with torch.no_grad():
             model.norm.weight[3] += 1e-7
-    return same, copies_that_differ(model)
+    return same, copies_that_differ(model, group)
 
 
 def draw_often(rank, world_size):
@@ -216,6 +231,13 @@ def draw_often(rank, world_size):
         with own_draws():
             entries.append(torch.rand(8).tolist())
     return masks, entries, torch.rand(1).item()
+
+
+def draw_in_pairs(rank, world_size):
+    """What is drawn inside `own_draws` of a group of two."""
+    torch.manual_seed(2)
+    with own_draws(pair_of_mine()):
+        return torch.rand(8).tolist()
 
 
 # A mistake that equal bits do not find
@@ -265,6 +287,10 @@ def make_every_mistake(rank, world_size):
     found["other model"] = message(lambda: parallelize(deeper))
     other = training.new_batch(step=rank // 2)[0]
     model = parallelize(new())
+    wider = new(max_length=64 + (rank == 2))
+    found["other table"] = message(lambda: parallelize(wider))
+    double = new(torch.float64 if rank == 3 else torch.float32)
+    found["other dtype"] = message(lambda: parallelize(double))
     found["other batch"] = message(lambda: model(other))
     longer = training.new_batch(0, length=12 + 4 * (rank == 3))[0]
     found["other shape"] = message(lambda: model(longer))

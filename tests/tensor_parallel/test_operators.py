@@ -30,8 +30,10 @@ def facts():
         "groups": (ranks.train_in_groups,),
         "values": (ranks.start_from_other_values,),
         "copies": (ranks.lose_a_copy,),
+        "copies in pairs": (ranks.lose_a_copy, True),
         "pieces": (ranks.take_apart,),
         "dropout": (ranks.draw_often,),
+        "dropout in pairs": (ranks.draw_in_pairs,),
     }
     return launch(ranks.run_all, 4, workers).results
 
@@ -88,6 +90,11 @@ def test_one_bit_of_one_copy_is_found_on_every_rank():
     assert [found["copies"] for found in facts()] == [([], ["norm.weight"])] * 4
 
 
+def test_another_group_has_copies_of_its_own():
+    found = [found["copies in pairs"] for found in facts()]
+    assert found == [([], [])] * 2 + [([], ["norm.weight"])] * 2
+
+
 def test_norms_positions_and_the_second_bias_stay_whole():
     for found in facts():
         pieces, still_tied = found["pieces"]
@@ -109,6 +116,11 @@ def test_copies_draw_alike_and_pieces_do_not():
     assert len(set(after)) == 1
 
 
+def test_a_group_draws_as_if_it_were_alone():
+    first, second, *others = (found["dropout in pairs"] for found in facts())
+    assert first != second and others == [first, second]
+
+
 MISTAKES = {
     "kv heads": "ValueError: 4 ranks cannot share 2 key-value heads evenly: take a number",
     "heads": "ValueError: 4 ranks cannot share 6 heads evenly",
@@ -116,6 +128,8 @@ MISTAKES = {
     "rows": "ValueError: 10 features cannot be cut into 4 equal pieces",
     "twice": "ValueError: this model is in pieces already: parallelize it once",
     "other model": "ValueError: rank 1 of the group has other parameters than its rank 0",
+    "other table": "ValueError: rank 2 of the group has other parameters than its rank 0",
+    "other dtype": "ValueError: rank 3 of the group has other parameters than its rank 0",
     "other batch": "ValueError: rank 2 of the group has another batch than its rank 0",
     "other shape": "ValueError: rank 3 of the group has another batch than its rank 0",
     "token": "IndexError: tokens from 0 to 61, but a vocabulary of 61: no rank has them",

@@ -1,11 +1,13 @@
 """A model in pieces trains as one process; PyTorch's does too, and mistakes do not."""
 
+import math
 from functools import cache
 
 import pytest
 import torch
 
 from mgpu_tutorial.lab import launch, pretend
+from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.tensor_parallel import (
     exercises,
     measurements,
@@ -147,6 +149,19 @@ def test_we_send_as_often_as_torch():
     assert counts["in slices"] == {"all_gather": 10, "reduce_scatter": 10, "all_reduce": 4}
 
 
+def test_the_furthest_rank_counts_and_what_is_no_number(monkeypatch):
+    right, near, lost = (torch.tensor([1.0, x]) for x in (2.0, 2.5, math.nan))
+
+    def furthest(*values):
+        found = Report(2, results=[{"whole": {"weight": value}} for value in values])
+        monkeypatch.setattr(measurements, "launch", lambda *_, **__: found)
+        return measurements.furthest((training.whole,), 2, {"weight": right})["whole"]
+
+    assert furthest(right, right) == 0.0
+    assert furthest(right, near) == furthest(near, right) == 0.5
+    assert furthest(right, lost) == furthest(lost, right) == math.inf
+
+
 @cache
 def band():
     wrong = mistakes.without_mask
@@ -158,7 +173,9 @@ def band():
 @pytest.mark.parametrize("dtype", rounding.DTYPES)
 def test_only_rounding_separates_us_from_one_process(dtype):
     limit = band().limit(dtype)
-    assert 0 < min(band().orders[dtype]) <= max(band().orders[dtype]) == limit / 2
+    orders = band().orders[dtype]
+    assert all(map(math.isfinite, orders)) and 0 < min(orders) <= max(orders) == limit / 2
+    assert len(set(orders)) > 2  # more than there are numbers of pieces
     assert band().ways["2"][dtype] < limit and band().ways["s"][dtype] < limit
     assert (band().ways["no"][dtype] > limit) == (dtype != "bfloat16")
     assert band().ways["no4"][dtype] > limit  # three rows of padding show even in bfloat16

@@ -36,6 +36,8 @@ def test_of_a_death_the_fatal_error_its_line_and_the_root_cause_are_kept():
 Current thread 0x00007f0bfb7c4b80 (most recent call first):
   File "{jobs.__file__}", line 69 in average_file
   File "/elsewhere/rank.py", line 439 in under_torchrun
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "{jobs.__file__}", line 70, in average_file
 [rank0]: RuntimeError: Connection closed by peer
 Failures:
   rank      : 0 (local_rank: 0)
@@ -64,13 +66,19 @@ def test_one_other_bit_is_found(tmp_path):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    for name in ("one", "other"):
+    changed = {
+        "one": torch.zeros(1),
+        "momentum": state["optimizer"]["state"][1]["momentum_buffer"],
+        "weight": state["model"]["weight"],
+    }
+    for name, tensor in changed.items():
+        tensor += 1e-6
         (tmp_path / name).mkdir()
         torch.save(state, tmp_path / name / "run.pt")
-        state["optimizer"]["state"][1]["momentum_buffer"] += 1e-6
-    folders = [str(tmp_path / name) for name in ("one", "other")]
-    assert measurements.same_bits([folders[0]] * 2) == [True] * 4
-    assert measurements.same_bits(folders) == [True, True, True, False]
+    one, momentum, weight = (str(tmp_path / name) for name in changed)
+    assert measurements.same_bits([one, one]) == [True] * 4
+    assert measurements.same_bits([one, momentum]) == [True, True, True, False]
+    assert measurements.same_bits([momentum, weight]) == [False, True, True, True]
 
 
 @pytest.mark.timeout(200)
