@@ -6,15 +6,11 @@ Or take a copy of it into a cell, where it can be changed.
 import ast
 import html
 import inspect
-import io
 import symtable
-import tokenize
 from collections.abc import Callable, Iterator
 from difflib import unified_diff
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from textwrap import dedent, wrap
+from textwrap import dedent
 from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
@@ -70,10 +66,9 @@ def _coloured(line: str) -> str:
 def show_source(*functions: Callable, numbered: bool = False) -> Listing:
     """List the source of functions, classes or methods, docstrings included.
 
-    With `numbered` each line begins with its number in the file, as errors name it. Without,
-    docstrings and comments are wrapped where they are wider than a cell.
+    With `numbered` each line begins with its number in the file, as errors name it.
     """
-    show = _numbered if numbered else _wrapped_words
+    show = _numbered if numbered else _source
     text = "\n\n\n".join(show(function) for function in functions)
     return Listing(text, files=[_file(function) for function in functions])
 
@@ -169,53 +164,6 @@ def _numbered(function: Callable) -> str:
     lines = text.splitlines()
     width = len(str(first + len(lines)))
     return "\n".join(f"{first + i:{width}}  {line}" for i, line in enumerate(lines))
-
-
-def _wrapped_words(function: Callable) -> str:
-    """The source with docstrings and comments no wider than WIDTH.
-
-    From a line that is too long to the end of its paragraph the words are set anew.
-    """
-    lines = _source(function).splitlines()
-    begins = [
-        b if _is_prose(line) else ""
-        for b, line in zip(_beginnings(lines), lines, strict=True)
-    ]
-    shown: list[str] = []
-    for beginning, group in groupby(zip(begins, lines, strict=True), key=itemgetter(0)):
-        paragraph = [line for _, line in group]
-        long = [i for i, line in enumerate(paragraph) if len(line) > WIDTH]
-        if beginning and long:
-            words = " ".join(line.removeprefix(beginning) for line in paragraph[long[0] :])
-            look = {"initial_indent": beginning, "subsequent_indent": beginning}
-            look |= {"break_long_words": False, "break_on_hyphens": False}
-            paragraph[long[0] :] = wrap(words, WIDTH, **look)
-        shown += paragraph
-    return "\n".join(shown)
-
-
-def _beginnings(lines: list[str]) -> list[str]:
-    """What each line of a docstring or a comment begins with; of any other line nothing."""
-    found = [""] * len(lines)
-    begun = True  # a statement: a string that is one of its own is a docstring
-    for token in tokenize.generate_tokens(io.StringIO("\n".join(lines)).readline):
-        first, last = token.start[0] - 1, token.end[0] - 1
-        before = token.line[: token.start[1]]
-        if token.type == tokenize.COMMENT and not before.strip():
-            found[first] = before + "# "
-        elif token.type == tokenize.STRING and begun:
-            for i in range(first, last + 1):
-                found[i] = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
-        if token.type not in (tokenize.NL, tokenize.COMMENT):
-            begun = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-    return found
-
-
-def _is_prose(line: str) -> bool:
-    """False for an empty line, the end of a docstring, an item of a list, and a table."""
-    words = line.strip().removeprefix("#").strip()
-    is_item = words.startswith(("- ", "* ", "• "))
-    return words not in ("", '"""') and not is_item and "  " not in words
 
 
 def _source(function: Callable) -> str:

@@ -58,23 +58,6 @@ def wrapped(rank, world_size):
     return times(rank)
 
 
-def wordy():
-    """A first line that is longer than the seventy-nine columns of a cell in a notebook.
-
-    A short line stays,
-    and from the first that is too long to the end of its paragraph all words are set
-    anew, with those of the next line.
-
-    - An item of a list does not run on.
-    """
-    # A comment is wrapped as well, and keeps its sign, if it is longer than a line of a cell
-    # can be.
-    text = """
-    what a program says is no docstring, however long: it is shown as it stands in the file
-    """
-    return text
-
-
 def undefined(text):
     """The global names of a program that neither it nor Python defines."""
     tables = [symtable.symtable(text, "cell", "exec")]
@@ -222,28 +205,6 @@ def test_changes_are_green_and_red_in_any_theme(tmp_path, monkeypatch):
     assert f"{gone}b = 2 &lt; 3</span>\n{come}b = 3</span>" in page
     assert page.count("<span") == 2  # the names of the files have no colour
     assert all(look.startswith("background:#") for look in PLATES.values())
-
-
-def test_words_of_a_listing_are_no_wider_than_a_cell():
-    assert repr(show_source(wordy)).splitlines() == [
-        "def wordy():",
-        '    """A first line that is longer than the seventy-nine columns of a cell in a',
-        "    notebook.",
-        "",
-        "    A short line stays,",
-        "    and from the first that is too long to the end of its paragraph all words",
-        "    are set anew, with those of the next line.",
-        "",
-        "    - An item of a list does not run on.",
-        '    """',
-        "    # A comment is wrapped as well, and keeps its sign, if it is longer than a",
-        "    # line of a cell can be.",
-        '    text = """',
-        *inspect.getsource(wordy).splitlines()[-3:],
-    ]
-    source = inspect.getsource(wordy).rstrip()
-    assert len(repr(show_source(wordy, numbered=True)).splitlines()) == source.count("\n") + 1
-    assert source in editable(wordy)
 
 
 def test_show_source_follows_the_file(tmp_path, monkeypatch):
