@@ -7,7 +7,8 @@
 # make handouts      the notebooks as PDF, web pages and slides, in build/
 # make student       notebooks with open predictions, in student/ (those that are there are kept)
 # make site          everything for static hosting, in build/site/
-# make assignment NAME=point_to_point   its exercises for otter and nbgrader, in build/assignment/
+# make assignment NAME=point_to_point [VARIANT=2]   its exercises for otter and nbgrader, in
+#                    build/assignment/; a variant has other numbers
 # make publish       build/site/ as the branch gh-pages of origin
 # make test-processors   every check as three processors (NAMES="tests/test_data.py": only these)
 # make test-gpu      only the checks that need a GPU (skipped where there is none)
@@ -73,7 +74,7 @@ site: $(VENV)/installed
 	@$(BIN)/python -m handouts.site
 
 assignment: $(VENV)/installed
-	@$(BIN)/python tools/assignment.py "$(NAME)"
+	@$(BIN)/python tools/assignment.py "$(NAME)" "$(or $(VARIANT),1)"
 
 publish: $(VENV)/installed
 	@$(BIN)/python tools/publish.py
