@@ -250,6 +250,7 @@ def test_calls_at_the_same_time_are_drawn_in_lanes_of_their_own():
     assert found == [[(0, 2), (2, 3), (3, 4), (6, 7)], [(1, 5)]]
 
 
+@pytest.mark.fresh
 def test_torchrun_trains_on_two_ranks_what_one_process_trains(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     package = str(Path(mgpu_tutorial.__file__).parents[1])
