@@ -16,8 +16,8 @@ from types import ModuleType
 ROOT = Path(__file__).parents[3]
 WIDTH = 79  # of a line in a cell
 PLATES = {  # the looks of a line that comes, and of one that goes
-    "+": "background:#dcf3e0;color:#0f4a24",
-    "-": "background:#fbe0e2;color:#8a0019",
+    "+": "background:#dcf3e0;color:#0f4a24;padding:1px 0 3px",
+    "-": "background:#fbe0e2;color:#8a0019;padding:1px 0 3px",
 }
 
 

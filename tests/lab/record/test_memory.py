@@ -131,6 +131,16 @@ def test_what_autograd_holds_goes_down_with_backward_and_the_peak_stays():
     assert ledger["cpu"] == {"activations": 2400} and ledger.saved_now("virtual:0") == 0
 
 
+def test_a_peak_stays_when_less_is_held_later():
+    x = torch.ones(100, requires_grad=True)
+    with Ledger().saved_for_backward() as ledger:
+        both = two_exponentials(x), two_exponentials(x)
+        del both
+        alone = two_exponentials(x)
+    assert (ledger.saved_now("cpu"), ledger.saved_peak("cpu")) == (800, 1600)
+    del alone
+
+
 def test_saved_bytes_have_the_name_of_their_micro_batch():
     x, ledger, losses = torch.ones(100, requires_grad=True), Ledger(), []
     for i in range(3):
