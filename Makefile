@@ -14,6 +14,7 @@
 # make test-gpu      only the checks that need a GPU (skipped where there is none)
 # make test-browser  every notebook in JupyterLab, in a real browser; pictures in build/screens/
 # make mutants       seed mistakes one by one, see whether the checks notice (NAMES="lab": only these)
+# make audit         ask PyPI whether a pinned package has a known vulnerability (needs a network)
 # make bench         the measurements that the notebooks and the README quote
 # make new-chapter NAME=my_topic [AFTER=point_to_point]   one more chapter, the rest renumbered
 # make update [TORCH=2.14.0]       run all notebooks (with that PyTorch), list what changed
@@ -33,7 +34,7 @@ PYTHON ?= $(shell for p in `cat $(VENV)/python 2>/dev/null` \
 	python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: lab setup test quick check test-processors test-gpu test-browser mutants notebooks handouts student site publish assignment new-chapter update bench clean
+.PHONY: lab setup test quick check test-processors test-gpu test-browser mutants notebooks handouts student site publish assignment new-chapter update bench audit clean
 lab: $(VENV)/installed
 	@$(BIN)/python tools/open_jupyterlab.py $(LAB)
 
@@ -90,6 +91,13 @@ update:
 
 bench: $(VENV)/installed
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+# A tool of its own, in an environment of its own. Strict: what could not be asked is a failure.
+audit: $(VENV)/installed
+	@$(BIN)/python -m venv $(VENV)/audit
+	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	@for lock in locks/*.txt; do \
+		$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r $$lock || exit 1; done
 
 clean:
 	rm -rf $(VENV) build *.egg-info
