@@ -27,7 +27,7 @@ class Table:
     def _repr_html_(self) -> str:
         """A table in a box of its own, which scrolls where the page is narrow."""
         looks = [
-            f"text-align:{'right' if n else 'left'};padding:2px 12px" for n in self._numeric()
+            f"text-align:{'right' if n else 'left'};padding:2px 8px" for n in self._numeric()
         ]
         looks[:1] = [look + ";white-space:nowrap" for look in looks[:1]]
         head = "".join(
