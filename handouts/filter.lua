@@ -315,7 +315,15 @@ function pieces.heading(block)
 end
 
 function pieces.prose(block)
-  return prose(block.text)
+  local more = block.attributes.more
+  if not (more and typst and meta.slides) then
+    return prose(block.text)
+  end
+  -- What stands on a slide, and what would if it were nearly empty otherwise.
+  return pandoc.Blocks {
+    pandoc.Div(prose(block.text), pandoc.Attr("", { "short" })),
+    pandoc.Div(prose(more), pandoc.Attr("", { "long" })),
+  }
 end
 
 function pieces.lead(block)
@@ -462,19 +470,27 @@ function pieces.answer(div)
 end
 
 local function items(blocks)
-  local calls, text = {}, pandoc.Blocks {}
+  local calls, text, long, differ = {}, pandoc.Blocks {}, pandoc.Blocks {}, false
   local function flush()
     if #text > 0 then
-      table.insert(calls, "prose[\n" .. written(text) .. "\n]")
-      text = pandoc.Blocks {}
+      local more = differ and "(more: [\n" .. written(long) .. "\n])" or ""
+      table.insert(calls, "prose" .. more .. "[\n" .. written(text) .. "\n]")
+      text, long, differ = pandoc.Blocks {}, pandoc.Blocks {}, false
     end
   end
   for _, block in ipairs(blocks) do
+    local class = block.t == "Div" and block.classes[1] or ""
     if block.t == "RawBlock" and block.text:match("^#") then
       flush()
       table.insert(calls, block.text:sub(2))
+    elseif class == "short" then
+      text:extend(block.content)
+    elseif class == "long" then
+      long:extend(block.content)
+      differ = true
     else
       text:insert(block)
+      long:insert(block)
     end
   end
   flush()

@@ -21,6 +21,7 @@ from handouts.editions import HINT, block, group, plain
 from handouts.notebook import Notebook, Piece
 
 WORDS = 30  # of a paragraph, on a slide
+MORE_WORDS = 80  # of it, where the slide would be nearly empty
 FEW = 12  # words that say nothing alone
 LIST_WORDS = 180  # of a list, on a slide
 COLUMNS = 76  # of a docstring, so that it does not make the code small
@@ -172,7 +173,9 @@ class _Maker:
         if not self.fresh and self.slides[-1].kind == "title" and "**" not in piece.text:
             self.fresh = True
         text = piece.text if self._asks(i) or self._sets_a_task(i) else brief(piece.text)
-        self._show(piece, block("prose", text, self._where(piece)))
+        longer = brief(piece.text, MORE_WORDS)
+        more = {"more": longer} if longer != text else {}
+        self._show(piece, block("prose", text, self._where(piece), **more))
         if brief(piece.text) != piece.text:
             self._say(piece.text)
 
@@ -261,14 +264,14 @@ def narrow(line: str) -> str:
     )
 
 
-def brief(text: str) -> str:
+def brief(text: str, words: int = WORDS) -> str:
     """The first sentences of a paragraph; tables, formulas and short ones whole.
 
     A list stays whole too, unless it is a page of text: then each item begins only.
     """
     if ITEM.match(text) and len(text.split()) > LIST_WORDS and "```" not in text:
         return "\n".join(_beginning(item) for item in ITEM.split(text) if item.strip())
-    if STRUCTURE.match(text) or len(text.split()) <= WORDS or "$$" in text:
+    if STRUCTURE.match(text) or len(text.split()) <= words or "$$" in text:
         return text
     held: list[str] = []
 
@@ -281,7 +284,7 @@ def brief(text: str) -> str:
     for sentence in sentences[1:]:
         said = " ".join(kept)
         enough = len(said.split()) > FEW and said.count("(") <= said.count(")")
-        if enough and len(" ".join([*kept, sentence]).split()) > WORDS:
+        if enough and len(" ".join([*kept, sentence]).split()) > words:
             break
         kept.append(sentence)
     return re.sub(r"\x00(\d+)\x01", lambda found: held[int(found[1])], " ".join(kept))
