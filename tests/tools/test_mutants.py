@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -79,16 +78,16 @@ def test_a_listing_is_not_compared():
 
 @pytest.mark.fresh
 @pytest.mark.timeout(300)  # five times a pytest
-def test_a_mistake_is_caught_by_a_test_and_a_remark_survives():
+def test_a_mistake_is_caught_by_a_test_and_a_remark_survives(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with nobody else's files
     remark = replace(HALF, number=2, old="nbytes /= 1024", new="nbytes /= 1024  # bytes")
     broken = replace(HALF, number=3, new="nbytes /= 1024)")  # not even Python
     absent = replace(HALF, number=4, tests=("tests/lab/test_words.py::test_nothing",))
     seeded = [replace(m, chapter="none") for m in (HALF, remark, broken, absent)]
-    before = set(Path(tempfile.gettempdir()).glob("mutants-*"))
     outcomes = mutants.try_all(seeded, 1, lambda outcome: None)
     assert [o.verdict for o in outcomes] == ["caught", "survived", "undecided", "undecided"]
     assert outcomes[0].by.startswith("tests/lab/test_words.py::test_sizes_are_written")
-    assert set(Path(tempfile.gettempdir()).glob("mutants-*")) == before
+    assert not list(tmp_path.iterdir())
     assert "2048" not in (mutants.ROOT / FILE).read_text(encoding="utf-8")
 
 
