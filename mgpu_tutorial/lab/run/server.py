@@ -36,6 +36,7 @@ PRELOAD = [
     "torch._dynamo",  # with the next one: two seconds less for a rank's first DDP
     "torch.nn.parallel.distributed",
     "torch.distributed.pipelining",
+    "torch.utils.serialization.config",  # torch.load imports it at its first call
     *mgpu_tutorial.PRELOAD,
     "mgpu_tutorial.lab.run.rank",
 ]
