@@ -77,7 +77,7 @@ def matrices(kinds: Mapping[str, str], rows: Sequence[Sequence[torch.Tensor]]) -
             x += wide[number] + GAP
         y += SIDE * tall[rank] + GAP
     legend = "grey: the same on every rank · filled: only here · dashed: a part of a sum"
-    drawing.label(LEFT, height - 10, legend, 12, anchor="start")
+    drawing.label(LEFT, height - 10, legend, 14, anchor="start")
     return drawing
 
 

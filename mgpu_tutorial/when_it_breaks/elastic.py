@@ -63,7 +63,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     first = train(rank, dist.get_world_size(), given.folder, given.accident)
-    print(f"rank {rank} has trained from step {first} to step {STEPS}", flush=True)
+    print(f"rank {rank} has trained steps {first} to {STEPS - 1}", flush=True)
     dist.barrier()  # no rank leaves while another is still at work
     dist.destroy_process_group()
 

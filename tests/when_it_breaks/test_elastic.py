@@ -34,7 +34,7 @@ def test_a_worker_that_is_killed_costs_two_steps_and_no_bit(tmp_path, undisturbe
     ends = measurements.run_two_nodes(str(tmp_path), "worker", LIMIT)
     assert [end.code for end in ends] == [0, 0], [end.errors for end in ends]
     said = sorted(ends[0].lines + ends[1].lines)
-    assert said == [f"rank {r} has trained from step 6 to step 12" for r in (0, 1)]
+    assert said == [f"rank {r} has trained steps 6 to 11" for r in (0, 1)]
     assert any("exitcode: -9" in end.errors for end in ends)
     assert_same_bits(parameters(tmp_path), undisturbed)
 
@@ -46,7 +46,7 @@ def test_a_node_that_leaves_and_comes_back_costs_no_bit(tmp_path, undisturbed):
     assert lost.code == -9 and lost.lines == []
     assert first.code == again.code == 0, first.errors + again.errors
     said = sorted(first.lines + again.lines)
-    assert said == [f"rank {r} has trained from step 6 to step 12" for r in (0, 1)]
+    assert said == [f"rank {r} has trained steps 6 to 11" for r in (0, 1)]
     assert_same_bits(parameters(tmp_path), undisturbed)
 
 

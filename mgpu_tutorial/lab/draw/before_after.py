@@ -9,8 +9,8 @@ from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.report import Report
 
-SIDE, HEIGHT, ROW, TOP, LEFT = 38, 26, 30, 26, 66
-ARROW, WORDS, LINE, LETTERS = 92, 476, 18, 43
+SIDE, HEIGHT, ROW, TOP, LEFT = 38, 22, 25, 24, 66
+ARROW, WORDS, LINE, LETTERS = 116, 500, 18, 38
 
 
 def before_after(report: Report, name: str, words: Sequence[str] = ()) -> Drawing:
@@ -26,7 +26,7 @@ def before_after(report: Report, name: str, words: Sequence[str] = ()) -> Drawin
     owners = _owners(before)
     middle = LEFT + SIDE * len(before[0])
     right = middle + ARROW
-    width = WORDS + 7 * LETTERS if words else right + SIDE * len(after[0]) + 10
+    width = WORDS + 8 * LETTERS if words else right + SIDE * len(after[0]) + 10
     height = TOP + ROW * report.world_size
     text = "\n".join(
         f"rank {r}  {_as_text(before[r])} → {_as_text(after[r])}"
@@ -34,16 +34,16 @@ def before_after(report: Report, name: str, words: Sequence[str] = ()) -> Drawin
     )
     text = "\n".join([*words, text])
     drawing = Drawing(width, height, text, f"{name}: what each rank holds before and after")
-    drawing.label(LEFT, 18, "before", 13, anchor="start")
-    drawing.label(right, 18, "after", 13, anchor="start")
+    drawing.label(LEFT, 17, "before", 14, anchor="start")
+    drawing.label(right, 17, "after", 14, anchor="start")
     for rank in range(report.world_size):
         y = TOP + ROW * rank
-        drawing.label(8, y + 18, f"rank {rank}", 14, tone(rank).text, "start", "bold")
+        drawing.label(8, y + 16, f"rank {rank}", 14, tone(rank).text, "start", "bold")
         _draw_cells(drawing, LEFT, y, before[rank], owners)
         line = y + HEIGHT / 2
         drawing.line(middle + 4, line, right - 8, line, arrow=True)
         _draw_cells(drawing, right, y, after[rank], owners)
-    drawing.label((middle + right) / 2 - 2, 18, name, 12)
+    drawing.label((middle + right) / 2 - 2, 17, name, 13)
     _write(drawing, words)
     return drawing
 
@@ -81,7 +81,7 @@ def _draw_cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: 
         owner = owners.get(value)
         fill, ink = ("#d9d9d9", INK) if owner is None else (tone(owner).fill, tone(owner).on)
         drawing.box(left, y, SIDE - 4, HEIGHT, INK, fill, 1)
-        drawing.label(left + SIDE / 2 - 2, y + 18, _value_text(value), 14, ink, weight="bold")
+        drawing.label(left + SIDE / 2 - 2, y + 16, _value_text(value), 14, ink, weight="bold")
 
 
 def _write(drawing: Drawing, words: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ def _write(drawing: Drawing, words: Sequence[str]) -> None:
     for number, paragraph in enumerate(words):
         for line in textwrap.wrap(paragraph, LETTERS):
             weight = "normal" if number else "bold"
-            drawing.label(WORDS, y, line, 13, anchor="start", weight=weight)
+            drawing.label(WORDS, y, line, 14, anchor="start", weight=weight)
             y += LINE
         y += 6
 

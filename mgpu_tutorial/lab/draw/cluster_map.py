@@ -37,12 +37,12 @@ def _process_and_gpu(drawing: Drawing, x: float, rank: int, local_rank: int) -> 
     """A process above, the GPU that it drives below, a line between them."""
     middle = x + COLUMN / 2
     drawing.box(x + 6, TOP + 14, COLUMN - 12, 78, colour(rank), width=4)
-    drawing.label(middle, TOP + 38, "process", 12)
+    drawing.label(middle, TOP + 38, "process", 14)
     drawing.label(middle, TOP + 58, f"rank {rank}", 16, weight="bold")
-    drawing.label(middle, TOP + 78, f"local rank {local_rank}", 13)
+    drawing.label(middle, TOP + 78, f"local rank {local_rank}", 14)
     drawing.line(middle, TOP + 94, middle, TOP + 124)
     drawing.box(x + 14, TOP + 124, COLUMN - 28, 38, INK, "#dddddd", radius=0)
-    drawing.label(middle, TOP + 148, f"cuda:{local_rank}", 14)
+    drawing.label(middle, TOP + 148, f"cuda:{local_rank}", 15)
 
 
 def _line(node: int, gpus: int) -> str:
