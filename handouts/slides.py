@@ -28,6 +28,7 @@ COLUMNS = 76  # of a docstring, so that it does not make the code small
 STRUCTURE = re.compile(r"\s*([-*+] |\d+[.)] |\||```|~~~|\$\$|<|!\[)", re.M)
 SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?]\*\*))\s+(?=[A-Z`*$\[\d\"“])")
 ITEM = re.compile(r"^(?=(?:[-*+] |\d+[.)] ))", re.M)
+RUN_IN = re.compile(r"\*\*[^*]+[.:?]\*\* \S")  # the first words of what comes next
 TASK = re.compile(r"\*\*\d+\.\*\*")
 DOCSTRING = re.compile(r'"""((?:(?!""").)*?)(?:\n(?:(?!""").)*)?"""', re.S)
 SPAN = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)")
@@ -166,6 +167,7 @@ class _Maker:
             self._say(piece.text)
             return
         leads = piece.text.rstrip().endswith(":") or self._explained(i) or self._lists(i)
+        leads = leads or self._begins_something(i)
         if self.slides and self.slides[-1].kind != "title" and leads and self._busy():
             self.fresh = True
         if TASK.match(piece.text) and self.slides[-1].blocks:
@@ -196,6 +198,13 @@ class _Maker:
     def _explained(self, i: int) -> bool:
         """True if an earlier paragraph of this cell has explained the result already."""
         return i > 0 and self.pieces[i - 1].cell == self.pieces[i].cell
+
+    def _begins_something(self, i: int) -> bool:
+        """True if its first words are the title of the code that follows."""
+        following = self.pieces[i + 1 : i + 2]
+        return bool(
+            RUN_IN.match(self.pieces[i].text) and following and following[0].kind == "code"
+        )
 
     def _lists(self, i: int) -> bool:
         """True if it leads from one listing to the next."""

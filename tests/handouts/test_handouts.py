@@ -203,6 +203,22 @@ def test_a_slide_has_every_sentence_of_a_task(tmp_path):
     assert any("Write the worker `accuracy`" in text for text in shown)
 
 
+def test_words_that_begin_something_stand_with_its_code(tmp_path):
+    """Each mistake is named above the code that makes it, never below another's result."""
+    for on, _ in shown_on(slides(chapter("distributed_sgd", tmp_path))):
+        named = [i for i, text in enumerate(on) if text.startswith("**Mistake")]
+        assert named in ([], [0])
+
+
+def test_a_nearly_empty_slide_has_more_of_its_paragraph(tmp_path):
+    shown = slides(chapter("ddp_reducer", tmp_path))
+    pieces = [b["c"] for block in shown for b in block["c"][1] if b["t"] == "CodeBlock"]
+    told = [(dict(pairs).get("more", ""), text) for (_, _, pairs), text in pieces]
+    more = [(longer, text) for longer, text in told if longer]
+    assert more and all(len(text) < len(longer) for longer, text in more)
+    assert all(len(longer.split()) <= 120 for longer, _ in more)
+
+
 def test_instructors_get_timing_and_teaching_notes(texts, stem, notebook):
     text = squeezed("".join(texts[f"instructor/{stem}.pdf"]))
     notes = {p.about["note"] for p in notebook.pieces if "note" in p.about}
