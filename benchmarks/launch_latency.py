@@ -83,7 +83,8 @@ def by_spawn() -> None:
 def by_torchrun() -> None:
     torchrun = Path(sys.executable).parent / "torchrun"
     with tempfile.TemporaryDirectory() as folder:
-        command = [torchrun, "--standalone", f"--nproc-per-node={RANKS}", "--log-dir", folder]
+        command = [torchrun, "--standalone", "--local-addr=127.0.0.1", "--log-dir", folder]
+        command += [f"--nproc-per-node={RANKS}"]
         command += [__file__, "--as-rank"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 

@@ -32,6 +32,7 @@ def test_a_worker_runs_from_the_command_line():
 @pytest.mark.fresh
 def test_the_same_worker_runs_under_torchrun(tmp_path):
     command = [BIN / "torchrun", "--nproc-per-node", "2", "--standalone"]
+    command += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
     command += ["--log-dir", tmp_path]  # else torchrun leaves a folder behind
     done = subprocess.run(
         [*command, "-m", "mgpu_tutorial", "point_to_point.blocking"],

@@ -253,6 +253,7 @@ def test_calls_at_the_same_time_are_drawn_in_lanes_of_their_own():
 @pytest.mark.fresh
 def test_torchrun_trains_on_two_ranks_what_one_process_trains(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
     package = str(Path(mgpu_tutorial.__file__).parents[1])
     done = subprocess.run(
         [*torchrun, "--nproc-per-node", "2", "-m", train_ddp.__name__],
