@@ -31,6 +31,7 @@ ITEM = re.compile(r"^(?=(?:[-*+] |\d+[.)] ))", re.M)
 RUN_IN = re.compile(r"\*\*[^*]+[.:?]\*\* \S")  # the first words of what comes next
 TASK = re.compile(r"\*\*\d+\.\*\*")
 DOCSTRING = re.compile(r'"""((?:(?!""").)*?)(?:\n(?:(?!""").)*)?"""', re.S)
+CHANGE = re.compile(r"(?<=\S)\s+(?=\*\*Change\b)")  # only a reader can
 SPAN = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)")
 
 
@@ -278,6 +279,7 @@ def brief(text: str, words: int = WORDS) -> str:
 
     A list stays whole too, unless it is a page of text: then each item begins only.
     """
+    text = CHANGE.split(text)[0]
     if ITEM.match(text) and len(text.split()) > LIST_WORDS and "```" not in text:
         return "\n".join(_beginning(item) for item in ITEM.split(text) if item.strip())
     if STRUCTURE.match(text) or len(text.split()) <= words or "$$" in text:

@@ -210,6 +210,12 @@ def test_words_that_begin_something_stand_with_its_code(tmp_path):
         assert named in ([], [0])
 
 
+def test_what_a_reader_is_to_change_is_not_on_a_slide(tmp_path):
+    found = list(shown_on(slides(chapter("sharding", tmp_path))))
+    assert not any("**Change" in text for on, _ in found for text in on)
+    assert any("**Change" in said for _, said in found)
+
+
 def test_a_nearly_empty_slide_has_more_of_its_paragraph(tmp_path):
     shown = slides(chapter("ddp_reducer", tmp_path))
     pieces = [b["c"] for block in shown for b in block["c"][1] if b["t"] == "CodeBlock"]
