@@ -258,7 +258,8 @@ def test_torchrun_trains_on_two_ranks_what_one_process_trains(tmp_path):
     done = subprocess.run(
         [*torchrun, "--nproc-per-node", "2", "-m", train_ddp.__name__],
         cwd=tmp_path,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": package},
+        env=os.environ
+        | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": package, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=100,
