@@ -9,6 +9,8 @@ remove the kernel's temporary folder, for nobody else could.
 """
 
 import atexit
+import gc
+import importlib
 import multiprocessing as mp
 import os
 import shutil
@@ -330,7 +332,19 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
     signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK)
 
 
+def import_for_all() -> None:
+    """Import what every rank will need; no garbage is looked for in it, now or in a rank."""
+    gc.disable()
+    try:
+        for name in PRELOAD:
+            importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 if KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
     # popped: no process of a rank inherits it
     _kernel, _folder = os.environ.pop(KERNEL).split(":", 1)
     detach_from_kernel(int(_kernel), _folder)
+    import_for_all()
