@@ -4,7 +4,7 @@ An edition is a list of pandoc blocks, made here and turned into Typst or HTML b
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from handouts.answers import Answer, answers, without_lead
@@ -59,7 +59,7 @@ class _Edition:
 
     def blocks(self) -> Iterator[dict]:
         solution: list[dict] = []
-        held = {i: answer for answer in self.answers for i in answer.pieces}
+        held = {i: answer for answer in self.answers for i in self._held(answer)}
         for i, piece in enumerate(self.notebook.pieces):
             if i in held:
                 yield from self._answer(held[i], i)
@@ -85,6 +85,11 @@ class _Edition:
             text = FOLD.sub(r"<p>\1 \3</p>", piece.text)
             yield plain(replace(piece, text=text), self._where(piece))
 
+    def _held(self, answer: Answer) -> Sequence[int]:
+        """What stands with an answer; a web page folds the cells between its parts too."""
+        parts = answer.pieces
+        return range(parts[0], parts[-1] + 1) if self.name == HTML else parts
+
     def _answer(self, answer: Answer, i: int) -> Iterator[dict]:
         """What answers a prediction: folded on a web page. A book shows it at the end of the
         chapter, and the students' has room for the prediction here."""
@@ -93,7 +98,10 @@ class _Edition:
         if last and i in answer.said:
             text, lead = without_lead(piece.text)
             piece = replace(piece, text=text)
-        self.open.append(plain(piece, self._where(piece)))
+        if i in answer.pieces:
+            self.open.append(plain(piece, self._where(piece)))
+        else:
+            self.open += self._block(piece, i)
         number = self.answers.index(answer) + 1
         label = {"id": f"{self.notebook.id}--answer-{number}", "number": number}
         if self.name != HTML and i == answer.room:

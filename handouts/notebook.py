@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+UNFILLED = "not yet"  # what check() says of a blank
 KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
 IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
 PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/latex", "text/plain")
@@ -165,6 +166,8 @@ class _Reader:
             yield Piece("code", source, **self.common)
             for output in self.cell["outputs"]:
                 for piece in self._output(output):
+                    if piece.text.startswith(UNFILLED) and not self.common["role"]:
+                        continue  # of use only to who can fill it in
                     more = f"\nhint: {hint}" if hint and "\nhint: " not in piece.text else ""
                     yield replace(piece, text=piece.text + more)
 
@@ -272,7 +275,11 @@ def without_hint(source: str) -> tuple[str, str]:
                 before = lines[first].encode()[: word.col_offset].decode()
                 after = lines[last].encode()[word.end_col_offset :].decode().removeprefix(",")
                 if before.strip() or after.strip():  # it shares its line
-                    lines[first : last + 1] = [before.rstrip().removesuffix(",") + after]
+                    if not after.lstrip().startswith(")"):  # between two others
+                        after = after.lstrip()
+                    else:
+                        before = before.rstrip().removesuffix(",")
+                    lines[first : last + 1] = [before + after]
                 else:
                     del lines[first : last + 1]
                 return "\n".join(lines), word.value.value

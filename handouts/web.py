@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from handouts import convert
@@ -37,6 +38,7 @@ PARTS = {  # by the chapter that each begins with
     "sharding": "The model is shared",
     "at_scale": "All together",
 }
+ARROWS = {"before": "←\u00a0{}", "after": "{}\u00a0→"}
 DOORS = "<!-- doors -->"  # where a site says how to open the notebook elsewhere
 
 
@@ -103,10 +105,12 @@ def page(
 ) -> None:
     """Write the page of one notebook."""
     before, after = (
-        f'<a href="{i}.html">{arrow.format(html.escape(title))}</a>' if i else ""
-        for (i, title), arrow in zip(beside, ("← {}", "{} →"), strict=True)
+        f'<a class="{side}" href="{i}.html">{arrow.format(html.escape(title))}</a>'
+        if i
+        else ""
+        for (i, title), (side, arrow) in zip(beside, ARROWS.items(), strict=True)
     )
-    navigation = f'{before}<a href="index.html">Contents</a>{after}'
+    navigation = f'{before}<a class="contents" href="index.html">Contents</a>{after}'
     forms = links(FORMS, notebook.id) + DOORS if notebook.number else ""
     heading = ("-V", f"heading={html.escape(notebook.headline)}", "-V", f"forms={forms}")
     blocks = edition(notebook, HTML)
@@ -203,8 +207,10 @@ def _write(
         *("-V", f"pagetitle={title}", "-V", f"series={series}", "-V", f"nav={navigation}"),
         *options,
     )
-    text = PICTURE.sub(lambda found: _inside(media / found[1]), text)
-    path.write_text(reachable(text), encoding="utf-8")
+    text = reachable(PICTURE.sub(lambda found: _inside(media / found[1]), text))
+    if "<math" in text:
+        text = text.replace("<style>", f"<style>\n{_math_font()}\n", 1)
+    path.write_text(text, encoding="utf-8")
 
 
 def reachable(page: str) -> str:
@@ -220,12 +226,25 @@ def reachable(page: str) -> str:
     page = re.sub(
         r'<math display="block".*?</math>', rf"{FORMULA}\g<0></span>", page, flags=re.S
     )
+    page = INLINE.sub(r'<span class="with-math">\1</span>', page)
+    page = re.sub(r"<code>([^<]{1,26})</code>", r'<code class="short">\1</code>', page)
+    page = re.sub(r"(?<!<p>)(<img [^>]*>)(?=\s*<figcaption|</figure>)", PICTURED, page)
     return re.sub(r"<pre(?! tabindex)\b", '<pre tabindex="0"', page)
 
 
 COLOURED = re.compile(r'<b style="color:(#\w+)">')
 FORMULA = '<span class="formula" tabindex="0" role="group" aria-label="formula">'
+INLINE = re.compile(r'(<math display="inline"(?:(?!</math>).)*</math>[.,;:)]+)', re.S)
+PICTURED = r'<div class="picture" tabindex="0" role="group" aria-label="picture">\1</div>'
 WIDE = '<div class="wide" tabindex="0" role="group" aria-label="table">'
+
+
+@cache
+def _math_font() -> str:
+    """The font of formulas, for many a phone has none."""
+    data = base64.b64encode((ROOM / "fonts" / "math.woff").read_bytes()).decode()
+    source = f'url("data:font/woff;base64,{data}") format("woff")'
+    return f'@font-face {{ font-family: "Course Math"; src: {source}; }}'
 
 
 def _inside(file: Path) -> str:
