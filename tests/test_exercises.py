@@ -291,18 +291,21 @@ def binds(statement):
     return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
 
 
-def before(statements, needed):
+def before(statements, needed, given):
     """Those statements, in order, that define what is needed, and what they need in turn."""
     kept = []
     for statement in reversed(statements):
         if binds(statement) & needed:
             kept.append(statement)
-            needed = (needed | reads(statement) - set(GIVEN)) - binds(statement)
+            needed = (needed | reads(statement) - set(given)) - binds(statement)
     return kept[::-1]
 
 
-def exercise_of(stem, name):
-    """The exercise that asks for a name: what it needs to have run, and its check."""
+def exercise_of(stem, name, given=()):
+    """The exercise that asks for a name: what it needs to have run, and its check.
+
+    What defines the names that are `given` is left out.
+    """
     notebook = nbformat.read(ROOT / "notebooks" / f"{stem}.ipynb", as_version=4)
     earlier = []
     for cell in notebook.cells:
@@ -317,8 +320,8 @@ def exercise_of(stem, name):
         own = [part for part in body if part not in asked and name not in binds(part)]
         assert len(body) == len(own) + len(asked) + 1 and asked, name
         needed = set.union({"torch", "dist"}, *map(reads, body))
-        needed -= set.union(set(GIVEN), *map(binds, own))
-        return [*before(earlier, needed), *own], asked
+        needed -= set.union(set(given), *map(binds, own))
+        return [*before(earlier, needed, given), *own], asked
     raise AssertionError(f"{stem} has no exercise that asks for {name}")
 
 
@@ -334,7 +337,7 @@ def judged(space, capsys, answer, asked):
     ("stem", "name", "right", "wrong"), EXERCISES, ids=[name for _, name, *_ in EXERCISES]
 )
 def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, stem, name, right, wrong):
-    needed, asked = exercise_of(stem, name)
+    needed, asked = exercise_of(stem, name, GIVEN)
     space = {"__name__": "__main__"}
     space |= {key: make() for key, make in GIVEN.items() if key in uses([*needed, *asked])}
     exec(compile(ast.Module(needed, []), stem, "exec"), space)
