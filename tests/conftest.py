@@ -1,13 +1,21 @@
 """The fork server of the tests imports what their ranks import, once for all of them.
 
 A worker that stands in a test module brings pytest into its rank, a tenth of a second for
-each; the tests of `lab` say what the ranks of a notebook are born with.
+each, and its chapter with it; the tests of `lab` say what the ranks of a notebook are born
+with.
 """
 
 import gc
+from pkgutil import walk_packages
 
+import mgpu_tutorial
 from mgpu_tutorial.lab.run import server
 
+server.PRELOAD += [
+    module.name
+    for module in walk_packages(mgpu_tutorial.__path__, "mgpu_tutorial.")
+    if module.name.split(".")[1] in mgpu_tutorial.CHAPTERS
+]
 server.PRELOAD += ["pytest", "psutil", "torch.distributed.checkpoint.state_dict"]
 
 

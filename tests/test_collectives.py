@@ -48,9 +48,11 @@ OPERATORS = {"SUM": 10, "PRODUCT": 24, "MIN": 1, "MAX": 4, "AVG": 2.5}
 
 @pytest.fixture(scope="module")
 def found():
-    """What four ranks return in every movement and with every operator."""
+    """What four ranks return in every movement, with every operator, and in groups."""
     operators = {name: partial(co.reduce_with, name=name) for name in OPERATORS}
-    workers = {worker: worker for worker in MOVEMENTS} | operators
+    others = [co.pairs, co.ring_step_by_step, reduce_where_not_a_member]
+    workers = {worker: worker for worker in [*MOVEMENTS, *others]} | operators
+    workers["of integers"] = partial(co.reduce_with, name="SUM", dtype=torch.int64)
     return dict(zip(workers, together(N, *workers.values()), strict=True))
 
 
@@ -81,15 +83,15 @@ def test_reduce_operators(found, name):
     assert found[name] == [OPERATORS[name]] * N
 
 
-def test_integers_have_a_sum_and_no_average():
-    results = launch(co.reduce_with, N, "SUM", torch.int64).results
+def test_integers_have_a_sum_and_no_average(found):
+    results = found["of integers"]
     assert results == [10] * N and type(results[0]) is int
     with pytest.raises(RankFailed, match="result type Float can't be cast"):
         launch(co.reduce_with, N, "AVG", torch.int64)
 
 
-def test_groups_reduce_apart():
-    assert launch(co.pairs, N).results == [2.0, 4.0, 2.0, 4.0]
+def test_groups_reduce_apart(found):
+    assert found[co.pairs] == [2.0, 4.0, 2.0, 4.0]
 
 
 def test_different_operations_hang_without_the_check_and_fail_with_it(monkeypatch):
@@ -131,8 +133,8 @@ def reduce_where_not_a_member(rank, world_size):
     return value.item()
 
 
-def test_outside_a_group_its_collectives_do_nothing():
-    assert launch(reduce_where_not_a_member, N).results == [0.0, 4.0, 2.0, 4.0]
+def test_outside_a_group_its_collectives_do_nothing(found):
+    assert found[reduce_where_not_a_member] == [0.0, 4.0, 2.0, 4.0]
 
 
 def take_the_maximum_of_a_sum(rank, world_size):
@@ -217,8 +219,8 @@ def test_the_fit_finds_the_alpha_and_beta_it_was_made_with():
     assert fit_alpha_beta(sizes, seconds, 4) == pytest.approx((5e-5, 2e9), rel=1e-6)
 
 
-def test_step_by_step_ends_with_all_digits():
-    assert launch(co.ring_step_by_step, N).results == [[1111] * N] * N
+def test_step_by_step_ends_with_all_digits(found):
+    assert found[co.ring_step_by_step] == [[1111] * N] * N
 
 
 def reduce_recorded_sizes(rank, world_size):

@@ -1,7 +1,7 @@
 """No sample is lost, none is doubled, and bad input is refused."""
 
 import os
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,8 @@ from mgpu_tutorial import data_partitioning as dp
 from mgpu_tutorial.lab import RankFailed, launch, ownership
 from mgpu_tutorial.lab.draw.ownership import owners
 from tests.together import together
+
+EPOCHS = [0, 1, 5]
 
 
 @pytest.mark.parametrize("samples", [7, 10, 49, 1000, 60_000])
@@ -133,9 +135,12 @@ def test_the_sampler_pads_or_drops(drop_last, length):
 
 
 def test_without_set_epoch_every_epoch_is_the_same():
-    for first, second in launch(dp.draw_epochs, 2, 10, 2, False, False).results:
+    options = {"samples": 10, "epochs": 2, "drop_last": False}
+    calls = [partial(dp.draw_epochs, set_epoch=each, **options) for each in (False, True)]
+    without, with_it = together(2, *calls)
+    for first, second in without:
         assert first == second
-    for first, second in launch(dp.draw_epochs, 2, 10, 2, True, False).results:
+    for first, second in with_it:
         assert first != second
 
 
@@ -165,14 +170,21 @@ def test_a_rank_with_one_batch_more_meets_the_next_epoch_of_the_others():
     assert last == [(0, 0.0), (0, 0.0), (0, 0.0), (0, 0.67), (1, 1.0)]
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 5])
+@cache
+def batches_of_ranks(world_size):
+    """The batches of every rank in each of three epochs, in one launch."""
+    calls = [partial(dp.global_batches, samples=20, batch=8, seed=1, epoch=e) for e in EPOCHS]
+    return dict(zip(EPOCHS, together(world_size, *calls), strict=True))
+
+
+@pytest.mark.parametrize("epoch", EPOCHS)
 @pytest.mark.parametrize("world_size", [1, 3, 4])
 def test_global_batches_are_those_of_one_process(world_size, epoch):
     """The reference: one process that shuffles with seed plus epoch and takes eights."""
     generator = torch.Generator().manual_seed(1 + epoch)
     order = torch.randperm(20, generator=generator).tolist()
     expected = [order[:8], order[8:16], order[16:]]
-    results = launch(dp.global_batches, world_size, 20, 8, 1, epoch).results
+    results = batches_of_ranks(world_size)[epoch]
     assert [sum(parts, []) for parts in zip(*results, strict=True)] == expected
     for parts in zip(*results, strict=True):
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -196,9 +208,10 @@ def test_a_loader_takes_the_pieces_as_its_batches():
 
 
 def test_loader_seeds_differ_only_with_a_seed_of_the_ranks_own():
-    first, second = launch(dp.draw_noise, 2, False).results
+    alike, own = together(2, *(partial(dp.draw_noise, seed_by_rank=o) for o in (False, True)))
+    first, second = alike
     assert first == second
-    first, second = launch(dp.draw_noise, 2, True).results
+    first, second = own
     assert first != second and len(set(first)) == 8
 
 

@@ -2,11 +2,15 @@
 
 import ast
 import symtable
+from functools import partial
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+
+from mgpu_tutorial import distributed_sgd as sgd
+from mgpu_tutorial.lab import launch
 
 ROOT = Path(__file__).parent.parent
 
@@ -260,7 +264,9 @@ EXERCISES = [
 GIVEN = {  # instead of cells that train
     "hits": hits,
     "accuracy": lambda: hits().float().mean().item(),
+    "alone": lambda: launch(sgd.take_steps, 1, steps=2).results[0],
 }
+SETTINGS = {"distance": {"steps": 2}}  # of the notebooks' functions, as `alone` has them
 
 
 def reads(statement):
@@ -274,6 +280,10 @@ def reads(statement):
     return found
 
 
+def uses(statements):
+    return set().union(*map(reads, statements))
+
+
 def binds(statement):
     """The names that a statement defines."""
     table = symtable.symtable(ast.unparse(statement), "cell", "exec")
@@ -281,18 +291,21 @@ def binds(statement):
     return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
 
 
-def before(statements, needed):
+def before(statements, needed, given):
     """Those statements, in order, that define what is needed, and what they need in turn."""
     kept = []
     for statement in reversed(statements):
         if binds(statement) & needed:
             kept.append(statement)
-            needed = (needed | reads(statement) - set(GIVEN)) - binds(statement)
+            needed = (needed | reads(statement) - set(given)) - binds(statement)
     return kept[::-1]
 
 
-def exercise_of(stem, name):
-    """The exercise that asks for a name: what it needs to have run, and its check."""
+def exercise_of(stem, name, given=()):
+    """The exercise that asks for a name: what it needs to have run, and its check.
+
+    What defines the names that are `given` is left out.
+    """
     notebook = nbformat.read(ROOT / "notebooks" / f"{stem}.ipynb", as_version=4)
     earlier = []
     for cell in notebook.cells:
@@ -307,8 +320,8 @@ def exercise_of(stem, name):
         own = [part for part in body if part not in asked and name not in binds(part)]
         assert len(body) == len(own) + len(asked) + 1 and asked, name
         needed = set.union({"torch", "dist"}, *map(reads, body))
-        needed -= set.union(set(GIVEN), *map(binds, own))
-        return [*before(earlier, needed), *own], asked
+        needed -= set.union(set(given), *map(binds, own))
+        return [*before(earlier, needed, given), *own], asked
     raise AssertionError(f"{stem} has no exercise that asks for {name}")
 
 
@@ -324,9 +337,12 @@ def judged(space, capsys, answer, asked):
     ("stem", "name", "right", "wrong"), EXERCISES, ids=[name for _, name, *_ in EXERCISES]
 )
 def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, stem, name, right, wrong):
-    needed, asked = exercise_of(stem, name)
-    space = {"__name__": "__main__"} | {key: make() for key, make in GIVEN.items()}
+    needed, asked = exercise_of(stem, name, GIVEN)
+    space = {"__name__": "__main__"}
+    space |= {key: make() for key, make in GIVEN.items() if key in uses([*needed, *asked])}
     exec(compile(ast.Module(needed, []), stem, "exec"), space)
+    for key in SETTINGS.keys() & space:
+        space[key] = partial(space[key], **SETTINGS[key])
     for answer in right:
         assert judged(space, capsys, answer, asked) == "correct", answer
     for answer, reason in wrong.items():

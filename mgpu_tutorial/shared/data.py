@@ -55,12 +55,12 @@ def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
 def _small(train: bool) -> Digits:
     # Read scikit-learn's file without importing scikit-learn, which takes seconds a rank.
     package = Path(find_spec("sklearn").origin).parent
-    table = np.loadtxt(package / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-    table = torch.tensor(table, dtype=torch.float32)
+    path = package / "datasets" / "data" / "digits.csv.gz"
+    table = torch.from_numpy(np.loadtxt(path, dtype=np.int64, delimiter=",")).float()
     test = torch.arange(len(table)) % 5 == 4
     table = table[~test if train else test]
     images = table[:, None, :64].view(-1, 1, 8, 8) / 16
-    images = (interpolate(images, size=(28, 28), mode="bilinear") - 0.306) / 0.325
+    images = interpolate(images, size=(28, 28), mode="bilinear").sub_(0.306).div_(0.325)
     return Digits(images, table[:, 64].long(), "scikit-learn's digits")
 
 

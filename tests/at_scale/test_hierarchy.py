@@ -1,18 +1,32 @@
 """An all-reduce by nodes, and the pretended rank of a large world."""
 
+from functools import cache, partial
+from itertools import product
+
 import pytest
 
 from mgpu_tutorial.at_scale import hierarchy, measurements
 from mgpu_tutorial.at_scale.world import steps_of_one_rank
 from mgpu_tutorial.lab import launch, pretend
 from mgpu_tutorial.shared import cost_model as cost
+from tests.together import together
+
+METHODS = [hierarchy.flat_ring, hierarchy.hierarchical]
+
+
+@cache
+def summed(ranks, *nodes):
+    """What the ranks return by each method, with each size of a node, in one launch."""
+    cases = list(product(METHODS, nodes))
+    calls = [partial(hierarchy.sum_by, method=m, per_node=n, count=36) for m, n in cases]
+    return dict(zip(cases, together(ranks, *calls), strict=True))
 
 
 @pytest.mark.parametrize(("ranks", "per_node"), [(1, 1), (4, 2), (4, 4), (6, 3), (4, 1)])
-@pytest.mark.parametrize("method", [hierarchy.flat_ring, hierarchy.hierarchical])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_rank_has_the_sum(method, ranks, per_node):
-    found = launch(hierarchy.sum_by, ranks, method, per_node, 36).results
-    assert found == [0.0] * ranks
+    nodes = {1: [1], 4: [1, 2, 4], 6: [3]}[ranks]
+    assert summed(ranks, *nodes)[method, per_node] == [0.0] * ranks
 
 
 def crossing(rank, world_size, method, per_node, count):
@@ -32,8 +46,8 @@ def crossing(rank, world_size, method, per_node, count):
 
 def test_a_quarter_of_the_bytes_crosses_per_card():
     """64 numbers of 8 bytes on two nodes of two: a half each, sent and fetched in halves."""
-    flat = launch(crossing, 4, hierarchy.flat_ring, 2, 64).results
-    nodes = launch(crossing, 4, hierarchy.hierarchical, 2, 64).results
+    calls = [partial(crossing, method=m, per_node=2, count=64) for m in METHODS]
+    flat, nodes = together(4, *calls)
     whole = 64 * 8
     assert flat == [6 * whole / 4, 0, 6 * whole / 4, 0]
     assert nodes == [2 * whole / 4] * 4

@@ -1,11 +1,13 @@
 """Around the training loop: each mistake gives its error, each cure works."""
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,10 @@ from mgpu_tutorial.ddp_in_practice import measurements, practice, train_ddp, tra
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
+from tests.together import together
 
 
+@cache
 def whole_batch_gradients():
     """One process, one backward over all 24 samples, by hand."""
     torch.manual_seed(0)
@@ -55,28 +59,50 @@ def where_no_sync_stands(rank, world_size, around_forward, around_backward):
     return model.module.weight.grad.item()
 
 
+@cache
+def gradients_by_place():
+    """The gradients of two ranks, by whether no_sync stands around (forward, backward)."""
+    places = list(itertools.product([False, True], repeat=2))
+    calls = [
+        partial(where_no_sync_stands, around_forward=f, around_backward=b) for f, b in places
+    ]
+    return dict(zip(places, together(2, *calls), strict=True))
+
+
 @pytest.mark.parametrize("around_backward", [False, True])
 @pytest.mark.parametrize("around_forward, gradients", [(False, [1.5, 1.5]), (True, [1, 2])])
 def test_the_forward_decides_whether_backward_sends(
     around_forward, around_backward, gradients
 ):
-    report = launch(where_no_sync_stands, 2, around_forward, around_backward)
-    assert report.results == gradients
+    assert gradients_by_place()[around_forward, around_backward] == gradients
 
 
-def test_what_is_kept_for_backward_is_that_of_one_part():
+PARTS = {1: False, 2: False, 3: False, 4: True, 5: True, 6: False, 12: False}
+
+
+def accumulate(rank, world_size, micro):
+    """Returns the gradients, which take long to travel, where `PARTS` has a True."""
+    found = practice.accumulate_gradients(rank, world_size, micro)
+    return found if PARTS[micro] else found._replace(gradients=[])
+
+
+@cache
+def accumulated():
+    """What two ranks have after each number of parts of their share of 12."""
+    calls = [partial(accumulate, micro=micro) for micro in PARTS]
+    return dict(zip(PARTS, together(2, *calls), strict=True))
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 4, 6, 12])
+def test_what_is_kept_for_backward_is_that_of_one_part(micro):
     # Of each sample: the output of each layer behind its ReLU, and that of the head.
     of_a_sample = 4 * (6 * 512 + 10)
-    for micro in (1, 2, 4):
-        kept = launch(practice.accumulate_gradients, 2, micro).results[0].kept_bytes
-        assert kept == 12 // micro * of_a_sample
+    assert accumulated()[micro][0].kept_bytes == 12 // micro * of_a_sample
 
 
 def test_a_number_of_parts_that_does_not_divide_the_batch_gives_the_same_gradients():
     """The share of 12 in 5 parts is cut into four of three."""
-    for one, other in zip(
-        *(launch(practice.accumulate_gradients, 2, m).results for m in (4, 5)), strict=True
-    ):
+    for one, other in zip(accumulated()[4], accumulated()[5], strict=True):
         assert other.kept_bytes == one.kept_bytes
         for p, q in zip(one.gradients, other.gradients, strict=True):
             torch.testing.assert_close(p, q, rtol=0, atol=0)
@@ -85,8 +111,23 @@ def test_a_number_of_parts_that_does_not_divide_the_batch_gives_the_same_gradien
 def test_uneven_inputs_need_join():
     with pytest.raises(RankFailed, match="rank 1 returned while rank 0 still waited"):
         launch(practice.train_on_uneven_batches, 2, join=False, timeout=10)
-    first, second = launch(practice.train_on_uneven_batches, 2, join=True).results
+    first, second = well_ended()["uneven"]
     assert first == [1.0, 1.0, 1.0, 0.5, 0.5] and second == [1.0, 1.0, 1.0]
+
+
+@cache
+def well_ended():
+    """What two ranks return of each worker that needs no launch of its own."""
+    calls = {
+        "uneven": partial(practice.train_on_uneven_batches, join=True),
+        "divide": join_and_divide_by_those_left,
+        "learn": learn_while_joined,
+        "no_grad": partial(interrupt_with, between="no_grad"),
+        "no_sync": partial(interrupt_with, between="no_sync"),
+        "follow": practice.follow_the_running_mean,
+        "load": load_each_way,
+    }
+    return dict(zip(calls, together(2, *calls.values()), strict=True))
 
 
 def join_and_divide_by_those_left(rank, world_size):
@@ -101,7 +142,7 @@ def join_and_divide_by_those_left(rank, world_size):
 
 
 def test_join_can_divide_by_the_ranks_that_are_left():
-    assert launch(join_and_divide_by_those_left, 2).results == [[1.0] * 5, [1.0] * 3]
+    assert well_ended()["divide"] == [[1.0] * 5, [1.0] * 3]
 
 
 def learn_while_joined(rank, world_size):
@@ -120,7 +161,7 @@ def learn_while_joined(rank, world_size):
 
 
 def test_join_hands_on_the_last_ranks_parameters_and_not_its_optimizer():
-    first, second = launch(learn_while_joined, 2).results
+    first, second = well_ended()["learn"]
     assert first == (-6.8125, -6.8125, 1.1875)
     assert second == (-4.25, -6.8125, 1.75)
 
@@ -140,13 +181,13 @@ def interrupt_with(rank, world_size, between):
 
 @pytest.mark.parametrize("between", ["no_grad", "no_sync"])
 def test_after_a_forward_that_will_not_synchronise_the_buffers_are_not_sent(between):
-    first, second = launch(interrupt_with, 2, between).results
+    first, second = well_ended()[between]
     assert first == pytest.approx(2.71)
     assert second == pytest.approx(0.9 * (0.9 * 1 + 2) + 2)
 
 
 def test_before_each_forward_the_buffers_of_rank_0_go_to_all():
-    mine, other = launch(practice.follow_the_running_mean, 2).results
+    mine, other = well_ended()["follow"]
     assert mine == pytest.approx([1, 1.9, 2.71, 3.439])
     assert other == pytest.approx([2, *(0.9 * mean + 2 for mean in mine[:3])], abs=2e-3)
 
@@ -174,7 +215,7 @@ def load_each_way(rank, world_size):
 
 
 def test_names_without_prefix_fit_the_module_and_not_the_wrapper():
-    assert launch(load_each_way, 2).results == [["module.weight", "module.bias"]] * 2
+    assert well_ended()["load"] == [["module.weight", "module.bias"]] * 2
 
 
 def test_a_checkpoint_is_written_once_and_read_by_all(tmp_path):

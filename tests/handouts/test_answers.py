@@ -87,7 +87,7 @@ def test_instructors_see_the_answer_in_its_place_and_a_web_page_folds_it(small, 
     plain = [text for _, text in texts(edition(notebook, INSTRUCTOR))]
     assert plain.index("7") < plain.index("8") and "Answers to the predictions" not in plain
     folds = [text for kind, text in texts(edition(notebook, HTML)) if kind == "answer"]
-    assert folds == [["7", "so", SAID]]
+    assert folds == [["7", "print('so')", "so", SAID]]
 
 
 def test_a_student_gets_open_predictions(small, tmp_path):

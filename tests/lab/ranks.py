@@ -27,13 +27,13 @@ def talk(rank, world_size):
 
 
 def chatter(rank, world_size, megabytes):
-    line = "ünïcode " * 8
-    for _ in range(megabytes * 2**20 // len(line.encode())):
-        print(line)
+    lines = "\n".join(["ünïcode " * 8] * 100)
+    for _ in range(megabytes * 2**20 // len(lines.encode())):
+        print(lines)
 
 
 def big(rank, world_size):
-    return torch.full((50_000_000,), float(rank)) if rank == 0 else None
+    return torch.full((12_500_000,), float(rank)) if rank == 0 else None
 
 
 def silent(rank, world_size):
