@@ -381,7 +381,11 @@ function pieces.html(block)
     local parsed = pandoc.read(block.text, "html").blocks
     return pandoc.Div(parsed, pandoc.Attr("", { "rich" }))
   end
-  return pandoc.Div(pandoc.RawBlock("html", block.text), pandoc.Attr("", { "rich" }))
+  local text = block.text
+  if text:find("<figcaption>step 0", 1, true) then
+    text = "<p>In the notebook a slider moves through these steps.</p>" .. text
+  end
+  return pandoc.Div(pandoc.RawBlock("html", text), pandoc.Attr("", { "rich" }))
 end
 
 function pieces.image(block)

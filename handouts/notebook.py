@@ -18,7 +18,7 @@ UNFILLED = "not yet"  # what check() says of a blank
 KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
 IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
 PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/latex", "text/plain")
-CONTROLS = " (run this cell to get the controls)"  # which no page has
+CONTROLS = " (run this cell to get the controls)"  # a page has none
 LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button)\b", re.I)
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -225,7 +225,7 @@ class _Reader:
         elif mime == "text/html" and content.startswith(VERDICT):
             yield Piece("text", data["text/plain"], **self.common)
         elif mime == "text/html":
-            content = content.replace(CONTROLS, "")
+            content = content.replace(CONTROLS, " (the notebook has controls for it)")
             yield Piece("html", self._store_images(content), **self.common)
         elif mime == "text/markdown":
             yield Piece("listing", FILES.sub("", content), **self.common)
