@@ -17,14 +17,7 @@ from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As the ranks have: more of them only wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def one_process(batches, loss_of, **layers):
