@@ -8,6 +8,9 @@ with.
 import gc
 from pkgutil import walk_packages
 
+import pytest
+import torch
+
 import mgpu_tutorial
 from mgpu_tutorial.lab.run import server
 
@@ -23,3 +26,12 @@ def pytest_collection_finish():
     """What is there before the first test stays; Python need not look for garbage in it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """As the ranks have: more of them only wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,10 +1,12 @@
 """N processes equal one, and each wrong way differs from it."""
 
 import os
+import re
 import signal
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,14 +17,7 @@ from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As the ranks have: more of them only wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def one_process(batches, loss_of, **layers):
@@ -41,7 +36,7 @@ def one_process(batches, loss_of, **layers):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def first_batches(batch, steps=5):
+def first_batches(batch, steps=3):
     order = torch.randperm(len(digits()), generator=torch.Generator().manual_seed(1))
     return order.split(batch)[:steps]
 
@@ -67,19 +62,65 @@ def own_model():
     return sgd.new_model(seed=dist.get_rank())
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return {batch: one_process(first_batches(batch), mean_loss) for batch in (7, 60)}
+@cache
+def alone(batch, norm=""):
+    return one_process(first_batches(batch), mean_loss, norm=norm)
 
 
-def each_way(rank, world_size, worker, ways):
-    return [worker(rank, world_size, **way) for way in ways]
+BATCH = {"batch": 12, "steps": 3}
+ODD = {"batch": 7, "steps": 3}
+WRONG = {
+    "sum_gradients": {"synchronise": sum_gradients},
+    "keep_gradients": {"synchronise": keep_gradients},
+    "own_model": {"make": own_model},
+    "summed_loss": {"loss_of": summed_loss},
+}
+NORMS = ("group", "batch")
+# world size, samples of a micro-batch, micro-batches of a step
+SPLITS = [(1, 4, 1), (2, 2, 1), (2, 1, 2), (3, 2, 2)]
+# An epoch of five steps, whose last one has two samples; float32's rounding would grow.
+RUN = {"samples": 42, "epochs": 2, "lr": 0.1, "batch": 10, "double": True}
 
 
-def launch_each(worker, world_size, ways):
-    """The ranks' results for each of `ways`, in one launch: it takes longer than steps."""
-    results = launch(each_way, world_size, worker, ways).results
-    return [list(ranks) for ranks in zip(*results, strict=True)]
+def ways_of(world_size):
+    """What so many ranks do one after the other: a worker and its arguments, by name."""
+    ways = {"right": (sgd.take_steps, BATCH), "train": (train_on, RUN)}
+    for norm in NORMS:
+        make = partial(sgd.new_model, norm=norm)
+        ways[norm] = sgd.vary_steps, BATCH | {"make": make}
+    ways["odd"] = sgd.vary_steps, ODD
+    ways["odd, weighted"] = sgd.vary_steps, ODD | {"loss_of": sgd.shared_loss}
+    for split in SPLITS:
+        if split[0] == world_size:
+            shares = {"micro_batch": split[1], "accumulation": split[2]}
+            ways[split, "plain"] = sgd.accumulate_steps, shares
+            shares = shares | {"longest": 10}
+            ways[split, "means"] = sgd.accumulate_steps, shares
+            by_all = {"factors_of": sgd.by_all_tokens}
+            ways[split, "by all"] = sgd.accumulate_steps, shares | by_all
+    if world_size < 3:
+        ways["small"] = sgd.train_each, {"runs": list(WARM_UPS.values())}
+    if world_size == 2:
+        ways |= {name: (sgd.vary_steps, BATCH | way) for name, way in WRONG.items()}
+        summed = {"synchronise": sum_gradients, "loss_of": summed_loss, "steps": 1}
+        ways["sums"] = sgd.vary_steps, summed
+        ways["tiny last"] = train_on, {"samples": 43, "epochs": 1, "batch": 14}
+        ways["two epochs"] = train_on, TWO_EPOCHS
+    if world_size == 3:
+        for average in (sgd.average_gradients, sgd.average_flat):
+            ways[average.__name__] = sgd.vary_steps, BATCH | {"synchronise": average}
+    return ways
+
+
+def each_way(rank, world_size, ways):
+    return {name: work(rank, world_size, **given) for name, (work, given) in ways.items()}
+
+
+@cache
+def found(world_size):
+    """The ranks' results by way, all of one launch: it takes longer than steps."""
+    results = launch(each_way, world_size, ways_of(world_size)).results
+    return {name: [ranks[name] for ranks in results] for name in results[0]}
 
 
 def all_close(results, expected, atol=1e-6):
@@ -87,82 +128,53 @@ def all_close(results, expected, atol=1e-6):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_n_processes_take_the_steps_of_one(alone, world_size):
-    results = launch(sgd.take_steps, world_size).results
-    all_close(results, alone[60])
+def test_n_processes_take_the_steps_of_one(world_size):
+    results = found(world_size)["right"]
+    all_close(results, alone(12))
     assert all(torch.equal(results[0], other) for other in results)
 
 
-def test_the_varied_loop_is_the_right_one_if_nothing_is_varied(alone):
-    ways = [{"synchronise": way} for way in (sgd.average_gradients, sgd.average_flat)]
-    for results in launch_each(sgd.vary_steps, 3, ways):
-        all_close(results, alone[60])
+def test_the_varied_loop_is_the_right_one_if_nothing_is_varied():
+    for way in ("average_gradients", "average_flat"):
+        all_close(found(3)[way], alone(12))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_unequal_shares_need_weights(alone, world_size):
-    ways = [{"batch": 7}, {"batch": 7, "loss_of": sgd.shared_loss}]
-    plain, weighted = launch_each(sgd.vary_steps, world_size, ways)
-    assert (plain[0] - alone[7]).abs().max() > 1e-5
-    all_close(weighted, alone[7])
-
-
-WRONG = {
-    "sum_gradients": {"synchronise": sum_gradients},
-    "keep_gradients": {"synchronise": keep_gradients},
-    "own_model": {"make": own_model},
-    "summed_loss": {"loss_of": summed_loss},
-}
-
-
-@pytest.fixture(scope="module")
-def gone_wrong():
-    results = launch_each(sgd.vary_steps, 2, list(WRONG.values()))
-    return dict(zip(WRONG, results, strict=True))
+def test_unequal_shares_need_weights(world_size):
+    plain, weighted = (found(world_size)[way] for way in ("odd", "odd, weighted"))
+    assert (plain[0] - alone(7)).abs().max() > 1e-5
+    all_close(weighted, alone(7))
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_each_wrong_way_differs(alone, gone_wrong, name):
-    assert max((other - alone[60]).abs().max() for other in gone_wrong[name]) > 1e-4
+def test_each_wrong_way_differs(name):
+    assert max((other - alone(12)).abs().max() for other in found(2)[name]) > 1e-4
 
 
 def test_a_sum_loss_with_a_sum_of_gradients_equals_one_process():
     expected = one_process(first_batches(60, 1), partial(summed_loss, batch=60))
-    summed = {"synchronise": sum_gradients, "loss_of": summed_loss, "steps": 1}
-    all_close(launch(sgd.vary_steps, 2, **summed).results, expected)
-
-
-NORMS = ("group", "batch")
-
-
-@pytest.fixture(scope="module")
-def normed_alone():
-    return [one_process(first_batches(60), mean_loss, norm=norm) for norm in NORMS]
+    all_close(found(2)["sums"], expected)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_batchnorm_parts_from_one_process_and_group_norm_does_not(normed_alone, world_size):
-    ways = [{"make": partial(sgd.new_model, norm=norm)} for norm in NORMS]
-    both = launch_each(sgd.vary_steps, world_size, ways)
-    for norm, results, expected in zip(NORMS, both, normed_alone, strict=True):
-        assert ((results[0] - expected).abs().max() < 1e-6) == (norm == "group")
+def test_batchnorm_parts_from_one_process_and_group_norm_does_not(world_size):
+    for norm in NORMS:
+        results = found(world_size)[norm]
+        assert ((results[0] - alone(12, norm)).abs().max() < 1e-6) == (norm == "group")
         assert all(torch.equal(results[0], other) for other in results)
 
 
-@pytest.mark.parametrize("split", [(1, 4, 1), (2, 2, 1), (2, 1, 2), (3, 2, 2)])
+@pytest.mark.parametrize("split", SPLITS)
 def test_accumulation_is_one_batch_where_every_token_counts_alike(split):
     def token_mean(output, labels):
         tokens = 1 + labels % 10
         return -(output.gather(1, labels[:, None])[:, 0] * tokens).sum() / tokens.sum()
 
     world_size, micro_batch, accumulation = split
-    batch = world_size * micro_batch * accumulation
-    shares = {"micro_batch": micro_batch, "accumulation": accumulation}
-    ways = [{}, {"longest": 10}, {"longest": 10, "factors_of": sgd.by_all_tokens}]
-    worker = partial(sgd.accumulate_steps, **shares)
-    plain, means, by_all = launch_each(worker, world_size, ways)
-    all_close(plain, one_process(first_batches(batch), mean_loss))
-    expected = one_process(first_batches(batch), token_mean)
+    batches = first_batches(world_size * micro_batch * accumulation, steps=5)
+    plain, means, by_all = (found(world_size)[split, w] for w in ("plain", "means", "by all"))
+    all_close(plain, one_process(batches, mean_loss))
+    expected = one_process(batches, token_mean)
     all_close(by_all, expected)
     assert ((means[0] - expected).abs().max() < 1e-6) == (split == (1, 4, 1))
 
@@ -175,7 +187,10 @@ def test_accumulating_reduces_once_per_step():
     assert calls[0] == calls[1] > 0
 
 
-@pytest.mark.parametrize("warm_up", [1, 5])
+WARM_UPS = {n: (128, partial(torch.optim.SGD, lr=0.05), n) for n in (1, 5)}
+
+
+@pytest.mark.parametrize("warm_up", WARM_UPS)
 def test_a_small_run_on_two_ranks_is_one_process_with_a_warm_up(warm_up):
     data = digits(dtype=torch.float64)
     images = torch.nn.functional.avg_pool2d(data.images, 4).flatten(1)
@@ -195,10 +210,13 @@ def test_a_small_run_on_two_ranks_is_one_process_with_a_warm_up(warm_up):
     hidden = (images @ weights[0].T + weights[1]).clamp(min=0)
     output = torch.log_softmax(hidden @ weights[2].T + weights[3], dim=1)
     expected = mean_loss(output, data.labels).item()
-    run = (128, partial(torch.optim.SGD, lr=0.05), warm_up)
     for world_size in (1, 2):
-        results = launch(sgd.train_each, world_size, [run]).results
-        assert results == [[pytest.approx(expected, abs=1e-5)]] * world_size
+        losses = [
+            dict(zip(WARM_UPS, ends, strict=True)) for ends in found(world_size)["small"]
+        ]
+        assert [end[warm_up] for end in losses] == [
+            pytest.approx(expected, abs=1e-5)
+        ] * world_size
 
 
 def test_the_linear_rule_keeps_the_loss_and_a_fixed_rate_does_not():
@@ -213,7 +231,7 @@ PARTS = ["", "model", "optimizer", "scheduler", "generator", "step"]
 
 def resumed(rank, world_size):
     """How far runs that forgot something are from six plain steps without the chapter's."""
-    data, order = digits(), first_batches(60, 6)
+    data, order = digits(), first_batches(60, steps=6)
     torch.manual_seed(0)
     model = SmallConvNet(dropout=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
@@ -244,7 +262,7 @@ def test_a_checkpoint_needs_each_of_its_parts(distances, forget):
 
 def test_training_lowers_the_loss_and_reads_digits():
     (losses, parameters), (same, other) = launch(
-        sgd.train, 2, epochs=7, lr=0.1, timeout=120
+        sgd.train, 2, epochs=4, batch=64, lr=0.1, timeout=120
     ).results
     assert losses[-1][-1] < losses[0][-1] / 5 and same == losses
     assert torch.equal(parameters, other)
@@ -259,23 +277,14 @@ def part(data, samples):
 
 def train_on(rank, world_size, samples, **run):
     """`train` where there are no more digits than these: what is compared needs few."""
-    sgd.digits = lambda **kind: part(digits(**kind), samples)
-    return sgd.train(rank, world_size, **run)
-
-
-# An epoch of five steps, whose last one has two samples; float32's rounding would grow.
-RUN = {"samples": 42, "epochs": 2, "lr": 0.1, "batch": 10, "double": True}
-
-
-@cache
-def trained(world_size):
-    return launch(train_on, world_size, **RUN).results
+    with patch.object(sgd, "digits", lambda **kind: part(digits(**kind), samples)):
+        return sgd.train(rank, world_size, **run)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_training_on_n_ranks_is_training_on_one(world_size):
-    losses, parameters = trained(1)[0]
-    for other_losses, other in trained(world_size):
+    losses, parameters = found(1)["train"][0]
+    for other_losses, other in found(world_size)["train"]:
         torch.testing.assert_close(other, parameters, rtol=0, atol=1e-12)
         whole = [[row[-1] for row in rows] for rows in (losses, other_losses)]
         torch.testing.assert_close(whole[0], whole[1], rtol=0, atol=1e-12)
@@ -283,8 +292,7 @@ def test_training_on_n_ranks_is_training_on_one(world_size):
 
 
 def test_a_last_batch_smaller_than_the_world_is_no_nan():
-    run = {"samples": 43, "epochs": 1, "batch": 14}  # the last has one, for two ranks
-    losses, parameters = launch(train_on, 2, **run).results[1]
+    losses, parameters = found(2)["tiny last"][1]  # one sample, for two ranks
     assert parameters.isfinite().all() and losses[0][-1] > 0
 
 
@@ -301,7 +309,7 @@ class PowerCut:
         sgd.average_gradients(model)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_interrupted_and_resumed_is_uninterrupted(tmp_path, world_size):
     path = str(tmp_path / "run.pt")
     if world_size == 1:
@@ -312,7 +320,7 @@ def test_interrupted_and_resumed_is_uninterrupted(tmp_path, world_size):
             launch(train_on, world_size, **RUN, checkpoint=path, synchronise=cut)
     resumed = launch(train_on, world_size, **RUN, checkpoint=path)
     assert "epoch 0" not in resumed.stdout[0] and "epoch 1" in resumed.stdout[0]
-    for one, other in zip(resumed.results, trained(world_size), strict=True):
+    for one, other in zip(resumed.results, found(world_size)["train"], strict=True):
         assert one[0] == other[0] and torch.equal(one[1], other[1])
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
@@ -321,38 +329,57 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
     path = str(tmp_path / "run.pt")
     launch(train_on, 3, **RUN | {"epochs": 1}, checkpoint=path)
     losses, parameters = launch(train_on, 2, **RUN, checkpoint=path).results[1]
-    torch.testing.assert_close(parameters, trained(1)[0][1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(parameters, found(1)["train"][0][1], rtol=0, atol=1e-12)
     assert [len(row) for row in losses] == [4, 3]
 
 
-def test_a_torn_checkpoint_is_refused_and_left_alone(tmp_path):
-    path = tmp_path / "run.pt"
-    for text in (b"", b"PK half a file"):
-        path.write_bytes(text)
-        with pytest.raises(RankFailed, match="holds no readable checkpoint .*Nothing was ch"):
-            launch(sgd.train, 2, epochs=1, checkpoint=str(path))
-        assert path.read_bytes() == text
+def refused(rank, world_size, runs):
+    """What each call of `train` says, which must refuse it."""
+    said = []
+    for run in runs:
+        with pytest.raises(ValueError) as caught:
+            sgd.train(rank, world_size, **run)
+        said.append(str(caught.value))
+    return said
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    path = str(tmp_path / "run.pt")
-    launch(train_on, 2, 42, epochs=1, batch=512, checkpoint=path)
-    with pytest.raises(RankFailed, match="was saved with batch=512, now batch=128 is asked"):
-        launch(sgd.train, 2, epochs=1, checkpoint=path)
-    torch.save({"model": {}}, path)
-    with pytest.raises(RankFailed, match="no model and optimizer in it"):
-        launch(sgd.train, 2, epochs=1, checkpoint=path)
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory):
+    """By name: what `train` says of a checkpoint, and whether its file is as it was."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    files = {name: folder / name for name in ("empty", "torn", "other", "nothing")}
+    files["empty"].write_bytes(b"")
+    files["torn"].write_bytes(b"PK half a file")
+    torch.save({"model": {}}, files["nothing"])
+    launch(train_on, 2, 42, epochs=1, batch=512, checkpoint=str(files["other"]))
+    before = {name: file.read_bytes() for name, file in files.items()}
+    runs = [{"epochs": 1, "checkpoint": str(file)} for file in files.values()]
+    runs += [{"epochs": 0}, {"batch": 0}]
+    said = launch(refused, 1, runs).results[0]
+    same = [file.read_bytes() == before[name] for name, file in files.items()]
+    names = [*files, "no epochs", "no batch"]
+    return dict(zip(names, zip(said, [*same, True, True], strict=True), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("empty", "holds no readable checkpoint .*Nothing was ch"),
+        ("torn", "holds no readable checkpoint .*Nothing was ch"),
+        ("other", "was saved with batch=512, now batch=128 is asked"),
+        ("nothing", "no model and optimizer in it"),
+        ("no epochs", "epochs and batch must be at least 1"),
+        ("no batch", "epochs and batch must be at least 1"),
+    ],
+)
+def test_a_run_is_refused_and_its_checkpoint_left_alone(refusals, name, says):
+    said, same = refusals[name]
+    assert re.search(says, said) and same
 
 
 def test_a_folder_that_is_not_there_is_said_before_training(tmp_path):
     with pytest.raises(RankFailed, match="no folder .*nowhere that can be written to"):
         launch(sgd.train, 2, epochs=1, checkpoint=str(tmp_path / "nowhere" / "run.pt"))
-
-
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch": 0}])
-def test_training_nothing_is_refused(wrong):
-    with pytest.raises(RankFailed, match="epochs and batch must be at least 1"):
-        launch(sgd.train, 1, **wrong)
 
 
 def times_on_a_clock_that_is_set(rank, world_size):
@@ -418,6 +445,9 @@ def test_a_whole_mnist_is_used(tmp_path, monkeypatch):
     assert data.source == "full MNIST" and data.labels.tolist() == [1, 2, 3]
 
 
+TWO_EPOCHS = {"samples": 43, "epochs": 2, "batch": 14, "lr": 0.1, "double": True}
+
+
 def test_two_epochs_are_those_of_one_process():
     """Every epoch in an order of its own, and the last batch, of one sample, counts whole."""
     torch.manual_seed(0)
@@ -436,7 +466,6 @@ def test_two_epochs_are_those_of_one_process():
                     p.sub_(v, alpha=0.1)
         epochs.append(summed / len(data))
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
-    run = {"samples": 43, "epochs": 2, "batch": 14, "lr": 0.1, "double": True}
-    losses, parameters = launch(train_on, 2, **run).results[1]
+    losses, parameters = found(2)["two epochs"][1]
     torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
     assert [row[-1] for row in losses] == pytest.approx(epochs, abs=1e-12)

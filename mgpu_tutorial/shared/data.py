@@ -15,6 +15,7 @@ same shape, with ten classes that a network can learn, but no photographs.
 import math
 import os
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,11 +53,17 @@ def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
     return replace(data, images=data.images.to(dtype))
 
 
-def _small(train: bool) -> Digits:
+@cache
+def _table() -> torch.Tensor:
+    """A row per digit: its 64 pixels and its label; read once by each process."""
     # Read scikit-learn's file without importing scikit-learn, which takes seconds a rank.
     package = Path(find_spec("sklearn").origin).parent
     path = package / "datasets" / "data" / "digits.csv.gz"
-    table = torch.from_numpy(np.loadtxt(path, dtype=np.int64, delimiter=",")).float()
+    return torch.from_numpy(np.loadtxt(path, dtype=np.int64, delimiter=",")).float()
+
+
+def _small(train: bool) -> Digits:
+    table = _table()
     test = torch.arange(len(table)) % 5 == 4
     table = table[~test if train else test]
     images = table[:, None, :64].view(-1, 1, 8, 8) / 16

@@ -1,5 +1,7 @@
 """The wrappers: equal to torch's DDP and to one process, for every odd kind of module."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -10,6 +12,7 @@ from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import RankFailed, launch
 from tests.ddp_buckets import ranks as workers
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 OURS = WRAPPERS[:4]
 BUCKETED = wrappers.BucketedDDP
 VARIANTS = {  # name: (kind of module, further settings)
@@ -24,63 +27,70 @@ VARIANTS = {  # name: (kind of module, further settings)
 CAPS = {"one bucket": 25.0, "a bucket a parameter": 1e-6, "half a weight": 0.008}
 
 
-@pytest.fixture(scope="module")
-def runs():
-    """What every wrapper gives on 1 to 4 ranks, for each variant; and one process alone."""
+SOME = ["plain", "accumulated and kept"]  # what differs by the number of ranks
+KINDS = {1: SOME, 2: [*VARIANTS, "norm"], 3: [*SOME, "norm"], 4: SOME}
+
+
+@cache
+def found(world_size):
+    """What every wrapper gives on each rank, by its name and the variant's."""
+    variants = VARIANTS | {"norm": {"kind": "norm"}}
     settings = {
-        (wrapper.__name__, name): {"wrapper": wrapper} | variant
+        (wrapper.__name__, name): {"wrapper": wrapper} | variants[name]
         for wrapper in WRAPPERS
-        for name, variant in (VARIANTS | {"norm": {"kind": "norm"}}).items()
+        for name in KINDS[world_size]
     }
     settings |= {
         (BUCKETED.__name__, n): {"wrapper": BUCKETED, "cap": c} for n, c in CAPS.items()
     }
-    found = {
-        n: launch(run_each_setting, n, workers.train, settings, timeout=120).results
-        for n in (1, 2, 3, 4)
-    }
-    alone = {name: workers.train(0, 1, None, **variant) for name, variant in VARIANTS.items()}
-    return found, alone
+    arguments = workers.train, settings
+    return launch(run_each_setting, world_size, *arguments, timeout=120).results
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@cache
+def alone(variant):
+    """What one process without a wrapper gives."""
+    return workers.train(0, 1, None, **VARIANTS[variant])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "variant"),
+    [(n, name) for n, kinds in KINDS.items() for name in kinds if name != "norm"],
+)
 @pytest.mark.parametrize("wrapper", OURS, ids=lambda wrapper: wrapper.__name__)
-def test_three_steps_equal_one_process_and_torch(runs, wrapper, variant, world_size):
-    found, alone = runs
-    of_torch = found[world_size][0][DistributedDataParallel.__name__, variant]
+def test_three_steps_equal_one_process_and_torch(wrapper, variant, world_size):
+    first = found(world_size)[0]
+    of_torch = first[DistributedDataParallel.__name__, variant]
     # bfloat16 rounds to 3 digits: a sum in another order is another number.
     loose = {"rtol": 0.05, "atol": 0.02} if variant == "several dtypes" else {}
-    for rank, result in enumerate(found[world_size]):
+    for rank, result in enumerate(found(world_size)):
         mine = result[wrapper.__name__, variant]
         torch.testing.assert_close(mine, of_torch, **loose)
-        torch.testing.assert_close(mine, alone[variant], **loose)
-        first = found[world_size][0][wrapper.__name__, variant]
-        torch.testing.assert_close(mine, first, rtol=0, atol=0, msg=f"rank {rank}")
+        torch.testing.assert_close(mine, alone(variant), **loose)
+        of_first = first[wrapper.__name__, variant]
+        torch.testing.assert_close(mine, of_first, rtol=0, atol=0, msg=f"rank {rank}")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("cap", list(CAPS))
-def test_any_bucket_size_gives_the_same(runs, cap, world_size):
-    found, alone = runs
-    for result in found[world_size]:
-        torch.testing.assert_close(result[BUCKETED.__name__, cap], alone["plain"])
+def test_any_bucket_size_gives_the_same(cap, world_size):
+    for result in found(world_size):
+        torch.testing.assert_close(result[BUCKETED.__name__, cap], alone("plain"))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("wrapper", OURS, ids=lambda wrapper: wrapper.__name__)
-def test_parameters_and_buffers_of_a_batch_norm_equal_torch(runs, wrapper, world_size):
-    for result in runs[0][world_size]:
+def test_parameters_and_buffers_of_a_batch_norm_equal_torch(wrapper, world_size):
+    for result in found(world_size):
         of_torch = result[DistributedDataParallel.__name__, "norm"]
         torch.testing.assert_close(result[wrapper.__name__, "norm"], of_torch)
 
 
-def test_the_baseline_is_no_constant(runs):
-    _, alone = runs
-    (gradients, parameters), (_, tied) = alone["plain"], alone["tied"]
+def test_the_baseline_is_no_constant():
+    (gradients, parameters), (_, tied) = alone("plain"), alone("tied")
     assert all(g.abs().max() > 0 for g in gradients.values())
     assert not torch.equal(parameters["head.weight"], tied["head.weight"])
-    assert alone["frozen"][0]["body.1.weight"] is None
+    assert alone("frozen")[0]["body.1.weight"] is None
 
 
 FIRST = 4 * (10 + 10 * 48 + 48 + 48 * 48)  # bytes of the head and of one layer
@@ -170,10 +180,11 @@ def test_buffers_come_from_rank_0_after_a_forward_that_was_averaged_and_no_other
         torch.testing.assert_close(second[wrapper], others, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_two_forwards_may_come_before_one_backward(wrapper):
-    mine, theirs = launch(workers.go_forward_twice, 2, wrapper).results
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+def test_two_forwards_may_come_before_one_backward():
+    settings = {w.__name__: {"wrapper": w} for w in WRAPPERS}
+    mine, theirs = launch(run_each_setting, 2, workers.go_forward_twice, settings).results
+    for name in settings:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=0, msg=name)
 
 
 def test_gradients_are_views_into_the_buckets():

@@ -62,15 +62,19 @@ def values(module):
 # One process: the reference
 
 
-def by_hand(rank, world_size, kinds, parts, steps):
-    """The parameters by kind: each step the mean of the parts' gradients, in order."""
-    return {kind: train_by_hand(*KINDS[kind], parts, steps) for kind in kinds}
+def by_hand(rank, world_size, parts, steps):
+    """The parameters by kind after each step, the first included.
+
+    A step takes the mean of the gradients of a batch's parts, in order.
+    """
+    return {kind: train_by_hand(*KINDS[kind], parts[kind], steps) for kind in parts}
 
 
 def train_by_hand(name, dtype, tied, frozen, parts, steps):
     model = make(dtype, tied, frozen)
     chosen, settings = OPTIMIZERS[name]
     optimizer = chosen(trained(model.parameters()), **settings)
+    after = []
     for step in range(steps):
         optimizer.zero_grad()
         for tokens in batches(step, parts):
@@ -78,16 +82,21 @@ def train_by_hand(name, dtype, tied, frozen, parts, steps):
         for p in trained(model.parameters()):
             p.grad /= parts
         optimizer.step()
-    return values(model)
+        after.append(values(model))
+    return after
 
 
 # The ways
 
 
 def average(parameters):
-    for p in trained(parameters):
-        dist.all_reduce(p.grad)
-        p.grad /= dist.get_world_size()
+    gradients = [p.grad for p in trained(parameters)]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, parts, strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def with_optimizer(module, chosen, settings, steps, to_owner=False):
@@ -160,14 +169,14 @@ WAYS = {
 PLAIN = [way for way, (_, more) in WAYS.items() if not more]
 
 
-def train_in_every_way(rank, world_size, references, ways, steps):
-    """How far each way ends from the reference, by kind and way."""
+def train_in_every_way(rank, world_size, references, steps):
+    """How far each way is from the reference after its `steps`, by kind and way."""
     found = {}
-    for kind, reference in references.items():
+    for kind, after in references.items():
         name, dtype, tied, frozen = KINDS[kind]
-        for way in ways:
-            train, more = WAYS[way]
-            result = train(make(dtype, tied, frozen), *OPTIMIZERS[name], steps, **more)
+        for way, (train, more) in WAYS.items():
+            result = train(make(dtype, tied, frozen), *OPTIMIZERS[name], steps[way], **more)
+            reference = after[steps[way] - 1]
             assert list(result) == list(reference)
             far = [(result[n] - reference[n]).abs().max().item() for n in reference]
             found[kind, way] = max(far)
