@@ -94,7 +94,7 @@ def stage_shapes(cuts: Sequence[str], batch: int, image_size: int) -> list[list[
 def _shapes(batch: int, image_size: int) -> tuple[list[int], ...]:
     """Those of the images, and of what each unit puts out."""
     with torch.device("meta"), torch.no_grad():
-        model = torchvision.models.resnet50()
+        model = torchvision.models.resnet50(norm_layer=nn.Identity)  # which keeps shapes too
         passed = [torch.empty(batch, 3, image_size, image_size)]
         for unit in units(model).values():
             passed.append(unit(passed[-1]))
