@@ -86,9 +86,19 @@ def _measured(batch: int, image_size: int) -> tuple[Unit, ...]:
 
 def stage_shapes(cuts: Sequence[str], batch: int, image_size: int) -> list[list[int]]:
     """The shapes between the stages, from the images to the result."""
-    outputs = [unit.shape for unit in measure(batch, image_size)]
-    shapes = [[batch, 3, image_size, image_size], *outputs]
+    shapes = _shapes(batch, image_size)
     return [shapes[i] for i in (0, *(UNITS.index(name) for name in cuts), -1)]
+
+
+@functools.cache
+def _shapes(batch: int, image_size: int) -> tuple[list[int], ...]:
+    """Those of the images, and of what each unit puts out."""
+    with torch.device("meta"), torch.no_grad():
+        model = torchvision.models.resnet50(norm_layer=nn.Identity)  # which keeps shapes too
+        passed = [torch.empty(batch, 3, image_size, image_size)]
+        for unit in units(model).values():
+            passed.append(unit(passed[-1]))
+    return tuple(list(x.shape) for x in passed)
 
 
 def stage_costs(measured: Sequence[Unit], cuts: Sequence[str]) -> list[StageCost]:

@@ -129,12 +129,15 @@ def band(
 
 
 def distances(
-    rank: int, world_size: int, way: Way, plain: dict[str, torch.Tensor]
-) -> dict[str, float]:
-    """How far the gradients of a way lie from those of one process, in each dtype."""
+    rank: int, world_size: int, ways: dict[str, Way], plain: dict[str, torch.Tensor]
+) -> dict[str, dict[str, float]]:
+    """How far the gradients of each way lie from those of one process, in each dtype."""
     return {
-        name: distance(gradients(way(new_model(dtype))), plain[name])
-        for name, dtype in DTYPES.items()
+        name: {
+            dtype: distance(gradients(way(new_model(DTYPES[dtype]))), plain[dtype])
+            for dtype in DTYPES
+        }
+        for name, way in ways.items()
     }
 
 
@@ -163,8 +166,9 @@ def measure(ways: dict[str, tuple[int, Way]]) -> Band:
     """Launch one process for the band, and each way on so many ranks."""
     runs = launch(band, 1).results[0]
     plain = {name: one.plain for name, one in runs.items()}
-    found = {
-        name: launch(distances, ranks, way, plain).results[0]
-        for name, (ranks, way) in ways.items()
-    }
-    return Band({name: one.orders for name, one in runs.items()}, found)
+    found: dict[str, dict[str, float]] = {}
+    for count in {ranks for ranks, _ in ways.values()}:
+        same = {name: way for name, (ranks, way) in ways.items() if ranks == count}
+        found |= launch(distances, count, same, plain).results[0]
+    orders = {name: one.orders for name, one in runs.items()}
+    return Band(orders, {name: found[name] for name in ways})

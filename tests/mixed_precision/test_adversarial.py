@@ -9,6 +9,34 @@ from torch.nn.functional import softplus
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.mixed_precision import adversarial
 from mgpu_tutorial.shared.data import digits
+from tests.together import together
+
+DOUBLE = {"steps": 4, "keep": (4,), "dtype": torch.float64}
+DOUBLED = {"double": functools.partial(adversarial.train_pair, **DOUBLE)}
+CASES = {  # by the number of ranks
+    1: DOUBLED
+    | {"grown": functools.partial(adversarial.train_pair, steps=4, growth_interval=4)},
+    2: DOUBLED
+    | {
+        "float32": functools.partial(adversarial.train_pair, steps=4),
+        "infinite on 0": functools.partial(adversarial.train_pair, steps=3, infinite=(0, 2)),
+        "infinite on 1": functools.partial(adversarial.train_pair, steps=3, infinite=(1, 2)),
+        "float16": functools.partial(adversarial.train_pair, steps=4, dtype=torch.float16),
+        "bare": functools.partial(adversarial.train_wrapped_pair, unwrap=True),
+        "wrapped": functools.partial(adversarial.train_wrapped_pair, unwrap=False),
+        "retained": functools.partial(
+            adversarial.train_wrapped_pair, detach=False, retain=True
+        ),
+    },
+    3: DOUBLED,
+}
+
+
+@functools.cache
+def trained(world_size):
+    """What the ranks of each case return."""
+    cases = CASES[world_size]
+    return dict(zip(cases, together(world_size, *cases.values()), strict=True))
 
 
 def near(x, y, atol):
@@ -58,19 +86,18 @@ def trained_by_hand(dtype, steps):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_the_pair_on_n_ranks_is_the_pair_written_out(world_size):
-    expected, samples = trained_by_hand(torch.float64, 10)
-    arguments = adversarial.train_pair, world_size
-    results = launch(*arguments, steps=10, keep=(10,), dtype=torch.float64).results
+    expected, samples = trained_by_hand(torch.float64, 4)
+    results = trained(world_size)["double"]
     for result in results:
         near(result.parameters, expected, 1e-13)
-        near(result.samples[10], samples, 1e-6)
+        near(result.samples[4], samples, 1e-6)
         assert torch.equal(result.parameters, results[0].parameters)
-        assert (result.generator_steps, result.discriminator_steps) == (10, 10)
+        assert (result.generator_steps, result.discriminator_steps) == (4, 4)
 
 
 def test_the_pair_in_float32_is_the_pair_written_out():
-    for result in launch(adversarial.train_pair, 2, steps=5).results:
-        near(result.parameters, trained_by_hand(torch.float32, 5)[0], 1e-5)
+    for result in trained(2)["float32"]:
+        near(result.parameters, trained_by_hand(torch.float32, 4)[0], 1e-5)
 
 
 def test_every_step_draws_another_batch_and_every_rank_its_rows():
@@ -86,7 +113,7 @@ def test_every_step_draws_another_batch_and_every_rank_its_rows():
 @pytest.mark.parametrize("who", [0, 1])
 def test_one_infinity_makes_all_ranks_skip_the_step_of_that_network_only(who):
     """The last step is the one: the generator's goes through the discriminator as it was."""
-    results = launch(adversarial.train_pair, 2, steps=3, infinite=(who, 2)).results
+    results = trained(2)[f"infinite on {who}"]
     expected = pair_that_skips_by_hand()
     for result in results:
         near(result.parameters, expected, 1e-5)
@@ -95,6 +122,7 @@ def test_one_infinity_makes_all_ranks_skip_the_step_of_that_network_only(who):
         assert torch.equal(result.parameters, results[0].parameters)
 
 
+@functools.cache
 def pair_that_skips_by_hand():
     """Three steps in one process, and in the third the discriminator stays as it is."""
     generator, discriminator, images = pair_and_images(torch.float32)
@@ -116,14 +144,14 @@ def pair_that_skips_by_hand():
 
 
 def test_the_scale_grows_once_per_iteration_and_not_once_per_network():
-    pair = launch(adversarial.train_pair, 1, steps=4, growth_interval=4).results[0]
+    (pair,) = trained(1)["grown"]
     assert pair.scale == 2048  # twice as many updates would make it 4096
 
 
 def test_the_pair_trains_under_autocast_with_one_scaler():
-    one, two = launch(adversarial.train_pair, 2, dtype=torch.float16).results
+    one, two = trained(2)["float16"]
     assert torch.equal(one.parameters, two.parameters) and one.parameters.isfinite().all()
-    assert one.generator_steps == one.discriminator_steps == 10
+    assert one.generator_steps == one.discriminator_steps == 4
 
 
 def test_real_images_lie_between_0_and_1():
@@ -153,10 +181,7 @@ def descend(loss, network, lr=0.1):
 
 def test_two_wrapped_modules_take_the_steps_of_one_process():
     expected = wrapped_by_hand()
-    bare, wrapped = (
-        launch(adversarial.train_wrapped_pair, 2, unwrap=unwrap).results
-        for unwrap in (True, False)
-    )
+    bare, wrapped = (trained(2)[name] for name in ("bare", "wrapped"))
     for result in bare + wrapped:
         near(torch.cat([result.generator, result.discriminator]), expected, 1e-6)
     assert torch.equal(bare[0].generator, bare[1].generator)
@@ -171,8 +196,6 @@ def test_two_wrapped_modules_take_the_steps_of_one_process():
 def test_without_detach_backward_finds_no_graph_or_the_generators_part():
     with pytest.raises(RankFailed, match="backward through the graph a second time"):
         launch(adversarial.train_wrapped_pair, 2, detach=False)
-    first, second = launch(
-        adversarial.train_wrapped_pair, 2, detach=False, retain=True
-    ).results
+    first, second = trained(2)["retained"]
     assert not torch.equal(first.generator, second.generator)
     assert torch.equal(first.discriminator, second.discriminator)

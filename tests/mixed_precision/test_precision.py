@@ -1,7 +1,7 @@
 """What short numbers lose; scaled ranks take the steps of one process, written out here."""
 
 import warnings
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch.nn.functional import nll_loss
 from torch.nn.utils import clip_grad_norm_
 
 from mgpu_tutorial.lab import RankFailed, launch
+from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.mixed_precision import measurements, precision
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
@@ -20,6 +21,7 @@ def near(x, y, atol):
     torch.testing.assert_close(x, y, rtol=0, atol=atol)
 
 
+@cache
 def trained_by_hand(steps=4, clip=1.0, skipped=None):
     """One process, no scaler: SGD on the global batches of 120 digits; the parameters."""
     torch.manual_seed(0)
@@ -35,6 +37,66 @@ def trained_by_hand(steps=4, clip=1.0, skipped=None):
         if step != skipped:
             optimizer.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def look_and_step(model, optimizer, scaler):
+    """The end of a step with DDP, which has averaged already."""
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+SHORT = {"dtype": torch.float16, "init_scale": 2.0**21}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ORDERS = {False: precision.average_then_look, True: look_and_step}  # by whether with DDP
+PLAIN = {"plain": partial(precision.train_scaled)}
+INFINITE = {
+    f"infinite on {who}": partial(precision.train_scaled, infinite=(who, 1)) for who in (0, 1)
+}
+CASES = {  # by the number of ranks
+    1: PLAIN
+    | {
+        f"scale {scale}": partial(precision.train_scaled, init_scale=scale)
+        for scale in (1.0, 2.0**16)
+    },
+    2: PLAIN
+    | INFINITE
+    | {
+        "look then average": partial(
+            precision.train_scaled, finish_step=precision.look_then_average, infinite=(1, 1)
+        ),
+        "clip then unscale": partial(
+            precision.train_scaled, finish_step=precision.clip_then_unscale
+        ),
+        "clipped": measurements.train_clipped,
+        "clipped too early": partial(
+            measurements.train_clipped, finish_step=precision.clip_then_unscale
+        ),
+        "short": partial(precision.train_scaled, **SHORT),
+        "short, left out": partial(
+            precision.train_scaled, finish_step=precision.leave_out, **SHORT
+        ),
+        "short, look then average": partial(
+            precision.train_scaled, finish_step=precision.look_then_average, **SHORT
+        ),
+    }
+    | {
+        f"{dtype}, ddp {ddp}": partial(
+            precision.train_scaled, finish_step=order, ddp=ddp, dtype=dtype
+        )
+        for dtype in DTYPES
+        for ddp, order in ORDERS.items()
+    },
+    3: PLAIN | INFINITE,
+}
+
+
+@cache
+def trained(world_size):
+    """What the ranks of each case return."""
+    cases = CASES[world_size]
+    return dict(zip(cases, together(world_size, *cases.values()), strict=True))
 
 
 # Numbers
@@ -106,35 +168,36 @@ def test_a_scaler_is_made_for_the_parameters_it_serves():
         precision.new_scaler(parts)
 
 
+SCALER = {"init_scale": 2.0**24, "growth_interval": 3}
+
+
+@cache
+def in_float16():
+    return precision.train_in_float16(range(9), **SCALER)
+
+
 def test_a_scaler_halves_at_an_overflow_and_doubles_after_good_steps():
     """From 2^24 four halvings until float16 holds the gradients; then three good steps."""
-    log, _ = precision.train_in_float16(range(9), init_scale=2.0**24, growth_interval=3)
+    log, _ = in_float16()
     assert [m.scale for m in log] == [2.0**k for k in (24, 23, 22, 21, 20, 20, 20, 21, 20)]
     assert [m.taken for m in log] == [False] * 4 + [True] * 3 + [False, True]
 
 
 def test_a_checkpoint_with_the_scaler_goes_on_as_if_nothing_had_happened():
-    settings = {"init_scale": 2.0**24, "growth_interval": 3}
-    whole, at_the_end = precision.train_in_float16(range(9), **settings)
-    _, saved = precision.train_in_float16(range(6), **settings)
-    rest, resumed = precision.train_in_float16(range(6, 9), saved, **settings)
+    whole, at_the_end = in_float16()
+    _, saved = precision.train_in_float16(range(6), **SCALER)
+    rest, resumed = precision.train_in_float16(range(6, 9), saved, **SCALER)
     assert rest == whole[6:] and resumed["scaler"] == at_the_end["scaler"]
     for name, weights in at_the_end["model"].items():
         assert torch.equal(resumed["model"][name], weights)
     del saved["scaler"]
-    lost, _ = precision.train_in_float16(range(6, 9), saved, **settings)
+    lost, _ = precision.train_in_float16(range(6, 9), saved, **SCALER)
     assert [m.scale for m in lost] == [2.0**24, 2.0**23, 2.0**22]
     assert not any(m.taken for m in lost)
 
 
 def test_a_scale_in_float32_changes_no_bit():
-    def train_twice(rank, world_size):
-        return [
-            precision.train_scaled(rank, world_size, init_scale=scale)[1]
-            for scale in (1.0, 2.0**16)
-        ]
-
-    plain, scaled = launch(train_twice, 1).results[0]
+    plain, scaled = (trained(1)[f"scale {scale}"][0][1] for scale in (1.0, 2.0**16))
     assert torch.equal(plain, scaled)
 
 
@@ -143,7 +206,7 @@ def test_a_scale_in_float32_changes_no_bit():
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_scaled_ranks_take_the_steps_of_one_process(world_size):
-    results = launch(precision.train_scaled, world_size).results
+    results = trained(world_size)["plain"]
     for records, weights in results:
         near(weights, trained_by_hand(), 1e-6)
         assert [record.scale for record in records] == [1024] * 4
@@ -152,8 +215,8 @@ def test_scaled_ranks_take_the_steps_of_one_process(world_size):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_one_infinity_makes_all_ranks_skip(world_size):
-    calls = [partial(precision.train_scaled, infinite=(who, 1)) for who in (0, 1)]
-    for who, results in enumerate(together(world_size, *calls)):
+    for who in (0, 1):
+        results = trained(world_size)[f"infinite on {who}"]
         records, weights = results[0]
         assert [record.scale for record in records] == [1024, 512, 512, 512]
         assert records[0].weights == records[1].weights != records[2].weights
@@ -165,8 +228,7 @@ def test_one_infinity_makes_all_ranks_skip(world_size):
 
 
 def test_ranks_that_look_before_they_average_part():
-    wrong = {"finish_step": precision.look_then_average, "infinite": (1, 1)}
-    (zero, _), (one, _) = launch(precision.train_scaled, 2, **wrong).results
+    (zero, _), (one, _) = trained(2)["look then average"]
     assert zero[0] == one[0]
     assert zero[1].scale == 2 * one[1].scale and zero[1].weights != one[1].weights
     assert not zero[1].finite_weights and one[1].finite_weights
@@ -177,8 +239,7 @@ def test_clipping_before_unscaling_hardly_moves_and_says_nothing():
     """Clipped to 1 and then divided by 1024: no gradient is longer than that, in 4 steps."""
     torch.manual_seed(0)
     start = torch.cat([p.detach().flatten() for p in SmallConvNet().parameters()])
-    arguments = precision.train_scaled, 2, precision.clip_then_unscale
-    for records, weights in launch(*arguments).results:
+    for records, weights in trained(2)["clip then unscale"]:
         assert all(r.finite_weights and r.scale == 1024 for r in records)
         assert 0 < (weights - start).norm() <= 4 * 2 * 0.01 / 1024  # momentum 0.5: twice
     assert (trained_by_hand() - start).norm() > 100 * (weights - start).norm()
@@ -193,18 +254,15 @@ def test_a_rank_that_leaves_the_average_out_is_waited_for_not_for_ever(step):
 
 def test_clipping_is_that_of_one_process_without_a_scale():
     expected = trained_by_hand(clip=0.05, skipped=1)
-    for weights in launch(measurements.train_clipped, 2).results:
+    for weights in trained(2)["clipped"]:
         near(weights, expected, 1e-6)
-    for weights in launch(measurements.train_clipped, 2, precision.clip_then_unscale).results:
+    for weights in trained(2)["clipped too early"]:
         assert (weights - expected).abs().max() > 1e-4
-
-
-SHORT = {"dtype": torch.float16, "init_scale": 2.0**21}
 
 
 def test_both_ranks_skip_when_one_overflows_under_autocast():
     """At 2^21 both overflow; at 2^20 rank 1 does, whose images differ; at 2^19 nobody."""
-    (zero, weights), (one, _) = launch(precision.train_scaled, 2, **SHORT).results
+    (zero, weights), (one, _) = trained(2)["short"]
     assert [record.finite_gradients for record in zero] == [False, True, True, True]
     assert [record.finite_gradients for record in one] == [False, False, True, True]
     for records in (zero, one):
@@ -213,28 +271,20 @@ def test_both_ranks_skip_when_one_overflows_under_autocast():
 
 
 def test_ranks_that_leave_out_as_many_averages_differ_and_nobody_waits():
-    found = launch(precision.train_scaled, 2, precision.leave_out, **SHORT).results
-    (zero, first), (one, second) = found
+    (zero, first), (one, second) = trained(2)["short, left out"]
     assert zero[-1].weights != one[-1].weights
     assert first.isfinite().all() and second.isfinite().all()
 
 
 def test_the_table_says_who_met_an_infinity():
-    order = precision.look_then_average
-    rows = measurements.steps_table(launch(precision.train_scaled, 2, order, **SHORT)).rows
+    report = Report(2, results=trained(2)["short, look then average"])
+    rows = measurements.steps_table(report).rows
     assert rows[0] == [0, "both", "2^20", "2^20", "alike", "finite", "finite"]
     assert rows[1] == [1, "rank 1", "2^20", "2^19", "differ", "broken", "finite"]
     assert rows[2] == [2, "rank 0", "2^19", "2^19", "differ", "broken", "broken"]
 
 
-def look_and_step(model, optimizer, scaler):
-    """The end of a step with DDP, which has averaged already."""
-    scaler.unscale_(optimizer)
-    clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-
-
+@cache
 def trained_in_parts_by_hand(ranks, dtype):
     """What `ranks` ranks compute in `dtype` and average in float32, in one process."""
     torch.manual_seed(0)
@@ -256,10 +306,9 @@ def trained_in_parts_by_hand(ranks, dtype):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("ddp", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ddp", ORDERS)
 def test_ranks_under_autocast_take_the_steps_written_out(dtype, ddp):
-    order = look_and_step if ddp else precision.average_then_look
-    first, second = launch(precision.train_scaled, 2, order, ddp=ddp, dtype=dtype).results
+    first, second = trained(2)[f"{dtype}, ddp {ddp}"]
     assert torch.equal(first[1], second[1])
     near(first[1], trained_in_parts_by_hand(2, dtype), 1e-6)

@@ -50,21 +50,23 @@ def test_units_are_where_torchvision_has_them(data, whole):
 
 
 def test_units_add_up_to_the_network(whole):
-    measured = measurements.measure(2, 64)
+    measured = measurements.measure(4, 64)
     assert [unit.name for unit in measured] == list(cuts.UNITS)
     count = sum(parameter.numel() for parameter in whole.parameters())
     assert sum(unit.parameters for unit in measured) == count
-    batch = measurements.measure(4, 64)
+    batch = measurements.measure(8, 64)
     assert all(2 * a.flops == b.flops for a, b in zip(measured, batch, strict=True))
     by_name = {unit.name: unit for unit in batch}
-    assert by_name["fc"].flops == 2 * 4 * 2048 * 1000
-    assert by_name["conv1"].flops == 2 * 4 * 64 * 32 * 32 * 3 * 7 * 7
+    assert by_name["fc"].flops == 2 * 8 * 2048 * 1000
+    assert by_name["conv1"].flops == 2 * 8 * 64 * 32 * 32 * 3 * 7 * 7
 
 
 @pytest.mark.parametrize("places", [["layer3.0"], ["layer1.0", "layer4.1"], ["fc"]])
-def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, places):
+def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, weights, places):
     several = devices(len(places) + 1)
-    model = resnet.ModelParallelResNet50(several, cuts=places)
+    with torch.device("meta"):
+        model = resnet.ModelParallelResNet50(several, cuts=places)
+    model.load_state_dict(weights)
     with Ledger().saved_for_backward(model) as ledger:
         model(data[0].to(several[0]))
     predicted = measurements.stage_costs(measurements.measure(batch=4, image_size=64), places)

@@ -51,6 +51,11 @@ def gradients_after_repeats(rank, world_size, schedule, micro, repeats):
     return run.loss, [parameter.grad for parameter in mine.parameters()]
 
 
+def measure_each(rank, world_size, cases):
+    """One pipeline after the other: `cases` are arguments of `measure_schedule`."""
+    return [measurements.measure_schedule(rank, world_size, *case) for case in cases]
+
+
 def gradients_by_schedule(rank, world_size, names, micro):
     """The gradients of this rank's stages, by schedule and stage."""
     found = {}

@@ -1,10 +1,12 @@
 """PyTorch's schedules do what their chart says, and compute what one process does."""
 
+from functools import cache
+
 import pytest
 import torch
 
 from mgpu_tutorial.lab import RankFailed, in_flight, launch, pipeline_steps
-from mgpu_tutorial.pipelines import measurements, schedules
+from mgpu_tutorial.pipelines import schedules
 from mgpu_tutorial.pipelines.work import Pauses
 from tests.model_parallel.reference import ideal_idle_share, one_process
 from tests.pipelines import ranks
@@ -14,6 +16,31 @@ PIECE = 16 * 64 * 4  # bytes of a micro-batch between two pausing stages
 
 def quick(world_size):
     return Pauses(world_size, 0.001)
+
+
+CASES = {  # by the number of ranks: schedule, micro-batches, work, steps
+    2: {name: (name, 4, quick(2), 1) for name in schedules.SCHEDULES}
+    | {"2 pieces": ("1F1B", 2, quick(2), 1)},
+    3: {name: (name, 6, quick(3), 1) for name in ("1F1B", "interleaved 1F1B")}
+    | {
+        "5 pieces": ("1F1B", 5, quick(3), 1),
+        "GPipe": ("GPipe", 6, quick(3), 2),
+        "zero bubble": ("zero bubble", 6, Pauses(3, 0.001, split_backward=True), 1),
+    },
+    4: {"8 pieces": ("1F1B", 8, quick(4), 1)},
+}
+
+
+@cache
+def measured(world_size):
+    """Of each case what the ranks measured, and the tasks of each step."""
+    cases = CASES[world_size]
+    report = launch(ranks.measure_each, world_size, list(cases.values()), trace=True)
+    steps, found = iter(pipeline_steps(report)), {}
+    for name, results in zip(cases, zip(*report.results, strict=True), strict=True):
+        found[name] = results, [next(steps) for _ in range(cases[name][-1])]
+    assert next(steps, None) is None
+    return found
 
 
 def linear_reference(world_size, micro):
@@ -63,15 +90,15 @@ def test_linear_layers_compute_what_they_do_in_one_process(world_size):
 
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
 def test_every_schedule_has_the_same_loss(schedule):
-    report = launch(measurements.measure_schedule, 2, schedule, 4, quick(2), trace=True)
+    results, (tasks,) = measured(2)[schedule]
     count = 2 if schedule in ("GPipe", "1F1B") else 4
-    assert {task.stage for task in pipeline_steps(report)[0]} == set(range(count))
+    assert {task.stage for task in tasks} == set(range(count))
     torch.manual_seed(1)
     x = torch.randn(64, 64)
     for index in range(count):
         torch.manual_seed(index)
         x = torch.nn.Linear(64, 64)(x).relu()
-    loss = sum(result.loss for result in report.results)
+    loss = sum(result.loss for result in results)
     assert loss == pytest.approx(x.square().mean().item(), rel=1e-5)
 
 
@@ -85,29 +112,21 @@ def test_a_rank_pauses_as_long_in_every_schedule(split_backward):
 
 @pytest.mark.parametrize("world_size, micro", [(2, 2), (4, 8), (3, 5)])
 def test_1f1b_keeps_as_many_micro_batches_as_stages_follow(world_size, micro):
-    report = launch(
-        measurements.measure_schedule,
-        world_size,
-        "1F1B",
-        micro,
-        quick(world_size),
-        1,
-        trace=True,
-    )
-    (tasks,) = pipeline_steps(report)
+    results, (tasks,) = measured(world_size)[f"{micro} pieces"]
     assert [in_flight(tasks, rank) for rank in range(world_size)] == [
         min(micro, world_size - rank) for rank in range(world_size)
     ]
-    kept = [result.saved_bytes for result in report.results]
+    kept = [result.saved_bytes for result in results]
     assert kept[1:-1] == [2 * PIECE * (world_size - r) for r in range(1, world_size - 1)]
     assert kept[0] == PIECE * world_size and kept[-1] == 3 * PIECE
 
 
 def test_gpipe_keeps_them_all():
-    report = launch(measurements.measure_schedule, 3, "GPipe", 6, quick(3), 2, trace=True)
-    for tasks in pipeline_steps(report):
+    results, steps = measured(3)["GPipe"]
+    assert len(steps) == 2
+    for tasks in steps:
         assert [in_flight(tasks, rank) for rank in range(3)] == [6, 6, 6]
-    kept = [result.saved_bytes for result in report.results]
+    kept = [result.saved_bytes for result in results]
     assert kept == [6 * PIECE, 12 * PIECE, 18 * PIECE]
 
 
@@ -116,8 +135,7 @@ def test_gpipe_keeps_them_all():
 )
 def test_the_bubble_of_pytorchs_order_is_the_formulas(schedule, stages):
     """The recorded order, a forward of 1, a backward of 2, and messages that are free."""
-    report = launch(measurements.measure_schedule, 3, schedule, 6, quick(3), 1, trace=True)
-    (tasks,) = pipeline_steps(report)
+    _, (tasks, *_) = measured(3)[schedule]
     ideal = ideal_idle_share(tasks, {"F": 1.0, "B": 2.0})
     assert ideal == pytest.approx(2 / (stages * 6 + 2))
     assert schedules.bubble(3, 6, stages) == pytest.approx(ideal)
@@ -125,8 +143,7 @@ def test_the_bubble_of_pytorchs_order_is_the_formulas(schedule, stages):
 
 def test_zero_bubble_leaves_only_the_staircase_at_the_ends():
     """Three equal boxes per piece and stage, without a gap; the last rank starts late."""
-    given = "zero bubble", 6, Pauses(3, 0.001, split_backward=True), 1
-    (tasks,) = pipeline_steps(launch(measurements.measure_schedule, 3, *given, trace=True))
+    _, (tasks,) = measured(3)["zero bubble"]
     ideal = ideal_idle_share(tasks, {"F": 1.0, "I": 1.0, "W": 1.0})
     assert ideal == pytest.approx(2 / (3 * 2 * 6 + 2))
 

@@ -46,10 +46,9 @@ def test_stages_of_resnet_equal_the_unsplit_model(expected, places, micro):
 
 
 def test_activations_and_gradients_cross_once_each():
-    """Behind the shape of 32 bytes, two images in two pieces, each way."""
-    work = ResNetStages(samples=2)
-    report = launch(stages.run_gpipe, 2, work, 2, trace=True, timeout=60)
-    sent = 4 * (2 * 512 * 8 * 8)  # float32
+    """Behind the shape of 32 bytes, twelve rows of four in two pieces, each way."""
+    report = launch(ranks.own_gradients, 2, stages.run_gpipe, 2, trace=True)
+    sent = 4 * (12 * 4)  # float32
     assert [row[2:] for row in traffic(report).rows] == [[3, sent + 32], [2, sent]]
 
 
@@ -79,7 +78,7 @@ def test_gpipe_does_all_forwards_first():
 def test_sends_that_wait_for_each_other_hang():
     with pytest.raises(RanksHung) as caught:
         given = Pauses(2, 0.001), 3, stages.send_and_then_receive
-        launch(stages.run_1f1b, 2, *given, timeout=4)
+        launch(stages.run_1f1b, 2, *given, timeout=3)
     assert str(caught.value).count("dist.send") == 2
 
 
@@ -99,5 +98,5 @@ def test_stages_and_ranks_must_be_as_many():
 
 
 def test_a_batch_that_does_not_divide_is_refused_on_every_rank():
-    with pytest.raises(RankFailed, match="a batch of 4 does not divide into 3"):
-        launch(stages.run_gpipe, 2, ResNetStages(), 3)
+    with pytest.raises(RankFailed, match="a batch of 12 does not divide into 5"):
+        launch(ranks.own_gradients, 2, stages.run_gpipe, 5)

@@ -9,33 +9,34 @@ from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.tensor_parallel import product
 from tests.tensor_parallel import ranks
 
+OF_ANY_NUMBER = {  # workers with their arguments
+    "operators": (ranks.apply_operators,),
+    "layers": (ranks.apply_layers,),
+    "product": (product.multiply,),
+    "vocabulary 61": (ranks.share_a_vocabulary, 61),
+}
+OF_FOUR = {
+    "vocabulary 5": (ranks.share_a_vocabulary, 5),
+    "large logits": (ranks.share_a_vocabulary, 9, 1e4),
+    "groups": (ranks.train_in_groups,),
+    "values": (ranks.start_from_other_values,),
+    "copies": (ranks.lose_a_copy,),
+    "copies in pairs": (ranks.lose_a_copy, True),
+    "pieces": (ranks.take_apart,),
+    "dropout": (ranks.draw_often,),
+    "dropout in pairs": (ranks.draw_in_pairs,),
+}
+
 
 @cache
 def report(world_size):
-    workers = {
-        "operators": (ranks.apply_operators,),
-        "layers": (ranks.apply_layers,),
-        "product": (product.multiply,),
-        "vocabulary 61": (ranks.share_a_vocabulary, 61),
-    }
+    workers = OF_ANY_NUMBER | (OF_FOUR if world_size == 4 else {})
     return launch(ranks.run_all, world_size, workers, trace=True)
 
 
-@cache
 def facts():
     """What needs four ranks."""
-    workers = {
-        "vocabulary 5": (ranks.share_a_vocabulary, 5),
-        "large logits": (ranks.share_a_vocabulary, 9, 1e4),
-        "groups": (ranks.train_in_groups,),
-        "values": (ranks.start_from_other_values,),
-        "copies": (ranks.lose_a_copy,),
-        "copies in pairs": (ranks.lose_a_copy, True),
-        "pieces": (ranks.take_apart,),
-        "dropout": (ranks.draw_often,),
-        "dropout in pairs": (ranks.draw_in_pairs,),
-    }
-    return launch(ranks.run_all, 4, workers).results
+    return report(4).results
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
