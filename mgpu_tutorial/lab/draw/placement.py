@@ -95,8 +95,8 @@ def _box(drawing: Drawing, x: float, y: float, item: Item, new: bool) -> None:
     else:
         drawing.box(x + 6, y, COLUMN - 22, BOX, FAINT, "#f2f2f2", 1)
     weight = "bold" if new else "normal"
-    drawing.label(x + 14, y + 20, item.name, 13, INK, "start", weight)
-    drawing.label(x + COLUMN - 22, y + 20, item.shape, 12, INK, "end")
+    drawing.label(x + 14, y + 20, item.name, 14, INK, "start", weight)
+    drawing.label(x + COLUMN - 22, y + 20, item.shape, 14, INK, "end")
 
 
 def _text(title: str, items: list[Item], old: list[Item], devices: list[str]) -> str:

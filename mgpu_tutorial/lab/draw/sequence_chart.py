@@ -226,10 +226,10 @@ class _Sheet:
             ink, text = tone(event.rank).text, bytes_text(event.nbytes) + tag
             if y1 == y2:  # over the middle, or near the sender of a long arrow
                 x = x1 + (x2 - x1) * min(0.5, 44 / abs(x2 - x1))
-                self.drawing.label(x, y1 - 6, text, 12, ink, weight="bold", halo=True)
+                self.drawing.label(x, y1 - 6, text, 14, ink, weight="bold", halo=True)
                 continue
             side, x = ("start", x1 + 5) if x2 > x1 else ("end", x1 - 5)
-            self.drawing.label(x, y1 - 4, text, 12, ink, side, "bold", halo=True)
+            self.drawing.label(x, y1 - 4, text, 14, ink, side, "bold", halo=True)
 
     def _events(self) -> None:
         met = {key for keys in self.log.collectives for key in keys}
