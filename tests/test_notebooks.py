@@ -7,7 +7,10 @@ import re
 import socket
 import statistics
 import tempfile
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 
 import nbformat
 import pytest
@@ -234,6 +237,35 @@ def test_most_of_what_a_notebook_calls_is_its_own(notebook, path):
             called.add((node.id, ""))
     own = [name for name, _ in called if modules[name][1] in (path.stem[3:], "shared", "lab")]
     assert 10 * len(own) >= 9 * len(called), sorted(called)
+
+
+def test_every_name_is_in_the_file_that_its_import_names(notebook):
+    """Who wants to read what a cell calls finds it at first; the face of lab is a list."""
+    nodes = [node for cell in code(notebook) for node in ast.walk(ast.parse(cell.source))]
+    modules, named = {}, set()
+    for node in nodes:
+        if not isinstance(node, ast.ImportFrom) or not node.module.startswith(
+            "mgpu_tutorial"
+        ):
+            continue
+        for alias in node.names:
+            if find_spec(node.module).submodule_search_locations and find_spec(
+                inside := f"{node.module}.{alias.name}"
+            ):
+                modules[alias.asname or alias.name] = inside
+            elif node.module != "mgpu_tutorial.lab":
+                named.add((node.module, alias.name))
+    named |= {
+        (modules[node.value.id], node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in modules
+    }
+    for module, name in sorted(named):
+        found = getattr(import_module(module), name)
+        if isinstance(found, FunctionType | type):
+            assert found.__module__ == module, name
 
 
 def test_a_chapter_is_named_by_its_number_only_in_a_link(notebook):
