@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.comparison.training import Experiment, Setup, draw_share, new_network, wrap
+from mgpu_tutorial.comparison.training import Experiment, Setup, new_network, wrap
 from mgpu_tutorial.lab import devices
-from mgpu_tutorial.shared.data import pictures
 
 
 class Parts(NamedTuple):
@@ -29,14 +28,16 @@ def time_parts(
 ) -> Parts:
     """Each rank repeats one step on its share; with DDP they average, unless told not to.
 
+    The pictures are random: what a step costs is the same for any.
     Returns the least processor seconds of each part over `experiment.iterations` steps.
     """
     taken = devices(2) if setup.wrapper == "DataParallel" else ()
     home = taken[0] if taken else torch.get_default_device()
     module, optimizer, _ = new_network(experiment.network, 1, home)
     model = wrap(module, setup, taken)
-    images, labels = draw_share(rank, world_size, pictures(), experiment, step=0)
-    images, labels = images.to(home), labels.to(home)
+    count = experiment.batch // world_size
+    images = torch.rand(count, 3, experiment.side, experiment.side, device=home)
+    labels = torch.arange(count, device=home) % 10
     found = []
     for _ in range(experiment.iterations + 1):
         begin = process_time()

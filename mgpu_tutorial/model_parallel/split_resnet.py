@@ -88,7 +88,9 @@ def unsplit_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, m
         (cross_entropy(model(x), y) / micro).backward()
 
 
-def step_on_two_devices(rank: int, world_size: int, micro: int = 1) -> float:
+def step_on_two_devices(
+    rank: int, world_size: int, micro: int = 1, image_size: int = 64
+) -> float:
     """Each rank splits the same ResNet-50 over two devices of its own; returns the loss.
 
     The ranks send nothing to each other. Where there are no two GPUs, devices are virtual.
@@ -96,5 +98,5 @@ def step_on_two_devices(rank: int, world_size: int, micro: int = 1) -> float:
     with torch.device("meta"):
         model = ModelParallelResNet50(devices(2))
     model.load_state_dict(new_model().state_dict())
-    loss, _ = forward_backward(model, *random_images(), micro)
+    loss, _ = forward_backward(model, *random_images(image_size=image_size), micro)
     return loss

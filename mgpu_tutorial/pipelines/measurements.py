@@ -110,6 +110,7 @@ def compare_schedules(
     weights: dict[str, torch.Tensor],
     expected: dict[str, torch.Tensor],
     micro: int = 4,
+    image_size: int = 64,
 ) -> dict[str, Compared]:
     """Run ResNet-50's stages, with these weights, in the order of each schedule.
 
@@ -118,7 +119,8 @@ def compare_schedules(
     model, found = new_model(own=()), {}
     model.load_state_dict(weights, assign=True)
     cuts = ("layer2.0", "layer3.0", "layer4.0")
-    work = ResNetStages(cuts, model=model.to(torch.get_default_device()))
+    model = model.to(torch.get_default_device())
+    work = ResNetStages(cuts, image_size=image_size, model=model)
     for schedule in schedules:
         model.zero_grad()
         run = measure_schedule(rank, world_size, schedule, micro, work, repeats=1)

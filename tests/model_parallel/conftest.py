@@ -5,7 +5,7 @@ import torch
 
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.shared.vision import torchvision
-from tests.model_parallel.reference import one_process
+from tests.model_parallel.reference import SIDE, one_process
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def one_core_for_each_device():
 @pytest.fixture(scope="package")
 def data():
     draw = torch.Generator().manual_seed(1)
-    images = torch.randn(4, 3, 64, 64, generator=draw)
+    images = torch.randn(4, 3, SIDE, SIDE, generator=draw)
     return images, torch.randint(1000, (4,), generator=draw)
 
 

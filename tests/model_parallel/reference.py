@@ -3,6 +3,8 @@
 import torch
 from torch.nn.functional import cross_entropy
 
+SIDE = 40  # pixels; layer4 puts out two by two, so one picture is enough for BatchNorm
+
 
 def one_process(model, images, labels, micro):
     """The mean loss, and the gradients by name, of `micro` pieces one after the other."""
@@ -16,6 +18,15 @@ def one_process(model, images, labels, micro):
         losses.append(loss.item())
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     return sum(losses) / micro, gradients
+
+
+def assert_same(found, expected):
+    """The same bits; where they are not, the message says where and by how much."""
+    if found.keys() != expected.keys() or not all(
+        torch.equal(values, expected[name]) for name, values in found.items()
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        raise AssertionError("not the same bits")
 
 
 def gradients_of(model):

@@ -1,31 +1,44 @@
 """Recomputation keeps less and computes the same, but BatchNorm sees the images twice."""
 
+import copy
+
 import pytest
 import torch
 
 from mgpu_tutorial.model_parallel import measurements
 from mgpu_tutorial.model_parallel.recomputation import forward_in_groups
-from tests.model_parallel.reference import gradients_of
+from mgpu_tutorial.shared.vision import torchvision
+from tests.model_parallel.reference import SIDE, assert_same, gradients_of, one_process
 
 
-@pytest.mark.parametrize("group_size", [1, 4, 20])
-def test_gradients_are_the_same_bits_and_the_running_mean_moves_twice(
-    data, whole, expected, group_size
-):
-    start = whole.bn1.running_mean.clone()
+def check_a_step_in_groups(model, data, expected, group_size):
+    start = model.bn1.running_mean.clone()
     images, labels = data
-    output = forward_in_groups(whole, images, group_size)
+    output = forward_in_groups(model, images, group_size)
     torch.nn.functional.cross_entropy(output, labels).backward()
-    torch.testing.assert_close(gradients_of(whole), expected(1)[1], rtol=0, atol=0)
-    assert int(whole.bn1.num_batches_tracked) == 2
-    mean = whole.conv1(images).mean((0, 2, 3)).detach()
-    torch.testing.assert_close(whole.bn1.running_mean, 0.81 * start + 0.19 * mean)
+    assert_same(gradients_of(model), expected)
+    assert int(model.bn1.num_batches_tracked) == 2
+    mean = model.conv1(images).mean((0, 2, 3)).detach()
+    torch.testing.assert_close(model.bn1.running_mean, 0.81 * start + 0.19 * mean)
+
+
+def test_gradients_are_the_same_bits_and_the_running_mean_moves_twice(data, whole, expected):
+    check_a_step_in_groups(whole, data, expected(1)[1], 4)
+
+
+@pytest.mark.parametrize("group_size", [1, 7, 20])
+def test_so_they_do_in_groups_of_any_size(group_size):
+    """As many units as ResNet-50, and a sixteenth of the channels inside a block."""
+    data = torch.randn(2, 3, 33, 33), torch.arange(2)
+    model = torchvision.models.resnet50(num_classes=10, width_per_group=4)
+    _, expected = one_process(copy.deepcopy(model), *data, 1)
+    check_a_step_in_groups(model, data, expected, group_size)
 
 
 def test_what_a_step_keeps_is_what_the_shapes_say(data, whole):
     """The plain network keeps all activations; in groups, what goes into each of them."""
     plain, one, ten, all_of_them = measurements.measure_kept(whole, *data, [0, 1, 10, 20])
-    costs = measurements.measure(4, 64)
+    costs = measurements.measure(4, SIDE)
     (network,) = measurements.stage_costs(costs, [])
     assert plain[:3] == (0, network.activation_bytes - data[0].nbytes, 0)
     sent = {unit.name: unit.output_bytes for unit in costs}

@@ -1,16 +1,14 @@
 """The split model is the unsplit one, on devices and on ranks."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from mgpu_tutorial.lab import devices
+from mgpu_tutorial.lab import devices, launch
 from mgpu_tutorial.model_parallel import resnet_cuts as cuts
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.shared.vision import torchvision
-from tests.model_parallel.reference import gradients_of
-from tests.together import together
+from tests.model_parallel.conftest import torchvisions
+from tests.model_parallel.reference import SIDE, assert_same, gradients_of
 
 
 def split_model(several, weights, **settings):
@@ -32,19 +30,22 @@ def run(model, images, labels):
 def unsplit(data, weights):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the tests: other kernels round differently
-    model = torchvision.models.resnet50()
-    model.load_state_dict(weights)
-    found = run(model, *data)
+    found = run(torchvisions(weights), *data)
     torch.set_num_threads(threads)
     return found
 
 
-@pytest.mark.parametrize(
-    "places", [("layer3.0",), ("fc",), ("maxpool", "layer3.4", "avgpool")]
-)
-def test_a_split_model_computes_what_the_unsplit_one_does(data, weights, unsplit, places):
-    model = split_model(devices(len(places) + 1), weights, cuts=places)
-    torch.testing.assert_close(run(model, *data), unsplit, rtol=0, atol=0)
+def assert_same_step(found, expected):
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
+    for mine, theirs in zip(found[1:], expected[1:], strict=True):
+        assert_same(mine, theirs)
+
+
+def test_a_split_model_computes_what_the_unsplit_one_does(data, weights, unsplit):
+    """Cut before and behind the blocks, and between two of a layer."""
+    places = ("maxpool", "layer3.4", "avgpool", "fc")
+    model = split_model(devices(5), weights, cuts=places)
+    assert_same_step(run(model, *data), unsplit)
 
 
 def test_weights_go_to_torchvision_and_back():
@@ -73,7 +74,7 @@ def test_a_model_made_with_weights_takes_others(data, weights, unsplit):
     """And one device named twice is enough."""
     model = resnet.ModelParallelResNet50(("cpu", "cpu"))
     model.load_state_dict(weights)
-    torch.testing.assert_close(run(model, *data), unsplit, rtol=0, atol=0)
+    assert_same_step(run(model, *data), unsplit)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_no_two_blocks_of_a_model_begin_alike(weights):
 
 def test_the_images_are_the_same_on_every_rank(data):
     torch.manual_seed(7)  # whatever else was drawn before
-    for mine, expected in zip(resnet.random_images(4), data, strict=True):
+    for mine, expected in zip(resnet.random_images(4, SIDE), data, strict=True):
         assert torch.equal(mine, expected)
 
 
@@ -123,10 +124,10 @@ def test_an_unsplit_step_is_the_reference(data, whole, expected):
     resnet.unsplit_step(whole, *data, micro=2)
     found = resnet.gradients(whole)
     assert list(found) == [name for name, _ in whole.named_parameters()]
-    torch.testing.assert_close(found, expected(2)[1], rtol=0, atol=0)
+    assert_same(found, expected(2)[1])
 
 
 def test_a_rank_may_have_two_devices(expected):
-    steps = [partial(resnet.step_on_two_devices, micro=micro) for micro in (1, 2)]
-    for micro, found in zip((1, 2), together(1, *steps, timeout=60), strict=True):
-        assert found == [pytest.approx(expected(micro)[0], rel=1e-4)], micro
+    """Its model begins as all others do, and its micro-batches are averaged."""
+    report = launch(resnet.step_on_two_devices, 1, micro=2, image_size=SIDE, timeout=60)
+    assert report.results == [pytest.approx(expected(2)[0], rel=1e-4)]

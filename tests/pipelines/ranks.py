@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from mgpu_tutorial.pipelines import measurements, schedules, stages
 from mgpu_tutorial.pipelines import work as works
 from mgpu_tutorial.shared import pause
-from tests.model_parallel.reference import equal_stacks
+from tests.model_parallel.reference import SIDE, equal_stacks
 
 
 def requested_pauses(rank, world_size, names, micro, forward, split_backward):
@@ -78,4 +78,5 @@ def own_gradients(rank, world_size, run, micro):
 
 
 def on_cut_stages(rank, world_size, places, micro):
-    return stages.run_gpipe(rank, world_size, works.ResNetStages(places), micro)
+    work = works.ResNetStages(places, image_size=SIDE)
+    return stages.run_gpipe(rank, world_size, work, micro)

@@ -4,11 +4,12 @@ import torch
 
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.pipelines import measurements
+from tests.model_parallel.reference import SIDE
 
 
 def test_schedules_compute_the_same_on_the_stages_of_resnet(expected, weights):
     names = ["GPipe", "1F1B", "zero bubble"]
-    work = (names, dict(weights), expected(2)[1], 2)
+    work = (names, dict(weights), expected(2)[1], 2, SIDE)
     report = launch(measurements.compare_schedules, 2, *work, timeout=60)
     for result in report.results:
         assert list(result) == names
@@ -26,7 +27,8 @@ def test_the_largest_difference_of_any_gradient_counts():
 
 def test_each_plan_is_timed_with_its_messages():
     """Averaging 25.6 million gradients once belongs to replicas, activations to stages."""
-    report = launch(measurements.time_plans, 2, samples=2, trace=True, timeout=60)
+    small = {"samples": 2, "image_size": SIDE}
+    report = launch(measurements.time_plans, 2, **small, trace=True, timeout=60)
     times = report.results[0]
     assert times._fields[-2:] == ("replicas", "stages") and min(times) > 0
     for rank in (0, 1):

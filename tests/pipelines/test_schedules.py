@@ -1,6 +1,6 @@
 """PyTorch's schedules do what their chart says, and compute what one process does."""
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from mgpu_tutorial.pipelines import schedules
 from mgpu_tutorial.pipelines.work import Pauses
 from tests.model_parallel.reference import ideal_idle_share, one_process
 from tests.pipelines import ranks
+from tests.together import together
 
 PIECE = 16 * 64 * 4  # bytes of a micro-batch between two pausing stages
 
@@ -61,10 +62,19 @@ def test_pytorchs_schedules_compute_the_same_bits():
         torch.testing.assert_close(mine, expected, rtol=0, atol=0)
 
 
+@cache
+def repeated():
+    """By schedule what each rank has after three steps."""
+    names = ["GPipe", "1F1B"]
+    calls = [partial(ranks.gradients_after_repeats, schedule=name) for name in names]
+    calls = [partial(call, micro=4, repeats=3) for call in calls]
+    return dict(zip(names, together(3, *calls), strict=True))
+
+
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_repeated_steps_leave_the_gradients_of_one(schedule):
     loss, expected = linear_reference(3, 4)
-    found = launch(ranks.gradients_after_repeats, 3, schedule, 4, repeats=3).results
+    found = repeated()[schedule]
     torch.testing.assert_close([mine for _, mine in found], expected)
     assert [rank_loss for rank_loss, _ in found] == [0, 0, pytest.approx(loss)]
 
@@ -102,12 +112,15 @@ def test_every_schedule_has_the_same_loss(schedule):
     assert loss == pytest.approx(x.square().mean().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("split_backward", [False, True])
-def test_a_rank_pauses_as_long_in_every_schedule(split_backward):
+def test_a_rank_pauses_as_long_in_every_schedule():
     """Two stages a rank pause half as long each; forward, input and weights one each."""
-    given = list(schedules.SCHEDULES), 4, 0.25, split_backward
-    report = launch(ranks.requested_pauses, 2, *given)
-    assert report.results == [[pytest.approx(3 * 4 * 0.25)] * 4] * 2
+    both = [
+        partial(ranks.requested_pauses, names=list(schedules.SCHEDULES), split_backward=split)
+        for split in (False, True)
+    ]
+    calls = [partial(call, micro=4, forward=0.25) for call in both]
+    for split, found in zip((False, True), together(2, *calls), strict=True):
+        assert found == [[pytest.approx(3 * 4 * 0.25)] * 4] * 2, split
 
 
 @pytest.mark.parametrize("world_size, micro", [(2, 2), (4, 8), (3, 5)])
