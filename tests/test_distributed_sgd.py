@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial import distributed_sgd as sgd
+from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
@@ -63,12 +64,12 @@ def own_model():
 
 
 @cache
-def alone(batch, norm=""):
-    return one_process(first_batches(batch), mean_loss, norm=norm)
+def alone(batch, norm="", steps=3):
+    return one_process(first_batches(batch, steps), mean_loss, norm=norm)
 
 
+STEPS = {1: 3, 2: 3, 3: 2, 4: 2}  # by world size: the second knows the momentum
 BATCH = {"batch": 12, "steps": 3}
-ODD = {"batch": 7, "steps": 3}
 WRONG = {
     "sum_gradients": {"synchronise": sum_gradients},
     "keep_gradients": {"synchronise": keep_gradients},
@@ -78,28 +79,31 @@ WRONG = {
 NORMS = ("group", "batch")
 # world size, samples of a micro-batch, micro-batches of a step
 SPLITS = [(1, 4, 1), (2, 2, 1), (2, 1, 2), (3, 2, 2)]
-# An epoch of five steps, whose last one has two samples; float32's rounding would grow.
-RUN = {"samples": 42, "epochs": 2, "lr": 0.1, "batch": 10, "double": True}
+# An epoch of three steps, whose last one has two samples; float32's rounding would grow.
+RUN = {"samples": 22, "epochs": 2, "lr": 0.1, "batch": 10, "double": True}
 
 
 def ways_of(world_size):
     """What so many ranks do one after the other: a worker and its arguments, by name."""
-    ways = {"right": (sgd.take_steps, BATCH), "train": (train_on, RUN)}
+    steps = {"steps": STEPS[world_size]}
+    ways = {"right": (sgd.take_steps, BATCH | steps), "train": (train_on, RUN)}
+    flat = {"synchronise": sgd.average_flat} if world_size > 2 else {}
     for norm in NORMS:
         make = partial(sgd.new_model, norm=norm)
-        ways[norm] = sgd.vary_steps, BATCH | {"make": make}
-    ways["odd"] = sgd.vary_steps, ODD
-    ways["odd, weighted"] = sgd.vary_steps, ODD | {"loss_of": sgd.shared_loss}
+        ways[norm] = sgd.vary_steps, BATCH | steps | flat | {"make": make}
+    odd = {"batch": 7} | steps | flat
+    ways["odd"] = sgd.vary_steps, odd
+    ways["odd, weighted"] = sgd.vary_steps, odd | {"loss_of": sgd.shared_loss}
     for split in SPLITS:
         if split[0] == world_size:
             shares = {"micro_batch": split[1], "accumulation": split[2]}
-            ways[split, "plain"] = sgd.accumulate_steps, shares
+            ways[split, "plain"] = accumulate, shares
             shares = shares | {"longest": 10}
-            ways[split, "means"] = sgd.accumulate_steps, shares
+            ways[split, "means"] = accumulate, shares
             by_all = {"factors_of": sgd.by_all_tokens}
-            ways[split, "by all"] = sgd.accumulate_steps, shares | by_all
+            ways[split, "by all"] = accumulate, shares | by_all
     if world_size < 3:
-        ways["small"] = sgd.train_each, {"runs": list(WARM_UPS.values())}
+        ways["small"] = train_each_on, {"samples": 300, "runs": list(WARM_UPS.values())}
     if world_size == 2:
         ways |= {name: (sgd.vary_steps, BATCH | way) for name, way in WRONG.items()}
         summed = {"synchronise": sum_gradients, "loss_of": summed_loss, "steps": 1}
@@ -108,8 +112,15 @@ def ways_of(world_size):
         ways["two epochs"] = train_on, TWO_EPOCHS
     if world_size == 3:
         for average in (sgd.average_gradients, sgd.average_flat):
-            ways[average.__name__] = sgd.vary_steps, BATCH | {"synchronise": average}
+            ways[average.__name__] = sgd.vary_steps, BATCH | steps | {"synchronise": average}
     return ways
+
+
+def accumulate(rank, world_size, *split, **shares):
+    """Three steps of `accumulate_steps`."""
+    few = lambda *given, **more: global_batches(*given, **more)[:3]  # noqa: E731
+    with patch.object(sgd, "global_batches", few):
+        return sgd.accumulate_steps(rank, world_size, *split, **shares)
 
 
 def each_way(rank, world_size, ways):
@@ -130,20 +141,21 @@ def all_close(results, expected, atol=1e-6):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_n_processes_take_the_steps_of_one(world_size):
     results = found(world_size)["right"]
-    all_close(results, alone(12))
+    all_close(results, alone(12, steps=STEPS[world_size]))
     assert all(torch.equal(results[0], other) for other in results)
 
 
 def test_the_varied_loop_is_the_right_one_if_nothing_is_varied():
     for way in ("average_gradients", "average_flat"):
-        all_close(found(3)[way], alone(12))
+        all_close(found(3)[way], alone(12, steps=STEPS[3]))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_unequal_shares_need_weights(world_size):
     plain, weighted = (found(world_size)[way] for way in ("odd", "odd, weighted"))
-    assert (plain[0] - alone(7)).abs().max() > 1e-5
-    all_close(weighted, alone(7))
+    expected = alone(7, steps=STEPS[world_size])
+    assert (plain[0] - expected).abs().max() > 1e-5
+    all_close(weighted, expected)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -160,7 +172,8 @@ def test_a_sum_loss_with_a_sum_of_gradients_equals_one_process():
 def test_batchnorm_parts_from_one_process_and_group_norm_does_not(world_size):
     for norm in NORMS:
         results = found(world_size)[norm]
-        assert ((results[0] - alone(12, norm)).abs().max() < 1e-6) == (norm == "group")
+        expected = alone(12, norm, STEPS[world_size])
+        assert ((results[0] - expected).abs().max() < 1e-6) == (norm == "group")
         assert all(torch.equal(results[0], other) for other in results)
 
 
@@ -171,7 +184,7 @@ def test_accumulation_is_one_batch_where_every_token_counts_alike(split):
         return -(output.gather(1, labels[:, None])[:, 0] * tokens).sum() / tokens.sum()
 
     world_size, micro_batch, accumulation = split
-    batches = first_batches(world_size * micro_batch * accumulation, steps=5)
+    batches = first_batches(world_size * micro_batch * accumulation)
     plain, means, by_all = (found(world_size)[split, w] for w in ("plain", "means", "by all"))
     all_close(plain, one_process(batches, mean_loss))
     expected = one_process(batches, token_mean)
@@ -181,8 +194,7 @@ def test_accumulation_is_one_batch_where_every_token_counts_alike(split):
 
 def test_accumulating_reduces_once_per_step():
     calls = [
-        len(launch(sgd.accumulate_steps, *split, trace=True).events)
-        for split in ((2, 2, 1), (2, 1, 2))
+        len(launch(accumulate, *split, trace=True).events) for split in ((2, 2, 1), (2, 1, 2))
     ]
     assert calls[0] == calls[1] > 0
 
@@ -192,7 +204,7 @@ WARM_UPS = {n: (128, partial(torch.optim.SGD, lr=0.05), n) for n in (1, 5)}
 
 @pytest.mark.parametrize("warm_up", WARM_UPS)
 def test_a_small_run_on_two_ranks_is_one_process_with_a_warm_up(warm_up):
-    data = digits(dtype=torch.float64)
+    data = part(digits(dtype=torch.float64), 300)
     images = torch.nn.functional.avg_pool2d(data.images, 4).flatten(1)
     torch.manual_seed(0)
     layers = torch.nn.Linear(49, 64), torch.nn.Linear(64, 10)
@@ -246,7 +258,8 @@ def resumed(rank, world_size):
         optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / 8)
         optimizer.step()
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
-    runs = {forget: sgd.stop_and_resume(rank, world_size, forget) for forget in PARTS}
+    with patch.object(sgd, "average_gradients", sgd.average_flat):
+        runs = {forget: sgd.stop_and_resume(rank, world_size, forget) for forget in PARTS}
     return {forget: (run - expected).abs().max().item() for forget, run in runs.items()}
 
 
@@ -262,7 +275,7 @@ def test_a_checkpoint_needs_each_of_its_parts(distances, forget):
 
 def test_training_lowers_the_loss_and_reads_digits():
     (losses, parameters), (same, other) = launch(
-        sgd.train, 2, epochs=4, batch=64, lr=0.1, timeout=120
+        sgd.train, 2, epochs=4, batch=64, lr=0.1, synchronise=sgd.average_flat, timeout=120
     ).results
     assert losses[-1][-1] < losses[0][-1] / 5 and same == losses
     assert torch.equal(parameters, other)
@@ -279,6 +292,12 @@ def train_on(rank, world_size, samples, **run):
     """`train` where there are no more digits than these: what is compared needs few."""
     with patch.object(sgd, "digits", lambda **kind: part(digits(**kind), samples)):
         return sgd.train(rank, world_size, **run)
+
+
+def train_each_on(rank, world_size, samples, runs):
+    """The same for `train_each`."""
+    with patch.object(sgd, "digits", lambda **kind: part(digits(**kind), samples)):
+        return sgd.train_each(rank, world_size, runs)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -314,9 +333,9 @@ def test_interrupted_and_resumed_is_uninterrupted(tmp_path, world_size):
     path = str(tmp_path / "run.pt")
     if world_size == 1:
         launch(train_on, 1, **RUN | {"epochs": 1}, checkpoint=path)
-    else:  # an epoch has 5 steps: cut off in the middle of the second
+    else:  # an epoch has 3 steps: cut off in the middle of the second
         with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
-            cut = PowerCut(7)
+            cut = PowerCut(4)
             launch(train_on, world_size, **RUN, checkpoint=path, synchronise=cut)
     resumed = launch(train_on, world_size, **RUN, checkpoint=path)
     assert "epoch 0" not in resumed.stdout[0] and "epoch 1" in resumed.stdout[0]

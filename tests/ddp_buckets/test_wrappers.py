@@ -28,7 +28,7 @@ CAPS = {"one bucket": 25.0, "a bucket a parameter": 1e-6, "half a weight": 0.008
 
 
 SOME = ["plain", "accumulated and kept"]  # what differs by the number of ranks
-KINDS = {1: SOME, 2: [*VARIANTS, "norm"], 3: [*SOME, "norm"], 4: SOME}
+KINDS = {1: SOME, 2: [*VARIANTS, "norm"], 3: [*SOME, "norm"], 4: ["plain"]}
 
 
 @cache

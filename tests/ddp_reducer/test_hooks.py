@@ -39,15 +39,26 @@ def averaged(rank, world_size, hook):
 
 
 @cache
-def averages(world_size):
-    calls = [partial(averaged, hook=hook) for hook in OURS]
-    return dict(zip(OURS, together(world_size, *calls), strict=True))
+def found(world_size):
+    """What the ranks return of our hooks and of PowerSGD, in one launch."""
+    calls = {hook: partial(averaged, hook=hook) for hook in OURS} | {
+        worker: worker for worker, sizes in OTHERS.items() if world_size in sizes
+    }
+    return dict(zip(calls, together(world_size, *calls.values()), strict=True))
+
+
+@cache
+def means(world_size):
+    """What each of two hooks makes of the gradients 1, 2 and so on, in one launch."""
+    given = (under_another_name, hooks.eight_bits)
+    calls = [partial(measurements.average_with, hook=hook) for hook in given]
+    return dict(zip(given, together(world_size, *calls, device="cpu"), strict=True))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("hook", OURS)
 def test_a_hook_returns_the_mean_up_to_its_rounding(hook, world_size):
-    results = averages(world_size)[hook]
+    results = found(world_size)[hook]
     for got, exact in results:
         unit = exact.abs().max() / (127 // world_size)
         atol = 2 * unit if hook is hooks.eight_bits else 1e-3
@@ -77,10 +88,10 @@ def compress_twice(rank, world_size):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_power_sgd_is_the_mean_along_one_column(world_size):
-    for found, (column, row), mean in launch(compress_twice, world_size).results:
-        torch.testing.assert_close(torch.outer(column, row), found)
-        torch.testing.assert_close(torch.outer(column, column) @ mean, found)
-        assert (found - mean).norm() > 0.1 * mean.norm()  # something is left out
+    for got, (column, row), mean in found(world_size)[compress_twice]:
+        torch.testing.assert_close(torch.outer(column, row), got)
+        torch.testing.assert_close(torch.outer(column, column) @ mean, got)
+        assert (got - mean).norm() > 0.1 * mean.norm()  # something is left out
 
 
 def two_by_two(rank, world_size):
@@ -88,10 +99,13 @@ def two_by_two(rank, world_size):
     return torch.outer(*hooks.average_as_product(gradients[rank], torch.tensor([1.0, 0])))
 
 
+OTHERS = {compress_twice: (1, 2, 3), two_by_two: (2,)}
+
+
 def test_the_product_of_two_small_matrices_is_that_of_the_notebook():
     """The mean is [[3, 1], [1, 1]]; along the column (3, 1) / √10 the rest is left out."""
-    for found in launch(two_by_two, 2).results:
-        torch.testing.assert_close(found, torch.tensor([[3.0, 1.2], [1.0, 0.4]]))
+    for got in found(2)[two_by_two]:
+        torch.testing.assert_close(got, torch.tensor([[3.0, 1.2], [1.0, 0.4]]))
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +151,7 @@ def under_another_name(state, bucket):
 
 @pytest.mark.parametrize("world_size, mean", [(2, 1.5), (3, 2.0)])
 def test_the_built_in_bfloat16_hook_averages_over_gloo_under_another_name(world_size, mean):
-    report = launch(measurements.average_with, world_size, under_another_name, device="cpu")
-    assert report.results == [mean] * world_size
+    assert means(world_size)[under_another_name] == [mean] * world_size
 
 
 def test_over_a_slow_link_the_time_follows_the_bytes():
@@ -154,9 +167,8 @@ def test_over_a_slow_link_the_time_follows_the_bytes():
 @pytest.mark.parametrize("world_size, mean", [(2, 1.5), (3, 2.0)])
 def test_eight_bits_are_scaled_for_the_rank_with_the_largest_gradient(world_size, mean):
     largest = float(world_size)  # that of the last rank, where the first has 1
-    report = launch(measurements.average_with, world_size, hooks.eight_bits, device="cpu")
     unit = largest / (127 // world_size)
-    assert report.results == pytest.approx([mean] * world_size, abs=unit)
+    assert means(world_size)[hooks.eight_bits] == pytest.approx([mean] * world_size, abs=unit)
 
 
 def as_if_built(rank, world_size, cuda):

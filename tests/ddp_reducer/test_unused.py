@@ -77,14 +77,26 @@ def test_a_head_left_out_of_a_static_graph_is_told_only_by_the_next_forward():
         launch(leave_out_at_last, 2, FIRST_ONLY, timeout=10)
 
 
-@pytest.mark.parametrize("depth, calls", [(6, 1), (100, 2)])
-def test_the_search_makes_one_call_more(depth, calls):
-    options = {"find_unused_parameters": True}
-    without = launch(measurements.profile_search, 2, depth).results
-    searched = launch(measurements.profile_search, 2, depth, **options).results
-    assert without == [(calls, 0.0)] * 2
-    assert [found for found, _ in searched] == [calls + 1] * 2
-    assert all(microseconds > 0 for _, microseconds in searched)
+CALLS = {6: 1, 70: 2}  # by depth: those of a step without the search
+
+
+@pytest.fixture(scope="module")
+def profiled():
+    """What each rank sees in a step by depth, without the search and with it."""
+    settings = {
+        (depth, search): {"depth": depth, "find_unused_parameters": search}
+        for depth in CALLS
+        for search in (False, True)
+    }
+    return launch(run_each_setting, 2, measurements.profile_search, settings).results
+
+
+@pytest.mark.parametrize("depth", CALLS)
+def test_the_search_makes_one_call_more(profiled, depth):
+    for found in profiled:
+        assert found[depth, False] == (CALLS[depth], 0.0)
+        calls, microseconds = found[depth, True]
+        assert calls == CALLS[depth] + 1 and microseconds > 0
 
 
 def sent_during_backward(report):
@@ -115,9 +127,9 @@ def first_bucket(rank, world_size, **options):
 
 
 def test_the_layer_that_is_ready_first_is_sent_first_only_in_rebuilt_buckets():
-    assert launch(first_bucket, 2).results == [["layers.0.weight"]] * 2
-    searched = launch(first_bucket, 2, find_unused_parameters=True).results
-    assert searched == [["layers.5.weight"]] * 2
+    settings = {search: {"find_unused_parameters": search} for search in (False, True)}
+    for found in launch(run_each_setting, 2, first_bucket, settings).results:
+        assert found == {False: ["layers.0.weight"], True: ["layers.5.weight"]}
 
 
 def test_layers_in_the_order_of_their_use_are_sent_in_time_even_with_the_search():

@@ -170,13 +170,14 @@ PLAIN = [way for way, (_, more) in WAYS.items() if not more]
 
 
 def train_in_every_way(rank, world_size, references, steps):
-    """How far each way is from the reference after its `steps`, by kind and way."""
+    """How far each way is from the reference after its steps, by kind and way as `steps`."""
     found = {}
     for kind, after in references.items():
         name, dtype, tied, frozen = KINDS[kind]
-        for way, (train, more) in WAYS.items():
-            result = train(make(dtype, tied, frozen), *OPTIMIZERS[name], steps[way], **more)
-            reference = after[steps[way] - 1]
+        for way, number in steps[kind].items():
+            train, more = WAYS[way]
+            result = train(make(dtype, tied, frozen), *OPTIMIZERS[name], number, **more)
+            reference = after[number - 1]
             assert list(result) == list(reference)
             far = [(result[n] - reference[n]).abs().max().item() for n in reference]
             found[kind, way] = max(far)

@@ -33,7 +33,7 @@ def facts():
 def alone():
     """What one process says."""
     workers = {"norm": (training_norm,)}
-    workers |= {steps: (training.train, training.zero_0, steps) for steps in (5, 8)}
+    workers |= {steps: (training.train, training.zero_0, steps) for steps in (5, 6)}
     return launch(ranks.run_all, 1, workers).results[0]
 
 
@@ -92,14 +92,14 @@ def test_in_short_numbers_the_shards_stay_long():
 
 
 def test_a_mesh_of_groups_and_a_checkpoint_train_as_one_process():
-    five, eight = alone()[5], alone()[8]
+    five, six = alone()[5], alone()[6]
     for found in launch(fsdp.train_on_a_mesh, 4).results:
         torch.testing.assert_close(found, five, rtol=0, atol=1e-4)
     with tempfile.TemporaryDirectory() as folder:
         launch(fsdp.save, 2, folder)
-        loaded = launch(fsdp.load, 3, folder, steps=3).results
+        loaded = launch(fsdp.load, 3, folder, steps=1).results
     for found in loaded:
-        torch.testing.assert_close(found, eight, rtol=0, atol=1e-4)
+        torch.testing.assert_close(found, six, rtol=0, atol=1e-4)
         assert any(not torch.equal(found[name], five[name]) for name in five)
 
 

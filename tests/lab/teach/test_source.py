@@ -5,7 +5,7 @@ import builtins
 import inspect
 import symtable
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 
 import pytest
@@ -85,10 +85,15 @@ def imported(text):
     }
 
 
+@cache
+def cells(chapter):
+    """Every worker of a chapter by its name, and its copy for a cell."""
+    return {name: (worker, editable(worker)) for name, worker in workers_of(chapter).items()}
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_every_worker_can_be_taken_into_a_cell(chapter):
-    for name, worker in workers_of(chapter).items():
-        text = editable(worker)
+    for name, (worker, text) in cells(chapter).items():
         cell = {"__name__": "__main__"}
         exec(compile(text, "cell", "exec"), cell)
         copy = cell[worker.__name__]
@@ -126,8 +131,8 @@ def test_a_decorated_function_keeps_its_decorator():
 
 def test_many_names_stand_below_each_other():
     for chapter in CHAPTERS:
-        for worker in workers_of(chapter).values():
-            for line in editable(worker).split("\n"):
+        for _, text in cells(chapter).values():
+            for line in text.split("\n"):
                 if line.startswith(("import ", "from ")):
                     assert len(line) <= 79, line
 
