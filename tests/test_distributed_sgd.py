@@ -18,8 +18,6 @@ from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def one_process(batches, loss_of, **layers):
     """Plain training in one process, written out: nothing of it is the chapter's."""

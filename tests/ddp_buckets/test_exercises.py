@@ -11,8 +11,6 @@ from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS, BucketedDDP
 from mgpu_tutorial.lab import launch
 from tests.test_exercises import exercise_of, judged
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_the_planted_bug_shows_only_with_a_tied_weight():
     ways = {w.__name__: {"wrapper": w} for w in (*WRAPPERS, exercises.PlantedDDP)}

@@ -8,8 +8,6 @@ from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import launch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def one_process(steps):
     """The same network, batches and optimizer by hand: the last gradients, and parameters."""

@@ -12,7 +12,6 @@ from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import RankFailed, launch
 from tests.ddp_buckets import ranks as workers
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 OURS = WRAPPERS[:4]
 BUCKETED = wrappers.BucketedDDP
 VARIANTS = {  # name: (kind of module, further settings)

@@ -7,8 +7,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from tests.test_exercises import exercise_of, judged
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def counting(step, result="state['bytes']"):
     return f"""

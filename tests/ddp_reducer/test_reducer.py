@@ -7,7 +7,6 @@ from mgpu_tutorial.ddp_buckets.experiments import Tower, run_each_setting
 from mgpu_tutorial.ddp_reducer import measurements, reducer, unused
 from mgpu_tutorial.lab import launch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = {  # a Tower of six layers of 1 MiB: 6.03 MiB in all
     "defaults": {},
     "named": {"bucket_cap_mb": 25},
