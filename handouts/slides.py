@@ -22,6 +22,7 @@ from handouts.notebook import Notebook, Piece
 
 WORDS = 30  # of a paragraph, on a slide
 MORE_WORDS = 80  # of it, where the slide would be nearly empty
+SHORT = 10  # lines of a listing that leave room for a cell
 FEW = 12  # words that say nothing alone
 LIST_WORDS = 180  # of a list, on a slide
 COLUMNS = 76  # of a docstring, so that it does not make the code small
@@ -232,10 +233,11 @@ class _Maker:
         first = not self.slides or self.slides[-1].kind == "title"
         if silent and not piece.role and (first or is_plumbing(piece.text) and not led_to):
             return
-        if self._busy():
+        asked = self.asked is not None
+        if self._busy() and not (asked and self.slides[-1].kinds == ["listing"]):
             self.fresh = True
         self._show(piece)
-        if self.asked is not None:
+        if asked:
             self.asked.append(block("again", tight(piece.text), self._where(piece)))
 
     def _listing(self, piece: Piece, i: int) -> None:
@@ -245,7 +247,7 @@ class _Maker:
         text = "\n".join(map(narrow, text.split("\n")))
         self._show(piece, block("listing", tight(text), self._where(piece)))
         if self.asked is not None:
-            self.fresh = True
+            self.fresh = piece.text.count("\n") > SHORT  # else the cell stands with it
 
     def _answer(self, piece: Piece, i: int) -> None:
         if self.asked is not None and piece.kind in ANSWERS:
