@@ -28,7 +28,7 @@ def bucket_map(
         for number, bucket in enumerate(buckets):
             total = bytes_text(sum(nbytes[parameter] for parameter in bucket))
             title = f"bucket {number}, {total}" if len(bucket) > 2 else f"{number}: {total}"
-            drawing.label(x + _width(bucket) / 2, y + 13, title, 12, weight="bold")
+            drawing.label(x + _width(bucket) / 2, y + 13, title, 13, weight="bold")
             drawing.box(x, y + 19, _width(bucket), HEIGHT + 8, INK, "#ffffff", 2)
             _draw_parameters(drawing, x + BORDER + 1, y + 23, bucket, nbytes)
             x += _width(bucket) + GAP
@@ -52,8 +52,8 @@ def _draw_parameters(
         x = left + CELL * i
         drawing.box(x, top, CELL - 2, HEIGHT, fill, fill, 1, radius=3)
         layer, _, kind = name.rpartition(".")
-        drawing.label(x + CELL / 2 - 1, top + 16, layer or kind, 11.5, ink)
-        drawing.label(x + CELL / 2 - 1, top + 31, kind if layer else "", 11.5, ink)
+        drawing.label(x + CELL / 2 - 1, top + 16, layer or kind, 14, ink)
+        drawing.label(x + CELL / 2 - 1, top + 31, kind if layer else "", 14, ink)
 
 
 def _as_text(
