@@ -14,9 +14,12 @@ def movements(uses: Mapping[Callable, str], world_size: int = 4) -> Drawing:
 
     Beside each stands the call, as it is in the worker's source, and what it is good for.
     """
+    ran = [(launch(worker, world_size), worker.__name__) for worker in uses]
+    widest = max(before_after(*run).width for run in ran)
+    words = [(_call(worker), use) for worker, use in uses.items()]
     panels = [
-        before_after(launch(worker, world_size), worker.__name__, (_call(worker), use))
-        for worker, use in uses.items()
+        before_after(*run, said, words_at=widest + GAP)
+        for run, said in zip(ran, words, strict=True)
     ]
     height = sum(panel.height + GAP for panel in panels) - GAP
     names = ", ".join(worker.__name__ for worker in uses)

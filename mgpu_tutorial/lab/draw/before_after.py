@@ -10,23 +10,29 @@ from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.report import Report
 
 SIDE, HEIGHT, ROW, TOP, LEFT = 38, 22, 25, 24, 66
-ARROW, WORDS, LINE, LETTERS = 116, 500, 18, 38
+ARROW, MARGIN, LINE, LETTERS = 116, 10, 18, 38
 
 
-def before_after(report: Report, name: str, words: Sequence[str] = ()) -> Drawing:
+def before_after(
+    report: Report, name: str, words: Sequence[str] = (), words_at: float = 0
+) -> Drawing:
     """Draw what each rank held, of a launch whose worker returns (before, after).
 
     Each of the two is a flat list of numbers, a tensor, a list of tensors, or None, which
     draws empty places. A value that some rank alone held before keeps the colour of that
     rank wherever it turns up later; a value made of several is grey. `words` stand beside
-    the picture, a paragraph each, the first in bold.
+    the picture, a paragraph each, the first in bold, `words_at` pixels from the left if the
+    picture is not wider.
     """
     before = _columns([result[0] for result in report.results])
     after = _columns([result[1] for result in report.results])
     owners = _owners(before)
     middle = LEFT + SIDE * len(before[0])
     right = middle + ARROW
-    width = WORDS + 8 * LETTERS if words else right + SIDE * len(after[0]) + 10
+    width = right + SIDE * len(after[0]) + MARGIN
+    beside = max(width + MARGIN, words_at)
+    if words:
+        width = beside + 8 * LETTERS
     height = TOP + ROW * report.world_size
     text = "\n".join(
         f"rank {r}  {_as_text(before[r])} → {_as_text(after[r])}"
@@ -44,7 +50,7 @@ def before_after(report: Report, name: str, words: Sequence[str] = ()) -> Drawin
         drawing.line(middle + 4, line, right - 8, line, arrow=True)
         _draw_cells(drawing, right, y, after[rank], owners)
     drawing.label((middle + right) / 2 - 2, 17, name, 13)
-    _write(drawing, words)
+    _write(drawing, words, beside)
     return drawing
 
 
@@ -84,13 +90,13 @@ def _draw_cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: 
         drawing.label(left + SIDE / 2 - 2, y + 16, _value_text(value), 14, ink, weight="bold")
 
 
-def _write(drawing: Drawing, words: Sequence[str]) -> None:
+def _write(drawing: Drawing, words: Sequence[str], x: float) -> None:
     """The paragraphs beside the picture, wrapped."""
     y = TOP + 16
     for number, paragraph in enumerate(words):
         for line in textwrap.wrap(paragraph, LETTERS):
             weight = "normal" if number else "bold"
-            drawing.label(WORDS, y, line, 14, anchor="start", weight=weight)
+            drawing.label(x, y, line, 14, anchor="start", weight=weight)
             y += LINE
         y += 6
 
