@@ -7,6 +7,7 @@ import re
 import socket
 import statistics
 import tempfile
+from base64 import b64decode
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -317,6 +318,16 @@ def test_the_readme_says_how_long_each_takes():
         row = re.search(rf"^\| \[\d\d .*\]\(notebooks/{path.name}\).*$", text, flags=re.M)[0]
         minutes = re.search(r"(\d+) minutes", head)[1]
         assert f"| {minutes} min |" in row, row
+
+
+def test_a_drawing_is_the_same_as_a_picture_and_inside_html(notebook):
+    """JupyterLab shows the one, the handouts the other."""
+    for cell in code(notebook):
+        for out in cell.outputs:
+            data = out.get("data", {})
+            inside = re.findall(r"svg\+xml;base64,([\w+/=]+)", data.get("text/html", ""))
+            if "image/svg+xml" in data and len(inside) == 1:
+                assert b64decode(inside[0]).decode() == data["image/svg+xml"]
 
 
 def test_drawings_are_alive_in_the_stored_notebook(path):
