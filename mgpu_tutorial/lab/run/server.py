@@ -29,6 +29,7 @@ from typing import Any
 
 import mgpu_tutorial
 from mgpu_tutorial.lab import borrowed
+from mgpu_tutorial.lab.run.huge_pages import Joiner
 
 METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 PRELOAD = [
@@ -49,7 +50,9 @@ WARM = "warm"
 LONGEST = 70  # bytes: a socket's path has at most 103, and multiprocessing appends 32
 IMPORTS = 5.0  # seconds that the server's imports take, about
 LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
+BITE = 0.05  # seconds that it then joins pages
 _began: list[tuple[int, float]] = []  # the process and the moment of each start
+_joiners: list[Joiner] = []  # one, once the server has done its imports
 
 
 def start() -> None:
@@ -312,11 +315,15 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
         return os.getppid() != kernel
 
     def look(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == server and kernel_is_gone():
+        if os.getpid() != server:
+            return
+        if kernel_is_gone():
             signal.setitimer(signal.ITIMER_REAL, 0)
             kill_ranks(Path(folder))
             sweep(folder)
             os._exit(0)
+        for joiner in _joiners:
+            joiner.work(BITE)
 
     def sweep_at_exit() -> None:
         if os.getpid() == server:
@@ -348,3 +355,4 @@ if KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
     _kernel, _folder = os.environ.pop(KERNEL).split(":", 1)
     detach_from_kernel(int(_kernel), _folder)
     import_for_all()
+    _joiners.append(Joiner())
