@@ -13,6 +13,7 @@ def pytest_configure(config):
     """Before the first test; a process that only hands tests to others needs none of it."""
     if config.getoption("numprocesses", None):
         return
+    gc.disable()  # until all is imported: it would look at each module again and again
     import torch
 
     import mgpu_tutorial
@@ -31,3 +32,4 @@ def pytest_collection_finish():
     """What is there before the first test stays; Python need not look for garbage in it."""
     gc.collect()
     gc.freeze()
+    gc.enable()

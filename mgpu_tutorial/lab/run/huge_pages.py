@@ -16,7 +16,7 @@ JOIN = 25  # MADV_COLLAPSE: linux/mman.h
 
 
 def own_blocks() -> list[int]:
-    """The addresses of the blocks of SIZE bytes that this process has allocated and may write.
+    """The addresses of the blocks of SIZE bytes that this process has allocated itself.
 
     What belongs to a file or to a stack is left alone.
     """
@@ -50,7 +50,4 @@ class Joiner:
     def work(self, seconds: float) -> bool:
         """Go on for about so long; returns whether something is left to do."""
         end = time.monotonic() + seconds
-        for _ in self._rest:
-            if time.monotonic() > end:
-                return True
-        return False
+        return any(time.monotonic() > end for _ in self._rest)
