@@ -275,10 +275,10 @@ def without_hint(source: str) -> tuple[str, str]:
                 before = lines[first].encode()[: word.col_offset].decode()
                 after = lines[last].encode()[word.end_col_offset :].decode().removeprefix(",")
                 if before.strip() or after.strip():  # it shares its line
-                    if not after.lstrip().startswith(")"):  # between two others
-                        after = after.lstrip()
-                    else:
+                    if after.lstrip().startswith(")"):  # the last one
                         before = before.rstrip().removesuffix(",")
+                    else:
+                        after = after.lstrip()
                     lines[first : last + 1] = [before + after]
                 else:
                     del lines[first : last + 1]

@@ -16,6 +16,7 @@ from mgpu_tutorial.collectives.measurements import (
     time_methods,
 )
 from mgpu_tutorial.lab import RankFailed, RanksHung, launch, traffic
+from tests.thorough import MESSAGES
 from tests.together import together
 
 N = 4
@@ -155,7 +156,7 @@ def reduced(world_size):
     return dict(zip(cases, together(world_size, *calls), strict=True))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", MESSAGES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_every_all_reduce_equals_one_process(method, size, world_size):

@@ -20,6 +20,7 @@ from torch.utils.data import (
 from mgpu_tutorial import data_partitioning as dp
 from mgpu_tutorial.lab import RankFailed, launch, ownership
 from mgpu_tutorial.lab.draw.ownership import owners
+from tests.thorough import MESSAGES, again
 from tests.together import together
 
 EPOCHS = [0, 1, 5]
@@ -70,7 +71,7 @@ def test_sizes_that_cannot_work_are_refused(sizes, says):
         dp.DataPartitioner(range(10), sizes)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", MESSAGES)
 def test_ranks_agree_without_a_message(world_size):
     """The reference: one shuffle, cut by hand."""
     calls = [partial(dp.cut_alone, samples=23, seed=seed) for seed in (5, 6)]
@@ -178,7 +179,7 @@ def batches_of_ranks(world_size):
 
 
 @pytest.mark.parametrize("epoch", EPOCHS)
-@pytest.mark.parametrize("world_size", [1, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3, again(4)])
 def test_global_batches_are_those_of_one_process(world_size, epoch):
     """The reference: one process that shuffles with seed plus epoch and takes eights."""
     generator = torch.Generator().manual_seed(1 + epoch)
@@ -258,7 +259,7 @@ def test_the_loader_of_the_recipe_seeds_by_rank_and_keeps_its_processes():
     assert len(seeds) == 3
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, again(4)])
 def test_the_recipe_takes_in_each_step_what_one_process_takes(world_size):
     """The reference: full batches of eight, cut by hand from seed 1 plus the epoch."""
     results = launch(dp.load_epochs, world_size, 20, 8).results
@@ -319,7 +320,7 @@ def test_only_persistent_processes_live_through_the_epochs(persistent, processes
     assert versions == ([0, 0, 0] if persistent else [0, 1, 2])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", MESSAGES)
 def test_the_parts_add_up_to_the_whole(world_size):
     values = torch.arange(100)
     partitioner = dp.DataPartitioner(values, [1 / world_size] * world_size)

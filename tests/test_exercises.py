@@ -2,17 +2,13 @@
 
 import ast
 import symtable
-from functools import partial
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
 
-from mgpu_tutorial import distributed_sgd as sgd
-from mgpu_tutorial.lab import launch
-from mgpu_tutorial.lab.record.report import Report
-from tests.together import together
+from tests.thorough import thorough
 
 ROOT = Path(__file__).parent.parent
 
@@ -266,11 +262,7 @@ EXERCISES = [
 GIVEN = {  # instead of cells that train
     "hits": hits,
     "accuracy": lambda: hits().float().mean().item(),
-    "alone": lambda: launch(sgd.take_steps, 1, steps=2).results[0],
 }
-# The exercises whose answers, the wrong ones too, all return from one launch.
-TOGETHER = {"right_neighbour", "spread", "padded", "lr", "evaluate", "norm"}
-SETTINGS = {"distance": {"steps": 2}}  # of the notebooks' functions, as `alone` has them
 
 
 def reads(statement):
@@ -284,10 +276,6 @@ def reads(statement):
     return found
 
 
-def uses(statements):
-    return set().union(*map(reads, statements))
-
-
 def binds(statement):
     """The names that a statement defines."""
     table = symtable.symtable(ast.unparse(statement), "cell", "exec")
@@ -295,21 +283,18 @@ def binds(statement):
     return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
 
 
-def before(statements, needed, given):
+def before(statements, needed):
     """Those statements, in order, that define what is needed, and what they need in turn."""
     kept = []
     for statement in reversed(statements):
         if binds(statement) & needed:
             kept.append(statement)
-            needed = (needed | reads(statement) - set(given)) - binds(statement)
+            needed = (needed | reads(statement) - set(GIVEN)) - binds(statement)
     return kept[::-1]
 
 
-def exercise_of(stem, name, given=()):
-    """The exercise that asks for a name: what it needs to have run, and its check.
-
-    What defines the names that are `given` is left out.
-    """
+def exercise_of(stem, name):
+    """The exercise that asks for a name: what it needs to have run, and its check."""
     notebook = nbformat.read(ROOT / "notebooks" / f"{stem}.ipynb", as_version=4)
     earlier = []
     for cell in notebook.cells:
@@ -324,8 +309,8 @@ def exercise_of(stem, name, given=()):
         own = [part for part in body if part not in asked and name not in binds(part)]
         assert len(body) == len(own) + len(asked) + 1 and asked, name
         needed = set.union({"torch", "dist"}, *map(reads, body))
-        needed -= set.union(set(given), *map(binds, own))
-        return [*before(earlier, needed, given), *own], asked
+        needed -= set.union(set(GIVEN), *map(binds, own))
+        return [*before(earlier, needed), *own], asked
     raise AssertionError(f"{stem} has no exercise that asks for {name}")
 
 
@@ -337,49 +322,14 @@ def judged(space, capsys, answer, asked):
     return capsys.readouterr().out.strip()
 
 
-def called(rank, world_size, worker, args, options):
-    return worker(rank, world_size, *args, **options)
-
-
-class Noted:
-    """In the place of `launch`: notes what is asked of it, and then tells what was found.
-
-    The calls of as many ranks are made in one launch, in the order in which they came.
-    """
-
-    def __init__(self):
-        self.calls, self.found = [], None
-
-    def __call__(self, worker, world_size, *args, **options):
-        if self.found is not None:
-            return Report(world_size, next(self.found[world_size]))
-        call = partial(called, worker=worker, args=args, options=options)
-        self.calls.append((world_size, call))
-        return Report(world_size, [None] * world_size)
-
-    def make(self):
-        """Launch what was noted."""
-        self.found = {
-            size: iter(together(size, *(call for n, call in self.calls if n == size)))
-            for size in {n for n, _ in self.calls}
-        }
-
-
+@thorough
 @pytest.mark.parametrize(
     ("stem", "name", "right", "wrong"), EXERCISES, ids=[name for _, name, *_ in EXERCISES]
 )
 def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, stem, name, right, wrong):
-    needed, asked = exercise_of(stem, name, GIVEN)
-    space = {"__name__": "__main__"}
-    space |= {key: make() for key, make in GIVEN.items() if key in uses([*needed, *asked])}
+    needed, asked = exercise_of(stem, name)
+    space = {"__name__": "__main__"} | {key: make() for key, make in GIVEN.items()}
     exec(compile(ast.Module(needed, []), stem, "exec"), space)
-    for key in SETTINGS.keys() & space:
-        space[key] = partial(space[key], **SETTINGS[key])
-    if name in TOGETHER:
-        space["launch"] = Noted()
-        for answer in [*right, *wrong]:
-            judged(space, capsys, answer, asked)
-        space["launch"].make()
     for answer in right:
         assert judged(space, capsys, answer, asked) == "correct", answer
     for answer, reason in wrong.items():

@@ -12,7 +12,6 @@ where that folder has them as torchvision stores them. Elsewhere they are genera
 same shape, with ten classes that a network can learn, but no photographs.
 """
 
-import functools
 import math
 import os
 from dataclasses import dataclass, replace
@@ -120,13 +119,14 @@ def pictures(train: bool = True) -> Pictures:
     """
     folder = os.environ.get("MGPU_DATA")
     if not folder or not Path(folder, "cifar-10-batches-py").is_dir():
-        return _generated(train, torch.get_default_device())
+        drawn = _generated(train, torch.get_default_device())
+        return replace(drawn, images=drawn.images.clone(), labels=drawn.labels.clone())
     data = _stored("CIFAR10", Path(folder), train, "generated pictures")
     images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
     return Pictures(images, torch.tensor(data.targets), "CIFAR-10")
 
 
-@functools.cache
+@cache
 def _generated(train: bool, device: torch.device) -> Pictures:
     """Stripes in a direction and a tint that tell the class, under noise."""
     generator = torch.Generator().manual_seed(0 if train else 1)

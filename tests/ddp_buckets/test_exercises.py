@@ -10,6 +10,7 @@ from mgpu_tutorial.ddp_buckets.experiments import run_each_setting, train_replic
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS, BucketedDDP
 from mgpu_tutorial.lab import launch
 from tests.test_exercises import exercise_of, judged
+from tests.thorough import thorough
 
 
 def test_the_planted_bug_shows_only_with_a_tied_weight():
@@ -55,6 +56,7 @@ NAMES = [
 ]
 
 
+@thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, name):
     needed, asked = exercise_of("07_ddp_buckets", name)

@@ -7,6 +7,7 @@ from torch import nn
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import launch
+from tests.thorough import again
 
 
 def one_process(steps):
@@ -28,7 +29,7 @@ def one_process(steps):
     return list(gradients), [p.detach() for p in parameters]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, again(3)])
 def test_five_wrappers_train_what_a_plain_loop_trains(world_size):
     ways = {wrapper.__name__: {"wrapper": wrapper, "steps": 3} for wrapper in WRAPPERS}
     expected = one_process(3)
@@ -43,7 +44,7 @@ def test_alone_is_a_plain_loop():
     torch.testing.assert_close(experiments.train_alone(3), one_process(3))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, again(3)])
 def test_replicas_agree_until_one_of_three_things_is_broken(world_size):
     settings = {
         (wrapper, broken): {"wrapper": wrapper, "broken": broken}

@@ -11,6 +11,7 @@ from mgpu_tutorial.ddp_buckets.experiments import run_each_setting
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import RankFailed, launch
 from tests.ddp_buckets import ranks as workers
+from tests.thorough import TRAINED, again
 
 OURS = WRAPPERS[:4]
 BUCKETED = wrappers.BucketedDDP
@@ -26,8 +27,7 @@ VARIANTS = {  # name: (kind of module, further settings)
 CAPS = {"one bucket": 25.0, "a bucket a parameter": 1e-6, "half a weight": 0.008}
 
 
-SOME = ["plain", "accumulated and kept"]  # what differs by the number of ranks
-KINDS = {1: SOME, 2: [*VARIANTS, "norm"], 3: [*SOME, "norm"], 4: ["plain"]}
+WORLD_SIZES = [again(1), *TRAINED]
 
 
 @cache
@@ -37,7 +37,7 @@ def found(world_size):
     settings = {
         (wrapper.__name__, name): {"wrapper": wrapper} | variants[name]
         for wrapper in WRAPPERS
-        for name in KINDS[world_size]
+        for name in variants
     }
     settings |= {
         (BUCKETED.__name__, n): {"wrapper": BUCKETED, "cap": c} for n, c in CAPS.items()
@@ -52,10 +52,8 @@ def alone(variant):
     return workers.train(0, 1, None, **VARIANTS[variant])
 
 
-@pytest.mark.parametrize(
-    ("world_size", "variant"),
-    [(n, name) for n, kinds in KINDS.items() for name in kinds if name != "norm"],
-)
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("wrapper", OURS, ids=lambda wrapper: wrapper.__name__)
 def test_three_steps_equal_one_process_and_torch(wrapper, variant, world_size):
     first = found(world_size)[0]
@@ -70,14 +68,14 @@ def test_three_steps_equal_one_process_and_torch(wrapper, variant, world_size):
         torch.testing.assert_close(mine, of_first, rtol=0, atol=0, msg=f"rank {rank}")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("cap", list(CAPS))
 def test_any_bucket_size_gives_the_same(cap, world_size):
     for result in found(world_size):
         torch.testing.assert_close(result[BUCKETED.__name__, cap], alone("plain"))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("wrapper", OURS, ids=lambda wrapper: wrapper.__name__)
 def test_parameters_and_buffers_of_a_batch_norm_equal_torch(wrapper, world_size):
     for result in found(world_size):

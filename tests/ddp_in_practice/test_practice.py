@@ -22,6 +22,7 @@ from mgpu_tutorial.ddp_in_practice import measurements, practice, train_ddp, tra
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
+from tests.thorough import again
 from tests.together import together
 
 
@@ -38,7 +39,7 @@ def whole_batch_gradients():
     return list(torch.autograd.grad((head(x) ** 2).mean(), parameters))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, again(3)])
 @pytest.mark.parametrize("each, calls", [(False, 6), (True, 12)])
 def test_no_sync_saves_calls_and_changes_no_gradient(world_size, each, calls):
     report = launch(

@@ -6,6 +6,7 @@ import pytest
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from tests.test_exercises import exercise_of, judged
+from tests.thorough import thorough
 
 
 def counting(step, result="state['bytes']"):
@@ -49,6 +50,7 @@ EXERCISES = {  # what the reader fills in: right answers, and wrong ones with th
 }
 
 
+@thorough
 @pytest.mark.parametrize("name", EXERCISES)
 def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, name):
     needed, asked = exercise_of("08_ddp_reducer", name)

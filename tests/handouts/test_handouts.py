@@ -617,6 +617,8 @@ def test_a_notebook_has_one_title_and_its_minutes(notebook):
         ('x = ...\ncheck(x, [1], hint="so")', "x = ...\ncheck(x, [1])"),
         ('check(x, [1], hint="s" "o")', "check(x, [1])"),
         ('check("é", hint="so")', 'check("é")'),
+        ('check(x, hint="so", name="x")', 'check(x, name="x")'),
+        ('check(\n    x, hint="so", name="x"\n)', 'check(\n    x, name="x"\n)'),
     ],
 )
 def test_a_hint_does_not_stand_in_the_exercise(source, shown):

@@ -14,6 +14,7 @@ from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.mixed_precision import measurements, precision
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
+from tests.thorough import again
 from tests.together import together
 
 
@@ -204,7 +205,7 @@ def test_a_scale_in_float32_changes_no_bit():
 # Several ranks
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, again(3)])
 def test_scaled_ranks_take_the_steps_of_one_process(world_size):
     results = trained(world_size)["plain"]
     for records, weights in results:
@@ -213,7 +214,7 @@ def test_scaled_ranks_take_the_steps_of_one_process(world_size):
         assert torch.equal(weights, results[0][1]) and records == results[0][0]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, again(3)])
 def test_one_infinity_makes_all_ranks_skip(world_size):
     for who in (0, 1):
         results = trained(world_size)[f"infinite on {who}"]

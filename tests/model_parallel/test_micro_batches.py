@@ -11,9 +11,10 @@ from mgpu_tutorial.lab.record.pipeline_steps import Task
 from mgpu_tutorial.model_parallel import measurements, micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from tests.model_parallel.reference import assert_same, equal_stacks, gradients_of
+from tests.thorough import again, thorough
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [again(1), again(2), again(4)])
 def test_micro_batches_on_two_devices_equal_the_same_on_one(data, weights, expected, micro):
     with torch.device("meta"):
         model = resnet.ModelParallelResNet50(devices(2))
@@ -28,6 +29,7 @@ def test_micro_batches_on_two_devices_equal_the_same_on_one(data, weights, expec
         assert in_order(tasks, device) == order
 
 
+@thorough
 def test_batchnorm_sees_the_pieces_and_other_networks_the_batch(expected):
     found = {}
     for micro in (1, 4):

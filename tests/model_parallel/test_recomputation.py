@@ -9,6 +9,7 @@ from mgpu_tutorial.model_parallel import measurements
 from mgpu_tutorial.model_parallel.recomputation import forward_in_groups
 from mgpu_tutorial.shared.vision import torchvision
 from tests.model_parallel.reference import SIDE, assert_same, gradients_of, one_process
+from tests.thorough import thorough
 
 
 def check_a_step_in_groups(model, data, expected, group_size):
@@ -22,6 +23,7 @@ def check_a_step_in_groups(model, data, expected, group_size):
     torch.testing.assert_close(model.bn1.running_mean, 0.81 * start + 0.19 * mean)
 
 
+@thorough
 def test_gradients_are_the_same_bits_and_the_running_mean_moves_twice(data, whole, expected):
     check_a_step_in_groups(whole, data, expected(1)[1], 4)
 
@@ -35,6 +37,7 @@ def test_so_they_do_in_groups_of_any_size(group_size):
     check_a_step_in_groups(model, data, expected, group_size)
 
 
+@thorough
 def test_what_a_step_keeps_is_what_the_shapes_say(data, whole):
     """The plain network keeps all activations; in groups, what goes into each of them."""
     plain, one, ten, all_of_them = measurements.measure_kept(whole, *data, [0, 1, 10, 20])

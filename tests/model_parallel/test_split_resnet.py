@@ -9,6 +9,7 @@ from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.shared.vision import torchvision
 from tests.model_parallel.conftest import torchvisions
 from tests.model_parallel.reference import SIDE, assert_same, gradients_of
+from tests.thorough import thorough
 
 
 def split_model(several, weights, **settings):
@@ -120,6 +121,7 @@ def test_the_images_are_the_same_on_every_rank(data):
         assert torch.equal(mine, expected)
 
 
+@thorough
 def test_an_unsplit_step_is_the_reference(data, whole, expected):
     resnet.unsplit_step(whole, *data, micro=2)
     found = resnet.gradients(whole)
@@ -127,6 +129,7 @@ def test_an_unsplit_step_is_the_reference(data, whole, expected):
     assert_same(found, expected(2)[1])
 
 
+@thorough
 def test_a_rank_may_have_two_devices(expected):
     """Its model begins as all others do, and its micro-batches are averaged."""
     report = launch(resnet.step_on_two_devices, 1, micro=2, image_size=SIDE, timeout=60)

@@ -5,8 +5,10 @@ import torch
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.pipelines import measurements
 from tests.model_parallel.reference import SIDE
+from tests.thorough import thorough
 
 
+@thorough
 def test_schedules_compute_the_same_on_the_stages_of_resnet(expected, weights):
     names = ["GPipe", "1F1B", "zero bubble"]
     work = (names, dict(weights), expected(2)[1], 2, SIDE)
@@ -25,6 +27,7 @@ def test_the_largest_difference_of_any_gradient_counts():
     assert measurements.largest_difference(mine, expected) == 4.0
 
 
+@thorough
 def test_each_plan_is_timed_with_its_messages():
     """Averaging 25.6 million gradients once belongs to replicas, activations to stages."""
     small = {"samples": 2, "image_size": SIDE}

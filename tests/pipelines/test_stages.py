@@ -18,12 +18,13 @@ from mgpu_tutorial.pipelines import measurements, stages
 from mgpu_tutorial.pipelines.work import Pauses, ResNetStages
 from tests.model_parallel.reference import one_process
 from tests.pipelines import ranks
+from tests.thorough import again, thorough
 from tests.together import together
 
 OWN = [stages.run_gpipe, stages.run_1f1b]
 
 
-@pytest.mark.parametrize("world_size, micro", [(1, 2), (2, 4), (3, 2), (4, 6)])
+@pytest.mark.parametrize("world_size, micro", [(1, 2), (2, 4), (3, 2), again(4, 6)])
 def test_every_number_of_ranks_and_pieces_has_the_gradients_of_one_process(world_size, micro):
     work = ranks.LinearStages(4, world_size)
     loss, _ = one_process(torch.nn.Sequential(*work.stacks), *work.batch(micro), micro)
@@ -35,6 +36,7 @@ def test_every_number_of_ranks_and_pieces_has_the_gradients_of_one_process(world
         assert all(losses == [] for losses, _ in found[:-1])
 
 
+@thorough
 def test_stages_of_resnet_equal_the_unsplit_model(expected):
     """Cut between two blocks of a layer, and before the last unit; two pieces."""
     report = launch(ranks.on_cut_stages, 3, ("layer2.2", "fc"), 2, timeout=60)

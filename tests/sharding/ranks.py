@@ -169,18 +169,16 @@ WAYS = {
 PLAIN = [way for way, (_, more) in WAYS.items() if not more]
 
 
-def train_in_every_way(rank, world_size, references, steps):
-    """How far each way is from the reference after its steps, by kind and way as `steps`."""
+def train_in_every_way(rank, world_size, kind, after, steps):
+    """How far each way is from the reference after its steps, by way as `steps`."""
+    name, dtype, tied, frozen = KINDS[kind]
     found = {}
-    for kind, after in references.items():
-        name, dtype, tied, frozen = KINDS[kind]
-        for way, number in steps[kind].items():
-            train, more = WAYS[way]
-            result = train(make(dtype, tied, frozen), *OPTIMIZERS[name], number, **more)
-            reference = after[number - 1]
-            assert list(result) == list(reference)
-            far = [(result[n] - reference[n]).abs().max().item() for n in reference]
-            found[kind, way] = max(far)
+    for way, number in steps.items():
+        train, more = WAYS[way]
+        result = train(make(dtype, tied, frozen), *OPTIMIZERS[name], number, **more)
+        reference = after[number - 1]
+        assert list(result) == list(reference)
+        found[way] = max((result[n] - reference[n]).abs().max().item() for n in reference)
     return found
 
 

@@ -9,6 +9,7 @@ import torch
 from mgpu_tutorial.lab import launch, pretend
 from mgpu_tutorial.sharding import fsdp, measurements, training
 from tests.sharding import ranks
+from tests.thorough import thorough
 
 PER_BLOCK = 4 * (4 * 32 + 4 * 32**2 + 2 * 4 * 32**2 + 4 * 32 + 32)  # bytes
 OUTSIDE = 4 * (2 * 64 * 32 + 2 * 32)
@@ -91,6 +92,7 @@ def test_in_short_numbers_the_shards_stay_long():
         }
 
 
+@thorough
 def test_a_mesh_of_groups_and_a_checkpoint_train_as_one_process():
     five, six = alone()[5], alone()[6]
     for found in launch(fsdp.train_on_a_mesh, 4).results:

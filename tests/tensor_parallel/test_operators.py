@@ -8,6 +8,7 @@ from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.tensor_parallel import product
 from tests.tensor_parallel import ranks
+from tests.thorough import MESSAGES
 
 OF_ANY_NUMBER = {  # workers with their arguments
     "operators": (ranks.apply_operators,),
@@ -39,26 +40,26 @@ def facts():
     return report(4).results
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", MESSAGES)
 def test_each_operator_and_its_backward(world_size):
     for found in report(world_size).results:
         assert found["operators"] == dict.fromkeys(found["operators"], 0.0)
         assert len(found["operators"]) == 4
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", MESSAGES)
 def test_layers_in_pieces_are_the_whole_layer(world_size):
     for found in report(world_size).results:
         assert found["layers"] == {"bias True": 0.0, "bias False": 0.0}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", MESSAGES)
 def test_the_product_of_the_lesson_is_the_product(world_size):
     for found in report(world_size).results:
         assert (found["product"].result == product.X @ product.A @ product.B).all()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", MESSAGES)
 def test_a_vocabulary_that_does_not_divide(world_size):
     for found in report(world_size).results:
         assert max(found["vocabulary 61"]) < 1e-12

@@ -18,6 +18,7 @@ from mgpu_tutorial.tensor_parallel import (
 )
 from mgpu_tutorial.tensor_parallel import rounding_measurements as rounding
 from tests.tensor_parallel import ranks
+from tests.thorough import TRAINED, thorough
 
 OURS = training.in_pieces, training.in_slices
 THEIRS = torch_plan.by_torch, torch_plan.by_torch_in_slices
@@ -80,10 +81,7 @@ WORKERS = {  # of how many ranks, each with its arguments
         "fingerprints": (exercises.fingerprints,),
     },
     3: {"trained": (train_all, ("",), OURS)},
-    4: {
-        "trained": (train_all, ("tied and grouped",), OURS),
-        "mesh": (train_on_a_mesh, (2, 2)),
-    },
+    4: {"trained": (train_all, tuple(KINDS), OURS)},
 }
 
 
@@ -100,7 +98,7 @@ def reference():
     return results_of("alone", 1)[0]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, *TRAINED])
 def test_steps_are_those_of_one_process(world_size):
     for found in results_of("trained", world_size):
         for (kind, _), (losses, values) in found.items():
@@ -111,7 +109,7 @@ def test_steps_are_those_of_one_process(world_size):
             torch.testing.assert_close(values, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", TRAINED)
 def test_all_ranks_end_with_the_same_bits(world_size):
     first, *others = results_of("trained", world_size)
     for other in others:
@@ -137,7 +135,7 @@ def test_mistakes_are_as_the_chapter_says():
     assert len(found["without_sum_of_replicated"].different) == 13
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", TRAINED)
 def test_a_block_sends_eight_times_its_activations(world_size):
     found = measurements.sent_per_block(OURS, world_size)
     numbers = 4 * 12 * 48  # batch, sequence, width
@@ -211,9 +209,10 @@ def test_placements_are_those_of_the_product():
         assert found["result: Replicate()"].tolist() == [[19, 11], [43, 25]]
 
 
+@thorough
 def test_a_mesh_trains_as_one_process():
     _, expected = reference()[""]
-    for values in results_of("mesh", 4):
+    for values in launch(train_on_a_mesh, 4, (2, 2)).results:
         torch.testing.assert_close(values, expected, rtol=0, atol=1e-11)
 
 

@@ -35,6 +35,19 @@ def huge(pid):
     return int(text.split("AnonHugePages:")[1].split()[0]) * 1024
 
 
+def huge_around(address):
+    """Bytes in huge pages of that mapping of ours in which an address lies."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):
+            begin, end = (int(number, 16) for number in name.split("-"))
+            here = begin <= address < end
+        elif here and name == "AnonHugePages:":
+            return int(words[0]) * 1024
+    return 0
+
+
 def require_joining(blocks):
     if not next(huge_pages.joining(blocks[:1])):
         pytest.skip("this system joins no pages")
@@ -49,9 +62,8 @@ def test_blocks_are_those_that_this_process_may_write(memory):
 def test_joined_pages_hold_what_they_held(memory):
     memory, blocks = memory
     require_joining(blocks)
-    before = huge("self")
     assert list(huge_pages.joining(blocks[1:])) == [True] * 3
-    assert huge("self") - before == 3 * SIZE
+    assert huge_around(blocks[0]) >= 4 * SIZE
     assert memory[:] == bytes(range(256)) * (5 * SIZE // 256)
 
 
