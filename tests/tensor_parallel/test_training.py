@@ -216,6 +216,7 @@ def test_a_mesh_trains_as_one_process():
         torch.testing.assert_close(values, expected, rtol=0, atol=1e-11)
 
 
+@thorough
 def test_a_larger_mesh_makes_the_same_calls():
     small = pretend(measurements.step_on_a_mesh, (2, 2), world_size=4)
     large = pretend(measurements.step_on_a_mesh, (8, 8), world_size=64)
