@@ -2,7 +2,7 @@
 # make setup         only set everything up
 # make test          set everything up and run every check, the notebooks included
 # make check NAME=point_to_point   one chapter's style, tests and notebook
-# make quick         every claim once that needs no interpreter, kernel or compiler of its own
+# make quick         what starts no interpreter, kernel or compiler, less the thorough tests
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, web pages and slides, in build/
 # make student       notebooks with open predictions, in student/ (those that are there are kept)

@@ -29,7 +29,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """What is there before the first test stays; Python need not look for garbage in it."""
+    """All is imported, and stays; Python need not look for garbage in it."""
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -14,5 +14,6 @@ def again(*values: object) -> object:
     return pytest.param(*values, marks=thorough)
 
 
-MESSAGES = [1, 2, 3, again(4)]  # numbers of ranks: in a ring of two both neighbours are one
-TRAINED = [2, again(3), again(4)]  # and where their gradients are averaged
+# Numbers of ranks. Two cannot tell left from right in a ring; their mean is like any other.
+MESSAGES = [1, 2, 3, again(4)]
+TRAINED = [2, again(3), again(4)]

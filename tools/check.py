@@ -43,7 +43,7 @@ def everything() -> Steps:
 
 
 def quick() -> Steps:
-    """Every claim once that needs no interpreter, no kernel and no compiler of its own."""
+    """What starts no interpreter, kernel or compiler of its own, and is not `thorough`."""
     chosen = "not fresh and not thorough and not timing"
     return {**style(["."]), "tests": [*PLAIN, *THREE, "-m", chosen, "tests"]}
 

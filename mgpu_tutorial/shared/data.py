@@ -54,18 +54,18 @@ def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
 
 
 @cache
-def _table() -> torch.Tensor:
+def _table() -> np.ndarray:
     """A row per digit: its 64 pixels and its label; read once by each process."""
     # Read scikit-learn's file without importing scikit-learn, which takes seconds a rank.
     package = Path(find_spec("sklearn").origin).parent
     path = package / "datasets" / "data" / "digits.csv.gz"
-    return torch.from_numpy(np.loadtxt(path, dtype=np.int64, delimiter=",")).float()
+    return np.loadtxt(path, dtype=np.int64, delimiter=",")
 
 
 def _small(train: bool) -> Digits:
-    table = _table()
-    test = torch.arange(len(table)) % 5 == 4
-    table = table[~test if train else test]
+    rows = _table()
+    test = np.arange(len(rows)) % 5 == 4
+    table = torch.tensor(rows[~test if train else test], dtype=torch.float32)
     images = table[:, None, :64].view(-1, 1, 8, 8) / 16
     images = interpolate(images, size=(28, 28), mode="bilinear").sub_(0.306).div_(0.325)
     return Digits(images, table[:, 64].long(), "scikit-learn's digits")
@@ -119,15 +119,22 @@ def pictures(train: bool = True) -> Pictures:
     """
     folder = os.environ.get("MGPU_DATA")
     if not folder or not Path(folder, "cifar-10-batches-py").is_dir():
-        drawn = _generated(train, torch.get_default_device())
-        return replace(drawn, images=drawn.images.clone(), labels=drawn.labels.clone())
+        drawn, device = _generated(train), torch.get_default_device()
+        images, labels = (t.to(device, copy=True) for t in (drawn.images, drawn.labels))
+        return replace(drawn, images=images, labels=labels)
     data = _stored("CIFAR10", Path(folder), train, "generated pictures")
     images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
     return Pictures(images, torch.tensor(data.targets), "CIFAR-10")
 
 
 @cache
-def _generated(train: bool, device: torch.device) -> Pictures:
+def _generated(train: bool) -> Pictures:
+    """The same pictures whatever the device; drawn once by each process."""
+    with torch.device("cpu"):
+        return _draw(train)
+
+
+def _draw(train: bool) -> Pictures:
     """Stripes in a direction and a tint that tell the class, under noise."""
     generator = torch.Generator().manual_seed(0 if train else 1)
     labels = torch.randperm(GENERATED[train], generator=generator) % 10

@@ -27,9 +27,9 @@ def talk(rank, world_size):
 
 
 def chatter(rank, world_size, megabytes):
-    lines = "\n".join(["ünïcode " * 8] * 100)
-    for _ in range(megabytes * 2**20 // len(lines.encode())):
-        print(lines)
+    line = "ünïcode " * 8
+    for _ in range(megabytes * 2**20 // len(line.encode())):
+        print(line)
 
 
 def big(rank, world_size):

@@ -9,7 +9,7 @@ from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.shared.vision import torchvision
 from tests.model_parallel.conftest import torchvisions
 from tests.model_parallel.reference import SIDE, assert_same, gradients_of
-from tests.thorough import thorough
+from tests.thorough import again, thorough
 
 
 def split_model(several, weights, **settings):
@@ -42,10 +42,12 @@ def assert_same_step(found, expected):
         assert_same(mine, theirs)
 
 
-def test_a_split_model_computes_what_the_unsplit_one_does(data, weights, unsplit):
-    """Cut before and behind the blocks, and between two of a layer."""
-    places = ("maxpool", "layer3.4", "avgpool", "fc")
-    model = split_model(devices(5), weights, cuts=places)
+@pytest.mark.parametrize(
+    "places", [("maxpool", "layer3.4", "avgpool", "fc"), again(("layer3.0",))]
+)
+def test_a_split_model_computes_what_the_unsplit_one_does(data, weights, unsplit, places):
+    """Cut before and behind the blocks, between two of a layer, and between two layers."""
+    model = split_model(devices(len(places) + 1), weights, cuts=places)
     assert_same_step(run(model, *data), unsplit)
 
 
@@ -122,11 +124,12 @@ def test_the_images_are_the_same_on_every_rank(data):
 
 
 @thorough
-def test_an_unsplit_step_is_the_reference(data, whole, expected):
-    resnet.unsplit_step(whole, *data, micro=2)
+@pytest.mark.parametrize("micro", [1, 2])
+def test_an_unsplit_step_is_the_reference(data, whole, expected, micro):
+    resnet.unsplit_step(whole, *data, micro)
     found = resnet.gradients(whole)
     assert list(found) == [name for name, _ in whole.named_parameters()]
-    assert_same(found, expected(2)[1])
+    assert_same(found, expected(micro)[1])
 
 
 @thorough

@@ -22,6 +22,15 @@ def test_generated_pictures_have_the_shape_of_cifar():
     assert abs(train.batch(slice(None))[0].mean()) < 0.2
 
 
+@pytest.mark.parametrize("data", [digits, pictures])
+def test_data_is_made_on_the_default_device_and_is_the_callers_own(data):
+    with torch.device("meta"):
+        elsewhere = data()
+    assert elsewhere.images.is_meta and elsewhere.labels.is_meta
+    data().images.zero_()
+    assert data().images.any() and not data().images.is_meta
+
+
 def test_generated_pictures_can_be_learned():
     """The nearest mean of the spectrum tells their class far better than chance."""
 

@@ -28,7 +28,8 @@ MISTAKES = (
     mistakes.without_mask,
     mistakes.without_sum_of_replicated,
 )
-KINDS = {"": {}, "tied and grouped": {"tied": True, "kv_heads": 4}}
+BOTH = {"": {}, "tied and grouped": {"tied": True, "kv_heads": 4}}
+KINDS = BOTH | {"tied": {"tied": True}, "grouped": {"kv_heads": 4}}
 
 
 def alone(rank, world_size, kinds):
@@ -73,7 +74,7 @@ WORKERS = {  # of how many ranks, each with its arguments
         "trained": (train_all, ("",), OURS),
     },
     2: {
-        "trained": (train_all, tuple(KINDS), OURS + THEIRS),
+        "trained": (train_all, tuple(BOTH), OURS + THEIRS),
         "step": (measurements.step_once, (*OURS, *MISTAKES)),
         "kept": (measurements.count_kept, OURS),
         "calls": (measurements.count_calls, (*OURS, *THEIRS)),

@@ -314,23 +314,25 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
     def kernel_is_gone() -> bool:
         return os.getppid() != kernel
 
-    def look(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != server:
-            return
+    def end_if_alone() -> None:
         if kernel_is_gone():
             signal.setitimer(signal.ITIMER_REAL, 0)
             kill_ranks(Path(folder))
             sweep(folder)
             os._exit(0)
-        for joiner in _joiners:
-            joiner.work(BITE)
+
+    def look(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == server:
+            end_if_alone()
+            for joiner in _joiners:
+                joiner.work(BITE)
 
     def sweep_at_exit() -> None:
         if os.getpid() == server:
             Path(folder, WARM).unlink(missing_ok=True)
         end = time.monotonic() + 1  # a kernel that ends closes its files before it is gone
         while os.getpid() == server and Path(folder).exists() and time.monotonic() < end:
-            look(0, None)
+            end_if_alone()
             time.sleep(0.01)
 
     atexit.register(sweep_at_exit)

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,32 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux join
 def memory():
     """Four blocks in small pages, full of numbers; and their addresses."""
     with mmap.mmap(-1, 5 * SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        with suppress(OSError):  # a system without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
         memory.write(bytes(range(256)) * (5 * SIZE // 256))
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
         first = ctypes.c_char.from_buffer(memory)
         begin = -(-ctypes.addressof(first) // SIZE) * SIZE
         del first
         yield memory, [begin + n * SIZE for n in range(4)]
+
+
+@pytest.fixture
+def switch(tmp_path, monkeypatch):
+    """The file in which the administrator says who gets huge pages."""
+    file = tmp_path / "enabled"
+    file.write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "SWITCH", file)
+    return file
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """The blocks that are joined, in order; nothing happens to them."""
+    blocks = []
+    monkeypatch.setattr(huge_pages, "join", blocks.append)
+    return blocks
 
 
 def huge(pid):
@@ -49,11 +69,11 @@ def huge_around(address):
 
 
 def require_joining(blocks):
-    if not next(huge_pages.joining(blocks[:1])):
+    if not all(map(huge_pages.join, blocks)):
         pytest.skip("this system joins no pages")
 
 
-def test_blocks_are_those_that_this_process_may_write(memory):
+def test_blocks_are_those_of_no_file_and_no_stack(memory):
     blocks = huge_pages.own_blocks()
     assert set(memory[1]) <= set(blocks)
     assert all(block % SIZE == 0 for block in blocks) and len(set(blocks)) == len(blocks)
@@ -62,32 +82,75 @@ def test_blocks_are_those_that_this_process_may_write(memory):
 def test_joined_pages_hold_what_they_held(memory):
     memory, blocks = memory
     require_joining(blocks)
-    assert list(huge_pages.joining(blocks[1:])) == [True] * 3
     assert huge_around(blocks[0]) >= 4 * SIZE
     assert memory[:] == bytes(range(256)) * (5 * SIZE // 256)
 
 
-def test_work_is_done_in_bites(memory, monkeypatch):
-    monkeypatch.setattr(huge_pages, "own_blocks", lambda: memory[1])
+def test_what_is_no_memory_is_not_joined():
+    assert not huge_pages.join(SIZE)
+
+
+def test_work_stops_in_time_and_goes_on(switch, joined, monkeypatch):
+    monkeypatch.setattr(huge_pages, "own_blocks", lambda: [1, 2, 3])
     joiner = huge_pages.Joiner()
-    assert [joiner.work(0) for _ in range(5)] == [True] * 4 + [False]
-    assert not huge_pages.Joiner().work(60)
+    joiner.work(0)
+    assert joined == []
+    joiner.work(60)
+    assert joined == [1, 2, 3]
 
 
-def test_a_block_that_is_gone_does_no_harm(memory):
-    assert list(huge_pages.joining([SIZE])) == [False]
+def test_work_inside_work_does_each_block_once(switch, monkeypatch):
+    """A signal may come while its handler is still at the last one."""
+    monkeypatch.setattr(huge_pages, "own_blocks", lambda: [1, 2, 3])
+    joiner, joined = huge_pages.Joiner(), []
+
+    def join(block):
+        joined.append(block)
+        joiner.work(60)
+
+    monkeypatch.setattr(huge_pages, "join", join)
+    joiner.work(60)
+    assert joined == [1, 2, 3]
 
 
-def test_elsewhere_there_is_nothing_to_do(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert not huge_pages.Joiner().work(60)
+def no_such_file():
+    raise FileNotFoundError("/proc/self/maps")
+
+
+def another_form():
+    raise ValueError("not enough values to unpack")
+
+
+@pytest.mark.parametrize("blocks", [no_such_file, another_form])
+def test_a_system_that_does_not_say_its_blocks_is_left_as_it_is(
+    switch, joined, monkeypatch, blocks
+):
+    monkeypatch.setattr(huge_pages, "own_blocks", blocks)
+    huge_pages.Joiner().work(60)
+    assert joined == []
+
+
+@pytest.mark.parametrize("case", ["switched off", "no switch", "no Linux"])
+def test_where_there_are_no_huge_pages_nothing_is_asked_for(
+    switch, joined, monkeypatch, case
+):
+    if case == "switched off":
+        switch.write_text("always madvise [never]\n")
+    elif case == "no switch":
+        switch.unlink()
+    else:
+        monkeypatch.setattr(sys, "platform", "darwin")
+    huge_pages.Joiner().work(60)
+    assert joined == []
 
 
 def test_the_fork_server_joins_its_pages_and_ranks_are_born_as_before(memory):
     require_joining(memory[1])
+    if "[never]" in huge_pages.SWITCH.read_text():
+        pytest.skip("huge pages are switched off")
     assert launch(ranks.total, 2).results == [1.0, 1.0]
     end = time.monotonic() + 30
-    while huge(borrowed.fork_server_pid()) < 2**26 and time.monotonic() < end:
+    while huge(borrowed.fork_server_pid()) < 2**24 and time.monotonic() < end:
         time.sleep(0.1)
-    assert huge(borrowed.fork_server_pid()) >= 2**26
+    assert huge(borrowed.fork_server_pid()) >= 2**24
     assert launch(ranks.total, 2).results == [1.0, 1.0]

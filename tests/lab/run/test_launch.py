@@ -93,7 +93,7 @@ def test_output_is_grouped_by_rank_whatever_the_order_of_printing():
 def test_ten_megabytes_from_each_rank_at_once():
     report = launch(ranks.chatter, 3, 10)
     for text in report.stdout:
-        assert len(text.encode()) > 10 * 2**20 - 10_000
+        assert len(text.encode()) > 10 * 2**20 - 100
         assert set(text.splitlines()) == {"ünïcode " * 8}
     assert len(repr(report)) < 50_000 and "more lines in report.stdout[2]" in repr(report)
 
