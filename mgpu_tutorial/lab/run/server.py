@@ -50,7 +50,7 @@ WARM = "warm"
 LONGEST = 70  # bytes: a socket's path has at most 103, and multiprocessing appends 32
 IMPORTS = 5.0  # seconds that the server's imports take, about
 LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
-BITE = 0.05  # seconds that it then joins pages
+BITE = 0.05  # seconds that it then joins pages, if no rank lives
 _began: list[tuple[int, float]] = []  # the process and the moment of each start
 _joiners: list[Joiner] = []  # one, once the server has done its imports
 
@@ -325,7 +325,8 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
         if os.getpid() == server:
             end_if_alone()
             for joiner in _joiners:
-                joiner.work(BITE)
+                if not has_children():  # they would keep the old pages besides
+                    joiner.work(BITE)
 
     def sweep_at_exit() -> None:
         if os.getpid() == server:
@@ -339,6 +340,15 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
     signal.signal(signal.SIGALRM, look)
     signal.siginterrupt(signal.SIGALRM, False)  # C code that reads need not know of it
     signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK)
+
+
+def has_children() -> bool:
+    """Whether this process has one that runs, or that nobody has waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def import_for_all() -> None:
