@@ -367,4 +367,5 @@ if KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
     _kernel, _folder = os.environ.pop(KERNEL).split(":", 1)
     detach_from_kernel(int(_kernel), _folder)
     import_for_all()
-    _joiners.append(Joiner())
+    if sys.platform == "linux":  # elsewhere os.waitid may be missing too
+        _joiners.append(Joiner())
