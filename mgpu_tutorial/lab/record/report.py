@@ -23,9 +23,7 @@ class Report:
 
     `events` is empty without `trace=True`; `seconds` is wall time from the moment
     all ranks had joined until the last one ended, and no part of the repr. `tracks` are
-    the names of threads, where threads were recorded instead of ranks. `memory` holds
-    for each rank the resident bytes at some moments (s since the launch): with
-    `trace=True` every twentieth of a second, else only the highest, at the end.
+    the names of threads, where threads were recorded instead of ranks.
     """
 
     world_size: int
@@ -35,17 +33,16 @@ class Report:
     events: list[Event] = field(default_factory=list)
     seconds: float = 0.0
     tracks: list[str] = field(default_factory=list)
-    memory: list[list[tuple[float, int]]] = field(default_factory=list)
 
     def perfetto(self, path: str | Path) -> None:
-        """Write calls, messages and memory to a file for https://ui.perfetto.dev.
+        """Write calls and messages to a file for https://ui.perfetto.dev.
 
         The events are there with `trace=True`. A call that never came back is shown as
         open until the end.
         """
         ranks = len(self.tracks) or self.world_size
         names = [self.track(rank) for rank in range(ranks)]
-        events = trace_events(self.events, names, self.memory)
+        events = trace_events(self.events, names, [])
         text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
         Path(path).write_text(text, encoding="utf-8")
 

@@ -114,7 +114,6 @@ def _collect(jobs: list[Job], origin: float, seconds: float, with_results: bool)
         report.stdout.append(text_of(job.home / "stdout"))
         report.stderr.append(text_of(job.home / "stderr"))
         report.events += trace.read(job.home / "events", job.rank, origin)
-        report.memory.append(_memory(job, origin))
     for job in jobs if with_results else []:
         result = job.home / "result"
         try:
@@ -128,12 +127,6 @@ def _collect(jobs: list[Job], origin: float, seconds: float, with_results: bool)
                 report,
             ) from None
     return report
-
-
-def _memory(job: Job, origin: float) -> list[tuple[float, int]]:
-    """What a rank noted of its memory, with the moments counted from the launch."""
-    pairs = [line.split() for line in text_of(job.home / "memory").splitlines()]
-    return [(float(p[0]) - origin, int(p[1])) for p in pairs if len(p) == 2]
 
 
 def _send(named: dict[str, Any], payload: dict, path: Path) -> None:

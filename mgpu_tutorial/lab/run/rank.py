@@ -8,7 +8,6 @@ that the news of a rank that is killed is not lost with it:
     where           its last own line        events    the trace
     ready           it has joined the group  progress  how far it is, and its `status`
     pid             its process and group    lasting   what keeps it from ending
-    memory          moments, resident bytes
 """
 
 import contextlib
@@ -44,11 +43,6 @@ from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import source_lines, trace
 from mgpu_tutorial.lab.record.report import returned
 from mgpu_tutorial.lab.run import transfer
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 LINGER = 0.5  # seconds that a rank which returned stays for its peers
 GROUP_TIMEOUT = 3600.0  # seconds at least: the launcher's own timeout comes first
@@ -91,7 +85,6 @@ def enter(job: Job, environment: dict[str, str]) -> None:
     if os.getpid() != process:  # the worker had forked: this is not the rank
         sys.stderr.write(outcome.get("traceback", ""))
         os._exit(0)
-    _note_memory(home, _peak_memory())
     _say(home, outcome)
     _flush()
     if outcome["kind"] == "returned":
@@ -131,30 +124,6 @@ def _run(job: Job) -> dict[str, Any]:
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a worker too
         return _raised(error)
     return {"kind": "returned", "began": began, "ended": time.monotonic()}
-
-
-def _note_memory(home: Path, size: int) -> None:
-    """Add one line: the moment (s, of the machine's clock) and the resident bytes at it."""
-    if size:
-        with contextlib.suppress(OSError), open(home / "memory", "a") as file:
-            file.write(f"{time.monotonic()} {size}\n")
-
-
-def _peak_memory() -> int:
-    """The most bytes that were resident in this process; 0 where nobody counts them."""
-    if resource is None:
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _resident_memory() -> int:
-    """The bytes that are resident now; 0 where there is no /proc."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tell_what_lasts(home: Path) -> list[str]:
@@ -381,9 +350,6 @@ def _watch(job: Job) -> None:
             if (parent is not None and not parent.is_alive()) or not home.exists():
                 os.kill(os.getpid(), signal.SIGKILL)
             mark(sys._current_frames().get(main))
-            said = (home / "outcome.draft").exists() or (home / "outcome").exists()
-            if job.trace and not said:
-                _note_memory(home, _resident_memory())
 
     for name in ("_exit", "kill", "abort"):  # a rank that ends itself says where
         setattr(os, name, _marking(getattr(os, name), mark))

@@ -29,7 +29,6 @@ from typing import Any
 
 import mgpu_tutorial
 from mgpu_tutorial.lab import borrowed
-from mgpu_tutorial.lab.run.huge_pages import Joiner
 
 METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 PRELOAD = [
@@ -44,15 +43,15 @@ PRELOAD = [
     "mgpu_tutorial.lab.run.rank",
 ]
 KERNEL = "MGPU_KERNEL"  # in the server's environment: the kernel's process and folder
+# In the server's environment too: glibc asks for huge pages, so that a rank is forked sooner.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 LOG = "server.log"
 WARM = "warm"
 LONGEST = 70  # bytes: a socket's path has at most 103, and multiprocessing appends 32
 IMPORTS = 5.0  # seconds that the server's imports take, about
 LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
-BITE = 0.05  # seconds that it then joins pages, if no rank lives
 _began: list[tuple[int, float]] = []  # the process and the moment of each start
-_joiners: list[Joiner] = []  # one, once the server has done its imports
 
 
 def start() -> None:
@@ -71,7 +70,9 @@ def start() -> None:
     _began.append((os.getpid(), time.monotonic()))
     mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # its start would undo the mask
-    os.environ[KERNEL] = f"{os.getpid()}:{kernel_folder()}"
+    given = {KERNEL: f"{os.getpid()}:{kernel_folder()}", **HUGE_PAGES}
+    given = {name: text for name, text in given.items() if name not in os.environ}
+    os.environ.update(given)
     # Ctrl-C is for the kernel; the server's first instructions would die of it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -81,7 +82,8 @@ def start() -> None:
             borrowed.forget_fork_server()
             forkserver.ensure_running()
     finally:
-        os.environ.pop(KERNEL, None)
+        for name in given:
+            del os.environ[name]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -324,9 +326,6 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
     def look(number: int, frame: FrameType | None) -> None:
         if os.getpid() == server:
             end_if_alone()
-            for joiner in _joiners:
-                if not has_children():  # they would keep the old pages besides
-                    joiner.work(BITE)
 
     def sweep_at_exit() -> None:
         if os.getpid() == server:
@@ -340,15 +339,6 @@ def detach_from_kernel(kernel: int, folder: str) -> None:
     signal.signal(signal.SIGALRM, look)
     signal.siginterrupt(signal.SIGALRM, False)  # C code that reads need not know of it
     signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK)
-
-
-def has_children() -> bool:
-    """Whether this process has one that runs, or that nobody has waited for."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def import_for_all() -> None:
@@ -367,5 +357,3 @@ if KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
     _kernel, _folder = os.environ.pop(KERNEL).split(":", 1)
     detach_from_kernel(int(_kernel), _folder)
     import_for_all()
-    if sys.platform == "linux":  # elsewhere os.waitid may be missing too
-        _joiners.append(Joiner())

@@ -97,7 +97,6 @@ def test_the_file_for_perfetto_has_every_call(tmp_path):
         assert [e["name"] for e in those("b", rank) + those("e", rank)] == [
             "all_reduce in flight"
         ] * 2
-        assert all(e["args"]["MiB"] > 20 for e in those("C", rank)) and those("C", rank)
     (begin,), (end,) = those("s", 0), those("f", 1)
     assert begin["id"] == end["id"] and begin["cat"] == end["cat"]
     assert those("s", 1) == those("f", 0) == []
@@ -109,9 +108,3 @@ def test_a_call_that_never_came_back_is_open_in_the_file(tmp_path):
     caught.value.report.perfetto(tmp_path / "run.json")
     written = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert [(e["name"], e["pid"]) for e in written if e["ph"] == "B"] == [("recv", 0)]
-    assert {e["pid"] for e in written if e["ph"] == "C"} == {0, 1}
-
-
-def test_the_peak_of_the_memory_is_known_without_a_trace():
-    for ((moment, size),) in launch(talk, 2, device="cpu").memory:
-        assert moment > 0 and 2**24 < size < 2**36
