@@ -23,7 +23,7 @@ from mgpu_tutorial.lab.teach.verdict import MARK
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mgpu_tutorial"
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TAGS = {"raises-exception", "nbval-ignore-output", "exercise", "solution"}
+TAGS = {"raises-exception", "nbval-ignore-output", "exercise", "solution", "finding"}
 CLOSING = ["Same answer as one process?", "Exercises", "Summary", "Next"]
 
 
