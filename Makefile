@@ -1,26 +1,19 @@
 # make lab           set everything up and open JupyterLab on the contents
-# make setup         only set everything up
 # make test          set everything up and run every check, the notebooks included
+# make quick         the tests that are not marked slow: a minute
 # make check NAME=point_to_point   one chapter's style, tests and notebook
-# make quick         what starts no interpreter, kernel or compiler, less the thorough tests
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, web pages and slides, in build/
 # make student       notebooks with open predictions, in student/ (those that are there are kept)
 # make site          everything for static hosting, in build/site/
-# make assignment NAME=point_to_point [VARIANT=2]   its exercises for otter and nbgrader, in
-#                    build/assignment/; a variant has other numbers
-# make publish       build/site/ as the branch gh-pages of origin
-# make test-processors   every check as three processors (NAMES="tests/test_data.py": only these)
-# make test-gpu      only the checks that need a GPU (skipped where there is none)
-# make test-browser  every notebook in JupyterLab, in a real browser; pictures in build/screens/
-# make mutants       seed mistakes one by one, see whether the checks notice (NAMES="lab": only these)
-# make audit         ask PyPI whether a pinned package has a known vulnerability (needs a network)
-# make bench         the measurements that the notebooks and the README quote
+# make assignment NAME=point_to_point [VARIANT=2]   its exercises for otter and nbgrader
 # make new-chapter NAME=my_topic [AFTER=point_to_point]   one more chapter, the rest renumbered
-# make update [TORCH=2.14.0]       run all notebooks (with that PyTorch), list what changed
+# make mutants       seed mistakes one by one, see whether the checks notice (NAMES="lab": only these)
+# make bench         the measurements that the notebooks and the README quote
 #
-# Whichever comes first sets up the environment: without an NVIDIA GPU with PyTorch's smaller
-# build for CPUs. TORCH_BUILD=cuda or TORCH_BUILD=cpu chooses, and is remembered.
+# The first command sets up the environment: without an NVIDIA GPU with PyTorch's smaller build
+# for CPUs. TORCH_BUILD=cuda or TORCH_BUILD=cpu chooses, and is remembered. CONTRIBUTING.md has
+# the commands that only a maintainer needs.
 
 SHELL := /bin/sh
 VENV := .venv
@@ -40,24 +33,59 @@ lab: $(VENV)/installed
 
 setup: $(VENV)/installed
 
+PYTEST := $(BIN)/python -m pytest -q
+TWO := --numprocesses 2 --dist loadfile
+NBVAL := --nbval --nbval-cell-timeout 120
+# Every step runs, whatever became of the one before it. (pytest says 5 where nothing was chosen.)
+BEGIN := failed=; step() { name=$$1; shift; "$$@" </dev/null || test $$? = 5 || failed="$$failed $$name"; }
+END := test -z "$$failed" && echo "all checks passed" || { echo "failed:$$failed"; exit 1; }
+
 test: $(VENV)/installed
-	@$(BIN)/python tools/check.py test
+	@$(BEGIN); \
+	step style $(BIN)/ruff check --quiet .; \
+	step format $(BIN)/ruff format --check --quiet .; \
+	step tests $(PYTEST) $(TWO) --durations 15 -m "not timing" tests; \
+	step timing $(PYTEST) -m timing tests; \
+	step notebooks $(PYTEST) $(TWO) $(NBVAL) notebooks; \
+	$(END)
 
 quick: $(VENV)/installed
-	@$(BIN)/python tools/check.py quick
+	@$(BEGIN); \
+	step style $(BIN)/ruff check --quiet .; \
+	step format $(BIN)/ruff format --check --quiet .; \
+	step tests $(PYTEST) $(TWO) -m "not slow and not fresh and not thorough and not timing" tests; \
+	$(END)
 
+BOOK = $(wildcard notebooks/[0-9][0-9]_$(NAME).ipynb)
+TESTS = $(wildcard tests/$(NAME) tests/test_$(NAME).py)
+CODE = $(BOOK) $(TESTS) $(wildcard mgpu_tutorial/$(NAME) mgpu_tutorial/$(NAME).py)
 check: $(VENV)/installed
-	@$(BIN)/python tools/check.py chapter "$(NAME)"
+	@test -f "$(BOOK)" || { echo "NAME=$(NAME): no such chapter; there are" notebooks/*.ipynb; exit 2; }
+	@$(BEGIN); \
+	step style $(BIN)/ruff check --quiet $(CODE); \
+	step format $(BIN)/ruff format --check --quiet $(CODE); \
+	step tests $(PYTEST) $(TWO) $(TESTS); \
+	step anatomy $(PYTEST) tests/test_notebooks.py tests/test_reached.py -k "$(NAME) or reached"; \
+	step notebook $(PYTEST) $(NBVAL) $(BOOK); \
+	$(END)
 
+# The libraries under PyTorch choose their kernels by what the processor can do, and each choice
+# rounds in another order. Variables take abilities away: so this machine can play an older one.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+SSE4 := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 test-processors: $(VENV)/installed
-	@$(BIN)/python tools/processors.py $(NAMES)
+	@$(BEGIN); for abilities in "" "$(AVX2)" "$(SSE4)"; do \
+		echo "As a processor with: $${abilities:-all that this one has}"; \
+		step "($$abilities)" env $$abilities $(PYTEST) $(TWO) $(NBVAL) -m "not timing" \
+			$(or $(NAMES),tests notebooks); \
+	done; $(END)
 
 test-gpu: $(VENV)/installed
-	@$(BIN)/python -m pytest -q -m gpu tests
+	@$(PYTEST) -m gpu tests
 
 test-browser: $(VENV)/browser
 	@$(BIN)/python tests/browser/chromium.py
-	@$(BIN)/python -m pytest -q tests/browser
+	@$(PYTEST) tests/browser
 
 mutants: $(VENV)/installed
 	@$(BIN)/python tools/mutants.py $(NAMES)

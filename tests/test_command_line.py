@@ -15,7 +15,7 @@ BIN = Path(sys.executable).parent
 PACKAGE = Path(mgpu_tutorial.__file__).parent
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_worker_runs_from_the_command_line():
     command = [sys.executable, "-m", "mgpu_tutorial", "point_to_point.blocking"]
     done = subprocess.run(
@@ -29,7 +29,7 @@ def test_a_worker_runs_from_the_command_line():
     ]
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_the_same_worker_runs_under_torchrun(tmp_path):
     command = [BIN / "torchrun", "--nproc-per-node", "2", "--standalone"]
     command += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere

@@ -8,8 +8,6 @@ import nbformat
 import pytest
 import torch
 
-from tests.thorough import thorough
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -322,7 +320,7 @@ def judged(space, capsys, answer, asked):
     return capsys.readouterr().out.strip()
 
 
-@thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stem", "name", "right", "wrong"), EXERCISES, ids=[name for _, name, *_ in EXERCISES]
 )

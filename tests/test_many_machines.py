@@ -12,7 +12,7 @@ import pytest
 from mgpu_tutorial import distributed_sgd as sgd
 from mgpu_tutorial.lab import launch
 
-pytestmark = pytest.mark.fresh
+pytestmark = pytest.mark.slow
 
 README = Path(__file__).parents[1] / "README.md"
 SECTION = README.read_text(encoding="utf-8").split("## On many machines")[1].split("\n## ")[0]

@@ -39,7 +39,7 @@ def listen_and_tell(rank, path):
     dist.destroy_process_group()
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_what_a_notebook_spawns_listens_on_loopback_only(tmp_path, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     server.stay_on_this_machine()  # what importing lab does in a notebook

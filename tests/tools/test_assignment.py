@@ -193,7 +193,7 @@ def test_a_chapter_that_is_not_there_is_one_line(capsys):
     assert said.count("\n") == 1
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [1, 2])
 def test_what_is_graded_is_right_for_the_solution_and_wrong_for_others(variant):
     """In a kernel, without the graders: setup, answer, test, for the first exercise."""

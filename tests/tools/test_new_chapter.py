@@ -11,7 +11,7 @@ import pytest
 
 from tools.new_chapter import stem_of
 
-pytestmark = pytest.mark.fresh
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 KEPT = ["mgpu_tutorial", "notebooks", "tests", "tools", "handouts", "benchmarks"]

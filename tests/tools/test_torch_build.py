@@ -1,7 +1,6 @@
 """The set-up's choice of PyTorch: the build for CPUs where no GPU is, if it can be had."""
 
 import os
-import subprocess
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +11,8 @@ import pytest
 
 from tools import torch_build
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # it asks in an interpreter of its own
+
 NOBODY = "http://127.0.0.1:9"  # the port for what is thrown away: nobody listens there
 
 
@@ -29,36 +29,22 @@ def index(tmp_path, monkeypatch):
         server.shutdown()
 
 
-@pytest.fixture(params=[True, False], ids=["gpu", "no gpu"])
-def gpu(request, monkeypatch):
-    monkeypatch.setattr(torch_build, "has_nvidia_gpu", lambda: request.param)
+@pytest.mark.parametrize("gpu", [True, False])
+def test_the_build_for_cpus_is_taken_where_no_gpu_is_or_who_asks(index, monkeypatch, gpu):
+    monkeypatch.setattr(torch_build, "has_nvidia_gpu", lambda: gpu)
     monkeypatch.setattr(sys, "platform", "linux")
-    return request.param
-
-
-def test_without_a_gpu_the_build_for_cpus_is_taken_and_said(index, gpu):
     found, said = torch_build.choose("", index)
-    assert found == ("" if gpu else index)
-    assert ("build for CPUs" in said and "TORCH_BUILD=cuda" in said) is not gpu
-
-
-def test_on_macos_there_is_nothing_to_choose(index, monkeypatch):
+    assert found == ("" if gpu else index) and ("TORCH_BUILD=cuda" in said) is not gpu
+    assert torch_build.choose("cuda", index) == ("", "")
+    assert torch_build.choose("cpu", index)[0] == index
     monkeypatch.setattr(sys, "platform", "darwin")
     assert torch_build.choose("", index) == ("", "")
 
 
-def test_who_asks_gets_the_build_with_any_machine(index, gpu):
-    assert torch_build.choose("cuda", index) == ("", "")
-    assert torch_build.choose("cpu", index)[0] == index
-
-
-def test_an_index_that_does_not_answer_is_left_out_and_named(gpu):
-    found, said = torch_build.choose("cpu", NOBODY)
-    assert found == "" and NOBODY in said and "does not answer" in said
-
-
-def test_an_index_without_a_page_for_torch_is_left_out(index):
-    assert torch_build.answers(index) and not torch_build.answers(f"{index}/other")
+def test_an_index_that_does_not_answer_or_has_no_torch_is_left_out_and_named(index):
+    for absent in (NOBODY, f"{index}/other"):
+        found, said = torch_build.choose("cpu", absent)
+        assert found == "" and absent in said and "does not answer" in said
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -67,18 +53,5 @@ def test_nvidia_smi_is_believed_if_it_finds_a_gpu(tmp_path, monkeypatch, works):
     program.write_text(f"#!/bin/sh\nexit {0 if works else 9}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    files = [p for p in Path("/dev").iterdir() if p.name in ("nvidia0", "nvidia1")]
-    assert torch_build.has_nvidia_gpu() is (works or bool(files))
-
-
-@pytest.mark.fresh
-def test_make_gets_the_index_alone_and_the_user_the_sentence(index):
-    run = subprocess.run(
-        [sys.executable, "tools/torch_build.py", "cpu"],
-        env={**os.environ, "TORCH_CPU_INDEX": index},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert (run.returncode, run.stdout) == (0, f"{index}\n")
-    assert run.stderr == "PyTorch's build for CPUs is installed.\n"
+    device = any(Path("/dev").glob("nvidia[0-9]*"))
+    assert torch_build.has_nvidia_gpu() is (works or device)
