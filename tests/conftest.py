@@ -8,6 +8,13 @@ with.
 import gc
 from pkgutil import walk_packages
 
+import cloudpickle
+import pytest
+from hypothesis import settings
+
+settings.register_profile("same in every run", derandomize=True, deadline=None)
+settings.load_profile("same in every run")
+
 
 def pytest_configure(config):
     """Before the first test; a process that only hands tests to others needs none of it."""
@@ -33,3 +40,23 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Start a worker on some ranks; the same call again gives the same report.
+
+    `ranks(4, worker, *args, **kwargs)` is `launch(worker, 4, *args, **kwargs)`, done once in
+    a session for the same arguments: parametrised tests share a launch.
+    """
+    from mgpu_tutorial.lab import launch
+
+    reports = {}
+
+    def start(world_size, worker, *args, **kwargs):
+        call = cloudpickle.dumps((world_size, worker, args, kwargs))
+        if call not in reports:
+            reports[call] = launch(worker, world_size, *args, **kwargs)
+        return reports[call]
+
+    return start

@@ -12,30 +12,37 @@ from mgpu_tutorial.shared.cost_model import Link, message_seconds
 Method = Callable[[torch.Tensor, int], None]
 
 
-def ring_steps(chunks: Sequence[torch.Tensor], ranks: Sequence[int], add: bool) -> None:
-    """One half of a ring over these ranks, which all call it: add chunks up, or hand out.
-
-    After the adding the rank at place i has the sum of chunk i + 1; before the handing out
-    it must.
-    """
+def pass_on(outgoing: torch.Tensor, incoming: torch.Tensor, ranks: Sequence[int]) -> None:
+    """Send to the right neighbour among `ranks`, and receive from the left one."""
     here, size = ranks.index(dist.get_rank()), len(ranks)
-    right, left = ranks[(here + 1) % size], ranks[(here - 1) % size]
-    first = here if add else here + 1
+    sending = dist.isend(outgoing, ranks[(here + 1) % size])
+    dist.recv(incoming, ranks[(here - 1) % size])
+    sending.wait()
+
+
+def reduce_scatter_ring(chunks: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
+    """The rank at place i ends with the sum of chunk i + 1 over `ranks`, which all call it."""
+    here, size = ranks.index(dist.get_rank()), len(ranks)
     for step in range(size - 1):
-        sending = dist.isend(chunks[(first - step) % size], right)
-        target = chunks[(first - step - 1) % size]
+        target = chunks[(here - step - 1) % size]
         incoming = torch.empty_like(target)
-        dist.recv(incoming, left)
-        sending.wait()
-        target += incoming if add else incoming - target
+        pass_on(chunks[(here - step) % size], incoming, ranks)
+        target += incoming
+
+
+def all_gather_ring(chunks: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
+    """The rank at place i begins with chunk i + 1; all end with the same bits of each."""
+    here, size = ranks.index(dist.get_rank()), len(ranks)
+    for step in range(size - 1):
+        pass_on(chunks[(here + 1 - step) % size], chunks[(here - step) % size], ranks)
 
 
 def flat_ring(tensor: torch.Tensor, per_node: int) -> None:
     """The ring of all ranks, which does not care where they are; sums `tensor` in place."""
     ranks = range(dist.get_world_size())
-    chunks = tensor.chunk(len(ranks))
-    ring_steps(chunks, ranks, add=True)
-    ring_steps(chunks, ranks, add=False)
+    chunks = tensor.tensor_split(len(ranks))  # views, not copies
+    reduce_scatter_ring(chunks, ranks)
+    all_gather_ring(chunks, ranks)
 
 
 def hierarchical(tensor: torch.Tensor, per_node: int) -> None:
@@ -48,16 +55,16 @@ def hierarchical(tensor: torch.Tensor, per_node: int) -> None:
     start = rank // per_node * per_node
     node = range(start, start + per_node)
     peers = range(rank % per_node, world_size, per_node)
-    chunks = tensor.chunk(per_node)
+    chunks = tensor.tensor_split(per_node)
     # in the node: this rank gets the node's sum of one chunk
-    ring_steps(chunks, node, add=True)
+    reduce_scatter_ring(chunks, node)
     mine = chunks[(rank - start + 1) % per_node]
     # across the nodes: the sum of all nodes, of this chunk only
-    parts = mine.chunk(len(peers))
-    ring_steps(parts, peers, add=True)
-    ring_steps(parts, peers, add=False)
+    parts = mine.tensor_split(len(peers))
+    reduce_scatter_ring(parts, peers)
+    all_gather_ring(parts, peers)
     # in the node: everybody gets all chunks
-    ring_steps(chunks, node, add=False)
+    all_gather_ring(chunks, node)
 
 
 def sum_by(rank: int, world_size: int, method: Method, per_node: int, count: int) -> float:

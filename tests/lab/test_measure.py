@@ -1,0 +1,41 @@
+"""Times are taken in turns, and the furthest number counts."""
+
+import math
+
+import pytest
+import torch
+
+from mgpu_tutorial.lab.measure import in_turns, largest_difference
+
+
+def test_actions_take_turns_and_the_first_turns_do_not_count():
+    order = []
+    actions = {name: lambda name=name: order.append(name) for name in "ab"}
+    seconds = in_turns(actions, turns=3, warm_up=2)
+    assert order == list("ababababab")
+    assert {name: len(taken) for name, taken in seconds.items()} == {"a": 3, "b": 3}
+
+
+def test_the_largest_difference_is_found_anywhere():
+    one = {"a": [torch.zeros(2), torch.zeros(1, 3)], "b": torch.zeros(0)}
+    other = {"a": [torch.zeros(2), torch.tensor([[0.0, -3.0, 2.0]])], "b": torch.zeros(0)}
+    assert largest_difference(one, other) == largest_difference(other, one) == 3.0
+    assert largest_difference(one, one) == 0.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_is_infinitely_far(value):
+    assert largest_difference(torch.tensor([value, 0.0]), torch.zeros(2)) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (torch.zeros(2), torch.zeros(1)),
+        ([torch.zeros(1)], []),
+        ({"a": torch.zeros(1)}, {"b": torch.zeros(1)}),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(found, expected):
+    with pytest.raises(ValueError):
+        largest_difference(found, expected)
