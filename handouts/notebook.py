@@ -26,7 +26,7 @@ FILES = re.compile(r"(?<=\n```)\n\n\[[^\n]*\Z")  # links to them, below a listin
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
 HEADING = re.compile(r"(#{1,6})\s+(.+)")
 DATA_IMAGE = re.compile(r"data:(image/[\w+]+);base64,([A-Za-z0-9+/=\s]+)")
-OPEN = "# Solution (click to open)\n"  # for the lab, where a solution is folded
+OPEN = "%%solution (click to open)\n"  # for the lab, where a solution is folded
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
 MARKDOWN_IMAGE = re.compile(r"(!\[[^\]]*\]\()([^)\s]+)")
 

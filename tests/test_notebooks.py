@@ -286,7 +286,7 @@ def test_exercises_begin_not_yet_and_end_correct(notebook):
         assert said and all(text.startswith("not yet") for text in said), cells[i].source
         solution = cells[i + 1]
         assert "solution" in tags(solution)
-        assert solution.source.startswith("# Solution (click to open)\n"), solution.source
+        assert solution.source.startswith("%%solution (click to open)\n"), solution.source
         assert solution.metadata.jupyter == {"source_hidden": True, "outputs_hidden": True}
         assert set(verdicts(solution)) == {"correct"}
     assert len(exercises) == sum("solution" in tags(cell) for cell in cells)

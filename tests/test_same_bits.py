@@ -49,14 +49,7 @@ def sum_of(tensor, world_size):
     tensor.copy_(operators.sum_of(tensor, None))
 
 
-ALL_REDUCES = [
-    ring_all_reduce,
-    naive_all_reduce,
-    flat_ring,
-    by_nodes,
-    by_large_nodes,
-    sum_of,
-]
+ALL_REDUCES = [ring_all_reduce, naive_all_reduce, flat_ring, by_nodes, by_large_nodes, sum_of]
 
 
 def reduce_each_size(rank, world_size, all_reduce):

@@ -128,6 +128,7 @@ def cells(text: str) -> Iterator[dict]:
             metadata["handout"] = {"caption": caption[1]}
         if "solution" in metadata.get("tags", []):
             metadata["jupyter"] = {"source_hidden": True, "outputs_hidden": True}
+            source = source.removeprefix("# ")  # of a magic, which is no Python
         yield new_code_cell(source, metadata=metadata)
 
 

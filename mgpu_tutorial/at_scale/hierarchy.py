@@ -21,7 +21,7 @@ def pass_on(outgoing: torch.Tensor, incoming: torch.Tensor, ranks: Sequence[int]
 
 
 def reduce_scatter_ring(chunks: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
-    """The rank at place i ends with the sum of chunk i + 1 over `ranks`, which all call it."""
+    """The rank at place i ends with the sum of chunk i + 1; all of `ranks` call this."""
     here, size = ranks.index(dist.get_rank()), len(ranks)
     for step in range(size - 1):
         target = chunks[(here - step - 1) % size]

@@ -40,8 +40,11 @@ from mgpu_tutorial.lab.simulate.pretend import pretend, without_values
 from mgpu_tutorial.lab.table import Table
 from mgpu_tutorial.lab.teach.checks import check
 from mgpu_tutorial.lab.teach.playground import playground
+from mgpu_tutorial.lab.teach.solution import register
 from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source
 from mgpu_tutorial.lab.teach.spawn_alone import spawn_alone
+
+register()
 
 __all__ = [
     "CannotTravel",

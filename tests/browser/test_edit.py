@@ -103,7 +103,7 @@ def test_verdicts_can_be_read_in_each_theme(notebook, theme):
 def test_a_solution_is_folded_and_gives_nothing_away(notebook):
     folded = notebook.page.locator(".jp-Notebook .jp-Placeholder-contentContainer")
     lines = {line for line in folded.all_inner_texts() if line.strip()}
-    assert lines == {"# Solution (click to open)"} and folded.count() == 4
+    assert lines == {"%%solution (click to open)"} and folded.count() == 4
     folded.first.scroll_into_view_if_needed()
     notebook.picture("edit-6-solution")
 

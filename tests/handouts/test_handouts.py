@@ -472,7 +472,7 @@ def test_what_belongs_to_the_lab_stays_out_of_a_handout(tmp_path):
     listing = {"text/markdown": "```python\na = [1](2)\n```\n\n[a/b.py](../a/b.py)"}
     listing |= {"text/html": "<pre>for JupyterLab</pre>"}
     cell = new_code_cell(
-        "# Solution (click to open)\na = 1",
+        "%%solution (click to open)\na = 1",
         outputs=[new_output("display_data", data=data) for data in (verdict, listing)],
         metadata={"tags": ["solution"]},
     )

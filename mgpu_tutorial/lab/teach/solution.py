@@ -1,0 +1,39 @@
+"""The cell magic `%%solution`: a folded solution that judges no answer but its own."""
+
+import html
+
+from mgpu_tutorial.lab.teach.verdict import MARK
+
+
+def register() -> None:
+    """Make `%%solution` known to the notebook, where there is one."""
+    from IPython import get_ipython
+
+    if shell := get_ipython():
+        shell.register_magic_function(solution, "cell")
+
+
+def solution(line: str, cell: str) -> None:
+    """Run the cell, keep none of its names, and fold what it shows.
+
+    Running all cells runs solutions that nobody opened: their verdict must not stand below
+    the reader's own answer, nor their functions replace the reader's.
+    """
+    from IPython import get_ipython
+    from IPython.display import display
+    from IPython.utils.capture import capture_output
+
+    shell = get_ipython()
+    before = dict(shell.user_ns)
+    with capture_output() as shown:
+        ended = shell.run_cell(cell, store_history=False)
+    for name in shell.user_ns.keys() - before.keys():
+        del shell.user_ns[name]
+    shell.user_ns.update(before)
+    outputs = [output.data for output in shown.outputs]
+    texts = [data["text/plain"] for data in outputs]
+    pages = [data.get("text/html") or html.escape(data["text/plain"]) for data in outputs]
+    folded = f"<details><summary>What the solution shows</summary>{''.join(pages)}</details>"
+    plain = "\n".join([shown.stdout.strip(), *texts]).strip()
+    display({"text/plain": plain, "text/html": MARK + folded + "</div>"}, raw=True)
+    ended.raise_error()
