@@ -41,6 +41,9 @@ lab.borrowed.ddp_logging_data
 lab.draw.minimum_plot.fastest_setting
 lab.draw.minimum_plot.minimum_plot
 lab.draw.placement.device_table
+lab.measure.Name
+lab.measure.in_turns
+lab.measure.largest_difference
 lab.record.threads.MAIN
 lab.record.threads.ThreadRecorder
 lab.record.threads.record_threads
@@ -65,6 +68,7 @@ shared.cost_model.links.FREE
 shared.cost_model.links.LARGE
 shared.cost_model.links.Times
 shared.cost_model.machines.GIB
+shared.parameters.require_same
 tensor_parallel.dropout.keep_half
 when_it_breaks.sharded.COLUMNS
 when_it_breaks.sharded.ROWS

@@ -74,6 +74,8 @@ def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
     Raises ValueError where an exercise has no solution, or a table of variants does not fit.
     """
     cells, found = notebook.cells, []
+    for cell in cells:
+        cell.source = cell.source.removeprefix("%%solution (click to open)\n")
     begin = next(i for i, cell in enumerate(cells) if _is_heading(cell))
     words: list[Cell] = []
     for i, cell in enumerate(cells[begin:], begin):
