@@ -24,8 +24,7 @@ CHAPTERS = (
     "at_scale",
 )
 
-# What the chapters import slowly: the lab's fork server does it once for all ranks.
-PRELOAD = ("mgpu_tutorial.shared.vision",)  # torchvision: a quarter of a second for each rank
-
 # First of all: in a notebook the lab's fork server then imports torch while we do.
-import mgpu_tutorial.lab  # noqa: E402, F401
+from mgpu_tutorial.lab.run import server  # noqa: E402
+
+server.preload("mgpu_tutorial.shared.vision")  # torchvision: a quarter of a second a rank

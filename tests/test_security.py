@@ -16,7 +16,7 @@ from torch import nn
 
 from mgpu_tutorial import processes_and_ranks as par
 from mgpu_tutorial.lab import RankFailed, launch
-from mgpu_tutorial.lab.run import server, transfer
+from mgpu_tutorial.lab.run import files, server, transfer
 from mgpu_tutorial.shared import checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +54,7 @@ def interface(rank, world_size):
 
 def test_a_rank_takes_loopback_whatever_was_chosen(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert launch(interface, 1).results == [server.LOOPBACK]
+    assert launch(interface, 1).results == [files.LOOPBACK]
 
 
 def test_an_interface_that_was_chosen_is_kept(monkeypatch):
@@ -78,25 +78,25 @@ def test_pytorchs_own_store_listens_everywhere_and_ours_does_not():
 
 
 def test_the_folder_of_a_kernel_is_its_users_alone(tmp_path):
-    assert server.kernel_folder().stat().st_mode & 0o777 == 0o700
+    assert files.kernel_folder().stat().st_mode & 0o777 == 0o700
     tmp_path.chmod(0o777)
     with pytest.raises(PermissionError, match="not a folder of yours alone"):
-        server.require_private(tmp_path)
+        files.require_private(tmp_path)
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
     somebody = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody)
     with pytest.raises(PermissionError, match="not a folder of yours alone"):
-        server.kernel_folder()
+        files.kernel_folder()
     with pytest.raises(PermissionError, match="not a folder of yours alone"):
-        server.require_private(tmp_path)
+        files.require_private(tmp_path)
 
 
 def test_a_link_in_the_place_of_a_folder_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     with pytest.raises(PermissionError, match="not a folder of yours alone"):
-        server.require_private(tmp_path / "link")
+        files.require_private(tmp_path / "link")
 
 
 def test_a_result_is_not_read_where_others_may_write(tmp_path):

@@ -27,7 +27,8 @@ import torch
 
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.record import source_lines, trace
-from mgpu_tutorial.lab.run import engine, errors, rank, server, transfer
+from mgpu_tutorial.lab.run import errors, files, server, transfer
+from mgpu_tutorial.lab.run import ranks as running
 from mgpu_tutorial.lab.run import launch as launching
 from tests.lab import faulty
 from tests.lab.leftovers import after, leftovers, runs
@@ -97,7 +98,7 @@ def program(source: str, folder: Path, *words: str) -> subprocess.Popen:
 def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(tmp_path):
     begin = time.monotonic()
     report = launch(faulty.never_exits, 4, str(tmp_path / "pid"), timeout=TIMEOUT)
-    assert time.monotonic() - begin < engine.EXIT_LIMIT + 3 * crowd()
+    assert time.monotonic() - begin < running.EXIT_LIMIT + 3 * crowd()
     assert report.results == [0, 1, 2, 3]
     for text in report.stderr:
         assert "launch ended this process 2 s after its worker had returned: " in text
@@ -117,8 +118,8 @@ def test_a_thread_that_lasts_does_not_hold_the_connections():
 
 @pytest.mark.fresh
 def test_a_server_that_tells_of_no_end_is_replaced(monkeypatch):
-    monkeypatch.setattr(engine, "SILENT_LIMIT", 0.5)
-    monkeypatch.setattr(engine, "KILL_LIMIT", 0.5)
+    monkeypatch.setattr(running, "SILENT_LIMIT", 0.5)
+    monkeypatch.setattr(running, "KILL_LIMIT", 0.5)
     report = launch(faulty.freezes_the_server, 2)
     assert report.results == [0, 1]
     assert report.stderr == ["", ""]
@@ -131,7 +132,7 @@ def test_a_child_that_returns_from_the_worker_is_not_the_rank():
 @pytest.mark.fresh
 def test_a_fork_server_that_dies_by_itself_leaves_the_folder_of_the_kernel():
     pid = server.borrowed.fork_server_pid()
-    folder = server.kernel_folder()
+    folder = files.kernel_folder()
     marker = folder / "of the kernel"
     marker.touch()
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
@@ -205,7 +206,7 @@ def test_programs_of_ranks_end_when_the_fork_server_is_killed(tmp_path):
 
 @pytest.mark.fresh
 def test_a_frozen_fork_server_is_replaced(monkeypatch):
-    monkeypatch.setattr(engine, "JOIN_LIMIT", 3.0)
+    monkeypatch.setattr(running, "JOIN_LIMIT", 3.0)
     os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
     with pytest.raises(
         RankFailed, match="rank 0 could not be started: the fork server .* did not answer"
@@ -216,7 +217,7 @@ def test_a_frozen_fork_server_is_replaced(monkeypatch):
 def test_a_child_of_a_program_has_a_folder_of_its_own():
     context = get_context("fork")
     queue = context.SimpleQueue()
-    child = context.Process(target=lambda: queue.put(str(server.kernel_folder())))
+    child = context.Process(target=lambda: queue.put(str(files.kernel_folder())))
     child.start()
     folder = queue.get()
     child.join()
@@ -345,7 +346,7 @@ def test_a_program_that_a_rank_started_ends_with_the_launch(tmp_path):
 @pytest.mark.parametrize("times, gap", [(5, 0.005), (2, 0.15)])
 def test_a_burst_of_ctrl_c_leaves_no_rank(times, gap):
     def press():
-        after(60, lambda: [] if list(server.kernel_folder().glob("launch-*")) else [1])
+        after(60, lambda: [] if list(files.kernel_folder().glob("launch-*")) else [1])
         time.sleep(0.3)
         for _ in range(times):
             os.kill(os.getpid(), signal.SIGINT)
@@ -586,7 +587,8 @@ def test_last_words_are_those_of_this_launch(tmp_path):
     out, err = done.communicate(timeout=100)
     assert out.splitlines() == [
         "ranks 0 and 1 left with exit code 1, at no line of the worker yet|"
-        "    their last words: ImportError: the first problem",
+        "    their last words: ImportError: the first problem "
+        f"({tmp_path}/program.py, line 7)",
         "ranks 0 and 1 left with exit code 0, at no line of the worker yet",
         "[0, 1]",
     ], err
@@ -597,7 +599,7 @@ def test_a_full_disk_is_named(monkeypatch, tmp_path):
     folder = tmp_path / "launch" / "rank0"
     with pytest.raises(OSError, match=f"no space is left on the disk of {tmp_path.parent}"):
         transfer.write([1], folder / "result", "the result")  # its folder is missing
-    assert server.disk_is_full(tmp_path) == (psutil.disk_usage(str(tmp_path)).free < 2**16)
+    assert files.disk_is_full(tmp_path) == (psutil.disk_usage(str(tmp_path)).free < 2**16)
 
 
 @pytest.mark.parametrize(
@@ -663,10 +665,10 @@ def test_a_rank_outside_of_a_group_records_its_call():
 
 
 def test_torn_files_of_a_rank_do_not_hide_how_it_ended(tmp_path):
-    job = rank.Job(str(tmp_path), 0, 1, "gloo", "cpu", trace=True)
+    job = files.Job(str(tmp_path), 0, 1, "gloo", "cpu", trace=True)
     job.home.mkdir()
     (job.home / "where").write_text('["train.py", 7, "work')
-    assert engine._last_seen(job) is None
+    assert running._last_seen(job) is None
     (job.home / "events").write_text('{"index": 0, "op": "ba\n{"index": 0, "end": 1.0}\n')
     assert trace.read(job.home / "events", 0, 0.0) == []
 
@@ -688,7 +690,7 @@ def test_a_current_folder_that_is_gone_is_named(tmp_path, monkeypatch):
 
 
 def test_ranks_that_never_join_are_shown_where_they_are(monkeypatch, tmp_path):
-    monkeypatch.setattr(engine, "JOIN_LIMIT", 1.5)
+    monkeypatch.setattr(running, "JOIN_LIMIT", 1.5)
     slow = tmp_path / "slow_module.py"
     slow.write_text(
         "import os, time\n"
@@ -715,7 +717,7 @@ def test_a_carriage_return_overwrites_the_line():
 def test_ranks_may_end_apart_without_a_wait():
     begin = time.monotonic()
     launch(faulty.ends_apart, 2)
-    assert time.monotonic() - begin < 0.7 + engine.EXIT_LIMIT * crowd()
+    assert time.monotonic() - begin < 0.7 + running.EXIT_LIMIT * crowd()
 
 
 def test_a_loop_that_is_left_early_leaves_no_descriptor():
@@ -723,7 +725,7 @@ def test_a_loop_that_is_left_early_leaves_no_descriptor():
 
 
 def test_output_without_end_is_stopped(monkeypatch):
-    monkeypatch.setattr(engine, "OUTPUT_LIMIT", 2**20)
+    monkeypatch.setattr(files, "OUTPUT_LIMIT", 2**20)
     lines, error = fails(faulty.prints_without_end, 2, timeout=30)
     assert lines[0].startswith("rank 1 printed without end and was stopped, at faulty.py:")
     assert lines[1].startswith("  rank 0 was at faulty.py:")

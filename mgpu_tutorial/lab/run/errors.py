@@ -10,6 +10,7 @@ from mgpu_tutorial.lab.record.trace import Event
 
 KEPT = 110  # characters kept of each end of a very long line
 SHOWN = (4, 2)  # lines of a long message: so many of its beginning, so many of its end
+LONG_PATH = re.compile(r"(?:/[^/\s'\"]+){3,}(/[^/\s'\"]+/[^/\s'\"]+)")
 PRINTS = re.compile(r"Rank \d+ is running collective: .*?\.(?=Collectives differ)", re.DOTALL)
 SAID = 10  # lines that an error repeats of what a rank had printed
 
@@ -132,9 +133,14 @@ def _shown(message: str) -> list[str]:
         lines = [lines[0], lines[-1]]
     if len(lines) > sum(SHOWN):
         lines = [*lines[: SHOWN[0]], "…", *lines[-SHOWN[1] :]]
-    return [
-        line if len(line) <= 2 * KEPT else f"{line[:KEPT]} … {line[-KEPT:]}" for line in lines
-    ]
+    return [_shortened(line) for line in lines]
+
+
+def _shortened(line: str) -> str:
+    """A line of bearable length: the folders of a path go first, then the middle."""
+    if len(line) > 2 * KEPT:
+        line = LONG_PATH.sub(r"/…\1", line)
+    return line if len(line) <= 2 * KEPT else f"{line[:KEPT]} … {line[-KEPT:]}"
 
 
 def _said(report: Report) -> str:

@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import borrowed
-from mgpu_tutorial.lab.record import trace
+from mgpu_tutorial.lab.record import trace as recorder
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.run import errors, server, transfer
-from mgpu_tutorial.lab.run.engine import Ranks, await_server, text_of, workspace
+from mgpu_tutorial.lab.run import errors, files, server, transfer
+from mgpu_tutorial.lab.run.files import Job, text_of, workspace
 from mgpu_tutorial.lab.run.interrupts import Interrupts
-from mgpu_tutorial.lab.run.rank import Job, name_of
+from mgpu_tutorial.lab.run.rank import name_of
+from mgpu_tutorial.lab.run.ranks import Ranks
 
 MAX_RANKS = 64
 
@@ -53,31 +54,26 @@ def launch(
     CannotTravel for a worker or an argument that cannot be sent to a process.
     """
     _check_program()
-    _check_worker(worker, args, kwargs, timeout=timeout, device=device, backend=backend,
-                  trace=trace, threads=threads)  # fmt: skip
+    _check_worker(worker)
+    _check_names(worker, args, timeout=timeout, device=device, backend=backend,
+                 trace=trace, threads=threads)  # fmt: skip
     world_size = _whole_number(world_size)
     _check_numbers(timeout, threads)
     device = _choose_device(device, world_size)
     backend = backend or ("nccl" if device == "cuda" else "gloo")
     with Interrupts() as interrupts, workspace(world_size) as folder:
-        name = name_of(worker)
-        call = {f"the worker {name}": worker}
-        call |= {f"argument {i} of {name}": value for i, value in enumerate(args)}
-        call |= {f"argument {key} of {name}": value for key, value in kwargs.items()}
         with interrupts.allowed():
-            _send(
-                call, {"worker": worker, "args": args, "kwargs": kwargs}, folder / "payload"
-            )
-            await_server()
+            _send(folder / files.PAYLOAD, worker, args, kwargs)
+            server.await_server()
         jobs = [
             Job(
-                str(folder),
-                rank,
-                world_size,
-                backend,
-                _device_of(rank, device),
-                trace,
-                threads,
+                folder=str(folder),
+                rank=rank,
+                world_size=world_size,
+                backend=backend,
+                device=_device_of(rank, device),
+                trace=trace,
+                threads=threads,
                 timeout=float(timeout),
             )
             for rank in range(world_size)
@@ -111,11 +107,11 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
 def _collect(jobs: list[Job], origin: float, seconds: float, with_results: bool) -> Report:
     report = Report(world_size=len(jobs), seconds=seconds)
     for job in jobs:
-        report.stdout.append(text_of(job.home / "stdout"))
-        report.stderr.append(text_of(job.home / "stderr"))
-        report.events += trace.read(job.home / "events", job.rank, origin)
+        report.stdout.append(text_of(job.home / files.STDOUT))
+        report.stderr.append(text_of(job.home / files.STDERR))
+        report.events += recorder.read(job.home / files.EVENTS, job.rank, origin)
     for job in jobs if with_results else []:
-        result = job.home / "result"
+        result = job.home / files.RESULT
         try:
             report.results.append(transfer.read(result) if result.exists() else None)
         except Exception as error:
@@ -129,38 +125,45 @@ def _collect(jobs: list[Job], origin: float, seconds: float, with_results: bool)
     return report
 
 
-def _send(named: dict[str, Any], payload: dict, path: Path) -> None:
+def _send(path: Path, worker: Callable, args: tuple, kwargs: dict) -> None:
+    """Store the call for the ranks; if it cannot be, say which part of it."""
     try:
-        transfer.write(payload, path, "")
+        transfer.write({"worker": worker, "args": args, "kwargs": kwargs}, path, "")
     except transfer.CannotTravel:
-        for name, value in named.items():  # find the one that cannot, and name it
-            transfer.write(value, path, name)
+        name = name_of(worker)
+        transfer.write(worker, path, f"the worker {name}")
+        for key, value in [*enumerate(args), *kwargs.items()]:
+            transfer.write(value, path, f"argument {key} of {name}")
         raise
 
 
 def _environment(job: Job) -> dict[str, str]:
     """The kernel's environment of this moment and what torchrun would add to it."""
-    own = {"TORCHINDUCTOR_CACHE_DIR": str(server.kernel_folder() / "inductor")}
+    unless_set = {
+        "TORCHINDUCTOR_CACHE_DIR": str(server.kernel_folder() / "inductor"),
+        "NCCL_SOCKET_IFNAME": files.LOOPBACK,
+    }
     inherited = {name: value for name, value in os.environ.items() if name != server.KERNEL}
-    return (
-        own
-        | inherited
-        | {
-            "TMPDIR": str(Path(job.folder, "tmp")),
-            "RANK": str(job.rank),
-            "LOCAL_RANK": str(job.rank),
-            "WORLD_SIZE": str(job.world_size),
-            "LOCAL_WORLD_SIZE": str(job.world_size),
-            "OMP_NUM_THREADS": str(job.threads),
-            "GLOO_SOCKET_IFNAME": server.LOOPBACK,
-            trace.FOLDER: str(job.home),
-        }
-    )
+    own = {
+        "TMPDIR": str(Path(job.folder, files.TEMPORARY)),
+        "RANK": str(job.rank),
+        "LOCAL_RANK": str(job.rank),
+        "WORLD_SIZE": str(job.world_size),
+        "LOCAL_WORLD_SIZE": str(job.world_size),
+        "OMP_NUM_THREADS": str(job.threads),
+        "GLOO_SOCKET_IFNAME": files.LOOPBACK,
+        files.FOLDER: str(job.home),
+    }
+    return unless_set | inherited | own
+
+
+# What cannot work
 
 
 def _check_program() -> None:
     """Refuse where no new process could be made from this one."""
-    if trace.FOLDER in os.environ:
+    folder = os.environ.get(files.FOLDER)
+    if folder and Path(folder, files.PID).exists():
         raise RuntimeError(
             f"launch() was called inside rank {os.environ.get('RANK')}: a rank cannot "
             "start ranks. Call launch from the notebook, torch.distributed from the worker."
@@ -170,8 +173,7 @@ def _check_program() -> None:
             "launch() was called while a rank imports this program. Put the call under "
             'if __name__ == "__main__":'
         )
-    main = getattr(__import__("__main__"), "__file__", None)
-    if main == "<stdin>":
+    if getattr(__import__("__main__"), "__file__", None) == "<stdin>":
         raise RuntimeError(
             "launch() was called from a program read from standard input, which a new "
             "process cannot import again. Save it to a file, or use a notebook."
@@ -185,8 +187,7 @@ def _check_program() -> None:
         ) from None
 
 
-def _check_worker(worker: Any, args: tuple, kwargs: dict, **options: Any) -> None:
-    """Refuse what cannot be a worker, and names that launch would keep for itself."""
+def _check_worker(worker: Any) -> None:
     if not callable(worker):
         raise TypeError(
             "worker must be a function worker(rank, world_size, …), got "
@@ -194,27 +195,28 @@ def _check_worker(worker: Any, args: tuple, kwargs: dict, **options: Any) -> Non
             "Write launch(worker, 2), not launch(worker(0, 2), 2)."
         )
     function = getattr(worker, "func", worker)
-    for kind, word in (
-        (inspect.iscoroutinefunction, "an async function"),
-        (inspect.isgeneratorfunction, "a generator"),
-        (inspect.isasyncgenfunction, "a generator"),
-    ):
-        if kind(function):
-            raise TypeError(
-                f"worker {name_of(worker)} is {word}: calling it would not run its body. "
-                "A worker is an ordinary function that returns its result."
-            )
+    generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if generates or inspect.iscoroutinefunction(function):
+        kind = "a generator" if generates else "an async function"
+        raise TypeError(
+            f"worker {name_of(worker)} is {kind}: calling it would not run its body. "
+            "A worker is an ordinary function that returns its result."
+        )
+
+
+def _check_names(worker: Callable, args: tuple, **options: Any) -> None:
+    """Refuse a worker with a parameter of a name that launch keeps for itself."""
     try:
         signature = inspect.signature(worker)
         bound = signature.bind_partial(0, 0, *args).arguments
     except (TypeError, ValueError):  # the ranks say what does not fit
         return
-    defaults = inspect.signature(launch).parameters
     for name, value in options.items():
         parameter = signature.parameters.get(name)
         if parameter is None or name in bound or parameter.kind is parameter.VAR_KEYWORD:
             continue
-        given = value is not defaults[name].default and value != defaults[name].default
+        default = inspect.signature(launch).parameters[name].default
+        given = value is not default and value != default
         if given or parameter.default is parameter.empty:
             raise TypeError(
                 f"{name_of(worker)}{signature} has a parameter {name!r}, which launch keeps "
@@ -238,11 +240,8 @@ def _whole_number(world_size: Any) -> int:
 
 
 def _check_numbers(timeout: Any, threads: Any) -> None:
-    if (
-        isinstance(timeout, bool)
-        or not isinstance(timeout, Real)
-        or not 0 < timeout < float("inf")
-    ):
+    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ValueError(f"threads must be a positive number of threads, got {threads!r}.")
@@ -250,13 +249,10 @@ def _check_numbers(timeout: Any, threads: Any) -> None:
 
 def _choose_device(device: Any, world_size: int) -> str:
     """Resolve "auto", and refuse what this machine does not have."""
+    one_of = "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got"
     if not isinstance(device, str | torch.device):
-        raise TypeError(
-            "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got "
-            f"{type(device).__name__}: {device!r}."
-        )
-    device = str(device)
-    gpus = torch.cuda.device_count()
+        raise TypeError(f"{one_of} {type(device).__name__}: {device!r}.")
+    device, gpus = str(device), torch.cuda.device_count()
     if device == "auto":
         forced = os.environ.get("MGPU_DEVICE", "")
         if forced not in ("", "auto"):
@@ -274,7 +270,7 @@ def _choose_device(device: Any, world_size: int) -> str:
         )
     kind, _, number = device.partition(":")
     if kind != "cuda" or (number and not number.isdigit()):
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}.")
+        raise ValueError(f"{one_of} {device!r}.")
     if number and int(number) >= gpus:
         raise ValueError(f"device={device!r} was given, and this machine has {gpus} GPUs.")
     return device

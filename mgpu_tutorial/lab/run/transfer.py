@@ -14,8 +14,9 @@ from typing import Any
 import cloudpickle
 import torch
 
-from mgpu_tutorial.lab.run.server import disk_is_full, require_private
+from mgpu_tutorial.lab.run.files import disk_is_full, require_private
 
+DEEPEST = 20  # steps into containers and functions in search of what cannot be pickled
 WASTE = 2**16  # bytes of a storage from which on a small view of it travels alone
 
 
@@ -63,7 +64,7 @@ def write(value: object, path: Path, name: str) -> None:
         if disk_is_full(path.parent):
             place = path.parent.parent.parent
             raise OSError(f"no space is left on the disk of {place}") from None
-        part, kind, reason = _culprit(value, name, error, set())
+        part, kind, reason = _culprit(value, name, error)
         raise CannotTravel(
             f"{part} ({kind}) cannot be sent between processes: {reason}. "
             "Send numbers, strings, tensors, or lists and dicts of them, and "
@@ -80,37 +81,39 @@ def read(path: Path) -> object:
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
-def _culprit(
-    value: object, name: str, error: Exception, seen: set[int]
-) -> tuple[str, str, str]:
+def _culprit(value: object, name: str, error: Exception) -> tuple[str, str, str]:
     """Descend into containers and functions to the part that does not pickle."""
-    seen.add(id(value))
-    for part_name, part in _parts(value, name):
-        if id(part) in seen:
-            continue
-        try:
-            cloudpickle.dumps(part)
-        except Exception as part_error:
-            return _culprit(part, part_name, part_error, seen)
+    seen = []
+    while len(seen) < DEEPEST and not isinstance(error, RecursionError):
+        seen.append(id(value))
+        for part_name, part in _parts(value, name):
+            part_error = None if id(part) in seen else _error_of_pickling(part)
+            if part_error:
+                value, name, error = part, part_name, part_error
+                break
+        else:
+            break
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return name, type(value).__name__, reason
 
 
+def _error_of_pickling(value: object) -> Exception | None:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return error
+    return None
+
+
 def _parts(value: object, name: str) -> list[tuple[str, object]]:
+    """What a container holds, or a function of a cell uses, each with its name."""
     if isinstance(value, dict):
         return [(f"{name}[{key!r}]" if name else str(key), v) for key, v in value.items()]
     if isinstance(value, list | tuple):
         return [(f"{name}[{i}]", v) for i, v in enumerate(value)]
     if isinstance(value, types.FunctionType) and value.__module__ == "__main__":
-        used = value.__code__.co_names
+        used = {n: value.__globals__.get(n) for n in value.__code__.co_names}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        return [
-            (f"{n}, which {name} uses,", value.__globals__[n])
-            for n in used
-            if n in value.__globals__
-        ] + [
-            (f"{n}, which {name} uses,", cell.cell_contents)
-            for n, cell in cells
-            if cell != EMPTY
-        ]
+        used |= {n: cell.cell_contents for n, cell in cells if cell != EMPTY}
+        return [(f"{n}, which {name} uses,", part) for n, part in used.items()]
     return []

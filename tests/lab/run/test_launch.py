@@ -17,9 +17,9 @@ import psutil
 import pytest
 import torch
 
-import mgpu_tutorial
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
-from mgpu_tutorial.lab.run import engine
+from mgpu_tutorial.lab.run import files, server
+from mgpu_tutorial.lab.run import ranks as running
 from tests.lab import ranks
 from tests.lab.leftovers import after, leftovers, runs
 
@@ -125,7 +125,7 @@ def test_ranks_see_the_environment_of_this_moment(monkeypatch):
 
 
 def test_ranks_are_born_with_what_the_package_imports_slowly():
-    names = [*mgpu_tutorial.PRELOAD, "torchvision", "torch._dynamo", "antigravity"]
+    names = [*server.PRELOAD, "torchvision", "torch._dynamo", "antigravity"]
     found = launch(ranks.has_imported, 1, *names).results[0]
     assert found == [name != "antigravity" for name in names]
 
@@ -414,12 +414,12 @@ def test_ctrl_c_while_the_ranks_start(delay, ctrl_c):
 
 
 STEPS = {  # of a launch, before or after which Ctrl-C is pressed three times
-    "mkdtemp": engine,
-    "start": engine.Ranks,
-    "rmtree": engine.shutil,
-    "__init__": engine.Ranks,
-    "watch": engine.Ranks,
-    "stop": engine.Ranks,
+    "mkdtemp": files.tempfile,
+    "start": running.Ranks,
+    "rmtree": files.shutil,
+    "__init__": running.Ranks,
+    "watch": running.Ranks,
+    "stop": running.Ranks,
 }
 
 
@@ -457,8 +457,8 @@ def test_ctrl_c_at_any_step_stops_the_ranks(monkeypatch, ctrl_c, before, after):
 def test_a_handler_of_ones_own_may_let_the_launch_go_on(monkeypatch, ctrl_c):
     came = []
     signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    step = engine.Ranks.watch
-    monkeypatch.setattr(engine.Ranks, "watch", lambda *args: [ctrl_c(), step(*args)][1])
+    step = running.Ranks.watch
+    monkeypatch.setattr(running.Ranks, "watch", lambda *args: [ctrl_c(), step(*args)][1])
     assert launch(ranks.total, 2).results == [1.0, 1.0]
     assert came == [signal.SIGINT]
 

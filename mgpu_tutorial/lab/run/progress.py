@@ -1,6 +1,6 @@
-"""A progress bar for work that takes longer than a second, fed by the ranks.
+"""How far the ranks are: what a worker says of it, and the bar that shows it.
 
-Under it stands the latest `status` of each rank, such as a loss.
+Under the bar stands the latest `status` of each rank, such as a loss.
 
 In a terminal it is tqdm's. In a notebook it is an element that is emptied at the
 end: a stored notebook, and a comparison of outputs, must not depend on how long
@@ -8,13 +8,17 @@ a cell took. It starts as a blank image because nbval compares text but no image
 """
 
 import html
+import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from mgpu_tutorial.lab.colours import colour
+from mgpu_tutorial.lab.run import files
 from mgpu_tutorial.lab.run.server import notebook_kernel
 
 AFTER = 1.0  # seconds without a bar
@@ -25,11 +29,44 @@ BLANK = {
 }
 
 
+# In a rank
+
+
+def progress(items: Any, total: int | None = None) -> Iterator:
+    """Iterate over `items` and tell the kernel how far this rank is.
+
+    `total` is needed where `items` has no length. Outside `launch` it only iterates.
+    """
+    total = total if total is not None else len(items)
+    folder = os.environ.get(files.FOLDER)
+    if folder is None:
+        yield from items
+        return
+    file = os.open(Path(folder, files.PROGRESS), os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        for done, item in enumerate(items):
+            os.pwrite(file, f"{done} {total}\n".encode().ljust(40), 0)
+            yield item
+        os.pwrite(file, f"{total} {total}\n".encode().ljust(40), 0)
+    finally:  # also where the loop is left early
+        os.close(file)
+
+
+def status(text: str) -> None:
+    """Show one line of this rank under the progress bar, until its next line."""
+    folder = os.environ.get(files.FOLDER)
+    if folder is not None:
+        files.write_whole(Path(folder, files.STATUS), text)
+
+
+# In the kernel
+
+
 class ProgressBar:
     """Shows how far the ranks are; `show` is called often and draws seldom."""
 
     def __init__(self, folder: Path, world_size: int, timeout: float) -> None:
-        self._homes = [folder / f"rank{rank}" for rank in range(world_size)]
+        self._homes = [files.home_of(folder, rank) for rank in range(world_size)]
         self._timeout = timeout
         self._next = AFTER
         self._bar: tqdm | None = None
@@ -59,18 +96,15 @@ class ProgressBar:
         """Steps done and steps in all, summed over the ranks that report any."""
         pairs = []
         for home in self._homes:
-            with suppress(FileNotFoundError, ValueError):
-                done, total = (home / "progress").read_text().split()
+            with suppress(ValueError):  # none, or torn
+                done, total = files.text_of(home / files.PROGRESS).split()
                 pairs.append((int(done), int(total)))
         return sum(d for d, _ in pairs), sum(t for _, t in pairs)
 
     def _statuses(self) -> dict[int, str]:
         """The latest line of each rank that has said one."""
-        lines = {}
-        for rank, home in enumerate(self._homes):
-            with suppress(FileNotFoundError):
-                lines[rank] = (home / "status").read_text(encoding="utf-8")
-        return lines
+        lines = [files.text_of(home / files.STATUS) for home in self._homes]
+        return {rank: line for rank, line in enumerate(lines) if line}
 
     def _show_tqdm(self, done: int, total: int) -> None:
         if self._bar is None:

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from mgpu_tutorial.lab.run.progress_bar import ProgressBar
+from mgpu_tutorial.lab.run.progress import ProgressBar
 from tools.store import still
 
 CELL = """
