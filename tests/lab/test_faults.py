@@ -28,8 +28,8 @@ import torch
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.record import source_lines, trace
 from mgpu_tutorial.lab.run import errors, files, server, transfer
-from mgpu_tutorial.lab.run import ranks as running
 from mgpu_tutorial.lab.run import launch as launching
+from mgpu_tutorial.lab.run import ranks as running
 from tests.lab import faulty
 from tests.lab.leftovers import after, leftovers, runs
 

@@ -12,6 +12,7 @@ import torch
 
 LAB = str(Path(__file__).parents[1]) + os.sep
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
+TORCH = str(Path(torch.__file__).parent) + os.sep
 LIBRARIES = tuple(
     str(Path(folder)) + os.sep
     for folder in {
@@ -82,7 +83,9 @@ def waiting_call(text: str) -> str:
         if frame.file.endswith(os.path.join("torch", "distributed", "distributed_c10d.py")):
             return frame.function
         if is_own(frame.file):
-            return "wait" if ".wait(" in frame.text else ""
+            return "wait" if re.search(r"(?<!\bos)\.wait\(", frame.text) else ""
+        if not frame.file.startswith((LAB, TORCH)):
+            return ""  # in another library's wait: of threading, of subprocess
     return ""
 
 

@@ -51,7 +51,7 @@ def message_of(error: BaseException) -> str:
         if error.__cause__ is not None:
             left.append((f"because of {_name(error.__cause__)}", error.__cause__))
         elif error.__context__ is not None and not error.__suppress_context__:
-            left.append((f"after {_name(error.__context__)}", error.__context__))
+            left.append((f"while handling {_name(error.__context__)}", error.__context__))
         if isinstance(error, BaseExceptionGroup):
             left += [(_name(member), member) for member in reversed(error.exceptions)]
     return "\n".join(texts)

@@ -84,7 +84,7 @@ def read(path: Path) -> object:
 def _culprit(value: object, name: str, error: Exception) -> tuple[str, str, str]:
     """Descend into containers and functions to the part that does not pickle."""
     seen = []
-    while len(seen) < DEEPEST and not isinstance(error, RecursionError):
+    while len(seen) < DEEPEST and "recursion" not in str(error):
         seen.append(id(value))
         for part_name, part in _parts(value, name):
             part_error = None if id(part) in seen else _error_of_pickling(part)

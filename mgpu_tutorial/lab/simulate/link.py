@@ -6,9 +6,9 @@ Between machines or GPUs a transfer takes its time while the processors are free
 link would have done it.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,33 +28,36 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     from Python are slowed, so DDP needs a communication hook. Every rank must enter; what is
     on the way at the end is finished.
     """
+    wire = threading.Lock()  # carries one message after the other
+    on_the_way: list[SlowWork] = []
+
+    def slowed(real: Callable, share: float) -> Callable:
+        def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> "SlowWork | None":
+            asynchronous = kwargs.pop("async_op", False)
+            sides = [t for t in (tensor, *args) if isinstance(t, torch.Tensor)]
+            duration = share * seconds(max(t.nbytes for t in sides))
+            work = real(tensor, *args, **kwargs, async_op=True)
+            slow_work = SlowWork(wire, work, tensor, duration)
+            on_the_way.append(slow_work)
+            if asynchronous:
+                return slow_work
+            slow_work.wait()
+            return None
+
+        return slow
+
     calls = {name: getattr(dist, name) for name in SHARES}
-    # What waits for a call may make the next one and wait for that: not on the wire's thread.
-    with ThreadPoolExecutor(16) as arrivals, ThreadPoolExecutor(1) as wire:
-
-        def slowed(real: Callable, share: float) -> Callable:
-            def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> "SlowWork | None":
-                asynchronous = kwargs.pop("async_op", False)
-                sides = [t for t in (tensor, *args) if isinstance(t, torch.Tensor)]
-                duration = share * seconds(max(t.nbytes for t in sides))
-                work = real(tensor, *args, **kwargs, async_op=True)
-                slow_work = SlowWork(wire, arrivals, work, tensor, duration)
-                if asynchronous:
-                    return slow_work
-                slow_work.wait()
-                return None
-
-            return slow
-
-        # PyTorch's own, or what the recorder's around it calls
-        reals = {name: getattr(call, "original", call) for name, call in calls.items()}
-        for name, share in SHARES.items():
-            _put_inside(name, calls[name], reals[name], slowed(reals[name], share))
-        try:
-            yield
-        finally:
-            for name in SHARES:
-                _put_inside(name, calls[name], reals[name], reals[name])
+    # PyTorch's own, or what the recorder's around it calls
+    reals = {name: getattr(call, "original", call) for name, call in calls.items()}
+    for name, share in SHARES.items():
+        _put_inside(name, calls[name], reals[name], slowed(reals[name], share))
+    try:
+        yield
+    finally:
+        for name in SHARES:
+            _put_inside(name, calls[name], reals[name], reals[name])
+        for work in on_the_way:  # what waits for one may append the next
+            work.carrier.join()
 
 
 def _put_inside(name: str, outer: Callable, real: Callable, new: Callable) -> None:
@@ -69,24 +72,21 @@ class SlowWork:
     """A Work that is complete when the link has had its time for it."""
 
     def __init__(
-        self,
-        wire: ThreadPoolExecutor,
-        arrivals: ThreadPoolExecutor,
-        work: Any,
-        tensor: torch.Tensor,
-        seconds: float,
+        self, wire: threading.Lock, work: Any, tensor: torch.Tensor, seconds: float
     ) -> None:
-        self._future = torch.futures.Future()
-        self._arrivals = arrivals
-        wire.submit(self._carry, work, tensor, seconds)
+        def carry() -> None:
+            try:
+                work.wait()
+                with wire:
+                    time.sleep(seconds)
+                self._future.set_result([tensor])
+            except Exception as error:  # a peer that died: whoever waits must learn it
+                self._future.set_exception(error)
 
-    def _carry(self, work: Any, tensor: torch.Tensor, seconds: float) -> None:
-        try:
-            work.wait()
-            time.sleep(seconds)
-            self._arrivals.submit(self._future.set_result, [tensor])
-        except Exception as error:  # a peer that died: whoever waits must learn it
-            self._future.set_exception(error)
+        self._future = torch.futures.Future()
+        # One each: whoever waits for a call may make the next one there, and wait for that.
+        self.carrier = threading.Thread(target=carry)
+        self.carrier.start()
 
     def wait(self) -> bool:
         self._future.wait()
