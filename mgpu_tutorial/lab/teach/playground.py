@@ -13,22 +13,35 @@ from mgpu_tutorial.lab.teach.verdict import WRONG, plate
 from mgpu_tutorial.lab.widget import view_of
 
 
-class Playground:
-    """A function, its controls and the result of the present setting.
+def playground(
+    function: Callable, first: Mapping[str, Any] | None = None, **controls: Any
+) -> "Playground":
+    """Show what `function(**setting)` returns, with a control for each keyword.
 
-    `controls` maps each parameter to its widget, `result` is what the function returned
-    last, and `error` the line that stands above it after a run that failed.
+    The function makes a real run and returns something that can be shown (a drawing, a
+    plot, a table, a report), or a list of several. A control is a sequence of choices:
+    numbers become a slider, anything else a menu; a dict names its choices. The first
+    setting, which runs at once, is the first choice of each, or what `first` names.
+
+    What the first run raises is raised; a later run that fails shows its error in one line.
     """
+    choices = {name: _named(given) for name, given in controls.items()}
+    return Playground(function, choices, first or {})
 
-    def __init__(self, function: Callable, choices: Mapping[str, Mapping[str, Any]]) -> None:
+
+class Playground:
+    """A function, the widgets of its parameters, and the result of the present setting."""
+
+    def __init__(self, function: Callable, choices: dict, first: Mapping[str, Any]) -> None:
         import ipywidgets as widgets
 
-        self.function, self.choices, self.error = function, choices, ""
-        self.controls = {name: _control(name, named) for name, named in choices.items()}
-        self.status, self.page = widgets.HTML(), widgets.HTML()
-        self.first = self.setting()
+        self.function, self.choices = function, choices
+        self.controls = {
+            name: _control(name, named, first.get(name)) for name, named in choices.items()
+        }
+        self.page, self.first = widgets.HTML(), self.setting()
         self.result = function(**self._values())
-        self.page.value = self.drawn = "".join(map(_html, _parts(self.result)))
+        self.page.value = self._drawn()
         for control in self.controls.values():
             control.observe(self._moved, names="value")
 
@@ -39,32 +52,33 @@ class Playground:
     def _values(self) -> dict[str, Any]:
         return {name: self.choices[name][c.value] for name, c in self.controls.items()}
 
+    def _drawn(self) -> str:
+        return "".join(map(_html, _parts(self.result)))
+
     def _moved(self, _: object) -> None:
         """Make the run again; the old result stays, greyed out, until a new one comes."""
         from IPython.utils.capture import capture_output
 
-        setting = html.escape(self.setting())
-        self.status.value = f"<i>computing with {setting} …</i>"
-        self.page.value = f'<div style="opacity:0.35">{self.drawn}</div>'
+        setting, old = html.escape(self.setting()), self._drawn()
+        pale = f'<div style="opacity:0.35">{old}</div>'
+        self.page.value = f"<i>computing with {setting} …</i>{pale}"
         try:
             with capture_output():  # a progress bar, which has no cell to stand in
                 self.result = self.function(**self._values())
-            self.drawn = "".join(map(_html, _parts(self.result)))
+            self.page.value = self._drawn()
         except (Exception, KeyboardInterrupt) as error:  # the learner's code, or a stop
-            first = str(error).splitlines()[0] if str(error) else ""
-            self.error = f"{type(error).__name__}: {first}".rstrip(": ")
-            self.status.value = f"{plate(setting, WRONG)} {html.escape(self.error)}"
-        else:
-            self.error = self.status.value = ""
-            self.page.value = self.drawn
+            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            said = html.escape(said.removesuffix(": "))
+            self.page.value = f"{plate(setting, WRONG)} {said}{pale}"
 
     def widget(self):
         """The interactive form: the controls above the result."""
         import ipywidgets as widgets
 
         row = widgets.Layout(flex_flow="row wrap")
-        controls = widgets.HBox(list(self.controls.values()), layout=row)
-        return widgets.VBox([controls, self.status, self.page])
+        return widgets.VBox(
+            [widgets.HBox(list(self.controls.values()), layout=row), self.page]
+        )
 
     def bundles(self) -> list[dict]:
         """What a cell shows: the caption, then each part of the result, still and alive.
@@ -76,33 +90,15 @@ class Playground:
 
         still = f"with {self.first} (run this cell to get the controls)"
         caption = {"text/plain": still, "text/html": f"<p><i>{html.escape(still)}</i></p>"}
-        nothing = widgets.Box(layout=widgets.Layout(display="none"))
-        parts = [_bundle(part) for part in _parts(self.result)]
-        return [view_of(self.widget()) | caption] + [
-            view_of(nothing) | part for part in parts
-        ]
+        nothing = view_of(widgets.Box(layout=widgets.Layout(display="none")))
+        parts = [nothing | _bundle(part) for part in _parts(self.result)]
+        return [view_of(self.widget()) | caption, *parts]
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         for bundle in self.bundles():
             display(bundle, raw=True)
-
-    def __repr__(self) -> str:
-        return "\n".join([self.setting(), *map(repr, _parts(self.result))])
-
-
-def playground(function: Callable, **controls: Any) -> Playground:
-    """Show what `function(**setting)` returns, with a control for each keyword.
-
-    The function makes a real run and returns something that can be shown (a drawing, a
-    plot, a table, a report), or a list of several. A control is a sequence of choices:
-    numbers become a slider, anything else a menu; a dict names its choices. The first
-    choice of each is the first setting, which runs at once.
-
-    What the first run raises is raised; a later run that fails shows its error in one line.
-    """
-    return Playground(function, {name: _named(given) for name, given in controls.items()})
 
 
 def _named(given: Mapping | Sequence) -> dict[Any, Any]:
@@ -119,11 +115,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _control(name: str, choices: Mapping[Any, Any]):
+def _control(name: str, choices: Mapping[Any, Any], first: Any):
     import ipywidgets as widgets
 
-    look = {"description": name, "options": list(choices)}
-    look |= {"value": next(iter(choices)), "style": {"description_width": "initial"}}
+    value = next(iter(choices)) if first is None else first
+    look = {"description": name, "options": list(choices), "value": value}
+    look["style"] = {"description_width": "initial"}
     if all(map(_is_number, choices)):
         return widgets.SelectionSlider(**look, continuous_update=False)
     return widgets.Dropdown(**look)
@@ -143,11 +140,10 @@ def _bundle(part: Any) -> dict[str, str]:
 def _html(part: Any) -> str:
     """The form that a widget can hold: HTML, else the picture, else the text."""
     bundle = _bundle(part)
-    text = bundle.get("text/plain", "")
+    text = html.escape(bundle.get("text/plain", ""), quote=True)
     if "text/html" in bundle:
         return bundle["text/html"]
     if "image/png" in bundle:
         source = f"data:image/png;base64,{bundle['image/png']}"
-        alt = html.escape(text, quote=True)
-        return f'<img alt="{alt}" style="width:760px;max-width:100%" src="{source}"/>'
-    return f"<pre>{html.escape(text)}</pre>"
+        return f'<img alt="{text}" style="width:760px;max-width:100%" src="{source}"/>'
+    return f"<pre>{text}</pre>"
