@@ -38,15 +38,10 @@ ddp_reducer.measurements.average_with
 ddp_reducer.reducer.pretend_world
 ddp_reducer.reducer.read_ddp_log
 lab.borrowed.ddp_logging_data
-lab.draw.minimum_plot.fastest_setting
-lab.draw.minimum_plot.minimum_plot
 lab.draw.placement.device_table
 lab.measure.Name
 lab.measure.in_turns
 lab.measure.largest_difference
-lab.record.threads.MAIN
-lab.record.threads.ThreadRecorder
-lab.record.threads.record_threads
 mixed_precision.adversarial.PairResult
 mixed_precision.adversarial.count_sent
 mixed_precision.adversarial.discriminator_backward

@@ -11,7 +11,6 @@ from mgpu_tutorial.lab.draw.before_after import before_after
 from mgpu_tutorial.lab.draw.bucket_map import bucket_map
 from mgpu_tutorial.lab.draw.cluster_map import cluster_map
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
-from mgpu_tutorial.lab.draw.minimum_plot import minimum_plot
 from mgpu_tutorial.lab.draw.ownership import ownership
 from mgpu_tutorial.lab.draw.pipeline_chart import pipeline_chart
 from mgpu_tutorial.lab.draw.placement import device_table, placement
@@ -27,7 +26,6 @@ from mgpu_tutorial.lab.record.pipeline_steps import (
     in_order,
     pipeline_steps,
 )
-from mgpu_tutorial.lab.record.threads import record_threads
 from mgpu_tutorial.lab.record.trace import note, span
 from mgpu_tutorial.lab.record.traffic import traffic
 from mgpu_tutorial.lab.run.errors import RankFailed, RanksHung
@@ -67,7 +65,6 @@ __all__ = [
     "in_order",
     "launch",
     "memory_bars",
-    "minimum_plot",
     "note",
     "ownership",
     "pipeline_chart",
@@ -77,7 +74,6 @@ __all__ = [
     "playground",
     "pretend",
     "progress",
-    "record_threads",
     "sequence_chart",
     "show_changes",
     "show_source",

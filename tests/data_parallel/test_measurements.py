@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mgpu_tutorial.data_parallel import experiments, measurements
-from mgpu_tutorial.lab import Ledger, devices, placement, record_threads
+from mgpu_tutorial.lab import Ledger, devices, placement
 
 
 def batch(count=24, side=8):
@@ -121,20 +121,6 @@ def test_the_meta_device_predicts_what_mobilenet_keeps():
     with ledger.saved_for_backward(net):
         net(torch.randn(2, 3, 32, 32))
     assert ledger["cpu"]["activations"] == measurements.saved_bytes_from_shapes(2, 32)
-
-
-# Time
-
-
-def test_a_step_is_recorded_with_a_track_for_each_device(d):
-    net = nn.Linear(4, 3).to(d[0])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with record_threads() as report:
-        measurements.eight_steps(net, optimizer, torch.zeros(8, 4), torch.zeros(8).long(), d)
-    assert report.tracks == ["main", *map(str, d)]
-    notes = [e.note for e in report.events if e.rank == 0]
-    assert [int(note[0]) for note in notes] == [1, 2, 4, 5, 6, 8]
-    assert [e.note for e in report.events if e.rank > 0] == ["3 forward"] * 4
 
 
 # Where things are

@@ -85,43 +85,32 @@ def _match_collectives(log: MessageLog) -> None:
 
 
 def _lay_out(log: MessageLog) -> None:
-    """The longest path to each event; events that meet share the lowest of their rows."""
-    together = {key: keys for keys in log.collectives for key in keys}
+    """Put each event below the one before it on its rank, and not above what it waited for.
+
+    Events that meet share a row; a collective that would cover another moves down.
+    """
+    meets = {key: keys for keys in log.collectives for key in keys}
+    waited_for = {}
     for source, target in log.messages:
+        waited_for[target] = source
         if log.events[source].op == "send" and log.events[target].op == "recv":
-            together[source] = together[target] = [source, target]
+            meets[source] = meets[target] = [source, target]
     before = {}
     for rank in range(log.world_size):
         keys = [key for key in log.events if key[0] == rank]
         before |= dict(zip(keys[1:], keys, strict=False))
-    floor: dict[Key, int] = {}
-    while True:
-        log.rows = _longest_paths(log, before, together, floor)
-        clash = _first_clash(log)
-        if clash is None:
-            return
-        floor[clash] = log.rows[clash] + 1
-
-
-def _longest_paths(
-    log: MessageLog,
-    before: dict[Key, Key],
-    together: dict[Key, list[Key]],
-    floor: dict[Key, int],
-) -> dict[Key, int]:
-    rows = {key: floor.get(key, 0) for key in log.events}
-    for _ in range(len(rows) + 1):
+    rows = log.rows = dict.fromkeys(log.events, 0)
+    has_moved = True
+    while has_moved and log.height <= len(rows):
         old = dict(rows)
         for key in rows:
-            if key in before:
-                rows[key] = max(rows[key], rows[before[key]] + 1)
-        for source, target in log.messages:
-            rows[target] = max(rows[target], rows[source])
-        for key, keys in together.items():
-            rows[key] = max(rows[k] for k in keys)
-        if rows == old:
-            break
-    return rows
+            least = [rows[before[key]] + 1] if key in before else []
+            least += [rows[waited_for[key]]] if key in waited_for else []
+            rows[key] = max(rows[key], *least, *(rows[k] for k in meets.get(key, [key])))
+        clash = _first_clash(log) if rows == old else None
+        if clash is not None:
+            rows[clash] += 1
+        has_moved = rows != old
 
 
 def _first_clash(log: MessageLog) -> Key | None:
@@ -131,9 +120,7 @@ def _first_clash(log: MessageLog) -> Key | None:
         ranks = [rank for rank, _ in keys]
         low, high = min(ranks), max(ranks)
         row = log.rows[keys[0]]
-        if any(
-            low <= other_high and other_low <= high for other_low, other_high in taken[row]
-        ):
+        if any(low <= right and left <= high for left, right in taken[row]):
             return keys[0]
         taken[row].append((low, high))
     return None

@@ -1,4 +1,4 @@
-"""The timeline: the same events on a wall clock, one track per rank (or thread)."""
+"""The timeline: the same events on a wall clock, one track per rank."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ HATCHES = {"p2p": "", "collective": "//", "wait": "..", "span": ""}
 
 
 def timeline(report: Report, like: Report | None = None, during: str | None = None) -> Plot:
-    """Draw when each rank (or thread) did what, in milliseconds since the first event.
+    """Draw when each rank did what, in milliseconds since the first event.
 
     Communication is a full bar (hatched for a collective, dotted for a wait) and a
     `span` a pale one above it. A collective that was started asynchronously is drawn
@@ -29,7 +29,7 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     last = max(map(_end, events))
     rows = rows_in_flight(events)
     track = _track(events, rows)
-    names = [report.track(rank) for rank in range(report.world_size)]
+    names = [f"rank {rank}" for rank in range(report.world_size)]
     figure, axes = _canvas(names, track.inches)
     axes.set_xlim(0, max(_length(r, during) for r in (report, like) if r) * 1e3 * 1.02)
     for event in events:
@@ -44,8 +44,7 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
         )
         _draw_bar(axes, bar, event, tone_of(names[event.rank]).fill, track.inches)
     shown = ", ".join(dict.fromkeys(e.note or e.op for e in events))
-    what = "threads" if report.tracks else "ranks"
-    counts = f"{report.world_size} {what}, {len(events)} intervals"
+    counts = f"{report.world_size} ranks, {len(events)} intervals"
     return Plot(figure, f"timeline of {counts}: {shown}")
 
 

@@ -5,12 +5,9 @@ without times, process ids or paths, so that it is the same from run to run.
 """
 
 import html
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mgpu_tutorial.lab.colours import colour
-from mgpu_tutorial.lab.record.perfetto import trace_events
 from mgpu_tutorial.lab.record.trace import Event
 
 SHOWN_LINES = 60
@@ -22,8 +19,7 @@ class Report:
     """The outcome of one launch; every list is indexed by rank.
 
     `events` is empty without `trace=True`; `seconds` is wall time from the moment
-    all ranks had joined until the last one ended, and no part of the repr. `tracks` are
-    the names of threads, where threads were recorded instead of ranks.
+    all ranks had joined until the last one ended, and no part of the repr.
     """
 
     world_size: int
@@ -32,23 +28,6 @@ class Report:
     stderr: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     seconds: float = 0.0
-    tracks: list[str] = field(default_factory=list)
-
-    def perfetto(self, path: str | Path) -> None:
-        """Write calls and messages to a file for https://ui.perfetto.dev.
-
-        The events are there with `trace=True`. A call that never came back is shown as
-        open until the end.
-        """
-        ranks = len(self.tracks) or self.world_size
-        names = [self.track(rank) for rank in range(ranks)]
-        events = trace_events(self.events, names, [])
-        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
-        Path(path).write_text(text, encoding="utf-8")
-
-    def track(self, rank: int) -> str:
-        """The name of a track of the timeline: that of a rank, or of a thread."""
-        return self.tracks[rank] if self.tracks else f"rank {rank}"
 
     def lines(self, rank: int) -> list[str]:
         """What one rank said, line by line: output, then errors, then its result."""
@@ -85,7 +64,10 @@ class Report:
 
 def returned(value: object) -> list[str]:
     """What a worker returned, as lines of a bearable length."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except BaseException as error:  # the learner's code, and other ranks said something too
+        text = f"a {type(value).__name__} that cannot be shown: {type(error).__name__}"
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
     return f"returned {text}".splitlines()

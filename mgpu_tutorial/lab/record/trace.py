@@ -214,8 +214,8 @@ def _line() -> str:
 
 
 def current() -> Recorder | None:
-    """The recorder of this rank or of this process's threads; None where nobody records."""
-    return getattr(dist.barrier, "recorder", None) or getattr(span, "recorder", None)
+    """The recorder of this rank; None where nobody records."""
+    return getattr(dist.barrier, "recorder", None)
 
 
 def start(path: Path) -> None:

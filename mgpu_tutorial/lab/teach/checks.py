@@ -56,10 +56,12 @@ def verdict(
         if isinstance(answer, Callable):
             answer = answer()
         if _is_blank(answer):
+            if isinstance(answer, Report) and any(answer.stdout):
+                return Verdict(NOT_YET, False, "the ranks print and return nothing", hint)
             return Verdict(NOT_YET, None, BLANK)
         wrong = _Comparison(tolerance).of(answer, expected, name)
     except (Exception, SystemExit) as error:  # the learner's code: anything can happen
-        if "ellipsis" in str(error).lower():
+        if "ellipsis" in str(error).lower():  # the type of the `...` in a stub
             return Verdict(NOT_YET, None, BLANK)
         wrong = _told(error)
     return Verdict(NOT_YET, False, wrong, hint) if wrong else Verdict(CORRECT, True)
@@ -135,6 +137,8 @@ class _Comparison:
         allowed = self._allowed(0.0) * (largest or 1)
         if torch.allclose(found, right, rtol=0, atol=allowed, equal_nan=True):
             return ""
+        if found.isnan().any() and not right.isnan().any():
+            return f"{name} holds nan, which is not a number"
         distance = (found - right).abs().max().item()
         off = _off(distance, largest)
         of = " of its largest number" if off.endswith("%") else ""
@@ -156,7 +160,7 @@ def _off(distance: float, size: float) -> str:
     if not size:
         return f", off by {distance:.2g}"
     share = 100 * distance / size
-    return f", off by {share:.2g} %" if share < 100 else f", off by {share:.0f} %"
+    return f", off by {share:.2g} %" if share < 99.5 else f", off by {share:.0f} %"
 
 
 def _values(number: int) -> str:

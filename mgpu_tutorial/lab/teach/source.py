@@ -6,15 +6,13 @@ Or take a copy of it into a cell, where it can be changed.
 import ast
 import html
 import inspect
-import symtable
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
-WIDTH = 79  # of a line in a cell
 PLATES = {  # the looks of a line that comes, and of one that goes
     "+": "background:#dcf3e0;color:#0f4a24;padding:1px 0 3px",
     "-": "background:#fbe0e2;color:#8a0019;padding:1px 0 3px",
@@ -82,7 +80,7 @@ def show_changes(old: ModuleType, new: ModuleType) -> Listing:
 
 
 def edit(*functions: Callable) -> None:
-    """Put a copy of workers, with the imports they need, into a new cell below this one.
+    """Put a copy of workers, with the names of their files, into a new cell below this one.
 
     Change a line, run the cell, and launch the copy by its bare name: `launch(blocking, 2)`.
     It travels to the ranks by value; the file stays as it is. Of what else stands in the
@@ -99,59 +97,13 @@ def edit(*functions: Callable) -> None:
 
 
 def editable(*functions: Callable) -> str:
-    """The cell that `edit` makes: only the imports that are used, then the sources."""
+    """The cell that `edit` makes: all names of the files, then the sources."""
     functions = tuple(map(inspect.unwrap, functions))
-    sources = [_source(function) for function in functions]
-    own = {function.__name__ for function in functions}
-    found: dict[str, None] = {}  # in this order, each once
-    for function, source in zip(functions, sources, strict=True):
-        if _file(function).is_file():
-            found |= dict.fromkeys(_imports(function, _names_needed(source) - own))
     names = ", ".join(function.__name__ for function in functions)
     head = f"# A copy of {names}: change a line, run this cell, then launch it."
-    parts = ["\n".join([head, *found]), *sources]
-    return "\n\n\n".join(parts)
-
-
-def _names_needed(source: str) -> set[str]:
-    """The global names that a piece of code uses, in a decorator or an annotation too."""
-    tables, names = [symtable.symtable(source, "cell", "exec")], set()
-    for table in tables:
-        at_top = table.get_type() == "module"
-        for symbol in table.get_symbols():
-            if symbol.is_referenced() and (at_top or symbol.is_global()):
-                names.add(symbol.get_name())
-        tables += table.get_children()
-    return names
-
-
-def _imports(function: Callable, needed: set[str]) -> Iterator[str]:
-    """Lines that bring the needed names: the file's own imports, then what it defines."""
-    defined = []
-    for node in ast.parse(_file(function).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            kept = [a for a in node.names if (a.asname or a.name).split(".")[0] in needed]
-            if kept:
-                node.names = kept
-                yield _wrapped(node)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            defined += [node.name] if node.name in needed else []
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-            stored = {n.id for n in names if isinstance(n.ctx, ast.Store)}
-            defined += sorted(stored & needed)
-    if defined:
-        aliases = [ast.alias(name) for name in defined]
-        yield _wrapped(ast.ImportFrom(function.__module__, aliases, level=0))
-
-
-def _wrapped(node: ast.Import | ast.ImportFrom) -> str:
-    """An import as text, one name a line where it is too wide for a cell."""
-    line = ast.unparse(node)
-    if len(line) <= WIDTH or isinstance(node, ast.Import):
-        return line
-    names = "".join(f"    {ast.unparse(alias)},\n" for alias in node.names)
-    return f"from {node.module} import (\n{names})"
+    files = dict.fromkeys(f.__module__ for f in functions if _file(f).is_file())
+    imports = [f"from {module} import *" for module in files]
+    return "\n\n\n".join(["\n".join([head, *imports]), *map(_source, functions)])
 
 
 def _file(function: Callable) -> Path:

@@ -1,6 +1,5 @@
-"""The trace of a launch: what it sees, and the file that other programs draw from it."""
+"""The trace of a launch: what it sees of each call."""
 
-import json
 import time
 
 import pytest
@@ -57,54 +56,57 @@ def wait_for_ever(rank, world_size):
     time.sleep(60)
 
 
-def seen(worker):
-    events = launch(worker, 2, device="cpu", trace=True).events
-    assert {event.group for event in events} == {(0, 1)}
-    return [event.op for event in events if event.rank == 0]
+def lists(rank, world_size):
+    mine, several = torch.ones(5), [torch.zeros(5) for _ in range(world_size)]
+    dist.all_gather(several, mine)
+    dist.all_to_all(several, [torch.ones(5) for _ in range(world_size)])
+    dist.scatter(mine, several if rank == 0 else None, src=0)
 
 
-def test_the_collectives_of_fully_shard_are_seen():
+def seen(report):
+    assert {event.group for event in report.events} == {(0, 1)}
+    return [event.op for event in report.events if event.rank == 0]
+
+
+def test_the_collectives_of_fully_shard_are_seen(ranks):
     gathers, scatters = ["all_gather_single"] * 4, ["reduce_scatter_single"] * 2
-    assert sorted(seen(shard)) == gathers + scatters  # twice forward, twice backward
+    report = ranks(2, shard, device="cpu", trace=True)
+    assert sorted(seen(report)) == gathers + scatters  # twice forward, twice backward
 
 
-def test_the_collectives_of_tensor_parallelism_are_seen():
-    assert seen(split_columns_and_rows) == ["all_reduce"]
+def test_the_collectives_of_tensor_parallelism_are_seen(ranks):
+    assert seen(ranks(2, split_columns_and_rows, device="cpu", trace=True)) == ["all_reduce"]
 
 
-def test_the_names_of_today_are_seen():
-    assert seen(call_both_names) == ["all_gather_single", "reduce_scatter_single"]
+def test_the_names_of_today_are_seen(ranks):
+    report = ranks(2, call_both_names, device="cpu", trace=True)
+    assert seen(report) == ["all_gather_single", "reduce_scatter_single"]
 
 
-def test_the_file_for_perfetto_has_every_call(tmp_path):
-    report = launch(talk, 2, device="cpu", trace=True)
-    report.perfetto(tmp_path / "run.json")
-    written = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-
-    def those(phase, rank):
-        return [e for e in written if e["ph"] == phase and e["pid"] == rank]
-
+def test_an_event_has_its_peer_its_tag_its_bytes_and_its_place_in_the_span(ranks):
+    report = ranks(2, talk, device="cpu", trace=True)
     for rank, p2p in enumerate(["send", "recv"]):
-        assert those("M", rank)[0]["args"] == {"name": f"rank {rank}"}
-        slices = those("X", rank)
-        assert [e["name"] for e in slices] == ["a step", p2p, "all_reduce", "wait"]
-        step, message, reduce, _ = slices
-        assert message["args"]["peer"] == 1 - rank and message["args"]["tag"] == 7
-        assert message["args"]["bytes"] == 12 and reduce["args"]["group"] == [0, 1]
-        end = step["ts"] + step["dur"]
-        assert step["ts"] <= message["ts"] <= message["ts"] + message["dur"] <= end
-        assert [e["name"] for e in those("i", rank)] == ["begins"]
-        assert [e["name"] for e in those("b", rank) + those("e", rank)] == [
-            "all_reduce in flight"
-        ] * 2
-    (begin,), (end,) = those("s", 0), those("f", 1)
-    assert begin["id"] == end["id"] and begin["cat"] == end["cat"]
-    assert those("s", 1) == those("f", 0) == []
+        mine = [event for event in report.events if event.rank == rank]
+        assert [event.op for event in mine] == ["span", "note", p2p, "all_reduce", "wait"]
+        step, remark, message, reduce, wait = mine
+        assert (message.peer, message.tag, message.nbytes) == (1 - rank, 7, 12)
+        assert (reduce.group, reduce.nbytes, wait.of) == ((0, 1), 8, reduce.index)
+        assert step.begin <= remark.begin <= message.begin <= message.end <= step.end
+        assert reduce.begin <= reduce.end and reduce.begin <= reduce.done
+        assert (step.note, remark.note) == ("a step", "begins")
+        assert [event.kind for event in mine[1:]] == ["note", "p2p", "collective", "wait"]
+        assert message.line.startswith("test_trace.py:")
 
 
-def test_a_call_that_never_came_back_is_open_in_the_file(tmp_path):
+def test_a_list_of_tensors_counts_all_of_them(ranks):
+    events = ranks(3, lists, device="cpu", trace=True).events
+    nbytes = {(event.op, event.rank): event.nbytes for event in events}
+    assert nbytes["all_gather", 1] == nbytes["all_to_all", 2] == 3 * 20
+    assert nbytes["scatter", 1] == 20
+
+
+def test_a_call_that_never_came_back_has_no_end():
     with pytest.raises(RanksHung) as caught:
         launch(wait_for_ever, 2, device="cpu", trace=True, timeout=0.5)
-    caught.value.report.perfetto(tmp_path / "run.json")
-    written = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-    assert [(e["name"], e["pid"]) for e in written if e["ph"] == "B"] == [("recv", 0)]
+    events = caught.value.report.events
+    assert [(event.op, event.rank, event.end) for event in events] == [("recv", 0, None)]

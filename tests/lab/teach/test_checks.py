@@ -24,6 +24,10 @@ def just_rank(rank, world_size):
     return rank
 
 
+def prints(rank, world_size):
+    print(rank)
+
+
 def one_raises(rank, world_size):
     if rank == 1:
         raise ValueError("no such sample")
@@ -90,6 +94,7 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
         (9.09e-10, 9e-10, "the answer is 9.09e-10, off by 1 %"),
         (1_600_001, 1_600_000, "the answer is 1600001, off by 6.3e-05 %"),
         (7.0, 2.0, "the answer is 7.0, off by 250 %"),
+        (1.6, 1_600_000, "the answer is 1.6, off by 100 %"),
         (4, 3, "the answer is 4"),
         (3.001, 3, "the answer is 3.001"),
         (2e-3, 0.0, "the answer is 0.002, off by 0.002"),
@@ -127,7 +132,7 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
         (
             torch.tensor([1.0, math.nan]),
             torch.tensor([1.0, 4.0]),
-            "the answer is a tensor of the right shape",
+            "the answer holds nan, which is not a number",
         ),
         (
             torch.full((2,), 2e-5),
@@ -202,52 +207,40 @@ def test_what_the_answer_raises_is_part_of_the_verdict(capsys):
     assert said(capsys, Odd(3), 3) == "not yet: RuntimeError"
 
 
-def test_ranks_are_named_where_there_are_ranks(capsys):
-    report = launch(rank_and_size, 2)
-    wrong = [(0, 2), (1, 3)]
+def test_ranks_are_named_where_there_are_ranks(capsys, ranks):
+    report, wrong = ranks(2, rank_and_size), [(0, 2), (1, 3)]
     assert said(capsys, report, report.results) == "correct"
-    assert said(capsys, report, wrong) == "not yet: rank 1 of 2: answer[1] is 2"
-    assert said(capsys, lambda: report, wrong) == "not yet: rank 1 of 2: answer[1] is 2"
+    for answer in (report, lambda: report):
+        assert said(capsys, answer, wrong) == "not yet: rank 1 of 2: answer[1] is 2"
     assert said(capsys, report.results, wrong) == "not yet: answer[1][1] is 2"
     assert said(capsys, [report, report], [report.results, wrong]) == (
         "not yet: rank 1 of 2: answer[1] is 2"
     )
-    flat = launch(just_rank, 2)
-    assert (
-        said(capsys, flat, [0, 2], name="the rank") == "not yet: rank 1 of 2: the rank is 1"
-    )
+    found = said(capsys, ranks(2, just_rank), [0, 2], name="the rank")
+    assert found == "not yet: rank 1 of 2: the rank is 1"
     assert "2 values, expected 1" in said(capsys, report, [(0, 2)])
-    report.results = [None, None]
-    assert said(capsys, report, wrong) == BLANK
+
+
+def test_ranks_that_print_what_they_should_return_are_told(capsys, ranks):
+    found = said(capsys, ranks(2, prints), [0, 1], "think")
+    assert found == "not yet: the ranks print and return nothing\nhint: think"
 
 
 def test_a_failed_launch_says_where_each_rank_was(capsys):
     text = said(capsys, lambda: launch(one_raises, 2, timeout=20), [0, 0])
     assert re.match(r"not yet: rank 1 raised ValueError: .*, at test_checks\.py:\d+ ", text)
-    assert re.search(r"\n  rank 0 (was at|had returned)", text)
     text = said(capsys, lambda: launch(all_sleep, 2, timeout=1), [0, 0], "wake up")
     assert text.startswith("not yet: 2 of 2 ranks had not returned after 1 s\n")
-    assert re.search(
-        r"\n  rank 0 was at test_checks\.py:\d+ .*\n  rank 1 was at test_checks\.py", text
-    )
     assert text.endswith("\nhint: wake up")
 
 
-def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return sum(c * share for c, share in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
-
-
-def test_right_and_wrong_differ_in_word_and_colour_and_can_be_read():
+def test_right_and_wrong_differ_in_word_and_colour():
     plates = set()
     for given, word in ((3, "✓ correct"), (4, "✗ not yet"), (None, "not yet")):
         page = verdict(given, 3, "<think>")._repr_html_()
         assert page.startswith(MARK) and f">{word}</span>" in page
         assert "<think>" not in page and ("&lt;think&gt;" in page) is (given == 4)
         [colours] = re.findall(r"background:(#\w{6});color:(#\w{6})", page)
-        light, dark = sorted(map(luminance, colours))[::-1]
-        assert (light + 0.05) / (dark + 0.05) >= 4.5  # on its own plate, whatever the theme
         assert page.count("color:") == 1  # all other words have the colour of the page
         plates.add(colours)
     assert len(plates) == 3

@@ -1,0 +1,30 @@
+"""A solution that runs with all other cells leaves no verdict and no name behind."""
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from mgpu_tutorial.lab.teach import solution
+
+
+def run(shell, source):
+    """The outputs of a cell."""
+    with capture_output() as shown:
+        shell.run_cell(source).raise_error()
+    return shown.outputs
+
+
+def test_it_keeps_no_name_and_folds_its_verdict(monkeypatch):
+    shell = InteractiveShell.instance()
+    try:
+        solution.register()
+        run(shell, "from mgpu_tutorial.lab import check\nanswer = 1")
+        (shown,) = run(
+            shell, "%%solution (click to open)\nanswer, other = 2, 3\ncheck(answer, 2)"
+        )
+        assert shown.data["text/plain"] == "correct"
+        assert shown.data["text/html"].index("<details>") < shown.data["text/html"].index("✓")
+        assert shell.user_ns["answer"] == 1 and "other" not in shell.user_ns
+        shown = run(shell, "check(answer, 2)")
+        assert shown[0].data["text/plain"].startswith("not yet")
+    finally:
+        InteractiveShell.clear_instance()
