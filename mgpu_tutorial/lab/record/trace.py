@@ -37,7 +37,6 @@ FUNCTIONAL = (  # the collectives of compiled and of tensor-parallel code
     *("all_gather_tensor_autograd", "reduce_scatter_tensor_autograd"),
     "all_to_all_single_autograd",
 )
-FOLDER = "MGPU_RANK_FOLDER"  # in a rank's environment: where its files are
 
 
 @dataclass

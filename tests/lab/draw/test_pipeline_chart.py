@@ -5,8 +5,7 @@ import itertools
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from mgpu_tutorial.lab import minimum_plot, pipeline_chart
-from mgpu_tutorial.lab.draw.minimum_plot import fastest_setting
+from mgpu_tutorial.lab import pipeline_chart
 from mgpu_tutorial.lab.draw.pipeline_chart import SMALLEST, fitting
 from mgpu_tutorial.lab.record.pipeline_steps import Task
 
@@ -21,8 +20,6 @@ TWO = [
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ValueError, match="no task"):
         pipeline_chart([], "empty")
-    with pytest.raises(ValueError, match="at least one measurement"):
-        minimum_plot({1: []}, {1: 1.0}, "m", "seconds")
 
 
 def test_a_pipeline_chart_says_the_order_and_no_time():
@@ -76,10 +73,3 @@ def test_sixteen_micro_batches_can_be_told_apart(monkeypatch):
     boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
     assert len(boxes) == 96
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-
-
-def test_the_minimum_is_that_of_the_medians():
-    measured = {1: [3.0, 3.1, 9.0], 2: [0.1, 4.0, 5.0], 4: [5.0, 5.0, 5.0]}
-    assert fastest_setting(measured) == 1
-    plot = minimum_plot(measured, dict.fromkeys(measured, 3.0), "m", "seconds")
-    assert repr(plot) == "seconds against m: 1, 2, 4" and plot.png.startswith(b"\x89PNG")
