@@ -76,16 +76,14 @@ def test_every_stage_is_that_of_pytorchs_data_parallel(monkeypatch):
         reference.compare_stages(devices(count))
 
 
-def test_the_ledger_adds_what_cuda_saw():
+def test_the_ledger_counts_no_more_than_cuda_saw():
+    torch.cuda.reset_peak_memory_stats()
     weight = torch.zeros(256, 256, device="cuda:0", requires_grad=True)
     ledger = Ledger()
     with ledger.saved_for_backward():
         loss = (weight @ weight).relu().sum()
+    assert weight.nbytes <= ledger.total("cuda:0") <= torch.cuda.max_memory_allocated()
     loss.backward()
-    ledger.add("gradients", weight.grad)
-    table = ledger.table()
-    assert table.header[-1] == "CUDA's peak"
-    assert table.rows[0][0] == "cuda:0" and table.rows[0][-1] >= 3 * weight.nbytes
 
 
 def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():

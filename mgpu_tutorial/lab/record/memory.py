@@ -6,8 +6,7 @@ numbers in every run. What autograd keeps for backward is seen through
 (https://docs.pytorch.org/docs/2.13/autograd.html#torch.autograd.graph.saved_tensors_hooks).
 Every storage is counted once, under the first category that names it, and stays in the
 sums when it is freed. What autograd holds at this moment, and held at most, is counted
-besides. What an operation needs only while it runs is not seen; on a GPU the table adds the
-peak that CUDA saw.
+besides. What an operation needs only while it runs is not seen.
 """
 
 import threading
@@ -20,8 +19,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef as Key  # of a storage
-
-from mgpu_tutorial.lab.table import Table
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer state", "activations")
 
@@ -136,28 +133,12 @@ class Ledger:
 
         handles = [m.register_forward_pre_hook(enter) for m in modules]
         handles += [m.register_forward_hook(leave, always_call=True) for m in modules]
-        if torch.cuda.is_initialized():
-            for device in range(torch.cuda.device_count()):
-                torch.cuda.reset_peak_memory_stats(device)
         try:
             with self._hooks(name):
                 yield self
         finally:
             for handle in handles:
                 handle.remove()
-
-    def table(self) -> Table:
-        """A row a device, a column a category, in bytes; on a GPU also CUDA's peak."""
-        check_any(self)
-        header, rows = ["", *self.categories, "total"], []
-        for device in self.devices:
-            row: list[object] = [self[device].get(name, 0) for name in self.categories]
-            rows.append([device, *row, self.total(device)])
-            if device.startswith("cuda"):
-                rows[-1].append(torch.cuda.max_memory_allocated(device))
-        peak = any(len(row) > len(header) for row in rows)
-        rows = [row + [0] * (len(header) + peak - len(row)) for row in rows]
-        return Table(header + (["CUDA's peak"] if peak else []), rows)
 
     def _hooks(self, name: str) -> saved_tensors_hooks:
         return saved_tensors_hooks(

@@ -196,17 +196,3 @@ def test_nothing_is_watched_afterwards_even_when_the_forward_pass_fails():
     before = dict(ledger["cpu"])
     net(torch.zeros(1, 3, 32, 32)).sum().backward()
     assert ledger["cpu"] == before and not net._forward_hooks and not net._forward_pre_hooks
-
-
-def test_the_table_has_a_row_a_device_and_a_total():
-    ledger = Ledger()
-    ledger.add("parameters", torch.zeros(256))
-    ledger.add("outputs", torch.zeros(512))
-    table = ledger.table()
-    assert table.header == ["", "parameters", "outputs", "total"]
-    assert table.rows == [["cpu", 1024, 2048, 3072]]
-
-
-def test_an_empty_ledger_has_no_table():
-    with pytest.raises(ValueError, match="nothing is counted: use ledger.saved"):
-        Ledger().table()
