@@ -82,6 +82,7 @@ def find(name: str) -> Callable:
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The launcher's options, and what is left: the worker's arguments."""
     parser = argparse.ArgumentParser(
         prog="mgpu_tutorial",
         allow_abbrev=False,
@@ -91,26 +92,50 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "worker", nargs="?", help="chapter.worker or chapter.file.worker, as in the list"
     )
-    parser.add_argument("--ranks", type=int, default=2, help="world size (2)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--timeout", type=float, default=30.0, help="seconds (30)")
-    return parser.parse_known_args(words)
+    parser.add_argument("--ranks", type=int, help="world size (2)")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument("--timeout", type=float, help="seconds (30)")
+    parser.add_argument("--version", action="version", version=mgpu_tutorial.__version__)
+    given, rest = parser.parse_known_args(words)
+    options = [
+        name for name in ("ranks", "device", "timeout") if getattr(given, name) is not None
+    ]
+    if given.worker is None and (options or rest):
+        parser.error("name a worker before its options; without any word comes the list")
+    if "TORCHELASTIC_RUN_ID" in os.environ and options:
+        parser.error(f"--{options[0]} is for a launch without torchrun, which decides on it")
+    return given, rest
 
 
-def _arguments(words: list[str]) -> dict[str, object]:
+def _arguments(words: list[str], worker: Callable) -> dict[str, object]:
+    """The worker's own arguments: name=value, --name=value or --name value."""
     values, left = {}, list(words)
     while left:
         word = left.pop(0)
         name, equals, text = word.removeprefix("--").partition("=")
         if word.startswith("--") and not equals and left:
             equals, text = "=", left.pop(0)
-        if not equals or not name.replace("-", "_").isidentifier():
+        name = name.replace("-", "_")
+        if not equals or not name.isidentifier():
             raise ValueError(f"{word!r} is not name=value or --name value")
-        try:
-            values[name.replace("-", "_")] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            values[name.replace("-", "_")] = text
+        if name in ("worker", "rank", "world_size"):
+            raise ValueError(f"{name} is no argument to set: see --ranks, and the first word")
+        values[name] = _value(name, text, worker)
     return values
+
+
+def _value(name: str, text: str, worker: Callable) -> object:
+    """A Python literal or plain text; ValueError where the worker wants a number instead."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    parameter = inspect.signature(worker).parameters.get(name)
+    wanted = parameter.annotation if parameter else None
+    kinds = {int: int, float: int | float}  # by annotation, what may be given
+    if wanted in kinds and not isinstance(value, kinds[wanted]):
+        raise ValueError(f"--{name} takes a number of type {wanted.__name__}, got {text!r}")
+    return value
 
 
 def main(words: list[str]) -> int:
@@ -119,14 +144,14 @@ def main(words: list[str]) -> int:
         print(listing())
         return 0
     try:
-        worker, arguments = find(given.worker), _arguments(rest)
+        worker = find(given.worker)
+        arguments = _arguments(rest, worker)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             under_torchrun(worker, arguments)
-        print(
-            launch(
-                worker, given.ranks, device=given.device, timeout=given.timeout, **arguments
-            )
-        )
+        options = {"device": given.device, "timeout": given.timeout}
+        options = {name: value for name, value in options.items() if value is not None}
+        ranks = 2 if given.ranks is None else given.ranks
+        print(launch(worker, ranks, **options, **arguments))
     except (LookupError, ValueError, TypeError, LaunchError) as error:
         if isinstance(error, LaunchError) and any(error.report.stdout):
             print(error.report)

@@ -65,12 +65,45 @@ def test_arguments_are_name_and_value(words, capsys):
         (["point_to_point.blocking", "--delay"], "'--delay' is not name=value or", 2),
         (["point_to_point.blocking", "--ranks", "0"], "world_size must be from 1", 2),
         (["point_to_point.late_receiver"], "missing a required argument: 'delay'", 1),
+        (
+            ["distributed_sgd.train", "--epochs", "x"],
+            "--epochs takes a number of type int",
+            2,
+        ),
+        (["distributed_sgd.train", "lr=0.1e"], "--lr takes a number of type float", 2),
+        (["distributed_sgd.train", "--epochs", "1.5"], "--epochs takes a number of type", 2),
+        (["point_to_point.blocking", "--world_size", "3"], "world_size is no argument", 2),
+        (["point_to_point.blocking", "--worker", "3"], "worker is no argument", 2),
     ],
 )
 def test_a_mistake_gets_one_line(words, says, code, capsys):
     assert main(words) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+@pytest.mark.parametrize("words", [["--bogus"], ["--ranks", "3"], ["--timeout=5"]])
+def test_options_without_a_worker_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "name a worker before its options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--ranks=5", "--device=cpu", "--timeout=9"])
+def test_what_torchrun_decides_is_refused_under_it(option, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(SystemExit):
+        main(["point_to_point.blocking", option])
+    said = f"{option.split('=')[0]} is for a launch without torchrun"
+    assert said in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.strip() == mgpu_tutorial.__version__
 
 
 def test_the_list_has_every_worker_with_its_docstring():

@@ -2,16 +2,39 @@
 
 None of them is promised to anybody: a new Python or PyTorch may take one away. They are
 here and nowhere else, so that the test of this module then says which, and who needs it.
-Names that need PyTorch are imported where they are used, because the fork server begins
-before it.
+PyTorch is imported where it is used, because the fork server begins before it.
 """
 
+import importlib
 import multiprocessing as mp
-from collections.abc import Callable
-from multiprocessing import forkserver, resource_tracker, util
+from functools import cached_property, reduce
+from multiprocessing import forkserver
 from typing import Any
 
+
+class Private:
+    """A private function or class of another package, found at its first call."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    @cached_property
+    def thing(self) -> Any:
+        module, _, path = self.place.partition(":")
+        return reduce(getattr, path.split("."), importlib.import_module(module))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.thing(*args, **kwargs)
+
+
 # Python
+
+# Close the fork server and wait for its end; its socket's file must exist.
+stop_fork_server = Private("multiprocessing.forkserver:_forkserver._stop")
+# End the process that cleans up named semaphores; it ignores signals.
+stop_resource_tracker = Private("multiprocessing.resource_tracker:_resource_tracker._stop")
+# What multiprocessing does at the end of a process: join children, remove folders.
+run_exit_handlers = Private("multiprocessing.util:_exit_function")
 
 
 def fork_server_pid() -> int | None:
@@ -24,25 +47,10 @@ def fork_server_address() -> str | None:
     return forkserver._forkserver._forkserver_address
 
 
-def stop_fork_server() -> None:
-    """Close the fork server and wait for its end; its socket's file must exist."""
-    forkserver._forkserver._stop()
-
-
 def forget_fork_server() -> None:
     """After this, the next start makes a new fork server; the old one is not waited for."""
     forkserver._forkserver._forkserver_pid = None
     forkserver._forkserver._forkserver_address = None
-
-
-def stop_resource_tracker() -> None:
-    """End the process that cleans up named semaphores; it ignores signals."""
-    resource_tracker._resource_tracker._stop()
-
-
-def run_exit_handlers() -> None:
-    """What multiprocessing does at the end of a process: join children, remove folders."""
-    util._exit_function()
 
 
 def is_importing_main() -> bool:
@@ -52,38 +60,27 @@ def is_importing_main() -> bool:
 
 # PyTorch
 
+# The process group that functional collectives know by this name.
+process_group_of = Private("torch.distributed.distributed_c10d:_resolve_process_group")
+# A guard under which tensors that pretend a device meet the real operations.
+meet_without_dispatch = Private("torch:_C._DisableTorchDispatch")
+# What `tensor.to(…)` was asked for: device, dtype, and more.
+parse_to = Private("torch:_C._nn._parse_to")
+# make_subclass(kind, tensor): the tensor seen as one of the tensor class `kind`.
+make_subclass = Private("torch:Tensor._make_subclass")
+# register_device(name, module): make it the `torch.<name>` of a device type.
+register_device = Private("torch:_register_device_module")
+# map_tree(function, tree): apply it to every leaf of nested lists, tuples and dicts.
+map_tree = Private("torch.utils._pytree:tree_map")
+# The store of the backend "fake", which moves nothing; importing it registers that.
+fake_store = Private("torch.testing._internal.distributed.fake_pg:FakeStore")
+# A guard under which tensors have a shape and no values.
+fake_tensor_mode = Private("torch._subclasses.fake_tensor:FakeTensorMode")
+
 
 def functional_collectives() -> Any:
     """The module whose collectives tensor-parallel and compiled code calls."""
-    from torch.distributed import _functional_collectives
-
-    return _functional_collectives
-
-
-def process_group_of(name: str) -> Any:
-    """The process group that functional collectives know by this name."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._resolve_process_group(name)
-
-
-def meet_without_dispatch() -> Any:
-    """A guard under which tensors that pretend a device meet the real operations."""
-    import torch
-
-    return torch._C._DisableTorchDispatch()
-
-
-def parse_to(*args: Any, **kwargs: Any) -> tuple:
-    """What `tensor.to(…)` was asked for: device, dtype, and more."""
-    import torch
-
-    return torch._C._nn._parse_to(*args, **kwargs)
-
-
-def version_of(tensor: Any) -> int:
-    """How often a tensor, or one that shares its memory, was changed in place."""
-    return tensor._version
+    return importlib.import_module("torch.distributed._functional_collectives")
 
 
 def dispatch_mode() -> type:
@@ -93,63 +90,21 @@ def dispatch_mode() -> type:
     return TorchDispatchMode
 
 
-def make_subclass(kind: type, tensor: Any) -> Any:
-    """`tensor` seen as one of the tensor class `kind`."""
-    import torch
-
-    return torch.Tensor._make_subclass(kind, tensor)
-
-
-def schema_of(operator: Any) -> Any:
-    """Name and arguments of an operator of `torch.ops`."""
-    return operator._schema
-
-
-def register_device(name: str, module: Any) -> None:
-    """Make `module` the `torch.<name>` of a device type."""
-    import torch
-
-    torch._register_device_module(name, module)
-
-
-def disabled_torch_function() -> Callable:
+def disabled_torch_function() -> Any:
     """What a tensor class sets as its `__torch_function__` to have none."""
     import torch
 
     return torch._C._disabled_torch_function_impl
 
 
-def map_tree(function: Callable, tree: Any) -> Any:
-    """Apply a function to every leaf of nested lists, tuples and dicts."""
-    from torch.utils._pytree import tree_map
-
-    return tree_map(function, tree)
+def version_of(tensor: Any) -> int:
+    """How often a tensor, or one that shares its memory, was changed in place."""
+    return tensor._version
 
 
-def ddp_logging_data(model: Any) -> dict[str, Any]:
-    """What DDP has noted of its buckets and times."""
-    return model._get_ddp_logging_data()
-
-
-def is_distributed_tensor(types: Any) -> bool:
-    """Whether one of these is the class of tensors that are shared out over a mesh."""
-    from torch.distributed.tensor import DTensor
-
-    return DTensor in types
-
-
-def fake_store() -> Any:
-    """The store of the backend "fake", which moves nothing; importing it registers that."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    return FakeStore()
-
-
-def fake_tensor_mode() -> Any:
-    """A guard under which tensors have a shape and no values."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)  # those of the device meta
+def schema_of(operator: Any) -> Any:
+    """Name and arguments of an operator of `torch.ops`."""
+    return operator._schema
 
 
 def contents_of(module: Any) -> tuple[dict, dict, dict]:
@@ -169,6 +124,11 @@ def refuse_ddp(wrapper: type, why: str) -> None:
         raise ValueError(why)
 
     wrapper._ddp_params_and_buffers_to_ignore = property(ask)
+
+
+def ddp_logging_data(model: Any) -> dict[str, Any]:
+    """What DDP has noted of its buckets and times."""
+    return model._get_ddp_logging_data()
 
 
 def flight_record() -> bytes:

@@ -3,6 +3,7 @@
 import multiprocessing as mp
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +86,44 @@ def forks_and_returns(rank, world_size):
     os.waitpid(child, 0)
 
 
+def removes_its_folder(rank, world_size, launch_too):
+    home = os.environ["MGPU_RANK_FOLDER"]
+    time.sleep(0.3)
+    if rank == 0:
+        shutil.rmtree(os.path.dirname(home) if launch_too else home)
+    time.sleep(60)
+
+
+def waits_elsewhere(rank, world_size, how):
+    if how == "event":
+        threading.Event().wait()
+    if how == "program":
+        subprocess.Popen(["sleep", "60"]).wait()
+    if how == "child":
+        subprocess.Popen(["sleep", "60"])
+        os.wait()
+    if how == "peer":
+        dist.irecv(torch.zeros(1), src=1 - rank).wait()
+
+
+def raises_late(rank, world_size, seconds):
+    if rank == 0:
+        time.sleep(seconds)
+        raise ValueError("too late for the others")
+    time.sleep(60)
+
+
+def returns_deep_lists(rank, world_size):
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+def dies_at_once(rank, world_size):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def leaves_by_name(rank, world_size):
     os._exit(status=3)
 
@@ -142,7 +181,21 @@ class Talkative(Exception):
 
 class Mute(Exception):
     def __str__(self):
-        raise KeyError("no words")
+        raise self.args[0]
+
+
+def wraps_its_error(depth):
+    try:
+        return wraps_its_error(depth + 1)
+    except Exception as error:
+        raise RuntimeError(f"at depth {depth}") from error
+
+
+def nested_groups(depth):
+    error = ValueError("the innermost")
+    for level in range(depth):
+        error = ExceptionGroup(f"group {level}", [error])
+    return error
 
 
 class Broken(torch.utils.data.Dataset):
@@ -170,8 +223,26 @@ def complains(rank, world_size, how):
         raise ExceptionGroup("two things", [ValueError("one"), TypeError("other")])
     if how == "loader":
         next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1)))
-    if how == "mute":
-        raise Mute
+    if how == "context":
+        try:
+            {}["weights"]
+        except KeyError:
+            raise RuntimeError("no checkpoint")  # noqa: B904
+    if how == "note":
+        error = ValueError("torn")
+        error.add_note("sample 7 of part 2")
+        raise error
+    if how == "path":
+        folder = "/" + "/".join(["a folder with a rather long name".replace(" ", "_")] * 8)
+        raise OSError(
+            f"{folder}/run.pt holds no readable checkpoint: {folder}/run.pt is torn"
+        )
+    if how == "recursion":
+        wraps_its_error(0)
+    if how == "groups":
+        raise nested_groups(500)
+    if isinstance(how, BaseException):
+        raise Mute(how)
 
 
 def speaks_and_raises(rank, world_size):

@@ -5,7 +5,6 @@ import time
 from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -18,73 +17,33 @@ def runs(process: psutil.Process | int) -> bool:
     return False
 
 
-class Process(NamedTuple):
-    """What /proc says of a process."""
-
-    pid: int
-    name: str
-    parent: int
-    begin: int  # in ticks of the clock
-
-    def read(self, file: str) -> str:
-        """The text of a file of it, none if the process has ended or is another user's."""
-        with suppress(OSError), open(f"/proc/{self.pid}/{file}", "rb", 0) as text:
-            return text.read().decode(errors="replace")
-        return ""
-
-    def is_server(self) -> bool:
-        """Whether it is a fork server, or a fork of one."""
-        return "multiprocessing.forkserver" in self.read("cmdline").replace("\0", " ")
-
-
 def leftovers() -> list[str]:
     """Processes forked for ranks, files of launches and sockets that are still there."""
-    running = _running()
-    mine = [p for p in running if p.parent == os.getpid() and p.is_server()]
-    family = {p.pid for p in mine}
-    while more := {p.pid for p in running if p.parent in family} - family:
-        family |= more
-    since = next(p.begin for p in running if p.pid == os.getpid())
-    others = [p for p in running if p.begin >= since and p not in mine]
-    alive = [p for p in others if p.pid in family or _is_ours(p)]
+    servers = [p for p in psutil.Process().children() if is_forked(p)]
+    family = {child for server in servers for child in server.children(recursive=True)}
+    alive = [p for p in family | strays() if p not in servers and runs(p)]
     files = Path(util.get_temp_dir()).glob("launch-*")
-    sockets = [socket for server in mine for socket in _sockets(server)]
-    return [*map(str, alive), *map(str, files), *sockets]
+    sockets = [c for server in servers for c in server.net_connections("inet")]
+    return [*map(str, alive), *map(str, files), *map(str, sockets)]
 
 
-def _running() -> list[Process]:
-    """All processes of this machine, without zombies."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{pid}/stat", "rb", 0) as text:
-            begin, _, end = text.read().decode(errors="replace").rpartition(")")
-            state, parent, *rest = end.split()
-            if state != "Z":
-                name = begin.partition("(")[2]
-                found.append(Process(int(pid), name, int(parent), int(rest[17])))
+def strays() -> set[psutil.Process]:
+    """Fork servers of this process and their forks, whoever is their parent by now."""
+    since, mark = psutil.Process().create_time(), f"{os.getpid()}:"
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            ours = process.create_time() >= since and is_forked(process)
+            if ours and process.environ().get("MGPU_KERNEL", "").startswith(mark):
+                found.add(process)
     return found
 
 
-def _is_ours(process: Process) -> bool:
-    """Whether it is a fork server of this process, or a fork of one, whoever holds it."""
-    variables = process.read("environ").split("\0") if process.is_server() else []
-    return any(v.startswith(f"MGPU_KERNEL={os.getpid()}:") for v in variables)
-
-
-def _sockets(process: Process) -> list[str]:
-    """Those of its sockets that are none of this machine alone."""
-    links = []
-    with suppress(FileNotFoundError):  # it has ended
-        for number in os.listdir(folder := f"/proc/{process.pid}/fd"):
-            with suppress(FileNotFoundError):  # closed since then
-                links.append(os.readlink(f"{folder}/{number}"))
-    lines = Path("/proc/net/unix").read_text().splitlines()[1:]
-    local = {f"socket:[{line.split()[6]}]" for line in lines}
-    return [
-        f"{link} of {process}"
-        for link in links
-        if link.startswith("socket:") and link not in local
-    ]
+def is_forked(process: psutil.Process) -> bool:
+    """Whether it is a fork server, or a fork of one."""
+    with suppress(psutil.Error):
+        return "multiprocessing.forkserver" in " ".join(process.cmdline())
+    return False
 
 
 def after(seconds: float, found) -> list:

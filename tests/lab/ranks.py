@@ -10,7 +10,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import launch, progress, slow_link, span
+from mgpu_tutorial.lab import launch, progress, span
 
 
 def total(rank, world_size):
@@ -193,19 +193,3 @@ def two_marked_steps(rank, world_size):
         for mark in ("F", "B"):
             with span(f"{mark} {rank} 1"):
                 pass
-
-
-def time_a_slow_link(rank, world_size, seconds):
-    """The time of a waiting and of an overlapping all_reduce on a slow link."""
-    times = []
-    with slow_link(lambda nbytes: seconds):
-        for asynchronous in (False, True):
-            tensor = torch.full((3,), float(rank))
-            begin = time.perf_counter()
-            with span("asynchronous" if asynchronous else "waiting"):
-                work = dist.all_reduce(tensor, async_op=asynchronous)
-            called = time.perf_counter() - begin
-            if work is not None:
-                work.wait()
-            times.append((called, time.perf_counter() - begin, tensor.tolist()))
-    return times

@@ -262,9 +262,37 @@ def test_the_fork_server_says_why_it_cannot_start(tmp_path):
     )
     out, err = done.communicate(timeout=100)
     first, *_, last = out.splitlines()
-    assert first.startswith("the fork server could not be started: "), err
+    assert first.startswith("the fork server could not be started: SyntaxError"), err
+    assert first.endswith("queue.py, line 1)")
     assert last == "[1.0, 1.0]"
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("launch_too", [False, True])
+def test_a_folder_that_is_removed_during_a_launch_is_named(launch_too):
+    lines, _ = fails(faulty.removes_its_folder, 2, launch_too, timeout=20)
+    who = "ranks 0 and 1 were" if launch_too else "rank 0 was"
+    assert lines[0] == f"{who} killed by SIGKILL, at an unknown line"
+    assert re.search(
+        r"last words: somebody has removed .*/launch-\w+/rank0, a fold", lines[1]
+    )
+
+
+def test_a_rank_that_dies_at_once_is_named_with_its_worker():
+    lines, _ = fails(faulty.dies_at_once, 1)
+    assert lines[0].startswith("rank 0 was killed by SIGKILL, at faulty.py:")
+    assert "def dies_at_once(rank, world_size):" in lines[0]
+
+
+def test_a_failure_just_before_the_time_is_up_is_no_hang():
+    lines, _ = fails(faulty.raises_late, 2, 0.8, timeout=1.0)
+    assert lines[0].startswith("rank 0 raised ValueError: too late for the others")
+    assert lines[1].startswith("  rank 1 was at faulty.py:")
+
+
+def test_a_variable_that_is_left_over_makes_no_rank_of_a_kernel(monkeypatch, tmp_path):
+    monkeypatch.setenv("MGPU_RANK_FOLDER", str(tmp_path / "of a launch that is over"))
+    assert launch(faulty.total, 2).results == [1.0, 1.0]
 
 
 # What outlives a launch or a kernel
@@ -516,13 +544,37 @@ def test_a_message_shows_its_first_and_last_lines():
             ["ValueError: sample 0 is torn"],
         ),
         ("itself", "RuntimeError: no checkpoint", []),
-        ("mute", "Mute: (its message cannot be shown: KeyError)", []),
+        ("context", "RuntimeError: no checkpoint", ["while handling KeyError: 'weights'"]),
+        ("note", "ValueError: torn", ["sample 7 of part 2"]),
+        (KeyError("no"), "Mute: (its message cannot be shown: KeyError)", []),
+        (SystemExit(3), "Mute: (its message cannot be shown: SystemExit)", []),
+        (KeyboardInterrupt(), "Mute: (its message cannot be shown: KeyboardInterrupt)", []),
     ],
 )
 def test_what_matters_in_a_message_is_shown(how, first, rest):
     lines, _ = fails(faulty.complains, 1, how, timeout=10)
     assert lines[0].startswith(f"rank 0 raised {first}, at faulty.py:")
     assert [line.strip() for line in lines[1:]] == rest
+
+
+@pytest.mark.parametrize(
+    "how, first, last",
+    [
+        ("recursion", "RuntimeError: at depth 0", "RecursionError: maximum recursion depth"),
+        ("groups", "ExceptionGroup: group 499", "ValueError: the innermost"),
+    ],
+)
+def test_a_thousand_causes_are_told_from_both_ends(how, first, last):
+    lines, error = fails(faulty.complains, 2, how)
+    assert lines[0].startswith(f"ranks 0 and 1 raised {first}")
+    assert "…" in [line.strip() for line in lines] and last in lines[-1]
+    assert first.split(": ")[1] in error.tracebacks[1]
+
+
+def test_the_folders_of_a_long_path_go_before_the_reason():
+    lines, _ = fails(faulty.complains, 1, "path")
+    assert "/run.pt holds no readable checkpoint: /…/" in lines[0]
+    assert "/run.pt is torn, at faulty.py:" in lines[0]
 
 
 def test_the_fingerprints_of_collectives_are_left_out():
@@ -549,6 +601,11 @@ def test_what_was_printed_before_an_error_is_shown_with_it():
 def test_half_a_line_is_kept_at_a_timeout():
     _, error = fails(faulty.speaks_and_hangs, 1, kind=RanksHung, timeout=0.5)
     assert error.report.stdout == ["half a line!"]
+
+
+def test_a_result_that_is_too_deep_is_named():
+    lines, _ = fails(faulty.returns_deep_lists, 2, timeout=20)
+    assert lines[0].startswith("the result of rank 0 (list) cannot be sent between processes")
 
 
 def test_a_result_that_cannot_be_loaded_is_named():
@@ -776,6 +833,13 @@ def test_under_torchrun_the_environment_decides_on_threads():
         timeout=100,
     )
     assert "[rank 0] returned (2, '2')" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("how", ["event", "program", "child", "peer"])
+def test_only_a_wait_of_torch_is_one_for_a_peer(how):
+    lines, _ = fails(faulty.waits_elsewhere, 2, how, kind=RanksHung, timeout=0.5)
+    assert lines[1].startswith("  rank 0 was at faulty.py:") and ".wait()" in lines[1]
+    assert any("in a real job" in line for line in lines) == (how == "peer")
 
 
 def test_only_a_wait_for_others_is_compared_with_a_real_job():

@@ -204,27 +204,29 @@ def _device_of_call(func: Any, args: tuple, kwargs: dict) -> torch.device:
     if all(t.device == label for t in tensors):
         return label
     schema = borrowed.schema_of(func)
-    names = [a.name for a in schema.arguments]
-    given = [*zip(names, args, strict=False), *kwargs.items()]
-    named = [(name, t) for name, value in given for t in _tensors(value)]
-    op = schema.name.removeprefix("aten::")
-    if op == "copy_":
+    if schema.name == "aten::copy_":
         return _checked_copy(*tensors)
-    for name, tensor in named:
-        on_host = tensor.device == CPU and (tensor.dim() == 0 or name == "indices")
-        if tensor.device != label and not on_host:
-            raise RuntimeError(_refusal(func, op, name, tensor, tensors[0].device, label))
+    names = [argument.name for argument in schema.arguments]
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        for tensor in _tensors(value):
+            on_host = tensor.device == CPU and (tensor.dim() == 0 or name == "indices")
+            if tensor.device != label and not on_host:
+                first = tensors[0].device
+                raise RuntimeError(_refusal(func, name, tensor.device, label, first))
     return label
 
 
-def _refusal(func, op: str, name: str, tensor: torch.Tensor, first, label) -> str:
+def _refusal(
+    func: Any, name: str, device: torch.device, label: torch.device, first: torch.device
+) -> str:
     """PyTorch's words: one sentence from elementwise kernels, another from all others."""
     start = "Expected all tensors to be on the same device, but"
     if torch.Tag.pointwise in func.tags:
-        other = tensor.device if tensor.device != first else label
+        other = device if device != first else label
         return f"{start} found at least two devices, {first} and {other}!"
+    op = borrowed.schema_of(func).name.removeprefix("aten::")
     return (
-        f"{start} got {name} is on {tensor.device}, different from other tensors on {label} "
+        f"{start} got {name} is on {device}, different from other tensors on {label} "
         f"(when checking argument in method wrapper_{NAME}_{op})"
     )
 

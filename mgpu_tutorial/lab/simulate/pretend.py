@@ -20,7 +20,8 @@ from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.run.launch import launch
 from mgpu_tutorial.lab.words import bytes_text
 
-NAMES = {  # as PyTorch's operators are called, and as everybody calls them
+# What everybody calls a collective, by the beginning of its operator's name in PyTorch.
+NAMES = {
     "allgather": "all_gather",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
@@ -84,7 +85,7 @@ def without_values() -> Iterator[None]:
     Meshes and process groups must be there before. A model is best built and sharded on the
     device meta before, which is faster, and gets its memory inside by `to_empty`.
     """
-    with borrowed.fake_tensor_mode():
+    with borrowed.fake_tensor_mode(allow_non_fake_inputs=True):  # those of the device meta
         yield
 
 
@@ -127,25 +128,25 @@ class Counting(borrowed.dispatch_mode()):
     """Counts collectives where PyTorch calls its own operators, below Python's."""
 
     def __init__(self, seen: Pretended) -> None:
+        from torch.distributed.tensor import DTensor  # half a second, for a rank only
+
         super().__init__()
-        self.seen = seen
+        self.seen, self.shared_out = seen, DTensor
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if borrowed.is_distributed_tensor(types):
+        if self.shared_out in types:
             return NotImplemented  # let it first become what this rank really does
         out = func(*args, **(kwargs or {}))
-        space, _, name = func.name().partition("::")
-        if "c10d" in space and (known := self._known(name)):
+        space, _, operator = func.name().partition("::")
+        operator = operator.lstrip("_")
+        names = [name for start, name in NAMES.items() if operator.startswith(start)]
+        if "c10d" in space and names:
             sides = [
-                [t for t in leaves(side) if isinstance(t, torch.Tensor)] for side in args
+                sum(t.nbytes for t in leaves(side) if isinstance(t, torch.Tensor))
+                for side in args
             ]
-            self.seen.calls[known] += 1
-            self.seen.nbytes[known] += max(sum(t.nbytes for t in side) for side in sides)
+            self.seen.calls[names[0]] += 1
+            self.seen.nbytes[names[0]] += max(sides)
         return out
-
-    @staticmethod
-    def _known(name: str) -> str | None:
-        plain = name.lstrip("_").partition(".")[0]
-        return next((NAMES[n] for n in NAMES if plain.startswith(n)), None)

@@ -3,57 +3,60 @@
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import launch, timeline
-from tests.lab import ranks
+from mgpu_tutorial.lab import slow_link, span, timeline
+
+NAMES = ("all_reduce", "all_gather_single", "reduce_scatter_single")
+
+
+def reduce_twice(rank, world_size):
+    """Seconds until a waiting and an asynchronous all_reduce came back and were complete."""
+    times = []
+    with slow_link(lambda nbytes: 0.05):
+        for asynchronous in (False, True):
+            tensor = torch.full((3,), float(rank))
+            begin = time.perf_counter()
+            with span("asynchronous" if asynchronous else "waiting"):
+                work = dist.all_reduce(tensor, async_op=asynchronous)
+            called = time.perf_counter() - begin
+            if asynchronous:
+                work.wait()
+            times.append((called, time.perf_counter() - begin, tensor.tolist()))
+    return times
 
 
 @pytest.mark.parametrize("trace", [False, True])
-def test_an_all_reduce_takes_its_time_and_gives_the_sum(trace):
-    report = launch(ranks.time_a_slow_link, 2, 0.05, trace=trace)
+def test_an_all_reduce_takes_its_time_and_gives_the_sum(ranks, trace):
+    report = ranks(2, reduce_twice, trace=trace)
     for waiting, asynchronous in report.results:
         called, complete, values = waiting
         assert called >= 0.05 and values == [1.0] * 3
         called, complete, values = asynchronous
         assert called < complete and complete >= 0.05 and values == [1.0] * 3
-    if trace:
-        calls = [e for e in report.events if e.op == "all_reduce"]
-        assert [e.done is None for e in calls if e.rank == 0] == [True, False]
-        assert all(e.done - e.begin >= 0.05 for e in calls if e.done)
-        names = "waiting, all_reduce, asynchronous"
-        assert repr(timeline(report)) == f"timeline of 2 ranks, 8 intervals: {names}"
+
+
+def test_the_recorder_sees_each_slow_call_once_and_when_it_was_complete(ranks):
+    report = ranks(2, reduce_twice, trace=True)
+    calls = [e for e in report.events if e.op == "all_reduce"]
+    assert [e.rank for e in calls] == [0, 0, 1, 1]
+    assert [e.done is None for e in calls if e.rank == 0] == [True, False]
+    assert all(e.done - e.begin >= 0.05 for e in calls if e.done)
+    names = "waiting, all_reduce, asynchronous"
+    assert repr(timeline(report)) == f"timeline of 2 ranks, 8 intervals: {names}"
 
 
 def test_outside_nothing_is_slow():
-    names = ("all_reduce", "all_gather_single", "reduce_scatter_single")
-    before = [getattr(dist, name) for name in names]
-    from mgpu_tutorial.lab import slow_link
-
+    before = [getattr(dist, name) for name in NAMES]
     with pytest.raises(KeyError), slow_link(lambda nbytes: 1.0):
-        for name, real in zip(names, before, strict=True):
-            assert getattr(dist, name) is not real
+        assert all(getattr(dist, n) is not b for n, b in zip(NAMES, before, strict=True))
         raise KeyError
-    assert [getattr(dist, name) for name in names] == before
-
-
-@pytest.mark.parametrize("trace", [False, True])
-def test_each_half_of_an_all_reduce_takes_half_its_time(trace):
-    report = launch(take_halves, 2, trace=trace)
-    for slept, values in report.results:
-        assert slept == [1.6, 0.8, 0.8]
-        assert values == [[2.0] * 4, [1.0] * 4, [2.0] * 2]
-    if trace:
-        names = {"all_reduce", "all_gather_single", "reduce_scatter_single"}
-        assert {e.op for e in report.events if e.kind == "collective"} == names
+    assert [getattr(dist, name) for name in NAMES] == before
 
 
 def take_halves(rank, world_size):
     """How long the link sleeps for an all_reduce of 16 bytes and for each of its halves."""
-    import torch
-
-    from mgpu_tutorial.lab import slow_link
-
     slept = []
     time.sleep = slept.append
     summed, gathered, mine = torch.ones(4), torch.empty(4), torch.empty(2)
@@ -65,23 +68,69 @@ def take_halves(rank, world_size):
         ]
         for work in works:
             work.wait()
-    return slept, [summed.tolist(), gathered.tolist(), mine.tolist()]
+    return sorted(slept), [summed.tolist(), gathered.tolist(), mine.tolist()]
 
 
-def test_messages_go_one_after_the_other():
-    report = launch(in_a_row, 2)
-    for seconds in report.results:
-        assert seconds >= 3 * 0.03
+@pytest.mark.parametrize("trace", [False, True])
+def test_each_half_of_an_all_reduce_takes_half_its_time(ranks, trace):
+    report = ranks(2, take_halves, trace=trace)
+    for slept, values in report.results:
+        assert slept == [0.8, 0.8, 1.6]
+        assert values == [[2.0] * 4, [1.0] * 4, [2.0] * 2]
+    calls = {e.op for e in report.events if e.kind == "collective"}
+    assert calls == (set(NAMES) if trace else set())
 
 
 def in_a_row(rank, world_size):
-    import torch
-
-    from mgpu_tutorial.lab import slow_link
-
     with slow_link(lambda nbytes: nbytes * 0.03 / 4):  # 30 ms for one float32
         begin = time.perf_counter()
-        works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
-        for work in works:
+        for work in [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]:
             work.wait()
         return time.perf_counter() - begin
+
+
+def test_messages_go_one_after_the_other(ranks):
+    assert min(ranks(2, in_a_row).results) >= 3 * 0.03
+
+
+def chain(rank, world_size):
+    """A call that the completion of another one makes, as hooks of DDP do; and its sum."""
+    value = torch.full((2,), float(rank))
+    with slow_link(lambda nbytes: 0.02):
+        first = dist.all_reduce(value, async_op=True).get_future()
+
+        def again(done):
+            dist.all_reduce(done.value()[0])
+            return done.value()[0]
+
+        return first.then(again).wait().tolist()
+
+
+def test_what_waits_for_a_call_may_make_the_next(ranks):
+    assert ranks(2, chain).results == [[2.0, 2.0]] * 2
+
+
+def leaves_early(rank, world_size):
+    """What is on its way where the link ends is complete there."""
+    value = torch.full((2,), float(rank))
+    with slow_link(lambda nbytes: 0.1):
+        dist.all_reduce(value, async_op=True)
+    return value.tolist()
+
+
+def test_what_is_on_its_way_at_the_end_is_finished(ranks):
+    assert ranks(2, leaves_early).results == [[1.0, 1.0]] * 2
+
+
+def loses_its_peer(rank, world_size):
+    if rank == 1:
+        return None
+    with slow_link(lambda nbytes: 0.0):
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            return type(error).__name__
+
+
+def test_the_loss_of_a_peer_reaches_whoever_waits(ranks):
+    assert ranks(2, loses_its_peer).results == ["RuntimeError", None]
