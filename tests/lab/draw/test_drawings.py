@@ -2,7 +2,6 @@
 
 import base64
 import re
-from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -22,12 +21,10 @@ from mgpu_tutorial.lab import (
 )
 from mgpu_tutorial.lab.draw.sequence_chart import message_log
 from mgpu_tutorial.lab.record.intervals import events_of
-from tests.lab import ranks
 
 
-@cache
-def traced(worker, world_size, *args):
-    return launch(worker, world_size, *args, trace=True)
+def silent(rank, world_size):
+    pass
 
 
 def elements(drawing, tag):
@@ -45,28 +42,28 @@ def elements(drawing, tag):
         (collectives.ring_step_by_step, 3),
     ],
 )
-def test_a_chart_is_the_same_from_run_to_run(worker, world_size):
-    reports = [traced(worker, world_size)]
+def test_a_chart_is_the_same_from_run_to_run(ranks, worker, world_size):
+    reports = [ranks(world_size, worker, trace=True)]
     reports += [launch(worker, world_size, trace=True) for _ in range(2)]
     charts = [sequence_chart(report) for report in reports]
     assert len({chart.svg() for chart in charts}) == 1
     assert len({repr(chart) for chart in charts}) == 1
 
 
-def test_a_chart_has_one_arrow_a_message():
-    chart = sequence_chart(traced(p2p.pass_along, 4))
+def test_a_chart_has_one_arrow_a_message(ranks):
+    chart = sequence_chart(ranks(4, p2p.pass_along, trace=True))
     assert len(elements(chart, "polygon")) == 4
     assert repr(chart).splitlines()[-1] == "rank 3 → rank 0  4 B"
 
 
-def test_nothing_arrives_above_the_row_it_was_sent_in():
-    log = message_log(traced(collectives.ring_step_by_step, 4))
+def test_nothing_arrives_above_the_row_it_was_sent_in(ranks):
+    log = message_log(ranks(4, collectives.ring_step_by_step, trace=True))
     assert len(log.messages) == 24
     assert all(log.rows[source] <= log.rows[target] for source, target in log.messages)
 
 
-def test_collectives_of_different_groups_are_not_drawn_over_each_other():
-    log = message_log(traced(collectives.pairs, 4))
+def test_collectives_of_different_groups_are_not_drawn_over_each_other(ranks):
+    log = message_log(ranks(4, collectives.pairs, trace=True))
     assert [log.rows[keys[0]] for keys in log.collectives] == [0, 1]
 
 
@@ -87,15 +84,15 @@ def test_every_drawing_has_a_form_without_trust_and_without_pictures():
     assert 'alt="Message sequence chart of 2 ranks"' in bundle["text/html"]
 
 
-def test_drawing_what_was_not_recorded_is_refused():
-    report = launch(ranks.silent, 2)
+def test_drawing_what_was_not_recorded_is_refused(ranks):
+    report = ranks(2, silent)
     for draw in (sequence_chart, timeline, traffic, stepper):
         with pytest.raises(ValueError, match="launch with trace=True"):
             draw(report)
 
 
-def test_the_stepper_has_a_frame_for_each_step_and_a_still_form():
-    steps = stepper(traced(collectives.ring_step_by_step, 4))
+def test_the_stepper_has_a_frame_for_each_step_and_a_still_form(ranks):
+    steps = stepper(ranks(4, collectives.ring_step_by_step, trace=True))
     assert len(steps.frames) == 7  # the start, and 2 (4 - 1) steps
     assert "1111 1111 1111 1111" in repr(steps).splitlines()[-1]
     bundle = steps._repr_mimebundle_()
@@ -104,8 +101,8 @@ def test_the_stepper_has_a_frame_for_each_step_and_a_still_form():
     assert (slider.min, slider.max) == (0, 6)
 
 
-def test_a_timeline_shows_intervals_and_says_no_time():
-    report = traced(nonblocking.send_and_compute, 2, 50, True)
+def test_a_timeline_shows_intervals_and_says_no_time(ranks):
+    report = ranks(2, nonblocking.send_and_compute, 50, True, trace=True)
     spans = [event for event in report.events if event.kind == "span"]
     assert [event.note for event in spans] == ["compute", "compute"]
     plot = timeline(report)
@@ -113,8 +110,8 @@ def test_a_timeline_shows_intervals_and_says_no_time():
     assert not re.search(r"\d+\.\d+", repr(plot))
 
 
-def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere():
-    report = traced(nonblocking.send_and_compute, 2, 50, True)
+def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere(ranks):
+    report = ranks(2, nonblocking.send_and_compute, 50, True, trace=True)
     assert {e.op for e in events_of(report)} == {"barrier", "isend", "irecv", "span", "wait"}
     with pytest.raises(ValueError, match="nothing was recorded inside a span 'compute'"):
         timeline(report, during="compute")
