@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% markdown
 # # New topic
 #
 # (navigation)
@@ -11,7 +11,7 @@
 from mgpu_tutorial import new_topic as ch
 from mgpu_tutorial.lab import check, launch, sequence_chart, show_source
 
-# %% [markdown]
+# %% markdown
 # ## 1. One call
 #
 # Every rank has a number, its own rank. All of them need the mean. We begin with what the reader knows, and show the worker that does it. A section goes predict, run, explain, change.
@@ -19,13 +19,13 @@ from mgpu_tutorial.lab import check, launch, sequence_chart, show_source
 # %%
 show_source(ch.mean)
 
-# %% [markdown]
+# %% markdown
 # **Predict.** Four ranks: which number does each return?
 
 # %%
 launch(ch.mean, 4)
 
-# %% [markdown]
+# %% markdown
 # Each returns 1.5, for `all_reduce` leaves the sum on every rank, and each divides it by the world size. What we saw is explained after the cell, in a sentence or two. The reader then changes something: try three ranks.
 #
 # ## 2. What travels
@@ -35,17 +35,17 @@ launch(ch.mean, 4)
 # %%
 show_source(ch.neighbour)
 
-# %% [markdown]
+# %% markdown
 # **Predict.** How many messages do three ranks send?
 
-# %% caption="Each rank sends its number to the rank above it."
+# %% {"handout": {"caption": "Each rank sends its number to the rank above it."}}
 report = launch(ch.neighbour, 3, trace=True)
 sequence_chart(report)
 
 # %%
 print(report.results)
 
-# %% [markdown]
+# %% markdown
 # Three, one a rank, and none waits for another: each starts its send before it receives. Rank 0 has the number of the last rank.
 #
 # ## 3. A mistake
@@ -55,13 +55,13 @@ print(report.results)
 # %%
 show_source(ch.one_stays_away)
 
-# %% [markdown]
+# %% markdown
 # **Predict.** What does rank 1 do?
 
-# %% tags=["raises-exception"]
+# %% {"tags": ["raises-exception"]}
 launch(ch.one_stays_away, 2, timeout=10)
 
-# %% [markdown]
+# %% markdown
 # It waits for ever. The launcher sees that rank 0 has ended, and says so instead of waiting with it. A collective is called by all ranks or by none.
 #
 # ## Same answer as one process?
@@ -74,24 +74,24 @@ for world_size in (1, 2, 3):
     assert found == [ch.alone(world_size)] * world_size
     print(f"{world_size} ranks = 1 process")
 
-# %% [markdown]
+# %% markdown
 # ## Exercises
 #
 # **1.** How many ranks must there be for a mean of 2?
 
-# %% tags=["exercise"]
+# %% {"tags": ["exercise"]}
 ranks = ...
 check(lambda: launch(ch.mean, ranks).results[0], 2.0, hint="half of the last rank")
 
-# %% tags=["solution"]
+# %% {"tags": ["solution"], "jupyter": {"source_hidden": true, "outputs_hidden": true}}
 # %%solution (click to open)
 ranks = 5
 check(lambda: launch(ch.mean, ranks).results[0], 2.0)
 
-# %% [markdown]
+# %% markdown
 # **2.** Write a worker that returns the largest number of all ranks on every rank. (The last rank does not hold it.)
 
-# %% tags=["exercise"]
+# %% {"tags": ["exercise"]}
 import torch
 import torch.distributed as dist
 
@@ -104,7 +104,7 @@ def largest(rank, world_size):
 check(lambda: launch(largest, 4), [2.0, 2.0, 2.0, 2.0])
 
 
-# %% tags=["solution"]
+# %% {"tags": ["solution"], "jupyter": {"source_hidden": true, "outputs_hidden": true}}
 # %%solution (click to open)
 def largest(rank, world_size):
     number = torch.tensor([float(rank % 3)])
@@ -114,7 +114,7 @@ def largest(rank, world_size):
 
 check(lambda: launch(largest, 4), [2.0, 2.0, 2.0, 2.0])
 
-# %% [markdown]
+# %% markdown
 # ## Summary
 #
 # - A mean over ranks is a sum over ranks, divided by how many there are.
@@ -123,4 +123,4 @@ check(lambda: launch(largest, 4), [2.0, 2.0, 2.0, 2.0])
 #
 # ## Next
 #
-# This is the last notebook for now. [The contents](../README.md) list all of them.
+# [The contents](../README.md) list all notebooks.
