@@ -115,6 +115,7 @@ new-chapter: $(VENV)/installed
 update:
 	@test -z "$(TORCH)" || $(PYTHON) tools/update.py --torch "$(TORCH)"
 	@$(MAKE) $(VENV)/installed
+	@$(INSTALL) -e '.[test,maintain]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
 	@$(BIN)/python tools/update.py
 
 bench: $(VENV)/installed
@@ -124,8 +125,8 @@ bench: $(VENV)/installed
 audit: $(VENV)/installed
 	@$(BIN)/python -m venv $(VENV)/audit
 	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
-	@for lock in locks/*.txt; do \
-		$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r $$lock || exit 1; done
+	@$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > $(VENV)/audited.txt
+	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r $(VENV)/audited.txt
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -110,7 +110,7 @@ def cells(text: str) -> Iterator[dict]:
         if head == "markdown":
             yield new_markdown_cell(re.sub(r"^# ?", "", source.strip(), flags=re.M))
         else:
-            source = source.strip().removeprefix("# " * source.startswith("# %%"))  # a magic
+            source = re.sub(r"^# (?=%%)", "", source.strip())  # a magic is no Python
             yield new_code_cell(source, metadata=json.loads(head or "{}"))
 
 
