@@ -33,7 +33,7 @@ LIMIT = 900  # seconds for one pytest
 FAILED, NOTHING_TO_RUN = (1, 2), 5  # pytest's exit codes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mistake:
     """In `file` the text `old`, which stands there once, becomes `new`; `tests` run first."""
 
