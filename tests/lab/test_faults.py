@@ -595,7 +595,7 @@ def test_what_was_printed_before_an_error_is_shown_with_it():
     _, error = fails(faulty.speaks_and_raises, 2)
     said = [f"rank {rank} │ {line}" for rank in (0, 1) for line in ("step 1", "loss 0.5")]
     assert error.__notes__ == ["\n".join(said)]
-    assert error._render_traceback_() == [f"RankFailed: {error}", "\n".join(said)]
+    assert error._render_traceback_()[-1] == "\n".join(said)
 
 
 def test_half_a_line_is_kept_at_a_timeout():

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import textwrap
 from dataclasses import dataclass
 
 from mgpu_tutorial.lab.record.report import Report, printed_lines
@@ -12,6 +13,7 @@ KEPT = 110  # characters kept of each end of a very long line
 SHOWN = (4, 2)  # lines of a long message: so many of its beginning, so many of its end
 LONG_PATH = re.compile(r"(?:/[^/\s'\"]+){3,}(/[^/\s'\"]+/[^/\s'\"]+)")
 PRINTS = re.compile(r"Rank \d+ is running collective: .*?\.(?=Collectives differ)", re.DOTALL)
+WIDTH = 88  # of a line of an error beside the file browser of JupyterLab
 SAID = 10  # lines that an error repeats of what a rank had printed
 
 
@@ -34,7 +36,7 @@ class LaunchError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the frames of the launcher."""
-        return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", [])]
+        return _wrapped(f"{type(self).__name__}: {self}") + getattr(self, "__notes__", [])
 
 
 class RankFailed(LaunchError):
@@ -50,7 +52,7 @@ class Interrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the frames of the launcher."""
-        return [f"KeyboardInterrupt: {self}"]
+        return _wrapped(f"KeyboardInterrupt: {self}")
 
 
 @dataclass
@@ -112,6 +114,16 @@ class RankOutcome:
         if not self.began:
             return f"rank {self.rank} had not joined, and was at {self.at()}"
         return f"rank {self.rank} was at {self.at()}"
+
+
+def _wrapped(message: str) -> list[str]:
+    """The lines of a message, the long ones broken at spaces instead of inside of words."""
+    lines: list[str] = []
+    for line in message.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        style = {"subsequent_indent": indent, "break_on_hyphens": False}
+        lines += textwrap.wrap(line, WIDTH, break_long_words=False, **style) or [""]
+    return lines
 
 
 def _signal_name(number: int) -> str:
