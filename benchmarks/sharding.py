@@ -15,16 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
 from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.sharding.figures import time_stages
 from mgpu_tutorial.sharding.fsdp import fsdp
-from mgpu_tutorial.sharding.measurements import time_stages
-from mgpu_tutorial.sharding.training import (
-    Prepared,
-    nothing,
-    values_of,
-    zero_1,
-    zero_2,
-    zero_3,
-)
+from mgpu_tutorial.sharding.training import Prepared, values_of, zero_1, zero_2, zero_3
 
 SIZES = {  # of a SmallTransformer, and a rank's sequences and tokens
     "0.1 MB": ({"vocabulary": 64, "width": 32, "depth": 2}, (4, 16)),
@@ -39,7 +32,7 @@ def ddp(module) -> Prepared:
     """PyTorch's DDP, with the whole of everything on every rank."""
     model = DistributedDataParallel(module)
     optimizer = Adam(model.parameters(), lr=0.01)
-    return Prepared(model, optimizer, nothing, nothing, lambda: values_of(module))
+    return Prepared(model, optimizer, lambda: values_of(module))
 
 
 STAGES = {

@@ -11,7 +11,7 @@ import argparse
 import statistics
 
 from mgpu_tutorial.lab import Table, launch
-from mgpu_tutorial.tensor_parallel.measurements import time_ways
+from mgpu_tutorial.tensor_parallel.figures import time_ways
 from mgpu_tutorial.tensor_parallel.torch_plan import by_torch, by_torch_in_slices
 from mgpu_tutorial.tensor_parallel.training import in_pieces, in_slices
 

@@ -55,16 +55,11 @@ pipelines.measurements.largest_difference
 pipelines.measurements.time_plans
 pipelines.schedules.run_schedule
 pipelines.stages.run_stages_cut_differently
-sharding.fsdp.forget_the_root
-sharding.fsdp.train_in_short
-sharding.fsdp.train_on_a_mesh
-sharding.measurements.drift_apart
 shared.cost_model.links.FREE
 shared.cost_model.links.LARGE
 shared.cost_model.links.Times
 shared.cost_model.machines.GIB
 shared.parameters.require_same
-tensor_parallel.dropout.keep_half
 when_it_breaks.sharded.COLUMNS
 when_it_breaks.sharded.ROWS
 when_it_breaks.sharded.load_rows

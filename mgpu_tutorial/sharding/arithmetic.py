@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-STAGES = {
+STAGE_NAMES = {
     0: "nothing is sharded",
     1: "optimizer state",
     2: "and gradients",

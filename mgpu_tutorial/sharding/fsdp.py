@@ -8,19 +8,18 @@ import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Adam
 
 from mgpu_tutorial.lab import without_values
 from mgpu_tutorial.sharding.training import (
-    STAGES,
+    PREPARE,
     VOCABULARY,
     Prepared,
     loss_of,
     new_model,
-    nothing,
     take_step,
 )
 from mgpu_tutorial.shared.models import SmallTransformer
@@ -50,12 +49,6 @@ def forget_a_block(model: SmallTransformer, **settings: object) -> None:
     fully_shard(model, **settings)
 
 
-def forget_the_root(model: SmallTransformer, **settings: object) -> None:
-    """A mistake: what lies outside the blocks is neither sharded nor averaged."""
-    for block in model.blocks:
-        fully_shard(block, **settings)
-
-
 WAYS = {
     "block by block": (block_by_block, {}),
     "keep until backward": (block_by_block, {"reshard_after_forward": False}),
@@ -67,19 +60,19 @@ WAYS = {
 # The stage of ZeRO that it is
 
 
-def fsdp(module: SmallTransformer, shard: Shard = block_by_block) -> Prepared:
+def fsdp(module: SmallTransformer) -> Prepared:
     """ZeRO 3 by PyTorch: gradients are averaged inside backward."""
-    shard(module)
+    block_by_block(module)
     return as_prepared(module)
 
 
 def as_prepared(module: nn.Module) -> Prepared:
-    """A module that is sharded already, with an optimizer of what it holds now."""
+    """Prepare a module that is sharded already: its optimizer must be made afterwards."""
     optimizer = Adam(module.parameters(), lr=0.01)
-    return Prepared(module, optimizer, nothing, nothing, lambda: whole_values(module))
+    return Prepared(module, optimizer, lambda: whole_values(module))
 
 
-ALL_STAGES = [*STAGES.values(), fsdp]
+ALL_STAGES = [*PREPARE.values(), fsdp]
 
 
 def whole_values(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -122,33 +115,6 @@ def clip(rank: int, world_size: int, limit: float = 0.1) -> tuple[float, float]:
     before = clip_grad_norm_(model.parameters(), limit).full_tensor()
     after = clip_grad_norm_(model.parameters(), limit).full_tensor()
     return before.item(), after.item()
-
-
-def train_in_short(rank: int, world_size: int, steps: int = 10) -> dict[str, torch.dtype]:
-    """Gather and compute in bfloat16, add up and keep in float32; the dtypes seen."""
-    short = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model = new_model()
-    block_by_block(model, mp_policy=short)
-    seen = {}
-
-    def look(block: nn.Module, inputs: tuple) -> None:
-        seen["computes with"] = block.mlp.up.weight.dtype
-        seen["input"] = inputs[0].dtype
-
-    model.blocks[0].register_forward_pre_hook(look)
-    loss_of(model, 0, rank, world_size).backward()
-    weight = model.blocks[0].mlp.up.weight
-    return seen | {"keeps": weight.dtype, "gradient": weight.grad.dtype}
-
-
-def train_on_a_mesh(rank: int, world_size: int, replicas: int = 2) -> dict[str, torch.Tensor]:
-    """HSDP, sharded inside each group, replicated across: the parameters after 5 steps."""
-    shape = (replicas, world_size // replicas)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-    prepared = fsdp(new_model(), lambda model: block_by_block(model, mesh=mesh))
-    for step in range(5):
-        take_step(prepared, step)
-    return prepared.whole()
 
 
 # Checkpoints

@@ -18,6 +18,7 @@ from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.sharding.flat import Flat
 from mgpu_tutorial.sharding.start import Sharded
 from mgpu_tutorial.sharding.units import alike, blocks_of, outermost, owners
+from mgpu_tutorial.shared.parameters import require_same
 
 
 class ShardedModel(Sharded):
@@ -55,7 +56,12 @@ class ShardedModel(Sharded):
         if strangers := [unit for unit in chosen if unit not in set(module.modules())]:
             raise ValueError(f"units must be submodules of the module, got {strangers}")
         groups = {unit: alike(own) for unit, own in owners(module, chosen).items()}
-        self._require_same_units(groups, compute_dtype)
+        names = [[self.names[p] for p in group] for own in groups.values() for group in own]
+        require_same(
+            (names, compute_dtype),
+            "units or another compute_dtype",
+            "pass the same on every rank",
+        )
         self.flats_of = {
             unit: [Flat(unit, group, compute_dtype) for group in own]
             for unit, own in groups.items()
@@ -70,16 +76,6 @@ class ShardedModel(Sharded):
         for unit in self.flats_of:
             unit.register_forward_pre_hook(self._before_forward, with_kwargs=True)
             unit.register_forward_hook(self._after_forward, always_call=True)
-
-    def _require_same_units(self, groups: dict, compute_dtype: torch.dtype | None) -> None:
-        names = [[self.names[p] for p in group] for own in groups.values() for group in own]
-        everyone: list = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (names, str(compute_dtype)))
-        for rank, other in enumerate(everyone):
-            if other != everyone[0]:
-                raise ValueError(
-                    f"rank {rank} has other units, or another compute_dtype, than rank 0"
-                )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         # autograd must not keep what we want to let go: it gets a note instead
@@ -108,7 +104,7 @@ class ShardedModel(Sharded):
             self._free(flat)
         # inside another unit it stays as it is: that one computes in the same dtype
         if self.compute_dtype is not None and unit in self.outermost:
-            output = cast(output, flat.dtype)
+            output = cast(output, self.flats_of[unit][0].dtype)
         return output
 
     def _gather(self, flat: Flat) -> torch.Tensor:

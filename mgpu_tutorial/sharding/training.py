@@ -19,33 +19,33 @@ VOCABULARY = 64
 
 
 class Prepared(NamedTuple):
-    """A model to train, what to do after backward and after the optimizer's step.
+    """A model to train, with what follows backward and the optimizer's step.
 
     `whole` returns the whole parameters by name, on every rank.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    after_backward: Callable[[], None]
-    after_step: Callable[[], None]
     whole: Callable[[], dict[str, torch.Tensor]]
+    after_backward: Callable[[], None] = lambda: None
+    after_step: Callable[[], None] = lambda: None
 
 
-Stage = Callable[[nn.Module], Prepared]
+Prepare = Callable[[nn.Module], Prepared]  # a stage of ZeRO
 
 
 def zero_0(module: nn.Module) -> Prepared:
     """Every rank holds everything, and the gradients are averaged."""
     optimizer = Adam(module.parameters(), lr=0.01)
     average = partial(average_gradients, module)
-    return Prepared(module, optimizer, average, nothing, lambda: values_of(module))
+    return Prepared(module, optimizer, lambda: values_of(module), average)
 
 
 def zero_1(module: nn.Module) -> Prepared:
     """Every rank has the optimizer state of its share of the parameters."""
     optimizer = ShardedOptimizer(module.parameters(), Adam, lr=0.01)
     average = optimizer.average_gradients
-    return Prepared(module, optimizer, average, nothing, lambda: values_of(module))
+    return Prepared(module, optimizer, lambda: values_of(module), average)
 
 
 def zero_2(module: nn.Module) -> Prepared:
@@ -53,7 +53,7 @@ def zero_2(module: nn.Module) -> Prepared:
     model = ShardedGradients(module)
     optimizer = Adam(model.shards, lr=0.01)
     scatter, gather = model.finish_gradient_synchronization, model.gather_parameters
-    return Prepared(model, optimizer, scatter, gather, lambda: values_of(module))
+    return Prepared(model, optimizer, lambda: values_of(module), scatter, gather)
 
 
 def zero_3(module: nn.Module) -> Prepared:
@@ -61,11 +61,7 @@ def zero_3(module: nn.Module) -> Prepared:
     model = ShardedModel(module)
     optimizer = Adam(model.parameters(), lr=0.01)
     scatter = model.finish_gradient_synchronization
-    return Prepared(model, optimizer, scatter, nothing, model.full_parameters)
-
-
-def nothing() -> None:
-    """What is left to do in most stages after a step."""
+    return Prepared(model, optimizer, model.full_parameters, scatter)
 
 
 def average_gradients(module: nn.Module) -> None:
@@ -97,19 +93,19 @@ def loss_of(model: nn.Module, step: int, rank: int, world_size: int) -> torch.Te
 def train(
     rank: int,
     world_size: int,
-    stage: Stage,
+    prepare: Prepare,
     steps: int = 10,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:
     """Train with a stage of ZeRO; returns the whole parameters, on every rank."""
-    prepared = stage(new_model(dtype))
+    prepared = prepare(new_model(dtype))
     for step in range(steps):
         take_step(prepared, step)
     return prepared.whole()
 
 
 def take_step(prepared: Prepared, step: int) -> None:
-    """One step of whatever stage: the ranks share twelve sequences."""
+    """One step at any stage of ZeRO: the ranks share twelve sequences."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     prepared.optimizer.zero_grad()
     loss_of(prepared.model, step, rank, world_size).backward()
@@ -118,4 +114,4 @@ def take_step(prepared: Prepared, step: int) -> None:
     prepared.after_step()
 
 
-STAGES = {0: zero_0, 1: zero_1, 2: zero_2, 3: zero_3}
+PREPARE = {0: zero_0, 1: zero_1, 2: zero_2, 3: zero_3}

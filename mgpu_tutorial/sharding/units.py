@@ -25,9 +25,10 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def owners(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """Each unit with its parameters, of which each belongs to the innermost unit around it.
+    """The parameters of each unit: a parameter belongs to the innermost unit around it.
 
-    What two units have in common belongs to a unit around both, or to none.
+    A parameter that two units share belongs to an enclosing unit that contains both, or is
+    not sharded.
     """
     inside = {unit: set(unit.parameters()) for unit in units}
     innermost_first = sorted(units, key=lambda unit: len(list(unit.modules())))
@@ -46,14 +47,14 @@ def _one_around_the_other(unit: nn.Module, other: nn.Module) -> bool:
 
 
 def outermost(units: Iterable[nn.Module]) -> set[nn.Module]:
-    """Those that are inside no other."""
+    """The units that are inside no other one."""
     units = set(units)
     inner = {part for unit in units for part in unit.modules() if part is not unit}
     return units - inner
 
 
 def alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Those that can lie in one tensor: of one dtype, all trained or all frozen."""
+    """Group the parameters by what one tensor can hold: one dtype, trained or frozen."""
     groups: dict[tuple, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault((parameter.dtype, parameter.requires_grad), []).append(parameter)

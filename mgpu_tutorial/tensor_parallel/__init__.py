@@ -2,8 +2,7 @@
 
 In the order of the lesson: `product` (two products with small numbers), `operators` (what
 is sent), `layers` (linear layers in pieces), `vocabulary` (embedding, head and loss),
-`block` (a whole model), `sequence` (the rest of it on slices of the sequence), `dropout`,
-`training` (the step that all ways share), `mistakes`, `torch_plan` (PyTorch's own) and
-`mesh` (with fully_shard around it). Only measuring or drawing: `rounding_measurements`,
-`measurements`, `exercises` and `drawings`.
+`copies` (what must be the same on all ranks), `block` (a whole model, and the rest of it on
+slices of the sequence), `training` (the step that all ways share, and mistakes) and
+`torch_plan` (PyTorch's own, with fully_shard around it). `figures` only measures and draws.
 """

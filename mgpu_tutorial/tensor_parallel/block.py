@@ -1,13 +1,26 @@
-"""A language model in pieces: attention by heads, the MLP by features, the vocabulary."""
+"""A language model in pieces: attention by heads, the MLP by features, the vocabulary.
+
+With sequence parallel, what lies between the pieces works on slices of the sequence: norms
+and residual sums treat every token by itself, so each rank can do its share of the tokens.
+The ranks gather the sequence where the pieces begin and scatter it where they end.
+"""
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.shared.models import MLP, Attention, SmallTransformer
-from mgpu_tutorial.tensor_parallel.copies import all_of
+from mgpu_tutorial.shared.parameters import require_same
+from mgpu_tutorial.tensor_parallel.copies import replicated
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from mgpu_tutorial.tensor_parallel.operators import CopyToRanks, Group, Operator, SumOverRanks
+from mgpu_tutorial.tensor_parallel.operators import (
+    CopyToRanks,
+    GatherSequence,
+    Group,
+    Operator,
+    ScatterSequence,
+    SumOverRanks,
+)
 from mgpu_tutorial.tensor_parallel.vocabulary import (
     VocabularyParallelEmbedding,
     VocabularyParallelHead,
@@ -31,7 +44,8 @@ def parallelize(
     does not divide the heads, the key-value heads or the features, and where it was done
     before.
     """
-    require_same_model(model, group)
+    mine = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    require_same(mine, "parameters", "build the same model on every rank", group)
     require_even(model, dist.get_world_size(group))
     for value in [*model.parameters(), *model.buffers()]:
         dist.broadcast(value.detach(), group=group, group_src=0)
@@ -42,7 +56,7 @@ def parallelize(
         cut_mlp(block.mlp, group, enter, leave)
     shared = model.token.weight if tied else None
     model.head = VocabularyParallelHead(model.head, group, enter, shared, mask)
-    FirstBatch(group).watch(model)
+    compare_first_batch(model, group)
     return model
 
 
@@ -81,41 +95,55 @@ def require_even(model: SmallTransformer, ranks: int) -> None:
             )
 
 
-def require_same_model(model: nn.Module, group: Group) -> None:
-    """ValueError, on every rank alike, where the ranks' parameters look different."""
-    mine = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
-    everyone = all_of(mine, group)
-    for rank, other in enumerate(everyone):
-        if other != everyone[0]:
-            raise ValueError(
-                f"rank {rank} of the group has other parameters than its rank 0: "
-                "build the same model on every rank"
-            )
+def compare_first_batch(model: nn.Module, group: Group) -> None:
+    """Before its first forward `model` compares the batches of all ranks of the group.
 
-
-class FirstBatch:
-    """Compares the first batch of all ranks, which must be the same, and then nothing more.
-
-    A sampler that gives each rank its own samples, as data parallel wants it, would let the
-    ranks add up parts of different sequences.
+    They must be the same. A sampler that gives each rank its own samples, as data parallel
+    wants it, would let the ranks add up parts of different sequences. Raises ValueError on
+    every rank alike.
     """
 
-    def __init__(self, group: Group) -> None:
-        self.group, self.compared = group, False
+    def compare(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        remedy = "ranks that share a model must read the same samples"
+        require_same(inputs[0].tolist(), "tokens in its batch", remedy, group)
+        hook.remove()
 
-    def watch(self, model: nn.Module) -> None:
-        """Be called before every forward of `model`."""
-        model.register_forward_pre_hook(self.compare)
+    hook = model.register_forward_pre_hook(compare)
 
-    def compare(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        """ValueError, on every rank alike, where a rank has another batch."""
-        if self.compared:
-            return
-        batches = all_of(inputs[0].tolist(), self.group)
-        for rank, other in enumerate(batches):
-            if other != batches[0]:
-                raise ValueError(
-                    f"rank {rank} of the group has another batch than its rank 0: ranks "
-                    "that share a model must read the same samples"
-                )
-        self.compared = True
+
+# Sequence parallel
+
+
+def parallelize_with_sequence(
+    model: SmallTransformer, group: Group = None, mask: bool = True
+) -> SmallTransformer:
+    """As `parallelize`, and between the pieces every rank has a slice of the sequence.
+
+    Each backward must be followed by `sum_replicated_gradients`. Raises ValueError on every
+    rank as `parallelize` does, and in forward for a sequence that cannot be cut evenly.
+    """
+    parallelize(model, group, GatherSequence, ScatterSequence, mask)
+    model.position = PositionsOfSlice(model.position, group)
+    return model
+
+
+class PositionsOfSlice(nn.Module):
+    """The embeddings of the positions of this rank's slice; all ranks have the same table."""
+
+    def __init__(self, whole: nn.Embedding, group: Group = None) -> None:
+        super().__init__()
+        self.weight, self.group = whole.weight, group
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        return nn.functional.embedding(places.chunk(ranks)[rank], self.weight)
+
+
+def sum_replicated_gradients(model: nn.Module, group: Group = None) -> None:
+    """Add up the gradients of what every rank has whole: each saw its own tokens only."""
+    gradients = [p.grad for p in replicated(model).values() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    sums = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, total in zip(gradients, sums, strict=True):
+        gradient.copy_(total.view_as(gradient))

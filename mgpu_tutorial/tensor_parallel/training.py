@@ -1,9 +1,9 @@
-"""One step for all ways: whole on one process, in pieces, with slices of the sequence."""
+"""Ways to train one model: on one process, in pieces, in slices, and three wrong ones."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,18 +11,19 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.shared.models import SmallTransformer
-from mgpu_tutorial.tensor_parallel.block import parallelize
-from mgpu_tutorial.tensor_parallel.layers import Piece, joined, whole_of
-from mgpu_tutorial.tensor_parallel.sequence import (
+from mgpu_tutorial.tensor_parallel.block import (
+    parallelize,
     parallelize_with_sequence,
     sum_replicated_gradients,
 )
+from mgpu_tutorial.tensor_parallel.layers import Piece, joined, whole_of
+from mgpu_tutorial.tensor_parallel.operators import Group
 from mgpu_tutorial.tensor_parallel.vocabulary import parallel_cross_entropy
 
 VOCABULARY = 61
 
 
-class Prepared(NamedTuple):
+class Trainable(NamedTuple):
     """A model, its loss of (logits, targets), and what to do between backward and step.
 
     Loss and backward run inside a `context()`.
@@ -34,31 +35,64 @@ class Prepared(NamedTuple):
     context: Callable[[], AbstractContextManager] = nullcontext
 
 
-Way = Callable[[SmallTransformer], Prepared]
+Way = Callable[[SmallTransformer], Trainable]
 
 
-def whole(model: SmallTransformer) -> Prepared:
+def whole(model: SmallTransformer) -> Trainable:
     """One process has everything; the reference."""
-    return Prepared(model, flat_cross_entropy)
+    return Trainable(model, flat_cross_entropy)
 
 
-def in_pieces(model: SmallTransformer, **settings: object) -> Prepared:
+def in_pieces(model: SmallTransformer, **settings: object) -> Trainable:
     """Tensor parallel over all ranks, with settings of `parallelize`."""
     loss = partial(parallel_cross_entropy, vocabulary=model.head.out_features)
-    return Prepared(parallelize(model, **settings), loss)
+    return Trainable(parallelize(model, **settings), loss)
 
 
-def in_slices(model: SmallTransformer) -> Prepared:
+def in_slices(model: SmallTransformer) -> Trainable:
     """Tensor and sequence parallel over all ranks."""
     loss = partial(parallel_cross_entropy, vocabulary=model.head.out_features)
     parallelize_with_sequence(model)
-    return Prepared(model, loss, partial(sum_replicated_gradients, model))
+    return Trainable(model, loss, partial(sum_replicated_gradients, model))
 
 
 def flat_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """PyTorch's loss of logits (batch, sequence, vocabulary); in float32 at least."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return cross_entropy(wide.flatten(0, 1), targets.flatten())
+
+
+# Mistakes that leave no message: each is one line away from the right way
+
+
+class NoOperator(torch.autograd.Function):
+    """Wrong: no all-reduce in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def without_copy_to_ranks(model: SmallTransformer) -> Trainable:
+    """Wrong: the operator at the beginning of the pieces is left out."""
+    return in_pieces(model, enter=NoOperator)
+
+
+def without_mask(model: SmallTransformer) -> Trainable:
+    """Wrong: the padding of the vocabulary counts as tokens."""
+    return in_pieces(model, mask=False)
+
+
+def without_sum_of_replicated(model: SmallTransformer) -> Trainable:
+    """Wrong: no sum of the replicated gradients (norms, biases, positions) over the ranks."""
+    return in_slices(model)._replace(after_backward=lambda: None)
+
+
+# The model, its batches and its training
 
 
 def new_model(dtype: torch.dtype = torch.float32, **other: object) -> SmallTransformer:
@@ -77,13 +111,13 @@ def new_batch(
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def loss_and_gradients(prepared: Prepared, step: int = 0) -> torch.Tensor:
+def loss_and_gradients(trainable: Trainable, step: int = 0) -> torch.Tensor:
     """Forward and backward of a step's batch, without the optimizer; returns the loss."""
     tokens, targets = new_batch(step)
-    with prepared.context():
-        loss = prepared.loss(prepared.model(tokens), targets)
+    with trainable.context():
+        loss = trainable.loss(trainable.model(tokens), targets)
         loss.backward()
-    prepared.after_backward()
+    trainable.after_backward()
     return as_whole(loss)
 
 
@@ -91,14 +125,14 @@ def train(
     rank: int, world_size: int, way: Way, steps: int = 5, **model: object
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train with Adam; the loss of each step, and the whole parameters by name."""
-    prepared = way(new_model(**model))
-    optimizer = torch.optim.Adam(prepared.model.parameters(), lr=0.01)
+    trainable = way(new_model(**model))
+    optimizer = torch.optim.Adam(trainable.model.parameters(), lr=0.01)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        losses.append(loss_and_gradients(prepared, step).item())
+        losses.append(loss_and_gradients(trainable, step).item())
         optimizer.step()
-    return losses, whole_values(prepared.model)
+    return losses, whole_values(trainable.model)
 
 
 def whole_values(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.lab.teach.source import PLATES
 from mgpu_tutorial.lab.teach.verdict import OPEN, RIGHT, WRONG
-from mgpu_tutorial.tensor_parallel.drawings import COPY, PART, PIECE, matrices
+from mgpu_tutorial.tensor_parallel.figures import COPY, PART, PIECE, matrices
 
 LEAST, WHITE = 4.5, "#ffffff"
 

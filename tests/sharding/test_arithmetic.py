@@ -1,40 +1,31 @@
-"""The arithmetic of memory, and what the ranks really hold."""
+"""What a rank holds: the formula, and the count after a real step."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
-from mgpu_tutorial.lab import launch
-from mgpu_tutorial.sharding import arithmetic, measurements, training
-from tests.sharding import ranks
+from mgpu_tutorial.sharding import arithmetic, figures, training
+
+PARTS = ("parameters", "gradients", "optimizer")
+FIRST_SHARDED = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the stage
 
 
-@pytest.mark.parametrize(
-    ("stage", "expected"),
-    [
-        (0, [14e9, 14e9, 84e9]),
-        (1, [14e9, 14e9, 10.5e9]),
-        (2, [14e9, 1.75e9, 10.5e9]),
-        (3, [1.75e9, 1.75e9, 10.5e9]),
-    ],
-)
-def test_seven_billion_on_eight_ranks(stage, expected):
-    assert arithmetic.held(7e9, 8, stage) == expected
+@given(some.integers(0, 3), some.integers(1, 64), some.integers(1, 10**6))
+def test_a_stage_divides_what_it_shards_by_the_ranks(stage, ranks, parameters):
+    found = arithmetic.held(parameters, ranks, stage)
+    for name, nbytes in zip(PARTS, found, strict=True):
+        whole = parameters * getattr(arithmetic.MIXED, name)
+        assert nbytes == (whole / ranks if stage >= FIRST_SHARDED[name] else whole)
 
 
 def test_both_recipes_are_sixteen_bytes():
-    assert sum(arithmetic.FLOAT32) == sum(arithmetic.MIXED) == 16
+    # bfloat16 twice; master weights and two moments in float32
+    assert arithmetic.MIXED == (2, 2, 12)
+    assert arithmetic.FLOAT32 == (4, 4, 8)
 
 
-def test_the_ledger_counts_the_same_on_two_ranks():
-    workers = {
-        stage: (measurements.count_state, prepare)
-        for stage, prepare in training.STAGES.items()
-    }
-    for found in launch(ranks.run_all, 2, workers).results:
-        for stage, counted in found.items():
-            assert counted == arithmetic.held(29_312, 2, stage, arithmetic.FLOAT32)
-
-
-def test_a_step_sends_the_model_two_or_three_times():
-    report = launch(measurements.trace_step, 2, training.zero_3, trace=True)
-    expected = {"all_gather_single": 2.0, "reduce_scatter_single": 1.0, "in all": 3.0}
-    assert measurements.models_sent(report) == expected
+@pytest.mark.parametrize("stage", arithmetic.STAGE_NAMES)
+def test_the_ledger_counts_what_the_formula_says(ranks, stage):
+    expected = arithmetic.held(29_312, 2, stage, arithmetic.FLOAT32)
+    report = ranks(2, figures.count_state, training.PREPARE[stage])
+    assert report.results == [expected] * 2

@@ -1,153 +1,238 @@
 """Operators, layers, vocabulary: as plain tensors of all ranks give it."""
 
-from functools import cache
+from unittest.mock import patch
 
 import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as some
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab import launch
+from mgpu_tutorial.lab import span
+from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.tensor_parallel import product
-from tests.tensor_parallel import ranks
-from tests.thorough import MESSAGES
-
-OF_ANY_NUMBER = {  # workers with their arguments
-    "operators": (ranks.apply_operators,),
-    "layers": (ranks.apply_layers,),
-    "product": (product.multiply,),
-    "vocabulary 61": (ranks.share_a_vocabulary, 61),
-}
-OF_FOUR = {
-    "vocabulary 5": (ranks.share_a_vocabulary, 5),
-    "large logits": (ranks.share_a_vocabulary, 9, 1e4),
-    "groups": (ranks.train_in_groups,),
-    "values": (ranks.start_from_other_values,),
-    "copies": (ranks.lose_a_copy,),
-    "copies in pairs": (ranks.lose_a_copy, True),
-    "pieces": (ranks.take_apart,),
-    "dropout": (ranks.draw_often,),
-    "dropout in pairs": (ranks.draw_in_pairs,),
-}
-
-
-@cache
-def report(world_size):
-    workers = OF_ANY_NUMBER | (OF_FOUR if world_size == 4 else {})
-    return launch(ranks.run_all, world_size, workers, trace=True)
+from mgpu_tutorial.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    joined,
+    piece_of,
+    whole_of,
+)
+from mgpu_tutorial.tensor_parallel.operators import (
+    CopyToRanks,
+    GatherSequence,
+    ScatterSequence,
+    SumOverRanks,
+)
+from mgpu_tutorial.tensor_parallel.training import flat_cross_entropy
+from mgpu_tutorial.tensor_parallel.vocabulary import (
+    VocabularyParallelEmbedding,
+    VocabularyParallelHead,
+    parallel_cross_entropy,
+    require_known,
+)
 
 
-def facts():
-    """What needs four ranks."""
-    return report(4).results
+def draw(seed, *shape):
+    """Whole numbers as float64: their sums are exact in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-9, 10, shape, generator=generator).double()
 
 
-@pytest.mark.parametrize("world_size", MESSAGES)
-def test_each_operator_and_its_backward(world_size):
-    for found in report(world_size).results:
-        assert found["operators"] == dict.fromkeys(found["operators"], 0.0)
-        assert len(found["operators"]) == 4
+# Operators: activations are (batch 2, sequence 3 or 3 for each rank, features 5)
 
 
-@pytest.mark.parametrize("world_size", MESSAGES)
-def test_layers_in_pieces_are_the_whole_layer(world_size):
-    for found in report(world_size).results:
-        assert found["layers"] == {"bias True": 0.0, "bias False": 0.0}
+def apply(rank, world_size, operator, length, length_after):
+    """Forward and backward of drawn activations; the output and the input's gradient."""
+    mine = draw(rank, 2, length, 5).requires_grad_()
+    before = mine.detach().clone()
+    result = operator.apply(mine, None)
+    # as it comes from a transposition: not contiguous
+    gradient = draw(100 + rank, 5, length_after, 2).transpose(0, 2)
+    kept = gradient.clone()
+    result.backward(gradient)
+    assert torch.equal(mine, before) and torch.equal(gradient, kept)
+    return result.detach(), mine.grad
 
 
-@pytest.mark.parametrize("world_size", MESSAGES)
-def test_the_product_of_the_lesson_is_the_product(world_size):
-    for found in report(world_size).results:
-        assert (found["product"].result == product.X @ product.A @ product.B).all()
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    "operator", [CopyToRanks, SumOverRanks, GatherSequence, ScatterSequence]
+)
+def test_an_operator_and_its_backward(ranks, world_size, operator):
+    whole = 3 * world_size
+    length = 3 if operator is GatherSequence else whole
+    after = 3 if operator is ScatterSequence else whole
+    inputs = [draw(r, 2, length, 5) for r in range(world_size)]
+    gradients = [draw(100 + r, 5, after, 2).transpose(0, 2) for r in range(world_size)]
+    report = ranks(world_size, apply, operator, length, after)
+    for rank, found in enumerate(report.results):
+        here = slice(3 * rank, 3 * rank + 3)
+        expected = {
+            CopyToRanks: (inputs[rank], sum(gradients)),
+            SumOverRanks: (sum(inputs), gradients[rank]),
+            GatherSequence: (torch.cat(inputs, 1), sum(gradients)[:, here]),
+            ScatterSequence: (sum(inputs)[:, here], torch.cat(gradients, 1)),
+        }
+        assert largest_difference(found, expected[operator]) == 0
 
 
-@pytest.mark.parametrize("world_size", MESSAGES)
-def test_a_vocabulary_that_does_not_divide(world_size):
-    for found in report(world_size).results:
-        assert max(found["vocabulary 61"]) < 1e-12
+# Layers
 
 
-def test_the_loss_sends_three_numbers_per_token():
-    sent = [e for e in events_of(report(2), "loss") if e.rank == 0]
-    assert [(e.op, e.nbytes) for e in sent] == [("all_reduce", 2 * 61 * 8)] * 3
+@given(length=some.integers(1, 9), ranks=some.integers(1, 5), dim=some.integers(0, 1))
+def test_pieces_are_equal_and_make_the_whole(length, ranks, dim):
+    whole = nn.Parameter(draw(0, *[(length, 2), (2, length)][dim]), length != 1)
+    pieces = []
+    for rank in range(ranks):
+        with patch.multiple(
+            dist, get_world_size=lambda _: ranks, get_rank=lambda _, r=rank: r
+        ):
+            pieces.append(piece_of(whole, dim, None, padded=True))
+            if length % ranks:
+                with pytest.raises(ValueError, match=f"{length} features cannot be cut into"):
+                    piece_of(whole, dim, None)
+            else:
+                assert torch.equal(piece_of(whole, dim, None), pieces[-1])
+    assert {piece.shape[dim] for piece in pieces} == {-(-length // ranks)}
+    assert all(piece.requires_grad == whole.requires_grad for piece in pieces)
+    assert all(piece.untyped_storage().nbytes() == piece.nbytes for piece in pieces)
+    joined_up = torch.cat(pieces, dim)
+    assert torch.equal(joined_up.narrow(dim, 0, length), whole)
+    assert not joined_up.narrow(dim, length, joined_up.shape[dim] - length).any()
 
 
-def test_a_rank_may_have_nothing_but_padding():
-    for found in facts():
-        assert max(found["vocabulary 5"]) < 1e-12
+def two_layers(bias):
+    """Linear layers from 3 to 24 to 5 features, in whole numbers."""
+    layers = nn.Linear(3, 24, bias=bias), nn.Linear(24, 5, bias=bias)
+    for layer in layers:
+        for p in layer.parameters():
+            p.data = draw(p.numel(), *p.shape)
+    return layers
 
 
-def test_large_logits_do_not_overflow():
-    for found in facts():
-        assert max(found["large logits"]) < 1e-8  # of a loss of some ten thousand
+def run_layers(up, down):
+    """Output and input's gradient of both layers with a square between them."""
+    x = draw(1, 2, 4, 3).requires_grad_()
+    result = down(up(x).square())
+    result.backward(draw(2, 2, 4, 5))
+    return result.detach(), x.grad
 
 
-def test_groups_work_side_by_side():
-    assert max(found["groups"] for found in facts()) < 1e-12
+def cut_layers(rank, world_size, bias):
+    """Output and gradient, then value, shape and gradient of each parameter, put together."""
+    up, down = two_layers(bias)
+    columns, rows = ColumnParallelLinear(up), RowParallelLinear(down)
+    found = [run_layers(columns, rows)]
+    for p in (*columns.parameters(), *rows.parameters()):
+        gradient = joined(p.grad, p) if hasattr(p, "cut") else p.grad
+        found.append((whole_of(p), torch.tensor(p.shape), gradient))
+    return found
 
 
-def test_all_ranks_begin_with_the_values_of_the_first():
-    assert [found["values"] for found in facts()] == [0.0] * 4
+@pytest.mark.parametrize(
+    ("world_size", "bias"), [(1, True), (2, False), (3, True), (4, True)]
+)
+def test_layers_in_pieces_are_the_whole_layers(ranks, world_size, bias):
+    up, down = two_layers(bias)
+    part = 24 // world_size
+    shapes = iter([[part, 3], [part], [5, part], [5]] if bias else [[part, 3], [5, part]])
+    expected = [run_layers(up, down)]
+    for p in (*up.parameters(), *down.parameters()):
+        expected.append((p.detach(), torch.tensor(next(shapes)), p.grad))
+    report = ranks(world_size, cut_layers, bias)
+    assert largest_difference(report.results, [expected] * world_size) == 0
 
 
-def test_one_bit_of_one_copy_is_found_on_every_rank():
-    assert [found["copies"] for found in facts()] == [([], ["norm.weight"])] * 4
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_product_of_the_lesson_is_the_product(ranks, world_size):
+    for rank, found in enumerate(ranks(world_size, product.multiply).results):
+        columns = product.A.tensor_split(world_size, 1)[rank]
+        assert torch.equal(found.columns, columns)
+        assert torch.equal(found.hidden, product.X @ columns)
+        assert torch.equal(found.part, found.hidden @ found.rows)
+        assert found.result.tolist() == [[19, 11], [43, 25]]
 
 
-def test_another_group_has_copies_of_its_own():
-    found = [found["copies in pairs"] for found in facts()]
-    assert found == [([], [])] * 2 + [([], ["norm.weight"])] * 2
+# Vocabulary
 
 
-def test_norms_positions_and_the_second_bias_stay_whole():
-    for found in facts():
-        pieces, still_tied = found["pieces"]
-        layers = ["attention.query", "attention.key", "attention.value", "attention.out"]
-        expected = ["token.weight"]
-        for block in ("blocks.0", "blocks.1"):
-            expected += [f"{block}.{layer}.weight" for layer in layers]
-            mlp = ["mlp.up.weight", "mlp.up.bias", "mlp.down.weight"]
-            expected += [f"{block}.{name}" for name in mlp]
-        assert sorted(pieces) == sorted(expected) and still_tied
+def look_up_and_predict(rank, world_size, vocabulary, scale):
+    """The loss, the gradients of embedding and head put together, and the head's values."""
+    embedding, head, tokens = vocabulary_of(vocabulary, scale)
+    ours = VocabularyParallelEmbedding(embedding), VocabularyParallelHead(head)
+    logits = ours[1](ours[0](tokens))
+    assert logits.shape == (2, vocabulary, -(-vocabulary // world_size))
+    with span("loss"):
+        loss = parallel_cross_entropy(logits, tokens.flip(1), vocabulary)
+    loss.backward()
+    gradients = [joined(one.weight.grad, one.weight) for one in ours]
+    return loss.detach(), *gradients, whole_of(ours[1].weight)
 
 
-def test_copies_draw_alike_and_pieces_do_not():
-    masks, entries, after = zip(*(found["dropout"] for found in facts()), strict=True)
-    for name in ("copy", "next copy"):
-        assert len({tuple(mask[name]) for mask in masks}) == 1
-    assert len({tuple(mask["piece"]) for mask in masks}) == 4
-    assert len({str(draws) for both in entries for draws in both}) == 8
-    assert len(set(after)) == 1
+def vocabulary_of(vocabulary, scale):
+    """An embedding and a head of 4 features, and a batch with every token twice."""
+    torch.manual_seed(0)
+    embedding = nn.Embedding(vocabulary, 4).double()
+    head = nn.Linear(4, vocabulary, bias=False).double()
+    head.weight.data *= scale
+    return embedding, head, torch.arange(vocabulary).repeat(2).view(2, -1)
 
 
-def test_a_group_draws_as_if_it_were_alone():
-    first, second, *others = (found["dropout in pairs"] for found in facts())
-    assert first != second and others == [first, second]
+@pytest.mark.parametrize(
+    ("world_size", "vocabulary", "scale", "limit"),
+    [
+        *((ranks, 61, 1, 1e-12) for ranks in (1, 2, 3, 4)),
+        (4, 5, 1, 1e-12),  # the last rank has nothing but padding
+        (4, 9, 1e4, 1e-8),  # logits of ten thousand, of which exp() would overflow
+    ],
+)
+def test_embedding_head_and_loss_in_pieces(ranks, world_size, vocabulary, scale, limit):
+    embedding, head, tokens = vocabulary_of(vocabulary, scale)
+    logits = head(embedding(tokens))
+    loss = cross_entropy(logits.flatten(0, 1), tokens.flip(1).flatten())
+    loss.backward()
+    expected = loss, embedding.weight.grad, head.weight.grad, head.weight
+    report = ranks(world_size, look_up_and_predict, vocabulary, scale, trace=True)
+    assert largest_difference(report.results, [expected] * world_size) < limit
+    sent = [(e.op, e.nbytes) for e in events_of(report, "loss") if e.rank == 0]
+    assert sent == [("all_reduce", 2 * vocabulary * 8)] * 3  # three numbers per token
 
 
-MISTAKES = {
-    "kv heads": "ValueError: 4 ranks cannot share 2 key-value heads evenly: take a number",
-    "heads": "ValueError: 4 ranks cannot share 6 heads evenly",
-    "features": "ValueError: 10 features cannot be cut into 4 equal pieces",
-    "rows": "ValueError: 10 features cannot be cut into 4 equal pieces",
-    "twice": "ValueError: this model is in pieces already: parallelize it once",
-    "other model": "ValueError: rank 1 of the group has other parameters than its rank 0",
-    "other table": "ValueError: rank 2 of the group has other parameters than its rank 0",
-    "other dtype": "ValueError: rank 3 of the group has other parameters than its rank 0",
-    "other batch": "ValueError: rank 2 of the group has another batch than its rank 0",
-    "other shape": "ValueError: rank 3 of the group has another batch than its rank 0",
-    "token": "IndexError: tokens from 0 to 61, but a vocabulary of 61: no rank has them",
-    "negative": "IndexError: tokens from -61 to 0, but a vocabulary of 61: no rank",
-    "target": "IndexError: tokens from 0 to 61, but a vocabulary of 61: no rank has them",
-    "sequence": "ValueError: a sequence of 10 tokens cannot be cut into 4 equal slices",
-}
+def lose_in(rank, world_size, dtype):
+    """The loss of random logits in this dtype, of which each rank has a piece."""
+    logits = 5 * torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(0))
+    mine = logits.to(dtype).chunk(world_size, -1)[rank].clone().requires_grad_()
+    loss = parallel_cross_entropy(mine, torch.arange(14).view(2, 7) % 12, 12)
+    loss.backward()
+    return loss.detach(), mine.grad
 
 
-@cache
-def said():
-    return launch(ranks.make_every_mistake, 4).results
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_loss_is_computed_in_float32_at_least(ranks, dtype):
+    logits = 5 * torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(0))
+    logits = logits.to(dtype).float().requires_grad_()
+    targets = torch.arange(14).view(2, 7) % 12
+    expected = cross_entropy(logits.flatten(0, 1), targets.flatten())
+    expected.backward()
+    for rank, (loss, gradient) in enumerate(ranks(3, lose_in, dtype).results):
+        assert loss.dtype == torch.float32 and gradient.dtype == dtype
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        assert flat_cross_entropy(logits.to(dtype), targets).item() == expected.item()
+        share = logits.grad.chunk(3, -1)[rank]
+        torch.testing.assert_close(gradient, share.to(dtype))
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named_on_every_rank(mistake):
-    for found in said():
-        assert set(found) == set(MISTAKES)
-        assert found[mistake].startswith(MISTAKES[mistake])
+@pytest.mark.parametrize(
+    ("tokens", "known"), [([0, 8], True), ([], True), ([0, 9], False), ([-1, 8], False)]
+)
+def test_only_tokens_of_the_vocabulary_are_known(tokens, known):
+    tokens = torch.tensor(tokens, dtype=torch.long)
+    if known:
+        require_known(tokens, 9)
+    else:
+        with pytest.raises(IndexError, match="a vocabulary of 9: no rank has them"):
+            require_known(tokens, 9)

@@ -1,41 +1,38 @@
 """Apparatus, not the lesson: what the stages hold and send, when, and how long it takes."""
 
-import time
 from collections import Counter
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from mgpu_tutorial.collectives.ring import ring_seconds
-from mgpu_tutorial.ddp_buckets.measurements import shortest_step
 from mgpu_tutorial.lab import Ledger, Table, launch, slow_link, span
+from mgpu_tutorial.lab.measure import in_turns, largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.sharding import arithmetic
-from mgpu_tutorial.sharding.fsdp import Shard, clip, forget_the_root, fsdp
+from mgpu_tutorial.sharding.fsdp import Shard, clip
 from mgpu_tutorial.sharding.model import ShardedModel
 from mgpu_tutorial.sharding.training import (
-    STAGES,
+    PREPARE,
+    Prepare,
     Prepared,
-    Stage,
     loss_of,
     new_model,
     take_step,
     train,
 )
-from mgpu_tutorial.shared.cost_model import Link
+from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.shared.pause import Pause
-
-__all__ = ["shortest_step"]  # of an earlier chapter, used again
 
 
 def memory_table(billions: float, ranks: int) -> Table:
     """What a rank holds in GB (10^9 bytes), in mixed precision: a row per stage of ZeRO."""
     rows = []
-    for stage, name in arithmetic.STAGES.items():
+    for stage, name in arithmetic.STAGE_NAMES.items():
         parts = [nbytes / 1e9 for nbytes in arithmetic.held(billions * 1e9, ranks, stage)]
         rows.append([f"ZeRO {stage}: {name}", *(f"{x:.1f}" for x in [*parts, sum(parts)])])
     return Table(["GB on a rank", "parameters", "gradients", "optimizer", "total"], rows)
@@ -44,7 +41,7 @@ def memory_table(billions: float, ranks: int) -> Table:
 def totals_table(parameters: float, ranks: list[int]) -> Table:
     """All that a rank holds in GB, in mixed precision: a column per number of ranks."""
     rows = []
-    for stage, name in arithmetic.STAGES.items():
+    for stage, name in arithmetic.STAGE_NAMES.items():
         gb = [sum(arithmetic.held(parameters, n, stage)) / 1e9 for n in ranks]
         rows.append([f"ZeRO {stage}: {name}", *(f"{x:.1f}" for x in gb)])
     return Table(["GB on a rank", *(f"of {n}" for n in ranks)], rows)
@@ -53,7 +50,7 @@ def totals_table(parameters: float, ranks: list[int]) -> Table:
 def by_ranks(parameters: float, ranks: list[int]) -> dict[str, tuple[list, list]]:
     """For `curves`: the GB on a rank of each number of ranks, a line per stage of ZeRO."""
     lines = {}
-    for stage in arithmetic.STAGES:
+    for stage in arithmetic.STAGE_NAMES:
         gb = [sum(arithmetic.held(parameters, n, stage)) / 1e9 for n in ranks]
         lines[f"ZeRO {stage}"] = ranks, gb
     return lines
@@ -62,9 +59,9 @@ def by_ranks(parameters: float, ranks: list[int]) -> dict[str, tuple[list, list]
 # What the ranks hold
 
 
-def count_state(rank: int, world_size: int, stage: Stage) -> list[int]:
+def count_state(rank: int, world_size: int, prepare: Prepare) -> list[int]:
     """The bytes of parameters, gradients and Adam's moments on this rank after a step."""
-    prepared = stage(new_model())
+    prepared = prepare(new_model())
     take_step(prepared, step=0)
     return held_by(prepared)
 
@@ -82,7 +79,7 @@ def held_by(prepared: Prepared) -> list[int]:
 
 
 def here(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, which PyTorch may have shared out."""
+    """This rank's part of a DTensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -102,22 +99,11 @@ def watch_gathered(rank: int, world_size: int, shard: Shard, **settings: object)
     return seen
 
 
-def drift_apart(rank: int, world_size: int, shard: Shard = forget_the_root) -> float:
-    """How far a rank's parameters are from rank 0's after five steps."""
-    prepared = fsdp(new_model(), shard)
-    for step in range(5):
-        take_step(prepared, step)
-    mine = torch.cat([p.flatten() for p in prepared.whole().values()])
-    of_rank_0 = mine.clone()
-    dist.broadcast(of_rank_0, src=0)
-    return (mine - of_rank_0).abs().max().item()
-
-
 def state_table(*stages: int) -> Table:
     """Launches four ranks at each of these stages; what each holds, and what it should."""
     rows = []
     for stage in stages:
-        prepare = STAGES[stage]
+        prepare = PREPARE[stage]
         first, *others = launch(count_state, 4, prepare).results
         assert all(other == first for other in others)
         formula = sum(arithmetic.held(29_312, 4, stage, arithmetic.FLOAT32))
@@ -134,11 +120,11 @@ TRIPS = Counter(all_reduce=2, reduce=1, broadcast=1)
 TRIPS |= Counter(reduce_scatter_single=1, all_gather_single=1)
 
 
-def trace_step(rank: int, world_size: int, stage: Stage) -> int:
+def trace_step(rank: int, world_size: int, prepare: Prepare) -> int:
     """The second step of a stage in a span; returns the bytes of the whole model."""
     model = new_model()
     nbytes = sum(p.nbytes for p in model.parameters())
-    prepared = stage(model)
+    prepared = prepare(model)
     take_step(prepared, 0)
     with span("second step"):
         take_step(prepared, 1)
@@ -147,14 +133,13 @@ def trace_step(rank: int, world_size: int, stage: Stage) -> int:
 
 def train_alone() -> dict[str, torch.Tensor]:
     """Launches one process that takes the ten steps of `train` in float64."""
-    return launch(train, 1, STAGES[0], dtype=torch.float64).results[0]
+    return launch(train, 1, PREPARE[0], dtype=torch.float64).results[0]
 
 
-def furthest(stage: Stage, world_size: int, reference: dict[str, torch.Tensor]) -> float:
+def furthest(prepare: Prepare, world_size: int, reference: dict[str, torch.Tensor]) -> float:
     """Launches ten steps in float64; how far any parameter of any rank is from these."""
-    results = launch(train, world_size, stage, dtype=torch.float64).results
-    pairs = [(mine[name], value) for mine in results for name, value in reference.items()]
-    return max((mine - value).abs().max().item() for mine, value in pairs)
+    results = launch(train, world_size, prepare, dtype=torch.float64).results
+    return largest_difference(results, [reference] * world_size)
 
 
 def models_sent(report: Report) -> dict[str, float]:
@@ -169,14 +154,14 @@ def models_sent(report: Report) -> dict[str, float]:
     return models | {"in all": sum(models.values())}
 
 
-def traffic_table(stages: list[Stage]) -> Table:
+def traffic_table(stages: list[Prepare]) -> Table:
     """Launches two ranks with each stage; how often the model travels in a step."""
     rows = []
-    for stage in stages:
-        sent = models_sent(launch(trace_step, 2, stage, trace=True))
+    for prepare in stages:
+        sent = models_sent(launch(trace_step, 2, prepare, trace=True))
         total = sent.pop("in all")
         calls = ", ".join(f"{times:.2f} {op}" for op, times in sent.items())
-        rows.append([stage.__name__, calls, f"{total:.2f}"])
+        rows.append([prepare.__name__, calls, f"{total:.2f}"])
     return Table(["", "times the model", "in all"], rows)
 
 
@@ -200,9 +185,7 @@ def trace_prefetch(rank: int, world_size: int, prefetch: bool, depth: int = 6) -
     layers = nn.Sequential(*(SlowLayer(256, 10e-3) for _ in range(depth)))
     model = ShardedModel(layers, prefetch=prefetch)
     inputs = torch.randn(8, 256)
-    with slow_link(
-        lambda nbytes: ring_seconds(nbytes, world_size, LINK.latency, LINK.bandwidth)
-    ):
+    with slow_link(lambda nbytes: ring_seconds(nbytes, world_size, LINK)):
         for step in range(5):
             model.zero_grad()
             dist.barrier()
@@ -224,32 +207,28 @@ def milliseconds(report: Report, name: str = "shortest") -> float:
 def time_stages(
     rank: int,
     world_size: int,
-    stages: dict[str, Stage],
+    stages: dict[str, Prepare],
     model: dict[str, int],
     batch: tuple[int, int],
     steps: int,
 ) -> dict[str, tuple[list[float], int]]:
-    """The seconds of each step with each stage, in turns, after two that do not count.
-
-    And the bytes that it holds on this rank after the last.
+    """The seconds of each step with each stage, and the bytes that a rank then holds.
 
     `model` are the arguments of a SmallTransformer, `batch` sequences and tokens of a rank.
     """
-    prepared = {name: stage(SmallTransformer(**model)) for name, stage in stages.items()}
+    prepared = {name: prepare(SmallTransformer(**model)) for name, prepare in stages.items()}
     tokens = torch.randint(model["vocabulary"], batch)
-    times: dict[str, list[float]] = {name: [] for name in stages}
-    for _ in range(2 + steps):
-        for name, one in prepared.items():
-            one.optimizer.zero_grad()
-            dist.barrier()
-            begin = time.perf_counter()
-            one.model(tokens).square().mean().backward()
-            one.after_backward()
-            one.optimizer.step()
-            one.after_step()
-            times[name].append(time.perf_counter() - begin)
-    held = {name: sum(held_by(one)) for name, one in prepared.items()}
-    return {name: (seconds[2:], held[name]) for name, seconds in times.items()}
+
+    def step(one: Prepared) -> None:
+        one.optimizer.zero_grad()
+        one.model(tokens).square().mean().backward()
+        one.after_backward()
+        one.optimizer.step()
+        one.after_step()
+
+    actions = {name: partial(step, one) for name, one in prepared.items()}
+    seconds = in_turns(actions, steps, warm_up=2)
+    return {name: (seconds[name], sum(held_by(one))) for name, one in prepared.items()}
 
 
 def norm_of_all_gradients() -> float:
