@@ -84,7 +84,7 @@ def norm(*lines):
     body = [
         "import torch",
         "import torch.distributed as dist",
-        "prepared = training.STAGES[3](training.new_model())",
+        "prepared = training.PREPARE[3](training.new_model())",
         "training.take_step(prepared, step=0)",
         "mine = [p.grad for p in prepared.model.parameters()]",
         *lines,

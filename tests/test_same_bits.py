@@ -153,7 +153,7 @@ def parameters_after_two_steps(rank, world_size, prepare):
 
 
 @pytest.mark.parametrize("world_size", RANKS)
-@pytest.mark.parametrize("stage", training.STAGES)
+@pytest.mark.parametrize("stage", training.PREPARE)
 def test_parameters_of_a_stage_of_sharding(ranks, stage, world_size):
-    results = ranks(world_size, parameters_after_two_steps, training.STAGES[stage]).results
+    results = ranks(world_size, parameters_after_two_steps, training.PREPARE[stage]).results
     require_same_bits(results)
