@@ -19,7 +19,6 @@ from pathlib import Path
 
 # In the folder of a kernel
 LOG = "server.log"
-WARM = "warm"
 LAUNCHES = "launch-"  # and some letters: a folder for each launch
 
 # In the folder of a launch

@@ -47,6 +47,7 @@ LAST_WORDS = 2.0  # seconds that a server which has hung up gets to say why
 LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
 IMPORTS = 5.0  # seconds that the server's imports take, about
 _started: dict[int, float] = {}  # the moment of the first start, by process
+_warm: set[int | None] = set()  # servers that have done their imports and forked a process
 
 
 # In the kernel
@@ -96,7 +97,7 @@ def await_server() -> None:
 
     for attempt in (1, 2):
         start()
-        if METHOD != "forkserver" or is_warm():
+        if METHOD != "forkserver" or borrowed.fork_server_pid() in _warm:
             return
         begin = log_size()
         if notebook_kernel() and time.monotonic() < _started[os.getpid()] + IMPORTS:
@@ -108,7 +109,7 @@ def await_server() -> None:
                 first.join()
             if first.exitcode == 255:  # what is told of a process whose server has ended
                 raise EOFError
-            (kernel_folder() / files.WARM).write_text(str(borrowed.fork_server_pid()))
+            _warm.add(borrowed.fork_server_pid())
             return
         except (OSError, EOFError) as error:
             await_end()
@@ -125,12 +126,6 @@ def _import_meanwhile() -> None:
     """Import what the next cells need and what takes long: for drawings, for comparisons."""
     import matplotlib.figure  # noqa: F401
     import sympy  # noqa: F401  torch.testing.assert_close needs it
-
-
-def is_warm() -> bool:
-    """Whether this very server has done its imports and has forked a process."""
-    path = kernel_folder() / files.WARM
-    return path.exists() and path.read_text() == str(borrowed.fork_server_pid())
 
 
 def is_alive() -> bool:
@@ -288,7 +283,6 @@ class KernelWatch:
     def at_exit(self) -> None:
         """A kernel that ends closes its files before it is gone: look for a second."""
         if os.getpid() == self.server:
-            (self.folder / files.WARM).unlink(missing_ok=True)
             end = time.monotonic() + 1
             while self.folder.exists() and time.monotonic() < end:
                 self.look()
