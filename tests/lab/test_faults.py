@@ -116,7 +116,7 @@ def test_a_thread_that_lasts_does_not_hold_the_connections():
     assert lines[0] == "rank 0 returned while rank 1 still waited for an answer"
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_server_that_tells_of_no_end_is_replaced(monkeypatch):
     monkeypatch.setattr(running, "SILENT_LIMIT", 0.5)
     monkeypatch.setattr(running, "KILL_LIMIT", 0.5)
@@ -129,7 +129,7 @@ def test_a_child_that_returns_from_the_worker_is_not_the_rank():
     assert launch(faulty.forks_and_returns, 2).results == [None, None]
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_fork_server_that_dies_by_itself_leaves_the_folder_of_the_kernel():
     pid = server.borrowed.fork_server_pid()
     folder = files.kernel_folder()
@@ -145,7 +145,7 @@ def test_a_fork_server_that_dies_by_itself_leaves_the_folder_of_the_kernel():
     marker.unlink()
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_kernel_with_too_few_descriptors_says_so():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(int(name) for name in os.listdir("/proc/self/fd"))
@@ -162,7 +162,7 @@ def test_a_kernel_with_too_few_descriptors_says_so():
             os.close(descriptor)
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_temporary_folder_that_was_removed_is_made_again():
     import shutil
 
@@ -171,7 +171,7 @@ def test_a_temporary_folder_that_was_removed_is_made_again():
     assert Path(util.get_temp_dir()).stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
     def kill():
         after(10, lambda: [] if len(list(tmp_path.glob("pid.*"))) == 2 else [1])
@@ -189,7 +189,7 @@ def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
     os.waitpid(server.borrowed.fork_server_pid(), 0)  # as a program may that waits for all
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_programs_of_ranks_end_when_the_fork_server_is_killed(tmp_path):
     def kill():
         after(10, lambda: [] if len(list(tmp_path.glob("pid.*"))) == 2 else [1])
@@ -204,7 +204,7 @@ def test_programs_of_ranks_end_when_the_fork_server_is_killed(tmp_path):
     assert after(5, partial(alive, tmp_path)) == []
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_frozen_fork_server_is_replaced(monkeypatch):
     monkeypatch.setattr(running, "JOIN_LIMIT", 3.0)
     os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
@@ -241,7 +241,7 @@ def test_a_launch_in_a_forked_child_is_refused():
     assert "forked from one that had launched ranks" in queue.get()
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_the_fork_server_says_why_it_cannot_start(tmp_path):
     done = program(
         """
@@ -298,7 +298,7 @@ def test_a_variable_that_is_left_over_makes_no_rank_of_a_kernel(monkeypatch, tmp
 # What outlives a launch or a kernel
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_killed_kernel_takes_ranks_with_it_that_cannot_look_for_it(tmp_path):
     kernel = program(
         """
@@ -323,7 +323,7 @@ def test_a_killed_kernel_takes_ranks_with_it_that_cannot_look_for_it(tmp_path):
     assert after(5, lambda: list((tmp_path / "tmp").iterdir())) == []
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_kernel_that_is_shut_down_during_a_launch_does_not_wait_for_it(tmp_path):
     done = program(
         """
@@ -617,7 +617,7 @@ def test_a_result_that_cannot_be_loaded_is_named():
     assert error.report.stdout == ["done\n", "done\n"]
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_last_words_are_those_of_this_launch(tmp_path):
     done = program(
         """
@@ -813,7 +813,7 @@ def test_threads_are_one_or_as_many_as_asked_for():
         launch(faulty.threads_and_variable, 1, threads=0)
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_under_torchrun_the_environment_decides_on_threads():
     source = """
         from mgpu_tutorial.lab.run.rank import under_torchrun

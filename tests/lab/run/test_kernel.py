@@ -11,7 +11,7 @@ import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-pytestmark = pytest.mark.fresh
+pytestmark = pytest.mark.slow
 
 SLEEP = """
 import sys; sys.path.insert(0, {here!r})

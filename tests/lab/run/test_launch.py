@@ -157,7 +157,7 @@ def python(source: str, folder: Path, **variables: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_function_of_a_cell_travels_by_value(tmp_path):
     done = notebook(
         """
@@ -185,7 +185,7 @@ def test_results_that_cannot_travel_are_named():
     assert lines[0].startswith("the result of rank 0['lock'] (lock) cannot be sent")
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_an_unpicklable_global_of_a_cell_is_named(tmp_path):
     done = notebook(
         """
@@ -206,7 +206,7 @@ def test_an_unpicklable_global_of_a_cell_is_named(tmp_path):
     )
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
     (tmp_path / "lesson.py").write_text(
         "def worker(rank, world_size):\n    return 'before'\n"
@@ -357,7 +357,7 @@ def test_a_launch_inside_a_rank_is_refused():
     assert "launch() was called inside rank 0: a rank cannot start ranks" in lines[0]
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_program_on_standard_input_is_refused(tmp_path):
     done = subprocess.run(
         [sys.executable, "-"],
@@ -371,7 +371,7 @@ def test_a_program_on_standard_input_is_refused(tmp_path):
     assert "program read from standard input" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_program_that_launches_when_it_is_imported_is_explained(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -465,7 +465,7 @@ def test_a_handler_of_ones_own_may_let_the_launch_go_on(monkeypatch, ctrl_c):
     assert came == [signal.SIGINT]
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
     long = tmp_path / ("x" * 90)
     long.mkdir()
@@ -510,7 +510,7 @@ def start_sleepers(folder: Path) -> subprocess.Popen:
     return kernel
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["kernel", "its group"])
 def test_a_killed_kernel_takes_everything_with_it(tmp_path, kill, number):
@@ -524,7 +524,7 @@ def test_a_killed_kernel_takes_everything_with_it(tmp_path, kill, number):
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith("pid.")] == []
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_two_notebooks_launch_at_once(tmp_path):
     code = """
         import json

@@ -30,7 +30,7 @@ class Watching(NotebookClient):
         return super().process_message(message, cell, cell_index)
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     client = Watching(notebook, resources={"metadata": {"path": str(tmp_path)}})
