@@ -1,6 +1,5 @@
 """How often a job of many GPUs breaks, and how often it should save itself."""
 
-import math
 from typing import NamedTuple
 
 DAY, HOUR = 86_400.0, 3_600.0
@@ -30,15 +29,6 @@ def between_failures(gpus: int) -> float:
     """
     one_gpu = DAYS * DAY * GPUS / INTERRUPTIONS
     return one_gpu / gpus
-
-
-def best_interval(save: float, failure: float) -> float:
-    """Seconds between checkpoints that take `save` seconds, at a failure every `failure`.
-
-    Young, 1974, https://doi.org/10.1145/361147.361115: half of it is repeated on average,
-    and what the saving costs is then as much as what is repeated.
-    """
-    return math.sqrt(2 * save * failure)
 
 
 def lost(save: float, restart: float, failure: float, interval: float) -> Loss:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mgpu_tutorial.at_scale import predictions, published
-from mgpu_tutorial.at_scale.failures import HOUR, best_interval, between_failures, lost
+from mgpu_tutorial.at_scale.failures import HOUR, between_failures, lost
 from mgpu_tutorial.at_scale.planner import Choice, rank_plans
 from mgpu_tutorial.at_scale.questions import cards, mark
 from mgpu_tutorial.at_scale.two_nodes import crossings, hierarchy_table, time_hierarchy
@@ -16,7 +16,7 @@ from mgpu_tutorial.shared.cost_model import (
     Link,
     Model,
     Plan,
-    Step,
+    PredictedStep,
     hierarchical_seconds,
     memory_of,
     model_of,
@@ -24,6 +24,7 @@ from mgpu_tutorial.shared.cost_model import (
     ring_seconds,
     tree_seconds,
 )
+from mgpu_tutorial.shared.cost_model.failures import best_interval
 
 Lines = dict[str, tuple[Sequence[float], Sequence[float]]]  # for `curves`
 
@@ -35,7 +36,7 @@ __all__ = ["cards", "crossings", "hierarchy_table", "mark", "time_hierarchy"]
 # Sections 1 and 2: a step by its parts, and the published ones
 
 
-def parts_table(steps: dict[str, Step]) -> Table:
+def parts_table(steps: dict[str, PredictedStep]) -> Table:
     """What share of each step its parts take, in per cent: a column per step.
 
     Parts that take nothing in any of them are left out.
@@ -54,7 +55,7 @@ def parts_table(steps: dict[str, Step]) -> Table:
     return Table(["% of a step", *steps], rows)
 
 
-def selective_steps() -> dict[str, Step]:
+def selective_steps() -> dict[str, PredictedStep]:
     """The steps of table 5 with selective recomputation, by the model's size."""
     rows = predictions.predict("table 5")
     names = (row.run.name.split() for row in rows)
@@ -207,11 +208,11 @@ def plan_table(choices: Sequence[Choice]) -> Table:
                 f"{step.tflops:.0f}",
                 f"{step.mfu:.0%}",
                 f"{step.memory.total / 1e9:.0f}",
-                step.limit,
+                step.bottleneck,
             ]
         )
     head = ["rank", "plan", "state", "micro × v", "recompute"]
-    head += ["s", "TFLOP/s", "MFU", "GB", "limit"]
+    head += ["s", "TFLOP/s", "MFU", "GB", "bottleneck"]
     return Table(head, rows)
 
 
@@ -242,7 +243,7 @@ def compare_plans(
         fits = "" if step.fits else ", too many"
         memory = f"{step.memory.total / 1e9:.0f}{fits}"
         seconds = f"{step.seconds:.2f}"
-        rows.append([name, seconds, slow, f"{step.mfu:.0%}", step.limit, memory])
+        rows.append([name, seconds, slow, f"{step.mfu:.0%}", step.bottleneck, memory])
     head = ["plan", "s", "s, half the network", "MFU", "largest beside matmul", "GB"]
     return Table(head, rows)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model import Cluster, Model, Plan, Step, predict_step
+from mgpu_tutorial.shared.cost_model import Cluster, Model, Plan, PredictedStep, predict_step
 
 TIE = 0.05  # about the error of a prediction where the program has a fitted row
 USABLE = 0.90  # of the memory: what was measured is up to 9 % above the estimate
@@ -15,7 +15,7 @@ class Choice(NamedTuple):
 
     rank: int
     plan: Plan
-    step: Step
+    step: PredictedStep
 
 
 def divisors(number: int) -> list[int]:
@@ -90,11 +90,11 @@ def rank_plans(model: Model, cluster: Cluster, gpus: int, batch: int) -> list[Ch
 
 def fastest_that_fit(
     model: Model, cluster: Cluster, gpus: int, batch: int
-) -> list[tuple[Plan, Step]]:
+) -> list[tuple[Plan, PredictedStep]]:
     """The fastest variant of each TP, PP, DP and ZeRO 3 or not, the fastest of all first."""
     if gpus < 1 or batch < 1:
         raise ValueError(f"gpus and batch must be 1 or more, got {gpus} and {batch}")
-    found: dict[tuple, tuple[Plan, Step]] = {}
+    found: dict[tuple, tuple[Plan, PredictedStep]] = {}
     for plan in plans(model, cluster, gpus, batch):
         step = predict_step(model, cluster, plan, batch)
         if step.memory.total > USABLE * cluster.gpu.memory:
@@ -105,12 +105,14 @@ def fastest_that_fit(
     return sorted(found.values(), key=lambda pair: order(*pair))
 
 
-def order(plan: Plan, step: Step) -> tuple:
+def order(plan: Plan, step: PredictedStep) -> tuple:
     """The fastest first; where that is equal, the plan with less to it."""
     return round(step.seconds, 9), plan.zero, plan.pp, plan.tp, plan.interleaving
 
 
-def training(step: Step, tokens: float, gpus: int, price: float) -> tuple[float, float]:
+def training(
+    step: PredictedStep, tokens: float, gpus: int, price: float
+) -> tuple[float, float]:
     """Days and cost of training on so many tokens, at a price per GPU and hour."""
     seconds = tokens / (step.tokens_per_second * gpus)
     return seconds / DAY, seconds / 3600 * gpus * price

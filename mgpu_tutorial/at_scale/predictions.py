@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mgpu_tutorial.at_scale.published import FAMILIES, Run
-from mgpu_tutorial.shared.cost_model import GPU, Step, fit_gpu, predict_step
+from mgpu_tutorial.shared.cost_model import GPU, PredictedStep, fit_gpu, predict_step
 
 # Whose fitted numbers a family without fitted rows takes: same program, same machine.
 BORROWED = {"table 2": "table 1", "ZeRO-3": "table 1"}
-TWO_NUMBERS = ("table 1", "table 5")  # the others have one fitted row, and take `traffic`
+TWO_NUMBERS = ("table 1", "table 5")  # the others have one fitted row
 
 
 class Prediction(NamedTuple):
@@ -16,7 +16,7 @@ class Prediction(NamedTuple):
 
     run: Run
     predicted: float
-    step: Step
+    step: PredictedStep
 
     @property
     def error(self) -> float:
@@ -30,7 +30,7 @@ def gpu_of(family: str) -> GPU:
     measured = [run.measured() for run in runs if run.fitted]
     if family in TWO_NUMBERS or family in BORROWED:
         return fit_gpu(measured)
-    return fit_gpu(measured, traffic=gpu_of("table 5").traffic)
+    return fit_gpu(measured, gpu_of("table 5").activation_passes)
 
 
 def predict(family: str) -> list[Prediction]:

@@ -5,7 +5,7 @@ What a table leaves out is said beside it. TP, PP and the like are as in `Plan`.
 
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model import CLUSTERS, Cluster, Measured, Model, Plan
+from mgpu_tutorial.shared.cost_model import CLUSTERS, Cluster, MeasuredStep, Model, Plan
 
 NARAYANAN = "Narayanan et al. 2021, https://arxiv.org/abs/2104.04473"
 KORTHIKANTI = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
@@ -49,9 +49,9 @@ class Run(NamedTuple):
             return seconds
         return self.published * self.seconds / seconds
 
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredStep:
         """The row as `fit_gpu` takes it."""
-        return Measured(self.model, self.cluster, self.plan, self.batch, self.seconds)
+        return MeasuredStep(self.model, self.cluster, self.plan, self.batch, self.seconds)
 
 
 def flops_behind(unit: str, model: Model) -> float:

@@ -7,8 +7,9 @@ import html
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mgpu_tutorial.at_scale.failures import DAY, HOUR, best_interval, between_failures
+from mgpu_tutorial.at_scale.failures import DAY, HOUR, between_failures
 from mgpu_tutorial.lab import Table
+from mgpu_tutorial.shared.cost_model.failures import best_interval
 
 NEAR = 1.2  # an answer may be off by this factor
 

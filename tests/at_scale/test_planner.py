@@ -7,6 +7,7 @@ import pytest
 from mgpu_tutorial.at_scale import __main__ as terminal
 from mgpu_tutorial.at_scale import failures, measurements, planner, published, questions
 from mgpu_tutorial.shared import cost_model as cost
+from mgpu_tutorial.shared.cost_model.failures import best_interval
 
 H100 = cost.CLUSTERS["H100"]
 SMALL = cost.model_of(7e9)
@@ -119,7 +120,7 @@ def test_failures_by_hand():
 
 def test_the_best_interval_loses_least():
     failure = failures.between_failures(16_384)
-    best = failures.best_interval(20, failure)
+    best = best_interval(20, failure)
     assert best == pytest.approx(math.sqrt(2 * 20 * failure))
     least = failures.lost(20, 300, failure, best)
     assert least.saving == pytest.approx(least.repeating)

@@ -138,8 +138,8 @@ def test_a_layer_takes_what_the_authors_measured():
         (27.2, cost.Plan(8, micro_batch=4, recompute="full", **published.OLD)),
         (20.3, cost.Plan(8, micro_batch=4, recompute="selective", flash=False)),
     ):
-        slot = step.slot_of(model, cluster, plan)
-        found = sum(slot[name] for name in ("matmul", "traffic", "tensor")) / 48 * 1e3
+        slot = step.micro_batch_seconds(model, cluster, plan)
+        found = sum(slot[name] for name in ("matmul", "elementwise", "tensor")) / 48 * 1e3
         assert found == pytest.approx(milliseconds, rel=0.06)
 
 
@@ -163,10 +163,10 @@ def test_another_way_to_overlap_changes_zero_3_and_little_else(monkeypatch, powe
 
     before = {family: predictions.worst(family) for family in published.FAMILIES}
 
-    def beside(compute, communication):
+    def exposed(communication, compute):
         return (compute**power + communication**power) ** (1 / power) - compute
 
-    monkeypatch.setattr(step, "beside", beside)
+    monkeypatch.setattr(step, "exposed_seconds", exposed)
     rows = predictions.predict("ZeRO-3")
     assert max((row.error for row in rows), key=abs) == pytest.approx(error, abs=0.005)
     for family in before.keys() - {"ZeRO-3"}:

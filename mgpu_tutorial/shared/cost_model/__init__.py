@@ -7,18 +7,18 @@
 `memory.py`    the bytes of a GPU, by kind
 `step.py`      the seconds of a step, by part: `predict_step` puts everything together
 `fitting.py`   the two numbers of a GPU from published or own measurements
+`failures.py`  how often a run should save itself
 
     model = Model(layers=96, hidden=12288, heads=96, sequence=2048)
     plan = Plan(tp=8, pp=12, dp=4, interleaving=4, zero=1, recompute="full")
     step = predict_step(model, CLUSTERS["A100"], plan, batch=1536)
-    step.seconds, step.tflops, step.mfu, step.memory.total, step.limit
+    step.seconds, step.tflops, step.mfu, step.memory.total, step.bottleneck
 
 All times are in seconds, sizes in bytes, rates in bytes or operations per second.
 """
 
-from mgpu_tutorial.shared.cost_model.fitting import Measured, fit_gpu
+from mgpu_tutorial.shared.cost_model.fitting import MeasuredStep, fit_gpu
 from mgpu_tutorial.shared.cost_model.links import (
-    FREE,
     LARGE,
     Link,
     Times,
@@ -42,26 +42,25 @@ from mgpu_tutorial.shared.cost_model.machines import (
 from mgpu_tutorial.shared.cost_model.memory import Memory, memory_of
 from mgpu_tutorial.shared.cost_model.models import Model, model_of
 from mgpu_tutorial.shared.cost_model.plans import Plan
-from mgpu_tutorial.shared.cost_model.step import Step, predict_step
+from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 
 __all__ = [
+    "LARGE",
+    "Times",
     "A100",
     "A100_2021",
     "A100_40GB",
     "CLUSTERS",
-    "FREE",
     "GPU",
     "H100",
     "H100_500W",
-    "LARGE",
     "Cluster",
     "Link",
-    "Measured",
+    "MeasuredStep",
     "Memory",
     "Model",
     "Plan",
-    "Step",
-    "Times",
+    "PredictedStep",
     "all_gather_seconds",
     "all_reduce_seconds",
     "fit_gpu",

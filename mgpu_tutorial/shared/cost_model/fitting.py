@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from mgpu_tutorial.shared.cost_model.machines import GPU, Cluster
 from mgpu_tutorial.shared.cost_model.models import Model
 from mgpu_tutorial.shared.cost_model.plans import Plan
 from mgpu_tutorial.shared.cost_model.step import predict_step
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step that was measured: what ran, and its `seconds`."""
 
     model: Model
@@ -19,20 +21,18 @@ class Measured(NamedTuple):
     seconds: float
 
 
-def fit_gpu(runs: Sequence[Measured], traffic: float | None = None) -> GPU:
-    """The GPU of the first run with `matmul_share` and `traffic` as these runs tell them.
+def fit_gpu(runs: Sequence[MeasuredStep], activation_passes: float | None = None) -> GPU:
+    """The GPU of the first run, with the two numbers that fit these runs best.
 
-    By least squares of the relative errors. A step's seconds are linear in `traffic` and in
-    1 / `matmul_share` but for what runs under compute, so a few turns of a linear fit find
-    them. With `traffic` given, only the share is fitted. Raises ValueError for no runs, and
-    for a single one without `traffic`.
+    The fit minimises the squares of the relative errors. A step's seconds are linear in
+    `activation_passes` and in 1 / `matmul_efficiency`, apart from what runs under compute,
+    so a few rounds of a linear fit find both. With `activation_passes` given, only the
+    efficiency is fitted. Raises ValueError for fewer runs than numbers to fit.
     """
-    import torch
-
-    if len(runs) < (2 if traffic is None else 1):
-        raise ValueError(f"{len(runs)} runs are too few for what is to be fitted")
-    at = torch.tensor([1.3, 3.0 if traffic is None else traffic], dtype=torch.float64)
-    free = [0, 1] if traffic is None else [0]
+    free = [0, 1] if activation_passes is None else [0]
+    if len(runs) < len(free):
+        raise ValueError(f"{len(runs)} runs are too few to fit {len(free)} numbers")
+    at = torch.tensor([1.3, activation_passes or 3.0], dtype=torch.float64)
     for _ in range(20):
         ratios = _ratios(runs, at)
         slopes = []
@@ -42,17 +42,19 @@ def fit_gpu(runs: Sequence[Measured], traffic: float | None = None) -> GPU:
             slopes.append((_ratios(runs, moved) - ratios) / (moved[column] - at[column]))
         change = torch.linalg.lstsq(torch.stack(slopes, 1), (1 - ratios)[:, None]).solution
         at[free] += change.flatten()
-    share, passes = 1 / at[0].item(), at[1].item()
-    return runs[0].cluster.gpu._replace(matmul_share=share, traffic=passes)
+    return _with_numbers(runs[0].cluster.gpu, at)
 
 
-def _ratios(runs: Sequence[Measured], at: "torch.Tensor") -> "torch.Tensor":  # noqa: F821
+def _ratios(runs: Sequence[MeasuredStep], at: torch.Tensor) -> torch.Tensor:
     """Predicted over measured seconds of each run, with these two numbers."""
-    import torch
-
-    found = []
+    ratios = []
     for run in runs:
-        gpu = run.cluster.gpu._replace(matmul_share=1 / at[0].item(), traffic=at[1].item())
-        step = predict_step(run.model, run.cluster._replace(gpu=gpu), run.plan, run.batch)
-        found.append(step.seconds / run.seconds)
-    return torch.tensor(found, dtype=torch.float64)
+        cluster = run.cluster._replace(gpu=_with_numbers(run.cluster.gpu, at))
+        step = predict_step(run.model, cluster, run.plan, run.batch)
+        ratios.append(step.seconds / run.seconds)
+    return torch.tensor(ratios, dtype=torch.float64)
+
+
+def _with_numbers(gpu: GPU, at: torch.Tensor) -> GPU:
+    slowness, passes = at.tolist()
+    return gpu._replace(matmul_efficiency=1 / slowness, activation_passes=passes)

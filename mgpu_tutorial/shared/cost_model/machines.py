@@ -16,18 +16,18 @@ class GPU(NamedTuple):
     """One device, with its programs.
 
     `peak` is in 16-bit operations per second, `memory` in bytes, `memory_bandwidth` in
-    bytes per second. The last two are fitted to measured steps. `matmul_share` of the peak
-    is reached inside matrix products. And what a layer keeps for its backward passes
-    through the memory `traffic` times in each direction: it is written and read by the
-    operations between the matrix products.
+    bytes per second. The last two are fitted to measured steps. `matmul_efficiency` is the
+    share of the peak that matrix products reach. `activation_passes` is how often what a
+    layer saves for backward passes through the memory in each direction, because the
+    operations between the matrix products write and read it.
     """
 
     name: str
     peak: float
     memory: float
     memory_bandwidth: float
-    matmul_share: float
-    traffic: float
+    matmul_efficiency: float
+    activation_passes: float
 
 
 class Cluster(NamedTuple):
@@ -54,7 +54,6 @@ class Cluster(NamedTuple):
 
 
 GB, TB, TFLOPS = 1e9, 1e12, 1e12
-GIB = 2**30
 NVLINK_3, NVLINK_4 = Link(2e-6, 300 * GB), Link(2e-6, 450 * GB)
 HDR, NDR = Link(5e-6, 25 * GB), Link(5e-6, 50 * GB)  # 200 and 400 Gb/s per GPU
 
@@ -62,10 +61,12 @@ HDR, NDR = Link(5e-6, 25 * GB), Link(5e-6, 50 * GB)  # 200 and 400 Gb/s per GPU
 # Korthikanti et al. 2022, table 5, rows 22B and 175B (four times)
 A100 = GPU("A100 80GB", 312 * TFLOPS, 80e9, 2.039 * TB, 0.808, 2.97)
 # Narayanan et al. 2021, table 1, its first and its last row: an older program
-A100_2021 = A100._replace(name="A100 80GB, 2021", matmul_share=0.735, traffic=3.09)
-# MPT, 7B on 8 GPUs, for the share; `traffic` is that of the A100 above, as in all below
+A100_2021 = A100._replace(
+    name="A100 80GB, 2021", matmul_efficiency=0.735, activation_passes=3.09
+)
+# MPT, 7B on 8 GPUs, for the efficiency; the passes are those of the A100, as in all below
 A100_40GB = A100._replace(
-    name="A100 40GB", memory=40e9, memory_bandwidth=1.555 * TB, matmul_share=0.738
+    name="A100 40GB", memory=40e9, memory_bandwidth=1.555 * TB, matmul_efficiency=0.738
 )
 # Llama 3 405B, table 4, first row
 H100 = GPU("H100 80GB", 989 * TFLOPS, 80e9, 3.35 * TB, 0.664, 2.97)

@@ -1,7 +1,7 @@
 """The bytes of the fullest GPU, by kind.
 
 State as in the chapter on sharding, activations as in the one on pipelines: the first stage
-holds as many micro-batches as there are stages. What a layer keeps is counted as in
+holds as many micro-batches as there are stages. What a layer saves is counted as in
 https://arxiv.org/abs/2205.05198.
 """
 
@@ -15,7 +15,7 @@ LOGIT = 6  # bytes per logit: in 16 bits, and in 32 for the loss
 
 
 class Memory(NamedTuple):
-    """Bytes of one GPU; `gathered` is what ZeRO 3 has whole, `logits` are the loss's."""
+    """Bytes of one GPU: `gathered` is what ZeRO 3 has unsharded, `logits` are the loss's."""
 
     parameters: float
     gradients: float
@@ -30,43 +30,44 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-class Kept(NamedTuple):
-    """What one token of one layer keeps for its backward, in bytes, before it is shared.
+class Activations(NamedTuple):
+    """Bytes that one token of one layer saves for backward, before ranks share them.
 
-    `beside` lies between the matrix products, where only sequence parallelism shares it;
-    `within` belongs to them; `scores` are those of the attention.
+    `matmul` are the inputs of the matrix products, and `scores` those of the attention.
+    `elementwise` lies between the matrix products: only sequence parallelism shares it.
     """
 
-    beside: float
-    within: float
+    elementwise: float
+    matmul: float
     scores: float
 
 
-def kept(model: Model, flash: bool) -> Kept:
-    """What a layer keeps: 10 h, 24 h and 5 a s bytes per token in a plain GPT."""
+def saved_activations(model: Model, flash: bool) -> Activations:
+    """What a layer saves: 10 h, 24 h and 5 a s bytes per token in a plain GPT."""
     h, ffn = model.hidden, model.ffn_width
     dropout = 0 if model.gated else 2 * h
     attention = 2 * h + 2 * (h + 2 * model.kv_width)
     mlp = (6 if model.gated else 4) * ffn
     scores = 0 if flash else 5 * model.heads * model.sequence
-    return Kept(8 * h + dropout, attention + mlp, scores)
+    return Activations(8 * h + dropout, attention + mlp, scores)
 
 
-def dropped(model: Model, flash: bool) -> Kept:
-    """What selective recomputation does not keep: the scores.
+def recomputed_activations(model: Model, flash: bool) -> Activations:
+    """What selective recomputation computes again instead of saving it: the scores.
 
-    Where flash has none, what is as cheap to do again: norms and the activation function.
+    Flash attention saves no scores. Then it is what is as cheap to compute again: the
+    outputs of the norms and of the activation function.
     """
-    whole = kept(model, flash)
-    if whole.scores:
-        return Kept(0, 0, whole.scores)
-    return Kept(4 * model.hidden, 2 * model.ffn_width, 0)
+    saved = saved_activations(model, flash)
+    if saved.scores:
+        return Activations(0, 0, saved.scores)
+    return Activations(4 * model.hidden, 2 * model.ffn_width, 0)
 
 
-def by_rank(whole: Kept, plan: Plan) -> Kept:
-    """The part of it that a rank of the tensor-parallel group has."""
-    beside = whole.beside / (plan.tp if plan.sequence_parallel else 1)
-    return Kept(beside, whole.within / plan.tp, whole.scores / plan.tp)
+def by_rank(layer: Activations, plan: Plan) -> Activations:
+    """The part that a rank of the tensor-parallel group has."""
+    elementwise = layer.elementwise / (plan.tp if plan.sequence_parallel else 1)
+    return Activations(elementwise, layer.matmul / plan.tp, layer.scores / plan.tp)
 
 
 def stage_parameters(model: Model, plan: Plan) -> float:
@@ -91,12 +92,12 @@ def memory_of(model: Model, plan: Plan, batch: int) -> Memory:
 
 
 def activations(model: Model, plan: Plan, batch: int) -> float:
-    """Bytes that the first stage keeps for backward, of all micro-batches in flight."""
+    """Bytes that the first stage saves for backward, of all micro-batches in flight."""
     tokens = plan.micro_batch * model.sequence / plan.cp
-    saved = sum(by_rank(kept(model, plan.flash), plan))
+    saved = sum(by_rank(saved_activations(model, plan.flash), plan))
     working = 0.0
     if plan.recompute == "selective":
-        working = sum(by_rank(dropped(model, plan.flash), plan))
+        working = sum(by_rank(recomputed_activations(model, plan.flash), plan))
         saved -= working
     elif plan.recompute == "full":  # the input of each layer, and one layer while it is done
         working = saved

@@ -2,7 +2,7 @@
 
 part        what it is                                            see the chapter on
 matmul      matrix products, at the share of the peak they reach  tensor parallelism
-traffic     what lies between them, through the GPU's memory      tensor parallelism
+elementwise what lies between them, through the GPU's memory      tensor parallelism
 weights     weights read, gradients added up, per micro-batch     pipelines
 tensor      all-reduces of the tensor-parallel group              collectives
 context     keys and values of the other parts of a sequence      collectives
@@ -21,9 +21,9 @@ from mgpu_tutorial.shared.cost_model.memory import (
     WEIGHT,
     Memory,
     by_rank,
-    dropped,
-    kept,
     memory_of,
+    recomputed_activations,
+    saved_activations,
     stage_parameters,
 )
 from mgpu_tutorial.shared.cost_model.models import Model
@@ -36,10 +36,10 @@ OPTIMIZER_TRAFFIC = 50
 
 
 class Parts(NamedTuple):
-    """The seconds of each part of a step; `data` is what stays visible of it."""
+    """The seconds of each part of a step; `data` is the part not hidden behind compute."""
 
     matmul: float
-    traffic: float
+    elementwise: float
     weights: float
     tensor: float
     context: float
@@ -49,13 +49,13 @@ class Parts(NamedTuple):
     optimizer: float
 
 
-class Step(NamedTuple):
-    """What is predicted of a step.
+class PredictedStep(NamedTuple):
+    """A step of training, as `predict_step` expects it.
 
     `seconds` and their `parts`; `tflops` per GPU and `mfu` by the model's own operations,
     `hardware_tflops` and `hfu` with those that are computed again; `tokens_per_second` per
-    GPU; `memory` of a GPU in bytes, by kind; `fits` its memory or not; `limit` is the
-    largest part beside the matrix products.
+    GPU; `memory` of a GPU in bytes, by kind; `fits` its memory or not; `bottleneck` is
+    the largest part apart from the matrix products.
     """
 
     seconds: float
@@ -67,10 +67,10 @@ class Step(NamedTuple):
     tokens_per_second: float
     memory: Memory
     fits: bool
-    limit: str
+    bottleneck: str
 
 
-def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Step:
+def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> PredictedStep:
     """A step on a batch of so many sequences, on `plan.ranks` GPUs of the cluster.
 
     Raises ValueError where the plan cannot be run, such as for more replicas than
@@ -84,9 +84,9 @@ def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Step
     tflops = rate * model.flops_per_token()
     hardware = rate * hardware_flops(model, plan)
     memory = memory_of(model, plan, batch)
-    waits = parts._asdict()
-    del waits["matmul"]
-    return Step(
+    overhead = parts._asdict()
+    del overhead["matmul"]
+    return PredictedStep(
         seconds=seconds,
         parts=parts,
         tflops=tflops,
@@ -96,7 +96,7 @@ def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Step
         tokens_per_second=tokens / seconds,
         memory=memory,
         fits=memory.total <= cluster.gpu.memory,
-        limit=max(waits, key=waits.get),
+        bottleneck=max(overhead, key=overhead.get),
     )
 
 
@@ -110,25 +110,25 @@ def hardware_flops(model: Model, plan: Plan) -> float:
 def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Parts:
     """The seconds of each part, of a rank with the mean share of layers."""
     micro_batches = plan.micro_batches(batch)
-    slot = slot_of(model, cluster, plan)
+    one = micro_batch_seconds(model, cluster, plan)
     sent, hidden = data_seconds(model, cluster, plan, micro_batches)
     if plan.zero == 3:  # under the compute of the whole step
-        under = micro_batches * sum(slot.values())
-    else:  # under the last micro-batch's backward, two thirds of a slot
-        under = 2 / 3 * sum(slot.values()) if hidden else 0.0
-    whole = {name: micro_batches * seconds for name, seconds in slot.items()}
+        under = micro_batches * sum(one.values())
+    else:  # under the last micro-batch's backward, two thirds of it
+        under = 2 / 3 * sum(one.values()) if hidden else 0.0
+    whole = {name: micro_batches * seconds for name, seconds in one.items()}
     state = stage_parameters(model, plan) / (plan.shards if plan.zero else 1)
     return Parts(
         **whole,
         pipeline=micro_batches * pipeline_seconds(model, cluster, plan),
-        bubble=(plan.pp - 1) / plan.interleaving * sum(slot.values()),
-        data=beside(under, sent),
+        bubble=(plan.pp - 1) / plan.interleaving * sum(one.values()),
+        data=exposed_seconds(sent, under),
         optimizer=OPTIMIZER_TRAFFIC * state / cluster.memory_rate(),
     )
 
 
-def beside(compute: float, communication: float) -> float:
-    """The seconds that communication adds to the compute that it runs under.
+def exposed_seconds(communication: float, compute: float) -> float:
+    """The seconds that communication adds to the compute that it overlaps with.
 
     Both at once take the root of the sum of squares: longer than the longer of the two,
     shorter than one after the other.
@@ -136,24 +136,28 @@ def beside(compute: float, communication: float) -> float:
     return math.hypot(compute, communication) - compute
 
 
-def slot_of(model: Model, cluster: Cluster, plan: Plan) -> dict[str, float]:
+def micro_batch_seconds(model: Model, cluster: Cluster, plan: Plan) -> dict[str, float]:
     """The seconds of forward and backward of one micro-batch on one rank, by part."""
     gpu = cluster.gpu
     tokens = plan.micro_batch * model.sequence / plan.cp
     layers = model.layers / plan.pp
-    full, selective = plan.recompute == "full", plan.recompute == "selective"
-    # forward, and backward twice as much; flash computes the scores again in backward
-    layer = (4 if full else 3) * model.layer_flops()
-    scores = (4 if full else 3) + selective * (not plan.flash) + 0.5 * plan.flash
-    layer += scores * model.attention_flops(causal=plan.flash)
+    selective = plan.recompute == "selective"
+    forward_passes = 2 if plan.recompute == "full" else 1
+    # backward computes two products for each one of forward
+    layer = (forward_passes + 2) * model.layer_flops()
+    # flash attention computes the scores again in backward, selective recomputation before it
+    score_passes = forward_passes + 2 + (0.5 if plan.flash else selective)
+    layer += score_passes * model.attention_flops(causal=plan.flash)
     flops = layers * layer + 3 * model.head_flops() / plan.pp
-    passed = (3 if full else 2) * sum(by_rank(kept(model, plan.flash), plan))
-    passed += selective * sum(by_rank(dropped(model, plan.flash), plan))
-    moved = (3 if full else 2) * WEIGHT + 2 * plan.gradient_bytes
+    # each forward writes the activations and reads the weights, and backward reads both
+    saved = (forward_passes + 1) * sum(by_rank(saved_activations(model, plan.flash), plan))
+    saved += selective * sum(by_rank(recomputed_activations(model, plan.flash), plan))
+    moved = gpu.activation_passes * saved
+    weights = (forward_passes + 1) * WEIGHT + 2 * plan.gradient_bytes
     return {
-        "matmul": tokens * flops / plan.tp / (gpu.peak * gpu.matmul_share),
-        "traffic": gpu.traffic * tokens * layers * passed / cluster.memory_rate(),
-        "weights": moved * stage_parameters(model, plan) / cluster.memory_rate(),
+        "matmul": tokens * flops / plan.tp / (gpu.peak * gpu.matmul_efficiency),
+        "elementwise": tokens * layers * moved / cluster.memory_rate(),
+        "weights": weights * stage_parameters(model, plan) / cluster.memory_rate(),
         "tensor": layers * tensor_seconds(model, cluster, plan, tokens),
         "context": layers * context_seconds(model, cluster, plan, tokens),
     }

@@ -8,7 +8,12 @@ from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, check_plan
 
 MODEL = cost.Model(layers=4, hidden=8, heads=2, sequence=16, vocabulary=32)
 GPU = cost.GPU(
-    "toy", peak=1e6, memory=1e9, memory_bandwidth=1e6, matmul_share=0.5, traffic=3.0
+    "toy",
+    peak=1e6,
+    memory=1e9,
+    memory_bandwidth=1e6,
+    matmul_efficiency=0.5,
+    activation_passes=3.0,
 )
 CLUSTER = cost.Cluster(GPU, cost.Link(1e-3, 1e6), cost.Link(1e-2, 1e5), gpus_per_node=4)
 OLD = {"flash": False, "sequence_parallel": False}
@@ -61,14 +66,18 @@ def test_a_model_of_too_few_parameters_is_refused():
 
 def test_what_a_layer_keeps_is_as_in_the_paper():
     """s b h (10 + 24 + 5 a s / h) bytes: arXiv 2205.05198, equation (1)."""
-    found = memory.kept(MODEL, flash=False)
+    found = memory.saved_activations(MODEL, flash=False)
     assert found == (10 * 8, 24 * 8, 5 * 2 * 16)
-    assert memory.kept(MODEL, flash=True).scores == 0
+    assert memory.saved_activations(MODEL, flash=True).scores == 0
 
 
 def test_a_gated_layer_keeps_three_inner_vectors_and_no_dropout():
     model = MODEL._replace(gated=True, ffn=20, kv_heads=1)
-    assert memory.kept(model, flash=True) == (8 * 8, 2 * 8 + 2 * (8 + 2 * 4) + 6 * 20, 0)
+    assert memory.saved_activations(model, flash=True) == (
+        8 * 8,
+        2 * 8 + 2 * (8 + 2 * 4) + 6 * 20,
+        0,
+    )
 
 
 def test_activations_by_hand():
@@ -124,27 +133,29 @@ def test_the_first_stage_has_the_embedding():
 
 def test_a_slot_by_hand():
     """One GPU, one sequence of 16 tokens, nothing computed again."""
-    slot = step.slot_of(MODEL, CLUSTER, cost.Plan(flash=False))
+    slot = step.micro_batch_seconds(MODEL, CLUSTER, cost.Plan(flash=False))
     assert slot["matmul"] == pytest.approx(16 * MODEL.flops_per_token() / 5e5)
     kept = 80 + 192 + 160
-    assert slot["traffic"] == pytest.approx(3 * 16 * 4 * 2 * kept / RATE)
+    assert slot["elementwise"] == pytest.approx(3 * 16 * 4 * 2 * kept / RATE)
     assert slot["weights"] == pytest.approx((2 * 2 + 2 * 4) * MODEL.parameters / RATE)
     assert slot["tensor"] == slot["context"] == 0
 
 
 def test_what_is_computed_again_by_hand():
-    full = step.slot_of(MODEL, CLUSTER, cost.Plan(flash=False, recompute="full"))
+    full = step.micro_batch_seconds(MODEL, CLUSTER, cost.Plan(flash=False, recompute="full"))
     assert full["matmul"] == pytest.approx(16 * MODEL.flops_per_token(True) / 5e5)
-    assert full["traffic"] == pytest.approx(3 * 16 * 4 * 3 * 432 / RATE)
+    assert full["elementwise"] == pytest.approx(3 * 16 * 4 * 3 * 432 / RATE)
     assert full["weights"] == pytest.approx((3 * 2 + 2 * 4) * MODEL.parameters / RATE)
-    some = step.slot_of(MODEL, CLUSTER, cost.Plan(flash=False, recompute="selective"))
+    some = step.micro_batch_seconds(
+        MODEL, CLUSTER, cost.Plan(flash=False, recompute="selective")
+    )
     again = 16 * 4 * 4 * 16 * 8 / 5e5
     assert some["matmul"] == pytest.approx(16 * MODEL.flops_per_token() / 5e5 + again)
-    assert some["traffic"] == pytest.approx(3 * 16 * 4 * (2 * 432 + 160) / RATE)
+    assert some["elementwise"] == pytest.approx(3 * 16 * 4 * (2 * 432 + 160) / RATE)
 
 
 def test_flash_does_half_the_scores_and_again_in_backward():
-    found = step.slot_of(MODEL, CLUSTER, cost.Plan())
+    found = step.micro_batch_seconds(MODEL, CLUSTER, cost.Plan())
     layer = 3 * 2 * 768 + 3.5 * 2 * 16 * 8
     assert found["matmul"] == pytest.approx(16 * (4 * layer + 6 * 32 * 8) / 5e5)
 
@@ -222,15 +233,15 @@ def test_gpus_that_do_not_share_take_everything_over_their_own_card():
 
 
 def test_overlap_lies_between_the_longer_and_the_sum():
-    assert step.beside(3.0, 4.0) == pytest.approx(2.0)
-    assert step.beside(0.0, 4.0) == 4.0 and step.beside(5.0, 0.0) == 0.0
+    assert step.exposed_seconds(4.0, 3.0) == pytest.approx(2.0)
+    assert step.exposed_seconds(4.0, 0.0) == 4.0 and step.exposed_seconds(0.0, 5.0) == 0.0
 
 
 def test_a_whole_step_by_hand():
     """Two stages, two replicas, four micro-batches each; gradients at the end."""
     plan = cost.Plan(pp=2, dp=2, zero=1, overlap=False)
     found = cost.predict_step(MODEL, CLUSTER, plan, 8)
-    slot = sum(step.slot_of(MODEL, CLUSTER, plan).values())
+    slot = sum(step.micro_batch_seconds(MODEL, CLUSTER, plan).values())
     send, _ = step.data_seconds(MODEL, CLUSTER, plan, 4)
     messages = 4 * step.pipeline_seconds(MODEL, CLUSTER, plan)
     state = 50 * MODEL.parameters / 2 / 2 / RATE
@@ -241,7 +252,11 @@ def test_a_whole_step_by_hand():
     assert found.tokens_per_second == pytest.approx(tokens)
     assert found.tflops == pytest.approx(tokens * MODEL.flops_per_token() / 1e12)
     assert found.mfu == pytest.approx(found.tflops * 1e12 / 1e6) and found.hfu == found.mfu
-    assert found.fits and found.limit in found.parts._fields and found.limit != "matmul"
+    assert (
+        found.fits
+        and found.bottleneck in found.parts._fields
+        and found.bottleneck != "matmul"
+    )
     chunks = cost.predict_step(MODEL, CLUSTER, plan._replace(interleaving=2), 8)
     assert chunks.parts.bubble == pytest.approx(slot / 2)
 
@@ -252,12 +267,15 @@ def test_hidden_communication_costs_less_and_never_nothing():
     shown, hidden = (
         cost.predict_step(MODEL, CLUSTER, plan, 8).parts.data for plan in (late, early)
     )
-    slot = sum(step.slot_of(MODEL, CLUSTER, early).values())
-    assert hidden == pytest.approx(step.beside(slot * 2 / 3, shown)) and 0 < hidden < shown
+    slot = sum(step.micro_batch_seconds(MODEL, CLUSTER, early).values())
+    assert (
+        hidden == pytest.approx(step.exposed_seconds(shown, slot * 2 / 3))
+        and 0 < hidden < shown
+    )
     plan = cost.Plan(dp=2, zero=3)
     sent, _ = step.data_seconds(MODEL, CLUSTER, plan, 4)
     found = cost.predict_step(MODEL, CLUSTER, plan, 8).parts.data
-    assert found == pytest.approx(step.beside(4 * slot, sent))
+    assert found == pytest.approx(step.exposed_seconds(sent, 4 * slot))
 
 
 def test_hfu_counts_what_is_computed_again():
@@ -304,17 +322,17 @@ def test_plans_are_written_as_people_say_them():
 
 
 def test_a_fit_finds_the_numbers_that_made_the_times():
-    wanted = GPU._replace(matmul_share=0.61, traffic=2.2)
+    wanted = GPU._replace(matmul_efficiency=0.61, activation_passes=2.2)
     cluster = CLUSTER._replace(gpu=wanted)
     runs = []
     for plan in (cost.Plan(flash=False), cost.Plan(2, 2, 2, recompute="full", zero=3)):
         seconds = cost.predict_step(MODEL, cluster, plan, 8).seconds
-        runs.append(cost.Measured(MODEL, CLUSTER, plan, 8, seconds))
+        runs.append(cost.MeasuredStep(MODEL, CLUSTER, plan, 8, seconds))
     assert cost.fit_gpu(runs)[-2:] == pytest.approx([0.61, 2.2])
-    assert cost.fit_gpu(runs[:1], traffic=2.2)[-2:] == pytest.approx([0.61, 2.2])
-    for few, traffic in (([], 2.2), (runs[:1], None)):
+    assert cost.fit_gpu(runs[:1], activation_passes=2.2)[-2:] == pytest.approx([0.61, 2.2])
+    for few, passes in (([], 2.2), (runs[:1], None)):
         with pytest.raises(ValueError, match="too few"):
-            cost.fit_gpu(few, traffic)
+            cost.fit_gpu(few, passes)
 
 
 def test_a_cluster_reaches_a_share_of_what_is_nominal():
