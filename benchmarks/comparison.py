@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from mgpu_tutorial.comparison.measurements import time_parts
-from mgpu_tutorial.comparison.results import (
+from mgpu_tutorial.comparison.figures import (
     NOT_MEASURED,
     STORED,
     parts_table,
     summarise,
     table,
+    time_parts,
 )
 from mgpu_tutorial.comparison.training import SETUPS, Experiment, Setup, train_setup
 from mgpu_tutorial.lab import launch

@@ -11,15 +11,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.comparison.training import Experiment
+from mgpu_tutorial.lab import Ledger
 
 
 class StepCost(NamedTuple):
     """Parameters; floating-point operations of a step, forward and backward; bytes that
-    autograd keeps between the two, the parameters left out."""
+    autograd saves between the two, without parameters and buffers."""
 
     parameters: int
     operations: int
-    kept: int
+    saved: int
 
 
 def count_operations(network: nn.Module, images: torch.Tensor) -> int:
@@ -51,24 +52,8 @@ def count_step(experiment: Experiment) -> StepCost:
         network = getattr(torchvision.models, experiment.network)(num_classes=10)
         images = torch.empty(experiment.batch, 3, experiment.side, experiment.side)
         labels = torch.empty(experiment.batch, dtype=torch.int64)
-    parameters = {id(parameter) for parameter in network.parameters()}
-    kept: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in parameters:
-            kept[id(tensor.untyped_storage())] = tensor
-        return tensor
-
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     operations = count_operations(network, images)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with Ledger().saved_for_backward(network) as ledger:
         _ = cross_entropy(network(images), labels)
-    return StepCost(
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
-        operations=operations,
-        kept=sum(tensor.untyped_storage().nbytes() for tensor in kept.values()),
-    )
-
-
-def ring_seconds(nbytes: float, ranks: int, bytes_per_second: float) -> float:
-    """The least time of a ring all_reduce: each rank sends 2 (N-1)/N of the bytes."""
-    return 2 * (ranks - 1) / ranks * nbytes / bytes_per_second
+    return StepCost(parameters, operations, ledger["meta"]["activations"])

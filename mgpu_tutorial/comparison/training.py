@@ -15,9 +15,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from mgpu_tutorial import lab
 from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.ddp_reducer.hooks import HOOKS
-from mgpu_tutorial.lab import Ledger, devices, span
+from mgpu_tutorial.lab import Ledger, span
 from mgpu_tutorial.shared.data import Pictures, pictures
 
 
@@ -48,8 +49,8 @@ class Experiment(NamedTuple):
     iterations: int
 
 
-class Measured(NamedTuple):
-    """What one rank found.
+class SetupResult(NamedTuple):
+    """What one rank measured.
 
     Seconds of each iteration but the first, losses of all; bytes on each of its devices by
     category, counted in the first iteration; CUDA's peaks in bytes; its process.
@@ -64,36 +65,54 @@ class Measured(NamedTuple):
 
 def train_setup(
     rank: int, world_size: int, setup: Setup, experiment: Experiment, count: int = 1
-) -> Measured:
+) -> SetupResult:
     """Train on this rank's share of each global batch; with DDP all ranks average gradients.
 
     `count` is the number of devices that DataParallel's one process takes.
     """
-    taken = devices(count) if setup.wrapper == "DataParallel" else ()
-    home = taken[0] if taken else torch.get_default_device()
+    devices = devices_of(setup, count)
     steps = experiment.iterations + 1
-    module, optimizer, schedule = new_network(experiment.network, steps, home)
-    model, ledger = wrap(module, setup, taken), Ledger()
+    module, optimizer, schedule = new_network(experiment.network, steps, devices[0])
+    model, ledger = wrap(module, setup, devices), Ledger()
     with torch.device("cpu"):
         data = pictures()
     seconds, losses = [], []
     for step in range(steps):
-        images, labels = draw_share(rank, world_size, data, experiment, step)
-        images, labels = images.to(home), labels.to(home)
-        counting = ledger.saved_for_backward(module) if step == 0 else nullcontext()
-        begin = now()
-        with counting, torch.autocast(kind(), torch.bfloat16, setup.autocast):
-            loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        seconds.append(now() - begin)
-        losses.append(loss.item())
+        batch = draw_share(rank, world_size, data, experiment, step)
+        images, labels = (tensor.to(devices[0]) for tensor in batch)
+        # the first iteration is counted, the others are timed
+        with nullcontext() if losses else ledger.saved_for_backward(module):
+            begin = now()
+            losses.append(train_step(model, optimizer, setup, images, labels))
+            schedule.step()
+            seconds.append(now() - begin)
         if step == 0:
             ledger.record_state(module, optimizer)
     memory = [ledger[device] for device in ledger.devices]
-    return Measured(seconds[1:], losses, memory, peaks(taken or [home]), os.getpid())
+    return SetupResult(seconds[1:], losses, memory, peaks(devices), os.getpid())
+
+
+def train_step(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    setup: Setup,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+) -> float:
+    """One step on this batch, its forward under autocast if `setup` says so; the loss."""
+    with torch.autocast(kind(), torch.bfloat16, setup.autocast):
+        loss = cross_entropy(model(images), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def devices_of(setup: Setup, count: int) -> Sequence[torch.device]:
+    """The devices of one process: `count` with DataParallel, else the rank's own."""
+    if setup.wrapper == "DataParallel":
+        return lab.devices(count)
+    return [torch.get_default_device()]
 
 
 def new_network(
@@ -109,16 +128,16 @@ def new_network(
 
 
 def wrap(
-    module: nn.Module, setup: Setup, taken: Sequence[torch.device]
+    module: nn.Module, setup: Setup, devices: Sequence[torch.device]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The module as `setup` trains it; DataParallel takes the devices `taken`."""
+    """The module as `setup` trains it; DataParallel takes all `devices`."""
     if setup.wrapper == "DDP":
         model = DistributedDataParallel(module, gradient_as_bucket_view=True)
         if setup.hook:
             HOOKS[setup.hook](model)
         return model
     if setup.wrapper == "DataParallel":
-        return nn.DataParallel(module) if kind() == "cuda" else DataParallel(module, taken)
+        return nn.DataParallel(module) if kind() == "cuda" else DataParallel(module, devices)
     return module
 
 
@@ -143,20 +162,20 @@ def now() -> float:
     return time.perf_counter()
 
 
-def peaks(taken: Sequence[torch.device]) -> list[int]:
+def peaks(devices: Sequence[torch.device]) -> list[int]:
     """The most bytes that CUDA had given out on each device; nothing for other devices."""
-    return [torch.cuda.max_memory_allocated(d) for d in taken if d.type == "cuda"]
+    return [torch.cuda.max_memory_allocated(d) for d in devices if d.type == "cuda"]
 
 
 def train_each(
     rank: int, world_size: int, names: Sequence[str], experiment: Experiment
-) -> dict[str, Measured]:
+) -> dict[str, SetupResult]:
     """Train as each of the SETUPS named, one after the other, each inside a span of its name.
 
     DataParallel takes two devices.
     """
-    found = {}
+    results = {}
     for name in names:
         with span(name):
-            found[name] = train_setup(rank, world_size, SETUPS[name], experiment, count=2)
-    return found
+            results[name] = train_setup(rank, world_size, SETUPS[name], experiment, count=2)
+    return results

@@ -10,12 +10,9 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import softplus
-from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters
 from mgpu_tutorial.lab import progress
@@ -167,84 +164,3 @@ def new_adam(net: nn.Module) -> torch.optim.Adam:
 def steps_taken(optimizer: torch.optim.Adam) -> int:
     """How many steps Adam has taken: it counts them for each parameter."""
     return max((int(state["step"]) for state in optimizer.state.values()), default=0)
-
-
-# The same with DistributedDataParallel around both
-
-
-def count_sent(**models: DistributedDataParallel) -> dict[str, int]:
-    """All ranks average each bucket of the models; its numbers are added to sent[name]."""
-    sent = dict.fromkeys(models, 0)
-    for name, model in models.items():
-
-        def hook(name: str, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            sent[name] += bucket.buffer().numel()
-            return allreduce_hook(dist.group.WORLD, bucket)
-
-        model.register_comm_hook(name, hook)
-    return sent
-
-
-class PairResult(NamedTuple):
-    """The parameters of both networks, and how many numbers each handed to all_reduce."""
-
-    generator: torch.Tensor
-    discriminator: torch.Tensor
-    sent: dict[str, int]
-
-
-def train_wrapped_pair(
-    rank: int,
-    world_size: int,
-    detach: bool = True,
-    retain: bool = False,
-    unwrap: bool = True,
-    steps: int = 2,
-) -> PairResult:
-    """All ranks average the gradients of two DDP modules, each during its own backward."""
-    torch.manual_seed(0)
-    generator = DistributedDataParallel(new_generator())
-    discriminator = DistributedDataParallel(new_discriminator())
-    sent = count_sent(generator=generator, discriminator=discriminator)
-    generator_sgd = torch.optim.SGD(generator.parameters(), lr=0.1)
-    discriminator_sgd = torch.optim.SGD(discriminator.parameters(), lr=0.1)
-    images = real_images()
-    for step in range(steps):
-        real, noise = draw_share(images, 60, step, rank, world_size)
-        fake = generator(noise)
-        discriminator_sgd.zero_grad()
-        discriminator_backward(discriminator, real, fake, detach, retain)
-        discriminator_sgd.step()
-        generator_sgd.zero_grad()
-        generator_backward(discriminator, fake, unwrap)
-        generator_sgd.step()
-    return PairResult(flat_parameters(generator), flat_parameters(discriminator), sent)
-
-
-def discriminator_backward(
-    discriminator: DistributedDataParallel,
-    real: torch.Tensor,
-    fake: torch.Tensor,
-    detach: bool,
-    retain: bool,
-) -> None:
-    """All ranks average the discriminator's gradients: one forward, real and made together.
-
-    `detach` cuts the graph to the generator; `retain` keeps the graph after backward.
-    """
-    made = fake.detach() if detach else fake
-    answers = discriminator(torch.cat([real, made]))
-    discriminator_loss(*answers.chunk(2)).backward(retain_graph=retain)
-
-
-def generator_backward(
-    discriminator: DistributedDataParallel, fake: torch.Tensor, unwrap: bool
-) -> None:
-    """All ranks average the generator's gradients, which come through the discriminator.
-
-    `unwrap` goes through its bare module, frozen, so that none of its own are averaged.
-    """
-    discriminator.requires_grad_(not unwrap)
-    answers = discriminator.module(fake) if unwrap else discriminator(fake)
-    generator_loss(answers).backward()
-    discriminator.requires_grad_(True)

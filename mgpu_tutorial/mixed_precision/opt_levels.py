@@ -11,15 +11,18 @@ from torch import nn
 from torch.nn.functional import nll_loss
 
 from mgpu_tutorial.distributed_sgd import new_model
-from mgpu_tutorial.mixed_precision.measurements import dtype_name, observe
+from mgpu_tutorial.mixed_precision.figures import dtype_name, observe
 from mgpu_tutorial.mixed_precision.precision import autocast
 from mgpu_tutorial.shared.data import digits
 
 
 class Level(NamedTuple):
-    """What the model's weights are stored in, what autocast computes in, whether the
-    optimizer steps on float32 copies of the weights, and what one says today. float32 means
-    no autocast."""
+    """How a level trains, and its name in today's PyTorch.
+
+    `weights` is the dtype in which the model is stored, `autocast` the one in which products
+    are computed (float32: no autocast). With `master_weights` the optimizer steps on float32
+    copies of the weights.
+    """
 
     weights: torch.dtype
     autocast: torch.dtype
@@ -52,7 +55,7 @@ class MasterWeights:
                 low.copy_(master)
 
 
-class Trained(NamedTuple):
+class LevelResult(NamedTuple):
     """The dtypes that a training met, and its mean loss over 600 digits before and after."""
 
     weights: str
@@ -62,7 +65,7 @@ class Trained(NamedTuple):
     last_loss: float
 
 
-def train_at_level(level: Level, lr: float = 0.01, steps: int = 103) -> Trained:
+def train_at_level(level: Level, lr: float = 0.01, steps: int = 103) -> LevelResult:
     """Train on one process with 30 digits per step; nothing is communicated."""
     data = digits(dtype=level.weights)
     model, optimizer = new_model(lr=lr)
@@ -84,4 +87,4 @@ def train_at_level(level: Level, lr: float = 0.01, steps: int = 103) -> Trained:
     with autocast("cpu", level.autocast):
         products = observe(model, data.images[:1])["conv1"]
     names = [dtype_name(t.dtype) for t in (model.conv1.weight, model.conv1.weight.grad)]
-    return Trained(names[0], products, names[1], first_loss, loss_of(slice(600)).item())
+    return LevelResult(names[0], products, names[1], first_loss, loss_of(slice(600)).item())

@@ -1,15 +1,6 @@
-"""How often to save? A formula of 1974, and a run whose failures are drawn by lot."""
+"""A run whose failures are drawn by lot: what does an interval between checkpoints cost?"""
 
-import math
 import random
-
-
-def best_interval(save: float, between: float) -> float:
-    """Young's interval between two checkpoints, in the unit of the arguments.
-
-    A save takes `save`, and `between` is the mean time from one failure to the next.
-    """
-    return math.sqrt(2 * save * between)
 
 
 def simulate_waste(

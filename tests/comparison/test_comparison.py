@@ -8,9 +8,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import comparison as benchmark
-from mgpu_tutorial.comparison import estimates, measurements, results, training
+from mgpu_tutorial.comparison import estimates, figures, training
 from mgpu_tutorial.ddp_buckets.measurements import payload
-from mgpu_tutorial.lab import launch, span
+from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.data import pictures
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -58,70 +58,88 @@ def losses_of_one_process(shares, autocast, rounded):
     return losses
 
 
-@pytest.fixture(scope="module")
-def measured():
-    """By setup: what each rank found, and the bytes that rank 0 handed to collectives."""
-
-    everything = {}
-    for ranks in (1, 2):
-        names = [n for n, s in training.SETUPS.items() if (s.wrapper == "DDP") + 1 == ranks]
-        report = launch(
-            training.train_each, ranks, names, TINY, device="cpu", timeout=100, trace=True
-        )
-        for name in names:
-            ranks_found = [result[name] for result in report.results]
-            everything[name] = ranks_found, payload(report, name)
-    return everything
+def train_all(ranks, name):
+    """All setups that run on as many ranks as this one, in one launch."""
+    size = len(SHARES[name]) if "DDP" in name else 1
+    names = [n for n in SHARES if ("DDP" in n) == (size == 2)]
+    how = {"device": "cpu", "timeout": 100, "trace": True}
+    return ranks(size, training.train_each, names, TINY, **how)
 
 
 @pytest.mark.parametrize("name", SHARES)
-def test_all_setups_train_the_network_of_one_process(measured, name):
-    rounded = "hook" in name
-    expected = losses_of_one_process(SHARES[name], "autocast" in name, rounded)
-    ranks = [rank.losses for rank in measured[name][0]]
-    mean = [sum(step) / len(ranks) for step in zip(*ranks, strict=True)]
+def test_all_setups_train_the_network_of_one_process(ranks, name):
+    expected = losses_of_one_process(SHARES[name], "autocast" in name, "hook" in name)
+    losses = [result[name].losses for result in train_all(ranks, name).results]
+    mean = [sum(step) / len(losses) for step in zip(*losses, strict=True)]
     assert mean == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_hook_that_is_registered_hands_over_half_the_bytes(measured):
-    """DDP's own averages are C++ and not traced; those of a hook are."""
-    for name, (_, handed) in measured.items():
-        expected = 2 * NUMBERS * (ITERATIONS + 1) if name == "DDP + compression hook" else 0
-        assert handed == expected, name
+    assert list(SHARES) == list(training.SETUPS)
 
 
 @pytest.mark.parametrize("name", SHARES)
-def test_every_device_is_counted(measured, name):
-    ranks, _ = measured[name]
-    memory = [device for rank in ranks for device in rank.memory]
+def test_a_hook_that_is_registered_hands_over_half_the_bytes(ranks, name):
+    """DDP's own averages are C++ and not traced; those of a hook are."""
+    expected = 2 * NUMBERS * (ITERATIONS + 1) if "hook" in name else 0
+    assert payload(train_all(ranks, name), name) == expected
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_every_device_is_counted(ranks, name):
+    results = [result[name] for result in train_all(ranks, name).results]
+    memory = [device for result in results for device in result.memory]
     assert len(memory) == len(SHARES[name])
     assert {device["parameters"] for device in memory} == {4 * NUMBERS}
     for device in memory if name != "DataParallel" else memory[:1]:
         assert device["gradients"] == device["optimizer state"] == 4 * NUMBERS
     if name == "DataParallel":
         assert not {"gradients", "optimizer state"} & set(memory[1])
-    assert all(len(rank.seconds) == ITERATIONS for rank in ranks)
+    assert all(len(result.seconds) == ITERATIONS for result in results)
+    assert all(0 < seconds < 100 for result in results for seconds in result.seconds)
+    assert len({result.pid for result in results}) == len(results)
+    assert [result.peaks for result in results] == [[]] * len(results)  # no GPU
 
 
-def test_autocast_keeps_less_for_backward(measured):
-    kept = {n: ranks[0].memory[0]["activations"] for n, (ranks, _) in measured.items()}
-    for name in ("one device", "DDP"):
-        assert kept[f"{name} + autocast"] < kept[name]
+@pytest.mark.parametrize("name", ["one device", "DDP"])
+def test_autocast_keeps_less_for_backward(ranks, name):
+    results = train_all(ranks, name).results[0]
+    kept = [results[n].memory[0]["activations"] for n in (name, f"{name} + autocast")]
+    assert kept[1] < 0.9 * kept[0]
+
+
+def slow_steps(rank, world_size):
+    """Each clock is asked twice an iteration; rank 1's are a second longer."""
+    ticks = iter(range(100))
+    training.now = lambda: next(ticks) * (1.0 + rank)
+    return training.train_setup(rank, world_size, training.SETUPS["DDP"], TINY).seconds
+
+
+def test_the_first_iteration_does_not_count_and_the_clock_is_asked_around_each(ranks):
+    assert ranks(2, slow_steps, device="cpu").results == [[1.0, 1.0], [2.0, 2.0]]
 
 
 def test_the_slowest_rank_counts_and_its_median():
     def rank(seconds, pid):
-        return training.Measured(seconds, [], [{"parameters": pid}], [], pid)
+        return training.SetupResult(seconds, [], [{"parameters": pid}], [pid], pid)
 
-    row = results.summarise([rank([1.0, 6.0, 2.0], 8), rank([3.0, 1.0, 4.0], 9)])
+    row = figures.summarise([rank([1.0, 6.0, 2.0], 8), rank([3.0, 1.0, 4.0], 9)])
     assert row["seconds"] == 20 * 4.0  # the slowest take 3, 6 and 4 seconds
-    assert row["processes"] == 2 and row["memory"] == [{"parameters": 8}, {"parameters": 9}]
+    assert row["memory"] == [{"parameters": 8}, {"parameters": 9}]
+    assert (row["processes"], row["peaks"]) == (2, [8, 9])
+    assert figures.summarise([rank([1.0], 8), rank([1.0], 8)])["processes"] == 1
 
 
 def test_a_row_is_run_in_processes_of_its_own():
     setup, experiment = training.SETUPS["DDP"], TINY._replace(iterations=1)
     row = benchmark.measure_row(setup, experiment, gpus=0, timeout=100)
     assert row["devices"] == row["processes"] == len(row["memory"]) == 2
+
+
+def test_rows_for_several_gpus_are_not_guessed_on_one():
+    for name, setup in training.SETUPS.items():
+        if setup.wrapper:
+            assert benchmark.measure_row(setup, TINY, gpus=1) == "not measured", name
+
+
+# The parts of a step
 
 
 def test_the_parts_of_a_step_are_processor_seconds_of_every_way():
@@ -132,22 +150,38 @@ def test_the_parts_of_a_step_are_processor_seconds_of_every_way():
 
 
 def time_both(rank, world_size):
-    setup = training.SETUPS["DDP + compression hook"]  # what a hook sends is traced
+    """What the network was called with; a hook's messages are traced."""
+    shapes = []
+
+    def new_network(*arguments):
+        module, *others = training.new_network(*arguments)
+        module.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
+        return module, *others
+
+    figures.new_network = new_network
+    setup = training.SETUPS["DDP + compression hook"]
     for average in (True, False):
         with span(f"average {average}"):
-            measurements.time_parts(rank, world_size, setup, TINY, average)
+            figures.time_parts(rank, world_size, setup, TINY, average)
+    return {tuple(shape) for shape in shapes}
 
 
-def test_ranks_that_do_not_average_send_nothing():
-    report = launch(time_both, 2, device="cpu", trace=True)
+def test_each_rank_computes_its_share_and_sends_it_or_not(ranks):
+    report = ranks(2, time_both, device="cpu", trace=True)
+    assert report.results == [{(BATCH // 2, 3, SIDE, SIDE)}] * 2
     assert payload(report, "average True") == 2 * NUMBERS * (ITERATIONS + 1)
     assert payload(report, "average False") == 0
 
 
-def test_rows_for_several_gpus_are_not_guessed_on_one():
-    for name, setup in training.SETUPS.items():
-        if setup.wrapper:
-            assert benchmark.measure_row(setup, TINY, gpus=1) == "not measured", name
+def clocked_parts(rank, world_size):
+    """Processor seconds by a clock that says 0, 1, 3, 7 in the first step, and so on."""
+    ticks = iter([50, 60, 70, 80, 0, 1, 3, 7, 20, 22, 23, 30])
+    figures.process_time = lambda: next(ticks)
+    return figures.time_parts(rank, world_size, training.Setup(), TINY)
+
+
+def test_the_least_of_each_part_counts_and_the_first_step_does_not(ranks):
+    assert ranks(1, clocked_parts, device="cpu").results == [figures.Parts(1, 1, 4)]
 
 
 # What is counted without computing it
@@ -156,16 +190,16 @@ def test_rows_for_several_gpus_are_not_guessed_on_one():
 def test_a_step_is_counted_as_the_formulas_say():
     """AlexNet's convolutions and linear layers, written out; a ReLU counts nothing."""
     experiment = training.Experiment("alexnet", batch=2, side=64, iterations=1)
-    found = estimates.count_step(experiment)
+    step = estimates.count_step(experiment)
     # (numbers out, products for each): five convolutions, then three linear layers
     layers = [(64 * 15 * 15, 3 * 11 * 11), (192 * 7 * 7, 64 * 5 * 5)]
     layers += [(384 * 3 * 3, 192 * 9), (256 * 3 * 3, 384 * 9), (256 * 3 * 3, 256 * 9)]
     layers += [(4096, 256 * 6 * 6), (4096, 4096), (10, 4096)]
     forward = 2 * 2 * sum(out * each for out, each in layers)
     first = 2 * 2 * layers[0][0] * layers[0][1]  # no gradient of the images
-    assert found.operations == 3 * forward - first
+    assert step.operations == 3 * forward - first
     network = torchvision.models.alexnet(num_classes=10)
-    assert found.parameters == sum(p.numel() for p in network.parameters())
+    assert step.parameters == sum(p.numel() for p in network.parameters())
 
 
 def test_operations_are_those_of_pytorchs_counter_where_no_layer_is_depthwise():
@@ -185,16 +219,11 @@ def test_a_depthwise_convolution_is_counted_once_forward_and_twice_backward():
     assert estimates.count_operations(network, images) == 2 * expected
 
 
-def test_what_is_kept_is_what_a_real_step_keeps(measured):
-    """The ledger counts the storages of a run; images and labels come with them."""
-    (found,), _ = measured["one device"]
-    kept = estimates.count_step(TINY).kept
-    assert kept == pytest.approx(found.memory[0]["activations"], rel=0.02)
-
-
-@pytest.mark.parametrize(("ranks", "share"), [(1, 0), (2, 1), (4, 1.5)])
-def test_a_ring_sends_nearly_everything_twice(ranks, share):
-    assert estimates.ring_seconds(100.0, ranks, 50.0) == pytest.approx(2 * share)
+def test_what_is_saved_is_what_a_real_step_saves(ranks):
+    measured = train_all(ranks, "one device").results[0]["one device"].memory[0]
+    assert estimates.count_step(TINY).saved == pytest.approx(
+        measured["activations"], rel=0.01
+    )
 
 
 # The stored result
@@ -204,56 +233,50 @@ def a_result(device="a card"):
     first = {"seconds": 2.0, "memory": [{"parameters": 4}], "peaks": [], "processes": 1}
     second = {"seconds": 4.0, "memory": [{"parameters": 2048}] * 2, "peaks": []}
     second["processes"] = 1
+    gpu = {"seconds": 1.0, "memory": [{"parameters": 4}], "peaks": [2**20], "processes": 2}
     rows = {"one device": first, "DataParallel": second, "DDP": "not measured"}
-    return {"device": device, "rows": {"net": rows}}
+    return {"device": device, "rows": {"net": rows | {"DDP + autocast": gpu}}}
 
 
 def test_the_table_has_a_row_per_setup():
-    rows = results.table(a_result(), "net").rows
+    rows = figures.table(a_result(), "net").rows
     assert rows[0] == ["one device", "2.0", "1.00", "4 B", 1]
     assert rows[1] == ["DataParallel", "4.0", "0.50", "2 KiB, 2 KiB", 1]
     assert rows[2] == ["DDP", *["not measured"] * 4]
-
-
-def test_the_parts_are_added_up():
-    table = results.parts_table({"rows": {"net": {"one device": [0.25, 0.5, 0.125]}}}, "net")
+    assert rows[3] == ["DDP + autocast", "1.0", "2.00", "1 MiB", 2]  # CUDA's peak is more
+    table = figures.parts_table({"rows": {"net": {"one device": [0.25, 0.5, 0.125]}}}, "net")
     assert table.rows == [["one device", "0.250", "0.500", "0.125", "0.875"]]
 
 
-def test_the_chart_says_its_numbers_and_the_caveat_of_a_cpu():
-    text = repr(results.chart(a_result()))
+@pytest.mark.parametrize("device", ["a card", "CPU, one core per device"])
+def test_the_chart_draws_its_numbers_on_one_scale_and_warns_of_a_cpu(monkeypatch, device):
+    text = repr(figures.chart(a_result(device)))
+    monkeypatch.setattr(figures, "Plot", lambda figure, text: figure)
+    ours, old = figures.chart(a_result(device)).axes
+    warning = " (backward: one thread on a CPU)" if device.startswith("CPU") else ""
     assert "one device: 2.0\n" in text and "DDP: not measured\n" in text
-    assert "DataParallel: 4.0\n" in text and "DataParallel: 20.4\n" in text
-    text = repr(results.chart(a_result("CPU, one core per device")))
-    assert "DataParallel: 4.0 (backward: one thread on a CPU)\n" in text
-    assert "DataParallel: 20.4\n" in text  # not the field report's
-
-
-def test_the_chart_is_a_png_with_a_bar_per_number():
-    data, _ = results.chart(a_result())._repr_mimebundle_()
-    assert set(data) == {"image/png", "text/plain"}
-    assert data["text/plain"].splitlines()[0].startswith("Seconds of 20 iterations")
+    assert f"DataParallel: 4.0{warning}\n" in text and "DataParallel: 20.4\n" in text
+    assert [bar.get_width() for bar in ours.patches] == [2.0, 4.0, 0.0, 1.0]
+    assert [bar.get_hatch() for bar in ours.patches] == ["", "", "", "//"]
+    assert [bar.get_width() for bar in old.patches] == [20.4, 8.7, 7.2]
+    assert ours.get_xlim() == old.get_xlim() and ours.get_xlim()[1] > 20.4
 
 
 def test_the_stored_comparison_is_whole_and_names_no_process():
-    result = results.load_stored("cpu")
+    result = figures.load_stored("cpu")
     assert set(result["rows"]) == {"resnet101", "mobilenet_v2"}
     for rows in result["rows"].values():
         assert list(rows) == list(training.SETUPS)
     assert "pid" not in json.dumps(result) and set(result["versions"]) >= {"torch"}
-    assert results.load_stored("abacus") is None
-
-
-def test_a_missing_comparison_says_how_to_make_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "STORED", tmp_path / "comparison.json")
-    with pytest.raises(FileNotFoundError, match="comparison.py --save"):
-        results.load_stored()
+    assert figures.load_stored("abacus") is None
 
 
 def test_what_is_saved_is_loaded_and_the_other_kind_stays(monkeypatch, tmp_path):
-    for module in (results, benchmark):
+    for module in (figures, benchmark):
         monkeypatch.setattr(module, "STORED", tmp_path / "comparison.json")
+    with pytest.raises(FileNotFoundError, match="comparison.py --save"):
+        figures.load_stored()
     benchmark.save(a_result("CPU"), "cpu")
     benchmark.save(a_result("a card"), "cuda")
-    assert results.load_stored("cpu") == a_result("CPU")
-    assert results.load_stored("cuda") == a_result("a card")
+    assert figures.load_stored("cpu") == a_result("CPU")
+    assert figures.load_stored("cuda") == a_result("a card")

@@ -1,14 +1,34 @@
-"""Pictures are generated where CIFAR-10 is not on disk, and can be learned."""
+"""Digits and pictures from disk, and those that stand in where there are none."""
 
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from mgpu_tutorial.shared.data import digits, pictures
+from mgpu_tutorial.shared.vision import torchvision
 
 
 @pytest.fixture(autouse=True)
 def without_data(monkeypatch):
     monkeypatch.delenv("MGPU_DATA", raising=False)
+
+
+def test_every_fifth_of_the_small_digits_is_for_testing():
+    from sklearn.datasets import load_digits
+
+    table = load_digits()
+    train, test = digits(), digits(train=False)
+    for data, rows in ((train, np.arange(1797) % 5 != 4), (test, np.arange(1797) % 5 == 4)):
+        assert data.labels.tolist() == table.target[rows].tolist()
+        assert data.images.shape == (len(data), 1, 28, 28)
+        pixels = torch.tensor(table.images[rows]).float()[:, None] / 16
+        large = torch.nn.functional.interpolate(pixels, (28, 28), mode="bilinear")
+        torch.testing.assert_close(data.images, (large - 0.306) / 0.325)
+    assert abs(train.images.mean()) < 0.01 and abs(train.images.std() - 1) < 0.01
+    assert digits(dtype=torch.float64).images.dtype == torch.float64
 
 
 def test_generated_pictures_have_the_shape_of_cifar():
@@ -17,9 +37,19 @@ def test_generated_pictures_have_the_shape_of_cifar():
     assert train.source == "generated pictures" and len(test) == 500
     assert set(train.labels.tolist()) == set(range(10))
     assert torch.equal(pictures().images, train.images)
-    images, labels = train.batch(slice(5), side=112)
-    assert images.shape == (5, 3, 112, 112) and torch.equal(labels, train.labels[:5])
-    assert abs(train.batch(slice(None))[0].mean()) < 0.2
+    assert not torch.equal(test.images, train.images[:500])
+
+
+@pytest.mark.parametrize("index", [slice(5), [7, 3, 3]], ids=str)
+def test_a_batch_is_enlarged_and_normalised_and_labels_go_with_it(index):
+    data = pictures()
+    small, labels = data.batch(index)
+    torch.testing.assert_close(small, (data.images[index] / 255 - 0.46) / 0.25)
+    large, same = data.batch(index, side=112)
+    expected = torch.nn.functional.interpolate(small, (112, 112), mode="bilinear")
+    torch.testing.assert_close(large, expected)
+    assert torch.equal(labels, data.labels[index]) and torch.equal(labels, same)
+    assert abs(data.batch(slice(None))[0].mean()) < 0.2
 
 
 @pytest.mark.parametrize("data", [digits, pictures])
@@ -46,12 +76,6 @@ def test_generated_pictures_can_be_learned():
 
 
 def test_cifar_is_used_where_it_is_on_disk(tmp_path, monkeypatch):
-    import pickle
-
-    import numpy as np
-
-    from mgpu_tutorial.shared.vision import torchvision
-
     monkeypatch.setenv("MGPU_DATA", str(tmp_path))
     assert pictures().source == "generated pictures"  # a folder with something else
     folder = tmp_path / "cifar-10-batches-py"
@@ -77,12 +101,10 @@ def test_cifar_is_used_where_it_is_on_disk(tmp_path, monkeypatch):
 def test_mnist_is_scaled_and_its_test_digits_are_others(
     tmp_path, monkeypatch, train, label, shade
 ):
-    from mgpu_tutorial.shared.vision import torchvision
-
     def fake(root, train, download):
         image = torch.full((1, 28, 28), 255 if train else 51, dtype=torch.uint8)
         labels = torch.tensor([1 if train else 2])
-        return type("MNIST", (), {"data": image, "targets": labels})()
+        return SimpleNamespace(data=image, targets=labels)
 
     monkeypatch.setenv("MGPU_DATA", str(tmp_path))
     monkeypatch.setattr(torchvision.datasets, "MNIST", fake)

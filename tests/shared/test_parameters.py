@@ -1,12 +1,14 @@
-"""A fingerprint stands for every bit of every parameter."""
+"""A fingerprint stands for every bit of every parameter; ranks say who has another thing."""
 
 import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from mgpu_tutorial.shared.parameters import fingerprint
+from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.shared.parameters import fingerprint, require_same
 
 
 def mixed():
@@ -19,6 +21,7 @@ def mixed():
 def test_equal_models_have_equal_fingerprints():
     assert fingerprint(mixed()) == fingerprint(mixed())
     assert fingerprint(mixed()) != fingerprint(copy.deepcopy(mixed()[:2]))
+    assert len(fingerprint(mixed())) == 8
 
 
 @pytest.mark.parametrize("name", [name for name, _ in mixed().named_parameters()])
@@ -28,3 +31,23 @@ def test_the_last_bit_of_any_parameter_counts(name):
     upwards = torch.full_like(values[-1:], float("inf"))
     values[-1] = torch.nextafter(values[-1:], upwards)[0]
     assert fingerprint(changed) != fingerprint(mixed())
+
+
+def compare(rank, world_size, things, members=None):
+    group = dist.new_group(members) if members else None
+    if members is None or rank in members:
+        require_same(things[rank], "shapes", "build one model", group)
+    return rank
+
+
+@pytest.mark.parametrize("things", ["aaa", "aab"])
+def test_equal_things_are_taken_also_within_a_group(ranks, things):
+    members = None if things == "aaa" else [0, 1]
+    assert ranks(3, compare, things, members).results == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("things", "who"), [("aab", 2), ("abb", 1), ("aba", 1)])
+def test_all_ranks_name_the_first_that_differs(ranks, things, who):
+    said = f"rank {who} has other shapes than rank 0: build one model"
+    with pytest.raises(RankFailed, match=f"ranks 0, 1 and 2 raised ValueError: {said}"):
+        ranks(3, compare, things)

@@ -1,45 +1,49 @@
 """Each job has the symptom that the chapter shows, and the tools name the fault."""
 
-import math
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from mgpu_tutorial.lab import RankFailed, RanksHung, launch
-from mgpu_tutorial.when_it_breaks import data, jobs, measurements, record
+from mgpu_tutorial.lab import RankFailed, RanksHung
+from mgpu_tutorial.when_it_breaks import data, figures, jobs, record
 
 FILE = Path(jobs.__file__)
 
 
 def line_of(job):
-    """The text of the line that is given as the fault of a job."""
-    rank, number = measurements.fault_of(job)
+    """The rank and the text of the line that are given as the fault of a job."""
+    rank, number = figures.fault_of(job)
     return rank, FILE.read_text(encoding="utf-8").splitlines()[number - 1].strip()
 
 
 @pytest.fixture
-def analysis(tmp_path, monkeypatch):
+def analysis(ranks, tmp_path, capsys):
     """Runs a job with a limit; what each rank said first, and what the analyser says."""
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
 
     def run(job, world_size):
-        worker = record.run_with_limit
-        report = launch(worker, world_size, job, str(tmp_path), limit=2.0, backend="none")
-        return measurements.first_lines(report), measurements.analyse(str(tmp_path))
+        folder = str(tmp_path)
+        how = {"limit": 2.0, "backend": "none"}
+        report = ranks(world_size, record.run_with_limit, job, folder, **how)
+        figures.print_first_lines(report)
+        first_lines = [
+            line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()
+        ]
+        return first_lines, figures.analyse(folder)
 
     return run
 
 
 def test_a_rank_that_skips_a_batch_is_missing_in_the_last_call(analysis):
-    said, found = analysis(jobs.average_labelled, 3)
-    assert said == ["Timed out waiting 2000ms", "has ended", "Timed out waiting 2000ms"]
-    assert "Not all ranks joining collective, sequence number: 4" in found
-    assert "missing ranks: {1}" in found
+    first_lines, records = analysis(jobs.average_labelled, 3)
+    waited = "Timed out waiting 2000ms"
+    assert first_lines == [waited, "has ended", waited]
+    assert "Not all ranks joining collective, sequence number: 4" in records
+    assert "missing ranks: {1}" in records
     text = FILE.read_text(encoding="utf-8")
     call = text.splitlines().index("        dist.all_reduce(gradient, op=AVG)")
-    assert f"jobs.py:{call + 1}" in found
+    assert f"jobs.py:{call + 1}" in records
     assert line_of(jobs.average_labelled) == (1, "continue")
 
 
@@ -48,82 +52,100 @@ def test_only_rank_1_has_a_batch_without_labels():
     assert empty == [[False] * 4, [False, False, True, False], [False] * 4]
 
 
-def test_a_histogram_of_another_length_leaves_one_rank_waiting(monkeypatch):
+def test_a_histogram_of_another_length_leaves_one_rank_waiting(ranks, monkeypatch):
     with pytest.raises(RankFailed, match="ranks 0 and 2 returned while rank 1 still waited"):
-        launch(jobs.count_classes, 3)
+        ranks(3, jobs.count_classes)
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     with pytest.raises(RankFailed, match="rank 1 raised .* shapes: 4vs 3, at jobs.py"):
-        launch(jobs.count_classes, 3)
+        ranks(3, jobs.count_classes)
     assert line_of(jobs.count_classes) == (1, "counts = torch.bincount(mine)")
-
-
-def test_the_last_class_lies_with_rank_1_only():
     assert torch.bincount(data.classes()).tolist() == [3, 3, 2, 4]
     assert [len(torch.bincount(data.classes()[r::3])) for r in range(3)] == [3, 4, 3]
 
 
-def test_two_calls_in_another_order_stand_still_at_two_lines():
+def test_two_calls_in_another_order_stand_still_at_two_lines(ranks):
     with pytest.raises(RanksHung) as hung:
-        launch(jobs.agree_on_settings, 3, timeout=2)
+        ranks(3, jobs.agree_on_settings, timeout=2)
     lines = str(hung.value).splitlines()
-    rank, number = measurements.fault_of(jobs.agree_on_settings)
+    rank, number = figures.fault_of(jobs.agree_on_settings)
     assert rank == 0
     assert lines[1].endswith(f"jobs.py:{number}  dist.all_reduce(samples)")
     assert all("dist.broadcast(learning_rate, src=0)" in line for line in lines[2:4])
 
 
 def test_a_rank_with_the_wrong_group_is_missing_in_the_right_one(analysis):
-    said, found = analysis(partial(jobs.average_in_pairs, limit=2.0), 4)
-    assert said[0] == "[Rank 0]: Ranks 3 failed to pass monitoredBarrier in 2000 ms"
-    assert "missing ranks: {2}" in found and "expected ranks: {2, 3}" in found
+    first_lines, records = analysis(partial(jobs.average_in_pairs, limit=2.0), 4)
+    assert first_lines == [
+        "[Rank 0]: Ranks 3 failed to pass monitoredBarrier in 2000 ms",
+        "Rank 1 successfully reached monitoredBarrier",
+        "Rank 2 successfully reached monitoredBarrier",
+        "Connection closed by peer",
+    ]
+    assert "missing ranks: {2}" in records and "expected ranks: {2, 3}" in records
     rank, line = line_of(jobs.average_in_pairs)
     assert rank == 2 and line.endswith("group=pairs[rank // 3])")
 
 
-def test_a_file_that_shrinks_kills_the_rank_that_reads_its_end():
+def test_a_file_that_shrinks_kills_the_rank_that_reads_its_end(ranks):
     with pytest.raises(RankFailed) as failed:
-        launch(jobs.average_file, 2)
+        ranks(2, jobs.average_file)
     assert str(failed.value).startswith("rank 1 was killed by SIGBUS, at jobs.py:")
     assert "mean = numbers.chunk(world_size)[rank].mean()" in str(failed.value)
     assert line_of(jobs.average_file) == (0, "torch.ones(2**17).numpy().tofile(path)")
 
 
-def test_the_rank_with_the_longest_sequence_waits_least():
-    run = launch(jobs.train_on_sequences, 4, trace=True)
-    waited = measurements.seconds_in(run, "all_reduce")
+def test_the_rank_with_the_longest_sequence_waits_least(ranks):
+    run = ranks(4, jobs.train_on_sequences, trace=True)
+    waited = figures.seconds_in(run, "all_reduce")
     rank, line = line_of(jobs.train_on_sequences)
     assert rank == 3 == waited.index(min(waited))
     assert line.startswith("lengths = sorted(LENGTHS)")
     # a sleep is never shorter than it was asked to be
-    assert measurements.seconds_in(run, "span")[3] > 3 * 5e-5 * (66**2 + 70**2) - 0.01
+    assert figures.seconds_in(run, "span")[3] > 3 * 5e-5 * (66**2 + 70**2) - 0.01
 
 
-def test_one_gradient_that_is_no_number_reaches_all_ranks_behind_finite_losses():
-    results = launch(jobs.spread_points, 3).results
+def test_one_gradient_that_is_no_number_reaches_all_ranks_behind_finite_losses(ranks):
+    results = ranks(3, jobs.spread_points).results
     losses = torch.tensor([[loss for loss, _ in seen] for seen in results])
     weights = torch.tensor([[weight for _, weight in seen] for seen in results])
     assert losses[:, :2].isfinite().all() and losses[:, 2].isnan().all()
     assert weights[:, 0].isfinite().all() and weights[:, 1:].isnan().all()
+    assert figures.table_of_losses(results).rows[0][1:] == pytest.approx(
+        [*losses[:, 0].tolist(), weights[0, 0].item()], abs=0.006
+    )
 
 
-def test_anomaly_detection_names_the_rank_and_the_line_of_forward():
+def test_the_first_step_is_that_of_one_process(ranks):
+    weight = torch.ones(2, requires_grad=True)
+    losses = []
+    for rank in range(3):
+        gaps = ((data.points_of(rank, 0) * weight).diff(dim=0) ** 2).sum(1).sqrt()
+        losses.append(((gaps - 1) ** 2).mean())
+    (gradient,) = torch.autograd.grad(sum(losses) / 3, weight)
+    expected = (weight - 0.01 * gradient)[0].item()
+    for loss, seen in zip(losses, ranks(3, jobs.spread_points).results, strict=True):
+        assert seen[0] == pytest.approx([loss.item(), expected])
+
+
+def test_anomaly_detection_names_the_rank_and_the_line_of_forward(ranks):
     with pytest.raises(RankFailed) as failed:
-        launch(jobs.spread_points, 3, detect=True)
+        ranks(3, jobs.spread_points, detect=True)
     assert str(failed.value).startswith("rank 2 raised RuntimeError: Function 'PowBackward0'")
     rank, line = line_of(jobs.spread_points)
     assert rank == 2 and line in failed.value.report.stderr[2]
+    _, number = figures.fault_of(jobs.spread_points)
+    assert figures.own_places(failed.value.report.stderr[2])[-1] == f"jobs.py:{number}"
 
 
-def test_one_seed_for_all_deals_well_and_draws_the_same_noise():
-    drawn = launch(jobs.draw_epoch, 3, per_rank=False).results
-    assert sorted(sum((d.mine for d in drawn), [])) == list(range(12))
-    assert drawn[0].noise == drawn[1].noise == drawn[2].noise
-    assert drawn[0].order == drawn[1].order == drawn[2].order
-    assert measurements.drawn_alike() == "order"  # or no sample has one rank
-
-
-def test_a_seed_for_each_rank_draws_other_noise_and_loses_samples():
-    drawn = launch(jobs.draw_epoch, 3, per_rank=True).results
-    assert len({tuple(d.noise) for d in drawn}) == 3
-    assert len(set(sum((d.mine for d in drawn), []))) < 12
-    assert not math.isnan(sum(drawn[0].noise))
+@pytest.mark.parametrize("per_rank", [False, True])
+def test_one_seed_for_all_deals_well_and_another_for_each_draws_other_noise(ranks, per_rank):
+    drawn = ranks(3, jobs.draw_epoch, per_rank).results
+    dealt = sum((d.mine for d in drawn), [])
+    assert len(dealt) == 12 and (sorted(dealt) == list(range(12))) is not per_rank
+    for draws in ([d.order for d in drawn], [d.noise for d in drawn]):
+        assert len({tuple(draw) for draw in draws}) == (3 if per_rank else 1)
+    table = figures.table_of_draws({"a seed": drawn}).rows
+    letters = ["A", "B", "C"] if per_rank else ["A"] * 3
+    assert table[0] == ["a seed", "order", *letters, f"{len(set(dealt))} of 12 samples"]
+    assert table[1] == ["", "noise", *letters, ""]
+    assert figures.drawn_alike() == "order"  # or no sample has one rank

@@ -1,44 +1,79 @@
-"""Messages and collectives against arithmetic by hand."""
+"""Messages, collectives and checkpoints against arithmetic by hand."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mgpu_tutorial.shared import cost_model as cost
+from mgpu_tutorial.shared.cost_model import links
+from mgpu_tutorial.shared.cost_model.failures import best_interval
+from mgpu_tutorial.shared.cost_model.links import Link
 
-FAST, SLOW = cost.Link(1e-3, 1e9), cost.Link(1e-2, 1e8)
+FAST, SLOW = Link(1e-3, 1e9), Link(1e-2, 1e8)
+LINK = st.builds(Link, st.floats(1e-7, 1e-1), st.floats(1e3, 1e12))
+NBYTES = st.floats(1, 1e12)
 
 
 def test_a_message_takes_latency_and_bytes():
-    assert cost.message_seconds(2e8, SLOW) == pytest.approx(2.01)
+    assert links.message_seconds(2e8, SLOW) == pytest.approx(2.01)
 
 
-def test_a_ring_by_hand():
-    """Four ranks: six steps of a quarter of 4 MB."""
-    assert cost.ring_seconds(4e6, 4, FAST) == pytest.approx(6 * (1e-3 + 1e6 / 1e9))
-    assert cost.ring_seconds(4e6, 1, FAST) == 0
+@given(NBYTES, st.integers(1, 100), LINK)
+def test_a_ring_sends_a_chunk_to_each_other_rank_twice(nbytes, ranks, link):
+    steps = [link.latency + nbytes / ranks / link.bandwidth for _ in range(2 * (ranks - 1))]
+    assert links.ring_seconds(nbytes, ranks, link) == pytest.approx(sum(steps))
 
 
-def test_a_tree_by_hand():
-    """Five ranks make three levels, up and down, each with the whole."""
-    assert cost.tree_seconds(4e6, 5, FAST) == pytest.approx(6 * (1e-3 + 4e-3))
+@given(NBYTES, st.integers(1, 100), LINK)
+def test_a_tree_sends_everything_up_and_down_each_level(nbytes, ranks, link):
+    levels = 0
+    while 2**levels < ranks:
+        levels += 1
+    expected = 2 * levels * (link.latency + nbytes / link.bandwidth)
+    assert links.tree_seconds(nbytes, ranks, link) == pytest.approx(expected)
 
 
-def test_a_hierarchy_by_hand():
-    """Two nodes of four: six quick steps of a quarter, two slow ones of an eighth."""
-    found = cost.hierarchical_seconds(8e6, 2, 4, FAST, SLOW)
-    assert found == pytest.approx(6 * (1e-3 + 2e-3) + 2 * (1e-2 + 1e6 / 1e8))
+@given(NBYTES, st.integers(1, 8), st.integers(1, 8), LINK, LINK)
+def test_a_hierarchy_sends_a_part_between_the_nodes(nbytes, nodes, per_node, fast, slow):
+    inside = 2 * (per_node - 1) * (fast.latency + nbytes / per_node / fast.bandwidth)
+    part = nbytes / per_node / nodes
+    between = 2 * (nodes - 1) * (slow.latency + part / slow.bandwidth)
+    found = links.hierarchical_seconds(nbytes, nodes, per_node, fast, slow)
+    assert found == pytest.approx(inside + between)
 
 
-def test_a_gather_inside_a_node_by_hand():
-    found = cost.all_gather_seconds(8e6, 4, 8, FAST, SLOW)
+def test_a_gather_by_hand():
+    """In one node three steps of a quarter; else the slower of links and cards counts."""
+    assert links.all_gather_seconds(8e6, 1, 8, FAST, SLOW) == 0
+    found = links.all_gather_seconds(8e6, 4, 8, FAST, SLOW)
     assert found == pytest.approx(3e-3 + 6e6 / 1e9)
-    assert cost.all_gather_seconds(8e6, 1, 8, FAST, SLOW) == 0
-    assert cost.all_reduce_seconds(8e6, 4, 8, FAST, SLOW) == pytest.approx(2 * found)
+    # sixteen ranks on two nodes: 15/16 of 16 MB leave each node over eight cards
+    found = links.all_gather_seconds(16e6, 16, 8, FAST, SLOW)
+    assert found == pytest.approx(14e-3 + 1e-2 + max(14e6 / 1e9, 15e6 / 8e8))
+    found = links.all_gather_seconds(16e6, 16, 8, FAST, Link(1e-2, 1e12))
+    assert found == pytest.approx(14e-3 + 1e-2 + 14e6 / 1e9)
 
 
-def test_a_gather_between_nodes_uses_all_cards_of_a_node():
-    """Sixteen ranks on two nodes: 15/16 of 16 MB over eight cards; the slower side counts."""
-    latency = 14 * 1e-3 + 1 * 1e-2
-    found = cost.all_gather_seconds(16e6, 16, 8, FAST, SLOW)
-    assert found == pytest.approx(latency + max(14e6 / 1e9, 15e6 / 8e8))
-    alone = cost.all_gather_seconds(16e6, 16, 1, FAST, SLOW)
-    assert alone == pytest.approx(15 * 1e-2 + 15e6 / 1e8)
+@given(NBYTES, st.integers(1, 100), st.integers(1, 8), LINK, LINK)
+def test_a_gather_crosses_as_few_nodes_as_it_can(nbytes, ranks, per_node, fast, slow):
+    found = links.all_gather_seconds(nbytes, ranks, per_node, fast, slow)
+    nodes, left = 0, ranks
+    while left > 0:
+        nodes, left = nodes + 1, left - per_node
+    width = ranks if nodes == 1 else per_node
+    latency = (ranks - nodes) * fast.latency + (nodes - 1) * slow.latency
+    seconds = [nbytes / width / fast.bandwidth * (width - 1)]
+    if nodes > 1:
+        seconds.append(nbytes / ranks * (ranks - 1) / (width * slow.bandwidth))
+    assert found == pytest.approx(latency + max(seconds))
+    both_halves = links.all_reduce_seconds(nbytes, ranks, per_node, fast, slow)
+    assert both_halves == pytest.approx(2 * found)
+
+
+@given(st.floats(1e-2, 1e3), st.floats(1e-1, 1e6), st.sampled_from([0.5, 0.9, 1.1, 2]))
+def test_the_best_interval_loses_least(save, failure, factor):
+    def lost(interval):
+        return save / interval + interval / 2 / failure
+
+    best = best_interval(save, failure)
+    assert lost(best) < lost(factor * best)
+    assert best_interval(4.0, 8.0) == 8.0

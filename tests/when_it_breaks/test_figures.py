@@ -1,17 +1,18 @@
-"""The apparatus: what is cut from an error's text, and what it compares."""
+"""The apparatus: what is cut from an error's text, what it compares, and what py-spy sees."""
 
 import shutil
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.when_it_breaks import jobs, measurements
+from mgpu_tutorial.when_it_breaks import figures, jobs
 
 GLOO = "[/build/third_party/gloo/gloo/transport/tcp/"
 
 
-def test_the_first_lines_name_no_place_no_port_and_no_direction():
+def test_the_first_lines_name_no_place_no_port_and_no_direction(capsys):
     said = [
         f"{GLOO}unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to end",
         f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:4711. This is typically …",
@@ -20,13 +21,14 @@ def test_the_first_lines_name_no_place_no_port_and_no_direction():
         "has ended\nand more",
         "",
     ]
-    assert measurements.first_lines(Report(6, stdout=said)) == [
-        "Timed out waiting 5000ms",
-        "Connection closed by peer",
-        "Connection closed by peer",
-        "Rank 1 successfully reached monitoredBarrier",
-        "has ended",
-        "(silent)",
+    figures.print_first_lines(Report(6, stdout=said))
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 0: Timed out waiting 5000ms",
+        "rank 1: Connection closed by peer",
+        "rank 2: Connection closed by peer",
+        "rank 3: Rank 1 successfully reached monitoredBarrier",
+        "rank 4: has ended",
+        "rank 5: (silent)",
     ]
 
 
@@ -47,17 +49,14 @@ Root Cause (first observed failure):
   rank      : 1 (local_rank: 1)
   exitcode  : -7 (pid: 22160) (SIGBUS)
 """
-    assert measurements.essence(errors).splitlines() == [
+    assert figures.essence(errors).splitlines() == [
         "Fatal Python error: Bus error",
         "  at jobs.py:69",
         "Root Cause (first observed failure):",
         "rank      : 1 (local_rank: 1)",
         "exitcode  : -7 (SIGBUS)",
     ]
-
-
-def test_equal_letters_are_equal_values():
-    assert measurements.letters([[1], [2], [1], [3]]) == ["A", "B", "A", "C"]
+    assert figures.own_places(errors) == ["jobs.py:69", "jobs.py:70"]
 
 
 def test_one_other_bit_is_found(tmp_path):
@@ -76,21 +75,34 @@ def test_one_other_bit_is_found(tmp_path):
         (tmp_path / name).mkdir()
         torch.save(state, tmp_path / name / "run.pt")
     one, momentum, weight = (str(tmp_path / name) for name in changed)
-    assert measurements.same_bits([one, one]) == [True] * 4
-    assert measurements.same_bits([one, momentum]) == [True, True, True, False]
-    assert measurements.same_bits([momentum, weight]) == [False, True, True, True]
+    assert figures.same_bits([one, one]) == [True] * 4
+    assert figures.same_bits([one, momentum]) == [True, True, True, False]
+    assert figures.same_bits([momentum, weight]) == [False, True, True, True]
 
 
+def sum_with_own(rank, world_size, mine):
+    """A tool that says what this rank was told, and the sum of what all were told."""
+    total = torch.tensor(mine)
+    dist.all_reduce(total)
+    return [mine, total.item()]
+
+
+def test_a_tool_is_told_its_own_number_of_each_list(ranks):
+    results = ranks(2, figures.ask_each, sum_with_own, [[3, 4], [9, 1]]).results
+    assert results == [[[3, 7], [9, 10]], [[4, 7], [1, 10]]]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(not shutil.which("py-spy"), reason="py-spy is not installed")
 def test_py_spy_sees_where_each_rank_hangs(monkeypatch):
     monkeypatch.setenv("CLICOLOR_FORCE", "1")  # as Jupyter does
-    rank, line = measurements.fault_of(jobs.agree_on_settings)
-    seen = measurements.spy_on(jobs.agree_on_settings, 3).splitlines()
+    rank, line = figures.fault_of(jobs.agree_on_settings)
+    seen = figures.spy_on(jobs.agree_on_settings, 3).splitlines()
     where = [f"rank {r}: jobs.py:{line + 3 * (r != rank)}" for r in range(3)]
     assert [text.split(",")[0] for text in seen] == where
 
 
 def test_without_py_spy_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(measurements.shutil, "which", lambda *_, **__: None)
-    assert "pip install py-spy" in measurements.spy_on(jobs.agree_on_settings, 3)
+    monkeypatch.setattr(figures.shutil, "which", lambda *_, **__: None)
+    assert "pip install py-spy" in figures.spy_on(jobs.agree_on_settings, 3)

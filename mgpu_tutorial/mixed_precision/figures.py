@@ -1,7 +1,4 @@
-"""Apparatus: the dtypes of layers, where gradients lie in float16, the steps of two ranks.
-
-Nothing here is the lesson; it only collects, counts and draws.
-"""
+"""Apparatus: the dtypes of layers, where gradients lie in float16, the steps of two ranks."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,10 +20,13 @@ from mgpu_tutorial.mixed_precision.precision import FinishStep, train_scaled
 from mgpu_tutorial.shared.data import digits
 
 LIMITS = torch.finfo(torch.float16)
+NORMAL = math.log2(LIMITS.smallest_normal)  # below 2^-14 a number has fewer bits
+ZERO = math.log2(LIMITS.smallest_normal * LIMITS.eps) - 1  # to 2^-25 it is rounded to 0
+INFINITE = math.log2(LIMITS.max)  # above 2^16 it is infinite
 
 
 def gradients_behind_conv1(batch: int = 600) -> torch.Tensor:
-    """What backward hands to the first convolution in float32, without the zeros."""
+    """The gradients behind the first convolution in float32, without the zeros."""
     data, (model, _) = digits(), new_model()
     outputs = []
     model.conv1.register_forward_hook(lambda _, __, output: outputs.append(output))
@@ -36,7 +36,7 @@ def gradients_behind_conv1(batch: int = 600) -> torch.Tensor:
 
 
 def shares_in_float16(gradients: torch.Tensor) -> tuple[float, float, float, float]:
-    """Which shares become 0, subnormal, normal and infinite when stored in float16."""
+    """The shares that become 0, subnormal, normal and infinite when stored in float16."""
     stored = gradients.half().abs()
     parts = [
         stored == 0,
@@ -55,10 +55,10 @@ def gradient_picture(rows: Mapping[str, torch.Tensor]) -> Plot:
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
     edges = range(-42, 19)
     for axes, (name, gradients), colour in zip(grid, rows.items(), COLOURS, strict=False):
-        axes.axvspan(-42, -25, color="0.8", lw=0)
-        axes.axvspan(-25, -14, facecolor="0.93", edgecolor="0.75", hatch="//", lw=0)
+        axes.axvspan(-42, ZERO, color="0.8", lw=0)
+        axes.axvspan(ZERO, NORMAL, facecolor="0.93", edgecolor="0.75", hatch="//", lw=0)
         axes.hist(gradients.abs().log2().tolist(), edges, color=colour, edgecolor=INK, lw=0.5)
-        axes.axvspan(16, 18.5, color="0.8", lw=0)
+        axes.axvspan(INFINITE, 18.5, color="0.8", lw=0)
         axes.set(yticks=[], xlim=(-42, 18.5))
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -103,7 +103,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def steps_table(report: Report) -> Table:
-    """What two ranks of `train_scaled` met and had in each step, a row per step."""
+    """A row per step of `train_scaled` on two ranks: who met an infinity, scales, weights."""
     (mine, _), (other, _) = report.results
     rows = []
     for step, pair in enumerate(zip(mine, other, strict=True)):

@@ -1,4 +1,6 @@
-"""Apparatus: runs torchrun, reads what it said and what the flight recorder wrote."""
+"""Apparatus: runs torchrun and py-spy, reads what they and the flight recorder say, and knows
+where the fault of each job is, for the checks.
+"""
 
 import argparse
 import inspect
@@ -6,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,11 +22,23 @@ import torch
 
 from mgpu_tutorial.lab import RankFailed, Table, launch
 from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.run.server import LOOPBACK
+from mgpu_tutorial.processes_and_ranks import free_port
 from mgpu_tutorial.when_it_breaks import jobs
 from mgpu_tutorial.when_it_breaks.record import run_with_limit
 
-PACKAGE = Path(__file__).parents[1]
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+CHAPTER = Path(__file__).parent
+
+# What ranks print, and the flight recorder
+
+
+def print_first_lines(report: Report) -> None:
+    """Print what each rank printed first: without C++'s place in its build, ports, advice."""
+    for rank, text in enumerate(report.stdout):
+        line = text.splitlines()[0] if text else "(silent)"
+        line = re.sub(r"^\[\S*/\w+\.cc:\d+\] ", "", line)
+        line = re.sub(r".*(closed|reset) by peer.*", "Connection closed by peer", line)
+        print(f"rank {rank}:", re.split(r"(?<=\dms) for |, but ", line)[0])
 
 
 def analyse(folder: str) -> str:
@@ -35,74 +48,65 @@ def analyse(folder: str) -> str:
     """
     from torch.distributed.flight_recorder.components import builder, loader
 
-    given = argparse.Namespace(
+    settings = argparse.Namespace(
         allow_incomplete_ranks=False, just_print_entries=False, mismatch_cap=10, verbose=False
     )
-    with _said("Flight Recorder") as lines:
+    with _logged("Flight Recorder") as lines:
         files = sorted(Path(folder).glob("rank_*"))  # the first one is taken for right
         dumps = {file.name: loader.read_dump("rank_", str(file)) for file in files}
-        builder.build_db(dumps, given, str(next(iter(dumps.values()))["version"]))
+        builder.build_db(dumps, settings, str(next(iter(dumps.values()))["version"]))
     return "\n".join(_shortened("\n".join(lines)))
 
 
 @contextmanager
-def _said(name: str) -> Iterator[list[str]]:
+def _logged(name: str) -> Iterator[list[str]]:
     """The lines that a logger of that name says, instead of its own handlers."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger(name)
-    kept, logger.handlers, logger.propagate = logger.handlers, [handler], False
+    before, logger.handlers, logger.propagate = logger.handlers, [handler], False
     try:
         yield lines
     finally:
-        logger.handlers, logger.propagate = kept, True
+        logger.handlers, logger.propagate = before, True
 
 
 def _shortened(text: str) -> Iterator[str]:
-    """The lines of the analyser that differ from job to job, and of a stack our file's."""
+    """The lines of the analyser that differ from job to job, and of a stack the job's."""
     stack = re.compile(r"^\s*\S+ at (\S+):(\d+)$")
     for line in text.splitlines():
         frame = stack.match(line)
         if frame is None:
             if line.strip() and not line.startswith(("internal record id", "output sizes")):
                 yield line.rstrip()
-        elif Path(frame[1]).parent == Path(__file__).parent and "record.py" not in frame[1]:
+        elif Path(frame[1]).parent == CHAPTER and "record.py" not in frame[1]:
             yield f"  {Path(frame[1]).name}:{frame[2]}"
 
 
-def first_lines(report: Report) -> list[str]:
-    """What each rank printed first: without C++'s place in its build, ports, and advice."""
-    lines = [text.splitlines()[0] if text else "(silent)" for text in report.stdout]
-    lines = [re.sub(r"^\[\S*/\w+\.cc:\d+\] ", "", line) for line in lines]
-    lines = [
-        re.sub(r".*(closed|reset) by peer.*", "Connection closed by peer", x) for x in lines
-    ]
-    return [re.split(r"(?<=\dms) for |, but ", line)[0] for line in lines]
+def own_places(text: str) -> list[str]:
+    """The lines of this chapter's files that a traceback names, outermost first."""
+    frames = re.findall(r'File "([^"]+)", line (\d+),? in', text)
+    places = [(Path(name), number) for name, number in frames]
+    return [f"{path.name}:{number}" for path, number in places if path.parent == CHAPTER]
 
 
-def print_first_lines(report: Report) -> None:
-    """Print what each rank printed first."""
-    for rank, line in enumerate(first_lines(report)):
-        print(f"rank {rank}: {line}")
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+# torchrun
 
 
 def torchrun(*words: str, **environment: str) -> subprocess.Popen:
     """Start torchrun with these arguments, on the CPU and on the loopback interface."""
-    surroundings = os.environ | environment
-    surroundings |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK}
-    surroundings |= {"PYTHON_COLORS": "0", "CUDA_VISIBLE_DEVICES": ""}
-    path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(CHAPTER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "PYTHON_COLORS": "0",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *words],
-        env=surroundings | {"PYTHONPATH": os.pathsep.join(path)},
+        env=os.environ | environment | settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -154,44 +158,55 @@ def run_two_nodes(folder: str, accident: str = "none", limit: float = 100.0) -> 
         return [end.result() for end in ends]
 
 
-def own_places(text: str) -> list[str]:
-    """The lines of this chapter's files that a traceback names, outermost first."""
-    frames = re.findall(r'File "([^"]+)", line (\d+),? in', text)
-    here = [(Path(name), number) for name, number in frames]
-    return [f"{p.name}:{number}" for p, number in here if p.parent == Path(__file__).parent]
+def restarts(ends: list[End]) -> list[str]:
+    """How the workers died that torchrun saw dying of SIGKILL: "exitcode: -9" for each."""
+    return re.findall(r"failed \((exitcode: -9)", "\n".join(end.errors for end in ends))
 
 
 def essence(errors: str) -> str:
     """Of all that torchrun and its ranks said of a death: the fatal error and the cause."""
     lines = [line.strip() for line in errors.splitlines()]
-    said = [line for line in lines if line.startswith("Fatal Python error")]
-    said += [f"  at {place}" for place in own_places(errors)[:1]]
+    kept = [line for line in lines if line.startswith("Fatal Python error")]
+    kept += [f"  at {place}" for place in own_places(errors)[:1]]
     cause = next((i for i, line in enumerate(lines) if line.startswith("Root Cause")), 0)
     for line in lines[cause : cause + 8]:
         if line.startswith(("Root Cause", "rank", "exitcode")):
-            said.append(re.sub(r" \(pid: \d+\)", "", line))
-    return "\n".join(said)
+            kept.append(re.sub(r" \(pid: \d+\)", "", line))
+    return "\n".join(kept)
 
 
-def letters(values: list) -> list[str]:
-    """A letter for each value: equal letters are equal values."""
-    different = []
-    for value in values:
-        if value not in different:
-            different.append(value)
-    return ["ABCDEFGH"[different.index(value)] for value in values]
+def same_bits(folders: list[str]) -> list[bool]:
+    """Whether each tensor of model and optimizer has the same bits in the run.pt of both."""
+    first, second = (torch.load(f"{folder}/run.pt", weights_only=True) for folder in folders)
+    pairs = [(first["model"][name], second["model"][name]) for name in first["model"]]
+    momenta = [state["optimizer"]["state"] for state in (first, second)]
+    pairs += [(momenta[0][i][k], momenta[1][i][k]) for i in momenta[0] for k in momenta[0][i]]
+    return [torch.equal(a, b) for a, b in pairs]
+
+
+# Tables
 
 
 def table_of_draws(runs: dict[str, list[jobs.Drawn]]) -> Table:
-    """What the ranks drew with each seed, as letters, and how many samples were dealt."""
+    """What the ranks drew with each seed, and how many samples were dealt.
+
+    Equal letters are equal draws.
+    """
     rows = []
-    for seed, drawn in runs.items():
-        dealt = {sample for d in drawn for sample in d.mine}
-        orders, noises = letters([d.order for d in drawn]), letters([d.noise for d in drawn])
+    for seed, ranks in runs.items():
+        dealt = {sample for drawn in ranks for sample in drawn.mine}
+        orders = _letters([drawn.order for drawn in ranks])
+        noises = _letters([drawn.noise for drawn in ranks])
         rows += [[seed, "order", *orders, f"{len(dealt)} of 12 samples"]]
         rows += [["", "noise", *noises, ""]]
     ranks = [f"rank {r}" for r in range(len(rows[0]) - 3)]
     return Table(["seed", "", *ranks, "dealt"], rows)
+
+
+def _letters(values: list) -> list[str]:
+    """A letter for each value, in the order in which they first come."""
+    different = [value for i, value in enumerate(values) if value not in values[:i]]
+    return ["ABCDEFGH"[different.index(value)] for value in values]
 
 
 def table_of_losses(seen: list[list[list[float]]]) -> Table:
@@ -212,20 +227,7 @@ def seconds_in(run: Report, op: str) -> list[float]:
     ]
 
 
-def same_bits(folders: list[str]) -> list[bool]:
-    """Whether each tensor of model and optimizer has the same bits in the run.pt of both."""
-    first, second = (torch.load(f"{folder}/run.pt", weights_only=True) for folder in folders)
-    pairs = [(first["model"][name], second["model"][name]) for name in first["model"]]
-    momenta = [state["optimizer"]["state"] for state in (first, second)]
-    pairs += [(momenta[0][i][k], momenta[1][i][k]) for i in momenta[0] for k in momenta[0][i]]
-    return [torch.equal(a, b) for a, b in pairs]
-
-
-def restarts(ends: list[End]) -> list[str]:
-    """How the worker processes died that torchrun saw dying, such as "exitcode: -9"."""
-    return [
-        code for end in ends for code in re.findall(r"failed \((exitcode: -9)", end.errors)
-    ]
+# py-spy
 
 
 def spy_on(job: Callable, ranks: int) -> str:
@@ -237,7 +239,7 @@ def spy_on(job: Callable, ranks: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         try:
             launch(watch_job, ranks + 1, job, folder, py_spy, backend="none", timeout=60)
-        except RankFailed as error:
+        except RankFailed as error:  # the watching rank ends the others, which hang
             return error.report.stdout[-1].strip()
     return "py-spy has seen nothing"
 
@@ -248,26 +250,37 @@ def watch_job(rank: int, world_size: int, job: Callable, folder: str, py_spy: st
         Path(folder, f"pid_{rank}").write_text(str(os.getpid()))
         run_with_limit(rank, world_size - 1, job, folder, limit=60.0)
         return
-    seen: dict[int, str] = {}
+    places: dict[int, str] = {}
     end = time.monotonic() + 40
-    while len(seen) < world_size - 1 and time.monotonic() < end:
+    while len(places) < world_size - 1 and time.monotonic() < end:
         time.sleep(0.2)
-        for other in range(world_size - 1):
+        for other in set(range(world_size - 1)) - set(places):
             pid = Path(folder, f"pid_{other}")
-            if other not in seen and pid.exists():
-                done = subprocess.run(
-                    [py_spy, "dump", "--pid", pid.read_text()], capture_output=True, text=True
-                )
-                if done.returncode:
-                    raise SystemExit(print(f"py-spy: {done.stderr.strip().splitlines()[0]}"))
-                plain = re.sub(
-                    r"\x1b\[[0-9;]*m", "", done.stdout
-                )  # a notebook forces colours
-                place = re.search(rf"{job.__name__} \(.*?(\w+\.py:\d+)\)", plain)
-                if place:
-                    seen[other] = f"rank {other}: {place[1]}, in {job.__name__}"
-    print("\n".join(seen[other] for other in sorted(seen)) or "py-spy has seen nothing")
+            place = _place_in(job, pid.read_text(), py_spy) if pid.exists() else None
+            if place:
+                places[other] = f"rank {other}: {place}"
+    print("\n".join(places[other] for other in sorted(places)) or "py-spy has seen nothing")
     raise SystemExit("the others still hang")
+
+
+def _place_in(job: Callable, pid: str, py_spy: str) -> str | None:
+    """The line at which a process is in `job`, or why py-spy may not look at it."""
+    dump = subprocess.run([py_spy, "dump", "--pid", pid], capture_output=True, text=True)
+    if dump.returncode:
+        return f"py-spy: {dump.stderr.strip().splitlines()[0]}"
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", dump.stdout)  # a notebook forces colours
+    place = re.search(rf"{job.__name__} \(.*?(\w+\.py:\d+)\)", plain)
+    return f"{place[1]}, in {job.__name__}" if place else None
+
+
+# The checks
+
+
+def ask_each(
+    rank: int, world_size: int, tool: Callable, lists: list[list[int]]
+) -> list[list[int]]:
+    """For each list every rank asks `tool` for the odd ones, and tells it its own number."""
+    return [tool(rank, world_size, numbers[rank]) for numbers in lists]
 
 
 # The answers of the checks. Do not look here before you have named a fault.

@@ -1,0 +1,180 @@
+"""Apparatus: processor seconds by parts, and the stored comparison as tables and a chart.
+
+`benchmarks/comparison.py` measured it and wrote comparison.json beside this file. There a
+row is one setup, with the seconds of 20 iterations of the slowest rank, the bytes that each
+device held, and the number of processes. A row that needs more GPUs than the machine has
+was not measured. Under "parts" a row is the processor seconds of forward, backward, update.
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from time import process_time
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.comparison.training import (
+    Experiment,
+    Setup,
+    SetupResult,
+    devices_of,
+    new_network,
+    wrap,
+)
+from mgpu_tutorial.lab import Table
+from mgpu_tutorial.lab.colours import COLOURS
+from mgpu_tutorial.lab.draw.drawing import INK
+from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.words import bytes_text
+
+STORED = Path(__file__).with_name("comparison.json")
+NOT_MEASURED = "not measured"
+OLD_NOTE = "an old unpublished note, other hardware (s at iteration 100)"
+OLD_FIGURES = {"DataParallel": 20.4, "DDP": 8.7, "best half precision": 7.2}
+ONE_THREAD = "backward: one thread on a CPU"
+
+
+class Parts(NamedTuple):
+    """Processor seconds of one step: forward with its loss, backward, and update.
+
+    They count what all threads of one process have computed. A clock on the wall also
+    counts waiting, and what else the machine does meanwhile.
+    """
+
+    forward: float
+    backward: float
+    update: float
+
+
+def time_parts(
+    rank: int, world_size: int, setup: Setup, experiment: Experiment, average: bool = True
+) -> Parts:
+    """Each rank repeats one step on its share; with DDP they average, unless told not to.
+
+    The pictures are random: what a step costs is the same for any.
+    Returns the least processor seconds of each part over `experiment.iterations` steps.
+    """
+    devices = devices_of(setup, 2)
+    module, optimizer, _ = new_network(experiment.network, 1, devices[0])
+    model = wrap(module, setup, devices)
+    count = experiment.batch // world_size
+    images = torch.rand(count, 3, experiment.side, experiment.side, device=devices[0])
+    labels = torch.arange(count, device=devices[0]) % 10
+    steps = []
+    for _ in range(experiment.iterations + 1):
+        begin = process_time()
+        with nullcontext() if average else model.no_sync():
+            loss = cross_entropy(model(images), labels)
+            forward = process_time()
+            optimizer.zero_grad()
+            loss.backward()
+        backward = process_time()
+        optimizer.step()
+        end = process_time()
+        steps.append(Parts(forward - begin, backward - forward, end - backward))
+    return Parts(*map(min, zip(*steps[1:], strict=True)))
+
+
+def load_stored(kind: str = "cpu") -> dict[str, Any] | None:
+    """What is stored for "cpu", "cuda" or "parts"; None where that was never measured.
+
+    FileNotFoundError where nothing was stored at all.
+    """
+    if not STORED.exists():
+        raise FileNotFoundError(
+            f"no stored comparison: {STORED.name} is missing. Make it with "
+            "python benchmarks/comparison.py --save"
+        )
+    return json.loads(STORED.read_text(encoding="utf-8")).get(kind)
+
+
+def summarise(ranks: Sequence[SetupResult]) -> dict[str, Any]:
+    """One row: 20 times the median iteration of the slowest rank; every device's bytes."""
+    slowest = map(max, zip(*(rank.seconds for rank in ranks), strict=True))
+    return {
+        "seconds": round(20 * statistics.median(slowest), 2),
+        "memory": [device for rank in ranks for device in rank.memory],
+        "peaks": [peak for rank in ranks for peak in rank.peaks],
+        "processes": len({rank.pid for rank in ranks}),
+    }
+
+
+def table(result: dict[str, Any], network: str) -> Table:
+    """A row per setup: seconds, speed against one device, memory per device, processes."""
+    header = ["setup", "s per 20 iterations", "speed", "memory per device", "processes"]
+    rows = []
+    first = result["rows"][network]["one device"]["seconds"]
+    for name, row in result["rows"][network].items():
+        if row == NOT_MEASURED:
+            rows.append([name, *[NOT_MEASURED] * 4])
+            continue
+        counted = [sum(device.values()) for device in row["memory"]]
+        memory = ", ".join(bytes_text(n) for n in row["peaks"] or counted)
+        seconds, speed = f"{row['seconds']:.1f}", f"{first / row['seconds']:.2f}"
+        rows.append([name, seconds, speed, memory, row["processes"]])
+    return Table(header, rows)
+
+
+def parts_table(result: dict[str, Any], network: str) -> Table:
+    """A row per setup: processor seconds of the parts of a step, and of all together."""
+    rows = [
+        [name, *(f"{part:.3f}" for part in (*parts, sum(parts)))]
+        for name, parts in result["rows"][network].items()
+    ]
+    return Table(["processor seconds", "forward", "backward", "update", "step"], rows)
+
+
+def chart(result: dict[str, Any]) -> Plot:
+    """Seconds of 20 iterations as bars, a panel per network, the old figures below.
+
+    All bars have one scale. The text has the same numbers, which come from the file.
+    """
+    from matplotlib.figure import Figure
+
+    on_cpu = result["device"].startswith("CPU")
+    panels = {
+        f"{network}: {result['device']} (s per 20 iterations)": {
+            name: row if row == NOT_MEASURED else row["seconds"] for name, row in rows.items()
+        }
+        for network, rows in result["rows"].items()
+    }
+    panels[OLD_NOTE] = OLD_FIGURES
+    heights = [1 + len(panel) for panel in panels.values()]
+    figure = Figure(figsize=(9, 0.36 * sum(heights)), layout="constrained")
+    grid = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False, sharex=True)[
+        :, 0
+    ]
+    lines = ["Seconds of 20 iterations as bars, by how they were trained"]
+    for axes, (title, panel) in zip(grid, panels.items(), strict=True):
+        axes.set_title(title, loc="left", fontsize=11, weight="bold")
+        lines.append(title)
+        for name, seconds in panel.items():
+            remark = ONE_THREAD if on_cpu and name == "DataParallel" else ""
+            remark = f" ({remark})" if remark and panel is not OLD_FIGURES else ""
+            _draw_bar(axes, name, seconds, remark, quoted=panel is OLD_FIGURES)
+            lines.append(f"  {name}: {seconds}{remark}")
+        axes.tick_params(axis="y", length=0, labelsize=11)
+        axes.invert_yaxis()
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    longest = max(s for panel in panels.values() for s in panel.values() if s != NOT_MEASURED)
+    grid[0].set(xlim=(0, 1.5 * longest), xticks=[])
+    return Plot(figure, "\n".join(lines))
+
+
+def _draw_bar(axes, name: str, seconds: float | str, remark: str, quoted: bool) -> None:
+    """One bar with its number behind it; hatches tell autocast apart without colours."""
+    measured = seconds != NOT_MEASURED
+    autocast = "autocast" in name
+    style = {"color": COLOURS[1] if autocast else COLOURS[0]}
+    if quoted:
+        style = {"color": "white", "linestyle": "--"}
+    style |= {"edgecolor": INK, "hatch": "//" if autocast else ""}
+    axes.barh(name, seconds if measured else 0, height=0.72, **style)
+    text = f" {seconds:.1f}" if measured else f" {NOT_MEASURED}"
+    text = axes.text(seconds if measured else 0, name, text, va="center", weight="bold")
+    if remark:
+        axes.annotate(remark, (1, 0.5), xycoords=text, va="center", fontsize=10)

@@ -1,0 +1,115 @@
+"""A run that loses a process, or a whole node, ends with the bits of an undisturbed one."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.shared.cost_model.failures import best_interval
+from mgpu_tutorial.when_it_breaks import elastic, figures, interval
+
+LIMIT = 170.0  # seconds: each node imports PyTorch four times, on a busy machine
+
+
+def parameters(folder):
+    state = torch.load(folder / "run.pt", weights_only=True)
+    assert state["step"] == elastic.STEPS
+    return state["model"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert ranks(2, elastic.train, str(folder)).results == [0, 0]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("accident", ["worker", "node"])
+def test_what_is_killed_costs_two_steps_and_no_bit(tmp_path, undisturbed, accident):
+    first, second, *again = figures.run_two_nodes(str(tmp_path), accident, LIMIT)
+    if accident == "node":
+        assert second.code == -9 and second.lines == []
+        (second,) = again
+    assert first.code == second.code == 0, first.errors + second.errors
+    lines = sorted(first.lines + second.lines)
+    assert lines == [f"rank {r} has trained steps 6 to 11" for r in (0, 1)]
+    if accident == "worker":
+        assert figures.restarts([first, second]) == ["exitcode: -9"]
+    assert all(figures.same_bits([str(tmp_path), str(undisturbed)]))
+
+
+def test_the_run_of_two_ranks_is_that_of_one_process_written_out(undisturbed):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(12):
+        pairs = [elastic.batch_of(step, rank) for rank in (0, 1)]
+        inputs, targets = (torch.cat(part) for part in zip(*pairs, strict=True))
+        optimizer.zero_grad()
+        (model(inputs) - targets).square().mean().backward()
+        optimizer.step()
+    assert largest_difference(parameters(undisturbed), dict(model.state_dict())) < 1e-4
+
+
+def saved_steps(rank, world_size, folder):
+    """The steps after which the ranks saved, of a run that goes on from the last."""
+    steps, save = [], elastic.checkpoint.save
+
+    def note(*arguments, step):
+        steps.append(step)
+        save(*arguments, step=step)
+
+    elastic.checkpoint.save = note
+    return elastic.train(rank, world_size, folder), steps
+
+
+def test_a_second_start_has_nothing_to_do_and_a_run_saves_after_every_third_step(
+    ranks, tmp_path, undisturbed
+):
+    assert ranks(2, saved_steps, str(tmp_path)).results == [(0, [3, 6, 9, 12])] * 2
+    assert ranks(2, elastic.train, str(tmp_path)).results == [12, 12]
+    assert all(figures.same_bits([str(tmp_path), str(undisturbed)]))
+
+
+def test_no_two_batches_are_the_same():
+    pairs = list(itertools.product(range(12), range(4)))
+    batches = {pair: elastic.batch_of(*pair) for pair in pairs}
+    assert len({tuple(inputs.flatten().tolist()) for inputs, _ in batches.values()}) == 48
+    inputs, targets = elastic.batch_of(3, 1)
+    assert torch.equal(inputs, batches[3, 1][0])
+    assert torch.equal(targets, (inputs**2).sum(1, keepdim=True))
+
+
+# How often to save
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_simulated_waste_is_least_near_the_interval_of_the_formula(seed):
+    best = best_interval(1.0, 185.58)
+    factors = [0.25, 0.5, 1.0, 2.0, 4.0]
+    waste = [interval.simulate_waste(f * best, 1.0, 185.58, seed=seed) for f in factors]
+    assert min(waste) == waste[2]
+    assert waste[2] == pytest.approx(1 / best + best / (2 * 185.58), rel=0.1)
+
+
+@given(st.floats(1, 50), st.floats(0.1, 5), st.floats(20, 500), st.integers(0, 9))
+def test_a_run_with_failures_played_save_by_save(length, save, between, seed):
+    """After each failure the work since the last save is done again."""
+    lot = random.Random(seed)
+    clock = saved = 0.0
+    while saved < 1000:
+        failure = clock + lot.expovariate(1 / between)
+        while clock + length + save <= failure:
+            clock += length + save
+            saved += length
+        clock = failure
+    found = interval.simulate_waste(length, save, between, work=1000, seed=seed)
+    assert found == pytest.approx(clock / saved - 1, rel=1e-6)
