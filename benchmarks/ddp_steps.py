@@ -15,7 +15,7 @@ from mgpu_tutorial.ddp_buckets.experiments import Setting
 from mgpu_tutorial.ddp_buckets.measurements import time_steps
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import Table, launch
-from mgpu_tutorial.shared.cost_model import Link
+from mgpu_tutorial.shared.cost_model.links import Link
 
 SIZES = {  # name: a Tower, its batch, and a bucket that holds a few of its layers
     "0.1 MiB in 50 parameters": Setting(32, 24, batch=8, bucket_cap_mb=0.02),

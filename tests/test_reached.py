@@ -42,11 +42,6 @@ lab.draw.placement.device_table
 lab.measure.Name
 lab.measure.in_turns
 lab.measure.largest_difference
-mixed_precision.adversarial.PairResult
-mixed_precision.adversarial.count_sent
-mixed_precision.adversarial.discriminator_backward
-mixed_precision.adversarial.generator_backward
-mixed_precision.adversarial.train_wrapped_pair
 model_parallel.split_resnet.step_on_two_devices
 model_parallel.split_resnet.zero_model
 pipelines.measurements.Compared
@@ -55,16 +50,9 @@ pipelines.measurements.largest_difference
 pipelines.measurements.time_plans
 pipelines.schedules.run_schedule
 pipelines.stages.run_stages_cut_differently
-shared.cost_model.links.FREE
 shared.cost_model.links.LARGE
 shared.cost_model.links.Times
-shared.cost_model.machines.GIB
 shared.parameters.require_same
-when_it_breaks.sharded.COLUMNS
-when_it_breaks.sharded.ROWS
-when_it_breaks.sharded.load_rows
-when_it_breaks.sharded.save_rows
-when_it_breaks.sharded.shared_out
 """,
 )
 

@@ -10,7 +10,9 @@ import sys
 
 from mgpu_tutorial.at_scale.measurements import plan_table
 from mgpu_tutorial.at_scale.planner import TIE, rank_plans, training
-from mgpu_tutorial.shared.cost_model import CLUSTERS, Link, Model, model_of
+from mgpu_tutorial.shared.cost_model.links import Link
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
+from mgpu_tutorial.shared.cost_model.models import Model, model_of
 
 
 def parser() -> argparse.ArgumentParser:

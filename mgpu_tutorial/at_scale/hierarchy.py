@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.at_scale.slow_pairs import slow_pairs
-from mgpu_tutorial.shared.cost_model import Link, message_seconds
+from mgpu_tutorial.shared.cost_model.links import Link, message_seconds
 
 Method = Callable[[torch.Tensor, int], None]
 

@@ -10,21 +10,18 @@ from mgpu_tutorial.at_scale.two_nodes import crossings, hierarchy_table, time_hi
 from mgpu_tutorial.at_scale.world import steps_of_one_rank
 from mgpu_tutorial.lab import Table, pretend
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.shared.cost_model import (
-    CLUSTERS,
-    Cluster,
+from mgpu_tutorial.shared.cost_model.failures import best_interval
+from mgpu_tutorial.shared.cost_model.links import (
     Link,
-    Model,
-    Plan,
-    PredictedStep,
     hierarchical_seconds,
-    memory_of,
-    model_of,
-    predict_step,
     ring_seconds,
     tree_seconds,
 )
-from mgpu_tutorial.shared.cost_model.failures import best_interval
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, Cluster
+from mgpu_tutorial.shared.cost_model.memory import memory_of
+from mgpu_tutorial.shared.cost_model.models import Model, model_of
+from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 
 Lines = dict[str, tuple[Sequence[float], Sequence[float]]]  # for `curves`
 

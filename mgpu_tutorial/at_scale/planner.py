@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model import Cluster, Model, Plan, PredictedStep, predict_step
+from mgpu_tutorial.shared.cost_model.machines import Cluster
+from mgpu_tutorial.shared.cost_model.models import Model
+from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 
 TIE = 0.05  # about the error of a prediction where the program has a fitted row
 USABLE = 0.90  # of the memory: what was measured is up to 9 % above the estimate

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mgpu_tutorial.at_scale.published import FAMILIES, Run
-from mgpu_tutorial.shared.cost_model import GPU, PredictedStep, fit_gpu, predict_step
+from mgpu_tutorial.shared.cost_model.fitting import fit_gpu
+from mgpu_tutorial.shared.cost_model.machines import GPU
+from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 
 # Whose fitted numbers a family without fitted rows takes: same program, same machine.
 BORROWED = {"table 2": "table 1", "ZeRO-3": "table 1"}

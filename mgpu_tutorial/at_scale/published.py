@@ -5,7 +5,10 @@ What a table leaves out is said beside it. TP, PP and the like are as in `Plan`.
 
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model import CLUSTERS, Cluster, MeasuredStep, Model, Plan
+from mgpu_tutorial.shared.cost_model.fitting import MeasuredStep
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, Cluster
+from mgpu_tutorial.shared.cost_model.models import Model
+from mgpu_tutorial.shared.cost_model.plans import Plan
 
 NARAYANAN = "Narayanan et al. 2021, https://arxiv.org/abs/2104.04473"
 KORTHIKANTI = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from mgpu_tutorial.at_scale import hierarchy
 from mgpu_tutorial.lab import Table, launch
-from mgpu_tutorial.shared.cost_model import Link, hierarchical_seconds, ring_seconds
+from mgpu_tutorial.shared.cost_model.links import Link, hierarchical_seconds, ring_seconds
 
 
 def time_hierarchy(inside: Link, between: Link, nbytes: int = 2**20) -> dict[str, float]:

@@ -22,7 +22,7 @@ import torch
 
 from mgpu_tutorial.lab import RankFailed, Table, launch
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.run.server import LOOPBACK
+from mgpu_tutorial.lab.run.files import LOOPBACK
 from mgpu_tutorial.processes_and_ranks import free_port
 from mgpu_tutorial.when_it_breaks import jobs
 from mgpu_tutorial.when_it_breaks.record import run_with_limit

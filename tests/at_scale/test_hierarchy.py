@@ -8,7 +8,8 @@ import pytest
 from mgpu_tutorial.at_scale import hierarchy, measurements
 from mgpu_tutorial.at_scale.world import steps_of_one_rank
 from mgpu_tutorial.lab import launch, pretend
-from mgpu_tutorial.shared import cost_model as cost
+from mgpu_tutorial.shared.cost_model.links import Link, hierarchical_seconds, ring_seconds
+from mgpu_tutorial.shared.cost_model.models import Model
 from tests.together import together
 
 METHODS = [hierarchy.flat_ring, hierarchy.hierarchical]
@@ -55,11 +56,11 @@ def test_a_quarter_of_the_bytes_crosses_per_card():
 
 def test_slow_links_show_in_the_times():
     """Waiting takes at least what the formula says, and the hierarchy waits less."""
-    inside, between = cost.Link(1e-3, 200e6), cost.Link(10e-3, 20e6)
+    inside, between = Link(1e-3, 200e6), Link(10e-3, 20e6)
     found = measurements.time_hierarchy(inside, between)
     size = 2**20
-    assert found["flat_ring"] >= cost.ring_seconds(size, 8, between)
-    least = cost.hierarchical_seconds(size, 2, 4, inside, between)
+    assert found["flat_ring"] >= ring_seconds(size, 8, between)
+    least = hierarchical_seconds(size, 2, 4, inside, between)
     assert least <= found["hierarchical"] < found["flat_ring"]
 
 
@@ -113,7 +114,7 @@ def test_a_rank_calls_what_the_cost_model_counts(counted):
 def test_a_rank_computes_what_the_cost_model_counts(counted):
     """An eighth of the matrices and the whole head; PyTorch counts no attention here."""
     first, both = counted
-    model = cost.Model(2, 1024, 8, sequence=64, vocabulary=512)
+    model = Model(2, 1024, 8, sequence=64, vocabulary=512)
     matrices = 3 * 2 * model.layer_flops() / 8 + 3 * model.head_flops()
     assert both.flops - first.flops == 64 * matrices
 

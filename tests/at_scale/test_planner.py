@@ -6,11 +6,16 @@ import pytest
 
 from mgpu_tutorial.at_scale import __main__ as terminal
 from mgpu_tutorial.at_scale import failures, measurements, planner, published, questions
-from mgpu_tutorial.shared import cost_model as cost
 from mgpu_tutorial.shared.cost_model.failures import best_interval
+from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
+from mgpu_tutorial.shared.cost_model.memory import memory_of
+from mgpu_tutorial.shared.cost_model.models import Model, model_of
+from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.step import predict_step
 
-H100 = cost.CLUSTERS["H100"]
-SMALL = cost.model_of(7e9)
+H100 = CLUSTERS["H100"]
+SMALL = model_of(7e9)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +27,7 @@ def test_every_plan_uses_all_gpus_and_can_be_run():
     seen = set()
     for plan in planner.plans(SMALL, H100, 48, 96):
         assert plan.ranks == 48 and 96 % (plan.dp * plan.micro_batch) == 0
-        cost.predict_step(SMALL, H100, plan, 96)
+        predict_step(SMALL, H100, plan, 96)
         seen.add((plan.tp, plan.pp, plan.zero, plan.recompute))
     assert {zero for _, pp, zero, _ in seen if pp == 1} == {0, 1, 2, 3}
     assert {zero for _, pp, zero, _ in seen if pp > 1} == {0, 1}
@@ -51,7 +56,7 @@ def test_the_first_is_the_fastest_of_all_that_fit(small):
     fitting = [
         step.seconds
         for plan in planner.plans(SMALL, H100, 64, 512)
-        if (step := cost.predict_step(SMALL, H100, plan, 512)).memory.total <= 0.90 * 80e9
+        if (step := predict_step(SMALL, H100, plan, 512)).memory.total <= 0.90 * 80e9
     ]
     assert small[0].step.seconds == min(fitting)
     assert len(fitting) > len(small)
@@ -73,7 +78,7 @@ def test_the_planner_finds_the_plan_that_llama_3_was_trained_with():
 
 def test_a_slow_network_turns_the_plans_from_replicas_to_stages():
     def best(gigabytes):
-        cluster = H100._replace(between=cost.Link(5e-6, gigabytes * 1e9))
+        cluster = H100._replace(between=Link(5e-6, gigabytes * 1e9))
         return planner.rank_plans(SMALL, cluster, 64, 512)[0].plan
 
     assert best(50).pp == 1 and best(0.5).pp > 1
@@ -99,11 +104,11 @@ def test_the_tables_say_what_a_plan_is(small):
     assert len(table.header) == len(table.rows[0]) == 10
     assert "no plan fits" in str(measurements.best_plans(405, 8, 8, 50).header[0])
     assert len(measurements.best_plans(70, 512, 1024, 50).rows) == 6
-    plans = {"a": cost.Plan(dp=64, zero=3), "b": cost.Plan(dp=64)}
+    plans = {"a": Plan(dp=64, zero=3), "b": Plan(dp=64)}
     compared = measurements.compare_plans(SMALL, H100, 512, plans)
     assert "too many" in compared.rows[1][-1] and "too" not in compared.rows[0][-1]
     halved = H100._replace(between=H100.between._replace(bandwidth=25e9))
-    slow = cost.predict_step(SMALL, halved, plans["a"], 512).seconds
+    slow = predict_step(SMALL, halved, plans["a"], 512).seconds
     assert H100.between.bandwidth == 50e9 and compared.rows[0][2] == f"{slow:.2f}"
     parts = measurements.parts_table({"x": small[0].step})
     assert sum(float(row[1]) for row in parts.rows[:-3]) == pytest.approx(100, abs=0.5)
@@ -180,13 +185,13 @@ def test_the_answers_by_hand():
 
 def test_the_questions_agree_with_the_cost_model():
     by_number = dict(enumerate(questions.QUESTIONS, 1))
-    model = cost.Model(40, 5120, 40, vocabulary=1)
-    plan = cost.Plan(sequence_parallel=False)
-    kept = cost.memory_of(model, plan, 1).activations / 1e9
+    model = Model(40, 5120, 40, vocabulary=1)
+    plan = Plan(sequence_parallel=False)
+    kept = memory_of(model, plan, 1).activations / 1e9
     assert by_number[11].answer == pytest.approx(kept)
-    link = cost.Link(5e-6, 1e30)
-    assert by_number[23].answer == pytest.approx(1e3 * cost.ring_seconds(1, 1024, link))
-    llama = cost.Model(1, 4096, 32, sequence=by_number[7].answer)
+    link = Link(5e-6, 1e30)
+    assert by_number[23].answer == pytest.approx(1e3 * ring_seconds(1, 1024, link))
+    llama = Model(1, 4096, 32, sequence=by_number[7].answer)
     assert llama.attention_flops() == pytest.approx(llama.layer_flops())
 
 

@@ -4,7 +4,16 @@ import pytest
 
 from mgpu_tutorial.at_scale import measurements, predictions, published
 from mgpu_tutorial.at_scale.planner import TIE, USABLE
-from mgpu_tutorial.shared import cost_model as cost
+from mgpu_tutorial.shared.cost_model.machines import (
+    A100,
+    A100_40GB,
+    A100_2021,
+    CLUSTERS,
+    H100,
+    H100_500W,
+)
+from mgpu_tutorial.shared.cost_model.models import Model
+from mgpu_tutorial.shared.cost_model.plans import Plan
 
 
 @pytest.mark.parametrize(
@@ -12,7 +21,7 @@ from mgpu_tutorial.shared import cost_model as cost
 )
 def test_the_shapes_have_the_parameters_that_the_paper_names(name):
     heads, hidden, layers, *_ = published.TABLE_1[name]
-    found = cost.Model(layers, hidden, heads).parameters
+    found = Model(layers, hidden, heads).parameters
     assert found == pytest.approx(float(name[:-1]) * 1e9, rel=0.04)
 
 
@@ -47,11 +56,11 @@ def test_the_plans_of_llama_use_sixteen_million_tokens():
 
 def test_the_numbers_of_the_gpus_are_what_their_rows_tell():
     for family, gpu in (
-        ("table 5", cost.A100),
-        ("table 1", cost.A100_2021),
-        ("MPT, FSDP", cost.A100_40GB),
-        ("Llama 3 405B", cost.H100),
-        ("torchtitan 8B", cost.H100_500W),
+        ("table 5", A100),
+        ("table 1", A100_2021),
+        ("MPT, FSDP", A100_40GB),
+        ("Llama 3 405B", H100),
+        ("torchtitan 8B", H100_500W),
     ):
         found = predictions.gpu_of(family)
         assert found[-2:] == pytest.approx(gpu[-2:], rel=4e-3), family
@@ -130,13 +139,13 @@ def test_a_layer_takes_what_the_authors_measured():
     """
     from mgpu_tutorial.shared.cost_model import step
 
-    cluster = cost.CLUSTERS["A100"]._replace(gpu=predictions.gpu_of("table 5"))
-    model = cost.Model(48, 6144, 64)
+    cluster = CLUSTERS["A100"]._replace(gpu=predictions.gpu_of("table 5"))
+    model = Model(48, 6144, 64)
     for milliseconds, plan in (
-        (19.6, cost.Plan(8, micro_batch=4, flash=False, sequence_parallel=False)),
-        (19.0, cost.Plan(8, micro_batch=4, flash=False)),
-        (27.2, cost.Plan(8, micro_batch=4, recompute="full", **published.OLD)),
-        (20.3, cost.Plan(8, micro_batch=4, recompute="selective", flash=False)),
+        (19.6, Plan(8, micro_batch=4, flash=False, sequence_parallel=False)),
+        (19.0, Plan(8, micro_batch=4, flash=False)),
+        (27.2, Plan(8, micro_batch=4, recompute="full", **published.OLD)),
+        (20.3, Plan(8, micro_batch=4, recompute="selective", flash=False)),
     ):
         slot = step.micro_batch_seconds(model, cluster, plan)
         found = sum(slot[name] for name in ("matmul", "elementwise", "tensor")) / 48 * 1e3

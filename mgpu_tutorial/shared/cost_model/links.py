@@ -18,7 +18,6 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-FREE = Link(latency=0.0, bandwidth=float("inf"))
 LARGE = 10**6  # numbers in the larger of the two all_reduces that tell the link
 
 
