@@ -1,12 +1,13 @@
 """Each exercise of the first notebooks takes right answers in any dress, and no wrong one."""
 
 import ast
-import symtable
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+
+from tools.assignment import binds, needed, reads
 
 ROOT = Path(__file__).parent.parent
 
@@ -263,32 +264,9 @@ GIVEN = {  # instead of cells that train
 }
 
 
-def reads(statement):
-    """The names from outside that a statement uses, in its functions too."""
-    tables, found = [symtable.symtable(ast.unparse(statement), "cell", "exec")], set()
-    for table in tables:
-        tables += table.get_children()
-        at_top = table.get_type() == "module"
-        used = (symbol for symbol in table.get_symbols() if symbol.is_referenced())
-        found |= {symbol.get_name() for symbol in used if at_top or symbol.is_global()}
-    return found
-
-
-def binds(statement):
-    """The names that a statement defines."""
-    table = symtable.symtable(ast.unparse(statement), "cell", "exec")
-    symbols = table.get_symbols()
-    return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
-
-
-def before(statements, needed):
-    """Those statements, in order, that define what is needed, and what they need in turn."""
-    kept = []
-    for statement in reversed(statements):
-        if binds(statement) & needed:
-            kept.append(statement)
-            needed = (needed | reads(statement) - set(GIVEN)) - binds(statement)
-    return kept[::-1]
+def before(statements, names):
+    """Those statements that make what is needed, but for what is given."""
+    return needed([s for s in statements if not binds(s) & set(GIVEN)], names - set(GIVEN))
 
 
 def exercise_of(stem, name):
@@ -306,9 +284,10 @@ def exercise_of(stem, name):
         asked = [part for part in body if name in reads(part)]
         own = [part for part in body if part not in asked and name not in binds(part)]
         assert len(body) == len(own) + len(asked) + 1 and asked, name
-        needed = set.union({"torch", "dist"}, *map(reads, body))
-        needed -= set.union(set(GIVEN), *map(binds, own))
-        return [*before(earlier, needed), *own], asked
+        names = set.union({"torch", "dist"}, *map(reads, body)) - set().union(
+            *map(binds, own)
+        )
+        return [*before(earlier, names), *own], asked
     raise AssertionError(f"{stem} has no exercise that asks for {name}")
 
 
@@ -325,9 +304,9 @@ def judged(space, capsys, answer, asked):
     ("stem", "name", "right", "wrong"), EXERCISES, ids=[name for _, name, *_ in EXERCISES]
 )
 def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, stem, name, right, wrong):
-    needed, asked = exercise_of(stem, name)
+    first, asked = exercise_of(stem, name)
     space = {"__name__": "__main__"} | {key: make() for key, make in GIVEN.items()}
-    exec(compile(ast.Module(needed, []), stem, "exec"), space)
+    exec(compile(ast.Module(first, []), stem, "exec"), space)
     for answer in right:
         assert judged(space, capsys, answer, asked) == "correct", answer
     for answer, reason in wrong.items():

@@ -8,20 +8,12 @@ import itertools
 
 import nbformat
 import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 from mgpu_tutorial import CHAPTERS
-from tools.assignment import (
-    GRADER,
-    ROOT,
-    _replaced,
-    exercises,
-    main,
-    nbgrader,
-    otter,
-    read,
-    variants_of,
-    write,
-)
+from tools import assignment
+from tools.assignment import ROOT, exercises, main, nbgrader, read, variants_of
 
 ARITHMETIC = ("data_partitioning", "when_it_breaks", "sharding", "at_scale")
 
@@ -38,30 +30,21 @@ def test_every_chapter_can_be_an_assignment(name):
     tagged = [c for c in notebook.cells if "exercise" in c.metadata.get("tags", [])]
     assert len(found) == len(tagged) >= 2
     for each in found:
-        for code in (setup, each.given, each.stub, each.solution, each.test):
+        for code in (setup, each.stub, each.solution, each.test, each.hidden):
             ast.parse(code)
-        assert "graded(" in each.test and "check(" not in each.test
-        assert each.points > 0 and '"""' not in each.stub and each.solution
+        assert "check(" in each.test and "check(" not in each.stub + each.solution
+        assert "graded(" in each.hidden and "check(" not in each.hidden.replace("_check(", "")
+        assert each.points > 0 and '"""' not in each.stub + each.test
         assert each.words[0].source.startswith(f"**{each.number}.** ")
 
 
-def test_a_stub_does_not_hold_its_solution():
-    _, found = exercises(read(chapter("point_to_point")))
-    assert found[0].stub == "ranks = ..." and found[0].solution == "ranks = 7"
-    assert "dist.send" in found[1].solution and "dist.send" not in found[1].stub
-
-
-def test_the_setup_has_what_is_used_and_nothing_else():
-    setup, _ = exercises(read(chapter("collectives")))
-    assert "SIZE =" in setup and "traffic" in setup
-    assert "stepper(report)" not in setup
-
-
-def test_what_the_solution_starts_from_stands_in_the_stub():
+def test_the_solution_starts_from_the_stub_and_the_setup_and_nothing_else():
+    setup, found = exercises(read(chapter("collectives")))
+    assert "SIZE =" in setup and "stepper(report)" not in setup
+    assert found[0].stub == "bytes_sent = ..." and "counted" in found[0].test
     _, found = exercises(read(chapter("tensor_parallel")))
     for each, start in zip(found, ("first, second =", "x = torch.arange"), strict=True):
-        assert start in each.given and start in each.stub
-        assert start not in each.solution and start not in each.test
+        assert start in each.stub and start not in each.solution + each.test
 
 
 def test_code_between_the_words_and_the_stub_comes_along():
@@ -72,26 +55,21 @@ def test_code_between_the_words_and_the_stub_comes_along():
     assert found[1].solution == 'reduction, divisor = "sum", 10'
 
 
-def test_both_graders_get_notebooks_that_are_valid(tmp_path):
-    for variant, name in enumerate(["point_to_point", "point_to_point_2"], 1):
-        paths = list(write(chapter("point_to_point"), tmp_path, variant))
-        assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
-            f"{name}/otter/{name}.ipynb",
-            f"{name}/nbgrader/source/{name}/{name}.ipynb",
-        ]
-        for path in paths:
-            nbformat.validate(read(path))
-        assert (tmp_path / name / "nbgrader" / "nbgrader_config.py").exists()
-
-
-def test_points_and_ids_are_those_of_the_exercises():
-    setup, found = exercises(read(chapter("ddp_buckets")))
-    made = nbgrader("A title", setup, found)
-    graded = [c.metadata.nbgrader for c in made.cells if c.cell_type == "code"]
+def test_both_graders_get_valid_notebooks_with_the_points_of_the_exercises(tmp_path):
+    paths = list(assignment.write(chapter("ddp_buckets"), tmp_path, 2))
+    assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
+        "ddp_buckets_2/otter/ddp_buckets_2.ipynb",
+        "ddp_buckets_2/nbgrader/source/ddp_buckets_2/ddp_buckets_2.ipynb",
+    ]
+    assert (tmp_path / "ddp_buckets_2" / "nbgrader" / "nbgrader_config.py").exists()
+    _, found = exercises(read(chapter("ddp_buckets")))
+    for_otter, for_nbgrader = map(read, paths)
+    for made in (for_otter, for_nbgrader):
+        nbformat.validate(made)
+    graded = [c.metadata.nbgrader for c in for_nbgrader.cells if c.cell_type == "code"]
     assert len({cell.grade_id for cell in graded}) == len(graded)
-    points = [cell.points for cell in graded if cell.grade]
-    assert points == [each.points for each in found]
-    raw = "\n".join(c.source for c in otter("A title", setup, found).cells)
+    assert [cell.points for cell in graded if cell.grade] == [each.points for each in found]
+    raw = "\n".join(cell.source for cell in for_otter.cells)
     assert raw.count("# BEGIN QUESTION") == raw.count("# HIDDEN") == len(found)
 
 
@@ -99,13 +77,9 @@ def code(exercise):
     return exercise.stub, exercise.solution, exercise.test
 
 
-def sources(cells):
-    return [cell.source for cell in cells]
-
-
 def test_the_first_variant_is_the_notebook_and_the_others_differ():
     varied = [name for name in CHAPTERS if variants_of(read(chapter(name))) > 1]
-    page = (ROOT / "docs" / "courses.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "courses.md").read_text("utf-8")
     listed = page.partition("### Variants")[2].partition(" stay as they are")[0]
     assert [name for name in CHAPTERS if f"`{name}`" in listed] == varied
     for name in varied:
@@ -113,26 +87,21 @@ def test_the_first_variant_is_the_notebook_and_the_others_differ():
         for cell in notebook.cells:
             table = cell.metadata.get("handout", {}).get("variants", [])
             assert all(len(set(line)) > 1 for line in table), table
+            assert len({line[0] for line in table}) == len(table)
             assert not table or "exercise" in cell.metadata.tags
-            olds = [line[0] for line in table]
-            assert len(set(olds)) == len(olds)
         made = [exercises(notebook, i + 1)[1] for i in range(variants_of(notebook))]
         for one, other in itertools.combinations(made, 2):
             pairs = [(a, b) for a, b in zip(one, other, strict=True) if code(a) != code(b)]
             assert pairs, name
             for a, b in pairs:
                 assert a.solution != b.solution and a.test != b.test
-                assert sources(a.words) != sources(b.words)
+                assert [cell.source for cell in a.words] != [cell.source for cell in b.words]
 
 
-def answered(exercise, solution):
-    """A solution under the test of an exercise, in the space of a notebook of its own."""
-    return "\n".join([exercise.given, solution, exercise.test])
-
-
-def passes(space, code):
+def is_right(space, exercise, answer):
+    """Whether an answer passes the test of an exercise, in a space of its own."""
     try:
-        exec(code, dict(space))
+        exec("\n".join([exercise.stub, answer, exercise.hidden]), dict(space))
     except AssertionError as said:
         assert "not yet" in str(said)
         return False
@@ -143,23 +112,21 @@ def passes(space, code):
 def test_a_solution_is_right_in_its_own_variant_only(monkeypatch, name):
     """The first exercise of chapters where it takes no launch."""
     notebook = read(chapter(name))
-    variants = range(1, variants_of(notebook) + 1)
-    found = [exercises(notebook, variant)[1][0] for variant in variants]
+    found = [exercises(notebook, i + 1)[1][0] for i in range(variants_of(notebook))]
     space = {"__name__": "__main__"}
     monkeypatch.setenv("MGPU_DEVICE", "cpu")  # which one of them sets
-    exec("\n".join([exercises(notebook)[0], GRADER]), space)
+    exec("\n".join([exercises(notebook)[0], assignment.GRADER]), space)
     for mine, other in itertools.product(found, found):
-        assert passes(space, answered(mine, other.solution)) == (mine is other)
-        assert not passes(space, answered(mine, mine.stub))
+        assert is_right(space, mine, other.solution) == (mine is other)
+        assert not is_right(space, mine, mine.stub)
 
 
 def test_what_is_replaced_stands_for_itself():
     sources = ["21, 21.0 and 2,121 of 210; x21 = f(21)", "7e21 ** 21"]
-    new = _replaced(sources, [["21", "15"], ["f(21)", "g(21)"]], 2)
+    new = assignment._replaced(sources, [["21", "15"], ["f(21)", "g(21)"]], 2)
     assert new == ["15, 21.0 and 2,121 of 210; x21 = g(21)", "7e21 ** 15"]
-    swapped = _replaced(["4 of 8"], [["4", "8"], ["8", "4"]], 2)
-    assert swapped == ["8 of 4"]
-    assert _replaced(sources, [["21", "15"]], 1) == sources
+    assert assignment._replaced(["4 of 8"], [["4", "8"], ["8", "4"]], 2) == ["8 of 4"]
+    assert assignment._replaced(sources, [["21", "15"]], 1) == sources
 
 
 def test_a_table_that_does_not_fit_is_named():
@@ -175,36 +142,26 @@ def test_a_table_that_does_not_fit_is_named():
 
 
 @pytest.mark.parametrize("variant", ["0", "4", "-1", "two", "1.5", "²", ""])
-def test_a_variant_that_is_not_there_is_one_line(capsys, variant):
-    assert main(["point_to_point", variant]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err == (
-        f"VARIANT={variant!r}: point_to_point has the variants 1 to 3; give one of them\n"
-    )
-    assert main(["ddp_buckets", "2"]) == 2
-    said = capsys.readouterr().err
-    assert said == "VARIANT='2': ddp_buckets has no variants; leave it out\n"
-
-
-def test_a_chapter_that_is_not_there_is_one_line(capsys):
-    assert main(["point"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("NAME='point': no such chapter; there are processes_and_ranks, ")
-    assert said.count("\n") == 1
+def test_a_variant_or_a_chapter_that_is_not_there_is_one_line(capsys, variant):
+    for name, said in {
+        "point_to_point": f"VARIANT={variant!r}: point_to_point has the variants 1 to 3\n",
+        "ddp_buckets": f"VARIANT={variant!r}: ddp_buckets has no variants; leave it out\n",
+        "point": f"NAME='point': no such chapter; there are {', '.join(CHAPTERS)}\n",
+    }.items():
+        assert main([name, variant]) == 2
+        assert capsys.readouterr() == ("", said)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [1, 2])
 def test_what_is_graded_is_right_for_the_solution_and_wrong_for_others(variant):
     """In a kernel, without the graders: setup, answer, test, for the first exercise."""
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
-
     notebook = read(chapter("point_to_point"))
     setup, found = exercises(notebook, variant)
     other = exercises(notebook, 3)[1][0]
     made = nbgrader("A title", setup, found[:1])
     NotebookClient(made, timeout=100).execute()
+    assert "correct" in str(made.cells[3].outputs)  # what the student sees
     wrong = {found[0].stub: "nothing is filled in", other.solution: "the token is 28.0"}
     for answer, said in wrong.items():
         made.cells[3].source = answer
