@@ -83,11 +83,21 @@ def test_pytorchs_own_store_listens_everywhere_and_ours_does_not():
 # Whose files are read
 
 
-def test_the_folder_of_a_kernel_is_its_users_alone(tmp_path):
+def test_the_folder_of_a_kernel_is_its_users_alone():
     assert files.kernel_folder().stat().st_mode & 0o777 == 0o700
-    tmp_path.chmod(0o777)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path, mode):
+    tmp_path.chmod(mode)
     with pytest.raises(PermissionError, match="not a folder of yours alone"):
         files.require_private(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_folder_that_others_may_only_read_is_taken(tmp_path, mode):
+    tmp_path.chmod(mode)
+    files.require_private(tmp_path)
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
 """Workers that the tests launch: most of them misbehave."""
 
 import os
+import random
 import signal
 import socket
 import sys
 import time
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -53,7 +55,8 @@ def has_imported(rank, world_size, *modules):
 
 
 def settings(rank, world_size):
-    return torch.get_num_threads(), torch.rand(1).item(), dist.get_backend()
+    drawn = torch.rand(1).item(), random.random(), np.random.rand()
+    return torch.get_num_threads(), drawn, dist.get_backend()
 
 
 def raises(rank, world_size):
@@ -161,6 +164,10 @@ def with_children(rank, world_size, marker):
     child = subprocess.Popen(["sleep", "61"])
     note(f"{marker}.{rank}", child.pid)
     time.sleep(60)
+
+
+def ends_after(rank, world_size, seconds):
+    time.sleep(seconds * rank)
 
 
 def counts(rank, world_size):

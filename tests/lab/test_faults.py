@@ -28,7 +28,6 @@ import torch
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.record import source_lines, trace
 from mgpu_tutorial.lab.run import errors, files, server, transfer
-from mgpu_tutorial.lab.run import launch as launching
 from mgpu_tutorial.lab.run import ranks as running
 from tests.lab import faulty
 from tests.lab.leftovers import after, leftovers, runs
@@ -46,19 +45,14 @@ def warm():
 def nothing_is_left_and_the_next_launch_works(warm, tmp_path_factory, monkeypatch):
     temporary = tmp_path_factory.mktemp("tmp")  # other programs write to the usual one
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    begun, workspace = [], launching.workspace
-    monkeypatch.setattr(
-        launching, "workspace", lambda size: [begun.append(size), workspace(size)][1]
-    )
     yield
     assert after(5, leftovers) == []
     assert list(temporary.iterdir()) == []
     monkeypatch.undo()
-    if begun:
-        assert launch(faulty.total, 2).results == [1.0, 1.0]
+    assert launch(faulty.total, 2).results == [1.0, 1.0]
 
 
-def crowd():
+def load_factor():
     """How many processes want each core: a promise of seconds is for a core of one's own."""
     return max(1.0, os.getloadavg()[0] / os.cpu_count())
 
@@ -68,7 +62,7 @@ def fails(worker, world_size, *args, kind=RankFailed, **options):
     begin = time.monotonic()
     with pytest.raises(kind) as caught:
         launch(worker, world_size, *args, **{"timeout": TIMEOUT} | options)
-    assert time.monotonic() - begin < options.get("timeout", TIMEOUT) + 3 * crowd()
+    assert time.monotonic() - begin < options.get("timeout", TIMEOUT) + 3 * load_factor()
     return str(caught.value).splitlines(), caught.value
 
 
@@ -98,7 +92,7 @@ def program(source: str, folder: Path, *words: str) -> subprocess.Popen:
 def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(tmp_path):
     begin = time.monotonic()
     report = launch(faulty.never_exits, 4, str(tmp_path / "pid"), timeout=TIMEOUT)
-    assert time.monotonic() - begin < running.EXIT_LIMIT + 3 * crowd()
+    assert time.monotonic() - begin < running.EXIT_LIMIT + 3 * load_factor()
     assert report.results == [0, 1, 2, 3]
     for text in report.stderr:
         assert "launch ended this process 2 s after its worker had returned: " in text
@@ -774,7 +768,7 @@ def test_a_carriage_return_overwrites_the_line():
 def test_ranks_may_end_apart_without_a_wait():
     begin = time.monotonic()
     launch(faulty.ends_apart, 2)
-    assert time.monotonic() - begin < 0.7 + running.EXIT_LIMIT * crowd()
+    assert time.monotonic() - begin < 0.7 + running.EXIT_LIMIT * load_factor()
 
 
 def test_a_loop_that_is_left_early_leaves_no_descriptor():

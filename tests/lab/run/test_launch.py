@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ import time
 from multiprocessing import util
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.run import files, server
+from mgpu_tutorial.lab.run import launch as launching
 from mgpu_tutorial.lab.run import ranks as running
 from tests.lab import ranks
 from tests.lab.leftovers import after, leftovers, runs
@@ -116,7 +119,9 @@ def test_a_rank_has_one_thread_a_seed_and_torchruns_environment():
         ["1", "1", "2", "2"],
     ]
     (threads, first, backend), other = launch(ranks.settings, 2, device="cpu").results
-    assert (threads, backend) == (1, "gloo") and other[1] == first
+    torch.manual_seed(0)
+    drawn = torch.rand(1).item(), random.Random(0).random(), np.random.RandomState(0).rand()
+    assert (threads, backend) == (1, "gloo") and first == other[1] == drawn
 
 
 def test_ranks_see_the_environment_of_this_moment(monkeypatch):
@@ -314,7 +319,7 @@ def test_a_rank_that_returns_early_is_blamed():
         (0, ValueError),
         (-1, ValueError),
         ("2", TypeError),
-        (10_000, ValueError),
+        (65, ValueError),
         (True, TypeError),
         (2.0, TypeError),
     ],
@@ -323,6 +328,16 @@ def test_a_world_size_that_cannot_be_is_refused(size, kind):
     with pytest.raises(kind, match="world_size must be") as caught:
         launch(ranks.total, size)
     assert str(size) in str(caught.value)
+
+
+def test_there_may_be_64_ranks():
+    assert launching._whole_number(64) == 64
+
+
+def test_a_launch_takes_the_time_of_its_slowest_worker():
+    begin = time.monotonic()
+    seconds = launch(ranks.ends_after, 2, 0.3).seconds
+    assert 0.25 <= seconds < time.monotonic() - begin  # they do not begin at once
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "3", None, float("inf"), float("nan")])
@@ -346,8 +361,9 @@ def test_a_wrong_signature_shows_the_signature():
     assert "got an unexpected keyword argument 'batch'" in lines[0]
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:99", ""])
-def test_a_device_that_is_not_there_is_refused(device):
+@pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:x", "cuda:99", ""])
+def test_a_device_that_is_not_there_is_refused(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="device"):
         launch(ranks.total, 2, device=device)
 

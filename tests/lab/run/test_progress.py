@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from mgpu_tutorial.lab.run.progress import ProgressBar
+from mgpu_tutorial.lab.run.progress import ProgressBar, progress, status
 from tools.store import still
 
 CELL = """
@@ -56,3 +56,23 @@ def test_the_bar_adds_up_what_the_ranks_report(tmp_path):
         (tmp_path / f"rank{rank}").mkdir()
         (tmp_path / f"rank{rank}" / "progress").write_text(text)
     assert ProgressBar(tmp_path, 4, 30.0)._progress() == (7, 20)
+
+
+def test_a_loop_says_before_each_step_how_many_are_done(tmp_path, monkeypatch):
+    monkeypatch.setenv("MGPU_RANK_FOLDER", str(tmp_path))
+    said = [
+        (item, (tmp_path / "progress").read_text().split())
+        for item in progress((letter for letter in "ab"), total=2)
+    ]
+    assert said == [("a", ["0", "2"]), ("b", ["1", "2"])]
+    assert (tmp_path / "progress").read_text().split() == ["2", "2"]
+
+
+def test_a_status_may_hold_any_character(tmp_path, monkeypatch):
+    monkeypatch.setenv("MGPU_RANK_FOLDER", str(tmp_path))
+    status("loss 0.5 \ud800")
+    assert (tmp_path / "status").read_text(encoding="utf-8") == "loss 0.5 \\ud800"
+    monkeypatch.delenv("MGPU_RANK_FOLDER")
+    status("nobody shows this")
+    assert list(progress("abc")) == ["a", "b", "c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["status"]

@@ -43,14 +43,23 @@ def call_each(rank, world_size):
     dist.broadcast(three, src=0)
     dist.reduce(three, dst=0)
     dist.all_gather([torch.empty(3) for _ in range(world_size)], three)
+    many = [torch.empty(3) for _ in range(world_size)]
+    dist.reduce_scatter(three, many)
+    dist.all_to_all(many, [torch.empty(3) for _ in range(world_size)])
+    dist.all_gather_single(torch.empty(3 * world_size), three)
+    dist.send(three, dst=1)
+    dist.recv(three, src=1)
     return dist.get_world_size(), rank
 
 
 def test_plain_collectives_are_counted_by_their_larger_side():
     seen = pretend(call_each, world_size=5)
     assert seen.returned == (5, 0)
-    assert seen.calls == {"all_reduce": 2, "broadcast": 1, "reduce": 1, "all_gather": 1}
-    assert seen.nbytes == {"all_reduce": 24, "broadcast": 12, "reduce": 12, "all_gather": 60}
+    once = {"broadcast": 12, "reduce": 12, "reduce_scatter": 60, "all_to_all": 60}
+    once |= {"send": 12, "recv": 12}
+    twice = {"all_reduce": 24, "all_gather": 120}
+    assert seen.calls == dict.fromkeys(once, 1) | dict.fromkeys(twice, 2)
+    assert seen.nbytes == once | twice
 
 
 def give_back(rank, world_size, value):
