@@ -1,4 +1,4 @@
-"""How long until four ranks have run one all_reduce? Five ways to start them.
+"""How long until four ranks have run one all_reduce? Four ways to start them.
 
     python benchmarks/launch_latency.py [--repeats 15]
 
@@ -11,8 +11,7 @@ to fork and to end.
 """
 
 import argparse
-import contextlib
-import importlib.util
+import importlib
 import os
 import statistics
 import subprocess
@@ -96,17 +95,6 @@ def as_rank() -> None:
     dist.destroy_process_group()
 
 
-def by_accelerate() -> None:
-    from accelerate import notebook_launcher
-
-    with contextlib.redirect_stdout(None), tempfile.TemporaryDirectory() as folder:
-        notebook_launcher(_accelerated, (folder,), num_processes=RANKS)
-
-
-def _accelerated(folder: str) -> None:
-    assert worker(int(os.environ["LOCAL_RANK"]), RANKS) == 6
-
-
 def seconds(call: Callable[[], None]) -> float:
     begin = time.perf_counter()
     call()
@@ -144,8 +132,6 @@ def main() -> None:
     ways = {"launch": by_launch, "a bare fork": by_fork}
     if not given.quick:
         ways |= {"mp.spawn": by_spawn, "torchrun": by_torchrun}
-    if not given.quick and importlib.util.find_spec("accelerate"):
-        ways["notebook_launcher"] = by_accelerate
     first = seconds(by_launch)  # starts the fork server
     times = turns(ways, given.repeats)
     for module in server.PRELOAD:
