@@ -72,10 +72,6 @@ def read(path: Path) -> Cell:
     return nbformat.read(path, as_version=4)
 
 
-def about(cell: Cell) -> dict:
-    return cell.metadata.get("handout", {})
-
-
 def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
     """The code that the exercises of a chapter build on, and the exercises.
 
@@ -111,7 +107,7 @@ def variants_of(notebook: Cell) -> int:
 
     Raises ValueError where their tables do not have the same number of columns.
     """
-    lines = [line for cell in notebook.cells for line in about(cell).get("variants", [])]
+    lines = [line for cell in notebook.cells for line in _noted(cell, "variants", [])]
     counts = {len(line) for line in lines} or {1}
     if len(counts) > 1:
         raise ValueError(f"lines of {sorted(counts)} variants: all need the same number")
@@ -123,9 +119,9 @@ def _exercise(
 ) -> Exercise:
     if "solution" not in solved.metadata.get("tags", []):
         raise ValueError("an exercise without a solution")
-    answer = about(solved).get("answer", solved.source.removeprefix(MAGIC))
+    answer = _noted(solved, "answer", solved.source.removeprefix(MAGIC))
     sources = [*(cell.source for cell in words), asked.source, answer]
-    *said, question, answer = _replaced(sources, about(asked).get("variants", []), variant)
+    *said, question, answer = _replaced(sources, _noted(asked, "variants", []), variant)
     right = set.intersection(*(
         set().union(*map(binds, ast.parse(text).body)) for text in (question, answer)
     ))  # fmt: skip
@@ -140,8 +136,12 @@ def _exercise(
     code = [cell.source for cell in made if cell.cell_type == "code"] + [question, answer]
     own = [node for text in code for node in ast.parse(text).body]
     needs = set().union(*map(reads, own)) - set().union(*map(binds, own))
-    points = about(asked).get("points", 1)
+    points = _noted(asked, "points", 1)
     return Exercise(number, made, stub, _cut(answer, right)[0], test, points, needs)
+
+
+def _noted(cell: Cell, name: str, otherwise: object) -> object:
+    return cell.metadata.get("handout", {}).get(name, otherwise)
 
 
 def _cut(text: str, names: set[str]) -> tuple[str, str]:

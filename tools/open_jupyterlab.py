@@ -13,7 +13,7 @@ START = "README.md"  # what the notebooks are, in which order, how long each tak
 
 
 def arguments(words: list[str]) -> list[str]:
-    """The command line of JupyterLab, which listens on this machine only, unless told."""
+    """JupyterLab's, which listens on this machine only, unless told."""
     flags = [
         f"--ServerApp.root_dir={ROOT}",
         f"--LabApp.default_url=/lab/tree/{START}",
@@ -23,17 +23,11 @@ def arguments(words: list[str]) -> list[str]:
         flags.append("--ServerApp.ip=127.0.0.1")  # a container names another
     if hasattr(os, "getuid") and os.getuid() == 0:
         flags.append("--allow-root")
-    if not has_desktop():  # print the address instead of looking for a browser
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not display and sys.platform not in ("darwin", "win32"):  # no window can open
         flags.append("--no-browser")
     return [sys.executable, "-m", "jupyterlab", *flags, *words]
 
 
-def has_desktop() -> bool:
-    """True where a browser window can open."""
-    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return sys.platform in ("darwin", "win32") or bool(display)
-
-
 if __name__ == "__main__":
-    command = arguments(sys.argv[1:])
-    os.execv(command[0], command)
+    os.execv(sys.executable, arguments(sys.argv[1:]))
