@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.shared.models import SmallTransformer
@@ -14,10 +15,14 @@ OPTIMIZERS = {
 }
 
 
-def new_model(dtype=torch.float64, tied=True, frozen=False):
+def new_model(dtype=torch.float64, tied=True, frozen=False, unused=False):
     """Sizes that no number of ranks divides: a norm has 5 numbers, the embedding 185."""
     torch.manual_seed(0)
-    model = SmallTransformer(VOCABULARY, width=5, heads=1, depth=2, tied=tied).to(dtype)
+    model = SmallTransformer(VOCABULARY, width=5, heads=1, depth=2, tied=tied)
+    if unused:
+        model.unused = nn.Linear(3, 1)
+    model.register_buffer("mark", torch.zeros(1))
+    model.to(dtype)
     if frozen:
         model.position.weight.requires_grad_(False)
         model.blocks[0].mlp.up.weight.requires_grad_(False)
@@ -60,7 +65,7 @@ def train_alone(optimizer, steps, parts=1, **kind):
         for tokens in batches(step, parts):
             loss_on(model, tokens).backward()
         for p in trained(model.parameters()):
-            p.grad /= parts
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad / parts
         stepper.step()
     return values(model)
 

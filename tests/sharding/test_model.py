@@ -15,14 +15,7 @@ from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding.flat import Flat
 from mgpu_tutorial.sharding.gradients import Slice
 from mgpu_tutorial.sharding.model import ShardedModel, cast
-from tests.sharding.reference import (
-    batches,
-    loss_of,
-    loss_on,
-    mean_gradients,
-    new_model,
-    values,
-)
+from tests.sharding.reference import batches, loss_of, mean_gradients, new_model, values
 
 
 @pytest.mark.parametrize("cut", [Slice, lambda p: Flat(nn.ParameterList(p), p, None)])
@@ -80,29 +73,16 @@ def test_nobody_keeps_a_gathered_weight_between_forward_and_backward(ranks):
     assert ranks(2, watch_gathered).results == [([True] * 3,) * 3] * 2
 
 
-class Noted(nn.Module):
-    """A layer that notes when it begins to compute, forward and backward."""
-
-    def __init__(self, number, width):
-        super().__init__()
-        self.number = number
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x):
-        note(f"forward {self.number}")
-        x = self.linear(x[..., : self.linear.in_features])
-        if x.requires_grad:
-            x.register_hook(lambda _: note(f"backward {self.number}"))
-        return nn.functional.pad(x, (0, 9 - x.shape[-1]))
-
-
 def take_two_steps(rank, world_size, prefetch):
-    """Three layers of 3, 5 and 7 features; each step begins with a note."""
-    layers = nn.Sequential(*(Noted(i, width) for i, width in enumerate((3, 5, 7))))
+    """Three layers note when they have computed and when their backward begins."""
+    layers = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(7, 9))
+    for i, layer in enumerate(layers):
+        layer.register_forward_hook(lambda *_, i=i: note(f"forward {i}"))
+        layer.register_full_backward_pre_hook(lambda *_, i=i: note(f"backward {i}"))
     model = ShardedModel(layers, prefetch=prefetch)
     for step in (1, 2):
         note(f"step {step}")
-        model(torch.ones(2, 9)).sum().backward()
+        model(torch.ones(2, 3)).sum().backward()
         model.finish_gradient_synchronization()
     note("step 3")
 
@@ -110,7 +90,7 @@ def take_two_steps(rank, world_size, prefetch):
 def what_happened(report, step):
     """What rank 0 did in a step, in order; a call is named by the layer that it is for."""
     names = {}
-    for layer, numbers in enumerate((3 * 4, 5 * 6, 7 * 8)):  # of float32; a rank has half
+    for layer, numbers in enumerate((4 * 5, 6 * 7, 8 * 9)):  # of float32; a rank has half
         names["all_gather_single", 4 * numbers] = f"gather {layer}"
         names["reduce_scatter_single", 2 * numbers] = f"scatter {layer}"
     mine = [event for event in report.events if event.rank == 0]
@@ -143,45 +123,8 @@ def test_without_prefetching_every_gather_is_made_when_it_is_needed(ranks):
 # Numbers of other kinds
 
 
-def train_in_bfloat16(rank, world_size):
-    """The dtypes that are seen in a step, and the square of this rank's part of the norm."""
-    module = new_model(torch.float32)
-    model = ShardedModel(module, compute_dtype=torch.bfloat16)
-    seen = []
-
-    def look(block, inputs):
-        seen.extend([block.mlp.up.weight.dtype, inputs[0].dtype])
-
-    module.blocks[0].register_forward_pre_hook(look)
-    output = model(batches(0, world_size)[rank])
-    seen.append(output.dtype)
-    loss_of(model, 0).backward()
-    model.finish_gradient_synchronization()
-    kept = {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()}
-    return seen[:3], kept, sum(p.grad.double().square().sum().item() for p in model.shards)
-
-
-def test_a_compute_dtype_leaves_the_master_weights_alone(ranks):
-    report = ranks(2, train_in_bfloat16, trace=True)
-    short = torch.bfloat16
-    squares = []
-    for seen, kept, square in report.results:
-        assert seen == [short, short, torch.float32]
-        assert kept == {torch.float32}
-        squares.append(square)
-    expected = sum(g.square().sum().item() for g in mean_gradients().values())
-    assert sum(squares) != expected
-    assert sum(squares) == pytest.approx(expected, rel=0.05)  # eight binary digits
-    # 2 bytes for each number of a unit, padded to two equal shards; a rank receives one
-    units = {2 * 5 + 4 * 25 + 2 * 5 + 100 + 20 + 100 + 5 + 1, 185 + 320 + 10 + 1}
-    sent = {(e.op, e.nbytes) for e in report.events if e.op.endswith("single")}
-    assert sent == {("all_gather_single", 2 * unit) for unit in units} | {
-        ("reduce_scatter_single", unit) for unit in units
-    }
-
-
-def compute_blocks_in_bfloat16(rank, world_size, only_blocks):
-    """The dtypes of a block's input, weight and output, where only blocks are units."""
+def train_in_bfloat16(rank, world_size, only_blocks):
+    """Dtypes on a block's way, of what is kept, and the square of the gradient here."""
     module = new_model(torch.float32)
     units = list(module.blocks) if only_blocks else None
     model = ShardedModel(module, units, compute_dtype=torch.bfloat16)
@@ -192,16 +135,34 @@ def compute_blocks_in_bfloat16(rank, world_size, only_blocks):
 
     module.blocks[1].register_forward_pre_hook(look)
     module.blocks[1].register_forward_hook(lambda block, _, out: seen.append(out.dtype))
+    output = model(batches(0, world_size)[rank])
     loss_of(model, 0).backward()
     model.finish_gradient_synchronization()
-    return seen
+    parameters = list(model.parameters())
+    kept = {p.dtype for p in parameters} | {p.grad.dtype for p in parameters}
+    square = sum(p.grad.double().square().sum().item() for p in model.shards)
+    return seen[:3], output.dtype, kept, square
 
 
 @pytest.mark.parametrize("only_blocks", [True, False])
-def test_what_comes_out_of_an_outermost_unit_is_long_again(ranks, only_blocks):
-    after = torch.float32 if only_blocks else torch.bfloat16
-    seen = [torch.bfloat16, torch.bfloat16, after]
-    assert ranks(2, compute_blocks_in_bfloat16, only_blocks).results == [seen] * 2
+def test_units_compute_in_short_and_the_rest_in_long_numbers(ranks, only_blocks):
+    report = ranks(2, train_in_bfloat16, only_blocks, trace=True)
+    short, long = torch.bfloat16, torch.float32
+    for seen, output, kept, _ in report.results:
+        # what comes out of a unit that is inside no other one is long again
+        assert seen == [short, short, long if only_blocks else short]
+        assert output == long and kept == {long}
+    # 2 bytes for each number of a unit, padded to two equal shards; a rank receives one
+    units = {2 * 5 + 4 * 25 + 2 * 5 + 100 + 20 + 100 + 5 + 1}
+    if not only_blocks:
+        units |= {185 + 320 + 10 + 1}
+        expected = sum(g.square().sum().item() for g in mean_gradients().values())
+        squares = sum(square for *_, square in report.results)
+        assert squares == pytest.approx(expected, rel=0.05)  # eight binary digits
+    sent = {(e.op, e.nbytes) for e in report.events if e.op.endswith("single")}
+    assert sent == {("all_gather_single", 2 * unit) for unit in units} | {
+        ("reduce_scatter_single", unit) for unit in units
+    }
 
 
 def average_short_gradients(rank, world_size):
@@ -264,22 +225,3 @@ def test_two_backwards_before_a_step_add_up(ranks, units, finish_each):
     expected = {name: before[name] - gradients[name] for name in before}
     report = ranks(2, add_up, units, finish_each)
     assert largest_difference(report.results, [expected] * 2) < 1e-14
-
-
-def compute_without_gradients(rank, world_size):
-    """A forward under no_grad, then a step as if there had been none."""
-    model = ShardedModel(new_model())
-    with torch.no_grad():
-        loss = loss_on(model, *batches(0, 1)).item()
-    loss_of(model, 0).backward()
-    model.finish_gradient_synchronization()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    return loss, model.full_parameters()
-
-
-def test_a_forward_without_gradients_owes_no_backward(ranks):
-    before, gradients = values(new_model()), mean_gradients()
-    expected = {name: before[name] - gradients[name] for name in before}
-    for loss, found in ranks(2, compute_without_gradients).results:
-        assert loss == pytest.approx(loss_on(new_model(), *batches(0, 1)).item(), abs=1e-12)
-        assert largest_difference(found, expected) < 1e-14
