@@ -9,64 +9,61 @@ from mgpu_tutorial.sharding.gradients import ShardedGradients
 from mgpu_tutorial.sharding.model import ShardedModel
 from mgpu_tutorial.sharding.optimizer import ShardedOptimizer
 from mgpu_tutorial.shared.models import SmallTransformer
-from tests.sharding.reference import VOCABULARY, loss_of, new_model
+from tests.sharding.reference import loss_of, new_model
 
 
-def other_modules(rank, wrapper):
-    wrapper(SmallTransformer(VOCABULARY, width=5, heads=1, depth=2 + (rank == 1)))
+def refusals(rank, world_size, misuses, *wrapper):
+    """What each misuse raises on this rank, one after the other."""
+    said = []
+    for misuse in misuses:
+        try:
+            misuse(rank, *wrapper)
+        except (ValueError, TypeError, RuntimeError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
 
 
-def a_wrapper_inside(rank, wrapper):
-    ShardedModel(nn.Sequential(nn.Linear(2, 2), wrapper(nn.Linear(2, 2))))
+BY_BOTH = {  # what both wrappers say, and of what
+    "ValueError: rank 1 has ": lambda rank, wrap: wrap(SmallTransformer(depth=2 + rank)),
+    "ValueError: there is a {} inside at '1': wrap a module once": lambda _, wrap: (
+        ShardedModel(nn.Sequential(nn.Linear(2, 2), wrap(nn.Linear(2, 2))))
+    ),
+    "ValueError: there is a {} inside: wrap a module once": lambda _, wrap: ShardedGradients(
+        wrap(nn.Linear(2, 2))
+    ),
+    "ValueError: there is a DistributedDataParallel inside at '0'": lambda _, wrap: wrap(
+        nn.Sequential(DistributedDataParallel(nn.Linear(2, 2)))
+    ),
+    "ValueError: a sharded module averages its gradients by itself": lambda _, wrap: (
+        DistributedDataParallel(wrap(nn.Linear(2, 2)))
+    ),
+    "ValueError: no parameter requires a gradient": lambda _, wrap: wrap(
+        nn.Linear(2, 2).requires_grad_(False)
+    ),
+}
 
 
-def wrapped_twice(rank, wrapper):
-    ShardedGradients(wrapper(new_model()))
+@pytest.mark.parametrize("wrapper", [ShardedGradients, ShardedModel])
+def test_a_wrapper_refuses_on_every_rank(ranks, wrapper):
+    for said in ranks(2, refusals, list(BY_BOTH.values()), wrapper).results:
+        for expected, found in zip(BY_BOTH, said, strict=True):
+            assert found.startswith(expected.format(wrapper.__name__))
 
 
-def inside_ddp(rank, wrapper):
-    DistributedDataParallel(wrapper(new_model()))
-
-
-def nothing_to_train(rank, wrapper):
-    wrapper(nn.Linear(2, 2).requires_grad_(False))
-
-
-def around_ddp(rank, wrapper):
-    wrapper(nn.Sequential(DistributedDataParallel(nn.Linear(2, 2))))
-
-
-def a_strange_unit(rank):
-    ShardedModel(new_model(), units=[nn.Linear(2, 2)])
-
-
-def other_units(rank):
-    module = new_model()
-    ShardedModel(module, units=[module] if rank == 1 else None)
-
-
-def another_dtype(rank):
-    ShardedModel(new_model(), compute_dtype=torch.bfloat16 if rank == 1 else None)
-
-
-def no_class(rank):
-    ShardedOptimizer([nn.Parameter(torch.ones(1))], "Adam")
-
-
-def a_state_of_other_parameters(rank):
+def load_a_state_of_other_parameters(_):
     optimizer = ShardedOptimizer(new_model().parameters(), torch.optim.SGD, lr=0.1)
     other = ShardedOptimizer([nn.Parameter(torch.ones(1))], torch.optim.SGD, lr=0.1)
     optimizer.load_state_dict(other.state_dict())
 
 
-def unknown_names(rank):
-    model = ShardedModel(new_model(), units=None)
+def load_unknown_names(_):
+    model = ShardedModel(new_model())
     whole = model.full_parameters()
     whole["other"] = whole.pop("norm.bias")
     model.load_full_parameters(whole)
 
 
-def one_forward_and_two_backwards(rank):
+def one_forward_and_two_backwards(_):
     model = ShardedModel(new_model())
     with torch.no_grad():
         loss_of(model, 0)  # owes no backward
@@ -75,13 +72,13 @@ def one_forward_and_two_backwards(rank):
     loss.backward()
 
 
-def two_backwards_without_a_finish(rank):
+def two_backwards_without_a_finish(_):
     model = ShardedGradients(new_model())
     for step in (0, 1):
         loss_of(model, step).backward()
 
 
-def a_parameter_with_other_memory(rank):
+def put_other_memory(_):
     model = ShardedGradients(new_model())
     model.module.norm.weight.data = torch.ones(5, dtype=torch.float64)
     loss_of(model, 0).backward()
@@ -89,73 +86,49 @@ def a_parameter_with_other_memory(rank):
     model.gather_parameters()
 
 
-def a_parameter_set_anew(rank):
+def set_a_parameter_anew(_):
     model = ShardedModel(new_model())
     model.module.norm.weight = nn.Parameter(torch.ones(5, dtype=torch.float64))
     loss_of(model, 0)
 
 
-def zero_the_weight(layer, _):
-    with torch.no_grad():
-        layer.weight.zero_()
-
-
-def a_parameter_changed_in_forward(rank):
+def change_a_gathered_parameter(_):
     model = ShardedModel(new_model())
-    model.module.norm.register_forward_pre_hook(zero_the_weight)
+    model.module.norm.register_forward_pre_hook(lambda norm, _: norm.weight.zero_())
     with torch.no_grad():
         loss_of(model, 0)
 
 
-def a_parameter_changed_in_training(rank):
-    model = ShardedModel(new_model())
-    model.module.norm.register_forward_pre_hook(zero_the_weight)
-    loss_of(model, 0)
-
-
-OF_BOTH = {
-    other_modules: "ValueError: rank 1 has ",
-    a_wrapper_inside: "ValueError: there is a {} inside at '1': wrap a module once",
-    wrapped_twice: "ValueError: there is a {} inside: wrap a module once",
-    around_ddp: "ValueError: there is a DistributedDataParallel inside at '0': wrap",
-    inside_ddp: "ValueError: a sharded module averages its gradients by itself",
-    nothing_to_train: "ValueError: no parameter requires a gradient",
+BY_ONE = {
+    "ValueError: units must be submodules of the module, got [Linear(": lambda _: (
+        ShardedModel(new_model(), units=[nn.Linear(2, 2)])
+    ),
+    "ValueError: rank 1 has other units or another compute_dtype than rank 0": lambda rank: (
+        ShardedModel(new_model(), units=[] if rank == 1 else None)
+    ),
+    "ValueError: rank 1 has other units or another compute_dtype": lambda rank: ShardedModel(
+        new_model(), compute_dtype=torch.bfloat16 if rank == 1 else None
+    ),
+    "TypeError: optimizer_class must be a class of torch.optim, got 'Adam'": lambda _: (
+        ShardedOptimizer([nn.Parameter(torch.ones(1))], "Adam")
+    ),
+    "ValueError: the state is of groups of [1] parameters, ours have [28]": (
+        load_a_state_of_other_parameters
+    ),
+    "ValueError: missing or unknown: norm.bias, other": load_unknown_names,
+    "RuntimeError: a second backward through the same forward of": (
+        one_forward_and_two_backwards
+    ),
+    "RuntimeError: a gradient became ready twice: call finish_gradient_synchronization": (
+        two_backwards_without_a_finish
+    ),
+    "RuntimeError: a parameter of shape [5] has got another tensor": put_other_memory,
+    "RuntimeError: weight of LayerNorm was set after": set_a_parameter_anew,
+    "RuntimeError: a parameter of SmallTransformer was changed": change_a_gathered_parameter,
 }
-OF_ONE = {
-    a_strange_unit: "ValueError: units must be submodules of the module, got [Linear(",
-    other_units: "ValueError: rank 1 has other units or another compute_dtype than rank 0",
-    another_dtype: "ValueError: rank 1 has other units or another compute_dtype than rank 0",
-    no_class: "TypeError: optimizer_class must be a class of torch.optim, got 'Adam'",
-    a_state_of_other_parameters: "ValueError: the state is of groups of [1] parameters, ours",
-    unknown_names: "ValueError: missing or unknown: norm.bias, other",
-    one_forward_and_two_backwards: "RuntimeError: a second backward through the same forward",
-    two_backwards_without_a_finish: "RuntimeError: a gradient became ready twice",
-    a_parameter_with_other_memory: "RuntimeError: a parameter of shape [5] has got another",
-    a_parameter_set_anew: "RuntimeError: weight of LayerNorm was set after",
-    a_parameter_changed_in_forward: "RuntimeError: a parameter of SmallTransformer was",
-    a_parameter_changed_in_training: "RuntimeError: ",  # PyTorch itself forbids it
-}
 
 
-def refusals(rank, world_size, misuses, *wrapper):
-    """What each misuse raises on this rank, one after the other."""
-    said = {}
-    for misuse in misuses:
-        try:
-            misuse(rank, *wrapper)
-        except (ValueError, TypeError, RuntimeError) as error:
-            said[misuse] = f"{type(error).__name__}: {error}"
-    return said
-
-
-@pytest.mark.parametrize("misuse", OF_BOTH)
-@pytest.mark.parametrize("wrapper", [ShardedGradients, ShardedModel])
-def test_a_wrapper_refuses_on_every_rank(ranks, wrapper, misuse):
-    for said in ranks(2, refusals, list(OF_BOTH), wrapper).results:
-        assert said[misuse].startswith(OF_BOTH[misuse].format(wrapper.__name__))
-
-
-@pytest.mark.parametrize("misuse", OF_ONE)
-def test_a_misuse_is_named_on_every_rank(ranks, misuse):
-    for said in ranks(2, refusals, list(OF_ONE)).results:
-        assert said[misuse].startswith(OF_ONE[misuse])
+def test_a_misuse_is_named_on_every_rank(ranks):
+    for said in ranks(2, refusals, list(BY_ONE.values())).results:
+        for expected, found in zip(BY_ONE, said, strict=True):
+            assert found.startswith(expected)
