@@ -41,6 +41,10 @@ def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def parsed(cell):
+    return ast.parse(cell.source.replace("%%solution", "# %%solution"))
+
+
 def prose(notebook):
     return [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
 
@@ -216,7 +220,7 @@ def test_nothing_of_the_package_is_written_again(notebook, path):
     defined = {
         node.name
         for cell in code(notebook)
-        for node in ast.walk(ast.parse(cell.source))
+        for node in ast.walk(parsed(cell))
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
     assert not defined & there
@@ -225,7 +229,7 @@ def test_nothing_of_the_package_is_written_again(notebook, path):
 def test_most_of_what_a_notebook_calls_is_its_own(notebook, path):
     """At least nine in ten of the package's names: of its chapter, of shared or of lab."""
     modules, called = {}, set()
-    trees = [ast.parse(cell.source) for cell in code(notebook)]
+    trees = [parsed(cell) for cell in code(notebook)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module.startswith("mgpu_tutorial"):
@@ -242,7 +246,7 @@ def test_most_of_what_a_notebook_calls_is_its_own(notebook, path):
 
 def test_every_name_is_in_the_file_that_its_import_names(notebook):
     """Who wants to read what a cell calls finds it at first; the face of lab is a list."""
-    nodes = [node for cell in code(notebook) for node in ast.walk(ast.parse(cell.source))]
+    nodes = [node for cell in code(notebook) for node in ast.walk(parsed(cell))]
     modules, named = {}, set()
     for node in nodes:
         if not isinstance(node, ast.ImportFrom) or not node.module.startswith(
