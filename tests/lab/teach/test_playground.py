@@ -3,7 +3,6 @@
 import re
 
 import ipywidgets as widgets
-import pytest
 from IPython.display import display
 
 from mgpu_tutorial import collectives
@@ -104,8 +103,3 @@ def test_the_still_form_has_each_part_as_it_shows_itself():
     assert text["text/plain"] == "'<1>'"
     assert all(WIDGET_VIEW in bundle for bundle in (caption, drawing, plot, text))
     assert "image/png" in play.page.value and "&lt;1&gt;" in play.page.value
-
-
-def test_the_first_run_raises_what_it_raises():
-    with pytest.raises(ValueError, match="2 is"):
-        playground(fail_at_two, value=[2, 1])

@@ -70,18 +70,6 @@ def test_a_copy_that_was_changed_is_what_is_launched(capsys):
     assert launch(cell["scaled"], 2).results == [[10, 10], [13, 13]]
 
 
-def test_a_notebook_gets_the_copy_as_its_next_cell(monkeypatch, capsys):
-    given = []
-
-    class Shell:
-        def set_next_input(self, text):
-            given.append(text)
-
-    monkeypatch.setattr("IPython.get_ipython", Shell)
-    assert edit(times) is None
-    assert given == [editable(times)] and capsys.readouterr().out == ""
-
-
 def test_a_listing_ends_with_links_to_its_files():
     from mgpu_tutorial import nonblocking, point_to_point
 
