@@ -1,14 +1,8 @@
-"""What DataParallel is tried on: networks that show what happens in them, one experiment."""
-
-from collections.abc import Iterable, Iterator
+"""The networks on which DataParallel is tried."""
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-from mgpu_tutorial.data_parallel.checks import Devices
-from mgpu_tutorial.data_parallel.wrapper import DataParallel
-from mgpu_tutorial.shared.data import Pictures, pictures
 
 
 class PixelNet(nn.Module):
@@ -49,56 +43,8 @@ class Counting(nn.Module):
         return x
 
 
-# The experiment: MobileNetV2 on small pictures that are enlarged, batch 256 on 4 devices
+def mobilenet(device: torch.device | str = "cpu") -> nn.Module:
+    """MobileNetV2 for ten classes on `device`."""
+    from mgpu_tutorial.shared.vision import torchvision  # takes seconds to import
 
-BATCH, SIDE = 256, 112
-
-
-def mobilenet(
-    steps: int, device: torch.device | str = "cpu"
-) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """MobileNetV2 for ten classes on `device`, SGD, and a cosine schedule over `steps`."""
-    from mgpu_tutorial.shared.vision import torchvision  # seconds: only for who needs it
-
-    net = torchvision.models.mobilenet_v2(num_classes=10).to(device)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    return net, optimizer, schedule
-
-
-def train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    home: torch.device,
-) -> list[tuple[float, float]]:
-    """Take a step for each batch, the loss on `home`; returns each (loss, learning rate)."""
-    history = []
-    for images, labels in batches:
-        optimizer.zero_grad()
-        loss = cross_entropy(model(images), labels.to(home))
-        loss.backward()
-        history.append((loss.item(), schedule.get_last_lr()[0]))
-        optimizer.step()
-        schedule.step()
-    return history
-
-
-def shuffled_batches(
-    data: Pictures, steps: int, batch: int, side: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`steps` batches of `batch` pictures in an order that is drawn once, round and round."""
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    for step in range(steps):
-        index = order[torch.arange(step * batch, (step + 1) * batch) % len(data)]
-        yield data.batch(index, side)
-
-
-def train_mobilenet(
-    devices: Devices, steps: int, batch: int = BATCH, side: int = SIDE
-) -> list[tuple[float, float]]:
-    """Train through DataParallel; returns (loss, learning rate) of each step."""
-    net, optimizer, schedule = mobilenet(steps, devices[0])
-    batches = shuffled_batches(pictures(), steps, batch, side)
-    return train(DataParallel(net, devices), optimizer, schedule, batches, devices[0])
+    return torchvision.models.mobilenet_v2(num_classes=10).to(device)

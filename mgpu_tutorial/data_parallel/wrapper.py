@@ -5,7 +5,6 @@ calls them in this order, as `torch.nn.DataParallel` does
 (https://docs.pytorch.org/docs/2.13/generated/torch.nn.DataParallel.html).
 """
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,19 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.data_parallel.checks import (
-    Devices,
-    check_batch,
-    check_home,
-    check_tensors,
-    checked_devices,
-)
-from mgpu_tutorial.distributed_sgd import average_gradients
-from mgpu_tutorial.lab import borrowed, place, span
+from mgpu_tutorial.lab import borrowed, place
 from mgpu_tutorial.lab.simulate.devices import as_device
 
+Devices = Sequence[torch.device]
 Copies = dict[int, torch.Tensor]  # the copy of each tensor on one device, by the tensor's id
 
 
@@ -114,7 +105,7 @@ def parallel_apply(
 
     def run(r: int) -> None:
         arguments = inputs[r] if isinstance(inputs[r], tuple) else (inputs[r],)
-        with torch.set_grad_enabled(grad), current_device(devices[r]), span("3 forward"):
+        with torch.set_grad_enabled(grad), current_device(devices[r]):
             outputs[r] = replicas[r](*arguments, **(kwargs[r] if kwargs else {}))
 
     run_threads(run, [str(device) for device in devices[: len(inputs)]])
@@ -187,26 +178,65 @@ class DataParallel(nn.Module):
         return gather(outputs, self.output_device)
 
 
-# What the step leaves, and the alternative
+# What a step asks of its devices, its module and its batch
 
 
-def gradients(*modules: nn.Module) -> list[torch.Tensor]:
-    """What gradients the modules' parameters have; a replica's only if it retained them."""
-    parameters = [p for module in modules for p in module.parameters()]
-    found = [p.grad for p in parameters if p.is_leaf or p.retains_grad]
-    return [gradient for gradient in found if gradient is not None]
+def checked_devices(device_ids: Devices) -> tuple[torch.device, ...]:
+    """The devices named by `device_ids`; ValueError where there is none, or one twice."""
+    if isinstance(device_ids, str | int) or not len(device_ids):
+        raise ValueError(
+            f"device_ids must be a list of devices, such as devices(2), got {device_ids!r}."
+        )
+    found = tuple(as_device(device) for device in device_ids)
+    repeated = [str(d) for d in dict.fromkeys(found) if found.count(d) > 1]
+    if repeated:
+        raise ValueError(
+            f"device_ids names {', '.join(repeated)} more than once: each replica needs a "
+            "device of its own."
+        )
+    return found
 
 
-def average_piece_gradients(
-    rank: int, world_size: int, net: nn.Module, images: torch.Tensor, labels: torch.Tensor
-) -> tuple[int, list[torch.Tensor]]:
-    """Every rank takes its piece in a process of its own, and all average their gradients.
+def check_home(module: nn.Module, home: torch.device) -> None:
+    """RuntimeError where a parameter or buffer of `module` is not on its home device."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device != home:
+            raise RuntimeError(
+                f"module must have its parameters and buffers on device {home} "
+                f"(device_ids[0]) but found one of them on device: {tensor.device}. "
+                f"Call module.to('{home}') first."
+            )
 
-    The alternative: nothing passes through a first device. Returns process id and gradients.
-    """
-    device = torch.get_default_device()
-    mine = slice(rank * len(images) // world_size, (rank + 1) * len(images) // world_size)
-    output = net.to(device)(images[mine].to(device))
-    cross_entropy(output, labels[mine].to(device)).backward()
-    average_gradients(net)
-    return os.getpid(), gradients(net)
+
+def check_batch(value: Any, devices: Devices) -> None:
+    """ValueError where the tensors in `value` have no common batch that fills the devices."""
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in _tensors(value)}
+    if None in sizes:
+        raise ValueError("a scalar tensor has no batch to cut: pass it as a number.")
+    if len(sizes) > 1:
+        raise ValueError(f"the inputs have different batch sizes: {sorted(sizes)}.")
+    if sizes and 0 in sizes:
+        raise ValueError("the batch is empty: give at least one sample per device.")
+    if sizes and min(sizes) < len(devices):
+        raise ValueError(
+            f"a batch of {min(sizes)} cannot fill {len(devices)} devices: "
+            "give at least one sample per device, or fewer devices."
+        )
+
+
+def check_tensors(outputs: Sequence[Any]) -> None:
+    """TypeError where a replica returned anything but a tensor."""
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(
+                f"gather joins tensors, got {type(output).__name__}: let forward return a "
+                "tensor, or gather the parts one by one."
+            )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    nested = isinstance(value, dict | list | tuple)
+    return [t for part in parts for t in _tensors(part)] if nested else []

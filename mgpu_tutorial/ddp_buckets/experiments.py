@@ -1,4 +1,4 @@
-"""What the wrappers are tried on: a Tower, its batches, a network, and ways to train it."""
+"""The model on which the wrappers are tried, its batches, a slow network, and training."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mgpu_tutorial.collectives import ring_seconds
 from mgpu_tutorial.ddp_buckets.wrappers import (
     NaiveDDP,
     Wrapper,
@@ -16,7 +15,7 @@ from mgpu_tutorial.ddp_buckets.wrappers import (
     wrap,
 )
 from mgpu_tutorial.lab import slow_link, span
-from mgpu_tutorial.shared.cost_model import Link
+from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 from mgpu_tutorial.shared.parameters import fingerprint
 from mgpu_tutorial.shared.pause import Pause
 
@@ -66,10 +65,7 @@ class Setting:
         """Inside, an all_reduce takes as long as a ring of `world_size` over the link."""
         if self.link is None:
             return nullcontext()
-        link = self.link
-        return slow_link(
-            lambda nbytes: ring_seconds(nbytes, world_size, link.latency, link.bandwidth)
-        )
+        return slow_link(lambda nbytes: ring_seconds(nbytes, world_size, self.link))
 
 
 def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Tensor]:
@@ -110,7 +106,7 @@ def train_replicas(
 
 
 def train_alone(steps: int = 10) -> Trained:
-    """What one process without any wrapper gets from the same whole batches."""
+    """One process without a wrapper trains a Tower on the same whole batches."""
     torch.manual_seed(0)
     model = Tower()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -122,7 +118,7 @@ def train_alone(steps: int = 10) -> Trained:
 
 
 def follow_one_step(rank: int, world_size: int) -> dict[str, float]:
-    """The ranks take one step with a single weight; returns what each holds on the way."""
+    """The ranks take a step with a single weight; returns its value at each moment."""
     line = nn.Linear(1, 1, bias=False)
     nn.init.constant_(line.weight, 1.0 + 8.0 * rank)  # another start on each rank
     held = {"drawn": line.weight.item()}
@@ -143,7 +139,11 @@ def follow_one_step(rank: int, world_size: int) -> dict[str, float]:
 def take_fingerprints(
     rank: int, world_size: int, wrapper: Wrapper, broken: str = "nothing", steps: int = 4
 ) -> list[str]:
-    """This rank's fingerprints at the start and after each step; what is `broken` differs."""
+    """This rank's fingerprints at the start and after each step.
+
+    `broken` is "start", "gradient" or "step", which then differs between the ranks, or
+    "nothing".
+    """
     torch.manual_seed(rank)  # another network on each rank, before it is wrapped
     model = wrap(wrapper, Tower())
     if broken == "start" and rank == 1:
@@ -163,15 +163,8 @@ def take_fingerprints(
     return prints
 
 
-def name_by_letters(rows: list[list[str]]) -> list[list[str]]:
-    """A letter for each different fingerprint, in order of appearance, column by column."""
-    columns = list(zip(*rows, strict=True))
-    letter = {f: chr(65 + i) for i, f in enumerate(dict.fromkeys(sum(columns, ())))}
-    return [[letter[f] for f in row] for row in rows]
-
-
 def run_each_setting(
     rank: int, world_size: int, worker: Callable[..., object], settings: dict[str, dict]
 ) -> dict[str, object]:
-    """What `worker` returns with each of the named settings, in turn in the same ranks."""
+    """The ranks run `worker` with each of the named settings in turn; returns its results."""
     return {name: worker(rank, world_size, **given) for name, given in settings.items()}

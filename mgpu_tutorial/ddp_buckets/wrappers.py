@@ -22,6 +22,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from mgpu_tutorial.shared.parameters import require_same
+
 AVG = dist.ReduceOp.AVG
 
 
@@ -29,7 +31,7 @@ class Replica(nn.Module):
     """A module that starts on every rank from rank 0's parameters and buffers.
 
     Raises ValueError on every rank where the ranks' modules differ in the name, shape or
-    dtype of a parameter, and where no parameter is to be trained.
+    dtype of a parameter or in whether it is trained, and where none is to be trained.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -249,28 +251,17 @@ def ready_twice_error(module: nn.Module, parameter: nn.Parameter) -> RuntimeErro
 
 
 def require_same_parameters(module: nn.Module) -> None:
-    """Every rank tells every other what its parameters look like.
+    """The ranks compare name, shape and dtype of each parameter, and which are trained.
 
     Raises ValueError, on every rank alike, where they differ or none requires a gradient.
     """
-    mine = [(n, list(p.shape), str(p.dtype)) for n, p in module.named_parameters()]
-    everyone: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    mine = [
+        (name, list(p.shape), str(p.dtype), p.requires_grad)
+        for name, p in module.named_parameters()
+    ]
+    require_same(mine, "parameters", "build the same module on every rank")
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError("no parameter requires a gradient: there is nothing to synchronise")
-    first = everyone[0]
-    for rank, other in enumerate(everyone):
-        if len(other) != len(first):
-            raise ValueError(
-                f"rank {rank} has {len(other)} parameters and rank 0 has {len(first)}: "
-                "build the same module on every rank"
-            )
-        for theirs, expected in zip(other, first, strict=True):
-            if theirs != expected:
-                raise ValueError(
-                    f"rank {rank} has {theirs} where rank 0 has {expected}: "
-                    "build the same module on every rank"
-                )
 
 
 # Our four and torch's own, treated alike
@@ -282,9 +273,9 @@ Wrapper = type[nn.Module]
 def wrap(
     wrapper: Wrapper, module: nn.Module, bucket_cap_mb: float | None = None
 ) -> nn.Module:
-    """Wrap `module` in one of WRAPPERS; only the last two have buckets, of so many MiB.
+    """Wrap `module` in one of WRAPPERS; only the last two have buckets.
 
-    Without a `bucket_cap_mb` they take their own, which is 25.
+    They close a bucket at `bucket_cap_mb` MiB, or at their own default of 25 MiB.
     """
     has_buckets = issubclass(wrapper, (BucketedDDP, DistributedDataParallel))
     if has_buckets and bucket_cap_mb is not None:

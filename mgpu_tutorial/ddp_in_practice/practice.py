@@ -78,12 +78,6 @@ def follow_the_running_mean(rank: int, world_size: int, steps: int = 4) -> list[
     return means
 
 
-def synchronise_batch_norm(rank: int, world_size: int) -> None:
-    """Every BatchNorm becomes a SyncBatchNorm, whose forward sums over the ranks."""
-    module = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(1))
-    DistributedDataParallel(module)(torch.ones(4, 1))
-
-
 def load_what_the_wrapper_saved(rank: int, world_size: int) -> None:
     """A plain module loads the state_dict of a wrapped one: a mistake."""
     wrapped = DistributedDataParallel(nn.Linear(2, 1))

@@ -82,7 +82,7 @@ Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def stateless(hook: Hook) -> Callable[[DistributedDataParallel], None]:
-    """What registers a hook that keeps nothing from step to step."""
+    """A function that registers a hook which keeps nothing from step to step."""
     return lambda model: model.register_comm_hook(None, hook)
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
-from mgpu_tutorial.lab import Ledger, borrowed
+from mgpu_tutorial.lab import Ledger
 
 Buckets = list[list[str]]  # the names of the parameters in each bucket, in order of sending
 
@@ -67,32 +66,6 @@ def count_memory(rank: int, world_size: int, **options: Any) -> dict[str, int]:
     ledger.add("buckets", buckets)
     ledger.add("gradients", [p.grad for p in model.parameters()])
     return ledger[str(buckets[0].device)]
-
-
-def read_ddp_log(
-    rank: int, world_size: int, steps: int = 5, **options: Any
-) -> dict[str, Any]:
-    """What DDP writes down about itself while the ranks take some steps; times in ns."""
-    model = DistributedDataParallel(Tower(512, depth=6), **options)
-    for _ in range(steps):
-        model.zero_grad()
-        model(torch.randn(64, 512)).square().mean().backward()
-    return borrowed.ddp_logging_data(model)
-
-
-def pretend_world(
-    rank: int, world_size: int, ranks: int, **options: Any
-) -> tuple[list[Buckets], float]:
-    """One process takes itself for rank 0 of `ranks`: a "fake" group sends nothing.
-
-    Returns the buckets of each iteration, and by what a gradient was divided.
-    """
-    dist.init_process_group("fake", store=borrowed.fake_store(), rank=0, world_size=ranks)
-    seen = observe_buckets(0, ranks, **options)
-    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    note_buckets(model)  # a fake all_reduce has no result: our hook returns the bucket
-    model(torch.ones(1, 1)).sum().backward()
-    return seen, 1 / model.module.weight.grad.item()
 
 
 def train_with_options(

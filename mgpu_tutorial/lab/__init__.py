@@ -8,12 +8,10 @@ if kernel := server.notebook_kernel():  # first: the fork server imports torch w
     server.end_with(kernel)
 
 from mgpu_tutorial.lab.draw.before_after import before_after
-from mgpu_tutorial.lab.draw.bucket_map import bucket_map
 from mgpu_tutorial.lab.draw.cluster_map import cluster_map
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.ownership import ownership
 from mgpu_tutorial.lab.draw.pipeline_chart import pipeline_chart
-from mgpu_tutorial.lab.draw.placement import device_table, placement
 from mgpu_tutorial.lab.draw.plot import curves, image_rows
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
 from mgpu_tutorial.lab.draw.stepper import stepper
@@ -51,12 +49,10 @@ __all__ = [
     "RanksHung",
     "Table",
     "before_after",
-    "bucket_map",
     "check",
     "cluster_map",
     "curves",
     "devices",
-    "device_table",
     "edit",
     "fastest_step",
     "idle_share",
@@ -70,7 +66,6 @@ __all__ = [
     "pipeline_chart",
     "pipeline_steps",
     "place",
-    "placement",
     "playground",
     "pretend",
     "progress",

@@ -3,15 +3,16 @@
 import copy
 import os
 import threading
-import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.data_parallel import experiments, measurements, wrapper
-from mgpu_tutorial.lab import devices, launch, place
+from mgpu_tutorial.data_parallel import experiments, wrapper
+from mgpu_tutorial.lab import devices, place
 from tests.data_parallel import reference
 
 
@@ -28,38 +29,39 @@ def pixel_net():
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 20, 1))
 
 
-def refuses(exception, words, call):
-    with pytest.raises(exception, match=words):
-        call()
+class Sees(nn.Module):
+    """Notes its thread, device, number of samples and gradient mode; returns 2 x."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        thread = os.getpid(), threading.current_thread().name
+        y = 2 * x
+        self.seen.append(
+            (*thread, x.device, len(x), torch.is_grad_enabled(), y.requires_grad)
+        )
+        return y
 
 
 # The stages
 
 
-@pytest.mark.parametrize(
-    "samples, count, sizes",
-    [
-        (30, 1, [30]),
-        (30, 2, [15] * 2),
-        (30, 3, [10] * 3),
-        (256, 4, [64] * 4),
-        (10, 8, [2] * 5),
-        (10, 4, [3, 3, 3, 1]),
-    ],
-)
-def test_the_sizes_of_the_pieces(samples, count, sizes):
-    lines, several = [], devices(count)
-    net = nn.Linear(4, 2).to(several[0])
-    net.register_forward_hook(
-        lambda _, x, y: lines.append((str(y.device), tuple(x[0].shape), tuple(y.shape)))
-    )
-    output = wrapper.DataParallel(net, several)(torch.randn(samples, 4))
-    expected = [
-        (str(device), (size, 4), (size, 2))
-        for device, size in zip(several, sizes, strict=False)
-    ]
-    assert sorted(lines) == expected
-    assert output.shape == (samples, 2) and output.device == several[0]
+@given(samples=st.integers(1, 40), count=st.integers(1, 8))
+def test_each_device_gets_a_piece_in_order_and_too_few_samples_are_refused(samples, count):
+    module, several = Sees(), devices(count)
+    model, x = wrapper.DataParallel(module, several), torch.arange(float(samples))
+    if samples < count:
+        with pytest.raises(ValueError, match=f"a batch of {samples} cannot fill {count} dev"):
+            model(x)
+        return
+    y = model(x)
+    size = -(-samples // count)  # as many in each as it takes, and the rest in the last
+    pieces = [len(x[i : i + size]) for i in range(0, samples, size)]
+    found = sorted((device.index, length) for _, _, device, length, *_ in module.seen)
+    assert found == list(enumerate(pieces))
+    assert y.device == several[0] and torch.equal(y.cpu(), 2 * x)
 
 
 NESTED = [
@@ -74,7 +76,8 @@ NESTED = [
 
 
 @pytest.mark.parametrize("value", NESTED)
-def test_scatter_cuts_as_pytorchs_does(monkeypatch, d, value):
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_scatter_cuts_as_pytorchs_does(monkeypatch, value, count):
     """PyTorch's own walk through containers; only the cut of one tensor is ours here."""
     from torch.nn.parallel import scatter_gather
 
@@ -85,34 +88,36 @@ def test_scatter_cuts_as_pytorchs_does(monkeypatch, d, value):
             return tuple(place(p, t) for p, t in zip(pieces, targets, strict=False))
 
     monkeypatch.setattr(scatter_gather, "Scatter", Cut)
-    expected = list(scatter_gather.scatter(value, d[:2]))
-    same(wrapper.scatter(value, d[:2]), expected)
+    several = devices(count)
+    expected = list(scatter_gather.scatter(value, several))
+    assert_same(wrapper.scatter(value, several), expected)
 
 
-def same(mine, other):
-    assert type(mine) is type(other)
-    if isinstance(mine, torch.Tensor):
-        assert mine.device == other.device and torch.equal(mine, other)
-    elif isinstance(mine, dict):
-        assert list(mine) == list(other)
-        same(list(mine.values()), list(other.values()))
-    elif isinstance(mine, list | tuple):
-        assert len(mine) == len(other)
-        for a, b in zip(mine, other, strict=True):
-            same(a, b)
+def assert_same(ours, theirs):
+    assert type(ours) is type(theirs)
+    if isinstance(ours, torch.Tensor):
+        assert ours.device == theirs.device and torch.equal(ours, theirs)
+    elif isinstance(ours, dict):
+        assert list(ours) == list(theirs)
+        assert_same(list(ours.values()), list(theirs.values()))
+    elif isinstance(ours, list | tuple):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_same(a, b)
     else:
-        assert mine == other
+        assert ours == theirs
 
 
 def test_replicas_are_on_their_devices_and_the_first_shares_memory(d):
     net = experiments.PixelNet(hidden=4).to(d[0])
+    net.eval()
     replicas = wrapper.replicate(net, d)
     for r, replica in enumerate(replicas):
         tensors = [*replica.parameters(), *replica.buffers()]
         assert {t.device for t in tensors} == {d[r]} and len(tensors) == 9
         shared = replica.conv.weight.data_ptr() == net.conv.weight.data_ptr()
         assert shared == (r == 0) and replica.conv is not net.conv
-        assert not replica.conv.weight.is_leaf and replica.training
+        assert not replica.conv.weight.is_leaf and not replica.norm.training
     assert replicas[0].norm.running_mean is net.norm.running_mean
     assert isinstance(net.conv.weight, nn.Parameter) and net.conv.weight.is_leaf
 
@@ -130,7 +135,7 @@ def test_the_gradients_of_the_replicas_add_up_on_the_module(d):
     torch.testing.assert_close(net.weight.grad, sum(g.to(d[0]) for g in gradients))
 
 
-def test_tied_and_frozen_parameters_stay_so(d):
+def test_tied_and_frozen_parameters_stay_so_and_hooks_are_inherited(d):
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     net[1].weight = net[0].weight
     net[2].weight.requires_grad_(False)
@@ -138,48 +143,40 @@ def test_tied_and_frozen_parameters_stay_so(d):
     replica = wrapper.replicate(net, d[1:2])[0]
     assert replica[0].weight is replica[1].weight
     assert not replica[2].weight.requires_grad and replica[2].bias is None
-    alone = copy.deepcopy(net)
+    alone, seen = copy.deepcopy(net), []
+    net[1].register_forward_hook(lambda module, x, y: seen.append(y.device))
     inputs = torch.randn(8, 4)
     wrapper.DataParallel(net, d)(inputs).sum().backward()
     alone(inputs.to(d[0])).sum().backward()
     torch.testing.assert_close(net[0].weight.grad, alone[0].weight.grad)
-    assert net[2].weight.grad is None
-
-
-def test_each_replica_has_a_thread_and_all_share_a_process(d):
-    seen = []
-
-    class WhoAmI(nn.Module):
-        def forward(self, x):
-            seen.append((os.getpid(), threading.current_thread().name))
-            return x
-
-    wrapper.DataParallel(WhoAmI(), d)(torch.zeros(8, 1))
-    assert sorted(seen) == [(os.getpid(), str(device)) for device in d]
+    assert net[2].weight.grad is None and set(seen) == set(d)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_threads_record_gradients_where_the_caller_does(d, enabled):
-    """Asked inside forward: what leaves the threads is gathered by the caller anyway."""
-    recorded = []
-
-    class Asks(nn.Module):
-        def forward(self, x):
-            y = 2 * x
-            recorded.append((torch.is_grad_enabled(), y.requires_grad))
-            return y
-
-    x = torch.zeros(8, 4, requires_grad=True)
+def test_each_replica_has_a_thread_which_records_gradients_where_the_caller_does(d, enabled):
+    module = Sees()
     with torch.set_grad_enabled(enabled):
-        wrapper.DataParallel(Asks(), d)(x)
-    assert recorded == [(enabled, enabled)] * 4
+        wrapper.DataParallel(module, d)(torch.zeros(8, requires_grad=True))
+    expected = [(os.getpid(), str(device), device, 2, enabled, enabled) for device in d]
+    assert sorted(module.seen, key=str) == expected
+
+
+def test_all_threads_work_at_the_same_time(d):
+    class Meets(nn.Module):
+        everybody = threading.Barrier(4)
+
+        def forward(self, x):
+            self.everybody.wait(timeout=10)  # raises where the others have not begun
+            return x
+
+    assert len(wrapper.DataParallel(Meets(), d)(torch.zeros(8))) == 8
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_a_batch_by_keyword_alone_uses_as_many_devices_as_there_are_pieces(count):
     several, seen = devices(count), []
 
-    class Sees(nn.Module):
+    class Scales(nn.Module):
         def forward(self, scale=1, *, x):
             seen.append(str(x.device))
             return scale * x
@@ -187,31 +184,32 @@ def test_a_batch_by_keyword_alone_uses_as_many_devices_as_there_are_pieces(count
     x = torch.arange(10.0)
     for call in ({"x": x}, {"x": x, "scale": 2}):
         seen.clear()
-        y = wrapper.DataParallel(Sees(), several)(**call)
+        y = wrapper.DataParallel(Scales(), several)(**call)
         assert sorted(seen) == [f"virtual:{i}" for i in range({2: 2, 4: 4, 8: 5}[count])]
         assert torch.equal(y.cpu(), call.get("scale", 1) * x)
 
 
-def test_what_a_thread_raises_is_raised_here(d):
+@pytest.mark.parametrize("failing, named", [([2], 2), ([0], 0), ([3], 3), ([1, 2, 3], None)])
+def test_what_a_thread_raises_is_raised_here(d, failing, named):
     class Fails(nn.Module):
         def forward(self, x):
-            if x.device == d[2]:
+            if x.device.index in failing:
                 raise KeyError("nothing there")
             return x
 
     with pytest.raises(KeyError, match="nothing there") as caught:
         wrapper.DataParallel(Fails(), d)(torch.zeros(8, 1))
-    assert caught.value.__notes__ == ["in replica 2 on virtual:2"]
+    notes = [f"in replica {r} on virtual:{r}" for r in failing]
+    assert len(caught.value.__notes__) == 1 and caught.value.__notes__[0] in notes
 
 
 def test_scalars_come_back_as_a_vector_and_other_things_do_not(d):
-    losses = wrapper.DataParallel(experiments.WithLoss(nn.Linear(4, 2).to(d[0])), d)(
-        torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64)
-    )
-    assert losses.shape == (4,) and losses.device == d[0]
-    refuses(
-        TypeError, "gather joins tensors, got dict", lambda: wrapper.gather([{}, {}], d[0])
-    )
+    losses = wrapper.gather([torch.tensor(float(r), device=d[r]) for r in range(4)], d[2])
+    assert losses.tolist() == [0, 1, 2, 3] and losses.device == d[2]
+    rows = wrapper.gather([torch.full((r + 1, 2), r, device=d[r]) for r in range(3)], d[0])
+    assert rows.tolist() == [[0, 0], [1, 1], [1, 1], [2, 2], [2, 2], [2, 2]]
+    with pytest.raises(TypeError, match="gather joins tensors, got dict"):
+        wrapper.gather([{}, {}], d[0])
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -224,90 +222,32 @@ def test_every_stage_is_that_of_pytorchs_data_parallel(monkeypatch, count):
 # One device and several
 
 
-def plain_step(net, images, labels):
-    """Loss and gradients of a plain training step, in one process, on the CPU."""
-    net = copy.deepcopy(net)
-    loss = nn.functional.cross_entropy(net(images), labels)
-    loss.backward()
-    return loss.detach(), [parameter.grad for parameter in net.parameters()]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_step_on_several_devices_is_a_plain_step(d, count):
-    images, labels = batch()
-    there = pixel_net().to(d[0])
-    output = wrapper.DataParallel(there, d[:count])(images)
-    loss = cross_entropy(output, labels.to(d[0]))
-    loss.backward()
-    expected_loss, expected = plain_step(pixel_net(), images, labels)
-    torch.testing.assert_close(loss.detach().cpu(), expected_loss)
-    for parameter, gradient in zip(there.parameters(), expected, strict=True):
-        assert parameter.grad.device == d[0]
-        torch.testing.assert_close(parameter.grad.cpu(), gradient)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_eight_steps_train_like_a_plain_loop(count):
-    several = devices(count)
-    images, labels = batch(25)
-    plain = pixel_net()
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
-    expected = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(plain(images), labels)
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
-
+@pytest.mark.parametrize("count, samples", [(1, 24), (2, 24), (3, 25), (4, 4), (4, 10)])
+def test_a_step_on_several_devices_is_a_plain_step(count, samples):
+    several, (images, labels) = devices(count), batch(samples)
     net = pixel_net().to(several[0])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    step = (net, optimizer, images, labels, several)
-    losses = [measurements.eight_steps(*step) for _ in range(4)]
-    assert losses == pytest.approx(expected, rel=1e-5)
+    loss = cross_entropy(wrapper.DataParallel(net, several)(images), labels.to(several[0]))
+    loss.backward()
+
+    plain = pixel_net()
+    expected = cross_entropy(plain(images), labels)
+    expected.backward()
+    torch.testing.assert_close(loss.cpu(), expected)
     for parameter, other in zip(net.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(parameter.detach().cpu(), other.detach())
+        assert parameter.grad.device == several[0]
+        torch.testing.assert_close(parameter.grad.cpu(), other.grad)
 
 
-def test_the_eight_steps_are_told_in_their_order(d):
-    told = []
-
-    def note_step(title, /, gone=(), **new):
-        told.append((int(title[0]), list(gone), list(new)))
-
-    net = nn.Linear(4, 3).to(d[0])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    measurements.eight_steps(
-        net, optimizer, torch.ones(8, 4), torch.zeros(8).long(), d, note_step
-    )
-    assert [step for step, _, _ in told] == [1, 2, 3, 4, 5, 6, 7, 8]
-    there = set()
-    for _, gone, new in told:
-        assert set(gone) <= there
-        there = (there - set(gone)) | set(new)
-    assert there == {"gradient", "module"}
-
-
-def test_only_what_has_a_gradient_shows_one():
-    net = nn.Linear(4, 2)
-    assert wrapper.gradients(net) == []
-    (2 * net.weight).sum().backward()
-    (gradient,) = wrapper.gradients(net)
-    assert torch.equal(gradient, torch.full((2, 4), 2.0))
-    there = devices(1)[0]
-    replica = wrapper.replicate(net.to(there), [there])[0]
-    with warnings.catch_warnings(action="error"):  # PyTorch warns who asks for such a .grad
-        assert wrapper.gradients(replica) == []
-
-
-def test_a_process_for_each_piece_has_the_same_gradient():
-    images, labels = batch()
-    net = pixel_net()
-    results = launch(wrapper.average_piece_gradients, 2, net, images, labels).results
-    _, expected = plain_step(net, images, labels)
-    for _, gradients in results:
-        torch.testing.assert_close(gradients, expected)
-    assert len({pid for pid, _ in results} | {os.getpid()}) == 3
+def test_batch_norm_normalises_by_the_piece_and_keeps_the_first_ones_statistics(d):
+    torch.manual_seed(0)
+    net, (images, _) = experiments.PixelNet(hidden=4), batch()
+    alone = [copy.deepcopy(net) for _ in d]
+    output = wrapper.DataParallel(net.to(d[0]), d)(images)
+    pieces = [plain(piece) for plain, piece in zip(alone, images.chunk(4), strict=True)]
+    torch.testing.assert_close(output.cpu(), torch.cat(pieces))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        found, expected = getattr(net.norm, name).cpu(), getattr(alone[0].norm, name)
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -315,12 +255,12 @@ def test_a_loss_inside_needs_the_sum_for_an_uneven_batch(d, reduction):
     images, labels = batch(10)
     net = pixel_net()
     with torch.no_grad():
-        alone = nn.functional.cross_entropy(net(images), labels)
+        alone = cross_entropy(net(images), labels)
     net.to(d[0])
     losses = wrapper.DataParallel(experiments.WithLoss(net, reduction), d)(images, labels)
-    mine = losses.mean() if reduction == "mean" else losses.sum() / labels.numel()
-    assert len(losses) == 4
-    assert torch.allclose(mine.cpu(), alone, rtol=1e-5) == (reduction == "sum")
+    loss = losses.mean() if reduction == "mean" else losses.sum() / labels.numel()
+    assert losses.shape == (4,) and losses.device == d[0]
+    assert torch.allclose(loss.cpu(), alone, rtol=1e-5) == (reduction == "sum")
 
 
 # What is lost, what is chosen, what is refused
@@ -344,33 +284,44 @@ def test_the_first_device_leads_and_the_output_may_go_elsewhere(d):
 
 def test_names_in_a_checkpoint(d):
     net = nn.Linear(4, 2).to(d[0])
-    saved = wrapper.DataParallel(net, d).state_dict()
-    assert list(saved) == ["module.weight", "module.bias"]
-    nn.modules.utils.consume_prefix_in_state_dict_if_present(saved, "module.")
-    plain = nn.Linear(4, 2)
-    plain.load_state_dict(saved)
-    assert torch.equal(plain.weight, net.weight.cpu())
+    assert list(wrapper.DataParallel(net, d).state_dict()) == ["module.weight", "module.bias"]
 
 
-def test_bad_input_is_refused_in_clear_words(d):
-    net = nn.Linear(4, 2).to(d[0])
-    model, x = wrapper.DataParallel(net, d), torch.zeros(8, 4)
-    refuses(
-        ValueError, "virtual:1 more than once", lambda: wrapper.DataParallel(net, [*d, d[1]])
-    )
-    refuses(
-        ValueError, "more than once", lambda: wrapper.DataParallel(net, ["virtual", d[0]])
-    )
-    refuses(
-        ValueError, "list of devices, .* got \\[\\]", lambda: wrapper.DataParallel(net, [])
-    )
-    refuses(ValueError, "list of devices, .* got 2", lambda: wrapper.DataParallel(net, 2))
-    refuses(ValueError, "the batch is empty", lambda: model(x[:0]))
-    refuses(ValueError, "batch of 3 cannot fill 4 devices", lambda: model(x[:3]))
-    refuses(ValueError, r"different batch sizes: \[7, 8\]", lambda: model(x, x[:7]))
-    refuses(ValueError, "scalar tensor has no batch", lambda: model(torch.zeros(())))
-    refuses(ValueError, "scalar tensor", lambda: model(x, scale={"a": torch.zeros(())}))
-    away = wrapper.DataParallel(nn.Linear(4, 2).to(d[1]), d)
-    refuses(RuntimeError, r"virtual:0 \(device_ids\[0\]\) but found", lambda: away(x))
-    mixed = nn.Sequential(nn.Linear(4, 4).to(d[0]), nn.BatchNorm1d(4))
-    refuses(RuntimeError, "device: cpu", lambda: wrapper.DataParallel(mixed, d)(x))
+@pytest.mark.parametrize(
+    "device_ids, words",
+    [
+        (["virtual:0", "virtual:1", "virtual:1"], "names virtual:1 more than once"),
+        (["virtual", "virtual:0"], "names virtual:0 more than once"),
+        ([], r"list of devices, .* got \[\]"),
+        (2, "list of devices, .* got 2"),
+        ("virtual:0", "list of devices, .* got 'virtual:0'"),
+    ],
+)
+def test_devices_that_cannot_work_are_refused(device_ids, words):
+    with pytest.raises(ValueError, match=words):
+        wrapper.DataParallel(nn.Linear(4, 2), device_ids)
+
+
+@pytest.mark.parametrize(
+    "inputs, words",
+    [
+        ([torch.zeros(0, 4)], "the batch is empty"),
+        ([torch.zeros(3, 4)], "batch of 3 cannot fill 4 devices"),
+        ([torch.zeros(8, 4), {"more": [torch.zeros(7, 4)]}], r"batch sizes: \[7, 8\]"),
+        ([torch.zeros(())], "scalar tensor has no batch"),
+        ([torch.zeros(8, 4), {"a": (torch.zeros(()),)}], "scalar tensor"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_refused(d, inputs, words):
+    with pytest.raises(ValueError, match=words):
+        wrapper.DataParallel(nn.Linear(4, 2).to(d[0]), d)(*inputs)
+
+
+def test_a_module_that_is_not_on_the_first_device_is_refused(d):
+    x = torch.zeros(8, 4)
+    with pytest.raises(RuntimeError, match=r"virtual:0 \(device_ids\[0\]\) but found"):
+        wrapper.DataParallel(nn.Linear(4, 2).to(d[1]), d)(x)
+    only_a_buffer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(d[0])
+    only_a_buffer[1].running_mean = torch.zeros(4)
+    with pytest.raises(RuntimeError, match="device: cpu"):
+        wrapper.DataParallel(only_a_buffer, d)(x)

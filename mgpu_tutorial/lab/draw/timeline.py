@@ -141,7 +141,8 @@ def _draw_bar(axes, bar: _Bar, event: Event, tone: str, track_inches: float) -> 
         linewidth=0.7,
     )
     inches = bar.height * track_inches
-    text = bytes_text(event.nbytes) if event.done else event.note or event.op
+    known = event.done and event.nbytes
+    text = bytes_text(event.nbytes) if known else event.note or event.op
     text = what_fits(text, bar.length / axes.get_xlim()[1], is_span)
     if not text or inches < 0.16:  # nine points are an eighth of an inch
         return

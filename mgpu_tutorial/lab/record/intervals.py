@@ -1,5 +1,7 @@
 """The intervals of a run: all of its events, or those inside a span."""
 
+from dataclasses import replace
+
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 
@@ -30,3 +32,29 @@ def events_of(report: Report, during: str | None = None) -> list[Event]:
         place = f" inside a span {during!r}" if during else ""
         raise ValueError(f"nothing was recorded{place}: launch with trace=True")
     return events
+
+
+def milliseconds(report: Report, name: str) -> float:
+    """How long the span of that name took on the slowest rank."""
+    spans = [e for e in report.events if e.kind == "span" and e.note == name]
+    return 1e3 * max(span.end - span.begin for span in spans)
+
+
+def shortest_step(report: Report) -> Report:
+    """The same run; its shortest step, of all but the first two, is called "shortest"."""
+    notes = [e.note for e in report.events if e.kind == "span"]
+    steps = sorted({note for note in notes if note.startswith("step ")})
+    found = min(steps[2:], key=lambda step: milliseconds(report, step))
+    events = [replace(e, note="shortest") if e.note == found else e for e in report.events]
+    return replace(report, events=events)
+
+
+def payload(report: Report, name: str, rank: int = 0) -> int:
+    """The bytes that one rank handed to collectives inside its span `name`."""
+    mine = [event for event in report.events if event.rank == rank]
+    (inside,) = [e for e in mine if e.kind == "span" and e.note == name]
+    return sum(
+        e.nbytes
+        for e in mine
+        if e.kind == "collective" and inside.begin <= e.begin <= inside.end
+    )

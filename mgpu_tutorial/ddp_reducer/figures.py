@@ -1,19 +1,16 @@
-"""Apparatus, not the lesson: counts and times what the hooks and the options do."""
+"""Apparatus, not the lesson: counts, times and draws what the hooks and the options do."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from mgpu_tutorial.collectives import ring_seconds
 from mgpu_tutorial.ddp_buckets.experiments import Tower, run_each_setting, train_alone
-from mgpu_tutorial.ddp_buckets.measurements import payload, shortest_step
-from mgpu_tutorial.ddp_reducer.hooks import HOOKS, Hook, train_digits
+from mgpu_tutorial.ddp_reducer.hooks import HOOKS, train_digits
 from mgpu_tutorial.ddp_reducer.reducer import (
     Buckets,
     count_memory,
@@ -21,10 +18,14 @@ from mgpu_tutorial.ddp_reducer.reducer import (
     train_with_options,
 )
 from mgpu_tutorial.lab import Table, launch, slow_link
+from mgpu_tutorial.lab.draw.drawing import INK, Drawing
+from mgpu_tutorial.lab.measure import in_turns, largest_difference
+from mgpu_tutorial.lab.record.intervals import payload, shortest_step
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.shared.cost_model import Link
+from mgpu_tutorial.lab.words import bytes_text
+from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 
-FREE = Link(latency=0.0, bandwidth=float("inf"))  # nothing is added to this machine's own
+CELL, HEIGHT, ROW, TOP, GAP, BORDER = 54, 40, 84, 12, 10, 3  # pixels
 
 
 def try_each(worker: Callable[..., Any], settings: Mapping[str, dict]) -> dict[str, Any]:
@@ -64,17 +65,15 @@ def apart_from_one_process(world_size: int, **options: Any) -> float:
     """How far any parameter of any rank ends from one process's in `train_with_options`."""
     _, alone = train_alone(steps=10)
     ranks = launch(train_with_options, world_size, **options).results
-    pairs = [pair for found in ranks for pair in zip(found, alone, strict=True)]
-    return max(float((p - q).abs().max()) for p, q in pairs)
+    return largest_difference(ranks, [alone] * world_size)
 
 
 def distance_moved() -> float:
     """How far the parameter that moves most does so in `train_with_options`, alone."""
     torch.manual_seed(0)
-    start = Tower()
+    start = list(Tower().parameters())
     _, alone = train_alone(steps=10)
-    pairs = zip(start.parameters(), alone, strict=True)
-    return max(float((p.detach() - q).abs().max()) for p, q in pairs)
+    return largest_difference(alone, start)
 
 
 def train_with_each(hooks: list[str]) -> dict[str, Report]:
@@ -92,48 +91,33 @@ def mean_losses(report: Report) -> list[float]:
     return [sum(losses) / len(losses) for losses in zip(*report.results, strict=True)]
 
 
-def average_with(rank: int, world_size: int, hook: Hook) -> float:
-    """The ranks average their gradients 1, 2, … with a hook that needs no state."""
-    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    model.register_comm_hook(None, hook)
-    model(torch.full((1, 1), rank + 1.0)).sum().backward()
-    return model.module.weight.grad.item()
-
-
 def calmest_step(worker: Callable[..., Any], **options: Any) -> Report:
     """The trace of `worker` on two ranks; the shortest step from the third is "shortest"."""
     return shortest_step(launch(worker, 2, trace=True, **options))
 
 
-def step_milliseconds(report: Report, step: str = "shortest") -> float:
-    """How long rank 0's span of that name took."""
-    (span,) = [e for e in report.events if e.note == step and e.rank == 0]
-    return 1e3 * (span.end - span.begin)
-
-
 def time_each_hook(
-    rank: int, world_size: int, hooks: list[str], link: Link = FREE, steps: int = 12
+    rank: int, world_size: int, hooks: list[str], link: Link, steps: int = 12
 ) -> dict[str, float]:
     """The milliseconds of the shortest step of a 6 MiB Tower with each of the HOOKS named.
 
-    They take turns, and every all_reduce takes as long as a ring over `link` besides.
+    They take turns, and every all_reduce takes as long as a ring over `link` besides. The
+    first three steps do not count, because PowerSGD compresses from the third on.
     """
-    models = {
-        name: DistributedDataParallel(Tower(512, depth=6), bucket_cap_mb=25) for name in hooks
-    }
-    for name, model in models.items():
-        HOOKS[name](model)
     inputs = torch.randn(4, 512)
-    times: dict[str, list[float]] = {name: [] for name in hooks}
-    with slow_link(lambda nbytes: ring_seconds(nbytes, world_size, *link)):
-        for _ in range(3 + steps):  # PowerSGD begins with the third
-            for name, model in models.items():
-                model.zero_grad()
-                dist.barrier()
-                begin = time.perf_counter()
-                model(inputs).square().mean().backward()
-                times[name].append(time.perf_counter() - begin)
-    return {name: 1e3 * min(taken[3:]) for name, taken in times.items()}
+
+    def step(model: nn.Module) -> None:
+        model.zero_grad()
+        model(inputs).square().mean().backward()
+
+    actions = {}
+    for name in hooks:
+        model = DistributedDataParallel(Tower(512, depth=6), bucket_cap_mb=25)
+        HOOKS[name](model)
+        actions[name] = partial(step, model)
+    with slow_link(lambda nbytes: ring_seconds(nbytes, world_size, link)):
+        seconds = in_turns(actions, steps, warm_up=3)
+    return {name: 1e3 * min(taken) for name, taken in seconds.items()}
 
 
 def profile_search(
@@ -154,3 +138,65 @@ def profile_search(
     found = {event.key: event for event in seen.key_averages()}
     search = found.get("torch.distributed.ddp.reducer::search_unused_parameters")
     return found["gloo:all_reduce"].count, search.cpu_time_total if search else 0.0
+
+
+# Which parameter travels in which bucket: a row per iteration, a box per bucket
+
+
+def bucket_map(
+    rows: Mapping[str, Sequence[Sequence[str]]], nbytes: Mapping[str, int]
+) -> Drawing:
+    """Draw, for each named row, its buckets in the order in which they are sent.
+
+    A row is a list of buckets, a bucket a list of parameter names, and `nbytes` the bytes of
+    each parameter. Large parameters (weights) are dark, small ones (biases) light.
+    """
+    left = 20 + 7.5 * max(map(len, rows))
+    widest = max(sum(_width(bucket) + GAP for bucket in buckets) for buckets in rows.values())
+    text = "\n".join(_as_text(rows, nbytes))
+    alt = "Which parameter is in which bucket"
+    drawing = Drawing(left + widest + 8, TOP + ROW * len(rows), text, alt)
+    for i, (name, buckets) in enumerate(rows.items()):
+        y = TOP + ROW * i
+        drawing.label(10, y + 46, name, 13, anchor="start", weight="bold")
+        x = left
+        for number, bucket in enumerate(buckets):
+            total = bytes_text(sum(nbytes[parameter] for parameter in bucket))
+            title = f"bucket {number}, {total}" if len(bucket) > 2 else f"{number}: {total}"
+            drawing.label(x + _width(bucket) / 2, y + 13, title, 13, weight="bold")
+            drawing.box(x, y + 19, _width(bucket), HEIGHT + 8, INK, "#ffffff", 2)
+            _draw_parameters(drawing, x + BORDER + 1, y + 23, bucket, nbytes)
+            x += _width(bucket) + GAP
+    return drawing
+
+
+def _width(bucket: Sequence[str]) -> int:
+    return CELL * len(bucket) + 2 * BORDER
+
+
+def _draw_parameters(
+    drawing: Drawing,
+    left: float,
+    top: float,
+    bucket: Sequence[str],
+    nbytes: Mapping[str, int],
+) -> None:
+    large = max(nbytes.values()) / 8
+    for i, name in enumerate(bucket):
+        fill, ink = ("#5b5b5b", "#ffffff") if nbytes[name] >= large else ("#e4e4e4", INK)
+        x = left + CELL * i
+        drawing.box(x, top, CELL - 2, HEIGHT, fill, fill, 1, radius=3)
+        layer, _, kind = name.rpartition(".")
+        drawing.label(x + CELL / 2 - 1, top + 16, layer or kind, 14, ink)
+        drawing.label(x + CELL / 2 - 1, top + 31, kind if layer else "", 14, ink)
+
+
+def _as_text(
+    rows: Mapping[str, Sequence[Sequence[str]]], nbytes: Mapping[str, int]
+) -> list[str]:
+    lines = []
+    for name, buckets in rows.items():
+        for number, bucket in enumerate(buckets):
+            total = bytes_text(sum(nbytes[parameter] for parameter in bucket))
+            lines.append(f"{name}, bucket {number} ({total}): {', '.join(bucket)}")
+    return lines
