@@ -12,7 +12,7 @@ import argparse
 import statistics
 
 from mgpu_tutorial.ddp_buckets.experiments import Setting
-from mgpu_tutorial.ddp_buckets.measurements import time_steps
+from mgpu_tutorial.ddp_buckets.figures import time_steps
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
 from mgpu_tutorial.lab import Table, launch
 from mgpu_tutorial.shared.cost_model.links import Link

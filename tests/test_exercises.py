@@ -299,19 +299,25 @@ def judged(space, capsys, answer, asked):
     return capsys.readouterr().out.strip()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stem", "name", "right", "wrong"), EXERCISES, ids=[name for _, name, *_ in EXERCISES]
-)
-def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, stem, name, right, wrong):
+def try_answers(capsys, stem, name, right, wrong, **given):
+    """The exercise that asks for `name` takes the right answers and no wrong one."""
     first, asked = exercise_of(stem, name)
-    space = {"__name__": "__main__"} | {key: make() for key, make in GIVEN.items()}
+    space = {"__name__": "__main__"} | given
     exec(compile(ast.Module(first, []), stem, "exec"), space)
     for answer in right:
         assert judged(space, capsys, answer, asked) == "correct", answer
     for answer, reason in wrong.items():
         said = judged(space, capsys, answer, asked)
         assert said.startswith("not yet: ") and reason in said, (answer, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "name", "right", "wrong"), EXERCISES, ids=[name for _, name, *_ in EXERCISES]
+)
+def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, stem, name, right, wrong):
+    given = {key: make() for key, make in GIVEN.items()}
+    try_answers(capsys, stem, name, right, wrong, **given)
 
 
 def test_every_exercise_of_these_notebooks_is_tried():

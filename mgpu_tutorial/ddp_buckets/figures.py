@@ -157,7 +157,7 @@ def average_tied_gradients(rank: int, world_size: int, wrapper: Wrapper) -> bool
     tower = Tower()
     tower.body[3].weight = tower.body[2].weight
     alone = copy.deepcopy(tower)
-    model = wrap(wrapper, tower, bucket_cap_mb=0.01)
+    model = wrap(wrapper, tower, bucket_cap_mb=0.03)
 
     def wait_for_what_was_sent(gradient: torch.Tensor) -> None:
         for bucket in getattr(model, "buckets", []):

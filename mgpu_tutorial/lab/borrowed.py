@@ -126,11 +126,6 @@ def refuse_ddp(wrapper: type, why: str) -> None:
     wrapper._ddp_params_and_buffers_to_ignore = property(ask)
 
 
-def ddp_logging_data(model: Any) -> dict[str, Any]:
-    """What DDP has noted of its buckets and times."""
-    return model._get_ddp_logging_data()
-
-
 def flight_record() -> bytes:
     """What the flight recorder holds of this process, pickled; with the stacks of Python."""
     from torch._C import _distributed_c10d

@@ -1,4 +1,4 @@
-"""What is measured is what the shapes and a plain step say; what is drawn is what is there."""
+"""What is measured is what shapes and a plain step say; what is drawn is what is there."""
 
 import pytest
 import torch
@@ -38,9 +38,13 @@ def test_the_eight_steps_tell_where_everything_is(d):
     torch.testing.assert_close(sum(g.cpu() for g in gradients), summed.cpu())
 
     frames = [repr(frame).splitlines() for frame in figures.placement(steps).frames]
-    module = "virtual:0: module 8 numbers"
-    assert frames[0] == [steps[0][0], "  cpu: + batch 9×4", f"  {module.replace(': ', ': + ')}",
-                         "  virtual:1: nothing", "  virtual:2: nothing"]  # fmt: skip
+    assert frames[0] == [
+        "0. before",
+        "  cpu: + batch 9×4",
+        "  virtual:0: + module 8 numbers",
+        "  virtual:1: nothing",
+        "  virtual:2: nothing",
+    ]
     others = [frame[3] for frame in frames[1:]]
     assert others == [
         "  virtual:1: + piece 1 3×4",
@@ -55,7 +59,7 @@ def test_the_eight_steps_tell_where_everything_is(d):
     assert frames[4][2].endswith("replica 0 8 numbers, + gathered 9×2")
     assert frames[5][2].endswith("gathered 9×2, + loss scalar")
     assert frames[7][2] == frames[8][2].replace("gradient", "+ gradient")
-    assert frames[7][2] == f"  {module}, + gradient 2×4"
+    assert frames[7][2] == "  virtual:0: module 8 numbers, + gradient 2×4"
 
 
 def test_a_frame_marks_what_is_new(d):

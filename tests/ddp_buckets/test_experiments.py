@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
-from mgpu_tutorial.lab import launch
-from tests.thorough import again
+from mgpu_tutorial.shared.cost_model.links import Link
 
 
 def one_process(steps):
@@ -29,55 +30,75 @@ def one_process(steps):
     return list(gradients), [p.detach() for p in parameters]
 
 
-@pytest.mark.parametrize("world_size", [2, again(3)])
-def test_five_wrappers_train_what_a_plain_loop_trains(world_size):
-    ways = {wrapper.__name__: {"wrapper": wrapper, "steps": 3} for wrapper in WRAPPERS}
-    expected = one_process(3)
-    worker = experiments.train_replicas
-    for found in launch(experiments.run_each_setting, world_size, worker, ways).results:
-        assert list(found) == list(ways)
-        for trained in found.values():
-            torch.testing.assert_close(trained, expected)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_five_wrappers_train_what_a_plain_loop_trains(ranks, world_size):
+    settings = {wrapper.__name__: {"wrapper": wrapper, "steps": 3} for wrapper in WRAPPERS}
+    call = experiments.run_each_setting, experiments.train_replicas, settings
+    for result in ranks(world_size, *call).results:
+        assert list(result) == list(settings)
+        for trained in result.values():
+            torch.testing.assert_close(trained, one_process(3))
 
 
 def test_alone_is_a_plain_loop():
     torch.testing.assert_close(experiments.train_alone(3), one_process(3))
 
 
-@pytest.mark.parametrize("world_size", [2, again(3)])
-def test_replicas_agree_until_one_of_three_things_is_broken(world_size):
-    settings = {
-        (wrapper, broken): {"wrapper": wrapper, "broken": broken}
-        for wrapper in WRAPPERS
-        for broken in ("nothing", "start", "gradient", "step")
-    }
-    worker = experiments.take_fingerprints
-    runs = launch(experiments.run_each_setting, world_size, worker, settings).results
-    different = {
-        "nothing": [1] * 5,
-        "start": [2] * 5,  # rank 1 against all others, for ever
-        "gradient": [1] + [world_size] * 4,
-        "step": [1] + [world_size] * 4,
-    }
-    for wrapper, broken in settings:
-        moments = zip(*(run[wrapper, broken] for run in runs), strict=True)
-        counts = [len(set(prints)) for prints in moments]
-        assert counts == different[broken], (wrapper, broken)
-        assert len(set(runs[0][wrapper, broken])) == 5  # each step changes the model
+DIFFERENT = {  # fingerprints at the start and after each of four steps, on three ranks
+    "nothing": [1, 1, 1, 1, 1],
+    "start": [2, 2, 2, 2, 2],  # rank 1 against all others, for ever
+    "gradient": [1, 3, 3, 3, 3],
+    "step": [1, 3, 3, 3, 3],
+}
 
 
-def test_one_step_is_followed_from_two_starts_to_one_weight():
-    first, second = launch(experiments.follow_one_step, 2).results
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.__name__)
+@pytest.mark.parametrize("broken", DIFFERENT)
+def test_replicas_agree_until_one_of_three_things_is_broken(ranks, wrapper, broken):
+    prints = ranks(3, experiments.take_fingerprints, wrapper, broken).results
+    assert [len(set(column)) for column in zip(*prints, strict=True)] == DIFFERENT[broken]
+    assert all(len(set(row)) == 5 for row in prints)  # each step changes the model
+    if broken == "start":
+        assert prints[0] == prints[2]
+
+
+def test_one_step_is_followed_from_two_starts_to_one_weight(ranks):
+    first, second = ranks(2, experiments.follow_one_step).results
     assert list(first.values()) == [1.0, 1.0, 2.0, 3.0, 0.7]
     assert list(second.values()) == [9.0, 1.0, 4.0, 3.0, 0.7]
 
 
-def test_letters_follow_the_order_of_appearance():
-    assert experiments.name_by_letters([["x", "z"], ["y", "z"]]) == [["A", "C"], ["B", "C"]]
+@given(world_size=st.integers(1, 6), steps=st.integers(1, 3), width=st.integers(1, 5))
+def test_shares_of_all_ranks_are_the_whole_batches(world_size, steps, width):
+    whole = torch.randn(steps, 24, width, generator=torch.Generator().manual_seed(1))
+    of_ranks = [experiments.shares(r, world_size, steps, width) for r in range(world_size)]
+    for step in range(steps):
+        assert torch.equal(torch.cat([share[step] for share in of_ranks]), whole[step])
+    lengths = [len(share[0]) for share in of_ranks]
+    assert max(lengths) - min(lengths) <= 1
 
 
-def test_shares_of_all_ranks_are_the_whole_batch():
-    (whole,) = experiments.shares(0, 1, 1, 8)
-    parts = [experiments.shares(rank, 3, 1, 8)[0] for rank in range(3)]
-    assert [len(part) for part in parts] == [8, 8, 8]
-    assert whole.tolist() == sum((part.tolist() for part in parts), [])
+def test_a_setting_is_what_it_says(monkeypatch):
+    setting = experiments.Setting(width=16, depth=3, batch=5, pause=0.25)
+    tower = setting.tower()
+    assert [layer.weight.shape for layer in tower.body] == [(16, 16)] * 3
+    assert tower.pause == 0.25 and setting.inputs().shape == (5, 16)
+    seconds = []
+    monkeypatch.setattr(experiments, "slow_link", seconds.append)
+    experiments.Setting(link=Link(latency=0.5, bandwidth=100.0)).network(4)
+    # 2 (N - 1) messages, each of a quarter of the bytes
+    assert seconds[0](800) == 6 * (0.5 + 200 / 100.0)
+    experiments.Setting(link=None).network(4)
+    assert len(seconds) == 1
+
+
+@pytest.mark.slow
+def test_the_backward_of_each_layer_pauses_and_the_forward_does_not():
+    import time
+
+    model = experiments.Tower(8, depth=3, pause=0.05)
+    begin = time.perf_counter()
+    loss = model(torch.ones(1, 8)).sum()
+    middle = time.perf_counter()
+    loss.backward()
+    assert time.perf_counter() - middle >= 0.15 > middle - begin

@@ -1,138 +1,171 @@
 """Parameters without a gradient: who complains, who waits, what each cure gives and costs."""
 
-import pytest
+import time
 
-from mgpu_tutorial.ddp_buckets.experiments import run_each_setting
-from mgpu_tutorial.ddp_reducer import measurements, unused
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.ddp_reducer import figures, unused
 from mgpu_tutorial.ddp_reducer.reducer import note_buckets
-from mgpu_tutorial.lab import RankFailed, launch
+from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.lab.record.intervals import milliseconds
 
 NOBODY, FIRST_ONLY = (None, None), (1.0, None)
 
 
-def test_an_unused_parameter_fails_at_the_next_forward_and_names_its_index():
+def test_an_unused_parameter_fails_at_the_next_forward_and_names_its_index(ranks):
     with pytest.raises(RankFailed, match="Expected to have finished reduction") as caught:
-        launch(unused.train_two_heads, 2, NOBODY)
-    said = [out.splitlines() for out in caught.value.report.stdout]
-    assert said[0] == ["forward 0 done", "backward 0 done: gradient 2.0"]
-    assert said[1][-1] == "backward 0 done: gradient 4.0"  # never averaged
+        ranks(2, unused.train_two_heads, NOBODY)
+    printed = [out.splitlines() for out in caught.value.report.stdout]
+    assert printed[0] == ["forward 0 done", "backward 0 done: gradient 2.0"]
+    assert printed[1][-1] == "backward 0 done: gradient 4.0"  # never averaged
     assert "did not receive grad for rank 0: 2 3" in caught.value.tracebacks[0]
 
 
-def test_the_cures_for_unused_parameters():
-    cures = {
-        "find": {"second": NOBODY, "find_unused_parameters": True},
-        "static": {"second": NOBODY, "static_graph": True},
-        "zero": {"second": (0.0, 0.0)},
-        "one rank": {"second": FIRST_ONLY, "find_unused_parameters": True},
-    }
-    # the second head: 2 on rank 0 and nothing on rank 1
-    expected = {"find": [3.0, None], "static": [3.0, None], "zero": [3.0, 0.0]}
-    expected["one rank"] = [3.0, 1.0]
-    results = launch(run_each_setting, 2, unused.train_two_heads, cures).results
-    assert results == [expected] * 2
+@pytest.mark.parametrize(
+    "second, options, gradients",
+    [
+        (NOBODY, {"find_unused_parameters": True}, [3.0, None]),
+        (NOBODY, {"static_graph": True}, [3.0, None]),
+        ((0.0, 0.0), {}, [3.0, 0.0]),
+        (FIRST_ONLY, {"find_unused_parameters": True}, [3.0, 1.0]),  # the mean of 2 and none
+        ((None, 1.0), {"find_unused_parameters": True}, [3.0, 2.0]),  # of none and 4
+        (FIRST_ONLY, {"static_graph": True}, [3.0, 1.0]),  # as long as it stays so
+    ],
+)
+def test_the_cures_for_unused_parameters(ranks, second, options, gradients):
+    for steps in (1, 2, 3):
+        report = ranks(2, unused.train_two_heads, second, steps, **options)
+        assert report.results == [gradients] * 2
 
 
-def test_the_rank_that_used_everything_waits_for_the_one_that_did_not():
-    with pytest.raises(
-        RankFailed, match="rank 1 returned while rank 0 still waited"
-    ) as caught:
-        launch(unused.train_two_heads, 2, FIRST_ONLY, steps=1, timeout=10)
+def test_the_rank_that_used_everything_waits_for_the_one_that_did_not(ranks):
+    says = "rank 1 returned while rank 0 still waited"
+    with pytest.raises(RankFailed, match=says) as caught:
+        ranks(2, unused.train_two_heads, FIRST_ONLY, steps=1, timeout=10)
     assert caught.value.report.stdout == [
         "forward 0 done\n",
         "forward 0 done\nbackward 0 done: gradient 4.0\n",
     ]
 
 
-def test_in_the_next_step_the_other_rank_raises():
-    with pytest.raises(
-        RankFailed, match="rank 1 raised RuntimeError: Expected to have"
-    ) as caught:
-        launch(unused.train_two_heads, 2, FIRST_ONLY)
+def test_in_the_next_step_the_other_rank_raises(ranks):
+    says = "rank 1 raised RuntimeError: Expected to have"
+    with pytest.raises(RankFailed, match=says) as caught:
+        ranks(2, unused.train_two_heads, FIRST_ONLY)
     assert caught.value.report.stdout[0] == "forward 0 done\n"
 
 
-def break_the_promise(rank, world_size):
-    model = unused.DistributedDataParallel(unused.TwoHeads(), static_graph=True)
-    for second in (None, None, 1.0):
-        model(unused.torch.ones(2, 4), second).sum().backward()
+def use_in_turn(rank, world_size, *seconds, **options):
+    """The gradients of the first head's bias, after each step with its `second`."""
+    model = DistributedDataParallel(unused.TwoHeads(), **options)
+    gradients = []
+    for second in seconds:
+        model.zero_grad()
+        output = model(
+            torch.ones(2, 4), second[rank] if isinstance(second, tuple) else second
+        )
+        (output.sum() * (1 + rank)).backward()
+        gradients.append(model.module.first.bias.grad.item())
+    return gradients
 
 
-def test_a_broken_promise_of_a_static_graph_is_told():
+def test_a_broken_promise_of_a_static_graph_is_told(ranks):
     with pytest.raises(RankFailed, match="Your training graph has changed in this iteration"):
-        launch(break_the_promise, 2)
+        ranks(2, use_in_turn, None, None, 1.0, static_graph=True)
 
 
-def leave_out_at_last(rank, world_size, second, again=False):
-    model = unused.DistributedDataParallel(unused.TwoHeads(), static_graph=True)
-    for now in (1.0, 1.0, second[rank], *[1.0] * again):
-        model(unused.torch.ones(2, 4), now).sum().backward()
-
-
-def test_a_head_left_out_of_a_static_graph_is_told_only_by_the_next_forward():
-    launch(leave_out_at_last, 2, NOBODY)  # in the last step nobody is told
+def test_a_head_left_out_of_a_static_graph_is_told_only_by_the_next_forward(ranks):
+    ranks(2, use_in_turn, 1.0, 1.0, None, static_graph=True)  # nobody is told
     with pytest.raises(RankFailed, match="Expected to have finished reduction"):
-        launch(leave_out_at_last, 2, NOBODY, again=True)
+        ranks(2, use_in_turn, 1.0, 1.0, None, 1.0, static_graph=True)
     with pytest.raises(RankFailed, match="rank 1 returned while rank 0 still waited"):
-        launch(leave_out_at_last, 2, FIRST_ONLY, timeout=10)
+        ranks(2, use_in_turn, 1.0, 1.0, FIRST_ONLY, static_graph=True, timeout=10)
 
 
-CALLS = {6: 1, 70: 2}  # by depth: those of a step without the search
+def leave_one_of_three_out(rank, world_size, **options):
+    """The gradients of three layers; in the third step the second of them is not used.
+
+    Those of rank 0 are 2, those of rank 1 are 4. Each layer has a bucket of its own.
+    """
+
+    class Three(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3))
+
+        def forward(self, x, used):
+            return sum(self.layers[i](x) for i in used)
+
+    model = DistributedDataParallel(Three(), bucket_cap_mb=1e-6, **options)
+    for used in ([0, 1, 2], [0, 1, 2], [0, 2]):
+        model.zero_grad()
+        model(torch.full((1, 1), 2.0 + 2 * rank), used).sum().backward()
+    time.sleep(0.2)  # nobody waits for a bucket that has left
+    return [layer.weight.grad and layer.weight.grad.item() for layer in model.module.layers]
 
 
-@pytest.fixture(scope="module")
-def profiled():
-    """What each rank sees in a step by depth, without the search and with it."""
-    settings = {
-        (depth, search): {"depth": depth, "find_unused_parameters": search}
-        for depth in CALLS
-        for search in (False, True)
-    }
-    return launch(run_each_setting, 2, measurements.profile_search, settings).results
+def test_what_a_layer_leaves_behind_that_is_left_out_after_the_rebuild(ranks):
+    """The last layer's bucket has left; its mean arrives only where gradients are views."""
+    plain = ranks(2, leave_one_of_three_out).results
+    assert plain == [[2.0, None, 2.0], [4.0, None, 4.0]]
+    views = ranks(2, leave_one_of_three_out, gradient_as_bucket_view=True).results
+    assert [gradients[2] for gradients in views] == [3.0, 3.0]
+    assert [gradients[0] for gradients in views] == [1.0, 2.0]  # divided, and never sent
 
 
-@pytest.mark.parametrize("depth", CALLS)
-def test_the_search_makes_one_call_more(profiled, depth):
-    for found in profiled:
-        assert found[depth, False] == (CALLS[depth], 0.0)
-        calls, microseconds = found[depth, True]
-        assert calls == CALLS[depth] + 1 and microseconds > 0
+@pytest.mark.parametrize("depth, calls", [(6, 1), (70, 2)])
+def test_the_search_makes_one_call_more(ranks, depth, calls):
+    for found in ranks(2, figures.profile_search, depth).results:
+        assert found == (calls, 0.0)
+    searching = ranks(2, figures.profile_search, depth, find_unused_parameters=True).results
+    for found, microseconds in searching:
+        assert found == calls + 1 and 0 < microseconds < 1e6
 
 
-def sent_during_backward(report):
-    """How many buckets rank 0 sent before its first layer's backward, the last, was over."""
-    sent = [e for e in report.events if e.op == "all_reduce" and e.rank == 0]
+def backward_behind(report):
+    """How many layers' backward each bucket of rank 0 came after, in its step 3."""
     (step,) = [e for e in report.events if e.note == "step 3" and e.rank == 0]
-    inside = [e for e in sent if step.begin < e.begin < step.end]
-    assert len(inside) == 6
-    return sum(e.begin < step.begin + 0.090 for e in inside)
+    sent = [e for e in report.events if e.op == "all_reduce" and e.rank == 0]
+    return [
+        int((e.begin - step.begin) / 15e-3) for e in sent if step.begin < e.begin < step.end
+    ]
 
 
-def test_buckets_that_are_never_rebuilt_leave_only_after_backward():
-    options = {"trace": True, "find_unused_parameters": True}
-    searched = launch(unused.train_upside_down, 2, seconds=1e-3, **options)
-    assert sent_during_backward(searched) == 0
-    assert measurements.step_milliseconds(searched, "step 3") >= 90 + 6
+@pytest.mark.parametrize(
+    "in_order, options, late",
+    [
+        (False, {}, False),
+        (False, {"find_unused_parameters": True}, True),  # all six, after backward
+        (False, {"static_graph": True}, False),
+        (True, {"find_unused_parameters": True}, False),
+    ],
+)
+def test_buckets_that_are_never_rebuilt_leave_only_after_backward(
+    ranks, in_order, options, late
+):
+    call = {"in_order": in_order, "seconds": 1e-3, "trace": True}
+    report = ranks(2, unused.train_upside_down, **call, **options)
+    layers = backward_behind(report)
+    assert len(layers) == 6 and min(layers) >= (6 if late else 1)
+    assert late or sum(behind < 6 for behind in layers) >= 3
+    assert milliseconds(report, "step 3") >= 6 * 15 + (6 if late else 1)
 
 
 def first_bucket(rank, world_size, **options):
     """Which layer of UpsideDown is sent first in the third iteration."""
-    model = unused.DistributedDataParallel(
-        unused.UpsideDown(0.0), bucket_cap_mb=0.25, **options
-    )
+    model = DistributedDataParallel(unused.UpsideDown(0.0), bucket_cap_mb=0.25, **options)
     seen = note_buckets(model)
     for _ in range(3):
-        model(unused.torch.ones(2, 256)).sum().backward()
+        model(torch.ones(2, 256)).sum().backward()
     return seen[2][0]
 
 
-def test_the_layer_that_is_ready_first_is_sent_first_only_in_rebuilt_buckets():
-    settings = {search: {"find_unused_parameters": search} for search in (False, True)}
-    for found in launch(run_each_setting, 2, first_bucket, settings).results:
-        assert found == {False: ["layers.0.weight"], True: ["layers.5.weight"]}
-
-
-def test_layers_in_the_order_of_their_use_are_sent_in_time_even_with_the_search():
-    options = {"trace": True, "find_unused_parameters": True, "in_order": True}
-    searched = launch(unused.train_upside_down, 2, seconds=1e-3, **options)
-    assert sent_during_backward(searched) >= 3
+@pytest.mark.parametrize("search, first", [(False, 0), (True, 5)])
+def test_the_layer_that_is_ready_first_is_sent_first_only_in_rebuilt_buckets(
+    ranks, search, first
+):
+    report = ranks(2, first_bucket, find_unused_parameters=search)
+    assert report.results == [[f"layers.{first}.weight"]] * 2

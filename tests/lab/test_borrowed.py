@@ -31,7 +31,6 @@ ATTRIBUTES = [  # that functions of the module read or set, the last one a noteb
     "torch:Tensor._version",
     "torch:ops.aten.add.Tensor._schema",
     "torch:_C._distributed_c10d._dump_fr_trace",
-    "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
     "torch.distributed.distributed_c10d:_world.pg_group_ranks",
     "torch.cuda:_parse_visible_devices",
 ]

@@ -43,6 +43,13 @@ def check(
     display(verdict(answer, expected, hint, name=name, tolerance=tolerance))
 
 
+def with_messages(report: Report) -> Report:
+    """The same report; AssertionError where the ranks answered without a message."""
+    answered = [result for result in report.results if result is not ...]
+    assert report.events or not answered, "the ranks have answered without a message"
+    return report
+
+
 def verdict(
     answer: Any,
     expected: Any,

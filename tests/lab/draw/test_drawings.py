@@ -9,7 +9,6 @@ from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.lab import (
     RanksHung,
     before_after,
-    bucket_map,
     launch,
     sequence_chart,
     stepper,
@@ -96,22 +95,6 @@ def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere(ranks):
         timeline(report, during="compute")
     with pytest.raises(ValueError, match="nothing was recorded inside a span 'dinner'"):
         timeline(report, during="dinner")
-
-
-def test_a_bucket_map_has_a_box_for_each_parameter_and_each_bucket():
-    nbytes = {"a.weight": 4096, "a.bias": 16, "b": 16}
-    rows = {"first": [["a.weight", "a.bias", "b"]], "then": [["b", "a.bias"], ["a.weight"]]}
-    drawing = bucket_map(rows, nbytes)
-    assert len(elements(drawing, "rect")) == 1 + 3 + 6
-    fills = [box.get("fill") for box in elements(drawing, "rect")[1:]]
-    assert fills.count("#5b5b5b") == 2  # the large one, once a row
-    assert repr(drawing).splitlines() == [
-        "first, bucket 0 (4.03 KiB): a.weight, a.bias, b",
-        "then, bucket 0 (32 B): b, a.bias",
-        "then, bucket 1 (4 KiB): a.weight",
-    ]
-    boxes = elements(drawing, "rect")[1:]
-    assert max(float(b.get("x")) + float(b.get("width")) for b in boxes) <= drawing.width
 
 
 def test_before_and_after_colours_follow_their_owner():

@@ -1,0 +1,118 @@
+"""The two scripts train what one process trains, and one rank stores it."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch.nn.functional import nll_loss
+from torch.utils.data import DataLoader
+
+import mgpu_tutorial
+from mgpu_tutorial.ddp_in_practice import practice, train_ddp, train_single
+from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.shared.models import SmallConvNet
+from tests.ddp_in_practice.test_practice import count_saves
+
+
+def train_by_hand(batches):
+    """SmallConvNet after plain SGD over these (images, labels), in one process."""
+    torch.manual_seed(0)
+    model = SmallConvNet()
+    for images, labels in batches:
+        loss = nll_loss(model(images), labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p -= 0.05 * gradient
+    return model.state_dict()
+
+
+def run_script(rank, world_size, folder, port):
+    """The script as torchrun starts it: the environment tells who it is."""
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(here, LOCAL_WORLD_SIZE=str(world_size), CUDA_VISIBLE_DEVICES="")
+    train_ddp.main(folder)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_ranks_train_what_one_process_trains_and_one_stores_it(
+    ranks, tmp_path, world_size
+):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    call = run_script, str(tmp_path), port
+    report = ranks(world_size, count_saves, *call, backend="none", device="cpu")
+    assert [saves for _, saves in report.results] == [1] + [0] * (world_size - 1)
+    for rank, out in enumerate(report.stdout):
+        assert re.fullmatch(
+            rf"rank {rank}: PID \d+, \d+ MiB, cpu: 12 batches an epoch\n", out
+        )
+
+    data, batches = digits(), []
+    for epoch in (0, 1):
+        generator = torch.Generator().manual_seed(epoch)  # another order in each epoch
+        order = torch.randperm(len(data), generator=generator)
+        order = torch.cat([order, order[: -len(data) % world_size]])  # equal shares
+        batches += [(data.images[i], data.labels[i]) for i in order.split(120)]
+    # 24 steps in float32: rounding is 1e-5 on one processor, a forgotten set_epoch 2e-3.
+    stored = torch.load(tmp_path / "model.pt")
+    torch.testing.assert_close(stored, train_by_hand(batches), rtol=0, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_script_on_two_ranks(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
+    package = str(Path(mgpu_tutorial.__file__).parents[1])
+    here = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": package, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", "-m", train_ddp.__name__],
+        cwd=tmp_path,
+        env=os.environ | here,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    pattern = r"rank (\d): PID (\d+), \d+ MiB, cpu: 12 batches an epoch"
+    lines = [re.fullmatch(pattern, line).groups() for line in done.stdout.splitlines()]
+    assert sorted(rank for rank, _ in lines) == ["0", "1"]
+    assert len({pid for _, pid in lines}) == 2
+    assert torch.load(tmp_path / "model.pt").keys() == SmallConvNet().state_dict().keys()
+
+
+def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys, monkeypatch):
+    seen = []
+
+    class Seen(DataLoader):
+        def __iter__(self):
+            for batch in super().__iter__():
+                seen.append(batch)
+                yield batch
+
+    monkeypatch.setattr(train_single, "DataLoader", Seen)
+    train_single.main(str(tmp_path), epochs=2)
+    assert re.match(r"PID \d+, \d+ MiB, \w+: 12 batches", capsys.readouterr().out)
+    stored = torch.load(tmp_path / "model.pt", map_location="cpu")
+    torch.testing.assert_close(stored, train_by_hand(seen), rtol=0, atol=2e-4)
+    labels = torch.cat([labels for _, labels in seen]).split(len(digits()))
+    for each in labels:
+        assert torch.equal(each.bincount(), digits().labels.bincount())
+        assert not torch.equal(each, digits().labels)
+    assert not torch.equal(*labels)
+
+
+def test_a_process_tells_its_most_memory_in_mib():
+    pid, mib, device = re.fullmatch(
+        r"PID (\d+), (\d+) MiB, (.+)", practice.whoami(torch.device("cpu"))
+    ).groups()
+    now = psutil.Process().memory_info().rss / 2**20
+    assert int(pid) == os.getpid() and device == "cpu"
+    assert 0.9 * now < int(mib) < 100 * now
