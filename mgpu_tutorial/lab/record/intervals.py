@@ -42,10 +42,10 @@ def milliseconds(report: Report, name: str) -> float:
 
 def shortest_step(report: Report) -> Report:
     """The same run; its shortest step, of all but the first two, is called "shortest"."""
-    notes = [e.note for e in report.events if e.kind == "span"]
-    steps = sorted({note for note in notes if note.startswith("step ")})
-    found = min(steps[2:], key=lambda step: milliseconds(report, step))
-    events = [replace(e, note="shortest") if e.note == found else e for e in report.events]
+    notes = dict.fromkeys(e.note for e in report.events if e.kind == "span")
+    steps = [note for note in notes if note.startswith("step ")]
+    least = min(steps[2:], key=lambda step: milliseconds(report, step))
+    events = [replace(e, note="shortest") if e.note == least else e for e in report.events]
     return replace(report, events=events)
 
 
