@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import comparison as benchmark
 from mgpu_tutorial.comparison import estimates, figures, training
-from mgpu_tutorial.lab.record.intervals import payload
 from mgpu_tutorial.lab import span
+from mgpu_tutorial.lab.record.intervals import payload
 from mgpu_tutorial.shared.data import pictures
 from mgpu_tutorial.shared.vision import torchvision
 
