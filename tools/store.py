@@ -7,7 +7,6 @@ language version.
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import nbformat
@@ -22,17 +21,16 @@ KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": 
 def store(path: Path) -> None:
     """Execute one notebook in place; on an error nothing is written."""
     notebook = nbformat.read(path, as_version=4)
-    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    client = NotebookClient(
+    NotebookClient(
         notebook,
         timeout=120,
+        kernel_name="python3",
         store_widget_state=False,
         record_timing=False,
         coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],  # it warns of TCP on loopback each time
         resources={"metadata": {"path": str(path.parent)}},
-    )
-    client.execute()
+    ).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [kept for kept in map(still, cell.outputs) if kept]
@@ -43,11 +41,10 @@ def store(path: Path) -> None:
 
 def normalise(path: Path) -> None:
     """Remove what depends on the machine; outputs, tags and other metadata stay."""
-    strip = ["nbstripout", "--keep-output", "--keep-count", "--extra-keys"]
+    strip = Path(sys.executable).with_name("nbstripout")
     keys = "cell.metadata.execution metadata.widgets metadata.language_info.version"
-    subprocess.run(
-        [Path(sys.executable).parent / strip[0], *strip[1:], keys, path], check=True
-    )
+    words = ["--keep-output", "--keep-count", "--extra-keys", keys]
+    subprocess.run([strip, *words, path], check=True)
 
 
 def still(output: dict) -> dict | None:
@@ -60,20 +57,13 @@ def still(output: dict) -> dict | None:
 def paths_of(names: list[str]) -> list[Path]:
     """The notebooks with these names, or all of them."""
     every = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    return [NOTEBOOKS / name for name in names] or every
-
-
-def main(names: list[str]) -> int:
-    for path in paths_of(names):
-        begin = time.perf_counter()
-        try:
-            store(path)
-        except CellExecutionError as error:
-            print(f"{path.name}: a cell failed, nothing is stored\n{error}", file=sys.stderr)
-            return 1
-        print(f"{path.name}: {time.perf_counter() - begin:.1f} s", flush=True)
-    return 0
+    return [NOTEBOOKS / Path(name).name for name in names] or every
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(name).name for name in sys.argv[1:]]))
+    for book in paths_of(sys.argv[1:]):
+        try:
+            store(book)
+        except CellExecutionError as error:
+            sys.exit(f"{book.name}: a cell failed, nothing is stored\n{error}")
+        print(book.name, flush=True)

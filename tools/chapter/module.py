@@ -14,20 +14,6 @@ def mean(rank: int, world_size: int) -> float:
     return number.item() / world_size
 
 
-def neighbour(rank: int, world_size: int) -> float:
-    """Each rank sends its number to the rank above, the last to rank 0; returns what came.
-
-    With one rank nothing is sent, and it returns its own number.
-    """
-    mine, other = torch.tensor([float(rank)]), torch.tensor([float(rank)])
-    above, below = (rank + 1) % world_size, (rank - 1) % world_size
-    if world_size > 1:
-        sending = dist.isend(mine, above)
-        dist.recv(other, below)
-        sending.wait()
-    return other.item()
-
-
 def one_stays_away(rank: int, world_size: int) -> None:
     """Rank 0 does not take part in the sum that all others wait for: a mistake."""
     if rank > 0:

@@ -28,25 +28,18 @@ launch(ch.mean, 4)
 # %% markdown
 # Each returns 1.5, for `all_reduce` leaves the sum on every rank, and each divides it by the world size. What we saw is explained after the cell, in a sentence or two. The reader then changes something: try three ranks.
 #
-# ## 2. What travels
+# ## 2. Who waits
 #
-# The second worker sends with its own hands what a collective hides. A chart of the recorded run shows who sends what to whom.
+# A chart of the recorded run shows who calls what, and who waits for whom.
+#
+# **Predict.** Which of three ranks can go on before the others have called?
 
-# %%
-show_source(ch.neighbour)
-
-# %% markdown
-# **Predict.** How many messages do three ranks send?
-
-# %% {"handout": {"caption": "Each rank sends its number to the rank above it."}}
-report = launch(ch.neighbour, 3, trace=True)
+# %% {"handout": {"caption": "All ranks call, and none goes on alone."}}
+report = launch(ch.mean, 3, trace=True)
 sequence_chart(report)
 
-# %%
-print(report.results)
-
 # %% markdown
-# Three, one a rank, and none waits for another: each starts its send before it receives. Rank 0 has the number of the last rank.
+# None: every rank needs a number of each other rank, so `all_reduce` returns when all have called.
 #
 # ## 3. A mistake
 #
