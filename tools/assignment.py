@@ -64,7 +64,7 @@ class Exercise:
 
     @property
     def hidden(self) -> str:
-        """The test that a grader runs: it raises where the notebook's own only tells."""
+        """A grader's test: it raises where the notebook's own only tells."""
         return re.sub(r"^check\(", "graded(", self.test, flags=re.MULTILINE)
 
 
@@ -91,15 +91,13 @@ def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
             words = []
         elif "solution" not in tags:
             words.append(cell)
-    code = [
-        cell.source
-        for cell in cells[:begin]
-        if cell.cell_type == "code"
-        and "raises-exception" not in cell.metadata.get("tags", [])
+    code = [cell for cell in cells[:begin] if cell.cell_type == "code"]
+    fine = [
+        cell for cell in code[1:] if "raises-exception" not in cell.metadata.get("tags", [])
     ]
-    body = [node for text in code[1:] for node in ast.parse(text).body]
+    body = [node for cell in fine for node in ast.parse(cell.source).body]
     kept = needed(body, set().union(*(each.needs for each in found)))
-    return "\n\n".join([code[0], *map(ast.unparse, kept)]), found
+    return "\n\n".join([code[0].source, *map(ast.unparse, kept)]), found
 
 
 def variants_of(notebook: Cell) -> int:
@@ -122,9 +120,7 @@ def _exercise(
     answer = _noted(solved, "answer", solved.source.removeprefix(MAGIC))
     sources = [*(cell.source for cell in words), asked.source, answer]
     *said, question, answer = _replaced(sources, _noted(asked, "variants", []), variant)
-    right = set.intersection(*(
-        set().union(*map(binds, ast.parse(text).body)) for text in (question, answer)
-    ))  # fmt: skip
+    right = binds(ast.parse(question)) & binds(ast.parse(answer))
     if not right:
         raise ValueError("the solution makes no name that the exercise asks for")
     stub, test = _cut(question, right)
@@ -134,8 +130,8 @@ def _exercise(
         text = text if is_code else text.split("## Exercises")[-1].strip()
         made.append((new_code_cell if is_code else new_markdown_cell)(text))
     code = [cell.source for cell in made if cell.cell_type == "code"] + [question, answer]
-    own = [node for text in code for node in ast.parse(text).body]
-    needs = set().union(*map(reads, own)) - set().union(*map(binds, own))
+    whole = ast.parse("\n".join(code))
+    needs = reads(whole) - binds(whole)
     points = _noted(asked, "points", 1)
     return Exercise(number, made, stub, _cut(answer, right)[0], test, points, needs)
 
@@ -177,14 +173,14 @@ def needed(statements: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
     return kept
 
 
-def binds(node: ast.stmt) -> set[str]:
-    """The names that a statement makes where it stands, not inside of functions."""
+def binds(node: ast.AST) -> set[str]:
+    """The names that a piece of code makes where it stands, not inside of functions."""
     symbols = symtable.symtable(ast.unparse(node), "cell", "exec").get_symbols()
     return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
 
 
-def reads(node: ast.stmt) -> set[str]:
-    """The names from outside that a statement uses, in its functions too."""
+def reads(node: ast.AST) -> set[str]:
+    """The names from outside that a piece of code uses, in its functions too."""
     tables, found = [symtable.symtable(ast.unparse(node), "cell", "exec")], set()
     for table in tables:
         tables += table.get_children()
@@ -199,24 +195,17 @@ def otter(title: str, setup: str, found: list[Exercise]) -> Cell:
     cells = [
         new_raw_cell("# ASSIGNMENT CONFIG\ninit_cell: true\nexport_cell: false\n"),
         new_markdown_cell(f"# {title}: the exercises"),
-        new_code_cell(setup),
-        new_code_cell(GRADER),
+        *map(new_code_cell, (setup, GRADER)),
     ]
     for each in found:
-        right = f"{each.stub}\n\n\n{each.solution}\n\n\n{each.test}"
+        right = "\n\n\n".join([each.stub, each.solution, each.test])
         prompt = f'""" # BEGIN PROMPT\n{each.stub}\n\n\n{each.test}\n"""; # END PROMPT'
         solved = f"# BEGIN SOLUTION NO PROMPT\n{right}\n# END SOLUTION\n{prompt}"
-        cells += [
-            new_raw_cell(f"# BEGIN QUESTION\nname: q{each.number}\npoints: {each.points}"),
-            *each.words,
-            new_raw_cell("# BEGIN SOLUTION"),
-            new_code_cell(solved),
-            new_raw_cell("# END SOLUTION"),
-            new_raw_cell("# BEGIN TESTS"),
-            new_code_cell(f"# HIDDEN\n{each.hidden}"),
-            new_raw_cell("# END TESTS"),
-            new_raw_cell("# END QUESTION"),
-        ]
+        solution, hidden = new_code_cell(solved), new_code_cell(f"# HIDDEN\n{each.hidden}")
+        head = f"# BEGIN QUESTION\nname: q{each.number}\npoints: {each.points}"
+        parts = [head, *each.words, "# BEGIN SOLUTION", solution, "# END SOLUTION"]
+        parts += ["# BEGIN TESTS", hidden, "# END TESTS", "# END QUESTION"]
+        cells += [new_raw_cell(part) if isinstance(part, str) else part for part in parts]
     return new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
 
 
@@ -224,9 +213,9 @@ def nbgrader(title: str, setup: str, found: list[Exercise]) -> Cell:
     """The source notebook of nbgrader."""
 
     def code(source: str, name: str, **more: object) -> Cell:
-        given = {"grade": False, "solution": False, "locked": True, "task": False}
-        known = {**given, "grade_id": name, "schema_version": 3, **more}
-        return new_code_cell(source, metadata={"nbgrader": known})
+        usual = {"grade": False, "solution": False, "locked": True, "task": False}
+        ids = {"grade_id": name, "schema_version": 3}
+        return new_code_cell(source, metadata={"nbgrader": usual | ids | more})
 
     cells = [new_markdown_cell(f"# {title}: the exercises")]
     cells.append(code(f"{setup}\n\n\n{GRADER}", "setup"))

@@ -7,7 +7,6 @@ chooses instead, TORCH_CPU_INDEX names a mirror, and what was chosen is said on 
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,9 +26,7 @@ def succeeds(*command: str, seconds: float) -> bool:
 
 def has_nvidia_gpu() -> bool:
     """Whether a driver shows a GPU: by its device file, or by nvidia-smi (as in WSL)."""
-    device = any(Path("/dev").glob("nvidia[0-9]*"))
-    program = shutil.which("nvidia-smi")
-    return device or bool(program) and succeeds(program, "-L", seconds=20)
+    return any(Path("/dev").glob("nvidia[0-9]*")) or succeeds("nvidia-smi", "-L", seconds=20)
 
 
 def choose(build: str, index: str) -> tuple[str, str]:
