@@ -106,7 +106,9 @@ assignment: $(VENV)/installed
 	@$(BIN)/python tools/assignment.py "$(NAME)" "$(or $(VARIANT),1)"
 
 publish: $(VENV)/installed
-	@$(BIN)/python tools/publish.py
+	@test -f build/site/index.html || { echo "build/site/ is not there: make site"; exit 1; }
+	@$(INSTALL) ghp-import >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
+	@$(BIN)/ghp-import --no-jekyll --no-history --push --force --message "The site" build/site
 
 new-chapter: $(VENV)/installed
 	@$(BIN)/python tools/new_chapter.py "$(NAME)" --after "$(AFTER)"

@@ -17,7 +17,6 @@ from handouts.site import assemble
 from mgpu_tutorial import CHAPTERS, __version__
 from mgpu_tutorial.lab import Table
 from tools.open_jupyterlab import arguments
-from tools.publish import publish
 
 GITHUB = "me/course"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -163,35 +162,6 @@ def test_every_picture_has_words_for_who_does_not_see_it(path):
                 assert re.match(r"(?s)[^<\s].{14}", data["text/plain"]), data["text/plain"]
             if "image/svg+xml" in data:
                 assert re.search(r"<title>[^<]{10,}</title>", data["image/svg+xml"])
-
-
-def test_publishing_replaces_the_branch_and_touches_nothing_else(tmp_path):
-    def git(*words):
-        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        done = subprocess.run(
-            ["git", *name, *words], cwd=tmp_path / "work", capture_output=True, text=True
-        )
-        return done.stdout.strip()
-
-    subprocess.run(["git", "init", "-q", "--bare", tmp_path / "origin"], check=True)
-    subprocess.run(["git", "init", "-q", tmp_path / "work"], check=True)
-    git("config", "user.name", "a")
-    git("config", "user.email", "a@b")
-    git("remote", "add", "origin", str(tmp_path / "origin"))
-    site = tmp_path / "work" / "build" / "site"
-    site.mkdir(parents=True)
-    (tmp_path / "work" / ".gitignore").write_text("build/\n")
-    (tmp_path / "work" / "kept").write_text("1")
-    git("add", ".gitignore", "kept")
-    git("commit", "-qm", "first")
-    for text in ("one", "two"):
-        (site / "index.html").write_text(text)
-        publish(tmp_path / "work", site)
-    assert git("status", "--porcelain") == "" and (tmp_path / "work" / "kept").exists()
-    git("fetch", "-q")
-    assert git("ls-tree", "-r", "--name-only", "origin/gh-pages") == "index.html"
-    assert git("show", "origin/gh-pages:index.html") == "two"
-    assert git("rev-list", "--count", "origin/gh-pages") == "1"
 
 
 # What the README and its neighbours say ---------------------------------------------------
