@@ -29,10 +29,9 @@ from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.record import source_lines, trace
 from mgpu_tutorial.lab.run import errors, files, server, transfer
 from mgpu_tutorial.lab.run import ranks as running
-from tests.lab import faulty
+from tests.lab import faulty, programs
 from tests.lab.leftovers import after, leftovers, runs
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT = 2.0
 
 
@@ -70,20 +69,6 @@ def alive(folder: Path) -> list[str]:
     """The processes that wrote their number into a file of this folder and still run."""
     pids = [int(path.read_text()) for path in folder.glob("pid.*")]
     return [str(pid) for pid in pids if psutil.pid_exists(pid) and runs(psutil.Process(pid))]
-
-
-def program(source: str, folder: Path, *words: str) -> subprocess.Popen:
-    path = folder / "program.py"
-    path.write_text(textwrap.dedent(source))
-    (folder / "tmp").mkdir()
-    return subprocess.Popen(
-        [sys.executable, path, *words],
-        cwd=folder,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")},
-    )
 
 
 # A rank that cannot end, a server that has ended
@@ -237,11 +222,11 @@ def test_a_launch_in_a_forked_child_is_refused():
 
 @pytest.mark.slow
 def test_the_fork_server_says_why_it_cannot_start(tmp_path):
-    done = program(
+    done = programs.start(
         """
         import pathlib
         from mgpu_tutorial.lab import launch
-        from tests.lab import faulty
+        from tests.lab import faulty, programs
         torn = pathlib.Path("queue.py")
         if __name__ == "__main__":
             torn.write_text("this is no Python")
@@ -294,11 +279,11 @@ def test_a_variable_that_is_left_over_makes_no_rank_of_a_kernel(monkeypatch, tmp
 
 @pytest.mark.slow
 def test_a_killed_kernel_takes_ranks_with_it_that_cannot_look_for_it(tmp_path):
-    kernel = program(
+    kernel = programs.start(
         """
         import sys
         from mgpu_tutorial.lab import launch
-        from tests.lab import faulty
+        from tests.lab import faulty, programs
         if __name__ == "__main__":
             launch(faulty.holds_the_interpreter, 2, sys.argv[1])
         """,
@@ -319,12 +304,12 @@ def test_a_killed_kernel_takes_ranks_with_it_that_cannot_look_for_it(tmp_path):
 
 @pytest.mark.slow
 def test_a_kernel_that_is_shut_down_during_a_launch_does_not_wait_for_it(tmp_path):
-    done = program(
+    done = programs.start(
         """
         import os, pathlib, sys, threading, time, types
         from mgpu_tutorial.lab import launch
         from mgpu_tutorial.lab.run import server
-        from tests.lab import faulty
+        from tests.lab import faulty, programs
 
         def shut_down():
             while len(list(pathlib.Path().glob("pid.*"))) < 2:
@@ -441,19 +426,20 @@ def test_a_name_without_a_value_does_not_hide_what_cannot_travel():
         launch(worker, 2)
 
 
-def test_a_cached_helper_of_a_cell_travels():
+def test_what_a_cell_uses_travels_with_its_worker():
     worker = in_a_cell(
         """
         import functools
+        FACTOR = 10
         @functools.cache
-        def double(n):
-            return 2 * n
-        def worker(rank, world_size):
-            return double(rank)
+        def fibonacci(n):
+            return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+        def worker(rank, world_size, *, shift):
+            return FACTOR * rank + shift(rank) + fibonacci(20)
         """,
         "worker",
     )
-    assert launch(worker, 2).results == [0, 2]
+    assert launch(worker, 2, shift=lambda rank: rank + 1).results == [6766, 6777]
 
 
 def test_an_error_of_ones_own_that_sounds_like_a_lost_peer_is_a_cause():
@@ -613,7 +599,7 @@ def test_a_result_that_cannot_be_loaded_is_named():
 
 @pytest.mark.slow
 def test_last_words_are_those_of_this_launch(tmp_path):
-    done = program(
+    done = programs.start(
         """
         import os, sys
         from mgpu_tutorial.lab import launch
@@ -811,7 +797,7 @@ def test_threads_are_one_or_as_many_as_asked_for():
 def test_under_torchrun_the_environment_decides_on_threads():
     source = """
         from mgpu_tutorial.lab.run.rank import under_torchrun
-        from tests.lab import faulty
+        from tests.lab import faulty, programs
         under_torchrun(faulty.threads_and_variable, {})
     """
     with socket.socket() as listener:
@@ -821,7 +807,7 @@ def test_under_torchrun_the_environment_decides_on_threads():
     one |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(source)],
-        env=os.environ | one | {"MGPU_DEVICE": "cpu", "PYTHONPATH": str(ROOT)},
+        env=os.environ | one | {"MGPU_DEVICE": "cpu", "PYTHONPATH": str(programs.ROOT)},
         capture_output=True,
         text=True,
         timeout=100,

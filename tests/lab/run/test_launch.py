@@ -1,14 +1,12 @@
 """The launcher: results in order, every failure named, nothing left behind."""
 
 import gc
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from multiprocessing import util
@@ -23,10 +21,8 @@ from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.run import files, server
 from mgpu_tutorial.lab.run import launch as launching
 from mgpu_tutorial.lab.run import ranks as running
-from tests.lab import ranks
+from tests.lab import programs, ranks
 from tests.lab.leftovers import after, leftovers, runs
-
-ROOT = Path(__file__).parents[3]
 
 TIMEOUT, HANGS = 2.0, 1.0  # seconds; where a launch has to wait for them all
 PROGRAM = """
@@ -138,46 +134,6 @@ def test_ranks_are_born_with_what_the_package_imports_slowly():
 # How workers and arguments travel
 
 
-def notebook(source: str, folder: Path) -> subprocess.CompletedProcess:
-    """Run cells in a real kernel's shell, where functions have no file to import."""
-    return python(
-        f"""
-        from IPython.core.interactiveshell import InteractiveShell
-        shell = InteractiveShell.instance()
-        import __main__; shell.user_module = __main__; shell.user_ns = __main__.__dict__
-        shell.run_cell({textwrap.dedent(source)!r}).raise_error()
-    """,
-        folder,
-    )
-
-
-def python(source: str, folder: Path, **variables: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-@pytest.mark.slow
-def test_a_function_of_a_cell_travels_by_value(tmp_path):
-    done = notebook(
-        """
-        import torch.distributed as dist
-        from mgpu_tutorial.lab import launch
-        FACTOR = 10
-        def cell_worker(rank, world_size, *, shift):
-            return FACTOR * rank + shift(rank)
-        print(launch(cell_worker, 2, shift=lambda r: r + 1).results)
-    """,
-        tmp_path,
-    )
-    assert done.stdout == "[1, 12]\n", done.stderr
-
-
 def test_arguments_that_cannot_travel_are_named():
     with pytest.raises(CannotTravel, match=r"argument 0 of two_arguments\['lock'\] \(lock\)"):
         launch(ranks.two_arguments, 2, {"size": 3, "lock": threading.Lock()})
@@ -191,32 +147,11 @@ def test_results_that_cannot_travel_are_named():
 
 
 @pytest.mark.slow
-def test_an_unpicklable_global_of_a_cell_is_named(tmp_path):
-    done = notebook(
-        """
-        import threading
-        from mgpu_tutorial.lab import launch
-        guard = threading.Lock()
-        def cell_worker(rank, world_size):
-            return guard.locked()
-        try:
-            launch(cell_worker, 2)
-        except TypeError as error:
-            print(error)
-    """,
-        tmp_path,
-    )
-    assert done.stdout.startswith(
-        "guard, which the worker cell_worker uses, (lock) cannot be sent"
-    )
-
-
-@pytest.mark.slow
 def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
     (tmp_path / "lesson.py").write_text(
         "def worker(rank, world_size):\n    return 'before'\n"
     )
-    done = python(
+    done = programs.run(
         """
         import pathlib, sys
         sys.path.insert(0, ".")
@@ -381,7 +316,7 @@ def test_a_program_on_standard_input_is_refused(tmp_path):
         capture_output=True,
         text=True,
         timeout=60,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(programs.ROOT)},
         cwd=tmp_path,
     )
     assert "program read from standard input" in done.stderr.splitlines()[-1]
@@ -389,16 +324,8 @@ def test_a_program_on_standard_input_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_program_that_launches_when_it_is_imported_is_explained(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert 'Put the call under if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+    _, said = programs.start(PROGRAM, tmp_path).communicate(timeout=60)
+    assert 'Put the call under if __name__ == "__main__":' in said.splitlines()[-1]
 
 
 # Interruptions
@@ -490,7 +417,7 @@ def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
         from tests.lab import ranks
         print(launch(ranks.total, 2).results)
     """
-    done = python(code, tmp_path, TMPDIR=str(long))
+    done = programs.run(code, tmp_path, TMPDIR=str(long))
     assert done.stdout == "[1.0, 1.0]\n", done.stderr
     assert list(long.iterdir()) == []
 
@@ -499,67 +426,43 @@ def test_children_of_a_rank_end_with_it(tmp_path):
     fails(ranks.with_children, 2, RanksHung, marker=str(tmp_path / "child"))
     children = [int(path.read_text()) for path in tmp_path.glob("child.*")]
     assert len(children) == 2
-    end = time.monotonic() + 20
-    while any(map(runs, children)) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not any(map(runs, children))
+    assert after(20, lambda: [child for child in children if runs(child)]) == []
 
 
-def start_sleepers(folder: Path) -> subprocess.Popen:
-    """Another kernel, with three ranks that sleep; returns when all of them run."""
-    code = f"""
-        from tests.lab import ranks
-        from mgpu_tutorial.lab import launch
-        launch(ranks.sleeper, 3, marker={str(folder / "pid")!r})
-    """
-    kernel = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
-    )
-    end = time.monotonic() + 60
-    while len(list(folder.glob("pid.*"))) < 3 and time.monotonic() < end:
-        time.sleep(0.02)
-    return kernel
+SLEEPERS = """
+from tests.lab import ranks
+from mgpu_tutorial.lab import launch
+if __name__ == "__main__":
+    launch(ranks.sleeper, 3, marker="pid")
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["kernel", "its group"])
 def test_a_killed_kernel_takes_everything_with_it(tmp_path, kill, number):
-    kernel = start_sleepers(tmp_path)
+    kernel = programs.start(SLEEPERS, tmp_path, start_new_session=True)
+    assert after(60, lambda: [1] * (len(list(tmp_path.glob("pid.*"))) < 3)) == []
     family = psutil.Process(kernel.pid).children(recursive=True)
     assert len(family) >= 4  # the fork server and three ranks
     kill(kernel.pid, number)
-    kernel.wait(10)
+    kernel.communicate(timeout=10)
     _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
-    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith("pid.")] == []
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.slow
 def test_two_notebooks_launch_at_once(tmp_path):
     code = """
-        import json
         from tests.lab import ranks
         from mgpu_tutorial.lab import launch
-        print(json.dumps([launch(ranks.total, 3).results for _ in range(10)]))
+        if __name__ == "__main__":
+            print([launch(ranks.total, 3).results for _ in range(10)])
     """
-    kernels = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            text=True,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        for _ in range(2)
-    ]
+    kernels = [programs.start(code, tmp_path) for _ in range(2)]
     for kernel in kernels:
-        assert json.loads(kernel.communicate(timeout=100)[0]) == [[3.0] * 3] * 10
+        assert kernel.communicate(timeout=100)[0] == f"{[[3.0] * 3] * 10}\n"
 
 
 def test_threads_of_one_program_may_launch_at_once():
