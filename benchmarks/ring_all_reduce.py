@@ -9,34 +9,34 @@ needs a quarter more. Prints a row a size, and the alpha and beta of the ring.
 
 import argparse
 import statistics
-import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial import collectives as co
-from mgpu_tutorial.collectives.measurements import fit_alpha_beta
+from mgpu_tutorial.collectives import ring
+from mgpu_tutorial.collectives.figures import fit_link
 from mgpu_tutorial.lab import Table, launch, progress
+from mgpu_tutorial.lab.measure import in_turns
 
 SIZES = [2**k for k in range(20, 27)]
-METHODS = [co.ring_all_reduce, co.naive_all_reduce, dist.all_reduce]
+METHODS = [ring.ring_all_reduce, ring.naive_all_reduce, dist.all_reduce]
 
 
-def race(rank: int, world_size: int, repeats: int) -> dict[int, list[list[float]]]:
-    """For each size and turn the seconds of each method, one after the other."""
-    times: dict[int, list[list[float]]] = {size: [] for size in SIZES}
-    for _ in progress(range(repeats)):
-        for size in SIZES:
-            turn = []
-            for method in METHODS:
-                tensor = torch.ones(size // 4)
-                dist.barrier()
-                begin = time.perf_counter()
-                method(tensor)
-                dist.barrier()
-                turn.append(time.perf_counter() - begin)
-            times[size].append(turn)
-    return times
+def race(rank: int, world_size: int, turns: int) -> dict[int, dict[str, list[float]]]:
+    """For each size the seconds of each method in each turn, until the last rank is done."""
+
+    def until_all_have(method: Callable, tensor: torch.Tensor) -> None:
+        method(tensor)
+        dist.barrier()
+
+    seconds = {}
+    for size in progress(SIZES):
+        tensor = torch.full((size // 4,), 0.0)
+        actions = {m.__name__: partial(until_all_have, m, tensor) for m in METHODS}
+        seconds[size] = in_turns(actions, turns)
+    return seconds
 
 
 def main() -> None:
@@ -45,18 +45,26 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=11)
     given = parser.parse_args()
     report = launch(race, given.ranks, given.repeats, device="cpu", timeout=600)
-    rows, ring = [], []
-    for size, turns in report.results[0].items():
-        medians = [statistics.median(column) * 1e3 for column in zip(*turns, strict=True)]
-        ring.append(medians[0] / 1e3)
-        to_gloo = statistics.median(turn[2] / turn[0] for turn in turns)
-        to_naive = statistics.median(turn[1] / turn[0] for turn in turns)
-        row = [f"{size >> 20} MiB", *(round(m, 2) for m in medians)]
-        rows.append([*row, f"{to_gloo:.2f}", f"{to_naive:.2f}"])
+    rows, ring_seconds = [], []
+    for size, seconds in report.results[0].items():
+        medians = [statistics.median(taken) for taken in seconds.values()]
+        ring_seconds.append(medians[0])
+        by_ring, by_naive, by_gloo = seconds.values()
+        ratios = [
+            statistics.median(b / a for a, b in zip(by_ring, other, strict=True))
+            for other in (by_gloo, by_naive)
+        ]
+        rows.append(
+            [
+                f"{size >> 20} MiB",
+                *(round(1e3 * median, 2) for median in medians),
+                *(f"{ratio:.2f}" for ratio in ratios),
+            ]
+        )
     header = ["size", "ring ms", "naive ms", "gloo ms", "gloo / ring", "naive / ring"]
     print(f"{given.ranks} ranks on one machine, gloo on CPU, {given.repeats} turns")
     print(Table(header, rows))
-    alpha, beta = fit_alpha_beta(SIZES, ring, given.ranks)
+    alpha, beta = fit_link(SIZES, ring_seconds, given.ranks)
     print(f"ring: alpha {alpha * 1e6:.0f} µs a message, beta {beta / 1e9:.2f} GB/s")
 
 

@@ -1,7 +1,6 @@
 """Distributed SGD: each rank computes a gradient, they average, all take the same step."""
 
 import copy
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +11,12 @@ from torch.nn.functional import avg_pool2d, nll_loss
 from torch.optim.lr_scheduler import LambdaLR
 
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.lab import progress, span, status
+from mgpu_tutorial.lab import progress, status
 from mgpu_tutorial.shared import checkpoint as checkpoints
 from mgpu_tutorial.shared.data import Digits, digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
-STATEFUL = {"model", "optimizer", "scheduler"}  # they have a state_dict
+STATEFUL = {"model", "optimizer", "scheduler"}  # parts of a run with a state_dict
 
 
 def average_gradients(model: nn.Module) -> None:
@@ -221,7 +220,7 @@ def train_epoch(
 
 
 def new_run(rank: int) -> dict[str, Any]:
-    """All that a run remembers from one step to the next, by the name it is saved under."""
+    """Everything that a run carries from step to step, under its names in a checkpoint."""
     model, optimizer = new_model(dropout=0.5)
     torch.manual_seed(rank)  # dropout draws other numbers on each rank
     scheduler = LambdaLR(optimizer, lambda step: 1 - step / 8)
@@ -243,14 +242,14 @@ def go_on(run: dict[str, Any], steps: int) -> None:
 
 
 def save_run(run: dict[str, Any]) -> dict[str, Any]:
-    """What a new process needs to take the next step as this one would."""
+    """The state with which a new process takes the same next step as this one."""
     saved = {name: run[name].state_dict() for name in STATEFUL}
     saved |= {"step": run["step"], "generator": torch.get_rng_state()}
     return copy.deepcopy(saved)  # like a file, it does not change with the run
 
 
 def load_run(run: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Put back what is in `saved`; whatever is not stays as it is in a new run."""
+    """Restore the parts that are in `saved`; the others stay as they are in a new run."""
     for name in STATEFUL & saved.keys():
         run[name].load_state_dict(saved[name])
     run["step"] = saved.get("step", 0)
@@ -269,28 +268,3 @@ def stop_and_resume(
     load_run(run, saved)
     go_on(run, 6 - stop_after)
     return flat_parameters(run["model"])
-
-
-def step_times(
-    rank: int, world_size: int, methods: list[Callable], steps: int = 10, batch: int = 128
-) -> dict[str, tuple[float, float]]:
-    """The least seconds per step, in computation and communication, by method."""
-    data = digits()
-    model, _ = new_model()
-    batches = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)
-    times: dict[str, list[tuple[float, float]]] = {m.__name__: [] for m in methods}
-    for mine in batches[:steps]:
-        for method in methods:
-            dist.barrier()
-            begin = time.perf_counter()
-            with span("compute"):
-                model.zero_grad()
-                nll_loss(model(data.images[mine]), data.labels[mine]).backward()
-            middle = time.perf_counter()
-            with span("synchronise"):
-                method(model)
-            times[method.__name__].append((middle - begin, time.perf_counter() - middle))
-    return {
-        name: tuple(min(seconds) for seconds in zip(*pairs, strict=True))
-        for name, pairs in times.items()
-    }

@@ -2,8 +2,11 @@
 
 import os
 import socket
+import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -78,3 +81,30 @@ def which_gpu(rank: int, world_size: int) -> str:
     visible = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     local_rank = int(os.environ["LOCAL_RANK"])
     return f"local rank {local_rank}, cuda:{local_rank}, is GPU {visible[local_rank]}"
+
+
+# Apparatus, not the lesson
+
+
+def spawn_alone(function: Callable) -> str:
+    """Start `function` in a new process by "spawn"; returns the last line of its stderr.
+
+    The child writes to a file, because a notebook does not always show what a child prints
+    to the kernel's stderr. PYTHON_COLORS=0 wins over FORCE_COLOR, which Jupyter sets.
+    """
+    with tempfile.TemporaryFile() as log:
+        kept = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        colours = os.environ.get("PYTHON_COLORS", "")  # an empty one counts as none
+        os.environ["PYTHON_COLORS"] = "0"
+        try:
+            child = get_context("spawn").Process(target=function)
+            child.start()
+            child.join()
+        finally:
+            os.environ["PYTHON_COLORS"] = colours
+            os.dup2(kept, 2)
+            os.close(kept)
+        log.seek(0)
+        lines = log.read().decode().splitlines() or ["no complaint"]
+    return f"exit code {child.exitcode}, {lines[-1].split(' on <')[0]}"

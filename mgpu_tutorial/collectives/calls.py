@@ -7,8 +7,8 @@ a tensor, a list of tensors, or None.
 import torch
 import torch.distributed as dist
 
-Held = torch.Tensor | list[torch.Tensor] | None
-Movement = tuple[Held, Held]
+Contents = torch.Tensor | list[torch.Tensor] | None
+Movement = tuple[Contents, Contents]
 
 
 def broadcast(rank: int, world_size: int) -> Movement:

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import note
+from mgpu_tutorial.shared.cost_model import Link
 
 
 def ring_all_reduce(
@@ -69,17 +70,6 @@ def reduce_by(
     return tensor
 
 
-def ring_seconds(size: int, world_size: int, alpha: float, beta: float) -> float:
-    """2 (N-1) steps, each alpha seconds and the bytes of one chunk."""
-    return 2 * (world_size - 1) * (alpha + size / world_size / beta)
-
-
-def naive_seconds(size: int, world_size: int, alpha: float, beta: float) -> float:
-    """All tensors into rank 0 and all out again, N-1 messages at once each time."""
-    return 2 * (alpha + (world_size - 1) * size / beta)
-
-
-def tree_seconds(size: int, world_size: int, alpha: float, beta: float) -> float:
-    """Up a binary tree and down again, the whole tensor on each level."""
-    levels = (world_size - 1).bit_length()  # log2 N, rounded up
-    return 2 * levels * (alpha + size / beta)
+def naive_seconds(nbytes: float, ranks: int, link: Link) -> float:
+    """All tensors into rank 0 and all out again, N - 1 messages at once each time."""
+    return 2 * (link.latency + (ranks - 1) * nbytes / link.bandwidth)

@@ -7,10 +7,8 @@ if kernel := server.notebook_kernel():  # first: the fork server imports torch w
     server.start()
     server.end_with(kernel)
 
-from mgpu_tutorial.lab.draw.before_after import before_after
 from mgpu_tutorial.lab.draw.cluster_map import cluster_map
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
-from mgpu_tutorial.lab.draw.ownership import ownership
 from mgpu_tutorial.lab.draw.pipeline_chart import pipeline_chart
 from mgpu_tutorial.lab.draw.plot import curves, image_rows
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
@@ -38,7 +36,6 @@ from mgpu_tutorial.lab.teach.checks import check, with_messages
 from mgpu_tutorial.lab.teach.playground import playground
 from mgpu_tutorial.lab.teach.solution import register
 from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source
-from mgpu_tutorial.lab.teach.spawn_alone import spawn_alone
 
 register()
 
@@ -48,7 +45,6 @@ __all__ = [
     "RankFailed",
     "RanksHung",
     "Table",
-    "before_after",
     "check",
     "cluster_map",
     "curves",
@@ -62,7 +58,6 @@ __all__ = [
     "launch",
     "memory_bars",
     "note",
-    "ownership",
     "pipeline_chart",
     "pipeline_steps",
     "place",
@@ -74,7 +69,6 @@ __all__ = [
     "show_source",
     "slow_link",
     "span",
-    "spawn_alone",
     "status",
     "stepper",
     "timeline",

@@ -24,6 +24,7 @@ def check(
     *,
     name: str = "the answer",
     tolerance: float | None = None,
+    by_messages: bool = False,
 ) -> None:
     """Compare an exercise's answer with what is expected, and show the verdict.
 
@@ -36,11 +37,15 @@ def check(
     tuple, a range or a tensor. `tolerance` is the distance allowed, in shares of what is
     expected (of its largest number in a tensor): 1e-5, and rounding only where that is an
     int. Where 0 is expected it is the distance itself. `name` is how the verdict calls the
-    answer, such as "the distance".
+    answer, such as "the distance". `by_messages`: each rank of a launch, which must be
+    traced, must have called an operation other than a barrier.
     """
     from IPython.display import display
 
-    display(verdict(answer, expected, hint, name=name, tolerance=tolerance))
+    shown = verdict(
+        answer, expected, hint, name=name, tolerance=tolerance, by_messages=by_messages
+    )
+    display(shown)
 
 
 def with_messages(report: Report) -> Report:
@@ -57,6 +62,7 @@ def verdict(
     *,
     name: str = "the answer",
     tolerance: float | None = None,
+    by_messages: bool = False,
 ) -> Verdict:
     """What `check` shows."""
     try:
@@ -66,7 +72,7 @@ def verdict(
             if isinstance(answer, Report) and any(answer.stdout):
                 return Verdict(NOT_YET, False, "the ranks print and return nothing", hint)
             return Verdict(NOT_YET, None, BLANK)
-        wrong = _Comparison(tolerance).of(answer, expected, name)
+        wrong = _Comparison(tolerance, by_messages).of(answer, expected, name)
     except (Exception, SystemExit) as error:  # the learner's code: anything can happen
         if "ellipsis" in str(error).lower():  # the type of the `...` in a stub
             return Verdict(NOT_YET, None, BLANK)
@@ -77,14 +83,16 @@ def verdict(
 class _Comparison:
     """Says where an answer first differs from what is expected; nothing where it does not."""
 
-    def __init__(self, tolerance: float | None) -> None:
+    def __init__(self, tolerance: float | None, by_messages: bool) -> None:
         self.tolerance = tolerance
+        self.by_messages = by_messages
 
     def of(self, answer: Any, expected: Any, name: str) -> str:
         if isinstance(answer, Report):
             whole = "the answer" if "[" in name else name
             each = f"rank {{}} of {answer.world_size}: {whole}"
-            return self._list(answer.results, expected, name, each)
+            wrong = self._list(answer.results, expected, name, each)
+            return wrong or (_silent(answer) if self.by_messages else "")
         expected = _plain(expected)
         if isinstance(expected, torch.Tensor):
             return self._tensor(answer, expected, name)
@@ -150,6 +158,13 @@ class _Comparison:
         off = _off(distance, largest)
         of = " of its largest number" if off.endswith("%") else ""
         return f"{name} is a tensor of the right shape{off}{of}"
+
+
+def _silent(report: Report) -> str:
+    """Names the first rank that has exchanged nothing with the others."""
+    calls = [e for e in report.events if e.kind in ("p2p", "collective")]
+    silent = set(range(report.world_size)) - {e.rank for e in calls if e.op != "barrier"}
+    return f"rank {min(silent)} is right, but has exchanged no message" if silent else ""
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which rank had which sample, row by row: a row is an epoch, or a way of cutting."""
+"""The picture of the notebook on data partitioning: which rank has which sample."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,10 +9,11 @@ SIDE, ROW, TOP, LEFT = 34, 42, 34, 120
 
 
 def ownership(rows: Mapping[str, Sequence[Sequence[int]]], samples: int) -> Drawing:
-    """Draw who has each of `samples` samples; a row maps each rank to its samples.
+    """Draw which rank has each of `samples` samples, one row per name in `rows`.
 
-    A cell has the colour and the number of its rank. A sample that nobody has is an empty
-    place, one that several visits have (padding) is split and outlined in red.
+    A row is a list with the samples of each rank. A cell has the colour and the number of
+    its rank. A sample of no rank is an empty place; one that is taken more than once is
+    split and outlined in red.
     """
     lines = [_line(name, owners(parts, samples)) for name, parts in rows.items()]
     width, height = LEFT + SIDE * samples + 16, TOP + ROW * len(rows) + 8
@@ -30,11 +31,11 @@ def ownership(rows: Mapping[str, Sequence[Sequence[int]]], samples: int) -> Draw
 
 def owners(parts: Sequence[Sequence[int]], samples: int) -> list[list[int]]:
     """For each sample the ranks that have it; a rank that has it twice counts twice."""
-    found: list[list[int]] = [[] for _ in range(samples)]
+    ranks: list[list[int]] = [[] for _ in range(samples)]
     for rank, part in enumerate(parts):
         for sample in part:
-            found[sample].append(rank)
-    return found
+            ranks[sample].append(rank)
+    return ranks
 
 
 def _cell(drawing: Drawing, x: float, y: float, ranks: list[int]) -> None:

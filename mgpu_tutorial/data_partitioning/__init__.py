@@ -6,7 +6,6 @@ takes its own part of it.
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -75,13 +74,6 @@ def classic_lengths(samples: int, parts: int) -> list[int]:
     """The length of each part as it is usually computed: this loses samples."""
     fraction = 1.0 / parts
     return [int(fraction * samples) for _ in range(parts)]
-
-
-def take_files(rank: int, world_size: int, folder: str) -> list[str]:
-    """Each rank takes its share of the image files of a folder, by their sorted names."""
-    files = sorted(Path(folder).glob("*.png"))  # sorted: else the order may differ by rank
-    partitioner = DataPartitioner(files, [1 / world_size] * world_size)
-    return [files[i].name for i in partitioner.indices(rank)]
 
 
 # Epochs
@@ -183,11 +175,11 @@ def load_epochs(
 ) -> list[list[list[int]]]:
     """The batches of each epoch that this rank loads with the loader of `new_loader`."""
     loader = new_loader(range(samples), rank, world_size, batch, processes=2, seed=1)
-    found = []
+    batches = []
     for epoch in range(epochs):
         loader.sampler.set_epoch(epoch)
-        found.append([numbers.tolist() for numbers in loader])
-    return found
+        batches.append([numbers.tolist() for numbers in loader])
+    return batches
 
 
 def time_copies(rank: int, world_size: int, megabytes: int = 256) -> dict | None:
