@@ -1,58 +1,88 @@
 """No sample is lost, none is doubled, and bad input is refused."""
 
 import os
-from functools import cache, partial
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from PIL import Image
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    Subset,
-    get_worker_info,
-    random_split,
-)
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info, random_split
 
 from mgpu_tutorial import data_partitioning as dp
-from mgpu_tutorial.lab import RankFailed, launch, ownership
-from mgpu_tutorial.lab.draw.ownership import owners
-from tests.thorough import MESSAGES, again
-from tests.together import together
-
-EPOCHS = [0, 1, 5]
+from mgpu_tutorial.data_partitioning import figures
+from mgpu_tutorial.lab import RankFailed
 
 
-@pytest.mark.parametrize("samples", [7, 10, 49, 1000, 60_000])
-@pytest.mark.parametrize("parts", [1, 2, 3, 6, 7])
-def test_equal_parts_are_disjoint_complete_and_balanced(samples, parts):
-    partitioner = dp.DataPartitioner(range(samples), [1 / parts] * parts)
-    found = [partitioner.indices(i) for i in range(parts)]
-    assert sorted(sum(found, [])) == list(range(samples))
-    assert max(map(len, found)) - min(map(len, found)) <= 1
+def shuffled(samples, seed):
+    """The reference: what one process draws."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def test_as_many_parts_as_samples_have_one_each():
-    for n in range(1, 200):
-        assert dp.part_ends(n, [1 / n] * n) == list(range(1, n + 1))
+def cut(order, lengths):
+    """The order in parts of these lengths, one after the other."""
+    order = list(order)
+    return [[order.pop(0) for _ in range(length)] for length in lengths]
 
 
-def test_the_classic_lengths_lose_what_we_say():
-    losses = [n - sum(dp.classic_lengths(n, p)) for n, p in ((60_000, 7), (60_000, 9))]
-    assert losses == [3, 6] and set(dp.classic_lengths(49, 49)) == {0}
+def even(total, parts):
+    """Lengths that differ by one at most, the longer ones first."""
+    return [len(range(part, total, parts)) for part in range(parts)]
 
 
-def test_fractions_below_one_leave_the_rest_out():
-    partitioner = dp.DataPartitioner(list("abcdefghij"), [0.2, 0.3])
-    assert [len(partitioner.use(i)) for i in range(2)] == [2, 3]
+world_sizes, seeds = st.integers(1, 9), st.integers(0, 99)
 
 
-def test_a_part_is_a_data_set():
-    part = dp.DataPartitioner("abcdef", [0.5, 0.5], seed=3).use(1)
-    assert [part[i] for i in range(len(part))] == ["abcdef"[i] for i in part.indices]
+@given(st.integers(0, 1000), world_sizes)
+def test_shares_are_as_even_as_they_can_be(total, world_size):
+    shares = [dp.share(total, rank, world_size) for rank in range(world_size)]
+    assert shares == even(total, world_size)
+
+
+@given(st.integers(9, 60), world_sizes, seeds)
+def test_each_rank_cuts_the_same_order_and_keeps_its_own_part(samples, world_size, seed):
+    parts = [dp.cut_alone(rank, world_size, samples, seed) for rank in range(world_size)]
+    assert parts == cut(shuffled(samples, seed), even(samples, world_size))
+
+
+def test_ranks_agree_without_a_message(ranks):
+    report = ranks(3, dp.cut_alone, samples=23, seed=5, backend="none", trace=True)
+    assert report.results == [dp.cut_alone(rank, 3, 23, 5) for rank in range(3)]
+    assert report.events == []
+
+
+@given(st.integers(1, 200), st.data())
+def test_equal_parts_are_balanced_and_lose_nothing(parts, data):
+    samples = data.draw(st.integers(parts, 60_000))
+    ends = dp.part_ends(samples, [1 / parts] * parts)
+    lengths = [b - a for a, b in zip([0, *ends], ends, strict=False)]
+    assert ends[-1] == samples and max(lengths) - min(lengths) <= 1
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 9))
+def test_each_part_ends_where_its_fractions_do(weights, left_out):
+    """A part of w / 100 of 700 samples is 7 w samples long, whatever stands before it."""
+    sizes = [weight / 100 for weight in weights]
+    expected = [7 * sum(weights[: part + 1]) for part in range(len(weights))]
+    assert dp.part_ends(700, sizes) == expected
+    ends = dp.part_ends(700 + left_out, sizes)  # and else at the whole number nearest by
+    exact = [(700 + left_out) * sum(weights[: part + 1]) / 100 for part in range(len(sizes))]
+    assert all(abs(end - at) <= 0.5 for end, at in zip(ends, exact, strict=True))
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), seeds)
+def test_a_partitioner_cuts_one_shuffled_order(weights, seed):
+    data = [f"sample {i}" for i in range(20)]
+    partitioner = dp.DataPartitioner(data, [weight / 10 for weight in weights][:3], seed)
+    parts = cut(shuffled(20, seed), [2 * weight for weight in weights][:3])
+    for i, part in enumerate(parts):
+        assert partitioner.indices(i) == part
+        subset = partitioner.use(i)
+        assert [subset[j] for j in range(len(subset))] == [data[j] for j in part]
+
+
+def test_a_partitioner_shuffles_with_seed_1234_unless_told_otherwise():
+    assert dp.DataPartitioner(range(9), [1.0]).indices(0) == shuffled(9, 1234)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +92,10 @@ def test_a_part_is_a_data_set():
         ([0.5, 0.0], "one or more positive fractions"),
         ([0.5, -0.1], "one or more positive fractions"),
         ([float("nan")], "one or more positive fractions"),
-        ([0.7, 0.4], "add up to at most 1, got 1.1"),
+        ([0.7, 0.4], r"add up to at most 1, got 1.1: \[0.7, 0.4\]"),
+        ([0.5, 0.5 + 1e-8], "add up to at most 1"),
         ([0.999, 0.001], "part 1 would be empty: 0.001 of 10 samples"),
+        ([0.04, 0.96], "part 0 would be empty: 0.04 of 10 samples"),
     ],
 )
 def test_sizes_that_cannot_work_are_refused(sizes, says):
@@ -71,41 +103,25 @@ def test_sizes_that_cannot_work_are_refused(sizes, says):
         dp.DataPartitioner(range(10), sizes)
 
 
-@pytest.mark.parametrize("world_size", MESSAGES)
-def test_ranks_agree_without_a_message(world_size):
-    """The reference: one shuffle, cut by hand."""
-    calls = [partial(dp.cut_alone, samples=23, seed=seed) for seed in (5, 6)]
-    results, other = together(world_size, *calls, backend="none")
-    order = torch.randperm(23, generator=torch.Generator().manual_seed(5)).tolist()
-    lengths = {1: [23], 2: [12, 11], 3: [8, 8, 7], 4: [6, 6, 6, 5]}[world_size]
-    assert results == [[order.pop(0) for _ in range(length)] for length in lengths]
-    assert other != results
+def test_sizes_that_just_work_are_taken():
+    assert dp.part_ends(10, [0.5, 0.5 + 1e-10]) == [5, 10]  # rounding is no error
+    assert dp.part_ends(10, [0.06, 0.94]) == [1, 10]
 
 
-def test_random_split_gives_the_rest_of_its_fractions_to_the_first_parts():
+@given(st.integers(0, 60_000), st.integers(1, 100))
+def test_the_classic_lengths_cut_off_the_decimals(samples, parts):
+    assert dp.classic_lengths(samples, parts) == [int(1 / parts * samples)] * parts
+
+
+def test_the_classic_lengths_lose_what_we_say():
+    losses = [60_000 - sum(dp.classic_lengths(60_000, parts)) for parts in (7, 9)]
+    assert losses == [3, 6] and set(dp.classic_lengths(49, 49)) == {0}
+
+
+def test_random_split_hands_the_rest_to_the_first_parts_and_takes_no_more_than_1():
     assert [len(part) for part in random_split(range(10), [1 / 3] * 3)] == [4, 3, 3]
-    lengths = [dp.share(10, rank, 9) for rank in range(9)]
-    assert [len(part) for part in random_split(range(10), lengths)] == [2] + [1] * 8
-
-
-def test_random_split_refuses_a_sum_that_is_one_bit_above_one():
-    """Nine ninths are such a sum up to Python 3.11, and are 1 from 3.12 on."""
     with pytest.raises(ValueError, match="Sum of input lengths"):
         random_split(range(10), [0.5, 0.5 + 2**-52])
-
-
-def test_with_seeds_of_their_own_ranks_take_some_samples_twice_and_others_never():
-    """Three shuffles, each cut by hand."""
-    orders = [torch.randperm(10, generator=generator(1 + rank)).tolist() for rank in range(3)]
-    parts = [orders[0][:4], orders[1][4:7], orders[2][7:]]
-    assert [dp.cut_alone(rank, 3, 10, 1 + rank) for rank in range(3)] == parts
-    taken = sum(parts, [])
-    assert {sample for sample in taken if taken.count(sample) == 2} == {2, 6, 9}
-    assert set(range(10)) - set(taken) == {3, 7, 8}
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_a_loader_of_an_empty_part_is_silent_unless_it_shuffles():
@@ -115,34 +131,38 @@ def test_a_loader_of_an_empty_part_is_silent_unless_it_shuffles():
         DataLoader(empty, batch_size=4, shuffle=True)
 
 
-def test_files_are_shared_by_name(tmp_path, monkeypatch):
-    """Whatever order the folder is listed in: here backwards, and on each rank the same."""
-    for i in range(5):
-        Image.new("RGB", (2, 2)).save(tmp_path / f"{i}.png")
-    listed = sorted(tmp_path.glob("*.png"))
-    order = torch.randperm(5, generator=torch.Generator().manual_seed(1234)).tolist()
-    for found in (listed, listed[::-1]):
-        monkeypatch.setattr(Path, "glob", lambda self, pattern, found=found: iter(found))
-        parts = [dp.take_files(rank, 2, str(tmp_path)) for rank in range(2)]
-        assert parts == [[f"{i}.png" for i in cut] for cut in (order[:2], order[2:])]
+def dealt(samples, world_size, seed, drop_last):
+    """What a DistributedSampler gives each rank in the epoch whose order has this seed."""
+    order = shuffled(samples, seed)
+    rest = samples % world_size
+    order = order[: samples - rest] if drop_last else order + order[: -samples % world_size]
+    return [order[rank::world_size] for rank in range(world_size)]
 
 
-@pytest.mark.parametrize("drop_last, length", [(False, 4), (True, 3)])
-def test_the_sampler_pads_or_drops(drop_last, length):
-    results = launch(dp.draw_epochs, 3, 10, 2, True, drop_last).results
-    assert {len(epoch) for rank in results for epoch in rank} == {length}
-    sampler = DistributedSampler(range(10), 3, 1, seed=7, drop_last=drop_last)
-    assert results[1][0] == list(sampler)
+@pytest.mark.parametrize("set_epoch", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_sampler_pads_or_drops_and_shuffles_anew_if_it_is_told_the_epoch(
+    ranks, set_epoch, drop_last
+):
+    results = ranks(3, dp.draw_epochs, 10, 2, set_epoch, drop_last).results
+    first, second = (dealt(10, 3, 7 + epoch * set_epoch, drop_last) for epoch in (0, 1))
+    assert results == [[first[rank], second[rank]] for rank in range(3)]
 
 
-def test_without_set_epoch_every_epoch_is_the_same():
-    options = {"samples": 10, "epochs": 2, "drop_last": False}
-    calls = [partial(dp.draw_epochs, set_epoch=each, **options) for each in (False, True)]
-    without, with_it = together(2, *calls)
-    for first, second in without:
-        assert first == second
-    for first, second in with_it:
-        assert first != second
+def test_uneven_batch_sizes_give_uneven_numbers_of_batches(ranks):
+    padded = [*range(20), 0]
+    expected = [
+        [batch.tolist() for batch in torch.tensor(padded[rank::3]).split(size)]
+        for rank, size in enumerate([3, 3, 2])
+    ]
+    assert ranks(3, dp.load_shares, 20, 8).results == expected
+    assert list(map(len, expected)) == [3, 3, 4]
+
+
+def test_a_rank_with_one_batch_more_meets_the_next_epoch_of_the_others(ranks):
+    first, second, last = ranks(3, dp.compare_epochs, 20, 8, 5).results
+    assert first == second == [(0, 0.0), (0, 0.0), (0, 0.0), (1, 0.67), (1, 1.0)]
+    assert last == [(0, 0.0), (0, 0.0), (0, 0.0), (0, 0.67), (1, 1.0)]
 
 
 def take_more_steps(rank, world_size):
@@ -150,70 +170,49 @@ def take_more_steps(rank, world_size):
         dist.all_reduce(torch.ones(1))
 
 
-def test_a_rank_that_has_steps_left_when_the_others_end_fails():
+def test_a_rank_that_has_steps_left_when_the_others_end_fails(ranks):
     with pytest.raises(RankFailed, match="rank 2"):
-        launch(take_more_steps, 3)
+        ranks(3, take_more_steps)
 
 
-def test_shares_add_up():
-    for total in (0, 1, 7, 128):
-        for n in (1, 2, 3, 7):
-            assert sum(dp.share(total, rank, n) for rank in range(n)) == total
+@given(st.integers(1, 60), st.integers(1, 20), world_sizes, seeds, st.integers(0, 9))
+def test_global_batches_are_those_of_one_process(samples, batch, world_size, seed, epoch):
+    order = shuffled(samples, seed + epoch)
+    batches = [order[i : i + batch] for i in range(0, samples, batch)]
+    expected = [cut(whole, even(len(whole), world_size)) for whole in batches]
+    found = [
+        dp.global_batches(rank, world_size, samples, batch, seed, epoch)
+        for rank in range(world_size)
+    ]
+    assert found == [[parts[rank] for parts in expected] for rank in range(world_size)]
 
 
-def test_uneven_batch_sizes_give_uneven_numbers_of_batches():
-    assert [len(batches) for batches in launch(dp.load_shares, 3, 20, 8).results] == [3, 3, 4]
-
-
-def test_a_rank_with_one_batch_more_meets_the_next_epoch_of_the_others():
-    first, _, last = launch(dp.compare_epochs, 3, 20, 8, 5).results
-    assert first == [(0, 0.0), (0, 0.0), (0, 0.0), (1, 0.67), (1, 1.0)]
-    assert last == [(0, 0.0), (0, 0.0), (0, 0.0), (0, 0.67), (1, 1.0)]
-
-
-@cache
-def batches_of_ranks(world_size):
-    """The batches of every rank in each of three epochs, in one launch."""
-    calls = [partial(dp.global_batches, samples=20, batch=8, seed=1, epoch=e) for e in EPOCHS]
-    return dict(zip(EPOCHS, together(world_size, *calls), strict=True))
-
-
-@pytest.mark.parametrize("epoch", EPOCHS)
-@pytest.mark.parametrize("world_size", [1, 3, again(4)])
-def test_global_batches_are_those_of_one_process(world_size, epoch):
-    """The reference: one process that shuffles with seed plus epoch and takes eights."""
-    generator = torch.Generator().manual_seed(1 + epoch)
-    order = torch.randperm(20, generator=generator).tolist()
-    expected = [order[:8], order[8:16], order[16:]]
-    results = batches_of_ranks(world_size)[epoch]
-    assert [sum(parts, []) for parts in zip(*results, strict=True)] == expected
-    for parts in zip(*results, strict=True):
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_a_last_batch_with_fewer_samples_than_ranks_leaves_empty_pieces():
-    """The first 20 // 8 pieces are those of the full batches, and have no empty one."""
+def test_a_loader_takes_the_pieces_as_its_batches_unless_one_is_empty():
     pieces = [dp.global_batches(rank, 7, 20, 8, 1, 0) for rank in range(7)]
-    assert [len(parts[-1]) for parts in pieces] == [1, 1, 1, 1, 0, 0, 0]
+    loader = DataLoader(range(100, 120), batch_sampler=pieces[0])
+    assert [(batch - 100).tolist() for batch in loader] == pieces[0]
+    assert pieces[6][-1] == []
     with pytest.raises(IndexError):
-        list(DataLoader(range(20), batch_sampler=pieces[-1]))
-    for parts in pieces:
-        assert len(list(DataLoader(range(20), batch_sampler=parts[: 20 // 8]))) == 2
+        list(DataLoader(range(20), batch_sampler=pieces[6]))
+    assert len(list(DataLoader(range(20), batch_sampler=pieces[6][: 20 // 8]))) == 2
 
 
-def test_a_loader_takes_the_pieces_as_its_batches():
-    pieces = dp.global_batches(1, 3, 20, 8, 1, 0)
-    loader = DataLoader(range(100, 120), batch_sampler=pieces)
-    loaded = [[number - 100 for number in batch.tolist()] for batch in loader]
-    assert loaded == pieces and list(map(len, loaded)) == [3, 3, 1]
+@pytest.mark.parametrize("seed_by_rank", [False, True])
+def test_loader_seeds_differ_only_with_a_seed_of_the_ranks_own(ranks, seed_by_rank):
+    first, second = ranks(2, dp.draw_noise, seed_by_rank=seed_by_rank).results
+    assert (first != second) == seed_by_rank
+    assert all(len(noise) == len(set(noise)) == 8 for noise in (first, second))
 
 
-def test_loader_seeds_differ_only_with_a_seed_of_the_ranks_own():
-    alike, own = together(2, *(partial(dp.draw_noise, seed_by_rank=o) for o in (False, True)))
-    first, second = alike
+def draw_in_the_rank(rank, world_size):
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(rank)
+    return list(DataLoader(dp.Noise(), batch_size=None, generator=generator))
+
+
+def test_without_loader_processes_the_generator_of_the_loader_is_no_help(ranks):
+    first, second = ranks(2, draw_in_the_rank, backend="none").results
     assert first == second
-    first, second = own
-    assert first != second and len(set(first)) == 8
 
 
 class Carries(dp.Noise):
@@ -230,44 +229,28 @@ def reseed(worker):
     get_worker_info().dataset.generator.manual_seed(torch.initial_seed())
 
 
-def test_a_generator_in_the_data_set_repeats_itself_unless_it_is_seeded_again():
-    seeds = torch.Generator().manual_seed(3)
-    for init, repeated in ((None, True), (reseed, False)):
-        loader = DataLoader(
-            Carries(), batch_size=None, num_workers=2, generator=seeds, worker_init_fn=init
-        )
-        noise = list(loader)
-        assert (noise[::2] == noise[1::2]) == repeated
+@pytest.mark.parametrize("init, repeated", [(None, True), (reseed, False)])
+def test_a_generator_in_the_data_set_repeats_itself_unless_it_is_seeded_again(init, repeated):
+    options = {"batch_size": None, "num_workers": 2, "worker_init_fn": init}
+    noise = list(DataLoader(Carries(), **options))
+    assert (noise[::2] == noise[1::2]) == repeated
 
 
-def test_the_loader_of_the_recipe_gives_all_ranks_full_batches_and_new_epochs():
-    results = launch(dp.load_epochs, 2, 22, 8, 3).results
-    for epochs in results:
-        assert [[len(batch) for batch in batches] for batches in epochs] == [[4, 4]] * 3
-        assert epochs[0] != epochs[1] != epochs[2]
-    for epoch in range(3):
-        seen = sum((sum(epochs[epoch], []) for epochs in results), [])
-        assert len(seen) == len(set(seen)) == 16
-
-
-def test_the_loader_of_the_recipe_seeds_by_rank_and_keeps_its_processes():
-    seeds = set()
-    for rank in range(3):
-        loader = dp.new_loader(range(22), rank, 3, 6, processes=2, seed=4)
-        assert loader.persistent_workers and loader.num_workers == 2
-        seeds.add(loader.generator.initial_seed())
-    assert len(seeds) == 3
-
-
-@pytest.mark.parametrize("world_size", [1, 2, again(4)])
-def test_the_recipe_takes_in_each_step_what_one_process_takes(world_size):
-    """The reference: full batches of eight, cut by hand from seed 1 plus the epoch."""
-    results = launch(dp.load_epochs, world_size, 20, 8).results
-    for epoch in range(2):
-        order = torch.randperm(20, generator=generator(1 + epoch)).tolist()
-        steps = zip(*(epochs[epoch] for epochs in results), strict=True)
-        expected = [sorted(order[:8]), sorted(order[8:16])]
-        assert [sorted(sum(parts, [])) for parts in steps] == expected
+@given(st.integers(1, 60), world_sizes, st.integers(1, 5), seeds, st.integers(0, 9))
+def test_the_recipe_deals_out_full_batches_of_one_order(
+    samples, world_size, each, seed, epoch
+):
+    batch = each * world_size
+    if samples < batch:
+        return
+    for rank, mine in enumerate(dealt(samples, world_size, seed + epoch, drop_last=True)):
+        loader = dp.new_loader(range(samples), rank, world_size, batch, 2, seed)
+        loader.sampler.set_epoch(epoch)
+        full = [mine[i : i + each] for i in range(0, len(mine) - each + 1, each)]
+        assert list(loader.batch_sampler) == full and len(loader) == samples // batch
+        assert loader.generator.initial_seed() == seed + rank
+        assert loader.num_workers == 2 and loader.persistent_workers
+        assert loader.pin_memory == torch.cuda.is_available()
 
 
 @pytest.mark.parametrize(
@@ -284,15 +267,14 @@ def test_the_recipe_refuses_what_would_go_wrong_in_silence(samples, batch, proce
     assert len(dp.new_loader(range(9), 0, 3, 9, 1, seed=1)) == 1
 
 
-def draw_in_the_rank(rank, world_size):
-    torch.manual_seed(0)
-    loader = DataLoader(dp.Noise(), batch_size=None, generator=generator(rank))
-    return list(loader)
-
-
-def test_without_loader_processes_the_generator_of_the_loader_is_no_help():
-    first, second = launch(draw_in_the_rank, 2, backend="none").results
-    assert first == second
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_recipe_takes_in_each_step_what_one_process_takes(ranks, world_size):
+    results = ranks(world_size, dp.load_epochs, 21, 8, 3).results
+    for epoch in range(3):
+        order = shuffled(21, 1 + epoch)
+        steps = zip(*(epochs[epoch] for epochs in results), strict=True)
+        expected = [sorted(order[:8]), sorted(order[8:16])]
+        assert [sorted(sum(parts, [])) for parts in steps] == expected
 
 
 class Loads(Dataset):
@@ -310,55 +292,22 @@ class Loads(Dataset):
 @pytest.mark.parametrize("persistent, processes", [(True, 2), (False, 6)])
 def test_only_persistent_processes_live_through_the_epochs(persistent, processes):
     """And they do not hear of a change that is made to the data set later."""
-    data, found, versions = Loads(), set(), []
+    data, all_pids, versions = Loads(), set(), []
     loader = DataLoader(data, 4, num_workers=2, persistent_workers=persistent)
     for data.version in range(3):
         for pids, version in loader:  # noqa: B007
-            found |= set(pids.tolist())
+            all_pids |= set(pids.tolist())
         versions.append(version[0].item())
-    assert len(found) == processes
+    assert len(all_pids) == processes
     assert versions == ([0, 0, 0] if persistent else [0, 1, 2])
 
 
-@pytest.mark.parametrize("world_size", MESSAGES)
-def test_the_parts_add_up_to_the_whole(world_size):
-    values = torch.arange(100)
-    partitioner = dp.DataPartitioner(values, [1 / world_size] * world_size)
-    sums = [sum(value.item() for value in partitioner.use(i)) for i in range(world_size)]
-    assert sum(sums) == 4950 and min(sums) > 0
+def test_without_a_gpu_there_is_no_copy_to_time(ranks):
+    report = ranks(1, dp.time_copies, device="cpu")
+    assert report.results == [None] and "no GPU" in report.stdout[0]
 
 
-def test_ownership_shows_who_has_what():
-    assert owners([[0, 1, 1], [1, 2]], 4) == [[0], [0, 0, 1], [1], []]
-    drawing = ownership({"epoch 0": [[0, 1], [1, 2]]}, 4)
-    assert repr(drawing) == "epoch 0: 0 0+1 1 ·"
-
-
-@pytest.mark.parametrize("epoch", [0, 1, 7])
-def test_every_epoch_is_cut_from_an_order_of_its_own(epoch):
-    """The seed of an epoch's order is the run's plus the epoch; 10 samples, batches of 4."""
-    generator = torch.Generator().manual_seed(5 + epoch)
-    order = torch.randperm(10, generator=generator).tolist()
-    expected = [[order[0:2], order[4:6], order[8:9]], [order[2:4], order[6:8], order[9:10]]]
-    assert [dp.global_batches(rank, 2, 10, 4, 5, epoch) for rank in range(2)] == expected
-
-
-def files_in_another_order(rank, world_size, folder):
-    """The disk of rank 1 lists its files the other way round."""
-    listed = dp.Path.glob
-
-    class Shuffled(type(dp.Path())):
-        def glob(self, pattern):
-            return sorted(listed(self, pattern), reverse=rank == 1)
-
-    dp.Path = Shuffled
-    return dp.take_files(rank, world_size, folder)
-
-
-def test_files_are_shared_alike_whatever_order_a_disk_lists_them_in(tmp_path):
-    for i in range(5):
-        (tmp_path / f"{i}.png").touch()
-    results = launch(files_in_another_order, 2, str(tmp_path)).results
-    generator = torch.Generator().manual_seed(1234)
-    names = [f"{i}.png" for i in torch.randperm(5, generator=generator).tolist()]
-    assert results == [names[:2], names[2:]]
+def test_ownership_shows_which_rank_has_what():
+    assert figures.owners([[0, 1, 1], [1, 2]], 4) == [[0], [0, 0, 1], [1], []]
+    drawing = figures.ownership({"epoch 0": [[0, 1], [1, 2]], "epoch 1": [[3], []]}, 4)
+    assert repr(drawing) == "epoch 0: 0 0+1 1 ·\nepoch 1: · · · 0"

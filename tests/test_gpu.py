@@ -5,8 +5,9 @@ import torch
 from torch.distributed import is_nccl_available
 
 from benchmarks import comparison
-from mgpu_tutorial import collectives, data_partitioning, nonblocking
+from mgpu_tutorial import data_partitioning, nonblocking
 from mgpu_tutorial import point_to_point as p2p
+from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.comparison import training
 from mgpu_tutorial.ddp_buckets import experiments, wrappers
 from mgpu_tutorial.lab import Ledger, devices, launch
@@ -44,7 +45,7 @@ def test_cuda_results_come_back_on_the_cpu():
 def test_the_same_workers_run_on_the_gpu():
     assert launch(p2p.pass_along, 3, device="cuda:0").results[0] == 3.0
     assert launch(nonblocking.exchange, 2, device="cuda:0").results == [1.0, 0.0]
-    assert launch(collectives.reduce_with, 2, "SUM", device="cuda:0").results == [3.0] * 2
+    assert launch(calls.reduce_with, 2, "SUM", device="cuda:0").results == [3.0] * 2
 
 
 def test_auto_takes_the_gpu_where_there_are_enough(monkeypatch):

@@ -5,35 +5,51 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mgpu_tutorial import nonblocking
-from mgpu_tutorial.lab import launch
 
 
-def test_irecv_returns_before_the_value_is_there_and_wait_after():
-    report = launch(nonblocking.start_and_wait, 2, delay=0.4)
+def operations(report, rank):
+    """What a rank did, in order; a span by its name."""
+    return [event.note or event.op for event in report.events if event.rank == rank]
+
+
+def test_irecv_returns_before_the_value_is_there_and_wait_after(ranks):
+    report = ranks(2, nonblocking.start_and_wait, delay=0.4, trace=True)
     assert report.stdout[1].splitlines() == [
         "irecv has returned, and the value is 0",
         "wait has returned, and the value is 1",
     ]
-    in_irecv, in_wait = report.results[1]
-    assert in_irecv < in_wait and in_wait > 0.1
-
-
-def test_the_swap_does_not_deadlock():
-    assert launch(nonblocking.exchange, 2, timeout=5).results == [1.0, 0.0]
+    assert operations(report, 0) == ["barrier", "send"]
+    assert operations(report, 1) == ["barrier", "irecv", "wait"]
+    [send], [wait] = ([e for e in report.events if e.op == op] for op in ("send", "wait"))
+    assert wait.begin + 0.2 < send.begin < wait.end
+    nothing, (in_irecv, in_wait) = report.results
+    assert nothing == [] and in_irecv < 0.1
+    assert in_wait == pytest.approx(wait.end - wait.begin, abs=0.2)
 
 
 @pytest.mark.parametrize("recv, write, arrives", [(0, 0.4, 1.0), (0.4, 0, 2.0)])
-def test_an_overwritten_buffer_arrives_old_or_new(recv, write, arrives):
-    report = launch(nonblocking.overwrite_early, 2, recv_after=recv, write_after=write)
-    assert report.results[1] == arrives
+def test_an_overwritten_buffer_arrives_old_or_new(ranks, recv, write, arrives):
+    report = ranks(2, nonblocking.overwrite_early, recv_after=recv, write_after=write)
+    assert report.results == [None, arrives]
 
 
 @pytest.mark.parametrize("recv, write", [(0, 0.3), (0.3, 0)])
-def test_waiting_first_delivers_what_was_sent(recv, write):
-    report = launch(nonblocking.overwrite_late, 2, recv_after=recv, write_after=write)
-    assert report.results[1] == 1.0
+def test_waiting_first_delivers_what_was_sent(ranks, recv, write):
+    report = ranks(2, nonblocking.overwrite_late, recv_after=recv, write_after=write)
+    assert report.results == [None, 1.0]
+
+
+@pytest.mark.parametrize("worker", [nonblocking.overwrite_early, nonblocking.overwrite_late])
+def test_both_overwriting_workers_wait_for_what_they_started(ranks, worker):
+    report = ranks(2, worker, recv_after=0.3, write_after=0.2, trace=True)
+    assert operations(report, 0) == ["barrier", "isend", "wait"]
+    assert operations(report, 1) == ["barrier", "recv"]
+    begin = {event.op: event.begin for event in report.events}
+    assert begin["recv"] - begin["isend"] > 0.2
+    assert begin["wait"] - begin["isend"] > 0.15
 
 
 def send_and_let_go(rank, world_size, keep):
@@ -51,39 +67,69 @@ def send_and_let_go(rank, world_size, keep):
 
 
 @pytest.mark.parametrize("keep, arrives", [(True, 7.0), (False, 0.0)])
-def test_a_send_lives_as_long_as_its_work_object(keep, arrives):
-    assert launch(send_and_let_go, 2, keep).results[1] == (arrives, True)
+def test_a_send_lives_as_long_as_its_work_object(ranks, keep, arrives):
+    assert ranks(2, send_and_let_go, keep).results[1] == (arrives, True)
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    sizes = ()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.mm.default:
+            self.sizes = (*self.sizes, tuple(args[0].shape))
+        return function(*args, **(kwargs or {}))
+
+
+def count_products(rank, world_size, steps, overlap):
+    with Products() as products:
+        seconds = nonblocking.send_and_compute(rank, world_size, steps, overlap)
+    return products.sizes, seconds
+
+
+ORDERS = {
+    False: [["send", "compute"], ["compute", "recv"]],
+    True: [["isend", "compute", "wait"], ["irecv", "compute", "wait"]],
+}
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_megabyte_is_sent_once(overlap):
-    report = launch(nonblocking.send_and_compute, 2, 1, overlap, trace=True)
-    sent = [e for e in report.events if e.kind == "p2p"]
-    assert [(e.rank, e.nbytes) for e in sorted(sent, key=lambda e: e.rank)] == [
-        (0, 1_000_000),
-        (1, 1_000_000),
+def test_both_ranks_compute_and_a_megabyte_is_sent_once(ranks, overlap):
+    report = ranks(2, count_products, 3, overlap, trace=True)
+    assert [sizes for sizes, _ in report.results] == [((128, 128),) * 3] * 2
+    assert [operations(report, rank)[1:] for rank in (0, 1)] == ORDERS[overlap]
+    messages = [e for e in report.events if e.kind == "p2p"]
+    assert sorted((e.rank, e.peer, e.nbytes) for e in messages) == [
+        (0, 1, 1_000_000),
+        (1, 0, 1_000_000),
     ]
+    for rank, (_, seconds) in enumerate(report.results):
+        first, *_, last = [e for e in report.events if e.rank == rank][1:]
+        assert seconds == pytest.approx(last.end - first.begin, abs=0.2)
 
 
-def test_overlap_hides_the_wait():
-    def computing(overlap):
-        report = launch(nonblocking.send_and_compute, 2, 4000, overlap, trace=True)
-        spans = [event for event in report.events if event.note == "compute"]
-        return sorted(spans, key=lambda event: event.rank)
-
-    zero, one = computing(overlap=False)
-    assert one.end <= zero.begin
-    zero, one = computing(overlap=True)
-    assert zero.begin < one.end and one.begin < zero.end
+@pytest.mark.parametrize("overlap", [False, True])
+def test_overlap_hides_the_wait(ranks, overlap):
+    report = ranks(2, nonblocking.send_and_compute, 3000, overlap, trace=True)
+    computing = {e.rank: e for e in report.events if e.note == "compute"}
+    assert (computing[0].begin < computing[1].end) == overlap
+    assert computing[1].begin < computing[0].end
 
 
-@pytest.mark.parametrize(
-    "world_size, expected",
-    [
-        (2, [[1.0, 1.0], [0.0, 0.0]]),
-        (3, [[2.0, 1.0], [0.0, 2.0], [1.0, 0.0]]),
-        (4, [[3.0, 1.0], [0.0, 2.0], [1.0, 3.0], [2.0, 0.0]]),
-    ],
-)
-def test_neighbours_swap_in_one_batch(world_size, expected):
-    assert launch(nonblocking.exchange_with_neighbours, world_size).results == expected
+def test_the_swap_does_not_deadlock(ranks):
+    report = ranks(2, nonblocking.exchange, timeout=5, trace=True)
+    assert report.results == [1.0, 0.0]
+    assert [operations(report, rank) for rank in (0, 1)] == [["isend", "recv", "wait"]] * 2
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+def test_neighbours_swap_in_one_batch(ranks, world_size):
+    report = ranks(world_size, nonblocking.exchange_with_neighbours, trace=True)
+    for rank in range(world_size):
+        left, right = (rank - 1) % world_size, (rank + 1) % world_size
+        assert report.results[rank] == [left, right]
+        calls = [(e.op, e.peer) for e in report.events if e.rank == rank]
+        sends = [("isend", right), ("isend", left)]
+        assert calls[:4] == [*sends, ("irecv", left), ("irecv", right)]
+        assert [op for op, _ in calls[4:]] == ["wait"] * 4

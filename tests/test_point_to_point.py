@@ -1,67 +1,111 @@
 """What is sent is what arrives, and the mistakes are the ones we describe."""
 
+import time
+
 import pytest
 import torch
 
 from mgpu_tutorial import point_to_point as p2p
-from mgpu_tutorial.lab import RankFailed, RanksHung, launch
+from mgpu_tutorial.lab import RankFailed, RanksHung
 
 
-def test_the_receiver_ends_with_the_senders_value():
-    assert launch(p2p.blocking, 2).stdout == [
-        "before: 1\nafter:  1\n",
-        "before: 0\nafter:  1\n",
-    ]
+def calls_of(report, rank):
+    """What a rank called, in order: the operation and the other rank."""
+    return [(event.op, event.peer) for event in report.events if event.rank == rank]
 
 
-def test_a_short_message_leaves_the_rest_of_the_buffer():
-    said = launch(p2p.unequal_sizes, 2, sent=2, room=4).stdout[1]
-    assert said == "tensor([ 1.,  1., -1., -1.])\n"
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_rank_1_ends_with_the_value_of_rank_0_and_no_other_rank_takes_part(ranks, world_size):
+    report = ranks(world_size, p2p.blocking, trace=True, timeout=5)
+    silent = ["before: 0\nafter:  0\n"] * (world_size - 2)
+    assert report.stdout == ["before: 1\nafter:  1\n", "before: 0\nafter:  1\n", *silent]
+    calls = [calls_of(report, rank) for rank in range(world_size)]
+    assert calls == [[("send", 1)], [("recv", 0)], []][:world_size]
 
 
-def test_a_wrong_dtype_delivers_bits():
-    bits = torch.tensor([1.0]).view(torch.int32).item()
-    assert launch(p2p.wrong_dtype, 2).stdout[1].startswith(f"{bits} ")
+@pytest.mark.parametrize(
+    "sent, room, holds", [(2, 4, [1.0, 1, -1, -1]), (1, 2, [1.0, -1]), (3, 3, [1.0, 1, 1])]
+)
+def test_a_message_fills_the_first_places_of_its_buffer(ranks, sent, room, holds):
+    report = ranks(2, p2p.unequal_sizes, sent=sent, room=room)
+    assert report.stdout == ["", f"{torch.tensor(holds)}\n"]
 
 
-def test_a_message_that_is_too_long_ends_the_receiver():
+def test_a_message_that_is_too_long_ends_the_receiver(ranks):
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGABRT") as caught:
-        launch(p2p.unequal_sizes, 2, sent=4, room=2)
+        ranks(2, p2p.unequal_sizes, sent=4, room=2)
     assert "16 vs 8" in str(caught.value)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_messages_from_anybody_are_told_apart(world_size):
-    expected = {r: r**2 for r in range(1, world_size)}
-    assert launch(p2p.from_anybody, world_size).stdout[0] == f"{expected}\n"
+def test_a_wrong_dtype_delivers_bits(ranks):
+    bits = torch.tensor([1.0]).view(torch.int32).item()
+    assert ranks(2, p2p.wrong_dtype).stdout == ["", f"{bits} is 0x{bits:08x}\n"]
 
 
-def test_tags_select_the_message():
-    assert launch(p2p.tags, 2).stdout[1] == "tag 2: 20\ntag 1: 10\n"
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_messages_from_anybody_are_told_apart(ranks, world_size):
+    report = ranks(world_size, p2p.from_anybody, trace=True)
+    expected = {rank: rank**2 for rank in range(1, world_size)}
+    assert report.stdout == [f"{expected}\n", *[""] * (world_size - 1)]
+    assert sorted(calls_of(report, 0)) == [("recv", rank) for rank in expected]
+
+
+def rank_1_is_late(rank, world_size):
+    time.sleep(0.5 if rank == 1 else 0)
+    p2p.from_anybody(rank, world_size)
+
+
+def test_who_comes_first_is_taken_first(ranks):
+    assert calls_of(ranks(3, rank_1_is_late, trace=True), 0) == [("recv", 2), ("recv", 1)]
+
+
+def test_tags_select_the_message_and_each_send_is_waited_for(ranks):
+    report = ranks(2, p2p.tags, trace=True)
+    assert report.stdout == ["", "tag 2: 20\ntag 1: 10\n"]
+    starts = {e.index: e.tag for e in report.events if e.op == "isend"}
+    assert list(starts.values()) == [1, 2]
+    assert {e.of for e in report.events if e.op == "wait"} == set(starts)
+    assert [e.tag for e in report.events if e.op == "recv"] == [2, 1]
 
 
 @pytest.mark.parametrize("elements", [1, 1_000_000])
-def test_a_send_waits_for_its_receiver(elements):
-    in_send, _ = launch(p2p.late_receiver, 2, delay=0.8, elements=elements).results
-    assert in_send > 0.5
+def test_a_send_lasts_until_the_receiver_asks(ranks, elements):
+    report = ranks(2, p2p.late_receiver, delay=0.5, elements=elements, trace=True)
+    [send] = [e for e in report.events if e.op == "send"]
+    [ask] = [e for e in report.events if e.op == "irecv"]
+    assert send.nbytes == ask.nbytes == 4 * elements
+    assert send.begin + 0.3 < ask.begin < send.end
+    assert report.results[0] == pytest.approx(send.end - send.begin, abs=0.2)
 
 
-def test_a_send_does_not_wait_until_the_receiver_looks():
-    in_send, in_recv = launch(p2p.late_receiver, 2, delay=0, busy=0.8).results
-    assert in_send < 0.4 and in_recv > 0.7
+def test_a_send_does_not_wait_until_the_receiver_waits(ranks):
+    report = ranks(2, p2p.late_receiver, delay=0, busy=0.5, trace=True)
+    [send] = [e for e in report.events if e.op == "send"]
+    [wait] = [e for e in report.events if e.op == "wait"]
+    assert send.end + 0.2 < wait.begin
+    assert report.results[0] < 0.3 and report.results[1] > 0.45
 
 
-def test_two_sends_that_both_come_first_wait_for_each_other():
-    with pytest.raises(RanksHung, match="deadlock: 0 → 1 → 0"):
-        launch(p2p.both_send_first, 2, timeout=1, trace=True)
+def test_two_sends_that_both_come_first_wait_for_each_other(ranks):
+    with pytest.raises(RanksHung, match="deadlock: 0 → 1 → 0") as caught:
+        ranks(2, p2p.both_send_first, timeout=1, trace=True)
+    assert [calls_of(caught.value.report, rank) for rank in (0, 1)] == [
+        [("send", 1)],
+        [("send", 0)],
+    ]
 
 
-def test_a_group_with_a_limit_gives_up():
-    said = launch(p2p.send_first_with_limit, 2, seconds=1).results
-    assert any("Timed out waiting 1000ms for send operation" in text for text in said)
-    assert all("received" not in text for text in said)
+def test_a_group_with_a_limit_gives_up_after_it(ranks):
+    report = ranks(2, p2p.send_first_with_limit, seconds=1)
+    assert any("Timed out waiting 1000ms for send operation" in s for s in report.results)
+    assert all("received" not in said for said in report.results)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_the_token_returns_as_the_sum(world_size):
-    assert launch(p2p.pass_along, world_size).results[0] == sum(range(world_size))
+def test_the_token_goes_once_to_the_right_and_each_rank_adds_its_number(ranks, world_size):
+    report = ranks(world_size, p2p.pass_along, trace=True)
+    seen = [sum(range(rank + 1)) for rank in range(world_size)]
+    assert report.results == [sum(range(world_size)), *seen[1:]]
+    to_the_right = [(rank, (rank + 1) % world_size) for rank in range(world_size)]
+    assert sorted((e.rank, e.peer) for e in report.events if e.sends) == to_the_right
+    assert calls_of(report, 0) == [("send", 1), ("recv", world_size - 1)]

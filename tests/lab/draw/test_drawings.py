@@ -4,11 +4,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mgpu_tutorial import collectives, nonblocking
+from mgpu_tutorial import nonblocking
 from mgpu_tutorial import point_to_point as p2p
+from mgpu_tutorial.collectives import calls, ring
 from mgpu_tutorial.lab import (
     RanksHung,
-    before_after,
     launch,
     sequence_chart,
     stepper,
@@ -34,8 +34,8 @@ def elements(drawing, tag):
         (p2p.pass_along, 4),
         (p2p.tags, 2),
         (nonblocking.exchange_with_neighbours, 4),
-        (collectives.pairs, 5),
-        (collectives.ring_step_by_step, 3),
+        (calls.pairs, 5),
+        (ring.ring_step_by_step, 3),
     ],
 )
 def test_a_chart_is_the_same_from_run_to_run(ranks, worker, world_size):
@@ -53,13 +53,13 @@ def test_a_chart_has_one_arrow_a_message(ranks):
 
 
 def test_nothing_arrives_above_the_row_it_was_sent_in(ranks):
-    log = message_log(ranks(4, collectives.ring_step_by_step, trace=True))
+    log = message_log(ranks(4, ring.ring_step_by_step, trace=True))
     assert len(log.messages) == 24
     assert all(log.rows[source] <= log.rows[target] for source, target in log.messages)
 
 
 def test_collectives_of_different_groups_are_not_drawn_over_each_other(ranks):
-    log = message_log(ranks(4, collectives.pairs, trace=True))
+    log = message_log(ranks(4, calls.pairs, trace=True))
     assert [log.rows[keys[0]] for keys in log.collectives] == [0, 1]
 
 
@@ -79,7 +79,7 @@ def test_drawing_what_was_not_recorded_is_refused(ranks):
 
 
 def test_the_stepper_has_a_frame_for_each_step_and_a_still_form(ranks):
-    steps = stepper(ranks(4, collectives.ring_step_by_step, trace=True))
+    steps = stepper(ranks(4, ring.ring_step_by_step, trace=True))
     assert len(steps.frames) == 7  # the start, and 2 (4 - 1) steps
     assert "1111 1111 1111 1111" in repr(steps).splitlines()[-1]
     bundle = steps._repr_mimebundle_()
@@ -95,10 +95,3 @@ def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere(ranks):
         timeline(report, during="compute")
     with pytest.raises(ValueError, match="nothing was recorded inside a span 'dinner'"):
         timeline(report, during="dinner")
-
-
-def test_before_and_after_colours_follow_their_owner():
-    drawing = before_after(launch(collectives.broadcast, 3), "broadcast")
-    fills = [box.get("fill") for box in elements(drawing, "rect")[1:]]
-    assert fills[1::2] == [fills[0]] * 3 and len(set(fills[0::2])) == 3
-    assert repr(drawing).splitlines()[2] == "rank 2  [30] → [10]"

@@ -5,14 +5,14 @@ import re
 import ipywidgets as widgets
 from IPython.display import display
 
-from mgpu_tutorial import collectives
+from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.lab import Table, curves, launch, playground
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.lab.widget import WIDGET_VIEW
 
 
 def summed(ranks, op="SUM"):
-    results = launch(collectives.reduce_with, ranks, op).results
+    results = launch(calls.reduce_with, ranks, op).results
     return Table(["rank", op], [[rank, result] for rank, result in enumerate(results)])
 
 
