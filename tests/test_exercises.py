@@ -94,6 +94,8 @@ def norm(*lines):
     return function("norm(rank, world_size)", "\n".join(body))
 
 
+NO_MESSAGE = "rank 0 is right, but has exchanged no message"
+
 # The notebook, the name that the reader fills in, the right answers, and the wrong ones
 # with what the verdict says of each.
 EXERCISES = [
@@ -139,6 +141,7 @@ EXERCISES = [
         {
             swap("rank ^ 1", "True", "other.item()"): "rank 3 was at",
             swap("rank ^ 1", "rank % 2 == 0", "mine"): "rank 0 of 4: the answer is 0.0",
+            function("swap_in_pairs(rank, world_size)", "return rank ^ 1"): NO_MESSAGE,
         },
     ),
     (
@@ -151,6 +154,7 @@ EXERCISES = [
         {
             'arguments = {"recv_after": 0.3, "write_after": 0}': "what arrived is 2.0",
             'arguments = {"recv_after": 0.3, "late": 1}': "late",
+            'arguments = {"recv_after": 0.3, "write_after": 100}': "rank 0 was at",
         },
     ),
     (
@@ -163,6 +167,7 @@ EXERCISES = [
         {
             opposite("(rank ^ 1)", "other.item()"): "rank 0 of 4: the answer is 1.0",
             opposite("(rank + 2) % 4", "mine.item()"): "rank 0 of 4: the answer is 0.0",
+            function("opposite(rank, world_size)", "return (rank + 2) % 4"): NO_MESSAGE,
         },
     ),
     (
@@ -191,6 +196,7 @@ EXERCISES = [
             spread(*MAX, "return largest.item()"): "rank 0 of 4: the answer is 9.0",
             spread(*MAX, "return (largest - value).item()"): "rank 0 of 4: the answer is 0.0",
             spread(*MAX, *MIN, "return least.item()"): "rank 0 of 4: the answer is 5.0",
+            spread("return 4.0"): NO_MESSAGE,
         },
     ),
     (
@@ -229,6 +235,7 @@ EXERCISES = [
         {
             evaluate(*MEAN, "return share.item() / world_size"): "rank 0 of",
             evaluate("return mine.float().mean().item()"): "rank 0 of 2: the answer is",
+            evaluate("return hits.float().mean().item()"): NO_MESSAGE,
         },
     ),
     (

@@ -26,7 +26,6 @@ at_scale.published.MPT
 at_scale.published.NARAYANAN
 at_scale.published.SOURCES
 at_scale.published.TORCHTITAN
-data_partitioning.take_files
 lab.measure.Name
 lab.measure.in_turns
 lab.measure.largest_difference

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.lab import check, launch
 from mgpu_tutorial.lab.teach.checks import verdict
@@ -244,3 +245,21 @@ def test_right_and_wrong_differ_in_word_and_colour():
         assert page.count("color:") == 1  # all other words have the colour of the page
         plates.add(colours)
     assert len(plates) == 3
+
+
+def send_to_the_next_but_the_last(rank, world_size):
+    """Rank 2 has nobody to send to, and calls a barrier only."""
+    if rank < 2:
+        dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)
+    dist.barrier()
+    return rank
+
+
+def test_ranks_can_be_asked_for_messages(capsys):
+    pair = launch(send_to_the_next_but_the_last, 2, trace=True)
+    assert said(capsys, pair, [0, 1], by_messages=True) == "correct"
+    three = launch(send_to_the_next_but_the_last, 3, trace=True)
+    assert said(capsys, three, [0, 1, 2]) == "correct"
+    silent = "not yet: rank 2 is right, but has exchanged no message"
+    assert said(capsys, [three], [[0, 1, 2]], by_messages=True) == silent
+    assert "rank 1 of 3" in said(capsys, three, [0, 2, 2], by_messages=True)
