@@ -112,3 +112,17 @@ def test_mnist_is_scaled_and_its_test_digits_are_others(
     assert data.labels.tolist() == [label]
     expected = torch.full((1, 1, 28, 28), (shade / 255 - 0.1307) / 0.3081)
     torch.testing.assert_close(data.images, expected)
+
+
+def test_a_folder_without_a_whole_mnist_is_refused_and_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("MGPU_DATA", str(tmp_path))
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        (raw / name).write_bytes(b"\x00\x00\x08\x03 half")
+    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (raw / name).write_bytes(b"")
+    before = {path.name: path.read_bytes() for path in raw.iterdir()}
+    with pytest.raises(ValueError, match="holds no readable MNIST.*Nothing was changed"):
+        digits()
+    assert {path.name: path.read_bytes() for path in raw.iterdir()} == before
