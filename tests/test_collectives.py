@@ -16,7 +16,7 @@ from mgpu_tutorial.collectives import calls, figures, ring
 from mgpu_tutorial.lab import RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.shared.cost_model import Link
+from mgpu_tutorial.shared.cost_model.links import Link
 
 
 def numbers(contents):

@@ -13,7 +13,7 @@ from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.shared.cost_model import Link, ring_seconds
+from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 
 SIDE, HEIGHT, ROW, TOP, LEFT = 38, 22, 25, 24, 66
 ARROW, MARGIN, LINE, LETTERS = 116, 10, 18, 38

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import note
-from mgpu_tutorial.shared.cost_model import Link
+from mgpu_tutorial.shared.cost_model.links import Link
 
 
 def ring_all_reduce(
