@@ -7,14 +7,7 @@ import pytest
 from mgpu_tutorial import nonblocking
 from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.collectives import calls, ring
-from mgpu_tutorial.lab import (
-    RanksHung,
-    launch,
-    sequence_chart,
-    stepper,
-    timeline,
-    traffic,
-)
+from mgpu_tutorial.lab import RanksHung, launch, sequence_chart, stepper, timeline, traffic
 from mgpu_tutorial.lab.draw.sequence_chart import message_log
 from mgpu_tutorial.lab.record.intervals import events_of
 
