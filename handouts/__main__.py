@@ -1,8 +1,40 @@
-"""python -m handouts: see build.py."""
+"""python -m handouts [--site | --student | --slides] [03 …]: what `make` calls."""
 
+import argparse
 import sys
+import time
+from pathlib import Path
 
-from handouts.build import main
+from handouts import build, site, slides, student
+from handouts.notebook import ROOT, Unprintable
+
+MAKE = {  # what makes each form, and where
+    "handouts": (build.build, "build"),
+    "site": (site.assemble, "build/site"),
+    "student": (student.write, "student"),
+    "slides": (slides.write, "build/slides"),
+}
+
+
+def main(words: list[str]) -> int:
+    """Make one of the forms, and say where it is."""
+    parser = argparse.ArgumentParser(prog="handouts", description=build.__doc__)
+    parser.add_argument("names", nargs="*", help="how the names of notebooks begin (all)")
+    parser.add_argument("--out", type=Path, help="the folder")
+    for form in MAKE:
+        parser.add_argument(f"--{form}", dest="form", action="store_const", const=form)
+    given = parser.parse_args(words)
+    make, folder = MAKE[given.form or "handouts"]
+    out, begin = given.out or ROOT / folder, time.perf_counter()
+    try:
+        for line in make(out, tuple(given.names)):
+            print(line)
+    except Unprintable as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    print(f"In {out}, after {time.perf_counter() - begin:.0f} s.")
+    return 0
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

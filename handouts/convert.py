@@ -25,23 +25,28 @@ def prepare(work: Path) -> None:
     """Lay out the folder that Typst sees: styles, fonts, and room for pictures and text."""
     (work / "media").mkdir(parents=True, exist_ok=True)
     (work / "fonts").mkdir(exist_ok=True)
-    for file in [*ROOM.glob("*.typ"), ROOM / "paper.tmTheme"]:
-        shutil.copyfile(file, work / file.name)
+    for name in ("paper.typ", "paper.tmTheme"):
+        shutil.copyfile(ROOM / name, work / name)
     matplotlib = Path(find_spec("matplotlib").origin).parent  # Typst's wheel has no sans
     for face in FONTS:
         name = f"DejaVuSans{face}.ttf"
         source = matplotlib / "mpl-data" / "fonts" / "ttf" / name
-        if not (work / "fonts" / name).exists():
-            shutil.copyfile(source, work / "fonts" / name)
+        shutil.copyfile(source, work / "fonts" / name)
 
 
-def pandoc(blocks: list[dict], meta: dict, *options: str) -> str:
-    """Run pandoc with our filter on blocks; Unprintable says what the filter found."""
+def parsed(texts: list[tuple[str, str]]) -> list[list[dict]]:
+    """The blocks of each text; before it stands its format, markdown or html."""
+    raw = [{"t": "RawBlock", "c": list(text)} for text in texts]
+    said = pandoc(raw, {}, "-t", "json", "--lua-filter", ROOM / "read.lua")
+    return [div["c"][1] for div in json.loads(said)["blocks"]]
+
+
+def pandoc(blocks: list[dict], meta: dict, *options: str | Path) -> str:
+    """Run pandoc on blocks; Unprintable says what a filter found."""
     import pypandoc
 
     document = {"pandoc-api-version": API, "meta": _meta(meta)["c"], "blocks": blocks}
     command = [pypandoc.get_pandoc_path(), "-f", "json", "--wrap=none", *options]
-    command += ["--lua-filter", str(ROOM / "filter.lua")]
     done = subprocess.run(
         command, input=json.dumps(document), capture_output=True, encoding="utf-8"
     )
@@ -49,8 +54,13 @@ def pandoc(blocks: list[dict], meta: dict, *options: str) -> str:
     if problems:
         raise Unprintable("\n".join(dict.fromkeys(problems)))
     if done.returncode or done.stderr.strip():
-        raise Unprintable(f"{meta['file']}: pandoc said: {done.stderr.strip()}")
+        raise Unprintable(f"pandoc said: {done.stderr.strip()}")
     return done.stdout
+
+
+def written(blocks: list[dict], meta: dict, *options: str | Path) -> str:
+    """Blocks of an edition in the form that the options name."""
+    return pandoc(blocks, meta, "--lua-filter", ROOM / "write.lua", *options)
 
 
 def _meta(value: object) -> dict:
@@ -58,37 +68,21 @@ def _meta(value: object) -> dict:
         return {"t": "MetaMap", "c": {key: _meta(v) for key, v in value.items()}}
     if isinstance(value, list | tuple):
         return {"t": "MetaList", "c": [_meta(v) for v in value]}
-    if isinstance(value, bool):
-        return {"t": "MetaBool", "c": value}
     return {"t": "MetaString", "c": str(value)}
 
 
 def pdf(source: Path, work: Path, inputs: dict[str, str], target: Path) -> int:
     """Compile a Typst file, and return the number of pages."""
-    return _compiled(_compiler(source, work, inputs), source, work, target)
-
-
-def deck(source: Path, work: Path, inputs: dict[str, str], target: Path) -> int:
-    """Compile slides, and write what is said beside them, for the speaker's view of pdfpc."""
-    compiler = _compiler(source, work, inputs)
-    pages = _compiled(compiler, source, work, target)
-    marks = json.loads(compiler.query("<slide>", field="value"))
-    if len(marks) != pages:
-        raise Unprintable(f"{source.name}: {len(marks)} slides on {pages} pages")
-    notes = [
-        {"idx": i, "label": str(i + 1), "overlay": 0, "note": mark["plain"]}
-        for i, mark in enumerate(marks)
-    ]
-    said = {"pdfpcFormat": 2, "disableMarkdown": False, "pages": notes}
-    text = json.dumps(said, indent=1, ensure_ascii=False)
-    target.with_suffix(".pdfpc").write_text(text, encoding="utf-8")
-    return pages
-
-
-def _compiled(compiler, source: Path, work: Path, target: Path) -> int:
     import typst
     from pypdf import PdfReader
 
+    compiler = typst.Compiler(
+        input=source,
+        root=work,
+        font_paths=[work / "fonts"],
+        ignore_system_fonts=True,
+        sys_inputs={"media": "/media", **inputs},
+    )
     try:
         made, warnings = compiler.compile_with_warnings(format="pdf", pdf_standards=["ua-1"])
     except typst.TypstError as error:
@@ -98,18 +92,6 @@ def _compiled(compiler, source: Path, work: Path, target: Path) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(made)
     return len(PdfReader(target).pages)
-
-
-def _compiler(source: Path, work: Path, inputs: dict[str, str]):
-    import typst
-
-    return typst.Compiler(
-        input=source,
-        root=work,
-        font_paths=[work / "fonts"],
-        ignore_system_fonts=True,
-        sys_inputs={"media": "/media", **inputs},
-    )
 
 
 def _explained(error: Exception, work: Path) -> str:
@@ -130,12 +112,9 @@ def _explained(error: Exception, work: Path) -> str:
 
 def _cell(file: Path, line: int) -> str:
     """The remark above a line of generated Typst that names its cell."""
-    if not file.is_file():
-        return ""
-    for text in reversed(file.read_text(encoding="utf-8").split("\n")[:line]):
-        if found := re.search(r'^// (\S+\.(?:ipynb|md).*)|where: "([^"]+)"', text):
-            return found[1] or found[2]
-    return ""
+    lines = file.read_text(encoding="utf-8").split("\n")[:line] if file.is_file() else []
+    remarks = (re.match(r"// (\S+\.(?:ipynb|md).*)", text) for text in reversed(lines))
+    return next((remark[1] for remark in remarks if remark), "")
 
 
 def _cells_with(text: str, work: Path) -> list[str]:

@@ -1,49 +1,49 @@
 """What stands on paper and on a web page: the pieces of a notebook, in an edition.
 
-An edition is a list of pandoc blocks, made here and turned into Typst or HTML by filter.lua.
+An edition is a list of pandoc blocks, each piece in a div whose class says what it is;
+write.lua gives them the form of Typst or HTML.
 """
 
-import re
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
 
-from handouts.answers import Answer, answers, without_lead
-from handouts.notebook import Notebook, Piece
+from handouts.answers import Answer, answers, lead_apart, leads
+from handouts.notebook import Notebook, Piece, elements, place, slug
 
 STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
-HINT = re.compile(r"^hint: (.*)", re.M | re.S)
-FOLD = re.compile(
-    r"<details><summary>(\d+\.) (.*?)</summary><p[^>]*>(.*?)</p></details>", re.S
-)
 
 
-def block(kind: str, text: str, where: str, /, **attributes: object) -> dict:
-    """One piece for the filter: a code block whose class says what it is."""
-    pairs = [[key, str(value)] for key, value in attributes.items()]
-    return {"t": "CodeBlock", "c": [["", [kind], [["where", where], *pairs]], text]}
-
-
-def group(kind: str, blocks: list[dict], /, **attributes: object) -> dict:
-    """Several pieces that belong together: a solution, a slide, the notes of one."""
+def div(kind: str, blocks: list[dict], /, **attributes: object) -> dict:
+    """Blocks that are one thing: a piece, a solution, a chapter."""
     pairs = [[key, str(value)] for key, value in attributes.items()]
     return {"t": "Div", "c": [["", [kind], pairs], blocks]}
 
 
-def plain(piece: Piece, where: str, number: str = "") -> dict:
-    """A piece as it is, in every edition."""
-    more = {}
-    if piece.kind == "heading":
-        more = {"level": piece.level, "number": number if piece.level == 1 else ""}
-    elif piece.kind == "html":
-        more = {"caption": piece.about.get("caption", "")}
-    elif piece.kind == "image":
-        more = {"alt": piece.alt, "caption": piece.caption, "width": piece.width}
-    return block(piece.kind, piece.text, where, **more)
+def words(text: str) -> list[dict]:
+    """A text without any marks."""
+    return [{"t": "Str", "c": text}]
 
 
-def edition(notebook: Notebook, name: str) -> list[dict]:
-    """The blocks of one edition of a notebook."""
-    return list(_Edition(notebook, name).blocks())
+def code(text: str, *classes: str, **attributes: str) -> dict:
+    return {"t": "CodeBlock", "c": [["", [*classes], [*map(list, attributes.items())]], text]}
+
+
+def raw(text: str, language: str = "typst") -> dict:
+    return {"t": "RawBlock", "c": [language, text]}
+
+
+def heading(level: int, inlines: list[dict], name: str = "") -> dict:
+    return {"t": "Header", "c": [level, [name, [], []], inlines]}
+
+
+def edition(notebook: Notebook, name: str, root: Path | None = None) -> dict:
+    """One edition of a notebook."""
+    file = notebook.path.relative_to(root or notebook.path.parent.parent)
+    place = {"id": notebook.id, "file": file.as_posix(), "folder": file.parent.as_posix()}
+    return div("chapter", list(_Edition(notebook, name).blocks()), **place)
 
 
 class _Edition:
@@ -56,125 +56,188 @@ class _Edition:
         self.open: list[dict] = []  # the pieces of an answer so far
         self.kept: list[dict] = []  # answers that come at the end
         self.unfolded: list[Piece] = []  # and what was folded in an output
+        drawn = [i for i, piece in enumerate(notebook.pieces) if _is_figure(piece)]
+        self.figures = {i: number for number, i in enumerate(drawn, 1)}
 
     def blocks(self) -> Iterator[dict]:
         solution: list[dict] = []
         held = {i: answer for answer in self.answers for i in self._held(answer)}
+        rooms = {answer.room: answer for answer in self.answers}
         for i, piece in enumerate(self.notebook.pieces):
+            if solution and piece.role != "solution":
+                yield div("solution", solution)
+                solution = []
             if i in held:
                 yield from self._answer(held[i], i)
-                continue
-            if solution and piece.role != "solution":
-                yield group("solution", solution)
-                solution = []
-            if piece.role != "solution":
+            elif piece.role != "solution":
                 yield from self._block(piece, i)
             elif self.name != STUDENT:
-                solution.append(plain(piece, self._where(piece)))
-            note = piece.about.get("note") if self._ends_cell(i) else ""
+                solution.append(self._plain(piece, i))
+            if i in rooms and self.name != HTML:
+                yield div("room", [], **self._label(rooms[i]))
+            note = self.notebook.notes.get(piece.cell) if self._ends_cell(i) else None
             if note and self.name == INSTRUCTOR:
-                yield block("note", note, self._where(piece))
+                yield div("note", note, where=self._where(piece))
         if solution:
-            yield group("solution", solution)
+            yield div("solution", solution)
         if self.kept:
-            where = self._where(self.notebook.pieces[-1])
-            yield block("heading", "Answers to the predictions", where, level=2)
+            yield heading(2, words("Answers to the predictions"))
             yield from self.kept
         for piece in self.unfolded:
-            yield block("heading", "Answers to the questions", self._where(piece), level=2)
-            text = FOLD.sub(r"<p>\1 \3</p>", piece.text)
-            yield plain(replace(piece, text=text), self._where(piece))
+            yield heading(2, words("Answers to the questions"))
+            yield div("rich", piece.blocks, where=self._where(piece))
 
     def _held(self, answer: Answer) -> Sequence[int]:
         """What stands with an answer; a web page folds the cells between its parts too."""
         parts = answer.pieces
         return range(parts[0], parts[-1] + 1) if self.name == HTML else parts
 
+    def _label(self, answer: Answer) -> dict[str, object]:
+        number = self.answers.index(answer) + 1
+        return {"label": f"{self.notebook.id}--answer-{number}", "number": number}
+
     def _answer(self, answer: Answer, i: int) -> Iterator[dict]:
         """What answers a prediction: folded on a web page. A book shows it at the end of the
         chapter, and the students' has room for the prediction here."""
-        piece = self.notebook.pieces[i]
-        last, lead = i == answer.pieces[-1], ""
-        if last and i in answer.said:
-            text, lead = without_lead(piece.text)
-            piece = replace(piece, text=text)
+        piece, lead = self.notebook.pieces[i], None
+        if i == answer.last and i in answer.said and leads(piece):
+            block, lead = lead_apart(piece.blocks[-1])
+            piece = replace(piece, blocks=[*piece.blocks[:-1], block])
         if i in answer.pieces:
-            self.open.append(plain(piece, self._where(piece)))
+            self.open.append(self._plain(piece, i))
         else:
             self.open += self._block(piece, i)
-        number = self.answers.index(answer) + 1
-        label = {"id": f"{self.notebook.id}--answer-{number}", "number": number}
-        if self.name != HTML and i == answer.room:
-            yield block("room", "", self._where(piece), **label)
-        if last and self.name == HTML:
-            yield group("answer", self.open)
-        elif last:
-            self.kept += [block("answers", "", self._where(piece), **label), *self.open]
-        if last:
-            self.open = []
+        if i != answer.last:
+            return
+        if self.name == HTML:
+            yield div("answer", self.open)
+        else:
+            self.kept += [div("answers", [], **self._label(answer)), *self.open]
+        self.open = []
         if lead:
-            yield block("lead", lead, self._where(piece))
+            yield div("lead", [lead], where=self._where(piece))
 
     def _leads(self, piece: Piece, i: int) -> bool:
         """True for a text that stands on the page of the code after it."""
         following = self.notebook.pieces[i + 1 : i + 2]
         if piece.kind != "prose" or not following or following[0].kind != "code":
             return False
-        return following[0].role == "exercise" or piece.text.endswith(":")
+        return following[0].role == "exercise" or leads(piece)
 
     def _ends_cell(self, i: int) -> bool:
         following = self.notebook.pieces[i + 1 : i + 2]
         return not following or following[0].cell != self.notebook.pieces[i].cell
 
     def _where(self, piece: Piece) -> str:
-        return self.notebook.place(piece.cell)
+        return place(self.notebook.path, piece.cell)
 
-    def _raw(self, piece: Piece, text: str) -> dict:
-        return block("raw", text, self._where(piece))
+    def _plain(self, piece: Piece, i: int) -> dict:
+        """A piece as it is, in every edition."""
+        blocks, about = piece.blocks, {}
+        if piece.kind == "heading":
+            blocks = [self._heading(piece)]
+        elif piece.kind == "code":
+            apart = {"apart": "yes"} if self._ends_cell(i) else {}
+            blocks = [
+                code(piece.text, *(["cell", "python"] if self.print else ["python"]), **apart)
+            ]
+        elif piece.kind == "text":
+            blocks = [code(piece.text, "output")]
+        elif piece.kind == "error":
+            blocks = [code(piece.text, "output", "error")]
+        elif piece.kind == "image":
+            blocks = [self._figure(piece, i)]
+        kind = "rich" if piece.kind == "html" else piece.kind
+        if i in self.figures and piece.kind == "html":
+            steps = sum(e["t"] == "Figure" for e in elements(blocks))
+            caption = piece.about.get("caption", f"Step by step, in {steps} drawings.")
+            about = {"caption": self._numbered(caption, i)}
+        return div(kind, blocks, where=self._where(piece), **about)
+
+    @property
+    def print(self) -> bool:
+        return self.name in (STUDENT, INSTRUCTOR)
+
+    def _heading(self, piece: Piece) -> dict:
+        _, _, inlines = piece.blocks[0]["c"]
+        name = slug(piece.text)
+        if self.name != HTML:
+            name = self.notebook.id + (f"--{name}" if piece.level > 1 else "")
+        if piece.level == 1 and self.notebook.number:
+            inlines = [*words(self.notebook.number), {"t": "Space"}, *inlines]
+        return heading(piece.level, inlines, name)
+
+    def _figure(self, piece: Piece, i: int) -> dict:
+        size = [["width", f"{piece.width:g}"]] if piece.width else []
+        image = {"t": "Image", "c": [["", [], size], words(piece.alt), [piece.text, ""]]}
+        caption = [{"t": "Plain", "c": words(self._numbered(piece.caption, i))}]
+        return {
+            "t": "Figure",
+            "c": [["", [], []], [None, caption], [{"t": "Plain", "c": [image]}]],
+        }
+
+    def _numbered(self, caption: str, i: int) -> str:
+        number = self.notebook.number
+        return f"Figure {int(number)}.{self.figures[i]}. {caption}" if number else caption
 
     def _block(self, piece: Piece, i: int) -> Iterator[dict]:
-        where = self._where(piece)
         if piece.kind == "navigation" or (self.name == HTML and piece.level == 1):
             return  # a web page has both in its template
-        if piece.role == "exercise" and piece.kind == "text":
-            yield from self._stub(piece)
+        made = self._plain(piece, i)
+        if piece.kind == "hint":
+            yield from self._hint(copy.deepcopy(piece))
             return
-        if piece.kind == "code":
-            apart = "yes" if self._ends_cell(i) else ""
-            yield block("code", piece.text, where, apart=apart)
-        elif self._leads(piece, i):
-            yield block("lead", piece.text, where)
-        elif self.name == STUDENT and piece.kind == "html" and FOLD.search(piece.text):
+        if self._leads(piece, i):
+            made["c"][0][1] = ["lead"]
+        elif self.name == STUDENT and piece.kind == "html" and _is_fold(piece):
             self.unfolded.append(piece)
-            yield plain(
-                replace(piece, text=FOLD.sub(r"<p>\1 \2 …………</p>", piece.text)), where
-            )
-        else:
-            yield plain(piece, where, self.notebook.number)
-        if piece.kind == "heading" and self.name not in (HTML, EPUB):
+            yield div("prose", _questions(piece.blocks), where=self._where(piece))
+            return
+        yield made
+        if piece.kind == "heading" and self.print:
             yield from self._timing(piece, i)
 
-    def _stub(self, piece: Piece) -> Iterator[dict]:
-        """The "not yet" of an exercise is of use to nobody on paper, its hint is."""
+    def _hint(self, piece: Piece) -> Iterator[dict]:
+        """The hint of an exercise, upside down for who shall not read it at once."""
         if self.name == STUDENT:
-            yield self._raw(piece, "#space()")
-        if hint := HINT.search(piece.text):
-            text = " ".join(hint[1].split("\n"))
-            upright = self.name in (INSTRUCTOR, EPUB)
-            text, kind = (f"*Hint:* {text}", "prose") if upright else (text, "hint")
-            yield block(kind, text, self._where(piece))
+            yield raw("#space()")
+        if self.name in (INSTRUCTOR, EPUB) and piece.blocks:
+            piece.blocks[0]["c"][:0] = [{"t": "Emph", "c": words("Hint:")}, {"t": "Space"}]
+        if piece.blocks:
+            kind = "prose" if self.name in (INSTRUCTOR, EPUB) else "hint"
+            yield div(kind, piece.blocks, where=self._where(piece))
 
     def _timing(self, piece: Piece, i: int) -> Iterator[dict]:
         if piece.level == 1 and self.notebook.number:
-            yield self._raw(piece, "#sections()")
+            yield raw("#sections()")
         if piece.level == 1 and self.times:
             rows = ", ".join(
                 f"({typst_string(self.notebook.pieces[at].text)}, {time}, {asked})"
                 for at, (time, asked) in self.times.items()
             )
-            yield self._raw(piece, f"#plan(({rows},), {self.notebook.minutes})")
+            yield raw(f"#plan(({rows},), {self.notebook.minutes})")
         elif self.times.get(i, (0, 0))[0]:
-            yield self._raw(piece, f"#minutes({self.times[i][0]})")
+            yield raw(f"#minutes({self.times[i][0]})")
+
+
+def _is_figure(piece: Piece) -> bool:
+    steps = piece.kind == "html" and any(e["t"] == "Figure" for e in elements(piece.blocks))
+    return piece.kind == "image" or steps
+
+
+def _is_fold(piece: Piece) -> bool:
+    return any(b["t"] == "RawBlock" and "<details" in b["c"][1] for b in piece.blocks)
+
+
+def _questions(blocks: list[dict]) -> list[dict]:
+    """What stands on the folds of an output, each with room for an answer."""
+    asked, inside = [], False
+    for block in blocks:
+        html = block["c"][1] if block["t"] == "RawBlock" else ""
+        if not html and inside:
+            asked.append({"t": "Para", "c": [*block["c"], *words(" …………")]})
+        inside = "<summary" in html or (inside and "</summary" not in html)
+    return asked
 
 
 def typst_string(text: str) -> str:
@@ -186,27 +249,16 @@ def minutes(notebook: Notebook) -> dict[int, tuple[int, int]]:
     """For each section (by the index of its heading) its minutes and its predictions.
 
     The minutes that the head of the notebook names, shared out by words to read, cells to
-    run, questions to think about and exercises; "minutes" in a heading's cell overrides.
+    run, questions to think about and exercises.
     """
-    pieces = list(enumerate(notebook.pieces))
-    starts = [i for i, p in pieces if p.kind == "heading" and p.level == 2]
-    if not starts or not notebook.minutes:
-        return {}
-    weights, fixed, asked = {}, {}, {}
-    for start, end in zip(starts, [*starts[1:], len(notebook.pieces)], strict=True):
-        inside = notebook.pieces[start:end]
-        weights[start] = sum(map(_weight, inside)) or 0.1
-        asked[start] = sum(piece.kind == "predict" for piece in inside)
-        if set_by_hand := inside[0].about.get("minutes"):
-            fixed[start] = int(set_by_hand)
-    left = max(notebook.minutes - sum(fixed.values()), 0)
-    free = {start: w for start, w in weights.items() if start not in fixed}
-    exact = {start: left * w / sum(free.values()) for start, w in free.items()}
-    shared = {start: int(value) for start, value in exact.items()}
-    by_remainder = sorted(exact, key=lambda start: shared[start] - exact[start])
-    for start in by_remainder[: left - sum(shared.values())]:
-        shared[start] += 1
-    return {start: (fixed.get(start, shared.get(start, 0)), asked[start]) for start in starts}
+    pieces = notebook.pieces
+    starts = [i for i, p in enumerate(pieces) if p.kind == "heading" and p.level == 2]
+    parts = [pieces[a:b] for a, b in pairwise([*starts, len(pieces)])]
+    weights = [sum(map(_weight, part)) for part in parts]
+    ends = [round(notebook.minutes * w / (sum(weights) or 1)) for w in accumulate(weights)]
+    asked = [sum(piece.kind == "predict" for piece in part) for part in parts]
+    times = [end - begin for begin, end in pairwise([0, *ends])]
+    return dict(zip(starts, zip(times, asked, strict=True), strict=True))
 
 
 def _weight(piece: Piece) -> float:

@@ -1,7 +1,8 @@
-"""Read a notebook into pieces, each in the one form in which it can be printed.
+"""Read a notebook into pieces: headings, paragraphs, cells of code, and their outputs.
 
-A piece knows its cell, so that whatever goes wrong later can be reported with its place.
-Nothing is executed: an output is what is stored.
+pandoc reads all markdown and HTML of a notebook at once, so a piece holds its text and the
+blocks of a pandoc document. It knows its cell, so that a fault later can be reported with its
+place. Nothing is executed: an output is what is stored.
 """
 
 import ast
@@ -16,19 +17,19 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 UNFILLED = "not yet"  # what check() says of a blank
 KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
+ROLES = ("exercise", "solution", "finding")
 IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
 PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/latex", "text/plain")
-CONTROLS = " (run this cell to get the controls)"  # a page has none
+READ = {"text/markdown": "markdown", "text/html": "html", "text/latex": "markdown"}
+CONTROLS = " (run this cell to get the controls)"
+STATIC = " (the notebook has controls for it)"  # a page has none
 LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button)\b", re.I)
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-FILES = re.compile(r"(?<=\n```)\n\n\[[^\n]*\Z")  # links to them, below a listing
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
-HEADING = re.compile(r"(#{1,6})\s+(.+)")
-DATA_IMAGE = re.compile(r"data:(image/[\w+]+);base64,([A-Za-z0-9+/=\s]+)")
-OPEN = "%%solution (click to open)\n"  # for the lab, where a solution is folded
+SOLUTION = re.compile(r"%%solution.*
+")  # the magic that folds it in the lab
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
-MARKDOWN_IMAGE = re.compile(r"(!\[[^\]]*\]\()([^)\s]+)")
 
 
 class Unprintable(Exception):
@@ -39,9 +40,9 @@ class Unprintable(Exception):
 class Piece:
     """A heading, a paragraph, a code cell's source or one output.
 
-    `kind` is "heading", "navigation", "predict", "prose", "code", "listing" (markdown that
-    code made), "html", "text", "error" or "image" (then `text` is the file in the media
-    folder). `role` is "exercise", "solution" or nothing.
+    `kind` is "heading", "navigation", "predict", "prose", "code", "listing" (code that code
+    has shown), "html", "text", "error", "hint" (to an exercise) or "image" (then `text` is
+    the file in the media folder). `role` is "exercise", "solution", "finding" or nothing.
     """
 
     kind: str
@@ -52,8 +53,9 @@ class Piece:
     alt: str = ""
     caption: str = ""
     width: float = 0.0
-    slide: str = ""
+    blocks: list[dict] = field(default_factory=list, hash=False)
     about: dict = field(default_factory=dict, hash=False)
+    unread: str = ""  # the format, while pandoc has still to read it
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Notebook:
 
     path: Path
     pieces: list[Piece]
+    notes: dict[int, list[dict]] = field(default_factory=dict)  # for teachers, by cell
     nested: bool = False  # a text in a folder of the repository, not at its top
 
     @property
@@ -97,10 +100,6 @@ class Notebook:
         """What a link may point at: the headings, in the form that Jupyter links them."""
         return {slug(p.text) for p in self.pieces if p.kind == "heading"}
 
-    def place(self, cell: int) -> str:
-        """How a cell is named in a message."""
-        return place(self.path, cell)
-
 
 def place(path: Path, cell: int) -> str:
     """How a cell is named in a message: the file, and its number counted from 1."""
@@ -119,120 +118,101 @@ def read(path: Path, media: Path) -> Notebook:
 
     Raises Unprintable, with a line for each output that has no printable form.
     """
-    media.mkdir(parents=True, exist_ok=True)
-    pieces, problems = [], []
-    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
-        reader = _Reader(path, number, cell, media)
-        try:
-            pieces += reader.pieces()
-        except Unprintable as problem:
-            problems.append(str(problem))
-    if problems:
-        raise Unprintable("\n".join(problems))
-    return Notebook(path, pieces)
+    return _read(path, json.loads(path.read_text(encoding="utf-8"))["cells"], media)
 
 
 def read_text(path: Path, media: Path, nested: bool = False) -> Notebook:
     """Read a page of markdown as if it were the one cell of a notebook."""
     text = path.read_text(encoding="utf-8")
     cell = {"cell_type": "markdown", "source": text, "metadata": {}}
-    return Notebook(path, list(_Reader(path, 0, cell, media).pieces()), nested)
+    return replace(_read(path, [cell], media), nested=nested)
+
+
+def _read(path: Path, cells: list[dict], media: Path) -> Notebook:
+    from handouts.convert import parsed
+
+    media.mkdir(parents=True, exist_ok=True)
+    pieces, problems = [], []
+    readers = [_Reader(path, number, cell, media) for number, cell in enumerate(cells)]
+    for reader in readers:
+        try:
+            pieces += reader.pieces()
+        except Unprintable as problem:
+            problems.append(str(problem))
+    read = iter(parsed([(piece.unread, piece.text) for piece in pieces if piece.unread]))
+    whole: list[Piece] = []
+    for piece in pieces:
+        try:
+            whole += readers[piece.cell].parts(piece, next(read)) if piece.unread else [piece]
+        except Unprintable as problem:
+            problems.append(str(problem))
+    if problems:
+        raise Unprintable("\n".join(problems))
+    notes = {piece.cell: piece.blocks for piece in whole if piece.kind == "note"}
+    return Notebook(path, [piece for piece in whole if piece.kind != "note"], notes)
 
 
 class _Reader:
-    """Makes the pieces of one cell."""
+    """Makes the pieces of one cell, first those that pandoc has not read."""
 
     def __init__(self, path: Path, number: int, cell: dict, media: Path) -> None:
         self.path, self.cell, self.number, self.media = path, cell, number, media
         self.about = dict(cell["metadata"].get(KEY, {}))
         tags = cell["metadata"].get("tags", [])
-        self.common = {
-            "cell": number,
-            "role": next((role for role in ("exercise", "solution") if role in tags), ""),
-            "slide": cell["metadata"].get("slideshow", {}).get("slide_type", ""),
-            "about": self.about,
-        }
+        role = next((role for role in ROLES if role in tags), "")
+        self.common = {"cell": number, "role": role, "about": self.about}
 
     def pieces(self) -> Iterator[Piece]:
-        source = _text(self.cell["source"])
+        source = joined(self.cell["source"])
+        if note := self.about.get("note"):
+            yield Piece("note", note, unread="markdown", **self.common)
         if self.cell["cell_type"] == "markdown":
-            yield from self._prose(source)
+            yield Piece("cell", source, unread="markdown", **self.common)
         elif self.cell["cell_type"] == "code":
             hint = ""
             if self.common["role"] == "exercise":
                 source, hint = without_hint(source)
             elif self.common["role"] == "solution":
-                source = source.removeprefix(OPEN)
+                source = without_fold(source)
             yield Piece("code", source, **self.common)
             for output in self.cell["outputs"]:
-                for piece in self._output(output):
-                    if piece.text.startswith(UNFILLED) and not self.common["role"]:
-                        continue  # of use only to who can fill it in
-                    more = f"\nhint: {hint}" if hint and "\nhint: " not in piece.text else ""
-                    yield replace(piece, text=piece.text + more)
+                piece = self._output(output)
+                if not piece.text.startswith(UNFILLED):
+                    yield piece
+                elif self.common["role"] == "exercise":  # of use only to who can fill it in
+                    hint = piece.text.partition("\nhint: ")[2] or hint
+                    text = " ".join(hint.split("\n"))
+                    yield replace(piece, kind="hint", text=text, unread="markdown")
 
-    def _prose(self, source: str) -> Iterator[Piece]:
-        def kept(found: re.Match) -> str:
-            return found[1] + self._keep_file(found[2])
-
-        level = 0
-        for text in paragraphs(source):
-            under_title, heading = level == 1, HEADING.fullmatch(text)
-            level = 0
-            if heading:
-                level = len(heading[1])
-                yield Piece("heading", heading[2].strip(), level=level, **self.common)
-            elif under_title and NAVIGATION.fullmatch(text):
-                yield Piece("navigation", text, **self.common)
-            else:
-                before, question, asked = text.partition("**Predict")
-                for kind, part in (("prose", before), ("predict", question + asked)):
-                    if part := MARKDOWN_IMAGE.sub(kept, part.rstrip().lstrip("\n")):
-                        yield Piece(kind, part, **self.common)
-
-    def _keep_file(self, source: str) -> str:
-        """Copy a picture that the prose shows into the media folder."""
-        kind, _, name = source.partition(":")
-        if kind == "attachment":
-            mime, data = next(iter(self.cell["attachments"][name].items()))
-            return self._keep(IMAGES.get(mime, ""), base64.b64decode(data))
-        file = self.path.parent / source
-        if not file.is_file():
-            raise Unprintable(f"{place(self.path, self.number)}: no such picture: {source}")
-        return self._keep(file.suffix[1:], file.read_bytes())
-
-    def _output(self, output: dict) -> Iterator[Piece]:
+    def _output(self, output: dict) -> Piece:
         if output["output_type"] == "stream":
-            yield Piece("text", _text(output["text"]).rstrip("\n"), **self.common)
-        elif output["output_type"] == "error":
+            return Piece("text", joined(output["text"]).rstrip("\n"), **self.common)
+        if output["output_type"] == "error":
             trace = ANSI.sub("", "\n".join(output["traceback"]))
             text = trace or f"{output['ename']}: {output['evalue']}"
-            yield Piece("error", text.rstrip("\n"), **self.common)
-        else:
-            data = {mime: _text(content) for mime, content in output["data"].items()}
-            yield from self._bundle(data, output["metadata"])
+            return Piece("error", text.rstrip("\n"), **self.common)
+        data = {mime: joined(content) for mime, content in output["data"].items()}
+        return self._bundle(data, output["metadata"])
 
-    def _bundle(self, data: dict, metadata: dict) -> Iterator[Piece]:
+    def _bundle(self, data: dict, metadata: dict) -> Piece:
         mime = next((mime for mime in PRINTABLE if mime in data), "")
         content = data.get(mime, "")
         bare = mime == "text/plain" and (len(data) > 1 or ADDRESS.search(content))
         if not mime or bare or (mime == "text/html" and LIVE.search(content)):
-            forms = ", ".join(data) or "nothing"
-            where = place(self.path, self.number)
-            raise Unprintable(f"{where}: an output of {forms} has no printable form")
+            raise self._unprintable(", ".join(data) or "nothing")
         if mime in IMAGES:
-            yield self._image(mime, content, data, metadata)
-        elif mime == "text/html" and content.startswith(VERDICT):
-            yield Piece("text", data["text/plain"], **self.common)
-        elif mime == "text/html":
-            content = content.replace(CONTROLS, " (the notebook has controls for it)")
-            yield Piece("html", self._store_images(content), **self.common)
-        elif mime == "text/markdown":
-            yield Piece("listing", FILES.sub("", content), **self.common)
-        elif mime == "text/latex":
-            yield Piece("prose", content, **self.common)
-        else:
-            yield Piece("text", content, **self.common)
+            return self._image(mime, content, data, metadata)
+        if mime == "text/html" and content.startswith(VERDICT):
+            return Piece("text", data["text/plain"], **self.common)
+        if mime in READ:
+            kind = {"text/html": "html", "text/markdown": "listing"}.get(mime, "prose")
+            text = content.replace(CONTROLS, STATIC)
+            return Piece(kind, text, unread=READ[mime], **self.common)
+        return Piece("text", content, **self.common)
+
+    def _unprintable(self, forms: str) -> Unprintable:
+        where = place(self.path, self.number)
+        return Unprintable(f"{where}: an output of {forms} has no printable form")
 
     def _image(self, mime: str, content: str, data: dict, metadata: dict) -> Piece:
         raw = content.encode() if mime == "image/svg+xml" else base64.b64decode(content)
@@ -247,11 +227,66 @@ class _Reader:
             **self.common,
         )
 
-    def _store_images(self, html: str) -> str:
-        def kept(found: re.Match) -> str:
-            return self._keep(IMAGES.get(found[1], "png"), base64.b64decode(found[2]))
+    def parts(self, piece: Piece, blocks: list[dict]) -> Iterator[Piece]:
+        """The pieces of a text that pandoc has read: one for an output."""
+        for element in elements(blocks):
+            if element["t"] == "Image":
+                element["c"][2][0] = self._keep_file(element["c"][2][0])
+        piece = replace(piece, unread="")
+        if piece.kind == "cell":
+            yield from self._paragraphs(piece, blocks)
+        elif piece.kind == "listing":  # below it stand links to the files
+            code = [e for e in elements(blocks) if e["t"] == "CodeBlock"]
+            text = "\n\n\n".join(block["c"][1] for block in code)
+            yield replace(piece, text=text, blocks=code)
+        elif piece.kind in ("note", "hint"):
+            yield replace(piece, blocks=[block["c"][1][0] for block in blocks])
+        elif piece.kind == "html" and not any(map(_has_ink, elements(blocks))):
+            raise self._unprintable("text/html")
+        else:
+            yield replace(piece, blocks=blocks)
 
-        return DATA_IMAGE.sub(kept, html)
+    def _paragraphs(self, cell: Piece, blocks: list[dict]) -> Iterator[Piece]:
+        lines = cell.text.splitlines()
+        level, inside = 0, None  # of the heading above; the pieces of an open <details>
+        for div in blocks:
+            numbers = [int(n) for n in re.findall(r"(\d+):", dict(div["c"][0][2])["lines"])]
+            first, last = min(numbers) - 1, max(numbers) - 1
+            text = "\n".join(lines[first : max(last, first + 1)]).rstrip()
+            block = div["c"][1][0]
+            piece = replace(cell, kind="prose", text=text, blocks=[block])
+            under_title, level = level == 1, block["c"][0] if block["t"] == "Header" else 0
+            html = block["c"][1] if block["t"] == "RawBlock" else ""
+            if inside or html.startswith("<details"):
+                inside = replace(
+                    inside or piece,
+                    text=f"{inside.text}\n\n{text}" if inside else text,
+                    blocks=[*(inside.blocks if inside else []), block],
+                )
+                if "</details" in html:
+                    yield inside
+                    inside = None
+            elif level:
+                title = text.lstrip("#").strip()
+                yield replace(piece, kind="heading", text=title, level=level)
+            elif under_title and NAVIGATION.fullmatch(text):
+                yield replace(piece, kind="navigation")
+            else:
+                yield from _asked_apart(piece)
+
+    def _keep_file(self, source: str) -> str:
+        """Copy a picture that a text shows into the media folder."""
+        kind, _, rest = source.partition(":")
+        if kind == "data":
+            mime, _, data = rest.partition(";base64,")
+            return self._keep(IMAGES.get(mime, "png"), base64.b64decode(data))
+        if kind == "attachment":
+            mime, data = next(iter(self.cell["attachments"][rest].items()))
+            return self._keep(IMAGES.get(mime, ""), base64.b64decode(data))
+        file = self.path.parent / source
+        if not file.is_file():
+            raise Unprintable(f"{place(self.path, self.number)}: no such picture: {source}")
+        return self._keep(file.suffix[1:], file.read_bytes())
 
     def _keep(self, suffix: str, content: bytes) -> str:
         name = f"{hashlib.sha256(content).hexdigest()[:16]}.{suffix}"
@@ -263,30 +298,66 @@ class _Reader:
         return name
 
 
+def _asked_apart(piece: Piece) -> Iterator[Piece]:
+    """A paragraph, cut before its prediction."""
+    before, question, asked = piece.text.partition("**Predict")
+    if not question:
+        yield piece
+        return
+    block = piece.blocks[0]
+    inlines = block["c"]
+    words = [next((e["c"] for e in elements(i) if e["t"] == "Str"), "") for i in inlines]
+    start = next(
+        i
+        for i, inline in enumerate(inlines)
+        if inline["t"] == "Strong" and words[i].startswith("Predict")
+    )
+    if before.strip():
+        yield replace(piece, text=before.rstrip(), blocks=[{**block, "c": inlines[:start]}])
+    asked_block = {**block, "c": inlines[start:]}
+    yield replace(piece, kind="predict", text=question + asked, blocks=[asked_block])
+
+
+def elements(node: list | dict) -> Iterator[dict]:
+    """All elements of a pandoc document, those that hold others first."""
+    if isinstance(node, list):
+        for child in node:
+            yield from elements(child)
+    elif isinstance(node, dict):
+        if "t" in node:
+            yield node
+        yield from elements(node.get("c", []))
+
+
+def stringify(node: list | dict) -> str:
+    """The words of a part of a pandoc document."""
+    kinds = {"Space": " ", "SoftBreak": " ", "LineBreak": " "}
+    return "".join(
+        kinds.get(e["t"]) or (e["c"] if e["t"] == "Str" else "") for e in elements(node)
+    )
+
+
+def _has_ink(element: dict) -> bool:
+    return element["t"] in ("Str", "Code", "CodeBlock", "Image", "Math")
+
+
+def without_fold(source: str) -> str:
+    """A solution without the line that folds it in the lab."""
+    return SOLUTION.sub("", source, count=1)
+
+
 def without_hint(source: str) -> tuple[str, str]:
     """An exercise without the hint that it gives to check(), and the hint."""
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "check":
-            continue
-        for word in node.keywords:
+        checks = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check"
+        for word in node.keywords if checks else []:
             if word.arg == "hint" and isinstance(word.value, ast.Constant):
-                lines = source.split("\n")
-                first, last = word.lineno - 1, word.end_lineno - 1
-                before = lines[first].encode()[: word.col_offset].decode()
-                after = lines[last].encode()[word.end_col_offset :].decode().removeprefix(",")
-                if before.strip() or after.strip():  # it shares its line
-                    if after.lstrip().startswith(")"):  # the last one
-                        before = before.rstrip().removesuffix(",")
-                    else:
-                        after = after.lstrip()
-                    lines[first : last + 1] = [before + after]
-                else:
-                    del lines[first : last + 1]
-                return "\n".join(lines), word.value.value
+                written = re.escape(ast.get_source_segment(source, word))
+                return re.sub(rf",?\s*{written}", "", source, count=1), word.value.value
     return source, ""
 
 
-def _text(stored: str | list[str]) -> str:
+def joined(stored: str | list[str]) -> str:
     """A notebook stores a text as the list of its lines."""
     return stored if isinstance(stored, str) else "".join(stored)
 
@@ -304,43 +375,3 @@ def _with_our_font(svg: str) -> str:
 def _title(svg: str) -> str:
     found = re.search(r"<title>(.*?)</title>", svg, re.S)
     return found[1].strip() if found else ""
-
-
-def paragraphs(source: str) -> list[str]:
-    """The paragraphs of a markdown text; a heading is one, and so is a fenced block.
-
-    A list whose items stand apart, or an element of HTML that holds paragraphs, stays whole.
-    """
-    found: list[str] = []
-    for block in _blocks(source):
-        continues = re.match(r"[ \t]|[-*+] |\d+[.)] ", block)
-        if found and continues and re.match(r"[-*+] |\d+[.)] ", found[-1]):
-            found[-1] += f"\n\n{block}"
-        else:
-            found.append(block)
-    return found
-
-
-def _blocks(source: str) -> Iterator[str]:
-    """What blank lines and headings separate, except inside a fence or an element."""
-    block: list[str] = []
-    fence, depth = "", 0
-    for line in source.splitlines():
-        mark = re.match(r"\s*(```+|~~~+|\$\$)", line)
-        if fence:
-            fence = "" if line.strip().endswith(fence) else fence
-        elif mark and not (mark[1] == "$$" and line.count("$$") > 1):
-            fence = mark[1]
-        depth += len(re.findall(r"<(?:details|div)\b", line))
-        depth -= len(re.findall(r"</(?:details|div)>", line))
-        heading = HEADING.fullmatch(line)
-        if fence or depth > 0 or (line.strip() and not heading):
-            block.append(line)
-            continue
-        if block:
-            yield "\n".join(block)
-        block = []
-        if heading:
-            yield line
-    if block:
-        yield "\n".join(block)

@@ -1,324 +1,210 @@
-"""What stands on the slides: one idea each, chosen by rule, and by hand where a cell says so.
+"""Live slides: `make slides` writes build/slides/NN_stem.ipynb, to show with RISE.
 
-The rules: a heading begins a slide, and so does a prediction; it is asked together with the
-code, and the answer comes on the next slide. A listing has a slide of its own. Of a paragraph
-the slide shows the first sentences, and the speaker's notes have all of it. Imports and bare
-assertions are left out, unless a text leads to them, and solutions are in the notes only.
-
-A cell's metadata overrides: `slideshow.slide_type` as in Jupyter ("slide" and "subslide"
-begin a slide, "-" goes on with the last one, "fragment" adds to it on the next slide, "notes"
-is only said, "skip" is neither), `handout.slide` is what stands on the slide instead of the
-cell's text, and `handout.note` is said as well.
+Open one in JupyterLab and press Alt+R: a cell runs real ranks in front of the class. One
+rule makes them of a notebook. Its question stands on the first slide. A section begins with
+what its cell says for the hall (`"handout": {"slide": …}`), and other prose is a note for the
+speaker. A cell stands with what it showed; what answers a prediction comes when it is run.
 """
 
-import ast
+import copy
 import re
-import textwrap
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+from itertools import groupby
+from pathlib import Path
 
-from handouts.answers import SHOWN as ANSWERS
-from handouts.editions import HINT, block, group, plain
-from handouts.notebook import Notebook, Piece
+import nbformat
+from nbformat.v4 import new_markdown_cell, new_notebook
 
-WORDS = 30  # of a paragraph, on a slide
-MORE_WORDS = 80  # of it, where the slide would be nearly empty
-SHORT = 10  # lines of a listing that leave room for a cell
-FEW = 12  # words that say nothing alone
-LIST_WORDS = 180  # of a list, on a slide
-COLUMNS = 76  # of a docstring, so that it does not make the code small
-STRUCTURE = re.compile(r"\s*([-*+] |\d+[.)] |\||```|~~~|\$\$|<|!\[)", re.M)
-SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?]\*\*))\s+(?=[A-Z`*$\[\d\"“])")
-ITEM = re.compile(r"^(?=(?:[-*+] |\d+[.)] ))", re.M)
-RUN_IN = re.compile(r"\*\*[^*]+[.:?]\*\* \S")  # the first words of what comes next
+from handouts.answers import answers
+from handouts.notebook import ROOT, Notebook, Piece, elements, read, stringify, without_fold
+
+LINES = 29  # of code and outputs, on one slide
+PICTURE = 15  # lines that a picture takes
+HEADING = 5
+QUESTION = re.compile(r"\*\*([^*]+\?)\*\*")
+DRAWINGS = "drawings"  # the folder beside the decks
+SAME = "Same answer as one process?"
+CHECKED = "Many ranks must get what one process gets, and we do not take it for granted."
 TASK = re.compile(r"\*\*\d+\.\*\*")
-DOCSTRING = re.compile(r'"""((?:(?!""").)*?)(?:\n(?:(?!""").)*)?"""', re.S)
-CHANGE = re.compile(r"(?<=\S)\s+(?=\*\*Change\b)")  # only a reader can
-SPAN = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)")
+RISE = {
+    "autolaunch": False,
+    "start_slideshow_at": "beginning",
+    "scroll": True,
+    "center": False,
+    "controls": False,
+    "slideNumber": "c/t",
+    "transition": "none",
+    "auto_select": "code",
+}
 
 
-@dataclass
-class Slide:
-    """A slide before it is laid out: `notes` is markdown."""
-
-    title: str
-    cell: int
-    kind: str = "plain"
-    blocks: list[dict] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-
-    @property
-    def shows_result(self) -> bool:
-        """True if something that code made stands on it."""
-        return any(kind in (*ANSWERS, "listing") for kind in self.kinds)
+def question(notebook: Notebook) -> str:
+    """The sentence in bold that a chapter begins with, or nothing."""
+    head = [piece.text for piece in notebook.pieces if piece.cell == 0]
+    found = QUESTION.search("\n\n".join(head))
+    return found[1][:1].upper() + found[1][1:] if found else ""
 
 
-def slides(notebook: Notebook) -> list[dict]:
-    """The slides of a notebook as blocks for the filter."""
-    maker = _Maker(notebook)
-    for i in range(len(notebook.pieces)):
-        maker.add(i)
-    return [_block(notebook, slide) for slide in maker.slides if slide.blocks]
-
-
-def _block(notebook: Notebook, slide: Slide) -> dict:
-    where = notebook.place(slide.cell)
-    said = [block("prose", text, where) for text in slide.notes]
-    text = "\n\n".join(slide.notes)
-    blocks = [*slide.blocks, group("notes", said)] if said else slide.blocks
-    return group("slide", blocks, kind=slide.kind, title=slide.title, where=where, plain=text)
-
-
-class _Maker:
-    """Goes through the pieces of a notebook once."""
+class _Deck:
+    """Goes through the cells once; knows what stands on the slide so far."""
 
     def __init__(self, notebook: Notebook) -> None:
-        self.notebook, self.pieces = notebook, notebook.pieces
-        self.slides: list[Slide] = []
-        self.title = notebook.title
-        self.asked: list[dict] | None = None  # the code of an open question
-        self.fresh = True  # the next piece begins a slide
-        self.replaced: set[int] = set()  # cells that say themselves what is on the slide
+        self.notebook = notebook
+        self.stored = nbformat.read(notebook.path, as_version=4)
+        self.cells: list[nbformat.NotebookNode] = []
+        self.drawings: list[str] = []
+        self.title, self.lines, self.asked = notebook.title, 0, False
+        found = answers(notebook.pieces)
+        self.cleared = {notebook.pieces[i].cell for each in found for i in each.shown}
 
-    def add(self, i: int) -> None:
-        piece = self.pieces[i]
-        first = i == 0 or self.pieces[i - 1].cell != piece.cell
-        if piece.kind == "navigation" or piece.slide == "skip":
-            return
-        if first and piece.slide in ("slide", "subslide"):
-            self.fresh = True
-        if first and piece.slide == "fragment" and self.slides:
-            self._repeat()
-        if first and (note := piece.about.get("note")):
-            self._later(i, note)
-        if piece.slide == "notes":
-            self._say(piece.text if piece.kind in ("prose", "predict") else "")
-        elif piece.role == "solution":
-            if piece.kind == "code":
-                self._say(f"Solution:\n\n```python\n{piece.text}\n```")
-        elif piece.role == "exercise" and piece.kind != "code":
-            if hint := HINT.search(piece.text):
-                self._say(f"Hint: {hint[1]}")
-        elif piece.about.get("slide") is not None and piece.kind in ("prose", "predict"):
-            self._by_hand(piece)
+    def made(self) -> nbformat.NotebookNode:
+        for number, pieces in groupby(self.notebook.pieces, lambda piece: piece.cell):
+            cell = self.stored.cells[number]
+            if cell.cell_type == "code":
+                self._code(cell, list(pieces))
+            else:
+                self._markdown(list(pieces))
+        metadata = {**self.stored.metadata, "rise": RISE}
+        return new_notebook(cells=self.cells, metadata=metadata)
+
+    def _add(self, cell: nbformat.NotebookNode, kind: str, lines: int) -> None:
+        cell.id = f"slide-{len(self.cells)}"
+        if kind:
+            cell.metadata["slideshow"] = {"slide_type": kind}
+        if kind in ("slide", "subslide"):
+            self.lines = 0
+        self.lines += lines
+        self.cells.append(cell)
+
+    def _show(self, text: str, kind: str = "", lines: int = 0) -> None:
+        self._add(new_markdown_cell(text), kind, lines or 2 + len(text) // 80)
+
+    def _note(self, text: str) -> None:
+        last = self.cells[-1]
+        if last.metadata.get("slideshow", {}).get("slide_type") == "notes":
+            last.source += f"\n\n{text}"
         else:
-            getattr(self, f"_{'answer' if piece.kind in ANSWERS else piece.kind}")(piece, i)
-        if self.slides and piece.slide == "-":
-            self.fresh = False
+            self._add(new_markdown_cell(text), "notes", 0)
 
-    def _later(self, i: int, note: str) -> None:
-        """A teaching note belongs to the slide of its cell, which may only come now."""
-        if self.pieces[i].kind in ("heading", "predict") or self.fresh or not self.slides:
-            self.waiting = note
-        else:
-            self._say(f"*For the instructor.* {note}")
+    def _again(self, kind: str = "subslide") -> None:
+        """A further slide of the section."""
+        self._show(f"###### {self.title}", kind, 1)
 
-    waiting = ""
+    def _markdown(self, pieces: list[Piece]) -> None:
+        about, last = pieces[0].about, pieces[-1]
+        following = self.notebook.pieces[self.notebook.pieces.index(last) + 1 :][:1]
+        role = following[0].role if following else ""
+        headings = [p for p in pieces if p.kind == "heading"]
+        section = next((p for p in headings if p.level == 2), (headings or [None])[0])
+        for piece in pieces:
+            if piece.kind == "heading":
+                self._heading(piece, about.get("slide", "") if piece is section else "")
+            elif piece.kind == "navigation" or self.title == "Next":
+                continue
+            elif piece.kind == "predict" or (role == "finding" and piece is last):
+                coming = [
+                    p
+                    for p in self.notebook.pieces
+                    if following and p.cell == following[0].cell
+                ]
+                if self.lines + 4 + sum(map(_lines, coming)) > LINES:
+                    self._again()
+                self._show(f"> {piece.text}")
+                self.asked = True
+            elif self._belongs(piece, role):
+                self._show(piece.text)
+            else:
+                self._note(piece.text)
+        if note := about.get("note"):
+            self._note(f"*For the instructor.* {note}")
 
-    def _new(self, piece: Piece, kind: str = "plain") -> Slide:
-        self.slides.append(Slide(self.title, piece.cell, kind))
-        self.fresh = False
-        if self.waiting:
-            self._say(f"*For the instructor.* {self.waiting}")
-            self.waiting = ""
-        return self.slides[-1]
+    def _belongs(self, piece: Piece, role: str) -> bool:
+        """True for what the hall should read: tasks, tables, formulas, the summary."""
+        if TASK.match(piece.text) and self.lines > HEADING:
+            self._again()
+        task = self.title == "Exercises" and role == "exercise"
+        kinds = {element["t"] for element in elements(piece.blocks)}
+        shown = kinds & {"Table", "DisplayMath", "Image"}
+        return bool(task or shown) or self.title == "Summary"
 
-    def _repeat(self) -> None:
-        last = self.slides[-1]
-        copy = Slide(last.title, last.cell, last.kind, [*last.blocks], [], [*last.kinds])
-        self.slides.append(copy)
-        self.fresh = False
-
-    def _say(self, text: str) -> None:
-        if text and self.slides:
-            self.slides[-1].notes.append(text)
-
-    def _show(self, piece: Piece, made: dict | None = None) -> None:
-        slide = self._new(piece) if self.fresh else self.slides[-1]
-        if piece.kind == "code":
-            made = block("code", tight(piece.text), self._where(piece))
-        slide.blocks.append(made or plain(piece, self._where(piece)))
-        slide.kinds.append(piece.kind)
-
-    def _where(self, piece: Piece) -> str:
-        return self.notebook.place(piece.cell)
-
-    def _heading(self, piece: Piece, i: int) -> None:
-        self.asked = None
-        if piece.text == "Next" and self.slides:  # the last slide says it too
-            self.slides[-1].blocks.append(block("prose", "**Next**", self._where(piece)))
-            return
-        self.title, self.fresh = piece.text, True
+    def _heading(self, piece: Piece, said: str) -> None:
+        self.title = piece.text
         if piece.level == 1:
-            self._new(piece, "title")
+            self._show(f"# {piece.text}\n\n## {question(self.notebook)}", "slide")
+        elif piece.text != "Next":
+            kind = "slide" if piece.level == 2 else "subslide"
+            said = said or (CHECKED if piece.text == SAME else "")
+            self._show(f"{'#' * piece.level} {piece.text}\n\n{said}", kind, HEADING)
 
-    def _by_hand(self, piece: Piece) -> None:
-        """The cell says what is on the slide; its whole text is said."""
-        self._say_on_show(piece, piece.about["slide"], piece.cell not in self.replaced)
-        self.replaced.add(piece.cell)
-
-    def _say_on_show(self, piece: Piece, text: str, shown: bool) -> None:
-        if shown and text:
-            if self.slides and self.slides[-1].shows_result and piece.kind == "predict":
-                self.fresh = True
-            self._show(piece, block(piece.kind, text, self._where(piece)))
-        self._say(piece.text)
-
-    def _prose(self, piece: Piece, i: int) -> None:
-        if piece.text.startswith("**Change"):  # for whoever sits at the notebook
-            self._say(piece.text)
+    def _code(self, stored: nbformat.NotebookNode, pieces: list[Piece]) -> None:
+        cell, role = copy.deepcopy(stored), pieces[0].role
+        blocks = [block for piece in pieces for block in piece.blocks]
+        steps = [element for element in elements(blocks) if element["t"] == "Figure"]
+        cell.metadata.pop("jupyter", None)
+        if role == "solution":
+            cell.source = without_fold(cell.source)
+        if role or self.notebook.pieces.index(pieces[0]) and pieces[0].cell in self.cleared:
+            cell.outputs, cell.execution_count = [], None
+            pieces = pieces[:1]
+        if cell.source.startswith("edit("):
+            self._add(cell, "skip", 0)
             return
-        leads = piece.text.rstrip().endswith(":") or self._explained(i) or self._lists(i)
-        leads = leads or self._begins_something(i)
-        if self.slides and self.slides[-1].kind != "title" and leads and self._busy():
-            self.fresh = True
-        if TASK.match(piece.text) and self.slides[-1].blocks:
-            self.fresh = True  # an exercise
-        if not self.fresh and self.slides[-1].kind == "title" and "**" not in piece.text:
-            self.fresh = True
-        text = piece.text if self._asks(i) or self._sets_a_task(i) else brief(piece.text)
-        longer = brief(piece.text, MORE_WORDS)
-        more = {"more": longer} if longer != text else {}
-        self._show(piece, block("prose", text, self._where(piece), **more))
-        if brief(piece.text) != piece.text:
-            self._say(piece.text)
-
-    def _asks(self, i: int) -> bool:
-        """True if the next words of this cell are a prediction, which may need all of it."""
-        after = self.pieces[i + 1 : i + 2]
-        return (
-            bool(after)
-            and after[0].kind == "predict"
-            and after[0].cell == self.pieces[i].cell
-        )
-
-    def _sets_a_task(self, i: int) -> bool:
-        """True for the text of an exercise, of which every sentence may be needed."""
-        cell = [piece for piece in self.pieces[: i + 1] if piece.cell == self.pieces[i].cell]
-        return any(TASK.match(piece.text) for piece in cell)
-
-    def _explained(self, i: int) -> bool:
-        """True if an earlier paragraph of this cell has explained the result already."""
-        return i > 0 and self.pieces[i - 1].cell == self.pieces[i].cell
-
-    def _begins_something(self, i: int) -> bool:
-        """True if its first words are the title of the code that follows."""
-        following = self.pieces[i + 1 : i + 2]
-        return bool(
-            RUN_IN.match(self.pieces[i].text) and following and following[0].kind == "code"
-        )
-
-    def _lists(self, i: int) -> bool:
-        """True if it leads from one listing to the next."""
-        following = [piece.kind for piece in self.pieces[i + 1 : i + 3]]
-        return following == ["code", "listing"] and self.slides[-1].kinds[-1:] == ["listing"]
-
-    def _busy(self) -> bool:
-        return not self.fresh and self.slides[-1].shows_result
-
-    def _predict(self, piece: Piece, i: int) -> None:
-        if not self.fresh and set(self.slides[-1].kinds) - {"prose"}:
-            self.fresh = True
-        self._show(piece, block("predict", piece.text, self._where(piece)))
-        self.asked = []
-
-    def _code(self, piece: Piece, i: int) -> None:
-        silent = i + 1 == len(self.pieces) or self.pieces[i + 1].kind not in (
-            *ANSWERS,
-            "listing",
-        )
-        if not silent and self.pieces[i + 1].kind == "listing":
-            return  # the listing says it all
-        led_to = i > 0 and self.pieces[i - 1].text.rstrip().endswith(":")
-        first = not self.slides or self.slides[-1].kind == "title"
-        if silent and not piece.role and (first or is_plumbing(piece.text) and not led_to):
+        if any(piece.kind == "listing" for piece in pieces):  # the call is of no interest
+            self._listing([piece for piece in pieces if piece.kind == "listing"])
             return
-        asked = self.asked is not None
-        if self._busy() and not (asked and self.slides[-1].kinds == ["listing"]):
-            self.fresh = True
-        self._show(piece)
-        if asked:
-            self.asked.append(block("again", tight(piece.text), self._where(piece)))
+        lines = sum(map(_lines, pieces))
+        if role == "solution" or self.lines + lines > LINES and self.lines > HEADING + 1:
+            self._again()
+        self._add(cell, "fragment" if self.asked else "", lines)
+        self.asked = False
+        self._steps(steps)
 
-    def _listing(self, piece: Piece, i: int) -> None:
-        if not self.fresh and set(self.slides[-1].kinds) - {"prose"}:
-            self.fresh = True
-        text = DOCSTRING.sub(lambda doc: f'"""{doc[1]}"""', piece.text)
-        text = "\n".join(map(narrow, text.split("\n")))
-        self._show(piece, block("listing", tight(text), self._where(piece)))
-        if self.asked is not None:
-            self.fresh = piece.text.count("\n") > SHORT  # else the cell stands with it
+    def _steps(self, figures: list[dict]) -> None:
+        """What a slider moves through in the notebook; RISE has none, so a page a step."""
+        for figure in figures:
+            image = next(e for e in elements(figure) if e["t"] == "Image")
+            self._again()
+            self.drawings.append(image["c"][2][0])
+            self._show(f"![{stringify(image)}]({DRAWINGS}/{self.drawings[-1]})")
 
-    def _answer(self, piece: Piece, i: int) -> None:
-        if self.asked is not None and piece.kind in ANSWERS:
-            slide = self._new(piece)
-            slide.blocks += self.asked
-            slide.kinds += ["code"] * len(self.asked)
-            self.asked = None
-        elif self._busy() and piece.kind in ("image", "html"):
-            self.fresh = True
-        self._show(piece)
-
-
-def tight(source: str) -> str:
-    """Code with one empty line where it has two."""
-    return source.replace("\n\n\n", "\n\n")
+    def _listing(self, pieces: list[Piece]) -> None:
+        """Whole functions, as many on a slide as have room."""
+        for piece in pieces:
+            language = (piece.blocks[0]["c"][0][1] or [""])[0]
+            for part in piece.text.split("\n\n\n"):
+                lines = part.count("\n") + 2
+                if self.lines + lines > LINES and self.lines > HEADING + 1:
+                    self._again()
+                self._show(f"```{language}\n{part.strip(chr(10))}\n```", lines=lines)
 
 
-def narrow(line: str) -> str:
-    """A docstring of one line on several, where it is long."""
-    said = line.lstrip()
-    if not said.startswith('"""') or len(line) <= COLUMNS:
-        return line
-    indent = line[: len(line) - len(said)]
-    return "\n".join(
-        textwrap.wrap(said, COLUMNS, initial_indent=indent, subsequent_indent=indent)
-    )
+def _lines(piece: Piece) -> int:
+    """About the lines that a piece takes on a slide."""
+    rows = sum(element["t"] == "CodeBlock" for element in elements(piece.blocks))
+    if piece.kind == "image":
+        return PICTURE
+    if piece.kind == "html":
+        return 2 + str(piece.blocks).count("'AlignDefault'") // 4 + 2 * rows
+    return 1 + sum(1 + len(line) // 90 for line in piece.text.splitlines())
 
 
-def brief(text: str, words: int = WORDS) -> str:
-    """The first sentences of a paragraph; tables, formulas and short ones whole.
-
-    A list stays whole too, unless it is a page of text: then each item begins only.
-    """
-    text = CHANGE.split(text)[0]
-    if ITEM.match(text) and len(text.split()) > LIST_WORDS and "```" not in text:
-        return "\n".join(_beginning(item) for item in ITEM.split(text) if item.strip())
-    if STRUCTURE.match(text) or len(text.split()) <= words or "$$" in text:
-        return text
-    held: list[str] = []
-
-    def hold(found: re.Match) -> str:
-        held.append(found[0])
-        return f"\x00{len(held) - 1}\x01"
-
-    sentences = SENTENCE.split(SPAN.sub(hold, " ".join(text.split("\n"))))
-    kept = [sentences[0]]
-    for sentence in sentences[1:]:
-        said = " ".join(kept)
-        enough = len(said.split()) > FEW and said.count("(") <= said.count(")")
-        if enough and len(" ".join([*kept, sentence]).split()) > words:
-            break
-        kept.append(sentence)
-    return re.sub(r"\x00(\d+)\x01", lambda found: held[int(found[1])], " ".join(kept))
+def write_one(path: Path, target: Path) -> None:
+    """Write the slides of one notebook, and beside them what they show."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(__file__).parent / "rise.css", target.parent / "rise.css")
+    with tempfile.TemporaryDirectory() as media:
+        deck = _Deck(read(path, Path(media)))
+        nbformat.write(deck.made(), target)
+        (target.parent / DRAWINGS).mkdir(exist_ok=True)
+        for name in deck.drawings:
+            shutil.copyfile(Path(media) / name, target.parent / DRAWINGS / name)
 
 
-def _beginning(item: str) -> str:
-    """An item of a long list with its first words only: the bold ones, if it begins so."""
-    mark, said = item.split(" ", 1)
-    if lead := re.match(r"\*\*[^*]+[.!?]\*\*", said):
-        return f"{mark} {lead[0]}"
-    return f"{mark} {brief(said.strip())}"
-
-
-def is_plumbing(source: str) -> bool:
-    """True for a cell that only imports, asserts, deletes or opens a worker for editing."""
-    try:
-        body = ast.parse(source).body
-    except SyntaxError:
-        return False
-    return all(
-        isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.Delete)
-        or ast.unparse(node).startswith("edit(")
-        for node in body
-    )
+def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> list[str]:
+    """Write the slides of the notebooks whose names begin so; returns a line for each."""
+    paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    chosen = [path for path in paths if path.name.startswith(tuple(names) or "")]
+    for path in chosen:
+        write_one(path, out / path.name)
+    return [f"{path.name}: open it in JupyterLab and press Alt+R" for path in chosen]

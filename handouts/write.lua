@@ -1,0 +1,339 @@
+-- Give the blocks of a notebook the form of Typst, of a web page, or of an electronic book.
+--
+-- Python has chosen the blocks (editions.py) and put each piece into a div whose class says
+-- what it is. The functions that the Typst text calls are in paper.typ.
+
+local typst, epub = FORMAT == "typst", FORMAT:match("^epub") ~= nil
+local meta, chapter, where, problems = {}, {}, "", {}
+
+local function problem(text)
+  table.insert(problems, where .. ": " .. text)
+end
+
+local function quoted(text)
+  text = text:gsub("\\", "\\\\"):gsub('"', '\\"'):gsub("\n", "\\n"):gsub("\t", "    ")
+  return '"' .. text .. '"'
+end
+
+local function raw(text, ...)
+  return pandoc.RawBlock(typst and "typst" or "html", string.format(text, ...))
+end
+
+local function wrapped(opening, blocks, closing)
+  local result = pandoc.Blocks { raw("%s", opening) }
+  result:extend(blocks)
+  result:insert(raw("%s", closing or "]"))
+  return result
+end
+
+-- Links ---------------------------------------------------------------------------------
+
+local function slug(anchor)
+  local words = {}
+  for word in pandoc.text.lower(anchor):gmatch("[^%s%p]+") do
+    table.insert(words, word)
+  end
+  return table.concat(words, "-")
+end
+
+local function link(element)
+  local target = element.target
+  if target:match("^%a[%w+.-]*:") then
+    return nil
+  end
+  local path, anchor = target:match("^([^#]*)#?(.*)$")
+  anchor = slug(anchor)
+  local file = path == "" and chapter.file
+    or pandoc.path.normalize(pandoc.path.join { chapter.folder, path })
+  while file:find("[^/]+/%.%./") do
+    file = file:gsub("[^/]+/%.%./", "", 1)
+  end
+  local id = meta.targets[file]
+  if not id then
+    if not pandoc.path.exists(meta.root .. "/" .. file) then
+      problem("a link leads nowhere: " .. target)
+    end
+    return pandoc.Span(element.content) -- a file of the repository, not of the book
+  end
+  if anchor ~= "" and not meta.anchors[id .. "#" .. anchor] then
+    problem("no such heading: " .. target)
+  elseif typst then
+    local call = string.format("#nb(%s, %s)[", quoted(id), quoted(anchor))
+    local inlines = pandoc.Inlines { pandoc.RawInline("typst", call) }
+    inlines:extend(element.content)
+    inlines:insert(pandoc.RawInline("typst", "]"))
+    return inlines
+  elseif epub then
+    element.target = "#" .. id .. (anchor ~= "" and "--" .. anchor or "")
+  elseif id == chapter.id and anchor ~= "" then
+    element.target = "#" .. anchor
+  else
+    element.target = id .. ".html" .. (anchor ~= "" and "#" .. anchor or "")
+  end
+  return element
+end
+
+-- Pictures and what scrolls ---------------------------------------------------------------
+
+local MIME = { svg = "image/svg+xml", png = "image/png", jpg = "image/jpeg", gif = "image/gif" }
+
+local function reached(class, label) -- by the keyboard, where it is wider than the page
+  return pandoc.Attr("", { class }, { tabindex = "0", role = "group", ["aria-label"] = label })
+end
+
+local function image(element)
+  if pandoc.utils.stringify(element.caption) == "" then
+    problem("a picture without alternative text: " .. element.src)
+  end
+  if typst or epub then
+    return nil
+  end
+  local file = io.open(meta.media .. "/" .. element.src, "rb")
+  local mime = MIME[element.src:match("%w+$")]
+  element.src = pandoc.mediabag.make_data_uri(mime, file:read("a"))
+  file:close()
+  return element
+end
+
+local function figure(element)
+  local found = element.content[1].content[1]
+  local alt = pandoc.utils.stringify(found.caption)
+  local caption = pandoc.utils.stringify(element.caption.long)
+  if not typst then
+    local shown = pandoc.Plain { image(found) or found }
+    element.content = { pandoc.Div(shown, reached("picture", "picture")) }
+    return element, false
+  end
+  return raw("#picture(%s, %s, %s, width: %s, where: %s)", quoted(found.src), quoted(alt),
+    quoted(caption), found.attributes.width or "none", quoted(where)), false
+end
+
+local function filmstrip(div)
+  local items = {}
+  div:walk { Figure = function(each)
+    local found = each.content[1].content[1]
+    local name = pandoc.utils.stringify(each.caption.long)
+    local alt = pandoc.utils.stringify(found.caption) .. ", " .. name
+    table.insert(items, string.format("(%s, %s, %s)", quoted(found.src), quoted(alt),
+      quoted(name)))
+  end }
+  return raw("#filmstrip((%s,), %s, where: %s)", table.concat(items, ", "),
+    quoted(div.attributes.caption), quoted(where))
+end
+
+local function panels(div)
+  local items = {}
+  for _, panel in ipairs(div.content) do
+    local colour = panel.attributes.style:match("border[%w-]*:[^;]*(#%x+)") or "#666666"
+    local name, text = table.unpack(panel.content)
+    table.insert(items, string.format("(%s, %s, %s)", quoted(pandoc.utils.stringify(name)),
+      quoted(colour), quoted(text and text.text or "")))
+  end
+  return raw("#panels((%s,), where: %s)", table.concat(items, ", "), quoted(where))
+end
+
+-- One function a class of piece -------------------------------------------------------------
+
+local kinds = {}
+
+function kinds.rich(div)
+  local caption = div.attributes.caption
+  div.attributes.caption = nil
+  if not typst and caption then
+    div.content:insert(pandoc.Para { pandoc.Emph { pandoc.Str(caption) } })
+  end
+end
+
+for _, name in ipairs { "lead", "predict", "note" } do
+  kinds[name] = function(div)
+    return typst and wrapped("#" .. name .. "[", div.content)
+  end
+end
+
+function kinds.hint(div)
+  if typst then
+    return wrapped("#hint[", div.content)
+  end
+  return wrapped("<details><summary>Hint</summary>", div.content, "</details>")
+end
+
+function kinds.solution(div)
+  if typst then
+    return wrapped("#solution[", div.content)
+  elseif epub then
+    div.content:insert(1, pandoc.Para { pandoc.Strong "Solution" })
+    return div
+  end
+  return wrapped("<details><summary>Solution</summary>", div.content, "</details>")
+end
+
+function kinds.answer(div)
+  return wrapped(
+    '<details class="answer"><summary>Open this after your prediction</summary>',
+    div.content, "</details>")
+end
+
+-- A prediction on paper: room for it here, its answer at the end of the chapter.
+function kinds.room(div)
+  local a = div.attributes
+  if typst then
+    return raw("#room(%s, %s)", quoted(a.label), a.number)
+  end
+  local text = "The answer stands at the end of the chapter."
+  return pandoc.Para { pandoc.Link(text, "#" .. a.label) }
+end
+
+function kinds.answers(div)
+  local a = div.attributes
+  if typst then
+    return raw("#answer(%s, %s)", quoted(a.label), a.number)
+  end
+  return pandoc.Header(3, "To question " .. a.number, pandoc.Attr(a.label, { "unlisted" }))
+end
+
+-- The first walk, from the outside to the inside: it knows in which cell it is --------------
+
+local KEPT = { predict = true, listing = true, rich = true }
+local outside = { traverse = "topdown", Link = link, Image = image, Figure = figure }
+
+function outside.Div(div)
+  local class = div.classes[1]
+  where = div.attributes.where or where
+  chapter = class == "chapter" and div.attributes or chapter
+  if typst and (div.attributes.style or ""):match("display:%s*flex") then
+    return panels(div), false
+  elseif typst and class == "rich" and div.attributes.caption then
+    return filmstrip(div), false
+  end
+  div.content = div.content:walk(outside)
+  local made = kinds[class] and kinds[class](div)
+  if not made then -- a web page tells some of them apart
+    made = not typst and KEPT[class] and div or div.content
+  end
+  if typst and div.attributes.where then -- so that an error of Typst has a place
+    made = pandoc.Blocks(made)
+    made:insert(1, raw("// %s", div.attributes.where))
+  end
+  div.attributes.where = nil
+  return made, false
+end
+
+function outside.CodeBlock(block)
+  local class = block.classes[1] or ""
+  if not typst then
+    block.attributes = { tabindex = "0" }
+    return block
+  elseif class == "cell" then
+    return raw("#source(%s%s)", quoted(block.text), block.attributes.apart and ", apart: true" or "")
+  elseif class == "output" then
+    return raw(block.classes:includes("error") and "#failure(%s)" or "#shown(%s)",
+      quoted(block.text))
+  end
+  return raw("#listing(%s, %s)", quoted(block.text), quoted(class))
+end
+
+function outside.RawBlock(block) -- print has no folds
+  if not typst or not block.format:match("^html") then
+    return nil
+  end
+  local title = block.text:match("<summary>(.-)</summary>")
+  if block.text:match("^<details") then
+    return raw(title and "#folded[#strong(%s)" or "#folded[", title and quoted(title))
+  elseif block.text:match("^<summary") then
+    return raw("#strong[")
+  elseif block.text:match("^</") then
+    return raw("]")
+  end
+end
+
+function outside.Para(block) -- a picture that stands alone
+  local found = #block.content == 1 and block.content[1]
+  if typst and found and found.t == "Image" then
+    local alt = pandoc.utils.stringify(found.caption)
+    return figure(pandoc.Figure(pandoc.Plain { found }, { long = { pandoc.Plain { alt } } }))
+  end
+end
+
+function outside.Table(element)
+  element.attributes.where = where
+  return element
+end
+
+function outside.Math(element)
+  if not typst then
+    return nil
+  end
+  local call = string.format("#equation(%s, %s)[", quoted(element.text), quoted(where))
+  return pandoc.Inlines {
+    pandoc.RawInline("typst", call), element, pandoc.RawInline("typst", "]"),
+  }, false
+end
+
+-- The second walk ---------------------------------------------------------------------------
+
+local inside = {}
+
+-- A text that begins with "=" or "-" is no heading and no list item, whatever Typst thinks.
+function inside.Plain(block)
+  local first = block.content[1]
+  if typst and first and first.t == "Str" and first.text:match("^[=+/-]") then
+    block.content:insert(1, pandoc.RawInline("typst", "\\"))
+    return block
+  end
+end
+inside.Para = inside.Plain
+
+function inside.Table(element)
+  local place = element.attributes.where
+  element.attributes.where = nil
+  for _, column in ipairs(element.colspecs) do
+    if column[1] == "AlignDefault" then
+      column[1] = "AlignLeft"
+    end
+  end
+  if typst then
+    return wrapped("#tabular(where: " .. quoted(place) .. ")[", { element })
+  end
+  return pandoc.Div(element, reached("wide", "table"))
+end
+
+-- On a web page short code does not break, nor what stands between a formula and its comma.
+function inside.Code(code)
+  if not typst and #code.text <= 26 then
+    code.classes:insert("short")
+    return code
+  end
+end
+
+function inside.Inlines(inlines)
+  for i = #inlines, 1, -1 do
+    local element, after = inlines[i], inlines[i + 1]
+    if typst or element.t ~= "Math" then
+      goto continue
+    elseif element.mathtype == "DisplayMath" then
+      inlines[i] = pandoc.Span(element, reached("formula", "formula"))
+    elseif after and after.t == "Str" and after.text:match("^[.,;:)]") then
+      inlines[i] = pandoc.Span({ element, after }, pandoc.Attr("", { "with-math" }))
+      inlines:remove(i + 1)
+    end
+    ::continue::
+  end
+  return inlines
+end
+
+function Pandoc(doc)
+  meta = { root = doc.meta.root, media = doc.meta.media, targets = {}, anchors = {} }
+  for _, each in ipairs(doc.meta.links or {}) do
+    meta.targets[each.file] = each.id
+    for _, anchor in ipairs(each.anchors) do
+      meta.anchors[each.id .. "#" .. anchor] = true
+    end
+  end
+  local blocks = doc.blocks:walk(outside):walk(inside)
+  if #problems > 0 then
+    io.stderr:write("PROBLEM " .. table.concat(problems, "\nPROBLEM ") .. "\n")
+    os.exit(1)
+  end
+  doc.meta.root, doc.meta.media, doc.meta.links = nil, nil, nil
+  return pandoc.Pandoc(blocks, doc.meta)
+end
