@@ -3,7 +3,8 @@
 # make quick         the tests that are not marked slow: a minute
 # make check NAME=point_to_point   one chapter's style, tests and notebook
 # make notebooks     run the notebooks in clean kernels and store what they show
-# make handouts      the notebooks as PDF, web pages and slides, in build/
+# make handouts      the notebooks as PDF, EPUB, web pages and live slides, in build/
+# make slides        only the live slides, in build/slides/: open one in JupyterLab, press Alt+R
 # make student       notebooks with open predictions, in student/ (those that are there are kept)
 # make site          everything for static hosting, in build/site/
 # make assignment NAME=point_to_point [VARIANT=2]   its exercises for otter and nbgrader
@@ -27,7 +28,7 @@ PYTHON ?= $(shell for p in `cat $(VENV)/python 2>/dev/null` \
 	python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: lab setup test quick check test-processors test-gpu test-browser mutants notebooks handouts student site publish assignment new-chapter update bench audit clean
+.PHONY: lab setup test quick check test-processors test-gpu test-browser mutants notebooks handouts student site slides publish assignment new-chapter update bench audit clean
 lab: $(VENV)/installed
 	@$(BIN)/python tools/open_jupyterlab.py $(LAB)
 
@@ -97,10 +98,13 @@ handouts: $(VENV)/installed
 	@$(BIN)/python -m handouts
 
 student: $(VENV)/installed
-	@$(BIN)/python -m handouts.student
+	@$(BIN)/python -m handouts --student
 
 site: $(VENV)/installed
-	@$(BIN)/python -m handouts.site
+	@$(BIN)/python -m handouts --site
+
+slides: $(VENV)/installed
+	@$(BIN)/python -m handouts --slides
 
 assignment: $(VENV)/installed
 	@$(BIN)/python tools/assignment.py "$(NAME)" "$(or $(VARIANT),1)"

@@ -64,6 +64,8 @@ def written(blocks: list[dict], meta: dict, *options: str | Path) -> str:
 
 
 def _meta(value: object) -> dict:
+    if isinstance(value, dict) and "t" in value:
+        return value
     if isinstance(value, dict):
         return {"t": "MetaMap", "c": {key: _meta(v) for key, v in value.items()}}
     if isinstance(value, list | tuple):

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -27,8 +28,7 @@ LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
-SOLUTION = re.compile(r"%%solution.*
-")  # the magic that folds it in the lab
+SOLUTION = re.compile(r"%%solution.*\n")  # the magic that folds it in the lab
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
 
 
@@ -249,10 +249,10 @@ class _Reader:
     def _paragraphs(self, cell: Piece, blocks: list[dict]) -> Iterator[Piece]:
         lines = cell.text.splitlines()
         level, inside = 0, None  # of the heading above; the pieces of an open <details>
-        for div in blocks:
-            numbers = [int(n) for n in re.findall(r"(\d+):", dict(div["c"][0][2])["lines"])]
-            first, last = min(numbers) - 1, max(numbers) - 1
-            text = "\n".join(lines[first : max(last, first + 1)]).rstrip()
+        places = [dict(div["c"][0][2])["lines"] for div in blocks]
+        begins = [min(map(int, re.findall(r"(\d+):", each))) - 1 for each in places]
+        for div, (first, last) in zip(blocks, pairwise([*begins, len(lines)]), strict=True):
+            text = "\n".join(lines[first:last]).rstrip()
             block = div["c"][1][0]
             piece = replace(cell, kind="prose", text=text, blocks=[block])
             under_title, level = level == 1, block["c"][0] if block["t"] == "Header" else 0
@@ -331,10 +331,13 @@ def elements(node: list | dict) -> Iterator[dict]:
 
 def stringify(node: list | dict) -> str:
     """The words of a part of a pandoc document."""
-    kinds = {"Space": " ", "SoftBreak": " ", "LineBreak": " "}
-    return "".join(
-        kinds.get(e["t"]) or (e["c"] if e["t"] == "Str" else "") for e in elements(node)
-    )
+    said = {"Str": lambda e: e["c"], **dict.fromkeys(("Code", "CodeBlock", "Math"), _written)}
+    said |= dict.fromkeys(("Space", "SoftBreak", "LineBreak"), lambda e: " ")
+    return "".join(said[e["t"]](e) for e in elements(node) if e["t"] in said)
+
+
+def _written(element: dict) -> str:
+    return element["c"][1]
 
 
 def _has_ink(element: dict) -> bool:

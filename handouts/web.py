@@ -124,8 +124,9 @@ def page(
     )
     made = edition(notebook, HTML, Path(meta["root"]))
     forms = site.forms(notebook.id) if notebook.number else ""
-    more = {"heading": html.escape(notebook.headline), "forms": forms, "nav": navigation}
-    _write(path, [made], meta, {"pagetitle": notebook.headline, "series": series} | more)
+    title = html.escape(notebook.headline)
+    words = {"pagetitle": title, "heading": title, "forms": forms, "nav": navigation}
+    _write(path, [made], meta, words | {"series": html.escape(series)})
 
 
 def index(
@@ -157,7 +158,9 @@ def index(
     words["index-style"] = (ROOM / "index.css").read_text(encoding="utf-8")
     head = [raw(f"<h1>{html.escape(series)}</h1>", "html")]
     place = {"t": "Div", "c": [["", ["chapter"], _index_place()], [*head, *about]]}
-    _write(path, [place], meta, {"pagetitle": "Contents", "series": series} | words)
+    _write(
+        path, [place], meta, words | {"pagetitle": "Contents", "series": html.escape(series)}
+    )
 
 
 def _index_place() -> list[list[str]]:
@@ -175,10 +178,12 @@ def _write(path: Path, blocks: list[dict], meta: dict, words: dict[str, str]) ->
     if any(element["t"] == "Math" for element in elements(blocks)):
         font = (ROOM / "fonts" / "math.woff").read_bytes()  # for many a phone has none
         words = words | {"math-font": base64.b64encode(font).decode()}
-    given = [option for key, text in words.items() for option in ("-V", f"{key}={text}")]
+    ready = {
+        key: {"t": "MetaBlocks", "c": [raw(text, "html")]} for key, text in words.items()
+    }
     convert.written(
         blocks,
-        meta,
+        meta | ready,
         *("-t", "html5", "-o", path, "--mathml", "--template", ROOM / "page.html"),
-        *("--toc", "--toc-depth=3", *given),
+        *("--toc", "--toc-depth=3"),
     )

