@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from handouts import slides
+
 sys.path.insert(0, str(Path(__file__).parent))
 import chromium
 
@@ -34,6 +36,7 @@ def lab(tmp_path_factory):
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
         else:
             shutil.copyfile(ROOT / name, copy / name)
+    slides.write(copy / "build" / "slides", ("03",), copy / "notebooks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from conftest import SCREENS, TOKEN
+
 ROOT = Path(__file__).parent.parent.parent
 PATHS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
@@ -49,6 +51,30 @@ def test_presenting_from_jupyterlab(opened):
     opened.picture("lab-3-presenting")
     opened.run("application:toggle-presentation-mode")
     opened.run("application:toggle-mode")
+
+
+def test_live_slides_run_ranks(browser, lab):
+    """RISE shows the question, and a cell of a slide launches."""
+    (name,) = [path.name for path in PATHS if path.stem.endswith("collectives")]
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"{lab}/rise/build/slides/{name}?token={TOKEN}")
+    page.set_default_timeout(60_000)
+    shown = page.locator(".reveal .slides section.present:not(.stack)")
+    shown.locator("h2", has_text="How do all ranks agree").wait_for()
+    for _ in range(40):
+        code = shown.locator(".jp-CodeCell .cm-content").first
+        if code.count() and code.is_visible():
+            code.click()
+            page.keyboard.press("Control+Enter")
+            if "movements(" in code.inner_text():
+                break
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("Space")
+        page.wait_for_timeout(700)
+    page.wait_for_function("!document.body.innerText.includes('[*]')")
+    shown.locator(".jp-OutputArea-output img").first.wait_for()
+    page.screenshot(path=SCREENS / "lab-4-slides.png")
+    page.close()
 
 
 def test_the_console_has_no_errors(opened):

@@ -11,6 +11,7 @@ import pytest
 
 from handouts.build import Plan
 from handouts.notebook import ROOT
+from handouts.web import Site
 
 AXE = Path(os.environ.get("AXE", ROOT / ".venv" / "axe-core" / "package" / "axe.min.js"))
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
@@ -24,10 +25,8 @@ pytestmark = pytest.mark.timeout(400)
 def pages(tmp_path_factory):
     """The folder of all web pages, without the other forms."""
     out = tmp_path_factory.mktemp("pages")
-    plan = Plan([], ROOT / "notebooks", out)
-    for target in plan.texts():
-        if target.path.suffix == ".html":
-            target.make(*target.arguments, target.path)
+    for make, given, path in Plan(out, (), ROOT / "notebooks", Site()).pages():
+        make(*given, path)
     SCREENS.mkdir(parents=True, exist_ok=True)
     return out / "html"
 
