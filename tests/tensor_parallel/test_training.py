@@ -139,6 +139,18 @@ def test_the_exercise_hides_two_parameters(ranks):
     assert len(first) == 13
 
 
+def what_is_hidden(rank, world_size, x, weight):
+    return x.isnan(), weight.isnan()
+
+
+def test_the_other_exercise_hides_what_others_have(ranks):
+    x, weight = torch.ones(2, 12), torch.ones(3, 12)
+    report = ranks(4, figures.blindfold, what_is_hidden, x, weight)
+    for rank, hidden in enumerate(report.results):
+        theirs = torch.tensor([feature // 3 != rank for feature in range(12)])
+        assert all((mask == theirs).all() for mask in hidden)
+
+
 # What is sent, and what is kept
 
 
