@@ -20,7 +20,7 @@ def new_model(dtype=torch.float64, tied=True, frozen=False, unused=False):
     torch.manual_seed(0)
     model = SmallTransformer(VOCABULARY, width=5, heads=1, depth=2, tied=tied)
     if unused:
-        model.unused = nn.Linear(3, 1)
+        model.unused = nn.ModuleList([nn.Linear(3, 1)])  # a unit of its own
     model.register_buffer("mark", torch.zeros(1))
     model.to(dtype)
     if frozen:

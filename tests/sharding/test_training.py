@@ -74,6 +74,7 @@ def with_model(module, chosen, settings, steps, units="all", prefetch=True):
         assert sum(flat.sum is not None for flat in model.flats) <= 1
         model.finish_gradient_synchronization()
         assert all(flat.full is None for flat in model.flats)
+        assert all(p.grad.shape == p.shape for p in trained(model.parameters()))
         optimizer.step()
     return model.full_parameters()
 
