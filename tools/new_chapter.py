@@ -130,20 +130,17 @@ def lead_on(before: Path, sentence: str) -> None:
         path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name", help="of the chapter, such as tensor_parallel")
     parser.add_argument("--after", default="", help="the chapter before it (the last one)")
     given = parser.parse_args(words)
     try:
-        files = new_chapter(given.name, given.after)
+        print(*new_chapter(given.name, given.after), sep="\n")
     except ValueError as problem:
-        print(problem, file=sys.stderr)
-        return 2
-    print("\n".join(path.relative_to(ROOT).as_posix() for path in files))
+        sys.exit(str(problem))
     print("Write your chapter over the example, see CONTRIBUTING.md; then run make test.")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

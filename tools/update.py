@@ -17,13 +17,10 @@ TEXTS = ("*.txt", "*.yml", "README.md", "mgpu_tutorial/**/*.py", "notebooks/*.ip
 
 
 def newest() -> str:
-    """The newest release of PyTorch that pip's index offers."""
+    """The newest release of PyTorch that pip's index offers, or nothing."""
     ask = [sys.executable, "-m", "pip", "index", "versions", "torch"]
     said = subprocess.run(ask, capture_output=True, encoding="utf-8").stdout
-    found = re.match(r"torch \(([\d.]+)", said)
-    if not found:
-        raise ValueError("pip's index does not say which PyTorch is the newest")
-    return found[1]
+    return said.removeprefix("torch (").partition(")")[0]
 
 
 def pin(root: Path, torch: str) -> list[str]:
@@ -88,21 +85,19 @@ def run_again(names: list[str]) -> int:
     return int(failed > 0)
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--torch", help="only write this version of PyTorch into the files")
     parser.add_argument("names", nargs="*", help="of notebooks (all)")
     given = parser.parse_args(words)
     if not given.torch:
-        return run_again(given.names)
+        sys.exit(run_again(given.names))
+    torch = newest() if given.torch == "newest" else given.torch
     try:
-        torch = newest() if given.torch == "newest" else given.torch
         print("\n".join(f"{name}: PyTorch {torch}" for name in pin(ROOT, torch)))
     except ValueError as problem:
-        print(problem, file=sys.stderr)
-        return 2
-    return 0
+        sys.exit(str(problem))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -73,9 +73,9 @@ def test_both_pass_every_check(copy):
 def test_a_name_that_is_taken_and_a_chapter_after_nowhere_are_refused(copy):
     before = sorted(copy.rglob("*"))
     done = run(copy, "tools/new_chapter.py", STEM)
-    assert done.returncode == 2 and "is there already, choose another name" in done.stderr
+    assert done.returncode == 1 and "is there already, choose another name" in done.stderr
     done = run(copy, "tools/new_chapter.py", "another", "--after", "nowhere")
-    assert done.returncode == 2 and "AFTER='nowhere': no such chapter" in done.stderr
+    assert done.returncode == 1 and "AFTER='nowhere': no such chapter" in done.stderr
     assert sorted(copy.rglob("*")) == before
 
 
