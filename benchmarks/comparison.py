@@ -37,9 +37,8 @@ from mgpu_tutorial.comparison.training import SETUPS, Experiment, Setup, train_s
 from mgpu_tutorial.lab import launch
 
 FULL = Experiment("resnet101", 128, 112, 20), Experiment("mobilenet_v2", 256, 112, 20)
-FULL_ON_CPU = tuple(experiment._replace(iterations=4) for experiment in FULL)
-PARTS = tuple(experiment._replace(iterations=2) for experiment in FULL)
 SMALL = Experiment("resnet101", 8, 64, 4), Experiment("mobilenet_v2", 16, 64, 4)
+INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "avx512_fp16")
 
 
 def measure_row(
@@ -74,13 +73,10 @@ def compare(experiments: Sequence[Experiment], gpus: int) -> dict[str, Any]:
 
 def describe(experiments: Sequence[Experiment]) -> dict[str, Any]:
     """With what something was measured: instructions, versions, and the experiments' size."""
-    versions = {name: version(name) for name in ("torch", "torchvision")}
     known = torch.cpu.get_capabilities()
+    versions = {name: version(name) for name in ("torch", "torchvision")}
     return {
-        "instructions": {
-            name: known.get(name, False)
-            for name in ("avx512_bf16", "amx_bf16", "avx512_fp16")
-        },
+        "instructions": {name: known.get(name, False) for name in INSTRUCTIONS},
         "versions": versions | {"python": platform.python_version()},
         "scale": {
             "batch": {e.network: e.batch for e in experiments},
@@ -136,33 +132,24 @@ def main() -> None:
     if given.save and (given.networks or given.iterations):
         parser.error("--save stores the whole comparison: no --networks, no --iterations")
     gpus = 0 if os.environ.get("MGPU_DEVICE") == "cpu" else torch.cuda.device_count()
-    if given.parts:
-        known = PARTS if given.full else SMALL
-    else:
-        known = FULL if gpus else FULL_ON_CPU if given.full else SMALL
+    kind = "parts" if given.parts else "cuda" if gpus else "cpu"
+    full = given.full or kind == "cuda"
+    iterations = {"parts": 2, "cpu": 4, "cuda": 20}[kind] if full else 4
     experiments = [
-        experiment._replace(iterations=given.iterations or experiment.iterations)
-        for experiment in known
+        experiment._replace(iterations=given.iterations or iterations)
+        for experiment in (FULL if full else SMALL)
         if experiment.network in (given.networks or [experiment.network])
     ]
     if not experiments:
         parser.error(f"--networks: known are {', '.join(e.network for e in SMALL)}")
-    if given.parts:
-        result = measure_parts(experiments)
-        for experiment in experiments:
-            print(f"\n{experiment.network}, {experiment.batch} pictures")
-            print(parts_table(result, experiment.network))
-        if given.save:
-            save(result, "parts")
-        return
-    result = compare(experiments, gpus)
-    if gpus:
+    result = measure_parts(experiments) if given.parts else compare(experiments, gpus)
+    if kind == "cuda":
         result["date"] = date.today().isoformat()
     for network, batch, side, _ in experiments:
         print(f"\n{network}, global batch {batch}, {side} x {side}")
-        print(table(result, network))
+        print((parts_table if given.parts else table)(result, network))
     if given.save:
-        save(result, "cuda" if gpus else "cpu")
+        save(result, kind)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ the ratio of the two steps in one turn), and what a rank holds after a step: par
 gradients and Adam's moments.
 """
 
-import argparse
-import statistics
-
+from common import median_ms, options, ratio, repeat
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
-from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab import Table
 from mgpu_tutorial.sharding.figures import time_stages
 from mgpu_tutorial.sharding.fsdp import fsdp
 from mgpu_tutorial.sharding.training import Prepared, values_of, zero_1, zero_2, zero_3
@@ -45,27 +43,16 @@ STAGES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    given = options(__doc__, ranks=2, steps=10, repeats=3)
     rows = []
     for size, (model, batch) in SIZES.items():
-        found: dict[str, list[float]] = {}
-        held: dict[str, int] = {}
-        for _ in range(given.repeats):
-            what = STAGES, model, batch, given.steps
-            report = launch(time_stages, given.ranks, *what, device="cpu", timeout=600)
-            for name, (seconds, nbytes) in report.results[0].items():
-                found.setdefault(name, []).extend(seconds)
-                held[name] = nbytes
-        for name, seconds in found.items():
-            pairs = zip(seconds, found["fully_shard"], strict=True)  # of the same turn
-            ratio = statistics.median(mine / real for mine, real in pairs)
-            median = statistics.median(seconds) * 1e3
-            held_text = f"{held[name] / 1e6:.1f}"
-            rows.append([size, name, round(median, 1), f"{ratio:.2f}", held_text])
+        what = STAGES, model, batch, given.steps
+        runs = repeat(given.repeats, given.ranks, time_stages, *what)
+        seconds = {name: sum((taken for taken, _ in runs[name]), []) for name in runs}
+        for name in runs:
+            times = median_ms(seconds[name]), ratio(seconds[name], seconds["fully_shard"])
+            _, nbytes = runs[name][-1]
+            rows.append([size, name, *times, f"{nbytes / 1e6:.1f}"])
     print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
     print(Table(["parameters", "way", "ms a step", "by fully_shard", "MB on a rank"], rows))
 

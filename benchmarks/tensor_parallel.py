@@ -7,10 +7,9 @@ the sequence too. Prints the median milliseconds of each, and how many times as 
 PyTorch's it takes (the median over all turns of the ratio of the two in one turn).
 """
 
-import argparse
-import statistics
+from common import median_ms, options, ratio, repeat
 
-from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab import Table
 from mgpu_tutorial.tensor_parallel.figures import time_ways
 from mgpu_tutorial.tensor_parallel.torch_plan import by_torch, by_torch_in_slices
 from mgpu_tutorial.tensor_parallel.training import in_pieces, in_slices
@@ -35,28 +34,16 @@ COLUMNS = ("ms", "of PyTorch", "ratio")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    given = options(__doc__, ranks=2, steps=10, repeats=3)
     rows = []
     for size, (model, batch) in SIZES.items():
-        found: dict[str, list[tuple[float, float]]] = {}
-        for _ in range(given.repeats):
-            what = WAYS, model, batch, given.steps
-            report = launch(time_ways, given.ranks, *what, device="cpu", timeout=600)
-            for name, times in report.results[0].items():
-                found.setdefault(name, []).extend(times)
+        runs = repeat(given.repeats, given.ranks, time_ways, WAYS, model, batch, given.steps)
+        turns = {name: sum(runs[name], []) for name in runs}
         for ours, theirs in PAIRS:
             row: list[object] = [size, ours]
             for part in range(2):  # forward, backward
-                mine, other = (
-                    [turn[part] for turn in found[name]] for name in (ours, theirs)
-                )
-                row += [round(1e3 * statistics.median(times), 1) for times in (mine, other)]
-                ratios = [a / b for a, b in zip(mine, other, strict=True)]
-                row.append(f"{statistics.median(ratios):.2f}")
+                mine, other = ([turn[part] for turn in turns[n]] for n in (ours, theirs))
+                row += [median_ms(mine), median_ms(other), ratio(mine, other)]
             rows.append(row)
     print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
     head = [f"{part} {what}" for part in ("forward", "backward") for what in COLUMNS]
