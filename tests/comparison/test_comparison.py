@@ -127,6 +127,7 @@ def test_the_slowest_rank_counts_and_its_median():
     assert figures.summarise([rank([1.0], 8), rank([1.0], 8)])["processes"] == 1
 
 
+@pytest.mark.slow
 def test_a_row_is_run_in_processes_of_its_own():
     setup, experiment = training.SETUPS["DDP"], TINY._replace(iterations=1)
     row = benchmark.measure_row(setup, experiment, gpus=0, timeout=100)
@@ -142,6 +143,7 @@ def test_rows_for_several_gpus_are_not_guessed_on_one():
 # The parts of a step
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_step_are_processor_seconds_of_every_way():
     experiment = TINY._replace(iterations=1)
     parts = benchmark.measure_parts([experiment], turns=1)["rows"][NETWORK]
