@@ -8,13 +8,12 @@ two steps in one turn. Then the same over a network that is set to
 1 ms and 100 MB/s a message, behind a backward of 3 ms a layer; these are waited for.
 """
 
-import argparse
-import statistics
+from common import median_ms, options, ratio, repeat
 
 from mgpu_tutorial.ddp_buckets.experiments import Setting
 from mgpu_tutorial.ddp_buckets.figures import time_steps
 from mgpu_tutorial.ddp_buckets.wrappers import WRAPPERS
-from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab import Table
 from mgpu_tutorial.shared.cost_model.links import Link
 
 SIZES = {  # name: a Tower, its batch, and a bucket that holds a few of its layers
@@ -31,25 +30,14 @@ REAL = WRAPPERS[-1].__name__
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, ranks=2, steps=15, repeats=5)
     rows = []
-    limits = {"device": "cpu", "timeout": 600}
     for size, setting in SIZES.items():
-        found: dict[str, list[float]] = {}
-        for _ in range(given.repeats):
-            timed = WRAPPERS, setting, given.steps
-            report = launch(time_steps, given.ranks, *timed, **limits)
-            for name, seconds in report.results[0].items():
-                found.setdefault(name, []).extend(seconds)
-        for name, seconds in found.items():
-            pairs = zip(seconds, found[REAL], strict=True)  # of the same turn
-            ratio = statistics.median(mine / real for mine, real in pairs)
-            median = statistics.median(seconds) * 1e3
-            rows.append([size, name, round(median, 1), f"{ratio:.2f}"])
+        runs = repeat(given.repeats, given.ranks, time_steps, WRAPPERS, setting, given.steps)
+        seconds = {name: sum(runs[name], []) for name in runs}
+        for name in runs:
+            times = median_ms(seconds[name]), ratio(seconds[name], seconds[REAL])
+            rows.append([size, name, *times])
     print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
     print(Table(["gradients", "wrapper", "ms a step", "by torch's DDP"], rows))
 

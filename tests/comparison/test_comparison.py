@@ -1,6 +1,7 @@
 """Each setup trains what its name says; the slowest rank counts; the result is read."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,15 +106,15 @@ def test_autocast_keeps_less_for_backward(ranks, name):
     assert kept[1] < 0.9 * kept[0]
 
 
-def slow_steps(rank, world_size):
-    """Each clock is asked twice an iteration; rank 1's are a second longer."""
+def clocked_steps(rank, world_size):
+    """The clock is asked twice an iteration and says 0, 1, 4, 9, …; twice that on rank 1."""
     ticks = iter(range(100))
-    training.now = lambda: next(ticks) * (1.0 + rank)
+    training.now = lambda: next(ticks) ** 2 * (1.0 + rank)
     return training.train_setup(rank, world_size, training.SETUPS["DDP"], TINY).seconds
 
 
 def test_the_first_iteration_does_not_count_and_the_clock_is_asked_around_each(ranks):
-    assert ranks(2, slow_steps, device="cpu").results == [[1.0, 1.0], [2.0, 2.0]]
+    assert ranks(2, clocked_steps, device="cpu").results == [[5.0, 9.0], [10.0, 18.0]]
 
 
 def test_the_slowest_rank_counts_and_its_median():
@@ -143,12 +144,29 @@ def test_rows_for_several_gpus_are_not_guessed_on_one():
 # The parts of a step
 
 
-@pytest.mark.slow
-def test_the_parts_of_a_step_are_processor_seconds_of_every_way():
-    experiment = TINY._replace(iterations=1)
-    parts = benchmark.measure_parts([experiment], turns=1)["rows"][NETWORK]
-    assert len(parts) == 5 and all(len(row) == 3 for row in parts.values())
-    assert all(seconds > 0 for row in parts.values() for seconds in row)
+def test_the_parts_of_a_step_are_those_of_the_slowest_rank_and_the_least_of_all_turns(
+    monkeypatch,
+):
+    calls = []
+
+    def launch(worker, ranks, setup, experiment, average=True, **_):
+        calls.append((worker, ranks, setup.wrapper, experiment.batch, average))
+        return SimpleNamespace(results=[[0, 0], [len(calls), 20 - len(calls)]])
+
+    monkeypatch.setattr(benchmark, "launch", launch)
+    rows = benchmark.measure_parts([TINY], turns=2)["rows"][NETWORK]
+    assert list(rows.values()) == [[1, 14], [2, 13], [3, 12], [4, 11], [5, 10]]
+    assert (
+        calls[:5]
+        == calls[5:]
+        == [
+            (figures.time_parts, 1, "", BATCH, True),
+            (figures.time_parts, 1, "", BATCH // 2, True),
+            (figures.time_parts, 1, "DataParallel", BATCH, True),
+            (figures.time_parts, 2, "DDP", BATCH, True),
+            (figures.time_parts, 2, "DDP", BATCH, False),
+        ]
+    )
 
 
 def time_both(rank, world_size):

@@ -24,8 +24,8 @@ def train(model, optimizer, steps):
 
 
 def save_and_go_on(rank, world_size, folder):
-    """Only rank 0 has the file: no disk is common to the ranks."""
-    path = f"{folder}/{rank}.pt"
+    """Only rank 0 has the folder: no disk is common to the ranks."""
+    path = f"{folder}/run.pt" if rank == 0 else "/nowhere/run.pt"
     model, optimizer = new_run()
     train(model, optimizer, range(2))
     checkpoint.save(path, model, optimizer, epoch=4, seed=7)
@@ -39,7 +39,7 @@ def save_and_go_on(rank, world_size, folder):
 def test_a_run_goes_on_on_all_ranks_as_if_it_had_not_stopped(ranks, tmp_path, world_size):
     model, optimizer = new_run()
     train(model, optimizer, range(4))
-    expected = {"epoch": 4, "seed": 7}, model.weight.tolist(), ["0.pt"]
+    expected = {"epoch": 4, "seed": 7}, model.weight.tolist(), ["run.pt"]
     report = ranks(world_size, save_and_go_on, str(tmp_path))
     assert report.results == [expected] * world_size
 

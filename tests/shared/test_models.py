@@ -104,6 +104,8 @@ def test_a_block_adds_attention_and_perceptron_to_its_input():
     """Written out for one head, with the block's numbers and none of its code."""
     torch.manual_seed(0)
     block = SmallTransformer(64, width=8, heads=1, depth=1).blocks[0].double()
+    for parameter in block.parameters():  # no two of them alike
+        torch.nn.init.normal_(parameter)
     p = {name: value.detach() for name, value in block.named_parameters()}
     x = torch.randn(5, 8, dtype=torch.float64)
 

@@ -100,6 +100,7 @@ def test_the_rank_with_the_longest_sequence_waits_least(ranks):
     rank, line = line_of(jobs.train_on_sequences)
     assert rank == 3 == waited.index(min(waited))
     assert line.startswith("lengths = sorted(LENGTHS)")
+    assert figures.seconds_in(run, "broadcast") == [0] * 4
     # a sleep is never shorter than it was asked to be
     assert figures.seconds_in(run, "span")[3] > 3 * 5e-5 * (66**2 + 70**2) - 0.01
 
@@ -149,3 +150,17 @@ def test_one_seed_for_all_deals_well_and_another_for_each_draws_other_noise(rank
     assert table[0] == ["a seed", "order", *letters, f"{len(set(dealt))} of 12 samples"]
     assert table[1] == ["", "noise", *letters, ""]
     assert figures.drawn_alike() == "order"  # or no sample has one rank
+
+
+def test_a_rank_waits_for_the_records_of_all_or_until_its_time_is_up(tmp_path, monkeypatch):
+    slept = []
+
+    def sleep(seconds):
+        (tmp_path / f"rank_{len(slept)}").touch()
+        slept.append(seconds)
+
+    monkeypatch.setattr(record.time, "sleep", sleep)
+    record.wait_for_records(3, str(tmp_path), seconds=0)
+    assert slept == []
+    record.wait_for_records(3, str(tmp_path), seconds=60)
+    assert len(slept) == 3
