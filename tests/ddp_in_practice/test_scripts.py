@@ -36,6 +36,7 @@ def train_by_hand(batches):
 def run_script(rank, world_size, folder, port):
     """The script as torchrun starts it: the environment tells who it is."""
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.manual_seed(rank + 7)  # the script has a seed of its own
     os.environ.update(here, LOCAL_WORLD_SIZE=str(world_size), CUDA_VISIBLE_DEVICES="")
     train_ddp.main(folder)
 
@@ -98,6 +99,7 @@ def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys,
                 yield batch
 
     monkeypatch.setattr(train_single, "DataLoader", Seen)
+    torch.manual_seed(7)  # the script has a seed of its own
     train_single.main(str(tmp_path), epochs=2)
     assert re.match(r"PID \d+, \d+ MiB, \w+: 12 batches", capsys.readouterr().out)
     stored = torch.load(tmp_path / "model.pt", map_location="cpu")

@@ -22,7 +22,7 @@ def test_the_distance_from_one_process_is_seen(monkeypatch):
 
 
 def test_the_mean_loss_is_that_of_the_ranks():
-    assert figures.mean_losses(Report(2, [[1.0, 4.0], [2.0, 8.0]])) == [1.5, 6.0]
+    assert figures.mean_losses(Report(3, [[1.0, 4.0], [2.0, 8.0], [6.0, 9.0]])) == [3.0, 7.0]
 
 
 def test_over_a_slow_link_the_time_follows_the_bytes(ranks):
