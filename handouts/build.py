@@ -115,8 +115,7 @@ class Plan:
             beside = web.neighbours(self.notebooks, i)
             given = (n, self.meta, self.series, beside, self.site)
             yield web.page, given, folder / f"{n.id}.html"
-        entries = web.entries(self.notebooks, self.root)
-        given = (entries, self.series, self.about, self.meta, self.site)
+        given = (self.notebooks, self.series, self.about, self.meta, self.site)
         yield web.index, given, folder / "index.html"
 
     def pdfs(self) -> Iterator[Job]:
@@ -150,7 +149,7 @@ class Plan:
         appendix[:1] = [f"#appendix()\n{first}" for first in appendix[:1]]
         return "\n#pagebreak(weak: true)\n".join(
             [
-                f"#show: paper.with({title}, {form}, book: true)\n"
+                f"#show: paper.with({title}, {form})\n"
                 f"#title-page({title}, {form}, [{made}])\n#contents()",
                 *(_include(name, n) for n in self.notebooks),
                 *appendix,

@@ -1,4 +1,4 @@
-"""Call pandoc and Typst, and say of a fault where in the notebooks it is.
+"""Call pandoc and Typst, and say of a fault in which notebook it is.
 
 Both come as wheels with all they need: no LaTeX, no font of the system, no network.
 PDFs are made as PDF/UA-1, the standard of accessible documents; Typst then refuses a picture
@@ -17,8 +17,6 @@ from handouts.notebook import Unprintable
 ROOM = Path(__file__).parent
 API = [1, 23, 1]
 FONTS = ("", "-Bold", "-Oblique", "-BoldOblique")
-GLYPH = re.compile(r'the text `"(.+?)"` could not be displayed')
-SPOT = re.compile(r"┌─ (?:.*[\\/])?(\w+[\\/][\w.]+\.typ):(\d+):")
 
 
 def prepare(work: Path) -> None:
@@ -88,7 +86,7 @@ def pdf(source: Path, work: Path, inputs: dict[str, str], target: Path) -> int:
     try:
         made, warnings = compiler.compile_with_warnings(format="pdf", pdf_standards=["ua-1"])
     except typst.TypstError as error:
-        raise Unprintable(_explained(error, work)) from None
+        raise Unprintable(_explained(error, source)) from None
     if warnings:
         raise Unprintable("\n".join(f"{source.name}: {w.message}" for w in warnings))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -96,39 +94,7 @@ def pdf(source: Path, work: Path, inputs: dict[str, str], target: Path) -> int:
     return len(PdfReader(target).pages)
 
 
-def _explained(error: Exception, work: Path) -> str:
-    """Typst's message, with the cell instead of the line of a text that nobody wrote."""
+def _explained(error: Exception, source: Path) -> str:
+    """What Typst says: of our own checks with the cell, else with the line that it shows."""
     panic = re.match(r'panicked with: "?(.*?)"?$', error.message, re.S)
-    if panic:
-        return panic[1]
-    found = []
-    for part in re.split(r"\n(?=error: )", error.diagnostic):
-        message = part.split("\n")[0].removeprefix("error: ").removeprefix("PDF/UA-1 error: ")
-        spot = SPOT.search(part)
-        place = spot and _cell(work / spot[1], int(spot[2]))
-        glyph = GLYPH.search(message)
-        places = [place] if place else _cells_with(glyph[1] if glyph else "", work)
-        found += [f"{place}: {message}" for place in places]
-    return "\n".join(dict.fromkeys(found))
-
-
-def _cell(file: Path, line: int) -> str:
-    """The remark above a line of generated Typst that names its cell."""
-    lines = file.read_text(encoding="utf-8").split("\n")[:line] if file.is_file() else []
-    remarks = (re.match(r"// (\S+\.(?:ipynb|md).*)", text) for text in reversed(lines))
-    return next((remark[1] for remark in remarks if remark), "")
-
-
-def _cells_with(text: str, work: Path) -> list[str]:
-    """Where a text that Typst gave no place for stands: in an output or a picture."""
-    sought = [text] if text else []
-    for file in work.glob("media/print-*.svg"):
-        if text and text in file.read_text(encoding="utf-8"):
-            sought.append(file.name.removeprefix("print-"))
-    places = [
-        _cell(file, number + 1)
-        for file in work.glob("*/*.typ")
-        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"))
-        if any(word in line for word in sought)
-    ]
-    return list(dict.fromkeys(filter(None, places))) or ["some cell"]
+    return panic[1] if panic else f"{source.parent.name}/{source.stem}: {error.diagnostic}"

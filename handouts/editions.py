@@ -191,7 +191,6 @@ class _Edition:
             made["c"][0][1] = ["lead"]
         elif self.name == STUDENT and piece.kind == "html" and _is_fold(piece):
             self.unfolded.append(piece)
-            yield div("prose", _questions(piece.blocks), where=self._where(piece))
             return
         yield made
         if piece.kind == "heading" and self.print:
@@ -200,7 +199,7 @@ class _Edition:
     def _hint(self, piece: Piece) -> Iterator[dict]:
         """The hint of an exercise, upside down for who shall not read it at once."""
         if self.name == STUDENT:
-            yield raw("#space()")
+            yield raw("#space[]")
         if self.name in (INSTRUCTOR, EPUB) and piece.blocks:
             piece.blocks[0]["c"][:0] = [{"t": "Emph", "c": words("Hint:")}, {"t": "Space"}]
         if piece.blocks:
@@ -227,17 +226,6 @@ def _is_figure(piece: Piece) -> bool:
 
 def _is_fold(piece: Piece) -> bool:
     return any(b["t"] == "RawBlock" and "<details" in b["c"][1] for b in piece.blocks)
-
-
-def _questions(blocks: list[dict]) -> list[dict]:
-    """What stands on the folds of an output, each with room for an answer."""
-    asked, inside = [], False
-    for block in blocks:
-        html = block["c"][1] if block["t"] == "RawBlock" else ""
-        if not html and inside:
-            asked.append({"t": "Para", "c": [*block["c"], *words(" …………")]})
-        inside = "<summary" in html or (inside and "</summary" not in html)
-    return asked
 
 
 def typst_string(text: str) -> str:

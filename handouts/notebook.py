@@ -28,6 +28,7 @@ LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
+QUESTION = re.compile(r"\*\*([^*]+\?)\*\*")
 SOLUTION = re.compile(r"%%solution.*\n")  # the magic that folds it in the lab
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
 
@@ -95,6 +96,12 @@ class Notebook:
         head = " ".join(p.text for p in self.pieces[:8] if p.kind == "prose")
         found = re.search(r"(\d+) minutes", head)
         return int(found[1]) if found else 0
+
+    @property
+    def question(self) -> str:
+        """The sentence in bold that a chapter begins with, or nothing."""
+        found = QUESTION.search("\n\n".join(p.text for p in self.pieces if p.cell == 0))
+        return found[1][:1].upper() + found[1][1:] if found else ""
 
     def anchors(self) -> set[str]:
         """What a link may point at: the headings, in the form that Jupyter links them."""

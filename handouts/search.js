@@ -5,7 +5,7 @@ const sections = JSON.parse(document.getElementById('sections').textContent)
     head: `${chapter} ${title}`.toLowerCase(), low: words.toLowerCase(),
   }));
 const field = document.getElementById('sought'), found = document.getElementById('found');
-const MOST = 12, BEFORE = 60, AFTER = 140;
+const MOST = 12;
 
 // How well a section fits: every word must be there, and one in a title counts most.
 function score(section, words) {
@@ -18,19 +18,16 @@ function score(section, words) {
   return sum;
 }
 
+// The words around the first hit, marked.
 function excerpt(section, words) {
   const line = document.createElement('p');
-  const at = Math.max(0, section.low.indexOf(words.find(word => section.low.includes(word))));
-  const start = Math.max(0, at - BEFORE);
-  const text = section.words.slice(start, at + AFTER);
-  const pattern = new RegExp(
-    `(${words.map(word => word.replace(/[.*+?^${}()|[\]\\]/g, '\\$&')).join('|')})`, 'i');
-  line.append(start ? '… ' : '');
-  text.split(new RegExp(pattern, 'gi')).forEach(part => {
-    if (!pattern.test(part)) return line.append(part);
-    const mark = document.createElement('mark');
-    mark.textContent = part;
-    line.append(mark);
+  const first = section.low.indexOf(words.find(word => section.low.includes(word)));
+  const text = section.words.slice(Math.max(0, first - 60), Math.max(0, first) + 140);
+  const sought = words.map(word => word.replace(/[.*+?^${}()|[\]\\]/g, '\\$&')).join('|');
+  text.split(new RegExp(`(${sought})`, 'gi')).forEach((part, i) => {
+    const piece = i % 2 ? document.createElement('mark') : document.createElement('span');
+    piece.textContent = part;
+    line.append(piece);
   });
   return line;
 }

@@ -22,7 +22,6 @@ from handouts.notebook import ROOT, Notebook, Piece, elements, read, stringify, 
 LINES = 29  # of code and outputs, on one slide
 PICTURE = 15  # lines that a picture takes
 HEADING = 5
-QUESTION = re.compile(r"\*\*([^*]+\?)\*\*")
 DRAWINGS = "drawings"  # the folder beside the decks
 SAME = "Same answer as one process?"
 CHECKED = "Many ranks must get what one process gets, and we do not take it for granted."
@@ -37,13 +36,6 @@ RISE = {
     "transition": "none",
     "auto_select": "code",
 }
-
-
-def question(notebook: Notebook) -> str:
-    """The sentence in bold that a chapter begins with, or nothing."""
-    head = [piece.text for piece in notebook.pieces if piece.cell == 0]
-    found = QUESTION.search("\n\n".join(head))
-    return found[1][:1].upper() + found[1][1:] if found else ""
 
 
 class _Deck:
@@ -103,11 +95,8 @@ class _Deck:
             elif piece.kind == "navigation" or self.title == "Next":
                 continue
             elif piece.kind == "predict" or (role == "finding" and piece is last):
-                coming = [
-                    p
-                    for p in self.notebook.pieces
-                    if following and p.cell == following[0].cell
-                ]
+                cell = following[0].cell if following else None
+                coming = [p for p in self.notebook.pieces if p.cell == cell]
                 if self.lines + 4 + sum(map(_lines, coming)) > LINES:
                     self._again()
                 self._show(f"> {piece.text}")
@@ -131,7 +120,7 @@ class _Deck:
     def _heading(self, piece: Piece, said: str) -> None:
         self.title = piece.text
         if piece.level == 1:
-            self._show(f"# {piece.text}\n\n## {question(self.notebook)}", "slide")
+            self._show(f"# {piece.text}\n\n## {self.notebook.question}", "slide")
         elif piece.text != "Next":
             kind = "slide" if piece.level == 2 else "subslide"
             said = said or (CHECKED if piece.text == SAME else "")
@@ -144,7 +133,7 @@ class _Deck:
         cell.metadata.pop("jupyter", None)
         if role == "solution":
             cell.source = without_fold(cell.source)
-        if role or self.notebook.pieces.index(pieces[0]) and pieces[0].cell in self.cleared:
+        if role or pieces[0].cell in self.cleared:
             cell.outputs, cell.execution_count = [], None
             pieces = pieces[:1]
         if cell.source.startswith("edit("):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from handouts import convert
 from handouts.doors import doors
-from handouts.editions import HTML, edition, raw
+from handouts.editions import HTML, div, edition, raw
 from handouts.notebook import Notebook, elements, slug, stringify
 
 ROOM = Path(__file__).parent
@@ -60,29 +60,6 @@ def _links(targets: dict[str, str]) -> str:
     return " ".join(f'<a href="{html.escape(to)}">{html.escape(it)}</a>' for it, to in pairs)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A notebook on the index: its id, headline, minutes, what it answers, its sections."""
-
-    id: str
-    headline: str
-    minutes: int
-    answers: str
-    sections: tuple[tuple[str, str, str], ...]  # title, anchor, words
-
-
-def entries(notebooks: list[Notebook], root: Path) -> list[Entry]:
-    """What the index says of each notebook; the README knows what it answers."""
-    readme = root / "README.md"
-    table = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    found = []
-    for n in notebooks:
-        row = re.search(rf"^\|.*\]\(notebooks/{re.escape(n.path.name)}\).*$", table, re.M)
-        said = row[0].strip("| ").split(" | ")[-1] if row else ""
-        found.append(Entry(n.id, n.headline, n.minutes, said, tuple(_sections(n))))
-    return found
-
-
 def _sections(notebook: Notebook) -> Iterator[tuple[str, str, str]]:
     """Each heading with its anchor and the words under it, for the search."""
     title, anchor, words = notebook.headline, "", []
@@ -130,45 +107,41 @@ def page(
 
 
 def index(
-    entries: list[Entry], series: str, about: list[dict], meta: dict, site: Site, path: Path
+    notebooks: list[Notebook],
+    series: str,
+    about: list[dict],
+    meta: dict,
+    site: Site,
+    path: Path,
 ) -> None:
     """Write the page that leads to all forms of all notebooks; `about` is its first words."""
     chapters = ""
-    for entry in entries:
-        part = PARTS.get(entry.id[3:], "" if chapters else "Notebooks")
+    for n in notebooks:
+        part = PARTS.get(n.id[3:], "" if chapters else "Notebooks")
         if part:
             chapters += "</ol>" if chapters else ""
             chapters += f"<h2>{html.escape(part)}</h2><ol>"
-        question, mark, rest = entry.answers.partition("?")
         chapters += (
-            f'<li><h3><a href="{entry.id}.html">{html.escape(entry.headline)}</a> '
-            f'<span class="time">{entry.minutes} min</span></h3>'
-            f"<p><b>{_code(question + mark)}</b>{_code(rest)}</p>"
-            f'<p class="forms">{site.forms(entry.id)}</p></li>'
+            f'<li><h3><a href="{n.id}.html">{html.escape(n.headline)}</a> '
+            f'<span class="time">{n.minutes} min</span></h3>'
+            f"<p>{_code(n.question)}</p>"
+            f'<p class="forms">{site.forms(n.id)}</p></li>'
         )
-    found = [
-        [entry.id, entry.headline, *section]
-        for entry in entries
-        for section in entry.sections
-    ]
+    found = [[n.id, n.headline, *section] for n in notebooks for section in _sections(n)]
     data = json.dumps(found, ensure_ascii=False).replace("<", "\\u003c")
     archive = {"All notebooks": "notebooks.zip"} if site.hosted else {}
     words = {"chapters": chapters, "books": site.links(BOOKS | archive), "sections": data}
     words["script"] = (ROOM / "search.js").read_text(encoding="utf-8")
     words["index-style"] = (ROOM / "index.css").read_text(encoding="utf-8")
     head = [raw(f"<h1>{html.escape(series)}</h1>", "html")]
-    place = {"t": "Div", "c": [["", ["chapter"], _index_place()], [*head, *about]]}
+    place = div("chapter", [*head, *about], id="index", file="README.md", folder=".")
     _write(
         path, [place], meta, words | {"pagetitle": "Contents", "series": html.escape(series)}
     )
 
 
-def _index_place() -> list[list[str]]:
-    return [["id", "index"], ["file", "README.md"], ["folder", "."]]
-
-
 def _code(markdown: str) -> str:
-    """A row of the README's table as HTML: its only mark is that of code."""
+    """A question as HTML: its only mark is that of code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(markdown))
 
 

@@ -75,23 +75,17 @@ end
 
 -- Pictures and what scrolls ---------------------------------------------------------------
 
-local MIME = { svg = "image/svg+xml", png = "image/png", jpg = "image/jpeg", gif = "image/gif" }
-
-local function reached(class, label) -- by the keyboard, where it is wider than the page
-  return pandoc.Attr("", { class }, { tabindex = "0", role = "group", ["aria-label"] = label })
+local function reached(what) -- by the keyboard, where it is wider than the page
+  return pandoc.Attr("", { what }, { tabindex = "0", role = "group", ["aria-label"] = what })
 end
 
 local function image(element)
   if pandoc.utils.stringify(element.caption) == "" then
     problem("a picture without alternative text: " .. element.src)
+  elseif not typst and not epub then -- a page needs no other file
+    local mime, content = pandoc.mediabag.fetch(meta.media .. "/" .. element.src)
+    element.src = pandoc.mediabag.make_data_uri(mime, content)
   end
-  if typst or epub then
-    return nil
-  end
-  local file = io.open(meta.media .. "/" .. element.src, "rb")
-  local mime = MIME[element.src:match("%w+$")]
-  element.src = pandoc.mediabag.make_data_uri(mime, file:read("a"))
-  file:close()
   return element
 end
 
@@ -100,8 +94,7 @@ local function figure(element)
   local alt = pandoc.utils.stringify(found.caption)
   local caption = pandoc.utils.stringify(element.caption.long)
   if not typst then
-    local shown = pandoc.Plain { image(found) or found }
-    element.content = { pandoc.Div(shown, reached("picture", "picture")) }
+    element.content = { pandoc.Div(pandoc.Plain { image(found) }, reached("picture")) }
     return element, false
   end
   return raw("#picture(%s, %s, %s, width: %s, where: %s)", quoted(found.src), quoted(alt),
@@ -144,33 +137,24 @@ function kinds.rich(div)
   end
 end
 
-for _, name in ipairs { "lead", "predict", "note" } do
+local FOLDED = {
+  hint = "<summary>Hint</summary>",
+  solution = "<summary>Solution</summary>",
+  answer = "<summary>Open this after your prediction</summary>",
+}
+
+for _, name in ipairs { "lead", "predict", "note", "hint", "solution", "answer" } do
   kinds[name] = function(div)
-    return typst and wrapped("#" .. name .. "[", div.content)
+    local fold = FOLDED[name]
+    if typst then
+      return wrapped("#" .. name .. "[", div.content)
+    elseif epub and name == "solution" then
+      div.content:insert(1, pandoc.Para { pandoc.Strong "Solution" })
+      return div
+    end
+    local opening = '<details class="' .. name .. '">'
+    return fold and wrapped(opening .. fold, div.content, "</details>")
   end
-end
-
-function kinds.hint(div)
-  if typst then
-    return wrapped("#hint[", div.content)
-  end
-  return wrapped("<details><summary>Hint</summary>", div.content, "</details>")
-end
-
-function kinds.solution(div)
-  if typst then
-    return wrapped("#solution[", div.content)
-  elseif epub then
-    div.content:insert(1, pandoc.Para { pandoc.Strong "Solution" })
-    return div
-  end
-  return wrapped("<details><summary>Solution</summary>", div.content, "</details>")
-end
-
-function kinds.answer(div)
-  return wrapped(
-    '<details class="answer"><summary>Open this after your prediction</summary>',
-    div.content, "</details>")
 end
 
 -- A prediction on paper: room for it here, its answer at the end of the chapter.
@@ -209,10 +193,6 @@ function outside.Div(div)
   local made = kinds[class] and kinds[class](div)
   if not made then -- a web page tells some of them apart
     made = not typst and KEPT[class] and div or div.content
-  end
-  if typst and div.attributes.where then -- so that an error of Typst has a place
-    made = pandoc.Blocks(made)
-    made:insert(1, raw("// %s", div.attributes.where))
   end
   div.attributes.where = nil
   return made, false
@@ -294,31 +274,13 @@ function inside.Table(element)
   if typst then
     return wrapped("#tabular(where: " .. quoted(place) .. ")[", { element })
   end
-  return pandoc.Div(element, reached("wide", "table"))
+  return pandoc.Div(element, reached("table"))
 end
 
--- On a web page short code does not break, nor what stands between a formula and its comma.
-function inside.Code(code)
-  if not typst and #code.text <= 26 then
-    code.classes:insert("short")
-    return code
+function inside.Math(element)
+  if not typst and element.mathtype == "DisplayMath" then
+    return pandoc.Span(element, reached("formula"))
   end
-end
-
-function inside.Inlines(inlines)
-  for i = #inlines, 1, -1 do
-    local element, after = inlines[i], inlines[i + 1]
-    if typst or element.t ~= "Math" then
-      goto continue
-    elseif element.mathtype == "DisplayMath" then
-      inlines[i] = pandoc.Span(element, reached("formula", "formula"))
-    elseif after and after.t == "Str" and after.text:match("^[.,;:)]") then
-      inlines[i] = pandoc.Span({ element, after }, pandoc.Attr("", { "with-math" }))
-      inlines:remove(i + 1)
-    end
-    ::continue::
-  end
-  return inlines
 end
 
 function Pandoc(doc)

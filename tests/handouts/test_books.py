@@ -220,9 +220,6 @@ SUM = "$$" + " + ".join("abcdefghijklmnopqrstuvwxyz" * 3) + "$$"
 @pytest.mark.parametrize(
     "cell, says, text, outputs",
     [
-        (2, '`"漢"` could not be displayed', "The sign 漢.", []),
-        (3, '`"漢"` could not', "Text.", printed("漢\n")),
-        (3, '`"漢"` could not be displayed', "Text.", drawing(200, "漢")),
         (3, "a picture runs off the page: only 21 %", "Text.", drawing(3000)),
         (2, "a link leads nowhere: 01_gone.ipynb", "See [it](01_gone.ipynb).", []),
         (2, "no such heading: #Two", "See [it](#Two).", []),
@@ -239,6 +236,13 @@ def test_a_fault_stops_the_build_with_its_place(tmp_path, cell, says, text, outp
         build(tmp_path / "build", folder=path.parent)
     line = next(line for line in str(caught.value).split("\n") if f", cell {cell}:" in line)
     assert line.startswith("notebooks/00_small.ipynb") and says in line
+
+
+@pytest.mark.parametrize("outputs", [printed("漢\n"), drawing(200, "漢")])
+def test_a_sign_that_no_font_has_stops_the_build_and_is_named(tmp_path, outputs):
+    cells = [new_markdown_cell("# Title"), new_code_cell("1", outputs=outputs)]
+    with pytest.raises(Unprintable, match='student/00_small: .*"漢"` could not be displayed'):
+        build(tmp_path / "build", folder=write(tmp_path, cells).parent)
 
 
 def test_long_lines_wrap_folds_open_and_formulas_have_dots(tmp_path):

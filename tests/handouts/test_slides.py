@@ -74,9 +74,9 @@ def test_the_rules_of_slides(small, tmp_path):
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_every_chapter_has_its_question_and_sentences_for_the_hall(path, decks, tmp_path):
     notebook = read(path, tmp_path)
-    assert slides.question(notebook).endswith("?")
+    assert notebook.question.endswith("?")
     first, *rest = pages(decks / path.name)
-    assert slides.question(notebook) in first[0].source
+    assert notebook.question in first[0].source
     said = {p.cell: p.about["slide"] for p in notebook.pieces if p.about.get("slide")}
     assert 3 <= len(said) <= 5
     shown = "\n".join(cell.source for page in rest for cell in page)
