@@ -4,7 +4,6 @@ That all ranks end with the same bits stands in test_same_bits.py.
 """
 
 import time
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from hypothesis import strategies as st
 
 from mgpu_tutorial.collectives import calls, figures, ring
 from mgpu_tutorial.lab import RankFailed, RanksHung, launch
-from mgpu_tutorial.lab.colours import colour
-from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.cost_model.links import Link
 
 
@@ -71,13 +68,6 @@ def test_reduce_operators(ranks, name):
     assert ranks(4, calls.reduce_with, name).results == [REDUCED[name]] * 4
 
 
-def test_integers_have_a_sum_and_no_average(ranks):
-    results = ranks(4, calls.reduce_with, "SUM", torch.int64).results
-    assert results == [10] * 4 and type(results[0]) is int
-    with pytest.raises(RankFailed, match="result type Float can't be cast"):
-        ranks(4, calls.reduce_with, "AVG", torch.int64)
-
-
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_groups_reduce_apart(ranks, world_size):
     report = ranks(world_size, calls.pairs, trace=True)
@@ -85,19 +75,6 @@ def test_groups_reduce_apart(ranks, world_size):
     members = {rank: evens if rank in evens else odds for rank in range(world_size)}
     assert report.results == [sum(members[rank]) for rank in range(world_size)]
     assert {event.rank: event.group for event in report.events} == members
-
-
-def reduce_where_not_a_member(rank, world_size):
-    group = dist.new_group([1, 3])
-    value = torch.tensor([float(rank)])
-    dist.all_reduce(value, group=group)
-    if rank in (1, 3):
-        dist.broadcast(value, src=3, group=group)  # a rank of the whole job
-    return value.item()
-
-
-def test_outside_a_group_its_collectives_do_nothing(ranks):
-    assert ranks(4, reduce_where_not_a_member).results == [0.0, 4.0, 2.0, 4.0]
 
 
 def test_different_operations_hang_without_the_check_and_fail_with_it(monkeypatch):
@@ -108,38 +85,6 @@ def test_different_operations_hang_without_the_check_and_fail_with_it(monkeypatc
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     with pytest.raises(RankFailed, match="ALLREDUCEvs BROADCAST"):
         launch(calls.different_operations, 2, timeout=5)
-
-
-def reduce_different_shapes(rank, world_size):
-    dist.all_reduce(torch.ones(2 if rank == 0 else 4))
-
-
-def test_different_shapes_strand_the_larger(ranks):
-    with pytest.raises(RankFailed, match="rank 0 returned while rank 1 still waited"):
-        ranks(2, reduce_different_shapes, timeout=5)
-
-
-def leave_out_the_first(rank, world_size):
-    first, second = torch.tensor([10.0 * (rank + 1)]), torch.tensor([1.0 * (rank + 1)])
-    if rank == 0:
-        dist.all_reduce(first)
-        return first.item()
-    dist.all_reduce(second)
-    return second.item()
-
-
-def test_the_next_call_meets_the_one_that_others_left_out(ranks):
-    assert ranks(2, leave_out_the_first, timeout=5).results == [12.0, 12.0]  # 10 and 2
-
-
-def take_the_maximum_of_a_sum(rank, world_size):
-    value = torch.tensor([rank + 1.0])
-    dist.all_reduce(value, op=dist.ReduceOp.SUM if rank == 0 else dist.ReduceOp.MAX)
-    return value.item()
-
-
-def test_calls_of_one_kind_meet_whatever_they_mean(ranks):
-    assert ranks(2, take_the_maximum_of_a_sum, timeout=5).results == [3.0, 3.0]
 
 
 METHODS = [ring.ring_all_reduce, ring.naive_all_reduce, dist.all_reduce]
@@ -211,31 +156,9 @@ def rank_1_is_slow(tensor):
     time.sleep(0.2 if dist.get_rank() == 1 else 0)
 
 
-def print_bytes(tensor):
-    print(tensor.nbytes, tensor.dtype)
-
-
-def pause_but_once(tensor, calls=[]):  # noqa: B006
-    calls.append(tensor)
-    time.sleep(0.2 if len(calls) != 3 else 0)
-
-
 def test_a_time_lasts_until_the_slowest_rank_is_done(ranks):
     report = ranks(2, figures.time_methods, [rank_1_is_slow], [2**25], turns=1)
     assert all(times["rank_1_is_slow", 2**25] >= 0.2 for times in report.results)
-
-
-def test_the_least_of_several_measurements_is_taken(ranks):
-    report = ranks(1, figures.time_methods, [pause_but_once], [4096], turns=1)
-    assert report.results[0]["pause_but_once", 4096] < 0.2
-
-
-def test_small_sizes_are_timed_five_times_as_often_as_large_ones(ranks):
-    """A size is in bytes; the first measurement of each does not count."""
-    methods, sizes = [print_bytes, rank_1_is_slow], [4096, 2**25]
-    report = ranks(1, figures.time_methods, methods, sizes, turns=2)
-    assert report.stdout == ["4096 torch.float32\n" * 11 + "33554432 torch.float32\n" * 3]
-    assert set(report.results[0]) == {(m.__name__, size) for m in methods for size in sizes}
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11), st.integers(2, 64))
@@ -244,21 +167,6 @@ def test_the_fit_finds_the_link_it_was_made_with(latency, bandwidth, ranks):
     seconds = [2 * (ranks - 1) * (latency + size / ranks / bandwidth) for size in sizes]
     fitted = figures.fit_link(sizes, seconds, ranks)
     assert fitted == pytest.approx((latency, bandwidth), rel=1e-3)
-
-
-def test_the_fit_weighs_relative_errors():
-    """Twice the time at one small size moves the latency, and hardly the bandwidth."""
-    sizes = [2**k for k in range(10, 30, 3)]
-    seconds = [6 * (5e-5 + size / 4 / 2e9) for size in sizes]
-    fitted = figures.fit_link(sizes, [2 * seconds[0], *seconds[1:]], 4)
-    assert fitted.latency > 5.5e-5 and fitted.bandwidth == pytest.approx(2e9, rel=0.1)
-
-
-def test_measured_times_stand_beside_the_model():
-    # 4 ranks, 1 ms, 1 MB/s, 1 KiB: the ring 6 (1 + 0.256) ms, the naive way 2 + 6.144 ms
-    link = Link(1e-3, 1e6)
-    table = figures.compare_with_model([1024], [0.01], [0.02], [0.005], 4, link)
-    assert table.rows == [["1 KiB", "10.00", "7.54", "2.00", "1.08", "0.50"]]
 
 
 def test_a_movement_is_drawn_with_its_call_and_its_use():
@@ -276,13 +184,3 @@ def test_a_movement_is_drawn_with_its_call_and_its_use():
         "rank 1  [20, 21] → [11, 21]",
     ]
     assert "dist.gather(mine, places, dst=0)" in drawing.svg()
-
-
-def test_a_value_has_the_colour_of_the_one_rank_that_held_it_before():
-    one, two = torch.tensor([1]), torch.tensor([2])
-    report = Report(2, [([one, two], two), ([one, one], None)])
-    drawing = figures.before_after(report, "broadcast", ["Words."], 300)
-    elements = ElementTree.fromstring(drawing.svg()).iter("{http://www.w3.org/2000/svg}rect")
-    grey, own, moved, *rest = [box.get("fill") for box in elements][1:]
-    assert (grey, own, moved) == ("#d9d9d9", colour(0), colour(0))
-    assert rest == ["#d9d9d9", "#d9d9d9", "#ffffff"]

@@ -1,17 +1,11 @@
 """No sample is lost, none is doubled, and bad input is refused."""
 
-import os
-
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info, random_split
 
 from mgpu_tutorial import data_partitioning as dp
-from mgpu_tutorial.data_partitioning import figures
-from mgpu_tutorial.lab import RankFailed
 
 
 def shuffled(samples, seed):
@@ -118,19 +112,6 @@ def test_the_classic_lengths_lose_what_we_say():
     assert losses == [3, 6] and set(dp.classic_lengths(49, 49)) == {0}
 
 
-def test_random_split_hands_the_rest_to_the_first_parts_and_takes_no_more_than_1():
-    assert [len(part) for part in random_split(range(10), [1 / 3] * 3)] == [4, 3, 3]
-    with pytest.raises(ValueError, match="Sum of input lengths"):
-        random_split(range(10), [0.5, 0.5 + 2**-52])
-
-
-def test_a_loader_of_an_empty_part_is_silent_unless_it_shuffles():
-    empty = Subset(range(49), [])
-    assert list(DataLoader(empty, batch_size=4)) == []
-    with pytest.raises(ValueError, match="num_samples should be a positive integer"):
-        DataLoader(empty, batch_size=4, shuffle=True)
-
-
 def dealt(samples, world_size, seed, drop_last):
     """What a DistributedSampler gives each rank in the epoch whose order has this seed."""
     order = shuffled(samples, seed)
@@ -165,16 +146,6 @@ def test_a_rank_with_one_batch_more_meets_the_next_epoch_of_the_others(ranks):
     assert last == [(0, 0.0), (0, 0.0), (0, 0.0), (0, 0.67), (1, 1.0)]
 
 
-def take_more_steps(rank, world_size):
-    for _ in range(3 + (rank == 2)):
-        dist.all_reduce(torch.ones(1))
-
-
-def test_a_rank_that_has_steps_left_when_the_others_end_fails(ranks):
-    with pytest.raises(RankFailed, match="rank 2"):
-        ranks(3, take_more_steps)
-
-
 @given(st.integers(1, 60), st.integers(1, 20), world_sizes, seeds, st.integers(0, 9))
 def test_global_batches_are_those_of_one_process(samples, batch, world_size, seed, epoch):
     order = shuffled(samples, seed + epoch)
@@ -187,53 +158,11 @@ def test_global_batches_are_those_of_one_process(samples, batch, world_size, see
     assert found == [[parts[rank] for parts in expected] for rank in range(world_size)]
 
 
-def test_a_loader_takes_the_pieces_as_its_batches_unless_one_is_empty():
-    pieces = [dp.global_batches(rank, 7, 20, 8, 1, 0) for rank in range(7)]
-    loader = DataLoader(range(100, 120), batch_sampler=pieces[0])
-    assert [(batch - 100).tolist() for batch in loader] == pieces[0]
-    assert pieces[6][-1] == []
-    with pytest.raises(IndexError):
-        list(DataLoader(range(20), batch_sampler=pieces[6]))
-    assert len(list(DataLoader(range(20), batch_sampler=pieces[6][: 20 // 8]))) == 2
-
-
 @pytest.mark.parametrize("seed_by_rank", [False, True])
 def test_loader_seeds_differ_only_with_a_seed_of_the_ranks_own(ranks, seed_by_rank):
     first, second = ranks(2, dp.draw_noise, seed_by_rank=seed_by_rank).results
     assert (first != second) == seed_by_rank
     assert all(len(noise) == len(set(noise)) == 8 for noise in (first, second))
-
-
-def draw_in_the_rank(rank, world_size):
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(rank)
-    return list(DataLoader(dp.Noise(), batch_size=None, generator=generator))
-
-
-def test_without_loader_processes_the_generator_of_the_loader_is_no_help(ranks):
-    first, second = ranks(2, draw_in_the_rank, backend="none").results
-    assert first == second
-
-
-class Carries(dp.Noise):
-    """Draws from a generator that the data set carries along."""
-
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(0)
-
-    def __getitem__(self, i):
-        return torch.rand(1, generator=self.generator).item()
-
-
-def reseed(worker):
-    get_worker_info().dataset.generator.manual_seed(torch.initial_seed())
-
-
-@pytest.mark.parametrize("init, repeated", [(None, True), (reseed, False)])
-def test_a_generator_in_the_data_set_repeats_itself_unless_it_is_seeded_again(init, repeated):
-    options = {"batch_size": None, "num_workers": 2, "worker_init_fn": init}
-    noise = list(DataLoader(Carries(), **options))
-    assert (noise[::2] == noise[1::2]) == repeated
 
 
 @given(st.integers(1, 60), world_sizes, st.integers(1, 5), seeds, st.integers(0, 9))
@@ -275,39 +204,3 @@ def test_the_recipe_takes_in_each_step_what_one_process_takes(ranks, world_size)
         steps = zip(*(epochs[epoch] for epochs in results), strict=True)
         expected = [sorted(order[:8]), sorted(order[8:16])]
         assert [sorted(sum(parts, [])) for parts in steps] == expected
-
-
-class Loads(Dataset):
-    """Each sample is the process that loads it."""
-
-    version = 0
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, i):
-        return os.getpid(), self.version
-
-
-@pytest.mark.parametrize("persistent, processes", [(True, 2), (False, 6)])
-def test_only_persistent_processes_live_through_the_epochs(persistent, processes):
-    """And they do not hear of a change that is made to the data set later."""
-    data, all_pids, versions = Loads(), set(), []
-    loader = DataLoader(data, 4, num_workers=2, persistent_workers=persistent)
-    for data.version in range(3):
-        for pids, version in loader:  # noqa: B007
-            all_pids |= set(pids.tolist())
-        versions.append(version[0].item())
-    assert len(all_pids) == processes
-    assert versions == ([0, 0, 0] if persistent else [0, 1, 2])
-
-
-def test_without_a_gpu_there_is_no_copy_to_time(ranks):
-    report = ranks(1, dp.time_copies, device="cpu")
-    assert report.results == [None] and "no GPU" in report.stdout[0]
-
-
-def test_ownership_shows_which_rank_has_what():
-    assert figures.owners([[0, 1, 1], [1, 2]], 4) == [[0], [0, 0, 1], [1], []]
-    drawing = figures.ownership({"epoch 0": [[0, 1], [1, 2]], "epoch 1": [[3], []]}, 4)
-    assert repr(drawing) == "epoch 0: 0 0+1 1 ·\nepoch 1: · · · 0"
