@@ -30,7 +30,8 @@ def solution(line: str, cell: str) -> None:
     for name in shell.user_ns.keys() - before.keys():
         del shell.user_ns[name]
     shell.user_ns.update(before)
-    outputs = [output.data for output in shown.outputs]
+    # a progress bar, which a slow launch shows meanwhile, has no text
+    outputs = [output.data for output in shown.outputs if output.data.get("text/plain")]
     texts = [data["text/plain"] for data in outputs]
     pages = [data.get("text/html") or html.escape(data["text/plain"]) for data in outputs]
     folded = f"<details><summary>What the solution shows</summary>{''.join(pages)}</details>"

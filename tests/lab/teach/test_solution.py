@@ -18,11 +18,12 @@ def test_it_keeps_no_name_and_folds_its_verdict(monkeypatch):
     try:
         solution.register()
         run(shell, "from mgpu_tutorial.lab import check\nanswer = 1")
-        (shown,) = run(
-            shell, "%%solution (click to open)\nanswer, other = 2, 3\ncheck(answer, 2)"
-        )
+        bar = "from IPython.display import display\ndisplay({'text/html': 'bar'}, raw=True)"
+        source = f"answer, other = 2, 3\n{bar}\ncheck(answer, 2)"
+        (shown,) = run(shell, f"%%solution (click to open)\n{source}")
         assert shown.data["text/plain"] == "correct"
         assert shown.data["text/html"].index("<details>") < shown.data["text/html"].index("✓")
+        assert "bar" not in shown.data["text/html"]
         assert shell.user_ns["answer"] == 1 and "other" not in shell.user_ns
         shown = run(shell, "check(answer, 2)")
         assert shown[0].data["text/plain"].startswith("not yet")
