@@ -7,13 +7,13 @@ the turns of gloo's time by the ring's, so 1 means equally fast and 0.8 that the
 needs a quarter more. Prints a row a size, and the alpha and beta of the ring.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from common import median_ms, options, ratio
 
 from mgpu_tutorial.collectives import ring
 from mgpu_tutorial.collectives.figures import fit_link
@@ -40,27 +40,15 @@ def race(rank: int, world_size: int, turns: int) -> dict[int, dict[str, list[flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=11)
-    given = parser.parse_args()
+    given = options(__doc__, ranks=4, repeats=11)
     report = launch(race, given.ranks, given.repeats, device="cpu", timeout=600)
     rows, ring_seconds = [], []
     for size, seconds in report.results[0].items():
-        medians = [statistics.median(taken) for taken in seconds.values()]
-        ring_seconds.append(medians[0])
         by_ring, by_naive, by_gloo = seconds.values()
-        ratios = [
-            statistics.median(b / a for a, b in zip(by_ring, other, strict=True))
-            for other in (by_gloo, by_naive)
-        ]
-        rows.append(
-            [
-                f"{size >> 20} MiB",
-                *(round(1e3 * median, 2) for median in medians),
-                *(f"{ratio:.2f}" for ratio in ratios),
-            ]
-        )
+        ring_seconds.append(statistics.median(by_ring))
+        ratios = ratio(by_gloo, by_ring), ratio(by_naive, by_ring)
+        milliseconds = [median_ms(taken, digits=2) for taken in seconds.values()]
+        rows.append([f"{size >> 20} MiB", *milliseconds, *ratios])
     header = ["size", "ring ms", "naive ms", "gloo ms", "gloo / ring", "naive / ring"]
     print(f"{given.ranks} ranks on one machine, gloo on CPU, {given.repeats} turns")
     print(Table(header, rows))

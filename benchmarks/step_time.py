@@ -7,15 +7,14 @@ turns inside the same ranks; prints medians over the repeats, and how many times
 communication takes with one all_reduce a parameter than with one flat buffer.
 """
 
-import argparse
-import statistics
 from functools import partial
 
+from common import median_ms, options, ratio, repeat
 from torch.nn.functional import nll_loss
 
 from mgpu_tutorial import distributed_sgd as sgd
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.shared.data import digits
 
@@ -38,25 +37,14 @@ def time_steps(rank: int, world_size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, repeats=5)
     rows = []
     for ranks in (1, 2, 4):
-        runs = [
-            launch(time_steps, ranks, device="cpu", timeout=120).results[0]
-            for _ in range(given.repeats)
-        ]
-        ratio = statistics.median(
-            run["average_gradients"] / run["average_flat"] for run in runs
-        )
-        medians = {
-            name: 1e3 * statistics.median(run[name] for run in runs) for name in runs[0]
-        }
+        runs = repeat(given.repeats, ranks, time_steps)
+        times = ratio(runs["average_gradients"], runs["average_flat"], digits=1)
         for method in METHODS:
-            compute, communicate = medians["compute"], medians[method.__name__]
-            row = [ranks, method.__name__, round(compute, 1), round(communicate, 2)]
-            rows.append([*row, f"{ratio:.1f}"])
+            seconds = median_ms(runs["compute"]), median_ms(runs[method.__name__], digits=2)
+            rows.append([ranks, method.__name__, *seconds, times])
     header = ["ranks", "method", "compute ms", "communicate ms", "parameter by flat"]
     print(f"global batch 128, gloo on CPU, {given.repeats} runs of 10 steps")
     print(Table(header, rows))
