@@ -15,10 +15,12 @@ from collections.abc import Sequence
 
 import torch
 
-from mgpu_tutorial.lab import Table, fastest_step, idle_share, launch, pipeline_steps
+from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.model_parallel import micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
-from mgpu_tutorial.pipelines import measurements, schedules
+from mgpu_tutorial.model_parallel.tasks import fastest_step, idle_share, pipeline_steps
+from mgpu_tutorial.pipelines import figures, schedules
 from mgpu_tutorial.pipelines import work as works
 
 STEPS = 3
@@ -30,7 +32,7 @@ def one_process(
 ) -> dict[str, list[float]]:
     """Milliseconds of a step for each number of micro-batches, by what shares the work."""
     data = resnet.random_images(samples, image_size)
-    whole, split = (resnet.new_model(), resnet.ModelParallelResNet50(("cpu", "cpu")))
+    whole, split = (resnet.new_resnet50(), resnet.ModelParallelResNet50(("cpu", "cpu")))
     split.load_state_dict(whole.state_dict())
     times: dict[str, list[float]] = {}
     for micro in micros:
@@ -45,16 +47,20 @@ def one_process(
 
 
 def fastest(model: torch.nn.Module, action) -> float:
-    model.zero_grad()
-    action()  # the first step also allocates
-    return 1e3 * measurements.fastest(lambda: (model.zero_grad(), action()), STEPS)
+    """Milliseconds of the fastest step; the first also allocates, and does not count."""
+
+    def step() -> None:
+        model.zero_grad()
+        action()
+
+    return 1e3 * min(in_turns({"step": step}, STEPS, warm_up=1)["step"])
 
 
 def on_ranks(
     rank: int, world_size: int, samples: int, image_size: int, micros: Sequence[int]
 ) -> dict[str, list[float]]:
     """Milliseconds of a step for each number of micro-batches, by schedule."""
-    model, times = resnet.new_model(), {}
+    model, times = resnet.new_resnet50(), {}
     cuts = ("layer2.0", "layer3.0", "layer4.0")
     work = works.ResNetStages(cuts, samples, image_size, model)
     for name in ORDERS[: 3 if world_size == 2 else 2]:  # ResNet-50 is cut into four at most
@@ -63,9 +69,7 @@ def on_ranks(
             least = world_size if name != "GPipe" else 1  # 1F1B refuses fewer
             result = float("nan")
             if micro >= least:
-                run = measurements.measure_schedule(
-                    rank, world_size, name, micro, work, STEPS
-                )
+                run = figures.measure_schedule(rank, world_size, name, micro, work, STEPS)
                 result = 1e3 * run.seconds
             times.setdefault(name, []).append(result)
     return times
@@ -89,11 +93,9 @@ def bubbles(repeats: int) -> Table:
         for micro in (4, 8, 16):
             shares = []
             for _ in range(repeats):
-                work, measure = (
-                    works.Pauses(4, 0.02, split_backward=name == "zero bubble"),
-                    measurements.measure_schedule,
-                )
-                report = launch(measure, 4, name, micro, work, 2, trace=True)
+                work = works.Pauses(4, 0.02, split_backward=name == "zero bubble")
+                given = name, micro, work
+                report = launch(figures.measure_schedule, 4, *given, trace=True)
                 shares.append(idle_share(fastest_step(pipeline_steps(report))))
             formula = (
                 f"{schedules.bubble(4, micro, stages_per_rank):.0%}"

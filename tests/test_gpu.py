@@ -15,7 +15,7 @@ from mgpu_tutorial.lab.run import transfer
 from mgpu_tutorial.mixed_precision import precision
 from mgpu_tutorial.model_parallel import micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
-from mgpu_tutorial.pipelines import measurements, schedules, stages
+from mgpu_tutorial.pipelines import figures, schedules, stages
 from mgpu_tutorial.pipelines import work as works
 from tests.data_parallel import reference
 from tests.lab import ranks
@@ -89,7 +89,7 @@ def test_the_ledger_counts_no_more_than_cuda_saw():
 
 def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
     images, labels = (tensor.cuda() for tensor in resnet.random_images(4))
-    whole = resnet.new_model().cuda()
+    whole = resnet.new_resnet50().cuda()
     split = resnet.ModelParallelResNet50(("cuda:0", "cuda:0"))
     split.load_state_dict(whole.state_dict())
     torch.backends.cudnn.deterministic = True
@@ -103,7 +103,7 @@ def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_model_split_over_two_gpus_is_the_unsplit_one():
     images, labels = resnet.random_images(4)
-    whole = resnet.new_model().to("cuda:0")
+    whole = resnet.new_resnet50().to("cuda:0")
     split = resnet.ModelParallelResNet50(("cuda:0", "cuda:1"))
     split.load_state_dict(whole.state_dict())
     torch.testing.assert_close(split(images).cpu(), whole(images.to("cuda:0")).cpu())
@@ -115,7 +115,7 @@ def test_stages_on_ranks_that_share_one_gpu():
     assert sum(len(mine) for _, mine in report.results) == 161
     for schedule in schedules.SCHEDULES:
         launch(
-            measurements.measure_schedule,
+            figures.measure_schedule,
             2,
             schedule,
             4,

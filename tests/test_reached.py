@@ -18,27 +18,6 @@ COMMAND = re.compile(r"-m mgpu_tutorial[ .]([a-z_.]+)")
 GOING = re.findall(
     r"\S+",
     """
-at_scale.predictions.worst
-at_scale.published.KORTHIKANTI
-at_scale.published.LLAMA_3
-at_scale.published.MEGASCALE
-at_scale.published.MPT
-at_scale.published.NARAYANAN
-at_scale.published.SOURCES
-at_scale.published.TORCHTITAN
-lab.measure.Name
-lab.measure.in_turns
-lab.measure.largest_difference
-model_parallel.split_resnet.step_on_two_devices
-model_parallel.split_resnet.zero_model
-pipelines.measurements.Compared
-pipelines.measurements.compare_schedules
-pipelines.measurements.largest_difference
-pipelines.measurements.time_plans
-pipelines.schedules.run_schedule
-pipelines.stages.run_stages_cut_differently
-shared.cost_model.links.LARGE
-shared.cost_model.links.Times
 shared.parameters.require_same
 """,
 )

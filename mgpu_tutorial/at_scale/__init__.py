@@ -7,7 +7,7 @@
 `failures.py`     how often it breaks, and how often one should save
 `hierarchy.py`    an all-reduce that knows which ranks share a node
 `questions.py`    twenty-five estimates, with answers
-`measurements.py`, `two_nodes.py` and `slow_pairs.py` are apparatus: tables, times, links
+`figures.py`       apparatus: tables, and two nodes that are timed and counted
 
 The cost model itself is `mgpu_tutorial/shared/cost_model/`. From a terminal:
 `python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512`.

@@ -23,9 +23,9 @@ class Loss(NamedTuple):
 
 
 def between_failures(gpus: int) -> float:
-    """Seconds between two interruptions of a job on so many GPUs.
+    """Seconds between two interruptions of a job on `gpus` GPUs.
 
-    If each GPU, with its share of everything around it, fails as often as in Llama 3's run.
+    Each GPU, with its share of everything around it, fails as often as in Llama 3's run.
     """
     one_gpu = DAYS * DAY * GPUS / INTERRUPTIONS
     return one_gpu / gpus

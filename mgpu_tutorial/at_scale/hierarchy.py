@@ -1,13 +1,9 @@
 """An all-reduce that knows which ranks share a node, out of send and receive."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-
-from mgpu_tutorial.at_scale.slow_pairs import slow_pairs
-from mgpu_tutorial.shared.cost_model.links import Link, message_seconds
 
 Method = Callable[[torch.Tensor, int], None]
 
@@ -73,48 +69,3 @@ def sum_by(rank: int, world_size: int, method: Method, per_node: int, count: int
     method(tensor, per_node)
     every = torch.arange(count, dtype=torch.float64) * world_size
     return (tensor - every - sum(range(world_size))).abs().max().item()
-
-
-def time_methods(
-    rank: int,
-    world_size: int,
-    methods: Sequence[Method],
-    per_node: int,
-    nbytes: int,
-    inside: Link,
-    between: Link,
-    turns: int = 3,
-) -> list[float]:
-    """The least seconds of each method over slow links, in turns."""
-
-    def seconds(source: int, target: int, nbytes: int) -> float:
-        same_node = source // per_node == target // per_node
-        return message_seconds(nbytes, inside if same_node else between)
-
-    times: dict[Method, list[float]] = {method: [] for method in methods}
-    with slow_pairs(seconds):
-        for _ in range(turns):
-            for method in methods:
-                tensor = torch.ones(nbytes // 4)
-                dist.barrier()
-                begin = time.perf_counter()
-                method(tensor, per_node)
-                dist.barrier()
-                times[method].append(time.perf_counter() - begin)
-    return [min(found) for found in times.values()]
-
-
-def count_crossings(
-    rank: int, world_size: int, worker: Callable[[int, int], object], per_node: int
-) -> tuple[object, int]:
-    """What a worker returns on this rank, and how many messages came from another node."""
-    crossed = 0
-
-    def count(source: int, target: int, nbytes: int) -> float:
-        nonlocal crossed
-        crossed += source // per_node != target // per_node
-        return 0.0
-
-    with slow_pairs(count):
-        returned = worker(rank, world_size)
-    return returned, crossed

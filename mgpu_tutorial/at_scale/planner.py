@@ -1,16 +1,19 @@
 """Which plan? All of them for a model, a cluster and a batch, ranked by their seconds."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.machines import Cluster
 from mgpu_tutorial.shared.cost_model.models import Model
-from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Plan
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 
 TIE = 0.05  # about the error of a prediction where the program has a fitted row
 USABLE = 0.90  # of the memory: what was measured is up to 9 % above the estimate
 DAY = 86_400.0
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+INTERLEAVINGS = range(1, 9)
 
 
 class Choice(NamedTuple):
@@ -22,58 +25,65 @@ class Choice(NamedTuple):
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, the smallest first."""
+    """The divisors of a number, the smallest first."""
     return [k for k in range(1, number + 1) if number % k == 0]
 
 
 def plans(model: Model, cluster: Cluster, gpus: int, batch: int) -> Iterator[Plan]:
-    """Every plan on just so many GPUs that can be run, whether it fits or not.
+    """Every plan on exactly `gpus` GPUs that can be run, whether it fits or not.
 
     Tensor-parallel groups may span two nodes. Micro-batches are powers of two up to 16, and
-    the stages are equal.
+    a rank has up to eight stages, all equal.
     """
     for tp in divisors(gpus):
-        if tp > 2 * cluster.gpus_per_node or model.heads % tp:
-            continue
         for pp in divisors(gpus // tp):
-            dp = gpus // tp // pp
-            if equal_stages(model, pp) and batch % dp == 0:
-                yield from variants(model, Plan(tp, pp, dp), batch)
+            sizes = Plan(tp, pp, gpus // tp // pp)
+            if tp <= 2 * cluster.gpus_per_node and can_share(model, sizes, batch):
+                yield from variants(model, sizes, batch)
+
+
+def variants(model: Model, sizes: Plan, batch: int) -> Iterator[Plan]:
+    """The same sizes with every micro-batch, interleaving, ZeRO stage and recomputation."""
+    for micro_batch, interleaving in product(MICRO_BATCHES, INTERLEAVINGS):
+        plan = sizes._replace(micro_batch=micro_batch, interleaving=interleaving)
+        if can_run(model, plan, batch):
+            for zero, recompute in product(stages_of_zero(plan), RECOMPUTATIONS):
+                yield plan._replace(zero=zero, recompute=recompute)
+
+
+def can_share(model: Model, plan: Plan, batch: int) -> bool:
+    """True where heads, layers and sequences divide into equal shares."""
+    equal = equal_stages(model, plan.pp)
+    return equal and model.heads % plan.tp == 0 and batch % plan.dp == 0
+
+
+def can_run(model: Model, plan: Plan, batch: int) -> bool:
+    """True where micro-batches are whole, and a pipeline can interleave its stages."""
+    micro_batches, rest = divmod(batch // plan.dp, plan.micro_batch)
+    if rest:
+        return False
+    if plan.interleaving == 1:
+        return True
+    stages = plan.pp * plan.interleaving
+    in_rounds = plan.pp > 1 and micro_batches % plan.pp == 0
+    return in_rounds and (equal_stages(model, stages) or stages == model.layers + 2)
 
 
 def equal_stages(model: Model, stages: int) -> bool:
-    """Whether the layers make so many equal stages, counting embedding and head or not."""
-    layers = model.layers
-    return (
-        stages == 1
-        or stages <= layers
-        and (layers % stages == 0 or (layers + 2) % stages == 0)
-    )
+    """True where the layers, with embedding and head or without, make equal stages."""
+    divides = model.layers % stages == 0 or (model.layers + 2) % stages == 0
+    return stages == 1 or stages <= model.layers and divides
 
 
-def variants(model: Model, plan: Plan, batch: int) -> Iterator[Plan]:
-    """The same sizes with every micro-batch, interleaving, stage of ZeRO and recomputation.
+def stages_of_zero(plan: Plan) -> tuple[int, ...]:
+    """The stages of ZeRO to try.
 
     A pipeline with ZeRO 2 or 3 would add gradients up or gather for each micro-batch, so
-    there only 0 and 1 are tried; and without replicas there is nothing to shard.
+    there only 0 and 1 are tried; without replicas there is nothing to shard.
     """
-    stages = (0,) if plan.dp == 1 else (0, 1) if plan.pp > 1 else (0, 1, 2, 3)
-    for micro_batch in (1, 2, 4, 8, 16):
-        if batch // plan.dp % micro_batch:
-            continue
-        pieces = batch // plan.dp // micro_batch
-        turns = plan.pp > 1 and pieces % plan.pp == 0  # else there is no interleaving
-        for v in range(1, 9 if turns else 2):
-            if not equal_stages(model, plan.pp * v) and plan.pp * v != model.layers + 2:
-                continue
-            for zero in stages:
-                for recompute in ("none", "selective", "full"):
-                    yield plan._replace(
-                        micro_batch=micro_batch,
-                        interleaving=v,
-                        zero=zero,
-                        recompute=recompute,
-                    )
+    if plan.dp == 1:
+        return (0,)
+    return (0, 1) if plan.pp > 1 else (0, 1, 2, 3)
 
 
 def rank_plans(model: Model, cluster: Cluster, gpus: int, batch: int) -> list[Choice]:
@@ -97,15 +107,15 @@ def fastest_that_fit(
     """The fastest variant of each TP, PP, DP and ZeRO 3 or not, the fastest of all first."""
     if gpus < 1 or batch < 1:
         raise ValueError(f"gpus and batch must be 1 or more, got {gpus} and {batch}")
-    found: dict[tuple, tuple[Plan, PredictedStep]] = {}
+    fastest: dict[tuple, tuple[Plan, PredictedStep]] = {}
     for plan in plans(model, cluster, gpus, batch):
         step = predict_step(model, cluster, plan, batch)
         if step.memory.total > USABLE * cluster.gpu.memory:
             continue
         kind = plan.tp, plan.pp, plan.dp, plan.zero == 3
-        if kind not in found or order(plan, step) < order(*found[kind]):
-            found[kind] = plan, step
-    return sorted(found.values(), key=lambda pair: order(*pair))
+        if kind not in fastest or order(plan, step) < order(*fastest[kind]):
+            fastest[kind] = plan, step
+    return sorted(fastest.values(), key=lambda pair: order(*pair))
 
 
 def order(plan: Plan, step: PredictedStep) -> tuple:
@@ -116,6 +126,6 @@ def order(plan: Plan, step: PredictedStep) -> tuple:
 def training(
     step: PredictedStep, tokens: float, gpus: int, price: float
 ) -> tuple[float, float]:
-    """Days and cost of training on so many tokens, at a price per GPU and hour."""
+    """Days and cost of training on `tokens` tokens, at a price per GPU and hour."""
     seconds = tokens / (step.tokens_per_second * gpus)
     return seconds / DAY, seconds / 3600 * gpus * price

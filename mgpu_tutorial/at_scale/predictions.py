@@ -27,7 +27,7 @@ class Prediction(NamedTuple):
 
 
 def gpu_of(family: str) -> GPU:
-    """The GPU of a family with the numbers that its fitted rows tell."""
+    """The GPU of a family, with the numbers that its fitted rows give."""
     runs = FAMILIES[BORROWED.get(family, family)]()
     measured = [run.measured() for run in runs if run.fitted]
     if family in TWO_NUMBERS or family in BORROWED:
@@ -41,18 +41,13 @@ def predict(family: str) -> list[Prediction]:
 
 
 def predict_runs(runs: Sequence[Run], gpu: GPU) -> list[Prediction]:
-    """These rows with the numbers of this GPU."""
-    found = []
+    """A prediction for each of `runs`, with the numbers of this GPU."""
+    rows = []
     for run in runs:
         cluster = run.cluster._replace(gpu=gpu)
         step = predict_step(run.model, cluster, run.plan, run.batch)
-        found.append(Prediction(run, run.in_unit(step.seconds), step))
-    return found
-
-
-def worst(family: str) -> float:
-    """The largest error of a family's rows that were not fitted."""
-    return max(abs(row.error) for row in predict(family) if not row.run.fitted)
+        rows.append(Prediction(run, run.in_unit(step.seconds), step))
+    return rows
 
 
 def bubble_only(tflops: float, stages: int, micro_batches: float, then: float) -> float:

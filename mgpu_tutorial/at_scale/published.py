@@ -10,16 +10,6 @@ from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, Cluster
 from mgpu_tutorial.shared.cost_model.models import Model
 from mgpu_tutorial.shared.cost_model.plans import Plan
 
-NARAYANAN = "Narayanan et al. 2021, https://arxiv.org/abs/2104.04473"
-KORTHIKANTI = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
-LLAMA_3 = "Llama 3 2024, https://arxiv.org/abs/2407.21783"
-MPT = "https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md"
-TORCHTITAN = (
-    "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
-    "llama3_h100_202412_torchtitan.md"
-)
-MEGASCALE = "Jiang et al. 2024, https://arxiv.org/abs/2402.15627"
-
 
 class Run(NamedTuple):
     """A measured step: `published` in the `unit` that its authors use, per GPU.
@@ -85,7 +75,10 @@ TABLE_1 = {
 
 
 def table_1() -> list[Run]:
-    """Weak scaling from 32 to 3,072 GPUs; DDP overlaps where there is no pipeline."""
+    """Weak scaling from 32 to 3,072 GPUs; DDP overlaps where there is no pipeline.
+
+    Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, table 1.
+    """
     runs = []
     for name, (heads, hidden, layers, tp, pp, gpus, batch, tflops, mb, v) in TABLE_1.items():
         plan = Plan(tp, pp, gpus // tp // pp, mb, v, overlap=pp == 1, **OLD_16_BIT)
@@ -101,7 +94,10 @@ GPT_175B, GPT_530B = Model(96, 12288, 96), Model(105, 20480, 128)
 
 
 def table_2() -> list[Run]:
-    """Strong scaling: the same batch on two and four times the GPUs. Nothing is fitted."""
+    """Strong scaling: the same batch on two and four times the GPUs. Nothing is fitted.
+
+    Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, table 2.
+    """
     runs = []
     for model, pp, name, batch, rows in (
         (GPT_175B, 12, "175B", 1536, {384: 153, 768: 149, 1536: 141}),
@@ -117,7 +113,10 @@ def table_2() -> list[Run]:
 
 
 def zero_3() -> list[Run]:
-    """Table 2's other half: DeepSpeed's ZeRO 3 of 2021. Nothing is fitted."""
+    """DeepSpeed's ZeRO 3 of 2021. Nothing is fitted.
+
+    Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, the other half of table 2.
+    """
     rows = {
         "175B on 384": (GPT_175B, 384, 1536, 4, 144),
         "175B on 768": (GPT_175B, 768, 1536, 2, 88),
@@ -144,18 +143,13 @@ TABLE_5 = {
     "530B": (128, 20480, 105, 35, 280, 1, 3, 49.05, 37.83),
     "1T": (160, 25600, 128, 64, 512, 1, 1, 94.42, 71.49),
 }
-# Figure 1, in GiB: state, and activations without anything and with both. The authors
-# computed these, they did not measure them.
-FIGURE_1 = {
-    "22B": (45.5625, 59.25, 9.5625),
-    "175B": (45.5625, 66.84375, 12.3515625),
-    "530B": (31.640625, 114.0234375, 23.076171875),
-    "1T": (32.958984375, 131.25, 26.5625),
-}
 
 
 def table_5() -> list[Run]:
-    """Two ways to recompute, four sizes; the two smaller sizes are fitted."""
+    """Two ways to recompute, four sizes; the two smaller sizes are fitted.
+
+    Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, table 5.
+    """
     runs = []
     for name, (heads, hidden, layers, pp, batch, mb, v, full, selective) in TABLE_5.items():
         model, fitted = Model(layers, hidden, heads), name in ("22B", "175B")
@@ -180,10 +174,11 @@ def llama(sequence: int) -> Model:
 
 
 def llama_3() -> list[Run]:
-    """Table 4. The chunks of the interleaving are not given: 8 make a layer a stage.
+    """Llama 3, 2024, https://arxiv.org/abs/2407.21783, table 4.
 
-    That 126 layers with embedding and head make 128 equal stages speaks for it. Neither is
-    it said how attention is counted; we take half, as the kernel does.
+    The chunks of the interleaving are not given: 8 make a layer a stage. That 126 layers
+    with embedding and head make 128 equal stages speaks for it. Nor does the paper say how
+    it counts attention; we take half, as the kernel does.
     """
     rows = {
         "8,192 GPUs": (Plan(8, 16, 64, 1, 8, zero=2), 2048, 8192, 430),
@@ -200,7 +195,10 @@ def llama_3() -> list[Run]:
 
 
 def mpt() -> list[Run]:
-    """FSDP alone on A100s of 40 GB, each layer recomputed; from 8 to 128 GPUs."""
+    """FSDP alone on A100s of 40 GB, each layer recomputed; from 8 to 128 GPUs.
+
+    https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md
+    """
     shapes = {"7B": (32, 4096, 32), "13B": (40, 5120, 40)}
     rows = {  # GPUs: micro-batch, tokens per second and GPU
         "7B": {8: (12, 3679), 16: (16, 3645), 32: (18, 3725), 64: (18, 3665),
@@ -225,7 +223,11 @@ def mpt() -> list[Run]:
 
 
 def torchtitan() -> list[Run]:
-    """Tables 1 and 3: Llama 3.1 8B with `fully_shard`, not compiled."""
+    """Llama 3.1 8B with `fully_shard`, not compiled: tables 1 and 3 of torchtitan's report.
+
+    https://github.com/pytorch/torchtitan/blob/main/benchmarks/
+    llama3_h100_202412_torchtitan.md
+    """
     model = Model(32, 4096, 32, 8192, 128_256, 8, 14_336, gated=True, tied=False)
     runs = []
     for gpus, rate in ((8, 5762), (128, 5605)):
@@ -238,9 +240,10 @@ def torchtitan() -> list[Run]:
 
 
 def torchtitan_405b() -> list[Run]:
-    """Table 5, with float8. As many micro-batches as stages, torchtitan's default then.
+    """Table 5 of the same report, with float8, compiled, and with asynchronous TP.
 
-    The number is not in the table, and neither are the stages per rank: two, its default.
+    Not in the table, and torchtitan's defaults of that time: as many micro-batches as
+    stages, and two stages per rank.
     """
     runs = []
     for name, v, rate in (("1F1B", 1, 100), ("interleaved", 2, 128)):
@@ -253,7 +256,10 @@ def torchtitan_405b() -> list[Run]:
 
 
 def megascale() -> list[Run]:
-    """Table 2, the rows of Megatron-LM: put to the model when it was finished."""
+    """The rows of Megatron-LM, put to the model when it was finished.
+
+    Jiang et al. 2024, https://arxiv.org/abs/2402.15627, table 2.
+    """
     model = Model(96, 12288, 128, vocabulary=64_000)
     rows = {
         768: {256: 40.0, 512: 21.2, 768: 15.2, 1024: 11.9},
@@ -282,15 +288,4 @@ FAMILIES = {
     "torchtitan 8B": torchtitan,
     "torchtitan 405B": torchtitan_405b,
     "MegaScale's baseline": megascale,
-}
-SOURCES = {
-    "table 1": f"{NARAYANAN}, table 1",
-    "table 2": f"{NARAYANAN}, table 2",
-    "ZeRO-3": f"{NARAYANAN}, table 2",
-    "table 5": f"{KORTHIKANTI}, table 5",
-    "Llama 3 405B": f"{LLAMA_3}, table 4",
-    "MPT, FSDP": MPT,
-    "torchtitan 8B": f"{TORCHTITAN}, tables 1 and 3",
-    "torchtitan 405B": f"{TORCHTITAN}, table 5",
-    "MegaScale's baseline": f"{MEGASCALE}, table 2",
 }

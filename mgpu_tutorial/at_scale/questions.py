@@ -12,13 +12,11 @@ from mgpu_tutorial.lab import Table
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 
 NEAR = 1.2  # an answer may be off by this factor
-
-
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Question(NamedTuple):
-    """One of them, with the number that answers it, its unit, and how one gets there."""
+    """A question, the number that answers it, its unit, and how to get there."""
 
     text: str
     answer: float
@@ -100,13 +98,13 @@ class Cards:
 
     def __repr__(self) -> str:
         asked = [f"{i}. {q.text}" for i, q in enumerate(QUESTIONS, 1)]
-        answers = [f"{i}. {told(q)}: {q.working}" for i, q in enumerate(QUESTIONS, 1)]
+        answers = [f"{i}. {answer_text(q)}: {q.working}" for i, q in enumerate(QUESTIONS, 1)]
         return "\n".join([*asked, "", "Answers", *answers])
 
     def _repr_html_(self) -> str:
         items = []
         for i, question in enumerate(QUESTIONS, 1):
-            text, answer = html.escape(question.text), html.escape(told(question))
+            text, answer = html.escape(question.text), html.escape(answer_text(question))
             working = html.escape(question.working)
             items.append(
                 f"<details><summary>{i}. {text}</summary>"
@@ -115,13 +113,13 @@ class Cards:
         return "".join(items)
 
 
-def told(question: Question) -> str:
+def answer_text(question: Question) -> str:
     """The answer with its unit, in three digits."""
     number = question.answer
-    text = f"{number:,.3g}" if 1e-2 <= abs(number) < 1000 else f"{number:,.0f}"
+    text = f"{number:,.3g}" if abs(number) < 1000 else f"{number:,.0f}"
     if abs(number) >= 1e7:
         digits, exponent = f"{number:.2g}".split("e+")
-        text = f"{digits}·10{exponent.translate(RAISED)}"
+        text = f"{digits}·10{str(int(exponent)).translate(RAISED)}"
     return f"{text} {question.unit}".rstrip()
 
 
@@ -131,16 +129,16 @@ def cards() -> Cards:
 
 
 def mark(answers: Mapping[int, float]) -> Table:
-    """Your answers by the question's number, and whether they are within a fifth.
+    """A row for each of your answers, by the question's number: within a fifth, or not yet.
 
     Raises KeyError for a number that is no question's.
     """
     rows = []
-    for number, mine in answers.items():
+    for number, value in answers.items():
         if not 1 <= number <= len(QUESTIONS):
             raise KeyError(f"there is no question {number}, only 1 to {len(QUESTIONS)}")
         question = QUESTIONS[number - 1]
-        near = mine > 0 and 1 / NEAR <= mine / question.answer <= NEAR
+        near = 1 / NEAR <= value / question.answer <= NEAR
         verdict = "near enough" if near else f"not yet: try {question.working}"
-        rows.append([f"question {number}", f"{mine:,.3g} {question.unit}".rstrip(), verdict])
+        rows.append([f"question {number}", f"{value:,.3g} {question.unit}".rstrip(), verdict])
     return Table(["", "yours", ""], rows)

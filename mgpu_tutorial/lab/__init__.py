@@ -9,19 +9,11 @@ if kernel := server.notebook_kernel():  # first: the fork server imports torch w
 
 from mgpu_tutorial.lab.draw.cluster_map import cluster_map
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
-from mgpu_tutorial.lab.draw.pipeline_chart import pipeline_chart
 from mgpu_tutorial.lab.draw.plot import curves, image_rows
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
 from mgpu_tutorial.lab.draw.stepper import stepper
 from mgpu_tutorial.lab.draw.timeline import timeline
 from mgpu_tutorial.lab.record.memory import Ledger
-from mgpu_tutorial.lab.record.pipeline_steps import (
-    fastest_step,
-    idle_share,
-    in_flight,
-    in_order,
-    pipeline_steps,
-)
 from mgpu_tutorial.lab.record.trace import note, span
 from mgpu_tutorial.lab.record.traffic import traffic
 from mgpu_tutorial.lab.run.errors import RankFailed, RanksHung
@@ -50,16 +42,10 @@ __all__ = [
     "curves",
     "devices",
     "edit",
-    "fastest_step",
-    "idle_share",
     "image_rows",
-    "in_flight",
-    "in_order",
     "launch",
     "memory_bars",
     "note",
-    "pipeline_chart",
-    "pipeline_steps",
     "place",
     "playground",
     "pretend",

@@ -1,7 +1,7 @@
 """A small table: rows under a header, as text and as HTML."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -49,6 +49,18 @@ class Table:
     def _numeric(self) -> list[bool]:
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
         return [all(isinstance(value, int | float) for value in column) for column in columns]
+
+
+def formatted(columns: Mapping[str, str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table whose columns are written as their formats say, such as {"ms": ".1f"}.
+
+    An empty format leaves a value as it is.
+    """
+    texts = []
+    for row in rows:
+        pairs = zip(row, columns.values(), strict=True)
+        texts.append([format(value, how) if how else value for value, how in pairs])
+    return Table(list(columns), texts)
 
 
 def _text(value: object) -> str:

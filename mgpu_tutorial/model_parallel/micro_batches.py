@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab.record.pipeline_steps import Task
+from mgpu_tutorial.model_parallel.tasks import Task
 
 
 def split(
@@ -30,11 +30,12 @@ def split(
     return list(zip(images.chunk(micro), labels.chunk(micro), strict=True))
 
 
-class Step:
-    """One training step of a model in stages, and what is between its forward and backward.
+class MicroBatchStep:
+    """One training step of a model in stages.
 
-    `parts` are the micro-batches. `saved` has input and output of each stage s and
-    micro-batch i until their backward; `tasks` notes what each device did when, by `clock`.
+    `parts` are the micro-batches. `saved[s, i]` keeps input and output of stage s and
+    micro-batch i from their forward to their backward. `tasks` notes what each device did
+    when, by `clock`.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Step:
 
     @contextmanager
     def recorded(self, kind: str, s: int, i: int) -> Iterator[torch.device]:
-        """Note when this block, the F or B of stage s on micro-batch i, began and ended."""
+        """Note as a task what the block does: F or B of stage s on micro-batch i."""
         device, begin = self.model.devices[s], self.clock()
         yield device
         if device.type == "cuda":  # a GPU works on after its call returned
@@ -61,7 +62,7 @@ class Step:
 
 
 def forward_stage(
-    step: Step, s: int, i: int, output_before: torch.Tensor | None = None
+    step: MicroBatchStep, s: int, i: int, output_before: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Stage s takes the output of stage s - 1, or images; the last one returns the loss."""
     input_tensor, label = step.parts[i]
@@ -77,9 +78,9 @@ def forward_stage(
 
 
 def backward_stage(
-    step: Step, s: int, i: int, output_tensor_grad: torch.Tensor | None = None
+    step: MicroBatchStep, s: int, i: int, output_tensor_grad: torch.Tensor | None = None
 ) -> torch.Tensor | None:
-    """Stage s takes its output's gradient from stage s + 1, and returns that of its input."""
+    """Stage s takes the gradient of its output, and returns that of its input."""
     input_tensor, output_tensor = step.saved.pop((s, i))
     with step.recorded("B", s, i):
         output_tensor.backward(output_tensor_grad)
@@ -94,10 +95,10 @@ def forward_backward(
     Returns the mean loss, and what each device did when. Raises ValueError where the batch
     does not divide into `micro` equal parts.
     """
-    step = Step(model, images, labels, micro)
+    step = MicroBatchStep(model, images, labels, micro)
     threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
     losses, ends = [], []
-    # all forwards: each task waits for the same piece on the stage before
+    # all forwards: each task waits for the same micro-batch on the stage before
     for i in range(micro):
         task = None
         for s, thread in enumerate(threads):
@@ -117,9 +118,9 @@ def forward_backward(
 
 
 def after(
-    task: Future | None, action: Callable, step: Step, s: int, i: int
+    task: Future | None, action: Callable, step: MicroBatchStep, s: int, i: int
 ) -> torch.Tensor | None:
-    """Wait for `task`, which makes what `action` needs, and then do it."""
+    """Call `action` with the result of `task`, once there is one."""
     if task is None:
         return action(step, s, i)
     return action(step, s, i, task.result())

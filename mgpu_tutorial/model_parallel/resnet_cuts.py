@@ -1,9 +1,13 @@
 """Where ResNet-50 can be cut: its 20 units, and the stages that a choice of cuts makes."""
 
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import nn
+
+from mgpu_tutorial.shared.vision import torchvision
 
 BLOCKS = [3, 4, 6, 3]
 UNITS = (
@@ -35,10 +39,10 @@ def units(model: nn.Module) -> dict[str, nn.Module]:
 
     Inside a residual block a cut would have to send two tensors, so a block is one unit.
     """
-    found = [nn.Sequential(model.conv1, model.bn1, model.relu), model.maxpool]
-    found += [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
-    found += [nn.Sequential(model.avgpool, nn.Flatten(1)), model.fc]
-    return dict(zip(UNITS, found, strict=True))
+    modules = [nn.Sequential(model.conv1, model.bn1, model.relu), model.maxpool]
+    modules += [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
+    modules += [nn.Sequential(model.avgpool, nn.Flatten(1)), model.fc]
+    return dict(zip(UNITS, modules, strict=True))
 
 
 def cut_units(cuts: Sequence[str]) -> list[tuple[str, ...]]:
@@ -50,5 +54,22 @@ def cut_units(cuts: Sequence[str]) -> list[tuple[str, ...]]:
 
 def cut(model: nn.Module, cuts: Sequence[str]) -> list[nn.Sequential]:
     """The stages of `model`, each a row of its units."""
-    found = units(model)
-    return [nn.Sequential(*map(found.get, names)) for names in cut_units(cuts)]
+    modules = units(model)
+    return [nn.Sequential(*map(modules.get, names)) for names in cut_units(cuts)]
+
+
+def stage_shapes(cuts: Sequence[str], batch: int, image_size: int) -> list[list[int]]:
+    """The shapes between the stages, from the images to the result."""
+    shapes = unit_shapes(batch, image_size)
+    return [shapes[i] for i in (0, *(UNITS.index(name) for name in cuts), -1)]
+
+
+@functools.cache
+def unit_shapes(batch: int, image_size: int) -> tuple[list[int], ...]:
+    """The shape of the images, and then of each unit's output."""
+    with torch.device("meta"), torch.no_grad():
+        model = torchvision.models.resnet50(norm_layer=nn.Identity)  # which keeps shapes too
+        outputs = [torch.empty(batch, 3, image_size, image_size)]
+        for unit in units(model).values():
+            outputs.append(unit(outputs[-1]))
+    return tuple(list(x.shape) for x in outputs)

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab.simulate.devices import as_device, devices
-from mgpu_tutorial.model_parallel.micro_batches import forward_backward, split
+from mgpu_tutorial.lab.simulate.devices import as_device
+from mgpu_tutorial.model_parallel.micro_batches import split
 from mgpu_tutorial.model_parallel.resnet_cuts import BLOCKS, UNITS, check_cuts, cut, units
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -42,36 +42,22 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         return x
 
 
-def new_model(seed: int = 0, own: Container[str] = UNITS) -> nn.Module:
+def new_resnet50(own: Container[str] = UNITS) -> nn.Module:
     """torchvision's ResNet-50 with PyTorch's default weights, drawn unit by unit.
 
-    Units that are not `own` stay on the meta device: they have shapes and no memory. So a
-    rank makes its own stage only, and all ranks together make one model.
+    Units that are not in `own` stay on the meta device, where they need no memory. So each
+    rank makes the weights of its own stage, and all ranks together have one model.
     """
     with torch.device("meta"):
         model = torchvision.models.resnet50()
     for i, (name, unit) in enumerate(units(model).items()):
         if name in own:
             unit.to_empty(device=torch.get_default_device())
-            torch.manual_seed(100 * seed + i)
+            torch.manual_seed(i)
             for module in unit.modules():
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
     return model
-
-
-def zero_model() -> nn.Module:
-    """ResNet-50 with zeros: a step takes as long as with other numbers, and none is drawn."""
-    model = new_model(own=()).to_empty(device=torch.get_default_device())
-    for values in model.state_dict().values():
-        values.zero_()
-    return model
-
-
-def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The gradients by name, of the parameters that have one, on the CPU."""
-    named = model.named_parameters()
-    return {name: p.grad.cpu() for name, p in named if p.grad is not None}
 
 
 def random_images(batch: int = 4, image_size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,21 +68,9 @@ def random_images(batch: int = 4, image_size: int = 64) -> tuple[torch.Tensor, t
     return images.to(torch.get_default_device()), labels.to(torch.get_default_device())
 
 
-def unsplit_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int):
+def unsplit_step(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
+) -> None:
     """The same step on one device: micro-batches one after the other, gradients add up."""
     for x, y in split(images, labels, micro):
         (cross_entropy(model(x), y) / micro).backward()
-
-
-def step_on_two_devices(
-    rank: int, world_size: int, micro: int = 1, image_size: int = 64
-) -> float:
-    """Each rank splits the same ResNet-50 over two devices of its own; returns the loss.
-
-    The ranks send nothing to each other. Where there are no two GPUs, devices are virtual.
-    """
-    with torch.device("meta"):
-        model = ModelParallelResNet50(devices(2))
-    model.load_state_dict(new_model().state_dict())
-    loss, _ = forward_backward(model, *random_images(image_size=image_size), micro)
-    return loss

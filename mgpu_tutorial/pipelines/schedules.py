@@ -43,7 +43,7 @@ def bubble(ranks: int, micro: int, stages_per_rank: int = 1) -> float:
 
 
 def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]:
-    """One layer a rank, in the order of 1F1B; the last one returns each piece's loss."""
+    """One layer a rank, in the order of 1F1B; the last returns each micro-batch's loss."""
     torch.manual_seed(rank)
     x, target = torch.linspace(-1, 1, 128).view(16, 8), torch.zeros(16, 8)
     stage = pp.PipelineStage(nn.Linear(8, 8), rank, world_size, x.device)
@@ -58,31 +58,19 @@ def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]
     return [loss.item() for loss in losses]
 
 
-def run_schedule(
-    rank: int, world_size: int, schedule: str, micro: int, work: Work
-) -> list[float]:
-    """Activations go from stage to stage and gradients back, in the order of `schedule`.
-
-    Returns the loss of each micro-batch on the rank with the last stage, [] on the others.
-    """
-    stages, runner = build_pipeline(work, schedule, micro, rank, world_size)
-    losses = take_step(stages, runner, *work.batch(micro))
-    return [loss.item() for loss in losses]
-
-
 def build_pipeline(
     work: Work, schedule: str, micro: int, rank: int, world_size: int
 ) -> tuple[list[pp.PipelineStage], Any]:
-    """This rank's stages, and PyTorch's schedule over them."""
-    mine = stages_on_rank(schedule, rank, world_size)
-    count = len(mine) * world_size
-    stages = [pipeline_stage(work, index, count, micro) for index in mine]
+    """The stages of this rank, and PyTorch's schedule over them."""
+    indices = stages_on_rank(schedule, rank, world_size)
+    count = len(indices) * world_size
+    stages = [pipeline_stage(work, index, count, micro) for index in indices]
     runs = stages if len(stages) > 1 else stages[0]
     return stages, SCHEDULES[schedule](runs, micro, loss_fn=work.loss)
 
 
 def pipeline_stage(work: Work, index: int, count: int, micro: int) -> pp.PipelineStage:
-    """PyTorch's stage. Told the shapes, it need not find them with a forward of its own."""
+    """PyTorch's stage; it knows its shapes, and needs no forward to find them."""
     module = work.module(index, count)
     goes_in = torch.empty(*work.shape(index, count, micro)).requires_grad_(index > 0)
     comes_out = torch.empty(*work.shape(index + 1, count, micro)).requires_grad_()

@@ -7,14 +7,14 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.model_parallel.micro_batches import split
-from mgpu_tutorial.pipelines.work import ResNetStages, Work
+from mgpu_tutorial.pipelines.work import Work
 
 Gradients = list[torch.Tensor]
 Exchange = Callable[["Stage", torch.Tensor], torch.Tensor | None]
 
 
 class Stage:
-    """This rank's stage. `waiting` has input and output of each piece until its backward."""
+    """This rank's stage; `waiting[i]` keeps input and output until the backward of i."""
 
     def __init__(self, work: Work, micro: int) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -39,7 +39,7 @@ class Stage:
 
 
 def forward_step(stage: Stage, i: int, input_tensor: torch.Tensor | None) -> torch.Tensor:
-    """The forward of piece i; on the last rank the output is the loss."""
+    """The forward of micro-batch i; on the last rank the output is the loss."""
     inputs, targets = stage.parts[i]
     if input_tensor is None:  # the first stage takes the batch
         input_tensor = inputs
@@ -55,7 +55,7 @@ def forward_step(stage: Stage, i: int, input_tensor: torch.Tensor | None) -> tor
 def backward_step(
     stage: Stage, i: int, output_tensor_grad: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """The backward of piece i; returns the gradient of its input."""
+    """The backward of micro-batch i; returns the gradient of its input."""
     input_tensor, output_tensor = stage.waiting.pop(i)
     with span(f"B {stage.rank} {i}"):
         output_tensor.backward(output_tensor_grad)
@@ -104,9 +104,9 @@ def agree_on_shapes(stage: Stage) -> None:
         numbers = [*stage.output_shape, 0, 0][:4]  # four in any case
         dist.send(torch.tensor(numbers), stage.rank + 1)
     if stage.rank > 0:
-        told = torch.empty(4, dtype=torch.int64)
-        dist.recv(told, stage.rank - 1)
-        sends, expects = [n for n in told.tolist() if n], list(stage.input_shape)
+        numbers = torch.empty(4, dtype=torch.int64)
+        dist.recv(numbers, stage.rank - 1)
+        sends, expects = [n for n in numbers.tolist() if n], list(stage.input_shape)
         if sends != expects:
             raise ValueError(
                 f"stage {stage.rank - 1} sends {sends}, and stage {stage.rank} expects "
@@ -164,7 +164,7 @@ def run_1f1b(
     """One forward, one backward, as soon as there is one; returns what `run_gpipe` does."""
     stage = Stage(work, micro)
     ahead = min(micro, world_size - 1 - rank)
-    # warm-up: forwards, until the last rank has its first piece
+    # warm-up: forwards, until the last rank has its first micro-batch
     for i in range(ahead):
         output_tensor = forward_step(stage, i, recv_forward(stage))
         send_forward(stage, output_tensor)
@@ -179,9 +179,3 @@ def run_1f1b(
         input_tensor_grad = backward_step(stage, i, recv_backward(stage))
         send_backward(stage, input_tensor_grad)
     return stage.losses, stage.gradients()
-
-
-def run_stages_cut_differently(rank: int, world_size: int) -> None:
-    """Rank 0 cuts before layer3, rank 1 before layer4: they disagree on what is sent."""
-    cuts = [("layer3.0",), ("layer4.0",)][rank]
-    run_gpipe(rank, world_size, ResNetStages(cuts), 1)

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from mgpu_tutorial.model_parallel.measurements import stage_shapes
-from mgpu_tutorial.model_parallel.resnet_cuts import cut, cut_units
-from mgpu_tutorial.model_parallel.split_resnet import new_model, random_images
+from mgpu_tutorial.model_parallel.resnet_cuts import cut, cut_units, stage_shapes
+from mgpu_tutorial.model_parallel.split_resnet import new_resnet50, random_images
 from mgpu_tutorial.shared.pause import Pause
 
 
@@ -22,10 +21,13 @@ class Work(Protocol):
         """Stage `index` of `count`."""
 
     def shape(self, index: int, count: int, micro: int) -> Sequence[int]:
-        """Of what goes into stage `index` for one piece of `micro`; last: of the result."""
+        """The input's shape of stage `index` for one of `micro` micro-batches.
+
+        At `index` = `count` it is the shape of the result.
+        """
 
     def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The whole batch: what goes into the first stage, and the targets."""
+        """The whole batch: the inputs of the first stage, and the targets."""
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The mean loss of a micro-batch."""
@@ -35,10 +37,10 @@ class Work(Protocol):
 class Pauses:
     """Stages of a small layer that pause as long as a large one would compute.
 
-    A rank pauses `forward` seconds in each forward and twice as long in each backward,
-    however many stages it has. So ranks do not compete for cores, and the schedule alone
-    shows. With `split_backward` a schedule may take the two halves of a backward apart.
-    Micro-batches are (rows, width).
+    A rank pauses `forward` seconds in each forward of a micro-batch and twice as long in
+    each backward; several stages share these. So ranks do not compete for cores, and only
+    the schedule shows. With `split_backward` a schedule may take the gradients of input and
+    weights apart. Micro-batches are (rows, width).
     """
 
     ranks: int
@@ -85,7 +87,7 @@ class PausingLayer(nn.Module):
 
 @dataclass(frozen=True)
 class ResNetStages:
-    """ResNet-50, cut before the units in `cuts`; of `model`, or made by each rank for itself.
+    """ResNet-50, cut before the units in `cuts`: `model`, or each rank makes its own part.
 
     For half as many stages every second cut is taken. Images are (samples, 3, S, S).
     """
@@ -97,7 +99,7 @@ class ResNetStages:
 
     def module(self, index: int, count: int) -> nn.Module:
         cuts = self.cuts_for(count)
-        model = self.model or new_model(own=cut_units(cuts)[index])
+        model = self.model or new_resnet50(own=cut_units(cuts)[index])
         return cut(model, cuts)[index]
 
     def shape(self, index: int, count: int, micro: int) -> list[int]:

@@ -1,129 +1,180 @@
-"""An all-reduce by nodes, and the pretended rank of a large world."""
+"""An all-reduce by nodes, slow links between them, and a pretended rank of a large world."""
 
-from functools import cache, partial
-from itertools import product
+import time
 
 import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as some
 
-from mgpu_tutorial.at_scale import hierarchy, measurements
+from mgpu_tutorial.at_scale import figures, hierarchy
 from mgpu_tutorial.at_scale.world import steps_of_one_rank
-from mgpu_tutorial.lab import launch, pretend
+from mgpu_tutorial.lab import pretend
 from mgpu_tutorial.shared.cost_model.links import Link, hierarchical_seconds, ring_seconds
 from mgpu_tutorial.shared.cost_model.models import Model
-from tests.together import together
 
 METHODS = [hierarchy.flat_ring, hierarchy.hierarchical]
 
 
-@cache
-def summed(ranks, *nodes):
-    """What the ranks return by each method, with each size of a node, in one launch."""
-    cases = list(product(METHODS, nodes))
-    calls = [partial(hierarchy.sum_by, method=m, per_node=n, count=36) for m, n in cases]
-    return dict(zip(cases, together(ranks, *calls), strict=True))
-
-
-@pytest.mark.parametrize(("ranks", "per_node"), [(1, 1), (4, 2), (4, 4), (6, 3), (4, 1)])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_rank_has_the_sum(method, ranks, per_node):
-    nodes = {1: [1], 4: [1, 2, 4], 6: [3]}[ranks]
-    assert summed(ranks, *nodes)[method, per_node] == [0.0] * ranks
+@pytest.mark.parametrize(
+    "world_size, per_node", [(1, 1), (4, 2), (4, 4), (6, 3), (6, 2), (4, 1)]
+)
+def test_every_rank_has_the_sum(ranks, method, world_size, per_node):
+    report = ranks(world_size, hierarchy.sum_by, method, per_node, 36, trace=True)
+    assert report.results == [0.0] * world_size
 
 
-def crossing(rank, world_size, method, per_node, count):
-    """The bytes that this rank received from another node."""
-    from mgpu_tutorial.at_scale import slow_pairs
-
-    seen = []
-
-    def seconds(source, target, nbytes):
-        seen.append(nbytes * (source // per_node != target // per_node))
-        return 0.0
-
-    with slow_pairs.slow_pairs(seconds):
-        hierarchy.sum_by(rank, world_size, method, per_node, count)
-    return sum(seen)
+def test_the_error_of_a_sum_is_the_largest(ranks):
+    """Without a sum rank r has i + r where 2 i + 1 belongs, so it is off by i + 1 - r."""
+    results = ranks(2, hierarchy.sum_by, lambda tensor, per_node: None, 1, 36).results
+    assert results == [36.0, 35.0]
 
 
-def test_a_quarter_of_the_bytes_crosses_per_card():
+@pytest.mark.parametrize(
+    "method, sent",
+    [
+        (hierarchy.flat_ring, [0, 6 * 64 * 8 / 4, 0, 6 * 64 * 8 / 4]),
+        (hierarchy.hierarchical, [2 * 64 * 8 / 4] * 4),
+    ],
+)
+def test_a_quarter_of_the_bytes_crosses_per_card(ranks, method, sent):
     """64 numbers of 8 bytes on two nodes of two: a half each, sent and fetched in halves."""
-    calls = [partial(crossing, method=m, per_node=2, count=64) for m in METHODS]
-    flat, nodes = together(4, *calls)
-    whole = 64 * 8
-    assert flat == [6 * whole / 4, 0, 6 * whole / 4, 0]
-    assert nodes == [2 * whole / 4] * 4
+    report = ranks(4, hierarchy.sum_by, method, 2, 64, trace=True)
+    crossing = [e for e in report.events if e.sends and e.rank // 2 != e.peer // 2]
+    assert [sum(e.nbytes for e in crossing if e.rank == rank) for rank in range(4)] == sent
+    assert figures.count_crossings(report, per_node=2) == len(crossing)
 
 
-def test_slow_links_show_in_the_times():
-    """Waiting takes at least what the formula says, and the hierarchy waits less."""
-    inside, between = Link(1e-3, 200e6), Link(10e-3, 20e6)
-    found = measurements.time_hierarchy(inside, between)
-    size = 2**20
-    assert found["flat_ring"] >= ring_seconds(size, 8, between)
-    least = hierarchical_seconds(size, 2, 4, inside, between)
-    assert least <= found["hierarchical"] < found["flat_ring"]
+RANK = some.integers(0, 31)
 
 
-def test_recv_is_put_back():
-    def after(rank, world_size):
-        import torch.distributed as dist
-
-        from mgpu_tutorial.at_scale.slow_pairs import slow_pairs
-
-        before = dist.recv
-        with slow_pairs(lambda source, target, nbytes: 0.0):
-            inside = dist.recv is not before
-        return inside and dist.recv is before
-
-    assert launch(after, 1).results == [True]
+@given(RANK, RANK, some.integers(1, 8), some.integers(0, 10**9))
+def test_a_message_takes_the_link_of_its_ranks(source, target, per_node, nbytes):
+    inside, between = Link(1e-3, 2e9), Link(5e-3, 1e6)
+    nodes = [list(range(first, first + per_node)) for first in range(0, 32, per_node)]
+    (node,) = [node for node in nodes if source in node]
+    link = inside if target in node else between
+    seconds = figures.pair_seconds(source, target, nbytes, per_node, inside, between)
+    assert seconds == pytest.approx(link.latency + nbytes / link.bandwidth)
 
 
-def test_messages_between_nodes_are_counted():
-    def once(rank, world_size):
-        import torch
-        import torch.distributed as dist
-
-        number = torch.tensor([7.0 * (rank == 0)])
+def receive_slowly(rank, world_size):
+    """On rank 1 what a message is charged for, the seconds of its recv, and what is left."""
+    calls, before = [], dist.recv
+    numbers = torch.ones(3)
+    with figures.slow_pairs(lambda *message: calls.append(message) or 0.1):
+        begin = time.perf_counter()
         if rank == 0:
-            dist.send(number, 2)
-        elif rank == 2:
-            dist.recv(number, 0)
-        return number.item()
-
-    assert measurements.crossings(once, 2) == [[7.0, 0.0, 7.0, 0.0], 1]
-    assert measurements.crossings(lambda rank, world_size: ..., 2) is ...
+            dist.send(numbers, 1)
+        else:
+            dist.recv(numbers, 0)
+        seconds = time.perf_counter() - begin
+    return calls, seconds, dist.recv is before
 
 
-MESH = (16, 16, 8)
+def test_only_a_recv_is_slow_and_only_inside(ranks):
+    sender, receiver = ranks(2, receive_slowly).results
+    assert sender[0] == [] and receiver[0] == [(0, 1, 12)]
+    assert receiver[1] >= 0.1 and sender[2] and receiver[2]
+
+
+SLOW, FAST = Link(30e-3, 50e6), Link(5e-3, 200e6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside, between", [(SLOW, FAST), (FAST, SLOW)])
+def test_slow_links_show_in_the_times(inside, between):
+    """Each rank waits at least as long as the formula says, whichever link is slow."""
+    times = figures.time_hierarchy(inside, between)
+    assert times["flat_ring"] >= ring_seconds(2**20, 8, SLOW)
+    assert times["hierarchical"] >= hierarchical_seconds(2**20, 2, 4, inside, between)
+    assert list(times) == ["flat_ring", "hierarchical"]
+
+
+def test_the_table_has_the_formulas_beside_the_times():
+    times = {"flat_ring": 0.5, "hierarchical": 0.25}
+    assert figures.hierarchy_table(times, FAST, SLOW).rows == [
+        ["flat_ring", f"{14 * (30 + 2**20 / 8 / 50e3):.1f}", "500.0"],
+        [
+            "hierarchical",
+            f"{6 * (5 + 2**20 / 4 / 200e3) + 2 * (30 + 2**20 / 8 / 50e3):.1f}",
+            "250.0",
+        ],
+    ]
+
+
+# Messages between nodes
+
+
+def by_messages(rank, world_size):
+    """Rank 0 to the node of rank 2, one of them without waiting; and inside the nodes."""
+    number = torch.tensor([7.0])
+    for source, target in ((0, 2), (0, 1), (2, 3), (1, 3)):
+        if rank == source:
+            dist.isend(number, target).wait()
+        if rank == target:
+            dist.irecv(number, source).wait()
+    dist.barrier()
+    return number.item()
+
+
+def by_groups(rank, world_size):
+    """A broadcast between the nodes, and then one in each of them."""
+    number = torch.tensor([7.0 * (rank == 0)])
+    for members in ([0, 2], [0, 1], [2, 3]):
+        group = dist.new_group(members)
+        if rank in members:
+            dist.broadcast(number, members[0], group=group)
+    return number.item()
+
+
+def to_everybody(rank, world_size):
+    number = torch.tensor([7.0 * (rank == 0)])
+    dist.broadcast(number, 0)
+    return number.item()
+
+
+@pytest.mark.parametrize(
+    "worker, count", [(by_messages, 2), (by_groups, 1), (to_everybody, 2)]
+)
+def test_messages_between_nodes_are_counted(worker, count):
+    assert figures.crossings(worker, 2) == [[7.0] * 4, count]
+
+
+def test_nothing_is_counted_while_nothing_is_written():
+    assert figures.crossings(lambda rank, world_size: ..., 2) is ...
+
+
+# A pretended rank
 
 
 @pytest.fixture(scope="module")
 def counted():
-    return [pretend(steps_of_one_rank, MESH, steps, world_size=2048) for steps in (1, 2)]
+    mesh = (16, 16, 8)
+    return [pretend(steps_of_one_rank, mesh, steps, world_size=2048) for steps in (1, 2)]
 
 
-def test_a_rank_calls_what_the_cost_model_counts(counted):
-    """Two blocks: four all-reduces each, gathered twice, the rest once; scattered once."""
+@pytest.mark.slow
+def test_a_rank_calls_and_computes_what_the_cost_model_counts(counted):
+    """Two blocks: four all-reduces each, gathered twice, the rest once; scattered once.
+
+    An eighth of the matrices and the whole head; PyTorch counts no attention here.
+    """
     first, both = counted
     calls = {name: both.calls[name] - first.calls[name] for name in both.calls}
     assert calls == {"all_reduce": 8, "all_gather": 5, "reduce_scatter": 3, "broadcast": 0}
     # of 64 tokens of width 1,024 in float32
     assert both.nbytes["all_reduce"] - first.nbytes["all_reduce"] == 8 * 64 * 1024 * 4
-
-
-def test_a_rank_computes_what_the_cost_model_counts(counted):
-    """An eighth of the matrices and the whole head; PyTorch counts no attention here."""
-    first, both = counted
     model = Model(2, 1024, 8, sequence=64, vocabulary=512)
     matrices = 3 * 2 * model.layer_flops() / 8 + 3 * model.head_flops()
     assert both.flops - first.flops == 64 * matrices
+    whole, kept = first.returned.values()
+    assert kept == pytest.approx(whole / 128, rel=0.2) and kept > whole / 128
 
 
-def test_a_rank_keeps_its_share(counted):
-    whole, mine = counted[0].returned.values()
-    assert mine == pytest.approx(whole / 128, rel=0.2) and mine > whole / 128
-
-
+@pytest.mark.slow
 def test_the_table_of_worlds(counted, monkeypatch):
     """A column per mesh, of what a second step adds to a first."""
     worlds = []
@@ -132,10 +183,15 @@ def test_the_table_of_worlds(counted, monkeypatch):
         worlds.append(world_size)
         return counted[steps - 1]
 
-    monkeypatch.setattr(measurements, "pretend", recorded)
-    table = measurements.second_step((1, 8, 8), (16, 128, 8))
+    monkeypatch.setattr(figures, "pretend", recorded)
+    table = figures.second_step((1, 8, 8), (16, 128, 8))
     assert table.header == ["a step of one rank", "64 ranks", "16,384 ranks"]
     assert worlds == [64, 64, 16_384, 16_384]
-    assert [row[0] for row in table.rows[-2:]] == ["operations", "parameters kept"]
-    assert table.rows[2][1:] == ["8 calls, 2 MiB"] * 2
-    assert table.rows[3][1:] == ["1,409.3 million"] * 2
+    kept = counted[0].returned["on this rank"]
+    assert [row[0] for row in table.rows] == [
+        *("all_gather", "reduce_scatter", "all_reduce", "operations", "parameters kept")
+    ]
+    assert [row[1] == row[2] for row in table.rows] == [True] * 5
+    assert [row[1] for row in table.rows[2:]] == [
+        *("8 calls, 2 MiB", "1,409.3 million", f"{kept:,}")
+    ]

@@ -12,7 +12,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import launch, progress, span
+from mgpu_tutorial.lab import launch, progress
 
 
 def total(rank, world_size):
@@ -189,14 +189,3 @@ def on_device(rank, world_size):
 
 def cuda_tensor(rank, world_size):
     return torch.ones(2, device="cuda")
-
-
-def two_marked_steps(rank, world_size):
-    with span("step"):
-        for mark in ("F", "I", "W"):
-            with span(f"{mark} {rank} 0"):
-                pass
-    with span("step"):
-        for mark in ("F", "B"):
-            with span(f"{mark} {rank} 1"):
-                pass

@@ -1,9 +1,11 @@
 """One core stands for one device, and every test takes the same four images."""
 
+import functools
+
 import pytest
 import torch
 
-from mgpu_tutorial.model_parallel import split_resnet as resnet
+from mgpu_tutorial.model_parallel.split_resnet import new_resnet50
 from mgpu_tutorial.shared.vision import torchvision
 from tests.model_parallel.reference import SIDE, one_process
 
@@ -16,17 +18,17 @@ def one_core_for_each_device():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def data():
     draw = torch.Generator().manual_seed(1)
     images = torch.randn(4, 3, SIDE, SIDE, generator=draw)
     return images, torch.randint(1000, (4,), generator=draw)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def weights():
     """Those that all ranks together draw, before any step."""
-    return resnet.new_model().state_dict()
+    return new_resnet50().state_dict()
 
 
 @pytest.fixture
@@ -43,14 +45,7 @@ def torchvisions(weights):
     return model
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def expected(data, weights):
-    """Mean loss and gradients of one process, by the number of micro-batches."""
-    found = {}
-
-    def step(micro):
-        if micro not in found:
-            found[micro] = one_process(torchvisions(weights), *data, micro)
-        return found[micro]
-
-    return step
+    """`expected(micro)`: mean loss and gradients of one process in as many micro-batches."""
+    return functools.cache(lambda micro: one_process(torchvisions(weights), *data, micro))

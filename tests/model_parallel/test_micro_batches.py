@@ -5,40 +5,14 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 
-from mgpu_tutorial.lab import devices, idle_share, in_order
-from mgpu_tutorial.lab.record.pipeline_steps import Task
-from mgpu_tutorial.model_parallel import measurements, micro_batches
-from mgpu_tutorial.model_parallel import split_resnet as resnet
-from tests.model_parallel.reference import assert_same, equal_stacks, gradients_of
-from tests.thorough import again, thorough
-
-
-@pytest.mark.parametrize("micro", [again(1), again(2), again(4)])
-def test_micro_batches_on_two_devices_equal_the_same_on_one(data, weights, expected, micro):
-    with torch.device("meta"):
-        model = resnet.ModelParallelResNet50(devices(2))
-    model.load_state_dict(weights)
-    loss, tasks = micro_batches.forward_backward(model, *data, micro)
-    one_loss, one = expected(micro)
-    assert_same(gradients_of(model), one)
-    assert loss == pytest.approx(one_loss, rel=1e-5)
-    assert int(model.bn1.num_batches_tracked) == micro
-    for device in (0, 1):
-        order = [f"F{i}" for i in range(micro)] + [f"B{i}" for i in range(micro)]
-        assert in_order(tasks, device) == order
-
-
-@thorough
-def test_batchnorm_sees_the_pieces_and_other_networks_the_batch(expected):
-    found = {}
-    for micro in (1, 4):
-        model = Stages()
-        micro_batches.forward_backward(model, *batch(), micro)
-        found[micro] = gradients_of(model)
-    torch.testing.assert_close(found[1], found[4], rtol=1e-4, atol=1e-6)
-    with pytest.raises(AssertionError):  # of ResNet-50, which the stages equal bit by bit
-        torch.testing.assert_close(expected(1)[1], expected(2)[1], rtol=0.1, atol=1e-2)
+from mgpu_tutorial.lab import devices
+from mgpu_tutorial.model_parallel import micro_batches
+from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
+from mgpu_tutorial.model_parallel.tasks import idle_share, in_order
+from tests.model_parallel.reference import equal_stacks, gradients_of, one_process
 
 
 class Stages(torch.nn.Module):
@@ -50,9 +24,55 @@ class Stages(torch.nn.Module):
         self.layers = torch.nn.ModuleList(self.stages)  # a list hides its parameters
         self.devices = [torch.device("cpu")] * count
 
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
 
 def batch(size=8):
-    return torch.linspace(-1, 1, 4 * size).view(size, 4), torch.arange(size) % 4
+    draw = torch.Generator().manual_seed(size)
+    return torch.randn(size, 4, generator=draw), torch.arange(size) % 4
+
+
+@given(stages=some.integers(1, 4), micro=some.integers(1, 5), size=some.integers(1, 3))
+def test_any_number_of_stages_and_micro_batches_is_one_process(stages, micro, size):
+    images, labels = batch(size * micro)
+    loss, gradients = one_process(Stages(stages), images, labels, micro)
+    model = Stages(stages)
+    mean_loss, tasks = micro_batches.forward_backward(model, images, labels, micro)
+    assert mean_loss == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(gradients_of(model), gradients, rtol=0, atol=0)
+    ends = {(t.kind, t.stage, t.micro): t.end for t in tasks}
+    assert len(ends) == len(tasks) == 2 * stages * micro
+    for task in tasks:
+        neighbour = task.stage - 1 if task.kind == "F" else task.stage + 1
+        earlier = ends.get((task.kind, neighbour, task.micro), 0.0)
+        assert task.row == task.stage and earlier <= task.begin <= task.end
+    order = [f"{kind}{i}" for kind in "FB" for i in range(micro)]
+    assert all(in_order(tasks, row) == order for row in range(stages))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_resnet_on_two_devices_equals_the_same_on_one(data, weights, expected, micro):
+    with torch.device("meta"):
+        model = ModelParallelResNet50(devices(2))
+    model.load_state_dict(weights)
+    loss, _ = micro_batches.forward_backward(model, *data, micro)
+    one_loss, gradients = expected(micro)
+    torch.testing.assert_close(gradients_of(model), gradients, rtol=0, atol=0)
+    assert loss == pytest.approx(one_loss, rel=1e-5)
+    assert int(model.bn1.num_batches_tracked) == micro
+
+
+@pytest.mark.slow
+def test_batchnorm_sees_the_micro_batches_and_other_networks_the_batch(expected):
+    _, at_once = one_process(Stages(), *batch(), 1)
+    _, in_four = one_process(Stages(), *batch(), 4)
+    torch.testing.assert_close(at_once, in_four, rtol=1e-4, atol=1e-6)
+    with pytest.raises(AssertionError):  # ResNet-50, which the stages equal bit by bit
+        torch.testing.assert_close(expected(1)[1], expected(2)[1], rtol=0.1, atol=1e-2)
 
 
 def test_two_devices_never_work_at_once_without_micro_batches():
@@ -78,31 +98,41 @@ def test_both_devices_work_at_once_with_micro_batches():
 
 def test_what_a_backward_has_used_is_freed():
     """When a stage is at its backward i, nothing is left of the micro-batches before i."""
-    model, alive = Stages(3), {}
-    kept = {stage: [] for stage in range(3)}  # weak references to inputs and outputs
+    model, alive = Stages(3), []
+    outputs = {stage: [] for stage in range(3)}  # weak references
+    inputs = {stage: [] for stage in range(3)}
 
-    def remember(stage, inputs, output):
-        i = len(kept[stage])
-        kept[stage].append((weakref.ref(inputs[0]), weakref.ref(output)))
+    def remember(stage, given_input, output):
+        i = len(outputs[stage])
+        outputs[stage].append(weakref.ref(output))
+        if stage > 0:  # the first one's are views of the batch
+            inputs[stage].append(weakref.ref(given_input))
 
         def look(_):
-            found = [ref() is not None for pair in kept[stage][:i] for ref in pair]
-            alive[stage, i] = sum(found[stage == 0 :: 1 + (stage == 0)])
+            earlier = outputs[stage][:i] + inputs[stage][:i]
+            alive.extend(reference() is not None for reference in earlier)
 
         output.register_hook(look)
 
     for stage, module in enumerate(model.stages):
-        module.register_forward_hook(
-            lambda _, inputs, output, stage=stage: remember(stage, inputs, output)
-        )
+        module.register_forward_hook(lambda _, x, y, stage=stage: remember(stage, x[0], y))
     micro_batches.forward_backward(model, *batch(), 4)
-    assert alive == {(stage, i): 0 for stage in range(3) for i in range(4)}
+    assert alive == [False] * (3 * (1 + 2 + 3) + 2 * (1 + 2 + 3))
 
 
-@pytest.mark.parametrize("micro", [0, 3, 5, 8])
-def test_a_batch_that_does_not_divide_is_refused(micro):
-    with pytest.raises(ValueError, match="does not divide .* Use 1, 2, 4"):
-        micro_batches.forward_backward(Stages(), *batch(4), micro)
+@given(size=some.integers(1, 12), micro=some.integers(-1, 13))
+def test_a_batch_is_split_into_equal_micro_batches_or_refused(size, micro):
+    images, labels = batch(size)
+    divisors = [m for m in range(1, size + 1) if size % m == 0]
+    if micro not in divisors:
+        says = f"a batch of {size} does not divide into {micro} .* "
+        with pytest.raises(ValueError, match=f"{says}Use {', '.join(map(str, divisors))}\\."):
+            micro_batches.forward_backward(Stages(), images, labels, micro)
+        return
+    parts = micro_batches.split(images, labels, micro)
+    assert [len(x) for x, _ in parts] == [len(y) for _, y in parts] == [size // micro] * micro
+    assert torch.equal(torch.cat([x for x, _ in parts]), images)
+    assert torch.equal(torch.cat([y for _, y in parts]), labels)
 
 
 @pytest.mark.parametrize("broken", [0, 1])
@@ -122,57 +152,3 @@ def test_an_error_in_a_backward_comes_out():
     model.stages[1].register_full_backward_hook(refuse)
     with pytest.raises(RuntimeError, match="no gradient today"):
         micro_batches.forward_backward(model, *batch(), 2)
-
-
-def test_steps_are_taken_in_turns_and_the_least_work_counts(monkeypatch):
-    model, turns = Stages(), []
-
-    def step(model, images, labels, micro):
-        mine = [p for stage in model.stages for p in stage.parameters()]
-        assert all(p.grad is None for p in mine), "the gradients of the step before"
-        for parameter in mine:
-            parameter.grad = torch.ones_like(parameter)
-        turns.append(micro)
-        return [Task(0, 0, "F", 0, 1.0, 10.0 - len(turns) + 0.1 * micro)]
-
-    monkeypatch.setattr(measurements, "step_alone", step)
-    found = measurements.steps_alone(model, *batch(), (2, 4, 8), repeats=2)
-    assert turns == [2, 4, 8, 2, 4, 8]
-    assert {micro: tasks[0].end for micro, tasks in found.items()} == {
-        2: pytest.approx(6.2),  # the fourth of the steps
-        4: pytest.approx(5.4),
-        8: pytest.approx(4.8),
-    }
-
-
-@pytest.mark.parametrize("micro", [1, 4])
-def test_a_step_alone_computes_what_the_devices_do(micro):
-    found = []
-    for step in (micro_batches.forward_backward, measurements.step_alone):
-        model = Stages(3)
-        result = step(model, *batch(), micro)
-        tasks = result if step is measurements.step_alone else result[1]
-        found.append(gradients_of(model))
-        for row in range(3):
-            order = [f"F{i}" for i in range(micro)] + [f"B{i}" for i in range(micro)]
-            assert in_order(tasks, row) == order
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-def test_tasks_begin_when_their_row_is_free_and_what_they_wait_for_is_done():
-    """Two stages, two micro-batches; stage 1 takes longer. By hand, in seconds."""
-
-    def task(kind, stage, micro, seconds):
-        return Task(stage, stage, kind, micro, 50.0, 50.0 + seconds)
-
-    forwards = [task("F", s, i, 1.0 + s) for i in (0, 1) for s in (0, 1)]
-    backwards = [task("B", s, i, 2.0) for i in (0, 1) for s in (1, 0)]
-    laid = measurements.lay_out(forwards + backwards)
-    times = {(t.kind, t.stage, t.micro): (t.begin, t.end) for t in laid}
-    assert times == {
-        ("F", 0, 0): (0, 1), ("F", 1, 0): (1, 3), ("F", 0, 1): (1, 2), ("F", 1, 1): (3, 5),
-        ("B", 1, 0): (5, 7), ("B", 0, 0): (7, 9), ("B", 1, 1): (7, 9), ("B", 0, 1): (9, 11),
-    }  # fmt: skip
-    assert measurements.work_seconds(laid) == pytest.approx(14)
-    table = measurements.step_table({"small": {2: laid}})
-    assert table.rows == [["small", 2, 6000, 8000, 14000 / 4 * 3, 11000]]

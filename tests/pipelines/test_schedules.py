@@ -1,186 +1,171 @@
 """PyTorch's schedules do what their chart says, and compute what one process does."""
 
-from functools import cache, partial
-
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 
-from mgpu_tutorial.lab import RankFailed, in_flight, launch, pipeline_steps
-from mgpu_tutorial.pipelines import schedules
-from mgpu_tutorial.pipelines.work import Pauses
-from tests.model_parallel.reference import ideal_idle_share, one_process
-from tests.pipelines import ranks
-from tests.together import together
+from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.model_parallel.split_resnet import new_resnet50
+from mgpu_tutorial.model_parallel.tasks import Task, in_flight, pipeline_steps
+from mgpu_tutorial.pipelines import figures, schedules
+from mgpu_tutorial.pipelines.work import Pauses, ResNetStages
+from tests.model_parallel.reference import SIDE, ideal_idle_share
+from tests.pipelines.linear_stages import LinearStages, expected_of
 
-PIECE = 16 * 64 * 4  # bytes of a micro-batch between two pausing stages
-
-
-def quick(world_size):
-    return Pauses(world_size, 0.001)
-
-
-CASES = {  # by the number of ranks: schedule, micro-batches, work, steps
-    2: {name: (name, 4, quick(2), 1) for name in schedules.SCHEDULES}
-    | {"2 pieces": ("1F1B", 2, quick(2), 1)},
-    3: {name: (name, 6, quick(3), 1) for name in ("1F1B", "interleaved 1F1B")}
-    | {
-        "5 pieces": ("1F1B", 5, quick(3), 1),
-        "GPipe": ("GPipe", 6, quick(3), 2),
-        "zero bubble": ("zero bubble", 6, Pauses(3, 0.001, split_backward=True), 1),
-    },
-    4: {"8 pieces": ("1F1B", 8, quick(4), 1)},
-}
+STEP = 16 * 64 * 4  # bytes of a micro-batch between two pausing stages
+WORLD = some.integers(1, 8)
 
 
-@cache
-def measured(world_size):
-    """Of each case what the ranks measured, and the tasks of each step."""
-    cases = CASES[world_size]
-    report = launch(ranks.measure_each, world_size, list(cases.values()), trace=True)
-    steps, found = iter(pipeline_steps(report)), {}
-    for name, results in zip(cases, zip(*report.results, strict=True), strict=True):
-        found[name] = results, [next(steps) for _ in range(cases[name][-1])]
-    assert next(steps, None) is None
-    return found
+def gradients_by_stage(rank, world_size, schedule, micro, repeats=1):
+    """What `measure_schedule` returns, and the gradients of this rank's stages."""
+    indices = schedules.stages_on_rank(schedule, rank, world_size)
+    work = LinearStages(len(indices) * world_size)
+    run = figures.measure_schedule(rank, world_size, schedule, micro, work, repeats)
+    return run, {i: [p.grad for p in work.stacks[i].parameters()] for i in indices}
 
 
-def linear_reference(world_size, micro):
-    """The mean loss and each rank's gradients of its stack."""
-    work = ranks.LinearStages(4, world_size)
-    loss, _ = one_process(torch.nn.Sequential(*work.stacks), *work.batch(micro), micro)
-    return loss, [[p.grad for p in stack.parameters()] for stack in work.stacks]
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+def test_pytorchs_schedules_compute_the_same_bits(ranks, schedule, repeats):
+    """PyTorch divides the sum of the gradients, one process each loss: exact for 4 parts."""
+    results = ranks(2, gradients_by_stage, schedule, 4, repeats).results
+    merged = {i: own for _, gradients in results for i, own in gradients.items()}
+    loss, expected = expected_of(len(merged), 4)
+    torch.testing.assert_close(
+        [merged[i] for i in range(len(merged))], expected, rtol=0, atol=0
+    )
+    losses = [run.loss for run, _ in results]
+    assert sorted(losses) == [0, pytest.approx(loss)]
+    assert losses.index(0) == (1 if schedule == "zero bubble" else 0)
+    assert min(run.seconds for run, _ in results) > 0
 
 
-def test_pytorchs_schedules_compute_the_same_bits():
-    """PyTorch divides the sum of the gradients, one process each loss: exact for 4 pieces."""
-    names = list(schedules.SCHEDULES)
-    found = launch(ranks.gradients_by_schedule, 2, names, 4).results
+def on_resnet(rank, world_size, names, image_size):
+    """By schedule the gradients that this rank has, and the bytes that it kept."""
+    results = {}
+    for schedule in names:
+        model = new_resnet50()
+        cuts = ("layer2.0", "layer3.0", "layer4.0")
+        work = ResNetStages(cuts, image_size=image_size, model=model)
+        run = figures.measure_schedule(rank, world_size, schedule, 2, work, 1)
+        own = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        results[schedule] = own, run.saved_bytes
+    return results
+
+
+@pytest.mark.slow
+def test_schedules_compute_the_same_on_the_stages_of_resnet(ranks, expected):
+    names = ["GPipe", "1F1B", "zero bubble"]
+    results = ranks(2, on_resnet, names, SIDE, timeout=60).results
     for name in names:
-        merged = {i: mine for result in found for i, mine in result[name].items()}
-        _, expected = linear_reference(len(merged), 4)
-        mine = [merged[i] for i in range(len(merged))]
-        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
-
-
-@cache
-def repeated():
-    """By schedule what each rank has after three steps."""
-    names = ["GPipe", "1F1B"]
-    calls = [partial(ranks.gradients_after_repeats, schedule=name) for name in names]
-    calls = [partial(call, micro=4, repeats=3) for call in calls]
-    return dict(zip(names, together(3, *calls), strict=True))
-
-
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
-def test_repeated_steps_leave_the_gradients_of_one(schedule):
-    loss, expected = linear_reference(3, 4)
-    found = repeated()[schedule]
-    torch.testing.assert_close([mine for _, mine in found], expected)
-    assert [rank_loss for rank_loss, _ in found] == [0, 0, pytest.approx(loss)]
-
-
-def test_a_schedule_returns_the_loss_of_each_micro_batch():
-    loss, _ = linear_reference(2, 4)
-    first, last = launch(ranks.schedule_of_layers, 2, "1F1B", 4).results
-    assert first == [] and len(last) == 4
-    assert sum(last) / 4 == pytest.approx(loss)
+        merged = results[0][name][0] | results[1][name][0]
+        torch.testing.assert_close(merged, expected(2)[1], rtol=0, atol=0)
+    for rank in (0, 1):  # GPipe keeps 2 micro-batches, 1F1B 2 - rank of them
+        gpipe, one = (results[rank][name][1] for name in names[:2])
+        assert one < gpipe * (2 - rank) / 2 * 1.05
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_linear_layers_compute_what_they_do_in_one_process(world_size):
+def test_linear_layers_compute_what_they_do_in_one_process(ranks, world_size):
     x = torch.linspace(-1, 1, 128).view(16, 8)
     for rank in range(world_size):
         torch.manual_seed(rank)
         x = torch.nn.Linear(8, 8)(x)
-    *others, losses = launch(schedules.run_linear_layers, world_size).results
+    *others, losses = ranks(world_size, schedules.run_linear_layers).results
     assert others == [[]] * (world_size - 1)
-    expected = [piece.square().mean().item() for piece in x.chunk(4)]
+    expected = [part.square().mean().item() for part in x.chunk(4)]
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
-def test_every_schedule_has_the_same_loss(schedule):
-    results, (tasks,) = measured(2)[schedule]
-    count = 2 if schedule in ("GPipe", "1F1B") else 4
-    assert {task.stage for task in tasks} == set(range(count))
-    torch.manual_seed(1)
-    x = torch.randn(64, 64)
-    for index in range(count):
-        torch.manual_seed(index)
-        x = torch.nn.Linear(64, 64)(x).relu()
-    loss = sum(result.loss for result in results)
-    assert loss == pytest.approx(x.square().mean().item(), rel=1e-5)
+@given(WORLD)
+def test_every_stage_is_on_one_rank_and_pytorch_knows_which(world_size):
+    for schedule in schedules.SCHEDULES:
+        indices = [
+            schedules.stages_on_rank(schedule, r, world_size) for r in range(world_size)
+        ]
+        per_rank = len(indices[0])
+        assert sorted(sum(indices, [])) == list(range(per_rank * world_size))
+        for rank, own in enumerate(indices):
+            assert own[0] == rank
+            if schedule == "zero bubble":  # in a V: first and last on rank 0
+                assert own[1] == 2 * world_size - 1 - rank
+            elif per_rank == 2:  # in rounds
+                assert own[1] == rank + world_size
 
 
-def test_a_rank_pauses_as_long_in_every_schedule():
-    """Two stages a rank pause half as long each; forward, input and weights one each."""
-    both = [
-        partial(ranks.requested_pauses, names=list(schedules.SCHEDULES), split_backward=split)
-        for split in (False, True)
-    ]
-    calls = [partial(call, micro=4, forward=0.25) for call in both]
-    for split, found in zip((False, True), together(2, *calls), strict=True):
-        assert found == [[pytest.approx(3 * 4 * 0.25)] * 4] * 2, split
+def measured(ranks, world_size, schedule, micro, repeats=1, split=False):
+    """The bytes that each rank kept, and the tasks of the last of its pausing steps."""
+    work = Pauses(world_size, 0.001, split_backward=split)
+    report = ranks(
+        world_size, figures.measure_schedule, schedule, micro, work, repeats, trace=True
+    )
+    steps = pipeline_steps(report)
+    assert len(steps) == repeats
+    return [result.saved_bytes for result in report.results], steps[-1]
 
 
 @pytest.mark.parametrize("world_size, micro", [(2, 2), (4, 8), (3, 5)])
-def test_1f1b_keeps_as_many_micro_batches_as_stages_follow(world_size, micro):
-    results, (tasks,) = measured(world_size)[f"{micro} pieces"]
-    assert [in_flight(tasks, rank) for rank in range(world_size)] == [
-        min(micro, world_size - rank) for rank in range(world_size)
-    ]
-    kept = [result.saved_bytes for result in results]
-    assert kept[1:-1] == [2 * PIECE * (world_size - r) for r in range(1, world_size - 1)]
-    assert kept[0] == PIECE * world_size and kept[-1] == 3 * PIECE
+def test_1f1b_keeps_as_many_micro_batches_as_stages_follow(ranks, world_size, micro):
+    kept, tasks = measured(ranks, world_size, "1F1B", micro)
+    held = [in_flight(tasks, rank) for rank in range(world_size)]
+    assert held == [min(micro, world_size - rank) for rank in range(world_size)]
+    assert kept[1:-1] == [2 * STEP * (world_size - r) for r in range(1, world_size - 1)]
+    assert kept[0] == STEP * world_size and kept[-1] == 3 * STEP
 
 
-def test_gpipe_keeps_them_all():
-    results, steps = measured(3)["GPipe"]
-    assert len(steps) == 2
-    for tasks in steps:
-        assert [in_flight(tasks, rank) for rank in range(3)] == [6, 6, 6]
-    kept = [result.saved_bytes for result in results]
-    assert kept == [6 * PIECE, 12 * PIECE, 18 * PIECE]
+def test_gpipe_keeps_them_all(ranks):
+    kept, tasks = measured(ranks, 3, "GPipe", 6, repeats=2)
+    assert [in_flight(tasks, rank) for rank in range(3)] == [6, 6, 6]
+    assert kept == [6 * STEP, 12 * STEP, 18 * STEP]
 
 
 @pytest.mark.parametrize(
     "schedule, stages", [("GPipe", 1), ("1F1B", 1), ("interleaved 1F1B", 2)]
 )
-def test_the_bubble_of_pytorchs_order_is_the_formulas(schedule, stages):
+def test_the_bubble_of_pytorchs_order_is_the_formulas(ranks, schedule, stages):
     """The recorded order, a forward of 1, a backward of 2, and messages that are free."""
-    _, (tasks, *_) = measured(3)[schedule]
+    _, tasks = measured(ranks, 3, schedule, 6)
     ideal = ideal_idle_share(tasks, {"F": 1.0, "B": 2.0})
     assert ideal == pytest.approx(2 / (stages * 6 + 2))
     assert schedules.bubble(3, 6, stages) == pytest.approx(ideal)
+    assert len(tasks) == 3 * stages * 6 * 2
 
 
-def test_zero_bubble_leaves_only_the_staircase_at_the_ends():
-    """Three equal boxes per piece and stage, without a gap; the last rank starts late."""
-    _, (tasks,) = measured(3)["zero bubble"]
+def test_zero_bubble_leaves_only_the_staircase_at_the_ends(ranks):
+    """Three equal boxes a micro-batch and stage, without a gap; the last rank starts late."""
+    _, tasks = measured(ranks, 3, "zero bubble", 6, split=True)
     ideal = ideal_idle_share(tasks, {"F": 1.0, "I": 1.0, "W": 1.0})
     assert ideal == pytest.approx(2 / (3 * 2 * 6 + 2))
+    assert len(tasks) == 3 * 2 * 6 * 3
 
 
-def test_interleaving_refuses_what_does_not_divide_into_rounds():
-    """Of m pieces on p ranks it makes m // p rounds."""
+@given(WORLD, some.integers(1, 9), some.integers(1, 4))
+def test_the_bubble_of_gpipe_is_that_of_its_order(world_size, micro, stages_per_rank):
+    tasks = [
+        Task(rank, rank, kind, i, 2 * i + 100 * (kind == "B"), 0)
+        for rank in range(world_size)
+        for kind in "FB"
+        for i in range(micro)
+    ]
+    ideal = ideal_idle_share(tasks, {"F": 1.0, "B": 2.0})
+    assert schedules.bubble(world_size, micro) == pytest.approx(ideal)
+    split = schedules.bubble(world_size, micro, stages_per_rank)
+    assert split == pytest.approx(schedules.bubble(world_size, stages_per_rank * micro))
+
+
+def test_interleaving_refuses_what_does_not_divide_into_rounds(ranks):
+    """Of m micro-batches on p ranks it makes m // p rounds."""
     with pytest.raises(RankFailed, match="multiple of the number of rounds"):
-        launch(schedules.run_schedule, 2, "interleaved 1F1B", 5, quick(2))
-    assert (
-        len(launch(schedules.run_schedule, 2, "interleaved 1F1B", 3, quick(2)).results) == 2
-    )
+        measured(ranks, 2, "interleaved 1F1B", 5)
+    measured(ranks, 2, "interleaved 1F1B", 3)
 
 
-def test_fewer_micro_batches_than_ranks_are_refused_by_1f1b():
+def test_fewer_micro_batches_than_ranks_are_refused_by_1f1b(ranks):
     with pytest.raises(RankFailed, match="Number of microbatches"):
-        launch(schedules.run_schedule, 3, "1F1B", 2, quick(3))
+        measured(ranks, 3, "1F1B", 2)
 
 
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(ValueError, match="schedule must be one of GPipe, 1F1B"):
         schedules.stages_on_rank("2F2B", 0, 2)
-
-
-def test_bubbles_by_hand():
-    assert schedules.bubble(1, 4) == 0 and schedules.bubble(2, 1) == 0.5
-    assert schedules.bubble(4, 8) == pytest.approx(3 / 11)
-    assert schedules.bubble(4, 8, stages_per_rank=2) == pytest.approx(3 / 19)

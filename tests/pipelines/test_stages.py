@@ -1,63 +1,45 @@
 """Our own pipelines compute what one process does, in the order that their name says."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from mgpu_tutorial.lab import (
-    RankFailed,
-    RanksHung,
-    in_flight,
-    in_order,
-    launch,
-    pipeline_steps,
-    traffic,
-)
-from mgpu_tutorial.pipelines import measurements, stages
+from mgpu_tutorial.lab import RankFailed, RanksHung, traffic
+from mgpu_tutorial.model_parallel.tasks import in_flight, in_order, pipeline_steps
+from mgpu_tutorial.pipelines import figures, stages
 from mgpu_tutorial.pipelines.work import Pauses, ResNetStages
-from tests.model_parallel.reference import one_process
-from tests.pipelines import ranks
-from tests.thorough import again, thorough
-from tests.together import together
+from tests.model_parallel.reference import SIDE
+from tests.pipelines.linear_stages import LinearStages, expected_of
 
 OWN = [stages.run_gpipe, stages.run_1f1b]
+SIZES = [(1, 2), (2, 1), (2, 4), (3, 1), (3, 2), (3, 6), (4, 3), (4, 6)]  # fewer, more
 
 
-@pytest.mark.parametrize("world_size, micro", [(1, 2), (2, 4), (3, 2), again(4, 6)])
-def test_every_number_of_ranks_and_pieces_has_the_gradients_of_one_process(world_size, micro):
-    work = ranks.LinearStages(4, world_size)
-    loss, _ = one_process(torch.nn.Sequential(*work.stacks), *work.batch(micro), micro)
-    expected = [[p.grad for p in stack.parameters()] for stack in work.stacks]
-    calls = [partial(ranks.own_gradients, run=run, micro=micro) for run in OWN]
-    for found in together(world_size, *calls):
-        torch.testing.assert_close([mine for _, mine in found], expected)
-        assert sum(found[-1][0]) == pytest.approx(loss) and len(found[-1][0]) == micro
-        assert all(losses == [] for losses, _ in found[:-1])
+def on_linear_stages(rank, world_size, run, micro):
+    return run(rank, world_size, LinearStages(world_size), micro)
 
 
-@thorough
-def test_stages_of_resnet_equal_the_unsplit_model(expected):
-    """Cut between two blocks of a layer, and before the last unit; two pieces."""
-    report = launch(ranks.on_cut_stages, 3, ("layer2.2", "fc"), 2, timeout=60)
-    one_loss, one = expected(2)
-    merged = [gradient for _, mine in report.results for gradient in mine]
-    assert len(merged) == 161
-    torch.testing.assert_close(merged, list(one.values()), rtol=1e-4, atol=1e-6)
-    assert sum(report.results[-1][0]) == pytest.approx(one_loss, rel=1e-5)
+@pytest.mark.parametrize("run", OWN)
+@pytest.mark.parametrize("world_size, micro", SIZES)
+def test_ranks_have_the_gradients_of_one_process(ranks, run, world_size, micro):
+    loss, gradients = expected_of(world_size, micro)
+    results = ranks(world_size, on_linear_stages, run, micro, trace=True).results
+    torch.testing.assert_close([own for _, own in results], gradients)
+    assert all(losses == [] for losses, _ in results[:-1])
+    losses = results[-1][0]
+    assert len(losses) == micro and sum(losses) == pytest.approx(loss)
 
 
-def test_activations_and_gradients_cross_once_each():
-    """Behind the shape of 32 bytes, twelve rows of four in two pieces, each way."""
-    report = launch(ranks.own_gradients, 2, stages.run_gpipe, 2, trace=True)
-    sent = 4 * (12 * 4)  # float32
-    assert [row[2:] for row in traffic(report).rows] == [[3, sent + 32], [2, sent]]
+@pytest.mark.parametrize("world_size, micro", SIZES)
+def test_gpipe_does_all_forwards_first(ranks, world_size, micro):
+    report = ranks(world_size, on_linear_stages, stages.run_gpipe, micro, trace=True)
+    (tasks,) = pipeline_steps(report)
+    order = [f"{kind}{i}" for kind in "FB" for i in range(micro)]
+    assert [in_order(tasks, rank) for rank in range(world_size)] == [order] * world_size
 
 
-@pytest.mark.parametrize("world_size, micro", [(2, 2), (4, 6), (3, 2)])
-def test_1f1b_goes_backward_as_soon_as_it_can(world_size, micro):
-    given = stages.run_1f1b, Pauses(world_size, 0.001), micro, 1
-    report = launch(measurements.measure_own, world_size, *given, trace=True)
+@pytest.mark.parametrize("world_size, micro", SIZES)
+def test_1f1b_goes_backward_as_soon_as_it_can(ranks, world_size, micro):
+    report = ranks(world_size, on_linear_stages, stages.run_1f1b, micro, trace=True)
     (tasks,) = pipeline_steps(report)
     for rank in range(world_size):
         first = min(micro, world_size - rank)
@@ -66,39 +48,108 @@ def test_1f1b_goes_backward_as_soon_as_it_can(world_size, micro):
             order += [f"B{i}"] + [f"F{first + i}"] * (first + i < micro)
         assert in_order(tasks, rank) == order
         assert in_flight(tasks, rank) == first
+        assert {task.stage for task in tasks if task.row == rank} == {rank}
 
 
-def test_gpipe_does_all_forwards_first():
-    given = stages.run_gpipe, Pauses(2, 0.001), 3, 2
-    report = launch(measurements.measure_own, 2, *given, trace=True)
-    for tasks in pipeline_steps(report):
-        assert (
-            in_order(tasks, 0) == in_order(tasks, 1) == ["F0", "F1", "F2", "B0", "B1", "B2"]
-        )
+@pytest.mark.parametrize("run", OWN)
+def test_activations_and_gradients_cross_once_each(ranks, run):
+    """Behind the shape of 32 bytes, twelve rows of four in two micro-batches, each way."""
+    report = ranks(3, on_linear_stages, run, 2, trace=True)
+    sent = 4 * (12 * 4)  # float32
+    assert [row[2:] for row in traffic(report).rows] == [
+        [3, sent + 32],
+        [5, 2 * sent + 32],
+        [2, sent],
+    ]
+    to = {(e.rank, e.peer) for e in report.events if e.sends}
+    assert to == {(0, 1), (1, 0), (1, 2), (2, 1)}
 
 
-def test_sends_that_wait_for_each_other_hang():
+def test_in_the_steady_state_a_send_does_not_block_and_is_waited_for(ranks):
+    report = ranks(3, on_linear_stages, stages.run_1f1b, 6, trace=True)
+    for rank, steady in ((0, 4), (1, 5), (2, 0)):
+        ops = [e.op for e in report.events if e.rank == rank]
+        assert ops.count("isend") == ops.count("wait") == steady
+
+
+@pytest.mark.slow
+def test_sends_that_wait_for_each_other_hang(ranks):
+    given = Pauses(2, 0.001), 3, stages.send_and_then_receive
     with pytest.raises(RanksHung) as caught:
-        given = Pauses(2, 0.001), 3, stages.send_and_then_receive
-        launch(stages.run_1f1b, 2, *given, timeout=3)
+        ranks(2, stages.run_1f1b, *given, timeout=3)
     assert str(caught.value).count("dist.send") == 2
 
 
-def test_stages_that_disagree_on_shapes_stop_at_once():
+def on_cut_stages(rank, world_size, cuts, samples):
+    work = ResNetStages(cuts[rank], samples[rank], image_size=SIDE)
+    return stages.run_gpipe(rank, world_size, work, 2)
+
+
+@pytest.mark.slow
+def test_stages_of_resnet_equal_the_unsplit_model(ranks, expected):
+    """Cut between two blocks of a layer, and before the last unit; two micro-batches."""
+    cuts = [("layer2.2", "fc")] * 3
+    results = ranks(3, on_cut_stages, cuts, [4] * 3, timeout=60).results
+    one_loss, one = expected(2)
+    merged = [gradient for _, own in results for gradient in own]
+    assert len(merged) == 161
+    torch.testing.assert_close(merged, list(one.values()), rtol=1e-4, atol=1e-6)
+    assert sum(results[-1][0]) == pytest.approx(one_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "cuts, samples, says",
+    [
+        (
+            ["layer3.0", "layer4.0"],
+            [4, 4],
+            "[2, 512, 5, 5], and stage 1 expects [2, 1024, 3,",
+        ),
+        (["layer3.0", "layer3.0"], [4, 8], "[2, 512, 5, 5], and stage 1 expects [4, 512, 5,"),
+        (["layer3.0", "fc"], [4, 4], "[2, 512, 5, 5], and stage 1 expects [2, 2048]"),
+    ],
+)
+def test_stages_that_disagree_on_shapes_stop_at_once(ranks, cuts, samples, says):
     with pytest.raises(RankFailed) as caught:
-        launch(stages.run_stages_cut_differently, 2)
-    assert "stage 0 sends [4, 512, 8, 8], and stage 1 expects [4, 1024, 4, 4]" in str(
-        caught.value
-    )
+        ranks(2, on_cut_stages, [[name] for name in cuts], samples)
+    assert f"stage 0 sends {says}" in str(caught.value)
 
 
-def test_stages_and_ranks_must_be_as_many():
+def test_no_rank_computes_before_all_agree(ranks):
+    """The barrier is the last call before the first forward, also on rank 0."""
+    report = ranks(3, on_linear_stages, stages.run_gpipe, 6, trace=True)
+    for rank in range(3):
+        calls = [e.note or e.op for e in report.events if e.rank == rank]
+        before = calls[: calls.index(f"F {rank} 0")]
+        assert before[-1 - (rank > 0)] == "barrier"  # rank 0 needs no recv
+
+
+def test_stages_and_ranks_must_be_as_many(ranks):
     with pytest.raises(RankFailed, match="cannot be joined to 3 stages"):
-        launch(stages.run_gpipe, 3, ResNetStages(), 1)
-    with pytest.raises(ValueError, match="cannot be joined to 2 stages"):
-        ResNetStages(("layer2.0", "layer3.0")).shape(0, 2, 1)
+        ranks(3, stages.run_gpipe, ResNetStages(), 1)
 
 
-def test_a_batch_that_does_not_divide_is_refused_on_every_rank():
-    with pytest.raises(RankFailed, match="a batch of 12 does not divide into 5"):
-        launch(ranks.own_gradients, 2, stages.run_gpipe, 5)
+def test_a_batch_that_does_not_divide_is_refused_on_every_rank(ranks):
+    with pytest.raises(
+        RankFailed, match="ranks 0 and 1 .*a batch of 12 does not divide into 5"
+    ):
+        ranks(2, on_linear_stages, stages.run_gpipe, 5)
+
+
+@pytest.mark.parametrize("count, micro", [(1, 1), (2, 4), (3, 2)])
+def test_gradients_alone_are_those_of_one_process(count, micro):
+    _, gradients = expected_of(count, micro)
+    alone = figures.gradients_alone(LinearStages(count), count, micro)
+    torch.testing.assert_close(alone, gradients)
+
+
+def test_outputs_of_layers_pass_through_all_of_them():
+    outputs = figures.outputs_of_layers(ranks=2, inputs=3)
+    for i, output in enumerate(outputs):
+        x = torch.full((2, 4), float(i))
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            layer = torch.nn.Linear(4, 4)
+            x = x @ layer.weight.T + layer.bias
+        torch.testing.assert_close(output, x.detach())
+    assert len(outputs) == 3

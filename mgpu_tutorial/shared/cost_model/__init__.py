@@ -21,5 +21,3 @@
 
 All times are in seconds, sizes in bytes, rates in bytes or operations per second.
 """
-
-from mgpu_tutorial.shared.cost_model.links import LARGE, Times  # noqa: F401  (pipelines)

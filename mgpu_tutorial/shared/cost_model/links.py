@@ -18,24 +18,6 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-LARGE = 10**6  # numbers in the larger of the two all_reduces that tell the link
-
-
-class Times(NamedTuple):
-    """Seconds that two ranks measured: of two all_reduces, and of a step by each plan.
-
-    `small_all_reduce` is of one float32, `large_all_reduce` of a million; `one_sample` and
-    `one_rank` are steps of rank 0 alone with one sample and with the whole batch.
-    """
-
-    small_all_reduce: float
-    large_all_reduce: float
-    one_sample: float
-    one_rank: float
-    replicas: float
-    stages: float
-
-
 def message_seconds(nbytes: float, link: Link) -> float:
     """One message of so many bytes."""
     return link.latency + nbytes / link.bandwidth

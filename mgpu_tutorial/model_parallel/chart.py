@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.record.pipeline_steps import Task, duration, idle_share, in_order
+from mgpu_tutorial.model_parallel.tasks import Task, duration, idle_share, in_order
 
 IDLE = "#e4e4e4"
 LOOKS = {  # strength of the row's colour, hatch, meaning
@@ -49,12 +49,12 @@ def pipeline_chart(tasks: Sequence[Task], title: str, row_name: str = "rank") ->
 def _canvas(rows: list[int], stages: dict[int, list[int]], name: str):
     from matplotlib.figure import Figure  # a second to import: not for the ranks
 
-    tall = sum(0.5 if len(held) == 1 else 0.36 * len(held) for held in stages.values())
+    tall = sum(0.5 if len(of_row) == 1 else 0.36 * len(of_row) for of_row in stages.values())
     high = 1.15 + tall  # inches; all charts are as wide, so that they can be compared
     figure = Figure(figsize=(WIDTH, high))
     axes = figure.add_axes((LEFT, 0.55 / high, 1 - LEFT - RIGHT, tall / high))
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    several = any(len(held) > 1 for held in stages.values())
+    several = any(len(of_row) > 1 for of_row in stages.values())
     names = [
         f"{name} {n}" + (f"\nstages {', '.join(map(str, stages[n]))}" if several else "")
         for n in rows
@@ -86,8 +86,8 @@ def _boxes(axes, tasks: list[Task], start: float, place: tuple[float, float], le
 def fitting(number: str, width: float, size: float) -> tuple[float, int]:
     """The font size and the angle at which `number` fits into a box; size 0 where none does.
 
-    `width` and `size`, the largest that is wanted, are points. A number of two digits is
-    turned on its side before it is made smaller.
+    `width` is that of the box and `size` the largest font size, both in points. A number of
+    two digits is turned on its side before it is made smaller.
     """
     room = max(0.0, width - 1)
     wanted = DIGIT * size
@@ -98,9 +98,9 @@ def fitting(number: str, width: float, size: float) -> tuple[float, int]:
 
 
 def appearance(task: Task) -> tuple[str, str, str]:
-    """What fills the box of a task, what its number is written in, and its hatch.
+    """A task's box: the colour that fills it, that of its number, and its hatch.
 
-    The lines of a hatch are white: a dark number stands on them as well as beside them.
+    The lines of a hatch are white, so that a dark number can be read on them.
     """
     strength, hatch, _ = LOOKS[task.kind]
     own = tone(task.row)

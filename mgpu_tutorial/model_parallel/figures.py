@@ -1,4 +1,4 @@
-"""Only measures: what each cut of ResNet-50 costs, and when each device is at work.
+"""Apparatus, not the lesson: what each cut of ResNet-50 costs, and when a device is at work.
 
 Memory, work and bytes follow from shapes: the network runs on PyTorch's meta device, which
 computes nothing (https://docs.pytorch.org/docs/2.13/meta.html). Times are the processor's
@@ -18,15 +18,26 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.lab import Ledger, Table
-from mgpu_tutorial.lab.record.pipeline_steps import Task
+from mgpu_tutorial.lab.colours import colour, tone
+from mgpu_tutorial.lab.draw.drawing import INK
+from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.measure import in_turns, largest_difference
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.model_parallel.micro_batches import Step, backward_stage, forward_stage
+from mgpu_tutorial.model_parallel.micro_batches import (
+    MicroBatchStep,
+    backward_stage,
+    forward_stage,
+)
 from mgpu_tutorial.model_parallel.recomputation import forward_in_groups
 from mgpu_tutorial.model_parallel.resnet_cuts import UNITS, cut_units, units
-from mgpu_tutorial.model_parallel.split_resnet import gradients
+from mgpu_tutorial.model_parallel.tasks import Task
 from mgpu_tutorial.shared.vision import torchvision
 
 SGD_BYTES = 12  # a parameter in training: weight, gradient and momentum, float32 each
+PANELS = ("parameters", "activations", "work", "sends")
+
+
+# What a cut costs, from shapes
 
 
 class Unit(NamedTuple):
@@ -44,7 +55,7 @@ class Unit(NamedTuple):
 
     @property
     def output_bytes(self) -> int:
-        """What a cut behind this unit sends, in each direction; float32."""
+        """The bytes that a cut behind this unit sends in each direction; float32."""
         return 4 * math.prod(self.shape)
 
 
@@ -62,43 +73,22 @@ class StageCost(NamedTuple):
         return SGD_BYTES * self.parameters + self.activation_bytes
 
 
+@functools.cache
 def measure(batch: int = 4, image_size: int = 64) -> tuple[Unit, ...]:
     """The units of ResNet-50 for a batch of square images, in the order of its forward."""
-    return _measured(batch, image_size)  # the cache tells measure(4) from measure(batch=4)
-
-
-@functools.cache
-def _measured(batch: int, image_size: int) -> tuple[Unit, ...]:
     with torch.device("meta"):
         model = torchvision.models.resnet50()
         x = torch.empty(batch, 3, image_size, image_size)
-    found = []
+    measured = []
     for name, unit in units(model).items():
         ledger = Ledger()
         with ledger.saved_for_backward(unit), FlopCounterMode(display=False) as flops:
             x = unit(x)
         parameters = sum(p.numel() for p in unit.parameters())
         saved = ledger.storages("activations")
-        found.append(Unit(name, list(x.shape), parameters, flops.get_total_flops(), saved))
+        measured.append(Unit(name, list(x.shape), parameters, flops.get_total_flops(), saved))
         x = x.detach().requires_grad_()
-    return tuple(found)
-
-
-def stage_shapes(cuts: Sequence[str], batch: int, image_size: int) -> list[list[int]]:
-    """The shapes between the stages, from the images to the result."""
-    shapes = _shapes(batch, image_size)
-    return [shapes[i] for i in (0, *(UNITS.index(name) for name in cuts), -1)]
-
-
-@functools.cache
-def _shapes(batch: int, image_size: int) -> tuple[list[int], ...]:
-    """Those of the images, and of what each unit puts out."""
-    with torch.device("meta"), torch.no_grad():
-        model = torchvision.models.resnet50(norm_layer=nn.Identity)  # which keeps shapes too
-        passed = [torch.empty(batch, 3, image_size, image_size)]
-        for unit in units(model).values():
-            passed.append(unit(passed[-1]))
-    return tuple(list(x.shape) for x in passed)
+    return tuple(measured)
 
 
 def stage_costs(measured: Sequence[Unit], cuts: Sequence[str]) -> list[StageCost]:
@@ -106,19 +96,24 @@ def stage_costs(measured: Sequence[Unit], cuts: Sequence[str]) -> list[StageCost
 
     A stage's input counts as its own: on another device it is a copy.
     """
-    found = []
-    for names in cut_units(cuts):
-        mine = [unit for unit in measured if unit.name in names]
-        saved = {key: nbytes for unit in mine for key, nbytes in unit.saved.items()}
-        found.append(
+    costs = []
+    for stage in stages_of(measured, cuts):
+        saved = {key: nbytes for unit in stage for key, nbytes in unit.saved.items()}
+        costs.append(
             StageCost(
-                parameters=sum(unit.parameters for unit in mine),
+                parameters=sum(unit.parameters for unit in stage),
                 activation_bytes=sum(saved.values()),
-                flops=sum(unit.flops for unit in mine),
-                output_bytes=mine[-1].output_bytes,
+                flops=sum(unit.flops for unit in stage),
+                output_bytes=stage[-1].output_bytes,
             )
         )
-    return found
+    return costs
+
+
+def stages_of(measured: Sequence[Unit], cuts: Sequence[str]) -> list[list[Unit]]:
+    """The units of each stage; ValueError for cuts that ResNet-50 does not have."""
+    by_name = {unit.name: unit for unit in measured}
+    return [[by_name[name] for name in names] for names in cut_units(cuts)]
 
 
 def most_work(measured: Sequence[Unit], cuts: Sequence[str]) -> float:
@@ -157,6 +152,113 @@ def cut_table(measured: Sequence[Unit]) -> Table:
     return Table(header, rows)
 
 
+def cut_picture(measured: Sequence[Unit], cuts: Sequence[str]) -> Plot:
+    """Draw parameters, activations, work and bytes sent, unit by unit, a colour a device.
+
+    A storage that several units of a stage save stands at the first of them. Raises
+    ValueError for cuts that ResNet-50 does not have.
+    """
+    from matplotlib.figure import Figure
+
+    stages = stages_of(measured, cuts)
+    costs = stage_costs(measured, cuts)
+    figure = Figure(figsize=(9, 1.3 * len(PANELS) + 1.2), layout="constrained")
+    grid = figure.subplots(len(PANELS), 1, sharex=True)
+    tones = [colour(s) for s, stage in enumerate(stages) for _ in stage]
+    heights = (
+        [unit.parameters for unit in measured],
+        [nbytes for stage in stages for nbytes in first_saved(stage)],
+        [unit.flops for unit in measured],
+    )
+    for axes, values in zip(grid, heights, strict=False):
+        axes.bar(range(len(UNITS)), values, 0.74, color=tones)
+    _draw_sent(grid[-1], measured, cuts, tones)
+    for axes, name, texts in zip(grid, PANELS, _side_texts(costs), strict=True):
+        _frame_panel(axes, name, cuts, texts)
+    _name_units(grid[-1])
+    grid[0].set_title(_title(cuts), fontsize=13)
+    return Plot(figure, _text(costs, cuts))
+
+
+def first_saved(stage: Sequence[Unit]) -> list[int]:
+    """The bytes that each unit is the first of its stage to save."""
+    seen: set[object] = set()
+    sizes = []
+    for unit in stage:
+        sizes.append(sum(nbytes for key, nbytes in unit.saved.items() if key not in seen))
+        seen |= unit.saved.keys()
+    return sizes
+
+
+def _draw_sent(axes, measured: Sequence[Unit], cuts: Sequence[str], tones: list[str]) -> None:
+    """The bytes behind each unit: a full bar where a cut sends them, else an empty one."""
+    sent = [unit.output_bytes for unit in measured[:-1]]
+    between = [i + 0.5 for i in range(len(sent))]
+    fills = [tones[i] if UNITS[i + 1] in cuts else "none" for i in range(len(sent))]
+    axes.bar(between, sent, 0.6, color=fills, edgecolor=tones[:-1], linewidth=1.2)
+
+
+def _frame_panel(axes, name: str, cuts: Sequence[str], texts: Sequence[str]) -> None:
+    """The name on the left, a line at each cut, and the text of each device on the right."""
+    axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=13)
+    axes.set(yticks=[], xlim=(-0.6, len(UNITS) - 0.4))
+    axes.tick_params(axis="x", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    for name_of_cut in cuts:
+        axes.axvline(UNITS.index(name_of_cut) - 0.5, color=INK, linewidth=2, linestyle="--")
+    for s, text in enumerate(texts):
+        place = (1.02, 0.9 - 0.25 * s)
+        look = {"color": tone(s).text, "fontweight": "bold", "fontsize": 12, "va": "top"}
+        axes.annotate(text, place, xycoords="axes fraction", **look)
+
+
+def _side_texts(costs: Sequence[StageCost]) -> list[list[str]]:
+    """The text beside each panel: its sum for every device, and the bytes at each cut."""
+    devices = [
+        [f"device {s}: {text}" for s, text in enumerate(texts)]
+        for texts in zip(*(_amounts(cost)[:-1] for cost in costs), strict=True)
+    ]
+    return [*devices, [f"{_amounts(cost)[-1]} sent" for cost in costs[:-1]]]
+
+
+def _amounts(cost: StageCost) -> tuple[str, str, str, str]:
+    return (
+        f"{cost.parameters / 1e6:.2f} M",
+        bytes_text(cost.activation_bytes),
+        f"{cost.flops / 1e9:.2f} GFLOP",
+        bytes_text(cost.output_bytes),
+    )
+
+
+def _title(cuts: Sequence[str]) -> str:
+    return f"cut before {', '.join(cuts)}"
+
+
+def _text(costs: Sequence[StageCost], cuts: Sequence[str]) -> str:
+    lines = [_title(cuts)]
+    for s, cost in enumerate(costs):
+        parameters, saved, work, sends = _amounts(cost)
+        line = f"device {s}: {parameters} parameters, {saved} of activations, {work}"
+        lines.append(line + (f", sends {sends}" if s < len(cuts) else ""))
+    return "\n".join(lines)
+
+
+def _name_units(axes) -> None:
+    """The number of each block, its layer below, and the other units on their side."""
+    for i, name in enumerate(UNITS):
+        layer, _, block = name.partition(".")
+        look = {"ha": "center", "va": "top", "annotation_clip": False, "fontsize": 11}
+        place = {"xycoords": ("data", "axes fraction")}
+        axes.annotate(
+            block or layer, (i, -0.06), rotation=0 if block else 90, **look, **place
+        )
+        if block == "0":
+            blocks = sum(other.startswith(f"{layer}.") for other in UNITS)
+            middle = i + (blocks - 1) / 2
+            axes.annotate(layer, (middle, -0.34), fontweight="bold", **look, **place)
+    axes.set_xticks([])
+
+
 # When each device works
 
 
@@ -170,7 +272,8 @@ def step_alone(
     """
     on_gpu = any(device.type == "cuda" for device in model.devices)
     clock = time.perf_counter if on_gpu else time.process_time
-    step, stages = Step(model, images, labels, micro, clock), range(len(model.stages))
+    step = MicroBatchStep(model, images, labels, micro, clock)
+    stages = range(len(model.stages))
     for i in range(micro):
         passed_on = None
         for s in stages:
@@ -185,19 +288,19 @@ def step_alone(
 def lay_out(tasks: Iterable[Task]) -> list[Task]:
     """Begin each task as soon as its row is free and what it waits for is done.
 
-    `tasks` stand in an order in which none comes before what it waits for: F waits for F of
-    the stage before, B for B of the stage behind.
+    F waits for F of the stage before, B for B of the stage behind; in `tasks` no task stands
+    before the one that it waits for.
     """
-    free: dict[int, float] = defaultdict(float)  # the end of each row's task before
+    free: dict[int, float] = defaultdict(float)  # when each row ends its latest task
     done: dict[tuple[str, int, int], float] = {}
-    found = []
+    placed = []
     for task in tasks:
         neighbour = task.stage - 1 if task.kind == "F" else task.stage + 1
         begin = max(free[task.row], done.get((task.kind, neighbour, task.micro), 0.0))
         end = begin + task.end - task.begin
         free[task.row] = done[task.kind, task.stage, task.micro] = end
-        found.append(task._replace(begin=begin, end=end))
-    return found
+        placed.append(task._replace(begin=begin, end=end))
+    return placed
 
 
 def steps_alone(
@@ -207,15 +310,15 @@ def steps_alone(
     micros: Sequence[int],
     repeats: int = 2,
 ) -> dict[int, list[Task]]:
-    """The step with the least work of `repeats`, by the number of micro-batches, in turns."""
-    found: dict[int, list[Task]] = {}
-    for _ in range(repeats):
-        for micro in micros:
-            model.zero_grad()
-            tasks = step_alone(model, images, labels, micro)
-            if micro not in found or work_seconds(tasks) < work_seconds(found[micro]):
-                found[micro] = tasks
-    return found
+    """By number of micro-batches the step with the least work of `repeats`, in turns."""
+    steps: dict[int, list[list[Task]]] = {micro: [] for micro in micros}
+
+    def step(micro: int) -> None:
+        model.zero_grad()
+        steps[micro].append(step_alone(model, images, labels, micro))
+
+    in_turns({micro: functools.partial(step, micro) for micro in micros}, repeats)
+    return {micro: min(taken, key=work_seconds) for micro, taken in steps.items()}
 
 
 def work_seconds(tasks: Iterable[Task]) -> float:
@@ -247,12 +350,15 @@ def end_of(tasks: Iterable[Task]) -> float:
     return max(task.end for task in tasks)
 
 
-class Kept(NamedTuple):
-    """What one step kept and took, with recomputation in groups of `group_size` units.
+# Recomputation
+
+
+class RecomputationResult(NamedTuple):
+    """A step with recomputation in groups of `group_size` units, or without where that is 0.
 
     `kept_bytes`: held by autograd between forward and backward, beside parameters and
     images; `group_bytes`: what the largest group holds while it is computed again;
-    `forward_seconds`, `backward_seconds`: of the processor. Without groups the size is 0.
+    `forward_seconds`, `backward_seconds`: of the processor.
     """
 
     group_size: int
@@ -261,13 +367,16 @@ class Kept(NamedTuple):
     forward_seconds: float
     backward_seconds: float
 
+    def __str__(self) -> str:
+        return f"groups of {self.group_size}" if self.group_size else "keep everything"
 
-def measure_kept(
+
+def measure_recomputation(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, group_sizes: Sequence[int]
-) -> list[Kept]:
+) -> list[RecomputationResult]:
     """A step of ResNet-50 for each size of a group, the first of them once more before."""
     measured = measure(len(images), images.shape[-1])
-    found = []
+    results = []
     for size in [group_sizes[0], *group_sizes]:
         model.zero_grad()
         ledger = Ledger()
@@ -284,44 +393,27 @@ def measure_kept(
         end = time.process_time()
         groups = stage_costs(measured, UNITS[size::size]) if size else []
         inside = max((group.activation_bytes for group in groups), default=0)
-        found.append(Kept(size, kept, inside, middle - begin, end - again))
-    return found[1:]
+        results.append(RecomputationResult(size, kept, inside, middle - begin, end - again))
+    return results[1:]
 
 
-def kept_table(found: Sequence[Kept]) -> Table:
+def kept_table(results: Sequence[RecomputationResult]) -> Table:
     """A row for each step: MiB kept, of the largest group, and both together."""
     rows = []
-    for run in found:
+    for run in results:
         amounts = run.kept_bytes, run.group_bytes, run.kept_bytes + run.group_bytes
-        rows.append([_name(run), *(f"{amount / 2**20:.1f}" for amount in amounts)])
+        rows.append([str(run), *(f"{amount / 2**20:.1f}" for amount in amounts)])
     return Table(["MiB", "kept", "largest group", "together"], rows)
 
 
-def seconds_table(found: Sequence[Kept]) -> Table:
+def seconds_table(results: Sequence[RecomputationResult]) -> Table:
     """A row for each step: milliseconds of its forward and backward, and of both."""
     rows = []
-    for run in found:
-        seconds = run.forward_seconds, run.backward_seconds
-        both = [*seconds, sum(seconds)]
-        rows.append([_name(run), *(round(1e3 * each) for each in both)])
+    for run in results:
+        both = run.forward_seconds + run.backward_seconds
+        seconds = run.forward_seconds, run.backward_seconds, both
+        rows.append([str(run), *(round(1e3 * value) for value in seconds)])
     return Table(["ms", "forward", "backward", "both"], rows)
-
-
-def _name(run: Kept) -> str:
-    return f"groups of {run.group_size}" if run.group_size else "keep everything"
-
-
-def mean_and_gradients(model: nn.Module) -> tuple[dict, dict]:
-    """BatchNorm's first running mean, and the gradients, on the CPU."""
-    return {"mean": model.bn1.running_mean.clone().cpu()}, gradients(model)
-
-
-def largest_distance(
-    one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
-) -> float:
-    """Between tensors of the same name, as a share of the norm in `other`."""
-    shares = [(one[name] - values).norm() / values.norm() for name, values in other.items()]
-    return max(share.item() for share in shares)
 
 
 def gradients_of_two_layers() -> list[torch.Tensor]:
@@ -333,3 +425,11 @@ def gradients_of_two_layers() -> list[torch.Tensor]:
     x = torch.linspace(-1, 1, 8).view(2, 4)
     layers[1](layers[0](x)).square().mean().backward()
     return [layer.weight.grad for layer in layers]
+
+
+def relative_difference(
+    tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> float:
+    """The largest difference of two numbers, as a share of the largest in `expected`."""
+    zeros = [torch.zeros_like(values) for values in expected]
+    return largest_difference(tensors, expected) / largest_difference(expected, zeros)

@@ -1,0 +1,361 @@
+"""Apparatus, not the lesson: the tables, and two nodes that are timed and counted."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.at_scale import predictions, published
+from mgpu_tutorial.at_scale.failures import HOUR, between_failures, lost
+from mgpu_tutorial.at_scale.hierarchy import Method, flat_ring, hierarchical
+from mgpu_tutorial.at_scale.planner import Choice, rank_plans
+from mgpu_tutorial.at_scale.world import steps_of_one_rank
+from mgpu_tutorial.lab import Table, launch, pretend
+from mgpu_tutorial.lab.measure import in_turns
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.table import formatted
+from mgpu_tutorial.lab.words import bytes_text
+from mgpu_tutorial.shared.cost_model.failures import best_interval
+from mgpu_tutorial.shared.cost_model.links import (
+    Link,
+    hierarchical_seconds,
+    message_seconds,
+    ring_seconds,
+    tree_seconds,
+)
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, Cluster
+from mgpu_tutorial.shared.cost_model.models import Model, model_of
+from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
+
+Lines = dict[str, tuple[Sequence[float], Sequence[float]]]  # for `curves`
+
+MEASURED_GIB = (82.4, 67.0)  # torchtitan's tables 1 and 3, without compiling
+
+
+# Sections 1 and 2: a step by its parts, and the published ones
+
+
+def parts_table(steps: Mapping[str, PredictedStep]) -> Table:
+    """The share of each step that its parts take, in per cent: a column per step.
+
+    Parts that take nothing in any of them are left out.
+    """
+    rows = []
+    for name in next(iter(steps.values())).parts._fields:
+        shares = [getattr(step.parts, name) / step.seconds for step in steps.values()]
+        if any(shares):
+            rows.append([name, *(f"{100 * share:.1f}" for share in shares)])
+    rows.append(["seconds", *(f"{step.seconds:.2f}" for step in steps.values())])
+    rows.append(["MFU", *(f"{step.mfu:.1%}" for step in steps.values())])
+    rows.append(["HFU", *(f"{step.hfu:.1%}" for step in steps.values())])
+    return Table(["% of a step", *steps], rows)
+
+
+def selective_steps() -> dict[str, PredictedStep]:
+    """The steps of table 5 with selective recomputation, by the model's size."""
+    steps = {row.run.name: row.step for row in predictions.predict("table 5")}
+    return {
+        name.removesuffix(" selective"): step
+        for name, step in steps.items()
+        if name.endswith(" selective")
+    }
+
+
+def measured_memory() -> Table:
+    """GiB that torchtitan reports for Llama 3.1 8B, and ours."""
+    rows = []
+    for row, gib in zip(predictions.predict("torchtitan 8B"), MEASURED_GIB, strict=True):
+        ours = row.step.memory.total / 2**30
+        rows.append([row.run.name, gib, ours, ours / gib - 1])
+    columns = {"GiB of a GPU": "", "reported": "", "ours": ".1f", "error": "+.0%"}
+    return formatted(columns, rows)
+
+
+def bubble_table() -> Table:
+    """TFLOP/s of table 2: published, and from the first of each model by the bubble alone."""
+    rows, first = [], {}
+    for run in published.table_2():
+        m = run.plan.micro_batches(run.batch)
+        tflops, then = first.setdefault(run.name.split()[0], (run.published, m))
+        alone = predictions.bubble_only(tflops, run.plan.pp, then, m)
+        error = alone / run.published - 1
+        rows.append([run.name, run.plan.pp, m, run.published, alone, error])
+    formats = {"": "", "p": "", "m": ".0f", "published": ""}
+    return formatted(formats | {"by the bubble alone": ".1f", "error": "+.1%"}, rows)
+
+
+def prediction_table(*families: str) -> Table:
+    """Published and predicted figures, a row per run; fitted rows are marked."""
+    rows = []
+    for family in families:
+        for row in predictions.predict(family):
+            run = row.run
+            error = "fitted" if run.fitted else f"{row.error:+.1%}"
+            places = 2 if run.unit == "s" else digits(run.published)
+            numbers = f"{run.published:,.{places}f}", f"{row.predicted:,.{places}f}"
+            rows.append([f"{family}: {run.name}", *numbers, run.unit, error])
+    return Table(["run", "published", "predicted", "unit", "error"], rows)
+
+
+def digits(figure: float) -> int:
+    """Decimals that show a difference of a thousandth in a rate of this size."""
+    return int(figure < 1000)
+
+
+def strong_scaling() -> tuple[Lines, Lines]:
+    """For `curves`: TFLOP/s of the 175B model by GPUs, published and predicted, two ways."""
+    published_lines, predicted_lines = {}, {}
+    for family, name in (("table 2", "TP and PP"), ("ZeRO-3", "ZeRO 3")):
+        rows = [row for row in predictions.predict(family) if row.run.name.startswith("175B")]
+        gpus = [row.run.plan.ranks for row in rows]
+        published_lines[name] = gpus, [row.run.published for row in rows]
+        predicted_lines[f"{name}, predicted"] = gpus, [row.predicted for row in rows]
+    return published_lines, predicted_lines
+
+
+def worst_table() -> Table:
+    """The largest error of each family's rows that were not fitted, and their number."""
+    rows = []
+    for family in published.FAMILIES:
+        free = [row for row in predictions.predict(family) if not row.run.fitted]
+        worst = max(free, key=lambda row: abs(row.error))
+        rows.append([family, len(free), worst.error, worst.run.name])
+    columns = {"family": "", "rows not fitted": "", "largest error": "+.1%", "at": ""}
+    return formatted(columns, rows)
+
+
+# Section 3: pretended ranks
+
+
+def second_step(*meshes: tuple[int, int, int]) -> Table:
+    """What a rank of each world (PP, DP, TP) calls, sends and computes in a step.
+
+    A first step also computes shapes, which the counter takes for work, so the operations
+    are those that a second one adds. The collectives of both steps are the same.
+    """
+    rows: dict[str, list] = {}
+    for mesh in meshes:
+        pp, dp, tp = mesh
+        counts = [
+            pretend(steps_of_one_rank, mesh, steps, world_size=pp * dp * tp)
+            for steps in (1, 2)
+        ]
+        for call in ("all_gather", "reduce_scatter", "all_reduce"):
+            calls = counts[1].calls[call] - counts[0].calls[call]
+            nbytes = counts[1].nbytes[call] - counts[0].nbytes[call]
+            rows.setdefault(call, []).append(f"{calls} calls, {bytes_text(nbytes)}")
+        flops = counts[1].flops - counts[0].flops
+        rows.setdefault("operations", []).append(f"{flops / 1e6:,.1f} million")
+        kept = counts[1].returned["on this rank"]
+        rows.setdefault("parameters kept", []).append(f"{kept:,}")
+    worlds = [f"{pp * dp * tp:,} ranks" for pp, dp, tp in meshes]
+    return Table(
+        ["a step of one rank", *worlds], [[name, *row] for name, row in rows.items()]
+    )
+
+
+# Section 4: plans
+
+
+def plan_table(choices: Sequence[Choice]) -> Table:
+    """The ranked plans as an engineer reads them; plans that tie have an equals sign."""
+    rows = []
+    for rank, plan, step in choices:
+        ties = sum(other.rank == rank for other in choices) > 1
+        rows.append(
+            [
+                f"{rank}=" if ties else f"{rank}",
+                str(plan),
+                f"ZeRO {plan.zero}",
+                f"{plan.micro_batch} × {plan.interleaving}",
+                plan.recompute,
+                step.seconds,
+                step.tflops,
+                step.mfu,
+                step.memory.total / 1e9,
+                step.bottleneck,
+            ]
+        )
+    columns = {"rank": "", "plan": "", "state": "", "micro × v": "", "recompute": ""}
+    columns |= {"s": ".2f", "TFLOP/s": ".0f", "MFU": ".0%", "GB": ".0f", "bottleneck": ""}
+    return formatted(columns, rows)
+
+
+def best_plans(
+    billion_parameters: float,
+    gpus: int,
+    sequences: int,
+    gb_per_s_between: float,
+    gpus_per_node: int,
+) -> Table:
+    """For the sliders: the six best plans on H100s."""
+    cluster = with_network(CLUSTERS["H100"], gb_per_s_between)
+    cluster = cluster._replace(gpus_per_node=gpus_per_node)
+    model = model_of(billion_parameters * 1e9, 4096)
+    choices = rank_plans(model, cluster, gpus, sequences)
+    if not choices:
+        return Table(["no plan fits: more GPUs, or a batch that they divide"], [])
+    return plan_table(choices[:6])
+
+
+def with_network(cluster: Cluster, gigabytes: float) -> Cluster:
+    """The same cluster with `gigabytes` per second, GPU and direction between its nodes."""
+    return cluster._replace(between=cluster.between._replace(bandwidth=gigabytes * 1e9))
+
+
+def compare_plans(
+    model: Model, cluster: Cluster, batch: int, plans: Mapping[str, Plan]
+) -> Table:
+    """Some plans side by side: seconds, also with half the bytes a second between nodes,
+    what limits each, and gigabytes."""
+    slower = with_network(cluster, cluster.between.bandwidth / 2e9)
+    rows = []
+    for name, plan in plans.items():
+        step = predict_step(model, cluster, plan, batch)
+        slow = predict_step(model, slower, plan, batch)
+        memory = f"{step.memory.total / 1e9:.0f}{'' if step.fits else ', too many'}"
+        rows.append([name, step.seconds, slow.seconds, step.mfu, step.bottleneck, memory])
+    columns = {"plan": "", "s": ".2f", "s, half the network": ".2f", "MFU": ".0%"}
+    return formatted(columns | {"largest beside matmul": "", "GB": ""}, rows)
+
+
+# Section 5: failures, rings, trees and nodes
+
+
+def failure_table(save: float, restart: float, worlds: Sequence[int]) -> Table:
+    """Per number of GPUs: hours between failures, minutes between checkpoints, share lost."""
+    rows = []
+    for gpus in worlds:
+        failure = between_failures(gpus)
+        interval = best_interval(save, failure)
+        loss = lost(save, restart, failure, interval)
+        rows.append([f"{gpus:,}", failure / HOUR, interval / 60, loss.total, loss.restarting])
+    columns = {"GPUs": "", "hours between failures": ".1f", "save every (min)": ".0f"}
+    return formatted(columns | {"time lost": ".1%", "in restarts": ".1%"}, rows)
+
+
+def lost_by_interval(
+    save: float, restart: float, gpus: int, minutes: Sequence[float]
+) -> Lines:
+    """For `curves`: the per cent of the time lost for each interval, and of what."""
+    failure = between_failures(gpus)
+    losses = [lost(save, restart, failure, 60 * m) for m in minutes]
+    lines = {"in all": [100 * loss.total for loss in losses]}
+    lines["saving"] = [100 * loss.saving for loss in losses]
+    lines["repeating"] = [100 * loss.repeating for loss in losses]
+    return {name: (minutes, line) for name, line in lines.items()}
+
+
+def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Table:
+    """Milliseconds of an all-reduce of each size (bytes) over `ranks` GPUs, three ways."""
+    inside, between = cluster.reached()
+    per_node = cluster.gpus_per_node
+    rows = []
+    for size in sizes:
+        seconds = (
+            ring_seconds(size, ranks, between),
+            tree_seconds(size, ranks, between),
+            hierarchical_seconds(size, ranks // per_node, per_node, inside, between),
+        )
+        rows.append([bytes_text(size), *(1e3 * value for value in seconds)])
+    columns = {"ms": "", "flat ring": ",.2f", "tree": ",.2f", "by node, then rings": ",.2f"}
+    return formatted(columns, rows)
+
+
+def pair_seconds(
+    source: int, target: int, nbytes: int, per_node: int, inside: Link, between: Link
+) -> float:
+    """The seconds of a message: over `inside` where both ranks are on one node."""
+    same_node = source // per_node == target // per_node
+    return message_seconds(nbytes, inside if same_node else between)
+
+
+@contextmanager
+def slow_pairs(seconds: Callable[[int, int, int], float]) -> Iterator[None]:
+    """Make each `recv` of this rank take `seconds(source, rank, nbytes)` more.
+
+    So a message from another node can be slow and one from the same node fast. Waiting
+    takes no processor, and different pairs wait at the same time, as over cards of their
+    own.
+    """
+    real = dist.recv
+
+    def slow(tensor: torch.Tensor, src: int, **kwargs: object) -> int:
+        sender = real(tensor, src, **kwargs)
+        time.sleep(seconds(sender, dist.get_rank(), tensor.nbytes))
+        return sender
+
+    dist.recv = slow
+    try:
+        yield
+    finally:
+        dist.recv = real
+
+
+def time_methods(
+    rank: int,
+    world_size: int,
+    methods: Sequence[Method],
+    per_node: int,
+    nbytes: int,
+    inside: Link,
+    between: Link,
+) -> list[float]:
+    """The least seconds of each method over slow links, until the last rank has the sum."""
+    seconds = functools.partial(
+        pair_seconds, per_node=per_node, inside=inside, between=between
+    )
+
+    def run(method: Method) -> None:
+        method(torch.ones(nbytes // 4), per_node)
+        dist.barrier()
+
+    with slow_pairs(seconds):
+        times = in_turns({method: functools.partial(run, method) for method in methods}, 3)
+    return [min(taken) for taken in times.values()]
+
+
+def time_hierarchy(inside: Link, between: Link, nbytes: int = 2**20) -> dict[str, float]:
+    """Launches two nodes of four ranks; the least seconds of each method by its name."""
+    methods = [flat_ring, hierarchical]
+    seconds = launch(time_methods, 8, methods, 4, nbytes, inside, between).results[0]
+    return {method.__name__: s for method, s in zip(methods, seconds, strict=True)}
+
+
+def hierarchy_table(times: Mapping[str, float], inside: Link, between: Link) -> Table:
+    """Measured milliseconds of both methods for 1 MiB, and those of the formulas."""
+    size = 2**20
+    formulas = {
+        "flat_ring": ring_seconds(size, 8, between),
+        "hierarchical": hierarchical_seconds(size, 2, 4, inside, between),
+    }
+    rows = [[name, 1e3 * seconds, 1e3 * times[name]] for name, seconds in formulas.items()]
+    return formatted({"ms": "", "by formula": ".1f", "measured": ".1f"}, rows)
+
+
+def crossings(worker: Callable[[int, int], object], per_node: int = 4) -> list:
+    """Launches two nodes of ranks; what each returned, and the messages between nodes.
+
+    Just `...` where no rank returned anything yet.
+    """
+    report = launch(worker, 2 * per_node, trace=True)
+    if all(value is ... for value in report.results):
+        return ...
+    return [report.results, count_crossings(report, per_node)]
+
+
+def count_crossings(report: Report, per_node: int) -> int:
+    """The messages of a launch from one node to another, and those of its collectives.
+
+    A collective needs at least one for each of its ranks that is on another node than its
+    first rank.
+    """
+    pairs = [(event.rank, event.peer) for event in report.events if event.sends]
+    for event in report.events:
+        if event.kind == "collective" and event.nbytes and event.rank == event.group[0]:
+            pairs += [(event.rank, member) for member in event.group]
+    return sum(one // per_node != other // per_node for one, other in pairs)

@@ -1,0 +1,35 @@
+"""Work for the ranks: two linear maps a stage, and what one process makes of them."""
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.model_parallel.reference import equal_stacks, one_process
+
+
+class LinearStages:
+    """Each stage has one of the equal stacks; the stages made are kept to look at."""
+
+    def __init__(self, count, width=4, samples=12):
+        self.width, self.samples = width, samples
+        self.stacks = equal_stacks(2, width, count)
+
+    def batch(self, micro):
+        draw = torch.Generator().manual_seed(0)
+        numbers = torch.randn(self.samples, self.width, generator=draw)
+        return numbers, torch.arange(self.samples) % self.width
+
+    def module(self, index, count):
+        return self.stacks[index]
+
+    def shape(self, index, count, micro):
+        return [self.samples // micro, self.width]
+
+    def loss(self, output, target):
+        return cross_entropy(output, target)
+
+
+def expected_of(count, micro):
+    """The mean loss and the gradients of each stage, of one process."""
+    work = LinearStages(count)
+    loss, _ = one_process(torch.nn.Sequential(*work.stacks), *work.batch(micro), micro)
+    return loss, [[p.grad for p in stack.parameters()] for stack in work.stacks]
