@@ -7,19 +7,15 @@ import pytest
 from mgpu_tutorial import CHAPTERS
 from tools import mutants
 
-ALL = list(mutants.chosen([]))
 
-
-@pytest.mark.parametrize("mistake", ALL, ids=lambda m: f"{m.chapter}-{m.number}")
-def test_a_mistake_can_be_made_today(mistake):
-    changed = mistake.made_in((mutants.ROOT / mistake.file).read_text("utf-8"))
-    compile(changed, mistake.file, "exec")
-    assert mistake.wrong and mistake.closest_tests()
-
-
-def test_every_chapter_has_mistakes_and_no_two_are_the_same():
-    assert {m.chapter for m in ALL} == {*CHAPTERS, "shared", "lab"}
-    assert len({(m.file, m.old, m.new) for m in ALL}) == len(ALL)
+@pytest.mark.parametrize("chapter", [*CHAPTERS, "shared", "lab"])
+def test_every_chapter_has_mistakes_that_can_be_made_today(chapter):
+    found = list(mutants.chosen([chapter]))
+    assert found
+    for mistake in found:
+        changed = mistake.made_in((mutants.ROOT / mistake.file).read_text("utf-8"))
+        compile(changed, mistake.file, "exec")
+        assert mistake.wrong and mistake.closest_tests(), mistake
 
 
 @pytest.mark.parametrize("old, new", [("no such text", ""), ("dist", "d"), ("left", "left")])
@@ -29,10 +25,10 @@ def test_a_mistake_that_cannot_be_made_is_named(old, new):
 
 
 def test_names_choose_chapters_or_single_mistakes(capsys):
-    assert {m.chapter for m in mutants.chosen(["nonblocking"])} == {"nonblocking"}
+    assert {m.chapter for m in mutants.chosen([])} == {*CHAPTERS, "shared", "lab"}
     assert [m.number for m in mutants.chosen(["lab:3"])] == [3]
     assert mutants.main(["nowhere"]) == 2
-    assert "NAMES='nowhere': no such chapter; there are " in capsys.readouterr().err
+    assert "NAMES='nowhere': no such chapter" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -43,8 +39,3 @@ def test_what_a_listing_alone_shows_is_text_only():
     assert verdict == "caught" and mutants.failing_without({by}) == set()
     remark = replace(swapped, old="# 1 MB", new="# a million bytes")
     assert mutants.try_out(remark)[0] == "text only"
-    pause = {"chapter": "shared", "file": "mgpu_tutorial/shared/pause.py"}
-    assert (
-        mutants.try_out(replace(remark, **pause, old="takes time", new="waits"))[0]
-        == "survived"
-    )
