@@ -21,21 +21,8 @@ def test_the_largest_difference_is_found_anywhere():
     other = {"a": [torch.zeros(2), torch.tensor([[0.0, -3.0, 2.0]])], "b": torch.zeros(0)}
     assert largest_difference(one, other) == largest_difference(other, one) == 3.0
     assert largest_difference(one, one) == 0.0
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_number_that_is_not_finite_is_infinitely_far(value):
-    assert largest_difference(torch.tensor([value, 0.0]), torch.zeros(2)) == math.inf
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (torch.zeros(2), torch.zeros(1)),
-        ([torch.zeros(1)], []),
-        ({"a": torch.zeros(1)}, {"b": torch.zeros(1)}),
-    ],
-)
-def test_what_does_not_belong_together_is_refused(found, expected):
-    with pytest.raises(ValueError):
-        largest_difference(found, expected)
+    for value in (math.nan, math.inf):
+        assert largest_difference(torch.tensor([value, 0.0]), torch.zeros(2)) == math.inf
+    for changed in ({"a": one["a"], "c": one["b"]}, one | {"b": torch.zeros(1)}):
+        with pytest.raises(ValueError):
+            largest_difference(one, changed)

@@ -1,7 +1,7 @@
 """The ledger counts each storage once, on its device, and what it says is what is there."""
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,25 +16,16 @@ def on_cpu(monkeypatch):
 
 
 def network():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(8 * 16 * 16, 10),
-    )
+    return nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
 
 
-PARAMETERS = 4 * (3 * 8 * 9 + 8 + 8 + 2048 * 10 + 10)
+PARAMETERS = 4 * (32 * 8 + 8 + 8 + 8 + 8 * 10 + 10)
 BUFFERS = 4 * (8 + 8) + 8  # float32 statistics and an int64 counter
 
 
 def kept(batch):
-    """Input, both sides of BatchNorm and its statistics, pool's output and int64 places."""
-    image, channels, pooled = 3 * 32 * 32, 8 * 32 * 32, 8 * 16 * 16
-    floats = batch * (image + channels + channels + pooled) + 2 * 8
-    return 4 * floats + 8 * batch * pooled
+    """The input, BatchNorm's input and statistics, and what ReLU and the last layer share."""
+    return 4 * (batch * (32 + 8 + 8) + 2 * 8)
 
 
 @pytest.mark.parametrize(("where", "batch"), [("cpu", 2), ("virtual", 4)])
@@ -44,7 +35,7 @@ def test_every_category_has_the_bytes_of_its_shapes(where, batch):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     ledger = Ledger()
     with ledger.saved_for_backward(net):
-        out = net(torch.randn(batch, 3, 32, 32).to(device))
+        out = net(torch.randn(batch, 32).to(device))
     out.sum().backward()
     optimizer.step()
     ledger.record_state(net, optimizer)
@@ -66,17 +57,10 @@ def test_copies_of_a_module_in_threads_are_seen():
     net, ledger = network(), Ledger()
     with ledger.saved_for_backward(net):
         copies = [copy.deepcopy(net).to(device) for device in pair]
-        inputs = [torch.randn(4, 3, 32, 32).to(device) for device in pair]
-        out = [None, None]
-
-        def run(i):
-            out[i] = copies[i](inputs[i])
-
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        inputs = [torch.randn(4, 32).to(device) for device in pair]
+        with ThreadPoolExecutor(2) as pool:
+            out = list(pool.map(nn.Module.__call__, copies, inputs))  # until both are counted
+    assert [len(rows) for rows in out] == [4, 4]
     for device in pair:
         assert ledger[device]["activations"] == kept(4)
         assert ledger[device]["parameters"] == PARAMETERS
@@ -88,13 +72,6 @@ def test_a_storage_counts_once_under_its_first_name():
     ledger.add("inputs", {"a": [tensor, tensor[2:]], "b": (tensor.view(5, 2), None, 3)})
     ledger.add("outputs", tensor)
     assert ledger["cpu"] == {"inputs": 40}
-
-
-def test_memory_that_was_freed_and_used_again_counts_twice():
-    ledger = Ledger()
-    for _ in range(50):
-        ledger.add("things", torch.zeros(1000))
-    assert ledger["cpu"]["things"] == 50 * 4000
 
 
 def two_exponentials(x):
@@ -159,7 +136,7 @@ def test_several_ledgers_know_the_storage_that_they_share():
 def test_nothing_is_watched_afterwards_even_when_the_forward_pass_fails():
     net, ledger = network(), Ledger()
     with pytest.raises(RuntimeError), ledger.saved_for_backward(net):
-        net(torch.zeros(1, 4, 32, 32))
+        net(torch.zeros(2, 4))
     before = dict(ledger["cpu"])
-    net(torch.zeros(1, 3, 32, 32)).sum().backward()
+    net(torch.zeros(2, 32)).sum().backward()
     assert ledger["cpu"] == before and not net._forward_hooks and not net._forward_pre_hooks

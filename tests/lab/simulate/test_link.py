@@ -27,6 +27,8 @@ def reduce_twice(rank, world_size):
     return times
 
 
+@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.parametrize("trace", [False, True])
 def test_an_all_reduce_takes_its_time_and_gives_the_sum(ranks, trace):
     report = ranks(2, reduce_twice, trace=trace)
@@ -37,6 +39,8 @@ def test_an_all_reduce_takes_its_time_and_gives_the_sum(ranks, trace):
         assert called < complete and complete >= 0.05 and values == [1.0] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.timing
 def test_the_recorder_sees_each_slow_call_once_and_when_it_was_complete(ranks):
     report = ranks(2, reduce_twice, trace=True)
     calls = [e for e in report.events if e.op == "all_reduce"]
@@ -89,6 +93,8 @@ def in_a_row(rank, world_size):
         return time.perf_counter() - begin
 
 
+@pytest.mark.slow
+@pytest.mark.timing
 def test_messages_go_one_after_the_other(ranks):
     assert min(ranks(2, in_a_row).results) >= 3 * 0.03
 

@@ -58,34 +58,21 @@ def said(capsys, *given, **more):
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (3, 3),
         (3.0, 3),
-        (3, 3.0),
         (2 * (5 - 1) / 5 * 1_000_000, 1_600_000),
-        (0.1 + 0.2, 0.3),
         (np.float32(0.3), 0.3),
-        (np.int64(3), 3.0),
-        (torch.tensor(3.0), 3),
-        (torch.tensor([3]), 3.0),
         (torch.tensor([[3.0]], requires_grad=True), 3),
         (np.array([3]), 3),
         (3.0, torch.tensor([3.0])),
         (math.inf, math.inf),
         (math.nan, math.nan),
         (1e-6, 0.0),
-        (True, True),
-        (np.bool_(False), False),
         (torch.tensor(True), True),
         ("abc", "abc"),
         ({"a": 1}, {"a": 1}),
-        ((1, 2), [1, 2.0]),
-        (range(0, 9, 3), [0, 3, 6]),
         ([0, 3, 6], range(0, 9, 3)),
-        (torch.tensor([0, 3, 6]), [0, 3, 6]),
         (np.array([[0.0, 3.0], [6.0, 9.0]]), [[0, 3], [6, 9]]),
-        ([torch.tensor([1.0]), torch.tensor(2)], [1.0, 2.0]),
-        ([(1, [2, "x"]), True], [[1, (2, "x")], True]),
-        (PARAMETERS.clone(), PARAMETERS),
+        ([(1, [2, "x"]), torch.tensor(2)], [[1, (2, "x")], 2.0]),
         (PARAMETERS.double().requires_grad_(), PARAMETERS),
         (PARAMETERS.tolist(), PARAMETERS),
         ([PARAMETERS + 1e-5], [PARAMETERS]),
@@ -99,25 +86,16 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
 @pytest.mark.parametrize(
     ("answer", "expected", "reason"),
     [
-        (2.02, 2.0, "the answer is 2.02, off by 1 %"),
-        (1.9999, 2.0, "the answer is 1.9999, off by 0.005 %"),
-        (1.00002, 1.0, "the answer is 1.00002, off by 0.002 %"),
         (-1.00002, -1.0, "the answer is -1.00002, off by 0.002 %"),
-        (9.09e-10, 9e-10, "the answer is 9.09e-10, off by 1 %"),
         (1_600_001, 1_600_000, "the answer is 1600001, off by 6.3e-05 %"),
         (7.0, 2.0, "the answer is 7.0, off by 250 %"),
-        (1.6, 1_600_000, "the answer is 1.6, off by 100 %"),
         (4, 3, "the answer is 4"),
-        (3.001, 3, "the answer is 3.001"),
-        (2e-3, 0.0, "the answer is 0.002, off by 0.002"),
         (2e-5, 0.0, "the answer is 2e-05, off by 2e-05"),
         (math.nan, 2.0, "the answer is nan"),
         (2.0, math.inf, "the answer is 2.0"),
-        (torch.tensor(1.5), 1.0, "the answer is 1.5, off by 50 %"),
         (True, 1, "the answer is True: return a number"),
         (1, True, "the answer is 1: return True or False"),
         (False, True, "the answer is False"),
-        ("3", 3, "the answer is '3': return a number"),
         ([3], 3, "the answer is [3]: return a number"),
         (
             torch.ones(3),
@@ -127,13 +105,9 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
         ),
         ("abd", "abc", "the answer is 'abd'"),
         (3, "abc", "the answer is 3: expected a str"),
-        ({"a": 2}, {"a": 1}, "the answer is {'a': 2}"),
         ([1, 2], [1, 2, 3], "the answer is [1, 2]: 2 values, expected 3"),
-        (7, [7], "the answer is 7: return a list of 1 value"),
-        ({1, 2}, [1, 2], "the answer is {1, 2}: return a list of 2 values"),
-        ([1, 3], [1, 2], "answer[1] is 3"),
+        ({1}, [7], "the answer is {1}: return a list of 1 value"),
         ([[0, 1], [0, "x"]], [[0, 1], [0, 1]], "answer[1][1] is 'x': return a number"),
-        ([1.0, None], [1.0, 2.0], "answer[1] is None: return a number"),
         (torch.ones(3), torch.ones(2), "the answer has shape [3]: expected [2]"),
         (5, torch.ones(2), "the answer is 5: return a tensor of shape [2]"),
         (
@@ -146,46 +120,36 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
             torch.tensor([1.0, 4.0]),
             "the answer holds nan, which is not a number",
         ),
-        (
-            torch.full((2,), 2e-5),
-            torch.zeros(2),
-            "the answer is a tensor of the right shape, off by 2e-05",
-        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_distance(capsys, answer, expected, reason):
-    text = said(capsys, answer, expected, hint="think")
-    assert text == f"not yet: {reason}\nhint: think"
-    assert "rank" not in text
+    assert said(capsys, answer, expected, hint="think") == f"not yet: {reason}\nhint: think"
 
 
-def test_the_tolerance_is_set_by_hand_and_holds_on_both_sides(capsys):
-    for tolerance, near, far in (
-        (0.05, 104.9, 105.1),
-        (1e-3, 99.91, 99.89),
-        (0.0, 100, 100.1),
-    ):
-        for right in (100, 100.0):
-            assert said(capsys, near, right, tolerance=tolerance) == "correct"
-            assert said(capsys, far, right, tolerance=tolerance).startswith("not yet")
-    tensor = torch.tensor([100.0, 1.0])
-    assert said(capsys, tensor + 4.9, tensor, tolerance=0.05) == "correct"
-    assert said(capsys, tensor + 5.1, tensor, tolerance=0.05).startswith("not yet")
-
-
-def test_the_default_tolerance_holds_on_both_sides(capsys):
-    for factor, right in ((1 + 9e-6, True), (1 + 1.1e-5, False)):
-        for expected in (3e-8, 0.25, -7e9):
-            assert (said(capsys, factor * expected, expected) == "correct") is right
-            both = torch.tensor([expected, 0.0], dtype=torch.float64)
-            assert (said(capsys, factor * both, both) == "correct") is right
-    assert said(capsys, 100 * (1 + 1e-10), 100) == "correct"
-    assert said(capsys, 100 * (1 + 1e-8), 100).startswith("not yet")
+@pytest.mark.parametrize(
+    "tolerance, expected, near, far",
+    [
+        (0.05, 100, 4.9, 5.1),
+        (0.05, 100.0, 4.9, 5.1),
+        (0.0, 100, 0, 0.1),
+        (None, 100, 1e-8, 1e-6),
+        (None, 0.25, 9e-6 / 4, 1.1e-5 / 4),
+        (None, -7e9, 63e3, 77e3),
+    ],
+)
+def test_the_tolerance_holds_on_both_sides(capsys, tolerance, expected, near, far):
+    both = torch.tensor([expected, 0.0], dtype=torch.float64)
+    for right, distance in ((True, near), (False, far)):
+        for sign in (1, -1):
+            found = said(capsys, expected + sign * distance, expected, tolerance=tolerance)
+            assert (found == "correct") is right
+            if isinstance(expected, float):  # a tensor has no whole numbers
+                found = said(capsys, both + sign * distance, both, tolerance=tolerance)
+                assert (found == "correct") is right
 
 
 def test_the_answer_has_a_name(capsys):
-    given = {"name": "the distance", "tolerance": 1e-6}
-    found = said(capsys, 2e-3, 0.0, **given)
+    found = said(capsys, 2e-3, 0.0, name="the distance", tolerance=1e-6)
     assert found == "not yet: the distance is 0.002, off by 0.002"
     assert said(capsys, [1, 2], [1, 3], name="the cuts") == "not yet: cuts[1] is 2"
 
@@ -207,16 +171,9 @@ def test_what_the_answer_raises_is_part_of_the_verdict(capsys):
     def leaves():
         raise SystemExit(3)
 
-    class Odd(int):
-        def __eq__(self, other):
-            raise RuntimeError
-
-        __hash__ = None
-
     assert said(capsys, fails, 3, "think") == "not yet: ValueError: first\nhint: think"
     assert said(capsys, refuses, 3).startswith("not yet: two is too many")
     assert said(capsys, leaves, 3) == "not yet: SystemExit: 3"
-    assert said(capsys, Odd(3), 3) == "not yet: RuntimeError"
 
 
 def test_ranks_are_named_where_there_are_ranks(capsys, ranks):
@@ -230,10 +187,6 @@ def test_ranks_are_named_where_there_are_ranks(capsys, ranks):
     )
     found = said(capsys, ranks(2, just_rank), [0, 2], name="the rank")
     assert found == "not yet: rank 1 of 2: the rank is 1"
-    assert "2 values, expected 1" in said(capsys, report, [(0, 2)])
-
-
-def test_ranks_that_print_what_they_should_return_are_told(capsys, ranks):
     found = said(capsys, ranks(2, prints), [0, 1], "think")
     assert found == "not yet: the ranks print and return nothing\nhint: think"
 

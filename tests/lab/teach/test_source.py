@@ -49,18 +49,6 @@ def test_a_copy_stands_below_the_names_of_its_file():
     assert editable(scaled) == f"{head}\nfrom {__name__} import *\n\n\n{source}"
 
 
-def test_a_function_of_a_cell_is_copied_as_it_is(monkeypatch):
-    import linecache
-
-    source = "def swap(rank, world_size):\n    return world_size - rank\n"
-    cell = {"__name__": "__main__"}
-    lines = source.splitlines(keepends=True)
-    monkeypatch.setitem(linecache.cache, "<cell>", (len(source), None, lines, "<cell>"))
-    exec(compile(source, "<cell>", "exec"), cell)
-    assert editable(cell["swap"]).endswith(f"launch it.\n\n\n{source.rstrip()}")
-    assert "[" not in show_source(cell["swap"])._repr_mimebundle_()["text/markdown"]
-
-
 def test_a_copy_that_was_changed_is_what_is_launched(capsys):
     edit(scaled)
     text = capsys.readouterr().out
@@ -76,9 +64,7 @@ def test_a_listing_ends_with_links_to_its_files():
     here = "tests/lab/teach/test_source.py"
     listing = show_source(scaled, times)._repr_mimebundle_()
     assert listing["text/markdown"].endswith(f"\n```\n\n[{here}](../{here})")
-    assert (
-        listing["text/plain"].startswith("def scaled(") and here not in listing["text/plain"]
-    )
+    assert here not in listing["text/plain"]
     both = show_changes(point_to_point, nonblocking)._repr_mimebundle_()["text/markdown"]
     names = [f"mgpu_tutorial/{name}.py" for name in ("point_to_point", "nonblocking")]
     assert both.endswith("\n```\n\n" + " · ".join(f"[{name}](../{name})" for name in names))
@@ -93,13 +79,11 @@ def test_changes_are_a_diff_that_is_green_and_red_in_any_theme(tmp_path, monkeyp
     import old_text
 
     listing = show_changes(old_text, new_text)
-    assert repr(listing).splitlines()[0] == "--- old_text.py"
     assert repr(listing).splitlines()[-2:] == ["-b = 2 < 3", "+b = 3"]
-    bundle = listing._repr_mimebundle_()
-    assert bundle["text/markdown"].startswith("```diff\n---")
+    page = listing._repr_mimebundle_()["text/html"]
     gone, come = (f'<span style="{PLATES[sign]}">{sign}' for sign in "-+")
-    assert f"{gone}b = 2 &lt; 3</span>\n{come}b = 3</span>" in bundle["text/html"]
-    assert bundle["text/html"].count("<span") == 2  # the names of the files have no colour
+    assert f"{gone}b = 2 &lt; 3</span>\n{come}b = 3</span>" in page
+    assert page.count("<span") == 2  # the names of the files have no colour
 
 
 def test_show_source_follows_the_file(tmp_path, monkeypatch):
@@ -115,20 +99,14 @@ def test_show_source_follows_the_file(tmp_path, monkeypatch):
         show_source(lesson_text.worker)
 
 
-def test_a_method_is_listed_without_the_rest_of_its_class():
+def test_a_method_is_listed_alone_and_lines_have_the_numbers_that_errors_name():
     from mgpu_tutorial.shared.pause import Pause
 
-    text = repr(show_source(Pause.backward, Pause))
-    method, _, whole = text.partition("\n\n\n")
+    method = repr(show_source(Pause.backward))
     assert method.startswith("@staticmethod\ndef backward(context: Any")
     assert method.endswith("\n    return gradient, None, None")
-    assert whole.startswith("class Pause(") and "    def forward(" in whole
-
-
-def test_a_numbered_listing_has_the_numbers_that_errors_name():
     number = times.__code__.co_firstlineno
-    lines = repr(show_source(times, numbered=True)).splitlines()
-    assert lines == [
+    assert repr(show_source(times, numbered=True)).splitlines() == [
         f"{number}  def times(number: int) -> int:",
         f"{number + 1}      return FACTOR * number",
     ]
