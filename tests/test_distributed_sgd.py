@@ -207,13 +207,6 @@ def small_run(warm_up):
     return mean_loss(output_of(slice(None)), data.labels).item()
 
 
-def test_the_linear_rule_keeps_the_loss_and_a_fixed_rate_does_not(ranks):
-    run = partial(torch.optim.SGD, momentum=0.5)
-    runs = [(16 * k, partial(run, lr=0.02 * f), 1) for k, f in ((1, 1), (8, 1), (8, 8))]
-    one, fixed, linear = ranks(1, sgd.train_each, runs, timeout=120).results[0]
-    assert fixed > 4 * one and abs(linear - one) < 0.1 * one
-
-
 # Train, save, go on
 
 # Four steps an epoch; the last has one sample, so that only rank 0 has a share in it.
