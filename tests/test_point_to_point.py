@@ -75,6 +75,8 @@ def test_a_send_lasts_until_the_receiver_asks(ranks, elements):
     [ask] = [e for e in report.events if e.op == "irecv"]
     assert send.nbytes == ask.nbytes == 4 * elements
     assert send.begin + 0.3 < ask.begin < send.end
+    [wait] = [e for e in report.events if e.op == "wait"]
+    assert wait.begin - ask.end < 0.3
     assert report.results[0] == pytest.approx(send.end - send.begin, abs=0.2)
 
 
