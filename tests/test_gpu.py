@@ -74,7 +74,7 @@ def test_arguments_on_the_gpu_travel(tmp_path):
 def test_every_stage_is_that_of_pytorchs_data_parallel(monkeypatch):
     monkeypatch.delenv("MGPU_DEVICE", raising=False)
     for count in range(2, torch.cuda.device_count() + 1):
-        reference.compare_stages(devices(count))
+        reference.compare_steps(devices(count))
 
 
 def test_the_ledger_counts_no_more_than_cuda_saw():

@@ -62,25 +62,6 @@ def test_the_eight_steps_tell_where_everything_is(d):
     assert frames[7][2] == "  virtual:0: module 8 numbers, + gradient 2×4"
 
 
-def test_a_frame_marks_what_is_new(d):
-    here, there = torch.zeros(2), torch.zeros(3, device=d[0])
-    steps = [
-        ("first", {"a": here}),
-        ("second", {"a": here, "b": there}),
-        ("third", {"b": there}),
-        ("fourth", {"a": here, "b": there}),
-    ]
-    frames = figures.placement(steps).frames
-    assert [repr(frame).splitlines() for frame in frames] == [
-        ["first", "  cpu: + a 2", "  virtual:0: nothing"],
-        ["second", "  cpu: a 2", "  virtual:0: + b 3"],
-        ["third", "  cpu: nothing", "  virtual:0: b 3"],
-        ["fourth", "  cpu: + a 2", "  virtual:0: b 3"],  # gone, and there again
-    ]
-    assert [frame.svg().count("stroke-width='2.4'") for frame in frames] == [1, 1, 0, 1]
-    assert len({(frame.width, frame.height) for frame in frames}) == 1
-
-
 def test_one_step_is_that_of_a_copy_of_the_net(d):
     images, labels = batch(10)
     net, plain = pixel_net(), pixel_net()

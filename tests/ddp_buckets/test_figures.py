@@ -50,17 +50,6 @@ def test_the_model_computes_when_each_wrapper_ends():
     assert slow[2] == pytest.approx(1e3 * (8 * 5 + 5.2))
 
 
-def test_rows_of_letters_have_a_block_for_each_break():
-    ranks = [{"nothing": ["x", "y"], "start": ["x", "z"]}, {"nothing": ["x", "y"]}]
-    ranks[1]["start"] = ["q", "z"]
-    assert figures.rows_of_letters(ranks) == [
-        ["nothing", "rank 0", "A", "B"],
-        ["", "rank 1", "A", "B"],
-        ["start", "rank 0", "A", "C"],
-        ["", "rank 1", "B", "C"],
-    ]
-
-
 def test_steps_are_timed_in_turns_after_two_that_do_not_count(ranks):
     setting = Setting(width=8, depth=1, batch=2, bucket_cap_mb=25, link=Link(0.02, 1e9))
     report = ranks(2, figures.time_steps, WRAPPERS, setting, steps=3, trace=True)

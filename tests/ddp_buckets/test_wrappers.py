@@ -1,7 +1,5 @@
 """The wrappers: equal to torch's DDP and to one process, for every odd kind of module."""
 
-import os
-from collections import Counter
 from contextlib import nullcontext
 
 import pytest
@@ -24,6 +22,7 @@ from mgpu_tutorial.ddp_buckets.wrappers import (
 )
 from mgpu_tutorial.ddp_reducer.reducer import note_buckets
 from mgpu_tutorial.lab import RankFailed, span
+from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of
 
 OURS = WRAPPERS[:4]
@@ -96,6 +95,7 @@ VARIANTS = [
     {"kind": "frozen"},
     {"kind": "tied", "cap": 0.008},
     {"kind": "mixed"},
+    {"kind": "norm"},
     {"kind": "plain", "set_to_none": False},
     {"kind": "plain", "micro": 2},
     {"kind": "tied", "micro": 2, "set_to_none": False},
@@ -106,18 +106,18 @@ VARIANTS = [
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_three_steps_equal_one_process_and_torch(ranks, settings, world_size):
     results = ranks(world_size, train_with_each, **settings).results
-    of_torch = results[0][DistributedDataParallel.__name__]
     alone = train(0, 1, None, **settings)
     # bfloat16 rounds to 3 digits: a sum in another order is another number.
     loose = {"rtol": 0.05, "atol": 0.02} if settings["kind"] == "mixed" else {}
-    for wrapper in OURS:
-        first = results[0][wrapper.__name__]
-        torch.testing.assert_close(first, of_torch, **loose)
-        torch.testing.assert_close(first, alone, **loose)
-        for rank, result in enumerate(results):
-            torch.testing.assert_close(
-                result[wrapper.__name__], first, rtol=0, atol=0, msg=f"{wrapper}, rank {rank}"
-            )
+    for result in results:
+        of_torch = result[DistributedDataParallel.__name__]
+        for wrapper in OURS:
+            trained = result[wrapper.__name__]
+            torch.testing.assert_close(trained, of_torch, **loose)
+            if settings["kind"] == "norm":  # each rank normalises by its own share
+                continue
+            torch.testing.assert_close(trained, alone, **loose)
+            assert largest_difference(trained, results[0][wrapper.__name__]) == 0
 
 
 def test_the_baseline_depends_on_its_settings():
@@ -125,14 +125,6 @@ def test_the_baseline_depends_on_its_settings():
     assert all(g.abs().max() > 0 for g in gradients.values())
     assert not torch.equal(state["head.weight"], tied["head.weight"])
     assert "body.1.weight" not in train(0, 1, None, "frozen")[0]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_parameters_and_buffers_of_a_batch_norm_equal_torch(ranks, world_size):
-    for result in ranks(world_size, train_with_each, kind="norm").results:
-        for wrapper in OURS:
-            of_torch = result[DistributedDataParallel.__name__]
-            torch.testing.assert_close(result[wrapper.__name__], of_torch)
 
 
 # When they communicate
@@ -286,25 +278,6 @@ def test_rank_0_decides_on_the_order_of_the_buckets(ranks):
     torch.testing.assert_close(gradients, others, rtol=0, atol=0)
 
 
-def look_for_views(rank, world_size, set_to_none):
-    """Whether all gradients are views into the buckets after each of three steps."""
-    model = BucketedDDP(Tower(), 0.02)
-    found = []
-    for _ in range(3):
-        model.zero_grad(set_to_none=set_to_none)
-        buckets = model.buckets  # in the first step those that are cut anew at its end
-        model(torch.ones(2, 64)).sum().backward()
-        model.finish_gradient_synchronization()
-        inside = {view.data_ptr() for b in buckets for view in b.views.values()}
-        found.append(all(p.grad.data_ptr() in inside for p in model.parameters()))
-    return found
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_are_views_into_the_buckets(ranks, set_to_none):
-    assert ranks(2, look_for_views, set_to_none).results == [[True] * 3] * 2
-
-
 @pytest.mark.parametrize("cap", [0, -1, float("nan")])
 def test_a_bucket_size_must_be_positive(ranks, cap):
     with pytest.raises(RankFailed, match=f"ValueError: bucket_cap_mb must be .*, got {cap}"):
@@ -359,22 +332,27 @@ def test_a_second_backward_without_finish_is_refused(ranks, wrapper):
         ranks(2, go_back_twice, wrapper, timeout=10)
 
 
-def wrap_with_a_difference(rank, world_size, wrapper, difference):
-    """Rank 1's module differs from the others'."""
-    last = rank == 1
-    width, depth = 64 + 8 * last * (difference == "width"), 4 + last * (difference == "depth")
-    tower = Tower(width, depth)
-    if last and difference == "dtype":
-        tower.head.double()
-    if last and difference == "frozen":
-        tower.head.requires_grad_(False)
-    if last and difference == "name":
-        tower.tail = tower.head
-        del tower.head
-    wrap(wrapper, tower)
+class Tail(Tower):
+    def __init__(self):
+        super().__init__()
+        self.tail = self.head
+        del self.head
 
 
-@pytest.mark.parametrize("difference", ["width", "depth", "dtype", "frozen", "name"])
+DIFFERENCES = {
+    "width": lambda: Tower(72),
+    "depth": lambda: Tower(64, 5),
+    "dtype": lambda: Tower().double(),
+    "frozen": lambda: Tower().requires_grad_(False),
+    "name": Tail,
+}
+
+
+def wrap_with_a_difference(rank, world_size, wrapper, difference, who=(1,)):
+    wrap(wrapper, DIFFERENCES[difference]() if rank in who else Tower())
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
 @pytest.mark.parametrize("wrapper", [wrappers.NaiveDDP, BucketedDDP])
 def test_modules_that_differ_are_refused_on_every_rank(ranks, wrapper, difference):
     says = (
@@ -384,53 +362,12 @@ def test_modules_that_differ_are_refused_on_every_rank(ranks, wrapper, differenc
         ranks(3, wrap_with_a_difference, wrapper, difference, timeout=10)
 
 
-@pytest.mark.parametrize(
-    "difference, says",
-    [("depth", "DDP expects same model"), ("width", "appears not to match")],
-)
-def test_torch_refuses_modules_that_differ_by_rank(ranks, difference, says):
-    with pytest.raises(RankFailed, match=says):
-        ranks(2, wrap_with_a_difference, DistributedDataParallel, difference, timeout=10)
-
-
-def freeze_everything(rank, world_size, wrapper):
-    wrap(wrapper, Tower().requires_grad_(False))
-
-
-@pytest.mark.parametrize("wrapper", OURS)
-def test_a_module_that_nobody_trains_is_refused(ranks, wrapper):
+def test_a_module_that_nobody_trains_is_refused(ranks):
     with pytest.raises(RankFailed, match="ValueError: no parameter requires a gradient"):
-        ranks(2, freeze_everything, wrapper)
-
-
-def die_in_backward(rank, world_size, wrapper):
-    """Rank 1 ends in the middle of backward, when its first layer's gradient is computed."""
-    model = wrap(wrapper, Tower())
-    if rank == 1:
-        model.module.body[0].weight.register_hook(lambda gradient: os._exit(1))
-    model(torch.randn(4, 64)).sum().backward()
-    finish_gradient_synchronization(model)
-
-
-@by_name
-def test_a_rank_that_dies_in_backward_is_named_and_nobody_hangs(ranks, wrapper):
-    with pytest.raises(RankFailed, match="rank 1 left with exit code 1") as caught:
-        ranks(2, die_in_backward, wrapper, timeout=20)
-    assert "  rank 0 was at" in str(caught.value)
+        ranks(2, wrap_with_a_difference, BucketedDDP, "frozen", who=(0, 1))
 
 
 # Forward, buffers, checkpoints
-
-
-def go_past_the_wrapper(rank, world_size):
-    """The gradient of rank + 1 after a forward through `.module`."""
-    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    model.module(torch.full((1, 1), rank + 1.0)).sum().backward()
-    return model.module.weight.grad.item()
-
-
-def test_a_forward_past_torchs_wrapper_averages_nothing(ranks):
-    assert ranks(2, go_past_the_wrapper).results == [1.0, 2.0]
 
 
 def follow_buffers(rank, world_size, wrapper, forwards):
@@ -483,16 +420,3 @@ def test_two_forwards_may_come_before_one_backward(ranks, wrapper):
     (theirs, _) = ranks(2, go_forward_twice, DistributedDataParallel).results
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     torch.testing.assert_close(first, theirs)
-
-
-def names_in_a_checkpoint(rank, world_size, wrapper):
-    model = wrap(wrapper, Tower())
-    model.module.load_state_dict(Tower().state_dict())
-    return list(model.state_dict())
-
-
-@pytest.mark.parametrize("wrapper", OURS)
-def test_the_names_in_a_checkpoint_are_those_of_torchs_wrapper(ranks, wrapper):
-    theirs = ranks(1, names_in_a_checkpoint, DistributedDataParallel).results
-    assert ranks(1, names_in_a_checkpoint, wrapper).results == theirs
-    assert Counter(name.partition(".")[0] for name in theirs[0]) == {"module": 10}

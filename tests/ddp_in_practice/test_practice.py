@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_in_practice import figures, practice
@@ -123,24 +122,6 @@ def test_before_each_forward_the_buffers_of_rank_0_go_to_all(ranks, world_size):
     for rank, means in enumerate(results):
         expected = [0.9 * mean + rank + 1 for mean in of_first[:-1]]
         assert means == pytest.approx(expected, abs=2e-3)
-
-
-def test_a_plain_module_refuses_what_the_wrapper_saved(ranks):
-    with pytest.raises(RankFailed, match=r'Unexpected key.*"module.weight"'):
-        ranks(2, practice.load_what_the_wrapper_saved)
-
-
-def test_names_without_prefix_fit_the_module_and_not_the_wrapper():
-    class Wrapper(nn.Module):  # has the names of DistributedDataParallel's
-        def __init__(self):
-            super().__init__()
-            self.module = nn.Linear(2, 1)
-
-    prefixed = Wrapper().state_dict()
-    missing = Wrapper().load_state_dict(nn.Linear(2, 1).state_dict(), strict=False)
-    assert missing.missing_keys == ["module.weight", "module.bias"]
-    consume_prefix_in_state_dict_if_present(prefixed, "module.")
-    nn.Linear(2, 1).load_state_dict(prefixed)
 
 
 def count_saves(rank, world_size, worker, *args):

@@ -3,9 +3,6 @@
 import os
 import re
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,7 +10,6 @@ import torch
 from torch.nn.functional import nll_loss
 from torch.utils.data import DataLoader
 
-import mgpu_tutorial
 from mgpu_tutorial.ddp_in_practice import practice, train_ddp, train_single
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
@@ -65,28 +61,6 @@ def test_the_ranks_train_what_one_process_trains_and_one_stores_it(
     # 24 steps in float32: rounding is 1e-5 on one processor, a forgotten set_epoch 2e-3.
     stored = torch.load(tmp_path / "model.pt")
     torch.testing.assert_close(stored, train_by_hand(batches), rtol=0, atol=2e-4)
-
-
-@pytest.mark.slow
-def test_torchrun_starts_the_script_on_two_ranks(tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
-    package = str(Path(mgpu_tutorial.__file__).parents[1])
-    here = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": package, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", "-m", train_ddp.__name__],
-        cwd=tmp_path,
-        env=os.environ | here,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    pattern = r"rank (\d): PID (\d+), \d+ MiB, cpu: 12 batches an epoch"
-    lines = [re.fullmatch(pattern, line).groups() for line in done.stdout.splitlines()]
-    assert sorted(rank for rank, _ in lines) == ["0", "1"]
-    assert len({pid for _, pid in lines}) == 2
-    assert torch.load(tmp_path / "model.pt").keys() == SmallConvNet().state_dict().keys()
 
 
 def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys, monkeypatch):

@@ -10,15 +10,7 @@ from mgpu_tutorial.ddp_buckets.experiments import Tower
 from mgpu_tutorial.ddp_reducer import figures
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.cost_model.links import Link
-from tests.ddp_buckets.test_experiments import one_process
 from tests.test_exercises import try_answers
-
-
-def test_the_distance_from_one_process_is_seen(monkeypatch):
-    assert figures.apart_from_one_process(2) < 1e-6
-    moved = [p + (i == 3) * 0.5 for i, p in enumerate(one_process(10)[1])]
-    monkeypatch.setattr(figures, "train_alone", lambda steps: ([], moved))
-    assert figures.apart_from_one_process(2) == pytest.approx(0.5, abs=1e-5)
 
 
 def test_the_mean_loss_is_that_of_the_ranks():

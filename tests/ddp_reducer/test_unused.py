@@ -7,21 +7,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_reducer import figures, unused
-from mgpu_tutorial.ddp_reducer.reducer import note_buckets
+from mgpu_tutorial.ddp_reducer import unused
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.record.intervals import milliseconds
 
 NOBODY, FIRST_ONLY = (None, None), (1.0, None)
-
-
-def test_an_unused_parameter_fails_at_the_next_forward_and_names_its_index(ranks):
-    with pytest.raises(RankFailed, match="Expected to have finished reduction") as caught:
-        ranks(2, unused.train_two_heads, NOBODY)
-    printed = [out.splitlines() for out in caught.value.report.stdout]
-    assert printed[0] == ["forward 0 done", "backward 0 done: gradient 2.0"]
-    assert printed[1][-1] == "backward 0 done: gradient 4.0"  # never averaged
-    assert "did not receive grad for rank 0: 2 3" in caught.value.tracebacks[0]
 
 
 @pytest.mark.parametrize(
@@ -39,16 +29,6 @@ def test_the_cures_for_unused_parameters(ranks, second, options, gradients):
     for steps in (1, 2, 3):
         report = ranks(2, unused.train_two_heads, second, steps, **options)
         assert report.results == [gradients] * 2
-
-
-def test_the_rank_that_used_everything_waits_for_the_one_that_did_not(ranks):
-    says = "rank 1 returned while rank 0 still waited"
-    with pytest.raises(RankFailed, match=says) as caught:
-        ranks(2, unused.train_two_heads, FIRST_ONLY, steps=1, timeout=10)
-    assert caught.value.report.stdout == [
-        "forward 0 done\n",
-        "forward 0 done\nbackward 0 done: gradient 4.0\n",
-    ]
 
 
 def test_in_the_next_step_the_other_rank_raises(ranks):
@@ -116,15 +96,6 @@ def test_what_a_layer_leaves_behind_that_is_left_out_after_the_rebuild(ranks):
     assert [gradients[0] for gradients in views] == [1.0, 2.0]  # divided, and never sent
 
 
-@pytest.mark.parametrize("depth, calls", [(6, 1), (70, 2)])
-def test_the_search_makes_one_call_more(ranks, depth, calls):
-    for found in ranks(2, figures.profile_search, depth).results:
-        assert found == (calls, 0.0)
-    searching = ranks(2, figures.profile_search, depth, find_unused_parameters=True).results
-    for found, microseconds in searching:
-        assert found == calls + 1 and 0 < microseconds < 1e6
-
-
 def backward_behind(report):
     """How many layers' backward each bucket of rank 0 came after, in its step 3."""
     (step,) = [e for e in report.events if e.note == "step 3" and e.rank == 0]
@@ -152,20 +123,3 @@ def test_buckets_that_are_never_rebuilt_leave_only_after_backward(
     assert len(layers) == 6 and min(layers) >= (6 if late else 1)
     assert late or sum(behind < 6 for behind in layers) >= 3
     assert milliseconds(report, "step 3") >= 6 * 15 + (6 if late else 1)
-
-
-def first_bucket(rank, world_size, **options):
-    """Which layer of UpsideDown is sent first in the third iteration."""
-    model = DistributedDataParallel(unused.UpsideDown(0.0), bucket_cap_mb=0.25, **options)
-    seen = note_buckets(model)
-    for _ in range(3):
-        model(torch.ones(2, 256)).sum().backward()
-    return seen[2][0]
-
-
-@pytest.mark.parametrize("search, first", [(False, 0), (True, 5)])
-def test_the_layer_that_is_ready_first_is_sent_first_only_in_rebuilt_buckets(
-    ranks, search, first
-):
-    report = ranks(2, first_bucket, find_unused_parameters=search)
-    assert report.results == [[f"layers.{first}.weight"]] * 2
