@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu_tutorial import data_partitioning as dp
+from mgpu_tutorial.data_partitioning import figures
 
 
 def shuffled(samples, seed):
@@ -204,3 +205,8 @@ def test_the_recipe_takes_in_each_step_what_one_process_takes(ranks, world_size)
         steps = zip(*(epochs[epoch] for epochs in results), strict=True)
         expected = [sorted(order[:8]), sorted(order[8:16])]
         assert [sorted(sum(parts, [])) for parts in steps] == expected
+
+
+def test_ownership_shows_which_rank_has_what():
+    drawing = figures.ownership({"epoch 0": [[0, 1], [1, 2]], "epoch 1": [[3], []]}, 4)
+    assert repr(drawing) == "epoch 0: 0 0+1 1 ·\nepoch 1: · · · 0"
