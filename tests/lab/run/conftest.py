@@ -1,12 +1,31 @@
-"""What a launch may have left: processes, files, sockets. Of this kernel alone."""
+"""After each test of the launcher nothing is left: no process, no file, no socket."""
 
 import os
+import tempfile
 import time
 from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
 
 import psutil
+import pytest
+
+from mgpu_tutorial.lab import launch
+from tests.lab.ranks import total
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm():
+    launch(total, 2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(warm, tmp_path_factory, monkeypatch):
+    temporary = tmp_path_factory.mktemp("tmp")  # other programs write to the usual one
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    yield
+    assert after(5, leftovers) == []
+    assert list(temporary.iterdir()) == []
 
 
 def runs(process: psutil.Process | int) -> bool:
@@ -15,6 +34,12 @@ def runs(process: psutil.Process | int) -> bool:
         process = psutil.Process(process) if isinstance(process, int) else process
         return process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def noted(folder: Path) -> list[psutil.Process]:
+    """The processes that wrote their number into a file pid.* of this folder and still run."""
+    pids = [int(path.read_text()) for path in folder.glob("pid.*")]
+    return [psutil.Process(pid) for pid in pids if runs(pid)]
 
 
 def leftovers() -> list[str]:

@@ -1,0 +1,709 @@
+"""What goes wrong in real programs: every fault is named, in time, and leaves nothing."""
+
+import builtins
+import ctypes
+import multiprocessing as mp
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
+from mgpu_tutorial.lab.run import errors, files, raised, server, transfer
+from mgpu_tutorial.lab.run import ranks as running
+from tests.lab import ranks
+from tests.lab.run import programs
+from tests.lab.run.conftest import after, noted
+
+PLACE = re.compile(r"\w+\.py:\d+  ")
+
+
+def fails(worker, world_size, *args, kind=RankFailed, **options):
+    """The lines of the error, HERE for its places; in time on a core of one's own."""
+    begin = time.monotonic()
+    options = {"timeout": 2.0} | options
+    with pytest.raises(kind) as caught:
+        launch(worker, world_size, *args, **options)
+    load = max(1.0, os.getloadavg()[0] / os.cpu_count())
+    assert time.monotonic() - begin < options["timeout"] + 3 * load
+    return PLACE.sub("HERE  ", str(caught.value)).splitlines(), caught.value
+
+
+# What one rank does, while the others wait for it
+
+
+def one_does(rank, world_size, deed, *words):
+    """Rank 1 does it as soon as it has noted where it is."""
+    if rank == 1:
+        time.sleep(0.2) or deed(*words)
+    dist.barrier()
+
+
+def fail(error):
+    raise error
+
+
+def print_without_end():
+    while True:
+        print("x" * 10_000)
+
+
+def remove_own_folder():
+    shutil.rmtree(os.environ["MGPU_RANK_FOLDER"])
+    time.sleep(60)
+
+
+AT = "at HERE  time.sleep(0.2) or deed(*words)"
+
+
+@pytest.mark.parametrize(
+    "deed, words, says",
+    [
+        (fail, [ValueError("torn")], "raised ValueError: torn, at HERE  raise error"),
+        (fail, [ValueError()], "raised ValueError, at HERE  raise error"),
+        (sys.exit, [3], f"raised SystemExit: 3, {AT}"),
+        (os._exit, [3], f"left with exit code 3, {AT}"),
+        (os._exit, [0], f"left with exit code 0, {AT}"),
+        (signal.raise_signal, [signal.SIGKILL], f"was killed by SIGKILL, {AT}"),
+        (signal.raise_signal, [signal.SIGRTMIN + 1], f"was killed by signal 35, {AT}"),
+        (ctypes.string_at, [0], f"was killed by SIGSEGV, {AT}"),
+        (remove_own_folder, [], "was killed by SIGKILL, at an unknown line"),
+    ],
+    ids=str,
+)
+def test_a_rank_that_fails_is_named_with_its_line_and_the_others_with_theirs(
+    deed, words, says
+):
+    lines, _ = fails(one_does, 3, deed, *words)
+    assert lines[0] == f"rank 1 {says}"
+    if deed is remove_own_folder:
+        assert "its last words: somebody has removed" in lines.pop(1)
+    others = [f"  rank {rank} was at HERE  dist.barrier()" for rank in (0, 2)]
+    assert lines[1:] == others
+
+
+def test_output_without_end_is_stopped(monkeypatch):
+    monkeypatch.setattr(files, "OUTPUT_LIMIT", 2**20)
+    lines, error = fails(one_does, 2, print_without_end, timeout=30)
+    assert lines[0].startswith("rank 1 printed without end and was stopped, at HERE")
+    assert 2**20 < len(error.report.stdout[1]) < 2**20 + 100
+    assert error.report.stdout[1].endswith("… cut here\n")
+
+
+def test_the_line_is_that_of_the_file():
+    _, error = fails(one_does, 2, fail, KeyError("weights"))
+    line = fail.__code__.co_firstlineno + 1
+    assert f"raised KeyError: 'weights', at test_faults.py:{line}  raise error" in str(error)
+    shown = error._render_traceback_()  # broken at spaces for the page
+    assert " ".join(shown).split() == f"RankFailed: {error}".split()
+    assert max(map(len, shown)) <= 88
+    assert "KeyError" in error.tracebacks[1]
+
+
+# What several do
+
+
+def differ(rank, world_size):
+    [][0] if rank == 0 else 1 / 0
+
+
+def refuse(rank, world_size, who):
+    if rank in who:
+        raise RuntimeError("Connection refused by the data base")  # sounds like a lost peer
+
+
+def leave_early(rank, world_size):
+    if rank != 1:
+        dist.barrier()
+
+
+def leave_a_thread(rank, world_size):
+    if rank == 0:
+        threading.Thread(target=time.sleep, args=(60,)).start()
+    else:
+        dist.recv(torch.zeros(1), src=0)
+
+
+def hang_up_first(rank, world_size):
+    if rank == 0:
+        dist.recv(torch.zeros(1), src=1)
+    dist.destroy_process_group()
+    time.sleep(1.5)
+    raise ValueError("the reason")
+
+
+def meet_nobody(rank, world_size):
+    if rank == 1:
+        limit = timedelta(milliseconds=200)
+        dist.TCPStore("127.0.0.1", 1, 2, is_master=False, timeout=limit)
+
+
+def raise_late(rank, world_size):
+    time.sleep(0.8 if rank == 0 else 60)
+    raise ValueError("too late for the others")
+
+
+def die_at_once(rank, world_size):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def return_lock(rank, world_size):
+    return {"loss": 0.5, "lock": threading.Lock()}
+
+
+def return_deep_lists(rank, world_size):
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+class Sealed:
+    def __reduce__(self):
+        return fail, (RuntimeError("the seal is broken"),)
+
+
+def return_sealed(rank, world_size):
+    return Sealed()
+
+
+def launch_again(rank, world_size):
+    launch(ranks.total, 2)
+
+
+class Callable:
+    def __call__(self, rank, world_size, batch):
+        return batch
+
+
+@pytest.mark.parametrize(
+    "worker, size, args, says",
+    [
+        (
+            *(differ, 2, []),
+            "rank 0 raised IndexError: list index out of range, at HERE|"
+            "rank 1 raised ZeroDivisionError: division by zero, at HERE",
+        ),
+        (refuse, 3, [(0, 1, 2)], "ranks 0, 1 and 2 raised RuntimeError: Connection refused"),
+        (
+            *(refuse, 3, [(1,)]),
+            "rank 1 raised RuntimeError: Connection|  rank 0 had returned|  rank 2 had",
+        ),
+        (
+            *(leave_early, 3, []),
+            "rank 1 returned while ranks 0 and 2 still waited for an answer|"
+            "  rank 0 was at HERE  dist.barrier()|  rank 1 had returned|  rank 2 was at HERE",
+        ),
+        (leave_a_thread, 2, [], "rank 0 returned while rank 1 still waited for an answer"),
+        (hang_up_first, 2, [], "rank 1 raised ValueError: the reason, at HERE"),
+        (meet_nobody, 2, [], "rank 1 raised DistNetworkError: The client socket has timed"),
+        (raise_late, 2, [], "rank 0 raised ValueError: too late for|  rank 1 was at HERE"),
+        (die_at_once, 1, [], "rank 0 was killed by SIGKILL, at HERE  def die_at_once(rank"),
+        (return_lock, 2, [], "the result of rank 0['lock'] (lock) cannot be sent between"),
+        (return_deep_lists, 2, [], "the result of rank 0 (list) cannot be sent between"),
+        (
+            *(return_sealed, 2, []),
+            "the result of rank 0 was sent, and cannot be loaded here: RuntimeError: the seal",
+        ),
+        (launch_again, 2, [], "rank 0 raised RuntimeError: launch() was called inside rank 0:"),
+        (
+            *(refuse, 2, []),
+            "refuse(rank, world_size, who) cannot be called as worker(rank, world_size): "
+            "missing a required argument: 'who'",
+        ),
+        (partial(refuse), 2, [], "refuse(rank, world_size, who) cannot be called as worker("),
+        (Callable(), 2, [], "Callable(rank, world_size, batch) cannot be called as worker("),
+        (ranks.total, 2, [7], "total(rank, world_size) cannot be called as worker(rank, wor"),
+    ],
+    ids=str,
+)
+def test_the_cause_is_told_before_what_became_of_the_others(worker, size, args, says):
+    options = {"backend": "none"} if worker is meet_nobody else {}
+    timeout = 1.0 if worker is raise_late else 10.0
+    lines, _ = fails(worker, size, *args, timeout=timeout, **options)
+    begins = says.split("|")
+    assert [line[: len(begin)] for line, begin in zip(lines, begins, strict=False)] == begins
+
+
+def test_a_rank_that_computes_does_not_wait_for_an_answer():
+    outcomes = [
+        errors.RankOutcome(0, "returned"),
+        errors.RankOutcome(1, "raised", lost_peer=True),
+        errors.RankOutcome(2, "stopped", waits_in="recv"),
+        errors.RankOutcome(3, "stopped"),
+    ]
+    said = str(errors.failure(outcomes, errors.Report(world_size=4))).splitlines()
+    assert said[0] == "rank 0 returned while ranks 1 and 2 still waited for an answer"
+
+
+# At the timeout
+
+
+def wait(rank, world_size, how):
+    print("half a line", end="")
+    match how:
+        case "send":
+            dist.send(torch.zeros(1), dst=1 - rank)
+        case "receive" if rank == 0:
+            dist.recv(torch.zeros(1), src=1)
+        case "irecv":
+            dist.irecv(torch.zeros(1), src=1 - rank).wait()
+        case "event":
+            threading.Event().wait()
+        case "program":
+            subprocess.Popen(["sleep", "60"]).wait()
+        case "loop":
+            while True:
+                pass
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    "how, line, last",
+    [
+        ("send", "dist.send(torch.zeros(1), dst=1 - rank)", "in a real job, after 30 min"),
+        ("receive", "dist.recv(torch.zeros(1), src=1)", "in a real job, after 30 minutes"),
+        ("irecv", "dist.irecv(torch.zeros(1), src=1 - rank).wait()", "in a real job, after"),
+        ("event", "threading.Event().wait()", "rank 1 was at HERE  threading"),
+        ("program", 'subprocess.Popen(["sleep", "60"]).wait()', "rank 1 was at HERE  sub"),
+        ("loop", "", "rank 1 was at HERE"),
+    ],
+)
+def test_at_the_timeout_every_rank_is_shown_where_it_waits(how, line, last):
+    lines, error = fails(wait, 2, how, kind=RanksHung, timeout=0.7, trace=True)
+    assert lines[0] == "2 of 2 ranks had not returned after 0.7 s"
+    assert lines[1].startswith(f"  rank 0 was at HERE  {line}")
+    assert lines[-1].startswith(f"  {last}")
+    assert error.report.stdout == ["half a line"] * 2
+    assert ("  deadlock: 0 → 1 → 0" in lines) == (how == "send")
+    assert ("  rank 0 waits in recv for rank 1" in lines) == (how == "receive")
+
+
+def test_ranks_that_never_join_are_shown_where_they_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(running, "JOIN_LIMIT", 1.5)
+    (tmp_path / "slow_module.py").write_text(
+        "import os, time\n"
+        "time.sleep(60 * ('RANK' in os.environ))\n"
+        "def worker(rank, world_size):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import slow_module
+
+    lines, _ = fails(slow_module.worker, 2, kind=RanksHung, timeout=5)
+    assert re.fullmatch(r"2 of 2 ranks had not joined after \d+ s", lines[0])
+    assert lines[1].startswith("  rank 0 had not joined, and was at HERE  time.sleep(60 * (")
+
+
+# Ranks that cannot end
+
+
+def never_exit(rank, world_size, folder):
+    if rank == 0:
+        threading.Thread(target=time.sleep, args=(60,), name="the watcher").start()
+    elif rank == 1:
+        ThreadPoolExecutor(1).submit(time.sleep, 60)
+    elif rank == 2:
+        child = mp.Process(target=time.sleep, args=(60,))
+        child.start()
+        ranks.note(f"{folder}/pid.{rank}", child.pid)
+    else:
+        mp.Queue().put(bytes(10 * 2**20))
+    return rank
+
+
+def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(tmp_path):
+    report = launch(never_exit, 4, str(tmp_path), timeout=2)
+    assert report.results == [0, 1, 2, 3]
+    for text in report.stderr:
+        assert "launch ended this process 2 s after its worker had returned: " in text
+    assert "the watcher was still at work" in report.stderr[0]
+    assert len(list(tmp_path.iterdir())) == 1 and after(1, partial(noted, tmp_path)) == []
+
+
+def write_in_a_thread(rank, world_size, path):
+    def write_later():
+        time.sleep(0.7)  # longer than a rank that has returned stays for the others
+        Path(path).write_text("all of it")
+
+    if rank == 0:
+        threading.Thread(target=write_later).start()
+    else:
+        time.sleep(0.9)
+
+
+def test_a_thread_may_finish_its_file_after_the_worker(tmp_path):
+    launch(write_in_a_thread, 2, str(tmp_path / "checkpoint"), timeout=20)
+    assert (tmp_path / "checkpoint").read_text() == "all of it"
+
+
+def fork_and_return(rank, world_size):
+    child = os.fork()
+    if child == 0:
+        return "the child's"
+    os.waitpid(child, 0)
+
+
+def test_a_child_that_returns_from_the_worker_is_not_the_rank():
+    assert launch(fork_and_return, 2).results == [None, None]
+
+
+def start_a_program(rank, world_size, folder, seconds):
+    ranks.note(f"{folder}/pid.{rank}", subprocess.Popen(["sleep", "61"]).pid)
+    tempfile.NamedTemporaryFile(delete=False).close()
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_what_a_rank_started_ends_with_the_launch(tmp_path, seconds):
+    if seconds:
+        fails(start_a_program, 2, str(tmp_path), seconds, kind=RanksHung, timeout=1.0)
+    else:
+        launch(start_a_program, 2, str(tmp_path), seconds)
+    assert len(list(tmp_path.glob("pid.*"))) == 2
+    assert after(5, partial(noted, tmp_path)) == []
+
+
+# The fork server
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
+    def kill():
+        after(10, lambda: len(noted(tmp_path)) < 2)
+        time.sleep(0.3)  # until both have left a note of where they are
+        os.kill(server.borrowed.fork_server_pid(), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    lines, _ = fails(ranks.sleeper, 2, str(tmp_path / "pid"), timeout=20)
+    thread.join()
+    assert lines[0].startswith("ranks 0 and 1 left with exit code 255, at HERE")
+    assert lines[1].strip() == (
+        "their last words: the fork server, from which all ranks come, was killed"
+    )
+    assert launch(ranks.total, 2).results == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_a_frozen_fork_server_is_replaced(monkeypatch):
+    monkeypatch.setattr(running, "JOIN_LIMIT", 3.0)
+    os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
+    with pytest.raises(RankFailed, match="rank 0 could not be started: the fork server .* di"):
+        launch(ranks.total, 2)
+    assert launch(ranks.total, 2).results == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_a_temporary_folder_that_was_removed_is_made_again():
+    shutil.rmtree(files.kernel_folder())
+    assert launch(ranks.total, 2).results == [1.0, 1.0]
+
+
+def launch_in_a_child(queue):
+    try:
+        launch(ranks.total, 1)
+    except RuntimeError as error:
+        queue.put(str(error))
+
+
+def test_a_launch_in_a_forked_child_is_refused():
+    context = mp.get_context("fork")
+    queue = context.SimpleQueue()
+    context.Process(target=launch_in_a_child, args=(queue,)).start()
+    assert "forked from one that had launched ranks" in queue.get()
+
+
+@pytest.mark.slow
+def test_what_stops_a_server_or_a_rank_before_its_worker_is_told(tmp_path):
+    """A torn module in the way of the server; a program that its ranks cannot import."""
+    done = programs.start(
+        """
+        import pathlib
+        from mgpu_tutorial.lab import launch
+        from tests.lab.ranks import total
+        if __name__ == "__mp_main__" and pathlib.Path("torn").exists():
+            raise ImportError("the first problem")
+        if __name__ == "__main__":
+            for name in ("queue.py", "torn", "nothing"):
+                path = pathlib.Path(name)
+                path.write_text("this is no Python")
+                try:
+                    print(launch(total, 2).results)
+                except RuntimeError as error:
+                    print(str(error).replace(chr(10), "|"))
+                path.unlink()
+        """,
+        tmp_path,
+    )
+    out, err = done.communicate(timeout=100)
+    torn, program, works = out.splitlines()
+    assert torn.startswith("the fork server could not be started: SyntaxError"), err
+    assert torn.endswith("queue.py, line 1)")
+    assert program == (
+        "ranks 0 and 1 left with exit code 1, at no line of the worker yet|"
+        f"    their last words: ImportError: the first problem ({tmp_path}/program.py, line 6)"
+    )
+    assert works == "[1.0, 1.0]"
+
+
+# What a message says
+
+
+class Talkative(Exception):
+    def __str__(self):
+        return "\n".join(f"line {n}" for n in range(self.args[0]))
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise self.args[0]
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise ValueError("sample 0 is torn")
+
+
+def lose_the_weights(depth=0, **how):
+    try:
+        lose_the_weights(depth - 1, **how) if depth else {}["weights"]
+    except Exception as error:
+        raise RuntimeError(f"no checkpoint {depth}") from how.get("cause", error)
+
+
+def with_note(error):
+    error.add_note("sample 7 of part 2")
+    raise error
+
+
+FOLDERS = "/a_folder_with_a_long_name" * 8
+MANY = ["line 1", "line 2", "line 3", "…", "line 98", "line 99"]
+PRINT = "CollectiveFingerPrint(SequenceNumber=0, OpType=ALLREDUCE, (float (default)))"
+MISMATCH = (
+    f"Detected mismatch. Rank 0 is running collective: {PRINT}, but Rank 1 is running "
+    f"collective: {PRINT}.Collectives differ in the following aspects: Op"
+)
+
+
+@pytest.mark.parametrize(
+    "deed, first, rest",
+    [
+        (partial(fail, Talkative(3)), "Talkative: line 0", ["line 1", "line 2"]),
+        (partial(fail, Talkative(100)), "Talkative: line 0", MANY),
+        (lose_the_weights, "RuntimeError: no check", ["because of KeyError: 'weights'"]),
+        (partial(lose_the_weights, cause=None), "RuntimeError: no checkpoint 0", []),
+        (partial(with_note, ValueError("torn")), "ValueError: torn", ["sample 7 of part 2"]),
+        (partial(fail, Mute(KeyError())), "Mute: (its message cannot be shown: KeyErro", []),
+        (partial(fail, Mute(SystemExit())), "Mute: (its message cannot be shown: System", []),
+        (
+            partial(fail, ExceptionGroup("two", [ValueError("one"), TypeError("other")])),
+            *("ExceptionGroup: two (2 sub-exceptions)", ["ValueError: one", "TypeError: other"]),
+        ),
+        (
+            partial(fail, OSError(f"{FOLDERS}/run.pt is torn: {FOLDERS}/run.pt")),
+            *("OSError: /…/a_folder_with_a_long_name/run.pt is torn: /…/a_folder", []),
+        ),
+        (
+            partial(fail, RuntimeError(MISMATCH)),
+            *("RuntimeError: Detected mismatch. … Collectives differ in the following", []),
+        ),
+        (
+            lambda: next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1))),
+            *("ValueError: Caught ValueError in DataL", ["ValueError: sample 0 is torn"]),
+        ),
+    ],
+    ids=str,
+)
+def test_what_matters_in_a_message_is_shown(deed, first, rest):
+    with pytest.raises(BaseException) as caught:  # noqa: B017
+        deed()
+    what = errors.RankOutcome(0, **raised.outcome_of(caught.value)).what().splitlines()
+    assert what[0].startswith(f"raised {first}") and ", at " in what[0]
+    assert [line.strip() for line in what[1:]] == rest
+
+
+def test_a_thousand_causes_are_told_from_both_ends():
+    lines, error = fails(one_does, 2, lose_the_weights, 300)
+    assert lines[0].startswith("rank 1 raised RuntimeError: no checkpoint 300")
+    assert lines[1].strip() == "because of RuntimeError: no checkpoint 299"
+    assert "because of KeyError: 'weights'" in lines[-2] and "no checkpoint 9" in str(
+        error.tracebacks[1]
+    )
+
+
+def test_what_was_printed_before_an_error_is_shown_with_it():
+    _, error = fails(one_does, 2, lambda: [print("step 1\nloss", end=""), 1 / 0])
+    said = "rank 1 │ step 1\nrank 1 │ loss"
+    assert error.__notes__ == [said] and error._render_traceback_()[-1] == said
+
+
+# What cannot travel
+
+
+def in_a_cell(source: str):
+    """The function `worker` as a notebook cell defines it: in __main__, without a file."""
+    space = {"__name__": "__main__", "__builtins__": builtins}
+    exec(source, space)
+    return space["worker"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def worker(rank, world_size):\n    return lock if rank else worker(0, lock)\n",
+        "def make():\n"
+        "    def worker(rank, world_size):\n        return later, lock\n"
+        "    return worker\n    later = 1\n"
+        "worker = make()\n",
+    ],
+)
+def test_what_a_worker_of_a_cell_uses_is_named_if_it_cannot_travel(source):
+    worker = in_a_cell(f"import threading\nlock = threading.Lock()\n{source}")
+    with pytest.raises(CannotTravel, match=r"lock, which the worker worker uses, \(lock\)"):
+        launch(worker, 2)
+
+
+def test_what_a_worker_of_a_cell_uses_travels_with_it():
+    worker = in_a_cell("""
+import functools
+FACTOR = 10
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+def worker(rank, world_size, *, shift):
+    return FACTOR * rank + shift(rank) + fibonacci(20)
+""")
+    assert launch(worker, 2, shift=lambda rank: rank + 1).results == [6766, 6777]
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, part",
+    [
+        ([{"lock": threading.Lock()}], {}, r"argument 0 of refuse\['lock'\] \(lock\)"),
+        ([], {"who": (i for i in range(3))}, r"argument who of refuse \(generator\)"),
+    ],
+)
+def test_arguments_that_cannot_travel_are_named(args, kwargs, part):
+    with pytest.raises(CannotTravel, match=part):
+        launch(refuse, 2, *args, **kwargs)
+
+
+def test_a_small_view_of_a_large_tensor_travels_alone(tmp_path):
+    large = torch.arange(1_000_000)
+    transfer.write({"view": large[3:5], "all": [large, large]}, tmp_path / "both", "")
+    transfer.write(large[3:5], tmp_path / "view", "")
+    assert (tmp_path / "view").stat().st_size < 10_000
+    assert (tmp_path / "both").stat().st_size < 8_100_000
+    loaded = transfer.read(tmp_path / "both")
+    assert torch.equal(loaded["view"], torch.tensor([3, 4]))
+    first, second = loaded["all"]
+    assert first.data_ptr() == second.data_ptr()  # what is whole keeps its aliasing
+
+
+def test_a_full_disk_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(transfer, "disk_is_full", lambda folder: True)
+    with pytest.raises(OSError, match=f"no space is left on the disk of {tmp_path}"):
+        transfer.write([1], tmp_path / "1" / "2" / "3" / "missing", "the result")
+
+
+# What cannot work
+
+
+async def asynchronous(rank, world_size):
+    return rank
+
+
+def with_option(rank, world_size, timeout=1):
+    return timeout
+
+
+def needs_option(rank, world_size, device):
+    return device
+
+
+@pytest.mark.parametrize(
+    "worker, size, options, kind, says",
+    [
+        (None, 2, {}, TypeError, r"Write launch\(worker, 2\)"),
+        (asynchronous, 2, {}, TypeError, "worker asynchronous is an async function"),
+        (with_option, 2, {"timeout": 5}, TypeError, "a parameter 'timeout', which launch k"),
+        (needs_option, 2, {}, TypeError, "has a parameter 'device', which launch keeps"),
+        *((ranks.total, size, {}, ValueError, "world_size must be") for size in (0, -1, 65)),
+        *((ranks.total, size, {}, TypeError, "whole number") for size in ("2", True, 2.0)),
+        *(
+            (ranks.total, 2, {"timeout": seconds}, ValueError, "timeout must be a positive")
+            for seconds in (0, -1, "3", None, float("inf"), float("nan"))
+        ),
+        *(
+            (ranks.total, 2, {"device": device}, ValueError, "device")
+            for device in ("gpu", "cuda", "cuda:x", "cuda:99", "", 0, None)
+        ),
+    ],
+    ids=str,
+)
+def test_a_launch_that_cannot_work_is_refused(monkeypatch, worker, size, options, kind, says):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(kind, match=says):
+        launch(worker, size, **options)
+
+
+def test_what_means_the_same_is_taken():
+    device = torch.device("cpu")
+    assert launch(ranks.total, np.int64(2), device=device).results == [1.0, 1.0]
+    assert launch(with_option, 2, 7, timeout=5).results == [7, 7]
+    assert launch(with_option, 1).results == [1]
+
+
+def test_the_variable_that_names_a_device_is_named(monkeypatch):
+    monkeypatch.setenv("MGPU_DEVICE", "gpu")
+    with pytest.raises(ValueError, match="by the variable MGPU_DEVICE: device must be"):
+        launch(ranks.total, 2)
+
+
+def test_a_current_folder_that_is_gone_is_named(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(RuntimeError, match="the current folder has been removed"):
+        launch(ranks.total, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words, says",
+    [(["-"], "from standard input"), (["program.py"], 'if __name__ == "__main__":')],
+)
+def test_a_program_that_no_rank_could_import_is_refused(tmp_path, words, says):
+    program = (
+        "from mgpu_tutorial.lab import launch\n"
+        "from tests.lab import ranks\n"
+        "launch(ranks.total, 2)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, *words],
+        input=program,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(programs.ROOT)},
+        cwd=tmp_path,
+    )
+    assert says in done.stderr.splitlines()[-1]
