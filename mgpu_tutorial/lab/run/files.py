@@ -57,8 +57,7 @@ class Job:
     backend: str
     device: str
     trace: bool
-    threads: int = 1
-    timeout: float = 30.0
+    timeout: float
 
     @property
     def home(self) -> Path:

@@ -1,11 +1,9 @@
 """Start N real ranks from a notebook cell and bring back what they did."""
 
 import inspect
-import operator
 import os
 import time
 from collections.abc import Callable
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ def launch(
     backend: str | None = None,
     timeout: float = 30.0,
     trace: bool = False,
-    threads: int = 1,
     **kwargs: Any,
 ) -> Report:
     """Run `worker(rank, world_size, *args, **kwargs)` in `world_size` fresh processes.
@@ -47,7 +44,6 @@ def launch(
              group, the worker makes its own.
     timeout  seconds from the moment at which all ranks have joined.
     trace    record the communication into `report.events`.
-    threads  intra-op threads of each rank.
 
     Raises RankFailed where a rank raised, died or left early; RanksHung at the
     timeout; TypeError or ValueError for arguments that cannot work, and
@@ -55,10 +51,11 @@ def launch(
     """
     _check_program()
     _check_worker(worker)
-    _check_names(worker, args, timeout=timeout, device=device, backend=backend,
-                 trace=trace, threads=threads)  # fmt: skip
+    options = {"timeout": timeout, "device": device, "backend": backend, "trace": trace}
+    _check_names(worker, args, options)
     world_size = _whole_number(world_size)
-    _check_numbers(timeout, threads)
+    if isinstance(timeout, str | None) or not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
     device = _choose_device(device, world_size)
     backend = backend or ("nccl" if device == "cuda" else "gloo")
     with Interrupts() as interrupts, workspace(world_size) as folder:
@@ -67,14 +64,13 @@ def launch(
             server.await_server()
         jobs = [
             Job(
-                folder=str(folder),
-                rank=rank,
-                world_size=world_size,
-                backend=backend,
-                device=_device_of(rank, device),
-                trace=trace,
-                threads=threads,
-                timeout=float(timeout),
+                str(folder),
+                rank,
+                world_size,
+                backend,
+                _device_of(rank, device),
+                trace,
+                timeout,
             )
             for rank in range(world_size)
         ]
@@ -150,7 +146,7 @@ def _environment(job: Job) -> dict[str, str]:
         "LOCAL_RANK": str(job.rank),
         "WORLD_SIZE": str(job.world_size),
         "LOCAL_WORLD_SIZE": str(job.world_size),
-        "OMP_NUM_THREADS": str(job.threads),
+        "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": files.LOOPBACK,
         files.FOLDER: str(job.home),
     }
@@ -195,16 +191,15 @@ def _check_worker(worker: Any) -> None:
             "Write launch(worker, 2), not launch(worker(0, 2), 2)."
         )
     function = getattr(worker, "func", worker)
-    generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-    if generates or inspect.iscoroutinefunction(function):
-        kind = "a generator" if generates else "an async function"
-        raise TypeError(
-            f"worker {name_of(worker)} is {kind}: calling it would not run its body. "
-            "A worker is an ordinary function that returns its result."
-        )
+    for kind in (inspect.isgeneratorfunction, inspect.iscoroutinefunction):
+        if kind(function):
+            raise TypeError(
+                f"calling {name_of(worker)} would not run its body. A worker is an ordinary "
+                "function that returns its result."
+            )
 
 
-def _check_names(worker: Callable, args: tuple, **options: Any) -> None:
+def _check_names(worker: Callable, args: tuple, options: dict[str, Any]) -> None:
     """Refuse a worker with a parameter of a name that launch keeps for itself."""
     try:
         signature = inspect.signature(worker)
@@ -215,8 +210,7 @@ def _check_names(worker: Callable, args: tuple, **options: Any) -> None:
         parameter = signature.parameters.get(name)
         if parameter is None or name in bound or parameter.kind is parameter.VAR_KEYWORD:
             continue
-        default = inspect.signature(launch).parameters[name].default
-        given = value is not default and value != default
+        given = value != inspect.signature(launch).parameters[name].default
         if given or parameter.default is parameter.empty:
             raise TypeError(
                 f"{name_of(worker)}{signature} has a parameter {name!r}, which launch keeps "
@@ -227,31 +221,18 @@ def _check_names(worker: Callable, args: tuple, **options: Any) -> None:
 
 def _whole_number(world_size: Any) -> int:
     if isinstance(world_size, bool) or not hasattr(world_size, "__index__"):
-        raise TypeError(
-            "world_size must be a whole number of ranks, got "
-            f"{type(world_size).__name__}: {world_size!r}."
-        )
-    if not 1 <= operator.index(world_size) <= MAX_RANKS:
+        raise TypeError(f"world_size must be a whole number of ranks, got {world_size!r}.")
+    if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(
             f"world_size must be from 1 to {MAX_RANKS}, got {world_size}: each rank is a "
             "process of its own on this machine. More ranks need more machines: see torchrun."
         )
-    return operator.index(world_size)
-
-
-def _check_numbers(timeout: Any, threads: Any) -> None:
-    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    if not number or not 0 < timeout < float("inf"):
-        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ValueError(f"threads must be a positive number of threads, got {threads!r}.")
+    return int(world_size)
 
 
 def _choose_device(device: Any, world_size: int) -> str:
     """Resolve "auto", and refuse what this machine does not have."""
     one_of = "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got"
-    if not isinstance(device, str | torch.device):
-        raise TypeError(f"{one_of} {type(device).__name__}: {device!r}.")
     device, gpus = str(device), torch.cuda.device_count()
     if device == "auto":
         forced = os.environ.get("MGPU_DEVICE", "")

@@ -60,7 +60,8 @@ def enter(job: Job, environment: dict[str, str]) -> None:
         goes_on = _tell_what_lasts(job.home) or everybody
         must_leave = not everybody or job.backend != "gloo"
         if goes_on and must_leave and dist.is_initialized():
-            _leave_the_group()
+            dist.destroy_process_group()  # a peer that still waits learns it now
+            gc.collect()  # a model in a cycle may hold the group
         if goes_on:  # threads and children may, as after any program
             return
     borrowed.run_exit_handlers()  # stops a DataLoader's workers, as a normal exit does
@@ -76,7 +77,8 @@ def _run(job: Job, trail: "Trail") -> dict[str, Any]:
         call = transfer.read(Path(job.folder, files.PAYLOAD))
         worker, args, kwargs = call["worker"], call["args"], call["kwargs"]
         _check_signature(worker, job, args, kwargs)
-        prepare(job.rank, job.device, job.threads)
+        prepare(job.device)
+        torch.set_num_threads(1)
         if job.backend != "none":
             store = dist.FileStore(str(Path(job.folder, files.STORE)), job.world_size)
             join(job.backend, job.rank, job.world_size, limit=2 * job.timeout, store=store)
@@ -116,16 +118,10 @@ def name_of(worker: Callable) -> str:
     return getattr(worker, "__name__", type(worker).__name__)
 
 
-def prepare(rank: int, device: str, threads: int | None = 1) -> None:
-    """The same seed on every rank, the rank's device as default, so many intra-op threads.
-
-    With `threads=None` the environment decides (OMP_NUM_THREADS), as it does in a program
-    that torchrun starts.
-    """
+def prepare(device: str) -> None:
+    """The same seed on every rank, and the rank's device as default."""
     # Processes of its own start as the platform starts them, not by another fork server.
     multiprocessing.set_start_method(None, force=True)
-    if threads is not None:
-        torch.set_num_threads(threads)
     random.seed(SEED)
     np.random.seed(SEED)
     if torch.accelerator.is_available():
@@ -166,7 +162,7 @@ def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
     enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = enough and os.environ.get("MGPU_DEVICE") != "cpu"
     device = f"cuda:{local_rank}" if gpus else "cpu"
-    prepare(rank, device, threads=None)
+    prepare(device)  # OMP_NUM_THREADS decides on threads
     join("nccl" if gpus else "gloo", rank, world_size)
     result = worker(rank, world_size, **kwargs)
     if result is not None:
@@ -198,9 +194,7 @@ def _own_environment(environment: dict[str, str]) -> None:
     """The kernel's environment of this moment; signals as in a program of its own."""
     for name in set(os.environ) - set(environment):
         del os.environ[name]
-    for name, value in environment.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+    os.environ.update(environment)
     tempfile.tempdir = None  # the next question reads TMPDIR
     if hasattr(signal, "pthread_sigmask"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the fork server's clock
@@ -280,12 +274,6 @@ def _tell_what_lasts(home: Path) -> bool:
     if names:
         (home / files.LASTING).write_text(", ".join(names), encoding="utf-8")
     return bool(names)
-
-
-def _leave_the_group() -> None:
-    """Close this rank's connections, so that a peer which still waits learns it now."""
-    dist.destroy_process_group()
-    gc.collect()  # a model in a cycle may hold the group
 
 
 def _flush() -> None:

@@ -37,7 +37,7 @@ def runs(process: psutil.Process | int) -> bool:
 
 
 def noted(folder: Path) -> list[psutil.Process]:
-    """The processes that wrote their number into a file pid.* of this folder and still run."""
+    """The processes whose numbers stand in files pid.* of this folder, and that still run."""
     pids = [int(path.read_text()) for path in folder.glob("pid.*")]
     return [psutil.Process(pid) for pid in pids if runs(pid)]
 

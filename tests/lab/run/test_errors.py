@@ -62,23 +62,9 @@ def test_each_rank_has_the_gpu_of_its_number_unless_one_is_named():
 
 
 class Slow:
-    """An argument that takes two seconds to arrive, before the ranks have joined."""
-
     def __reduce__(self):
-        return time.sleep, (2.0,)
-
-
-def number(rank, world_size, _):
-    return rank
+        return time.sleep, (2.0,)  # before the ranks have joined
 
 
 def test_the_timeout_begins_when_all_have_joined():
-    assert launch(number, 2, Slow(), timeout=1.5).results == [0, 1]
-
-
-def test_a_real_job_would_wait_in_the_same_call():
-    for call in ("send", "isend", "recv", "barrier"):
-        stuck = [RankOutcome(0, "stopped", waits_in=call)]
-        way = "send" if "send" in call else "recv"
-        said = str(errors.hang(stuck, 3, Report(1)))
-        assert f"Timed out waiting 1800000ms for {way} operation" in said
+    assert launch(lambda rank, world_size, _: rank, 2, Slow(), timeout=1.5).results == [0, 1]

@@ -217,9 +217,14 @@ class Callable:
         (return_deep_lists, 2, [], "the result of rank 0 (list) cannot be sent between"),
         (
             *(return_sealed, 2, []),
-            "the result of rank 0 was sent, and cannot be loaded here: RuntimeError: the seal",
+            "the result of rank 0 was sent, and cannot be loaded here: RuntimeError: the s",
         ),
-        (launch_again, 2, [], "rank 0 raised RuntimeError: launch() was called inside rank 0:"),
+        (
+            launch_again,
+            2,
+            [],
+            "rank 0 raised RuntimeError: launch() was called inside rank 0:",
+        ),
         (
             *(refuse, 2, []),
             "refuse(rank, world_size, who) cannot be called as worker(rank, world_size): "
@@ -402,7 +407,9 @@ def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
 def test_a_frozen_fork_server_is_replaced(monkeypatch):
     monkeypatch.setattr(running, "JOIN_LIMIT", 3.0)
     os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
-    with pytest.raises(RankFailed, match="rank 0 could not be started: the fork server .* di"):
+    with pytest.raises(
+        RankFailed, match="rank 0 could not be started: the fork server .* di"
+    ):
         launch(ranks.total, 2)
     assert launch(ranks.total, 2).results == [1.0, 1.0]
 
@@ -455,7 +462,8 @@ def test_what_stops_a_server_or_a_rank_before_its_worker_is_told(tmp_path):
     assert torn.endswith("queue.py, line 1)")
     assert program == (
         "ranks 0 and 1 left with exit code 1, at no line of the worker yet|"
-        f"    their last words: ImportError: the first problem ({tmp_path}/program.py, line 6)"
+        "    their last words: ImportError: the first problem "
+        f"({tmp_path}/program.py, line 6)"
     )
     assert works == "[1.0, 1.0]"
 
@@ -514,7 +522,10 @@ MISMATCH = (
         (partial(fail, Mute(SystemExit())), "Mute: (its message cannot be shown: System", []),
         (
             partial(fail, ExceptionGroup("two", [ValueError("one"), TypeError("other")])),
-            *("ExceptionGroup: two (2 sub-exceptions)", ["ValueError: one", "TypeError: other"]),
+            *(
+                "ExceptionGroup: two (2 sub-exceptions)",
+                ["ValueError: one", "TypeError: other"],
+            ),
         ),
         (
             partial(fail, OSError(f"{FOLDERS}/run.pt is torn: {FOLDERS}/run.pt")),
@@ -532,7 +543,7 @@ MISMATCH = (
     ids=str,
 )
 def test_what_matters_in_a_message_is_shown(deed, first, rest):
-    with pytest.raises(BaseException) as caught:  # noqa: B017
+    with pytest.raises(BaseException) as caught:
         deed()
     what = errors.RankOutcome(0, **raised.outcome_of(caught.value)).what().splitlines()
     assert what[0].startswith(f"raised {first}") and ", at " in what[0]
@@ -642,7 +653,7 @@ def needs_option(rank, world_size, device):
     "worker, size, options, kind, says",
     [
         (None, 2, {}, TypeError, r"Write launch\(worker, 2\)"),
-        (asynchronous, 2, {}, TypeError, "worker asynchronous is an async function"),
+        (asynchronous, 2, {}, TypeError, "calling asynchronous would not run its body"),
         (with_option, 2, {"timeout": 5}, TypeError, "a parameter 'timeout', which launch k"),
         (needs_option, 2, {}, TypeError, "has a parameter 'device', which launch keeps"),
         *((ranks.total, size, {}, ValueError, "world_size must be") for size in (0, -1, 65)),

@@ -3,7 +3,6 @@
 import os
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
@@ -42,16 +41,6 @@ def begin_to_sleep(client, folder):
     return [psutil.Process(int(path.read_text())) for path in folder.glob("pid.*")]
 
 
-def still_run(ranks, timeout):
-    """Those that have not ended in time; one that nobody has buried yet has ended."""
-    _, left = psutil.wait_procs(ranks, timeout)
-    running = []
-    for rank in left:
-        with suppress(psutil.NoSuchProcess):
-            running += [rank] * (rank.status() != psutil.STATUS_ZOMBIE)
-    return running
-
-
 def reply_of(client, timeout):
     while (message := client.get_shell_msg(timeout=timeout))["msg_type"] != "execute_reply":
         pass
@@ -71,10 +60,11 @@ def test_interrupting_a_cell_stops_its_ranks(kernel):
     assert reply_of(client, timeout=60)["status"] == "ok"
 
 
-def test_shutting_a_kernel_down_takes_ranks_and_files_with_it(kernel):
+@pytest.mark.parametrize("now", [True, False])
+def test_shutting_a_kernel_down_takes_ranks_and_files_with_it(kernel, now):
     manager, client, folder = kernel
     ranks = begin_to_sleep(client, folder)
-    manager.shutdown_kernel(now=True)
+    manager.shutdown_kernel(now=now)
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert len(ranks) == 2 and alive == []
     end = time.monotonic() + 20

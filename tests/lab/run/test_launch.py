@@ -74,7 +74,14 @@ def settings(rank, world_size, *names):
 def test_a_rank_has_one_thread_the_seed_0_and_the_environment_of_this_moment(monkeypatch):
     monkeypatch.setenv("LESSON", "now")
     monkeypatch.setenv("MGPU_RANK_FOLDER", "of a launch that is over")
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "LESSON"]
+    names = [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "OMP_NUM_THREADS",
+        "LESSON",
+    ]
     results = launch(settings, 2, *names, device="cpu").results
     torch.manual_seed(0)
     drawn = torch.rand(1).item(), random.Random(0).random(), np.random.RandomState(0).rand()
@@ -119,7 +126,9 @@ def test_progress_counts_in_a_rank_and_outside():
 @pytest.mark.slow
 def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
     """Also where TMPDIR is too long for a socket."""
-    (tmp_path / "lesson.py").write_text("def worker(rank, world_size):\n    return 'before'\n")
+    (tmp_path / "lesson.py").write_text(
+        "def worker(rank, world_size):\n    return 'before'\n"
+    )
     program = """
         import pathlib, sys
         sys.dont_write_bytecode = True

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from mgpu_tutorial.lab.run.progress import ProgressBar, progress, status
+from mgpu_tutorial.lab.run.progress import progress, status
 from tools.store import still
 
 CELL = """
@@ -45,19 +45,6 @@ def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(tmp_path):
     assert [out["data"] for out in outputs if out] == [{"text/plain": "[0, 1]"}]
 
 
-def test_in_a_pipe_there_is_no_bar(tmp_path, capsys):
-    with ProgressBar(tmp_path, 2, 30.0) as bar:
-        bar.show(5.0)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_the_bar_adds_up_what_the_ranks_report(tmp_path):
-    for rank, text in enumerate(["3 10\n", "4 10\n", "torn"]):
-        (tmp_path / f"rank{rank}").mkdir()
-        (tmp_path / f"rank{rank}" / "progress").write_text(text)
-    assert ProgressBar(tmp_path, 4, 30.0)._progress() == (7, 20)
-
-
 def test_a_loop_says_before_each_step_how_many_are_done(tmp_path, monkeypatch):
     monkeypatch.setenv("MGPU_RANK_FOLDER", str(tmp_path))
     said = [
@@ -72,7 +59,3 @@ def test_a_status_may_hold_any_character(tmp_path, monkeypatch):
     monkeypatch.setenv("MGPU_RANK_FOLDER", str(tmp_path))
     status("loss 0.5 \ud800")
     assert (tmp_path / "status").read_text(encoding="utf-8") == "loss 0.5 \\ud800"
-    monkeypatch.delenv("MGPU_RANK_FOLDER")
-    status("nobody shows this")
-    assert list(progress("abc")) == ["a", "b", "c"]
-    assert [path.name for path in tmp_path.iterdir()] == ["status"]

@@ -2,7 +2,7 @@
 
 import copy
 import io
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,13 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mgpu_tutorial.lab import launch
-from mgpu_tutorial.lab.simulate.devices import (
-    VirtualTensor,
-    as_device,
-    device_of,
-    devices,
-    place,
-)
+from mgpu_tutorial.lab.simulate.devices import as_device, device_of, devices, place
 from mgpu_tutorial.shared.vision import torchvision
 
 
@@ -41,12 +35,6 @@ def small_net():
     )
 
 
-def small_mobilenet():
-    """Depthwise convolutions, ReLU6, residual blocks and dropout, in three of its blocks."""
-    blocks = [[1, 8, 1, 1], [6, 16, 2, 2]]
-    return torchvision.models.MobileNetV2(num_classes=10, inverted_residual_setting=blocks)
-
-
 def small_resnet():
     """One bottleneck block of each of ResNet-50's four widths."""
     block = torchvision.models.resnet.Bottleneck
@@ -57,10 +45,6 @@ def images(count=5, side=8):
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
 
 
-def test_there_are_as_many_as_asked_for():
-    assert [str(d) for d in devices(3)] == ["virtual:0", "virtual:1", "virtual:2"]
-
-
 @pytest.mark.parametrize("count", [0, -1, 1.0, True, "2", None])
 def test_a_count_that_is_none_is_refused(count):
     with pytest.raises(ValueError, match="whole number of devices from 1, got"):
@@ -68,13 +52,11 @@ def test_a_count_that_is_none_is_refused(count):
 
 
 def test_gpus_are_taken_where_there_are_enough(monkeypatch):
-    monkeypatch.delenv("MGPU_DEVICE")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(d) for d in devices(2)] == ["virtual:0", "virtual:1"]
+    monkeypatch.delenv("MGPU_DEVICE")
     assert [str(d) for d in devices(2)] == ["cuda:0", "cuda:1"]
-    assert devices(3)[0].type == "virtual"
-
-
-def test_a_name_alone_is_the_first_device():
+    assert [str(d) for d in devices(3)] == ["virtual:0", "virtual:1", "virtual:2"]
     assert as_device("virtual") == as_device("virtual:0")
 
 
@@ -124,17 +106,12 @@ def test_a_copy_that_would_lose_the_gradient_is_refused(pair):
 
 MIXED = [
     (lambda a, b: a + b, "found at least two devices, virtual:0 and virtual:1!"),
-    (lambda a, b: a.add_(b), "found at least two devices, virtual:0 and virtual:1!"),
     (lambda a, b: a + b.cpu(), "found at least two devices, virtual:0 and cpu!"),
     (lambda a, b: b.cpu() + a, "found at least two devices, cpu and virtual:0!"),
     (lambda a, b: a @ b, "got mat2 is on virtual:1, different from other tensors on virt"),
-    (
-        lambda a, b: torch.cat([a, b]),
-        r"got tensors is on virtual:1, .* wrapper_virtual_cat\)",
-    ),
+    (lambda a, b: torch.cat([a, b]), r"got tensors is on virtual:1, .* wrapper_virtual_cat"),
     (lambda a, b: F.linear(a.cpu(), b), "got self is on cpu, different from other tens"),
     (lambda a, b: a[b.long()], "got indices is on virtual:1"),
-    (lambda a, b: a + b.sum(), "found at least two devices, virtual:0 and virtual:1!"),
 ]
 
 
@@ -158,24 +135,16 @@ def test_what_a_gpu_allows_is_allowed(pair):
 
 
 OPERATIONS = [
-    lambda x: x[1:, ::2] * 2,
-    lambda x: x[:, torch.tensor([0, 2])],
-    lambda x: torch.cat([x, x.relu()]).softmax(dim=1),
-    lambda x: torch.stack(x.unbind(0)).cumsum(0),
-    lambda x: x.max(dim=1).values + x.mean(dim=1),
-    lambda x: torch.where(x > 0, x, x.exp()),
-    lambda x: x.sort(dim=1).values.norm(dim=0),
+    lambda x: x[1:, ::2] * 2 + x[:3, torch.tensor([0, 2, 4])],
+    lambda x: torch.cat([x, x.relu()]).softmax(dim=1).max(dim=1).values,
+    lambda x: torch.stack(x.unbind(0)).cumsum(0).var(dim=0),
+    lambda x: torch.where(x > 0, x, x.exp()).double().type_as(x).clamp(-1, 1),
     lambda x: F.pad(x.view(1, 1, 4, 6), (1, 1)).unfold(2, 2, 1),
-    lambda x: F.interpolate(x.view(1, 1, 4, 6), size=(8, 9), mode="bilinear"),
     lambda x: F.adaptive_avg_pool2d(F.max_pool2d(x.view(1, 1, 4, 6), 2), 1),
-    lambda x: F.layer_norm(x, (6,)).var(dim=0),
-    lambda x: F.group_norm(x.view(1, 4, 6), 2),
-    lambda x: F.scaled_dot_product_attention(*x.view(1, 1, 4, 6).expand(3, 1, 4, 6)[:, None]),
+    lambda x: F.scaled_dot_product_attention(*F.layer_norm(x, (6,)).expand(3, 1, 4, 6)),
     lambda x: x.gather(1, x.argsort(dim=1)) @ x.T,
     lambda x: torch.einsum("ij,kj->ik", x, x).logsumexp(0),
-    lambda x: x.double().float().type_as(x).clamp(-1, 1),
-    lambda x: F.cross_entropy(x, x.argmax(dim=1), reduction="none"),
-    lambda x: F.dropout(x, 0.5),
+    lambda x: F.cross_entropy(F.dropout(x, 0.5), x.argmax(dim=1), reduction="none"),
 ]
 
 
@@ -198,12 +167,7 @@ SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 
 @pytest.mark.parametrize(
     "make, side, optimizer",
-    [
-        (small_net, 8, SGD),
-        (small_net, 8, ADAM),
-        (small_mobilenet, 32, SGD),
-        (small_resnet, 32, SGD),
-    ],
+    [(small_net, 8, SGD), (small_net, 8, ADAM), (small_resnet, 32, SGD)],
 )
 def test_training_there_gives_the_bits_of_the_cpu(pair, make, side, optimizer):
     torch.manual_seed(0)
@@ -231,12 +195,14 @@ def test_training_there_gives_the_bits_of_the_cpu(pair, make, side, optimizer):
 
 def test_a_module_comes_and_goes_and_its_optimizer_stays(pair):
     net = small_net()
+    net[4].bias.requires_grad_(False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     weight, before = net[0].weight, net[0].weight.detach().clone()
     for device in (pair[0], pair[1], "cpu", pair[0]):
         net.to(device)
         assert net[0].weight is weight and isinstance(weight, nn.Parameter)
-        assert device_of(net) == torch.device(device) and weight.requires_grad
+        assert device_of(net) == torch.device(device)
+        assert [p.requires_grad for p in net.parameters()] == [True] * 5 + [False]
         optimizer.zero_grad()
         net(images().to(device)).sum().backward()
         assert weight.grad.device == torch.device(device)
@@ -244,14 +210,6 @@ def test_a_module_comes_and_goes_and_its_optimizer_stays(pair):
     assert not torch.equal(weight.cpu(), before) and device_of(net) == pair[0]
     net.to("cpu")
     assert type(net[0].weight) is nn.Parameter and type(net[1].running_mean) is torch.Tensor
-
-
-def test_a_frozen_parameter_stays_frozen_on_every_way(pair):
-    net = small_net()
-    net[0].weight.requires_grad_(False)
-    for device in (pair[0], pair[1], "cpu", pair[0], "cpu"):
-        net.to(device)
-        assert [p.requires_grad for p in net.parameters()] == [False] + [True] * 5
 
 
 def test_a_module_on_two_devices_says_so(pair):
@@ -272,38 +230,25 @@ def test_what_is_kept_for_backward_carries_the_label(pair):
     assert len(kept) > 8 and set(kept) == {pair[1]}
 
 
-def test_a_deep_copy_stays_and_is_another(pair):
-    net = small_net().to(pair[1])
+def test_a_deep_copy_stays_and_a_checkpoint_is_read_on_the_cpu(pair):
+    net, file = small_net().to(pair[1]), io.BytesIO()
     other = copy.deepcopy(net)
     assert device_of(other) == pair[1] and isinstance(other[0].weight, nn.Parameter)
     assert other[0].weight.data_ptr() != net[0].weight.data_ptr()
-
-
-def test_a_checkpoint_is_read_on_the_cpu(pair):
-    net, file = small_net().to(pair[1]), io.BytesIO()
     torch.save(net.state_dict(), file)
     file.seek(0)
     state = torch.load(file)
     assert all(type(value) is torch.Tensor for value in state.values())
     small_net().to(pair[0]).load_state_dict(state)
-    small_net().load_state_dict(net.state_dict())
 
 
 def test_labels_hold_in_threads(pair):
     nets = [small_net().to(device) for device in pair]
-    out = [None, None]
-
-    def run(i):
+    with ThreadPoolExecutor(2) as threads:
         for _ in range(20):
-            out[i] = nets[i](images().to(pair[i]))
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [o.device for o in out] == list(pair)
-    assert torch.equal(out[0].cpu(), out[1].cpu())
+            out = list(threads.map(lambda net, at: net(images().to(at)), nets, pair))
+            assert [o.device for o in out] == list(pair)
+            assert torch.equal(out[0].cpu(), out[1].cpu())
 
 
 def in_a_rank(rank, world_size):
@@ -314,4 +259,3 @@ def in_a_rank(rank, world_size):
 def test_a_rank_has_virtual_devices_and_returns_plain_tensors():
     results = launch(in_a_rank, 2, device="cpu").results
     assert [type(r) for r in results] == [torch.Tensor] * 2 and results[0].sum() == 4
-    assert not any(isinstance(r, VirtualTensor) for r in results)

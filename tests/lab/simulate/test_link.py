@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import slow_link, span, timeline
+from mgpu_tutorial.lab import slow_link, span
 
 NAMES = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 
@@ -47,8 +47,6 @@ def test_the_recorder_sees_each_slow_call_once_and_when_it_was_complete(ranks):
     assert [e.rank for e in calls] == [0, 0, 1, 1]
     assert [e.done is None for e in calls if e.rank == 0] == [True, False]
     assert all(e.done - e.begin >= 0.05 for e in calls if e.done)
-    names = "waiting, all_reduce, asynchronous"
-    assert repr(timeline(report)) == f"timeline of 2 ranks, 8 intervals: {names}"
 
 
 def test_outside_nothing_is_slow():
@@ -60,7 +58,7 @@ def test_outside_nothing_is_slow():
 
 
 def take_halves(rank, world_size):
-    """How long the link sleeps for an all_reduce of 16 bytes and for each of its halves."""
+    """For how long the link sleeps where it takes 0.1 s a byte."""
     slept = []
     time.sleep = slept.append
     summed, gathered, mine = torch.ones(4), torch.empty(4), torch.empty(2)

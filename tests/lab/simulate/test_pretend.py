@@ -8,7 +8,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from mgpu_tutorial.lab import pretend, without_values
-from mgpu_tutorial.lab.words import bytes_text
 
 
 def shard_three(rank, world_size):
@@ -31,8 +30,7 @@ def test_calls_bytes_and_operations_are_those_of_fully_shard():
     # a product forward and two backward, of 2 · 8 · 64 · 64 operations each
     assert seen.flops == 3 * 3 * 2 * 8 * 64 * 64
     assert seen.returned == {"whole": (64, 64), "here": [(4, 64)], "rank": 0}
-    lines = ["one rank of 16 that pretend", f"  all_gather: 6 calls, {bytes_text(98304)}"]
-    assert str(seen).split("\n")[:2] == lines
+    assert "all_gather: 6 calls, 96 KiB" in str(seen)
 
 
 def call_each(rank, world_size):
@@ -67,18 +65,7 @@ def give_back(rank, world_size, value):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        torch.ones(1),
-        0.5,
-        1j,
-        [1, 0.5],
-        {"loss": [torch.ones(1)]},
-        {0.5},
-        {0.5: 1},
-        (1, (2j,)),
-    ],
-    ids=str,
+    "value", [0.5, {"loss": [torch.ones(1)]}, {0.5: 1}, (1, ({2j},))], ids=str
 )
 def test_values_are_refused_also_inside_containers(value):
     with pytest.raises(Exception, match="no rank sent anything, so values are wrong"):
@@ -86,12 +73,7 @@ def test_values_are_refused_also_inside_containers(value):
 
 
 def test_counts_texts_and_shapes_may_come_back():
-    value = {
-        "n": [1, True, None],
-        "ranks": {0, 1},
-        "shape": torch.Size([2, 3]),
-        "dtype": torch.float32,
-    }
+    value = {"n": [1, None], "ranks": {0, 1}, "shape": torch.Size([2]), "type": torch.int8}
     assert pretend(give_back, value, world_size=2).returned == value
 
 
