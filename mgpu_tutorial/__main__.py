@@ -16,7 +16,6 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable
-from types import ModuleType
 
 import mgpu_tutorial
 from mgpu_tutorial.lab import launch
@@ -24,20 +23,16 @@ from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.rank import under_torchrun
 
 
-def modules_of(chapter: str) -> list[ModuleType]:
-    """The module of a chapter, or the package and then every file of its folder."""
+def workers_of(chapter: str) -> dict[str, Callable]:
+    """The public functions (rank, world_size, …) of a chapter by their names on the line."""
     first = importlib.import_module(f"mgpu_tutorial.{chapter}")
     files = pkgutil.iter_modules(getattr(first, "__path__", []), f"{first.__name__}.")
-    return [first, *(importlib.import_module(file.name) for file in files)]
-
-
-def workers(module: ModuleType) -> dict[str, Callable]:
-    """The public functions of a module that take (rank, world_size, …), in their order."""
-    functions = inspect.getmembers(module, inspect.isfunction)
     return {
-        name: function
-        for name, function in sorted(functions, key=lambda f: f[1].__code__.co_firstlineno)
-        if function.__module__ == module.__name__
+        f"{module.__name__.removeprefix('mgpu_tutorial.')}.{name}": function
+        for module in [first, *(importlib.import_module(file.name) for file in files)]
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
         and not name.startswith("_")
         and list(inspect.signature(function).parameters)[:2] == ["rank", "world_size"]
     }
@@ -47,18 +42,10 @@ def listing() -> str:
     """Every worker with the first line of its docstring, by chapter."""
     lines = []
     for chapter in mgpu_tutorial.CHAPTERS:
-        lines.append(f"{chapter}: {_first_line(modules_of(chapter)[0])}")
-        lines += [f"    {name}  {_first_line(f)}" for name, f in workers_of(chapter).items()]
+        workers = workers_of(chapter)
+        lines.append(f"{chapter}: {_first_line(sys.modules[f'mgpu_tutorial.{chapter}'])}")
+        lines += [f"    {name}  {_first_line(worker)}" for name, worker in workers.items()]
     return "\n".join(lines)
-
-
-def workers_of(chapter: str) -> dict[str, Callable]:
-    """All workers of a chapter by the name that the command line takes."""
-    return {
-        f"{module.__name__.removeprefix('mgpu_tutorial.')}.{name}": worker
-        for module in modules_of(chapter)
-        for name, worker in workers(module).items()
-    }
 
 
 def _first_line(thing: object) -> str:
@@ -97,11 +84,11 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--timeout", type=float, help="seconds (30)")
     parser.add_argument("--version", action="version", version=mgpu_tutorial.__version__)
     given, rest = parser.parse_known_args(words)
+    if given.worker is None and words:
+        parser.error("name a worker before its options; without any word comes the list")
     options = [
         name for name in ("ranks", "device", "timeout") if getattr(given, name) is not None
     ]
-    if given.worker is None and (options or rest):
-        parser.error("name a worker before its options; without any word comes the list")
     if "TORCHELASTIC_RUN_ID" in os.environ and options:
         parser.error(f"--{options[0]} is for a launch without torchrun, which decides on it")
     return given, rest
@@ -109,12 +96,12 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _arguments(words: list[str], worker: Callable) -> dict[str, object]:
     """The worker's own arguments: name=value, --name=value or --name value."""
-    values, left = {}, list(words)
-    while left:
-        word = left.pop(0)
+    values, left = {}, iter(words)
+    for word in left:
         name, equals, text = word.removeprefix("--").partition("=")
-        if word.startswith("--") and not equals and left:
-            equals, text = "=", left.pop(0)
+        if word.startswith("--") and not equals:
+            text = next(left, None)
+            equals = text is not None
         name = name.replace("-", "_")
         if not equals or not name.isidentifier():
             raise ValueError(f"{word!r} is not name=value or --name value")
@@ -152,12 +139,15 @@ def main(words: list[str]) -> int:
         options = {name: value for name, value in options.items() if value is not None}
         ranks = 2 if given.ranks is None else given.ranks
         print(launch(worker, ranks, **options, **arguments))
-    except (LookupError, ValueError, TypeError, LaunchError) as error:
-        if isinstance(error, LaunchError) and any(error.report.stdout):
+        return 0
+    except LaunchError as error:
+        if any(error.report.stdout):
             print(error.report)
-        print(f"mgpu_tutorial: {error.args[0] if error.args else error}", file=sys.stderr)
-        return 2 if isinstance(error, LookupError | ValueError | TypeError) else 1
-    return 0
+        problem, code = error, 1
+    except (LookupError, ValueError, TypeError) as error:
+        problem, code = error, 2
+    print(f"mgpu_tutorial: {problem.args[0]}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

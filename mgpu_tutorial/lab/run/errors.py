@@ -180,7 +180,7 @@ def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
         lines = _headlines(causes)
     else:
         lines = [f"{_ranks(gone)} returned while {_ranks(left)} still waited for an answer"]
-    lines += [f"  {outcome.line()}" for outcome in outcomes if outcome not in causes]
+    lines += _each([outcome for outcome in outcomes if outcome not in causes])
     return RankFailed("\n".join(lines), report, tracebacks)
 
 
@@ -202,7 +202,7 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
     """Compose the error: where each rank waits, and for whom when the trace can tell."""
     stuck = [outcome for outcome in outcomes if outcome.kind == "stopped"]
     lines = [f"{len(stuck)} of {len(outcomes)} ranks had not returned after {timeout:g} s"]
-    lines += [f"  {outcome.line()}" for outcome in outcomes]
+    lines += _each(outcomes)
     waits = {event.rank: event for event in report.events if _pending(event)}
     lines += [f"  rank {rank} waits {_whom(waits[rank])}" for rank in sorted(waits)]
     circle = _circle({rank: event.peer for rank, event in waits.items()})
@@ -216,16 +216,18 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
 
 def interrupted(outcomes: list[RankOutcome]) -> Interrupted:
     """Compose what is shown after Ctrl-C."""
-    lines = [f"  {outcome.line()}" for outcome in outcomes]
-    return Interrupted("\n".join(["the launch was interrupted", *lines]))
+    return Interrupted("\n".join(["the launch was interrupted", *_each(outcomes)]))
 
 
 def late(outcomes: list[RankOutcome], seconds: float, report: Report) -> RanksHung:
     """Compose the error of ranks that never began their worker, and of those who waited."""
     absent = [outcome for outcome in outcomes if not outcome.began]
-    lines = [f"{len(absent)} of {len(outcomes)} ranks had not joined after {seconds:.0f} s"]
-    lines += [f"  {outcome.line()}" for outcome in outcomes]
-    return RanksHung("\n".join(lines), report)
+    first = f"{len(absent)} of {len(outcomes)} ranks had not joined after {seconds:.0f} s"
+    return RanksHung("\n".join([first, *_each(outcomes)]), report)
+
+
+def _each(outcomes: list[RankOutcome]) -> list[str]:
+    return [f"  {outcome.line()}" for outcome in outcomes]
 
 
 def _in_a_real_job(calls: list[str]) -> str:

@@ -169,18 +169,6 @@ def _check_program() -> None:
             "launch() was called while a rank imports this program. Put the call under "
             'if __name__ == "__main__":'
         )
-    if getattr(__import__("__main__"), "__file__", None) == "<stdin>":
-        raise RuntimeError(
-            "launch() was called from a program read from standard input, which a new "
-            "process cannot import again. Save it to a file, or use a notebook."
-        )
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise RuntimeError(
-            "the current folder has been removed, and a new process cannot start in it. "
-            "Change to another one with os.chdir(), or restart the kernel."
-        ) from None
 
 
 def _check_worker(worker: Any) -> None:
@@ -232,7 +220,6 @@ def _whole_number(world_size: Any) -> int:
 
 def _choose_device(device: Any, world_size: int) -> str:
     """Resolve "auto", and refuse what this machine does not have."""
-    one_of = "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got"
     device, gpus = str(device), torch.cuda.device_count()
     if device == "auto":
         forced = os.environ.get("MGPU_DEVICE", "")
@@ -251,7 +238,7 @@ def _choose_device(device: Any, world_size: int) -> str:
         )
     kind, _, number = device.partition(":")
     if kind != "cuda" or (number and not number.isdigit()):
-        raise ValueError(f"{one_of} {device!r}.")
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}.")
     if number and int(number) >= gpus:
         raise ValueError(f"device={device!r} was given, and this machine has {gpus} GPUs.")
     return device

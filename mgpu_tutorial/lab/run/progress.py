@@ -1,10 +1,7 @@
 """How far the ranks are: what a worker says of it, and the bar that shows it.
 
-Under the bar stands the latest `status` of each rank, such as a loss.
-
-In a terminal it is tqdm's. In a notebook it is an element that is emptied at the
-end: a stored notebook, and a comparison of outputs, must not depend on how long
-a cell took. It starts as a blank image because nbval compares text but no images.
+In a terminal it is tqdm's. In a notebook it is emptied at the end: what is stored must not
+depend on how long a cell took. It starts as a blank image, which nbval does not compare.
 """
 
 import html
@@ -108,11 +105,9 @@ class ProgressBar:
 
     def _show_tqdm(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = tqdm(total=total or None, leave=False, unit="step")
-        self._bar.total = total or None
-        self._bar.n = done
-        self._bar.set_postfix_str(next(iter(self._statuses().values()), ""), refresh=False)
-        self._bar.refresh()
+            self._bar = tqdm(leave=False, unit="step")
+        self._bar.total, self._bar.n = total or None, done
+        self._bar.set_postfix_str(next(iter(self._statuses().values()), ""))
 
     def _show_html(self, done: int, total: int, seconds: float) -> None:
         from IPython.display import display
@@ -124,7 +119,6 @@ class ProgressBar:
         limit = f"{seconds:.0f} s of at most {self._timeout:g} s"
         bar = f"<progress {values}></progress> {text}, {limit}"
         for rank, line in self._statuses().items():
-            bar_of_rank = f"border-left:0.5em solid {colour(rank)};padding-left:0.4em"
-            name = f'<b style="{bar_of_rank}">rank {rank}</b>'
-            bar += f"<br>{name} {html.escape(line)}"
+            edge = f"border-left:0.5em solid {colour(rank)};padding-left:0.4em"
+            bar += f'<br><b style="{edge}">rank {rank}</b> {html.escape(line)}'
         self._handle.update({"text/html": bar}, raw=True)

@@ -47,11 +47,7 @@ def enter(job: Job, environment: dict[str, str]) -> None:
     _own_streams(job.home)
     _own_environment(environment)
     trail = _watch(job)
-    process = os.getpid()
     outcome = _run(job, trail)
-    if os.getpid() != process:  # the worker had forked: this is not the rank
-        sys.stderr.write(outcome.get("traceback", ""))
-        os._exit(0)
     files.write_whole(job.home / files.OUTCOME, json.dumps(outcome))
     _flush()
     if outcome["kind"] == "returned":
@@ -70,7 +66,6 @@ def enter(job: Job, environment: dict[str, str]) -> None:
 
 def _run(job: Job, trail: "Trail") -> dict[str, Any]:
     """Load the worker, join the group, call the worker; say how it ended."""
-    began, process = None, os.getpid()
     try:
         if job.trace:
             trace.start(job.home / files.EVENTS)
@@ -89,7 +84,7 @@ def _run(job: Job, trail: "Trail") -> dict[str, Any]:
         result = worker(job.rank, job.world_size, *args, **kwargs)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # an error of a kernel is the worker's
-        if result is not None and os.getpid() == process:
+        if result is not None:
             transfer.write(result, job.home / files.RESULT, f"the result of rank {job.rank}")
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a worker too
         return raised.outcome_of(error)

@@ -64,11 +64,9 @@ def write(value: object, path: Path, name: str) -> None:
         if disk_is_full(path.parent):
             place = path.parent.parent.parent
             raise OSError(f"no space is left on the disk of {place}") from None
-        part, kind, reason = _culprit(value, name, error)
         raise CannotTravel(
-            f"{part} ({kind}) cannot be sent between processes: {reason}. "
-            "Send numbers, strings, tensors, or lists and dicts of them, and "
-            "make everything else inside the worker."
+            f"{_culprit(value, name, error)}. Send numbers, strings, tensors, or lists and "
+            "dicts of them, and make everything else inside the worker."
         ) from None
 
 
@@ -81,28 +79,18 @@ def read(path: Path) -> object:
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
-def _culprit(value: object, name: str, error: Exception) -> tuple[str, str, str]:
+def _culprit(value: object, name: str, error: Exception, *around: object) -> str:
     """Descend into containers and functions to the part that does not pickle."""
-    seen = []
-    while len(seen) < DEEPEST and "recursion" not in str(error):
-        seen.append(id(value))
+    if len(around) < DEEPEST:
+        around = (*around, value)
         for part_name, part in _parts(value, name):
-            part_error = None if id(part) in seen else _error_of_pickling(part)
-            if part_error:
-                value, name, error = part, part_name, part_error
-                break
-        else:
-            break
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return name, type(value).__name__, reason
-
-
-def _error_of_pickling(value: object) -> Exception | None:
-    try:
-        cloudpickle.dumps(value)
-    except Exception as error:
-        return error
-    return None
+            try:
+                if not any(part is one for one in around):
+                    cloudpickle.dumps(part)
+            except Exception as part_error:
+                return _culprit(part, part_name, part_error, *around)
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return f"{name} ({type(value).__name__}) cannot be sent between processes: {reason}"
 
 
 def _parts(value: object, name: str) -> list[tuple[str, object]]:

@@ -165,13 +165,6 @@ def return_lock(rank, world_size):
     return {"loss": 0.5, "lock": threading.Lock()}
 
 
-def return_deep_lists(rank, world_size):
-    value = []
-    for _ in range(100_000):
-        value = [value]
-    return value
-
-
 class Sealed:
     def __reduce__(self):
         return fail, (RuntimeError("the seal is broken"),)
@@ -214,7 +207,6 @@ class Callable:
         (raise_late, 2, [], "rank 0 raised ValueError: too late for|  rank 1 was at HERE"),
         (die_at_once, 1, [], "rank 0 was killed by SIGKILL, at HERE  def die_at_once(rank"),
         (return_lock, 2, [], "the result of rank 0['lock'] (lock) cannot be sent between"),
-        (return_deep_lists, 2, [], "the result of rank 0 (list) cannot be sent between"),
         (
             *(return_sealed, 2, []),
             "the result of rank 0 was sent, and cannot be loaded here: RuntimeError: the s",
@@ -353,17 +345,6 @@ def write_in_a_thread(rank, world_size, path):
 def test_a_thread_may_finish_its_file_after_the_worker(tmp_path):
     launch(write_in_a_thread, 2, str(tmp_path / "checkpoint"), timeout=20)
     assert (tmp_path / "checkpoint").read_text() == "all of it"
-
-
-def fork_and_return(rank, world_size):
-    child = os.fork()
-    if child == 0:
-        return "the child's"
-    os.waitpid(child, 0)
-
-
-def test_a_child_that_returns_from_the_worker_is_not_the_rank():
-    assert launch(fork_and_return, 2).results == [None, None]
 
 
 def start_a_program(rank, world_size, folder, seconds):
@@ -550,15 +531,6 @@ def test_what_matters_in_a_message_is_shown(deed, first, rest):
     assert [line.strip() for line in what[1:]] == rest
 
 
-def test_a_thousand_causes_are_told_from_both_ends():
-    lines, error = fails(one_does, 2, lose_the_weights, 300)
-    assert lines[0].startswith("rank 1 raised RuntimeError: no checkpoint 300")
-    assert lines[1].strip() == "because of RuntimeError: no checkpoint 299"
-    assert "because of KeyError: 'weights'" in lines[-2] and "no checkpoint 9" in str(
-        error.tracebacks[1]
-    )
-
-
 def test_what_was_printed_before_an_error_is_shown_with_it():
     _, error = fails(one_does, 2, lambda: [print("step 1\nloss", end=""), 1 / 0])
     said = "rank 1 │ step 1\nrank 1 │ loss"
@@ -688,33 +660,8 @@ def test_the_variable_that_names_a_device_is_named(monkeypatch):
         launch(ranks.total, 2)
 
 
-def test_a_current_folder_that_is_gone_is_named(tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(RuntimeError, match="the current folder has been removed"):
-        launch(ranks.total, 2)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words, says",
-    [(["-"], "from standard input"), (["program.py"], 'if __name__ == "__main__":')],
-)
-def test_a_program_that_no_rank_could_import_is_refused(tmp_path, words, says):
-    program = (
-        "from mgpu_tutorial.lab import launch\n"
-        "from tests.lab import ranks\n"
-        "launch(ranks.total, 2)\n"
-    )
-    (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, *words],
-        input=program,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": str(programs.ROOT)},
-        cwd=tmp_path,
-    )
-    assert says in done.stderr.splitlines()[-1]
+def test_a_program_that_launches_when_it_is_imported_is_explained(tmp_path):
+    program = "from mgpu_tutorial.lab import launch\nlaunch(print, 2)\n"
+    _, said = programs.start(program, tmp_path).communicate(timeout=60)
+    assert 'Put the call under if __name__ == "__main__":' in said.splitlines()[-1]
