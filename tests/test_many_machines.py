@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mgpu_tutorial import distributed_sgd as sgd
+from mgpu_tutorial import processes_and_ranks as par
 from mgpu_tutorial.lab import launch
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ NODE_0, NODE_1, SLURM = re.findall(r"```(?:bash)?\n(.*?)```", SECTION, re.DOTALL
 
 
 @pytest.fixture
-def machine(tmp_path, free_port):
+def machine(tmp_path):
     """The environment of a user who has activated .venv, with a folder for what is left."""
     path = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent)])
     return os.environ | {
@@ -29,15 +30,6 @@ def machine(tmp_path, free_port):
         "MGPU_DEVICE": "cpu",
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
     }
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +49,10 @@ def start(script, environment, folder):
     )
 
 
-def test_two_nodes_print_the_losses_of_two_ranks(machine, free_port, tmp_path, expected):
+def test_two_nodes_print_the_losses_of_two_ranks(machine, tmp_path, expected):
     assert "29500" in NODE_0 and NODE_0.replace("node-rank 0", "node-rank 1") == NODE_1
-    scripts = [script.replace("29500", free_port) for script in (NODE_0, NODE_1)]
+    port = str(par.free_port())
+    scripts = [script.replace("29500", port) for script in (NODE_0, NODE_1)]
     nodes = [start(script, machine, tmp_path) for script in scripts]
     with ThreadPoolExecutor() as readers:  # a node that fails does not end the other one
         reading = [readers.submit(node.communicate) for node in nodes]

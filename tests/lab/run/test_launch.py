@@ -4,7 +4,6 @@ import gc
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import time
@@ -146,16 +145,15 @@ def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
 
 
 @pytest.mark.slow
-def test_under_torchrun_the_environment_decides_on_threads(tmp_path, monkeypatch):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "2"}.items():
-        monkeypatch.setenv(name, value)
+def test_under_torchrun_the_environment_decides_on_threads(tmp_path):
     program = """
-        import os, torch
+        import os
         os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+        os.environ |= dict(MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="2")
+        import torch
+        from mgpu_tutorial.processes_and_ranks import free_port
         from mgpu_tutorial.lab.run.rank import under_torchrun
+        os.environ["MASTER_PORT"] = str(free_port())
         under_torchrun(lambda rank, world_size: torch.get_num_threads(), {})
     """
     out, err = programs.start(program, tmp_path).communicate(timeout=100)
