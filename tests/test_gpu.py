@@ -32,17 +32,9 @@ def test_one_rank_forms_an_nccl_group():
     assert (device, backend, total) == ("cuda:0", "nccl", 0.0)
 
 
-def test_two_ranks_share_one_gpu_over_gloo():
+def test_ranks_that_share_one_gpu_use_gloo_and_run_the_same_workers():
     results = launch(ranks.on_device, 2, device="cuda:0").results
     assert results == [("cuda:0", "gloo", 1.0)] * 2
-
-
-def test_cuda_results_come_back_on_the_cpu():
-    (result,) = launch(ranks.cuda_tensor, 1, device="cuda:0").results
-    assert result.device.type == "cpu" and result.tolist() == [1.0, 1.0]
-
-
-def test_the_same_workers_run_on_the_gpu():
     assert launch(p2p.pass_along, 3, device="cuda:0").results[0] == 3.0
     assert launch(nonblocking.exchange, 2, device="cuda:0").results == [1.0, 0.0]
     assert launch(calls.reduce_with, 2, "SUM", device="cuda:0").results == [3.0] * 2
@@ -62,15 +54,14 @@ def test_only_a_pinned_copy_returns_before_it_is_done():
     assert times[True, True][1] < times[False, True][1]  # page-locked memory is faster
 
 
-def test_arguments_on_the_gpu_travel(tmp_path):
+def test_arguments_and_results_on_the_gpu_travel_and_arrive_on_the_cpu(tmp_path):
     transfer.write(torch.ones(2, device="cuda"), tmp_path / "value", "value")
     assert transfer.read(tmp_path / "value").device.type == "cpu"
+    (result,) = launch(ranks.cuda_tensor, 1, device="cuda:0").results
+    assert result.device.type == "cpu" and result.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.skipif(
-    torch.cuda.device_count() < 2,
-    reason="needs two GPUs, to compare with torch.nn.DataParallel",
-)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_every_stage_is_that_of_pytorchs_data_parallel(monkeypatch):
     monkeypatch.delenv("MGPU_DEVICE", raising=False)
     for count in range(2, torch.cuda.device_count() + 1):
@@ -114,15 +105,8 @@ def test_stages_on_ranks_that_share_one_gpu():
     report = launch(stages.run_gpipe, 2, *given, device="cuda:0", timeout=120)
     assert sum(len(mine) for _, mine in report.results) == 161
     for schedule in schedules.SCHEDULES:
-        launch(
-            figures.measure_schedule,
-            2,
-            schedule,
-            4,
-            works.Pauses(2, 0.001),
-            device="cuda:0",
-            timeout=60,
-        )
+        given = schedule, 4, works.Pauses(2, 0.001)
+        launch(figures.measure_schedule, 2, *given, device="cuda:0", timeout=60)
 
 
 @pytest.mark.parametrize("world_size, device", [(1, "cuda"), (2, "cuda:0")])
