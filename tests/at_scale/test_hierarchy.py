@@ -93,18 +93,6 @@ def test_slow_links_show_in_the_times(inside, between):
     assert list(times) == ["flat_ring", "hierarchical"]
 
 
-def test_the_table_has_the_formulas_beside_the_times():
-    times = {"flat_ring": 0.5, "hierarchical": 0.25}
-    assert figures.hierarchy_table(times, FAST, SLOW).rows == [
-        ["flat_ring", f"{14 * (30 + 2**20 / 8 / 50e3):.1f}", "500.0"],
-        [
-            "hierarchical",
-            f"{6 * (5 + 2**20 / 4 / 200e3) + 2 * (30 + 2**20 / 8 / 50e3):.1f}",
-            "250.0",
-        ],
-    ]
-
-
 # Messages between nodes
 
 
@@ -172,26 +160,3 @@ def test_a_rank_calls_and_computes_what_the_cost_model_counts(counted):
     assert both.flops - first.flops == 64 * matrices
     whole, kept = first.returned.values()
     assert kept == pytest.approx(whole / 128, rel=0.2) and kept > whole / 128
-
-
-@pytest.mark.slow
-def test_the_table_of_worlds(counted, monkeypatch):
-    """A column per mesh, of what a second step adds to a first."""
-    worlds = []
-
-    def recorded(worker, mesh, steps, world_size):
-        worlds.append(world_size)
-        return counted[steps - 1]
-
-    monkeypatch.setattr(figures, "pretend", recorded)
-    table = figures.second_step((1, 8, 8), (16, 128, 8))
-    assert table.header == ["a step of one rank", "64 ranks", "16,384 ranks"]
-    assert worlds == [64, 64, 16_384, 16_384]
-    kept = counted[0].returned["on this rank"]
-    assert [row[0] for row in table.rows] == [
-        *("all_gather", "reduce_scatter", "all_reduce", "operations", "parameters kept")
-    ]
-    assert [row[1] == row[2] for row in table.rows] == [True] * 5
-    assert [row[1] for row in table.rows[2:]] == [
-        *("8 calls, 2 MiB", "1,409.3 million", f"{kept:,}")
-    ]

@@ -63,14 +63,6 @@ def test_each_task_has_a_box_where_and_when_it_was(figure_of):
     assert names == ["rank 0\nstages 0, 2", "rank 1\nstages 1, 3"]
 
 
-def test_the_legend_has_the_kinds_that_are_drawn(figure_of):
-    split = [t._replace(kind="I") if t.kind == "B" else t for t in TWO]
-    for tasks, kinds in ((TWO, "FB"), (split, "FI")):
-        (legend,) = figure_of(tasks).legends
-        texts = [text.get_text() for text in legend.get_texts()]
-        assert [text[0] for text in texts] == [*kinds, "i"] and texts[-1] == "idle"
-
-
 @pytest.mark.parametrize("row", range(8))
 def test_a_micro_batch_can_be_read_in_its_box_and_tells_its_kind(row):
     faces = set()
@@ -82,21 +74,6 @@ def test_a_micro_batch_can_be_read_in_its_box_and_tells_its_kind(row):
     assert len(faces) == 3  # B and I are never drawn together
     other = chart.appearance(Task(row + 1, row, "F", 0, 0.0, 1.0))
     assert other != chart.appearance(Task(row, row, "F", 0, 0.0, 1.0))
-
-
-@pytest.mark.parametrize(
-    "number, width, size, angle",
-    [
-        ("9", 20, 10, 0),
-        ("15", 20, 10, 0),  # two digits of 7 points, side by side
-        ("15", 12, 10, 90),  # they would overlap: on its side the number is 7 points wide
-        ("15", 6.6, 8, 90),
-        ("9", 6.6, 8, 0),
-        ("15", 4, 0, 90),  # left out: nobody could read it
-    ],
-)
-def test_a_number_is_turned_before_it_is_made_smaller(number, width, size, angle):
-    assert chart.fitting(number, width, 10) == (pytest.approx(size), angle)
 
 
 @given(some.integers(0, 99).map(str), some.floats(0, 60), some.floats(6, 20))

@@ -48,14 +48,10 @@ def test_what_a_step_keeps_is_what_the_shapes_say(data, whole):
     assert int(whole.bn1.num_batches_tracked) == 2 + 3 * 2  # the first one to warm up
 
 
-def test_a_table_says_what_was_kept_and_how_long_it_took():
+def test_a_table_says_how_long_it_took():
     results = [
         figures.RecomputationResult(0, 3 * 2**20, 0, 0.1, 0.2),
         figures.RecomputationResult(4, 2**20, 2**19, 0.1, 0.3),
-    ]
-    assert figures.kept_table(results).rows == [
-        ["keep everything", "3.0", "0.0", "3.0"],
-        ["groups of 4", "1.0", "0.5", "1.5"],
     ]
     assert figures.seconds_table(results).rows == [
         ["keep everything", 100, 200, 300],

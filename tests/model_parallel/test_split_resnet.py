@@ -31,15 +31,6 @@ def test_a_split_model_computes_what_the_unsplit_one_does(data, weights, whole, 
 
 
 @pytest.mark.slow
-def test_a_model_made_with_weights_takes_others(data, weights, whole):
-    """And one device named twice is enough."""
-    model = resnet.ModelParallelResNet50(("cpu", "cpu"))
-    model.load_state_dict(weights)
-    split, unsplit = take_step(model, *data), take_step(whole, *data)
-    torch.testing.assert_close(split, unsplit, rtol=0, atol=0)
-
-
-@pytest.mark.slow
 def test_weights_go_to_torchvision_and_back():
     model = resnet.ModelParallelResNet50(devices(2), num_classes=10)
     with torch.device("meta"):
@@ -77,13 +68,6 @@ def test_a_rank_makes_its_own_stage_only_and_all_ranks_make_one_model(weights):
         made |= {name: t for name, t in part.state_dict().items() if not t.is_meta}
     assert made.keys() == weights.keys()
     torch.testing.assert_close(made, dict(weights), rtol=0, atol=0)
-
-
-def test_weights_begin_as_torchvision_draws_them(weights):
-    """Kaiming's for convolutions is not PyTorch's default: 1 / sqrt(fan in) at most."""
-    for name, bound in (("conv1.weight", 3 * 7 * 7), ("fc.weight", 2048), ("fc.bias", 2048)):
-        assert 0.9 < weights[name].abs().max() * bound**0.5 <= 1
-    assert torch.equal(weights["layer2.0.bn1.weight"], torch.ones(128))
 
 
 def test_no_two_blocks_of_a_model_begin_alike(weights):

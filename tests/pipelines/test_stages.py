@@ -5,7 +5,7 @@ import torch
 
 from mgpu_tutorial.lab import RankFailed, RanksHung, traffic
 from mgpu_tutorial.model_parallel.tasks import in_flight, in_order, pipeline_steps
-from mgpu_tutorial.pipelines import figures, stages
+from mgpu_tutorial.pipelines import stages
 from mgpu_tutorial.pipelines.work import Pauses, ResNetStages
 from tests.model_parallel.reference import SIDE
 from tests.pipelines.linear_stages import LinearStages, expected_of
@@ -134,22 +134,3 @@ def test_a_batch_that_does_not_divide_is_refused_on_every_rank(ranks):
         RankFailed, match="ranks 0 and 1 .*a batch of 12 does not divide into 5"
     ):
         ranks(2, on_linear_stages, stages.run_gpipe, 5)
-
-
-@pytest.mark.parametrize("count, micro", [(1, 1), (2, 4), (3, 2)])
-def test_gradients_alone_are_those_of_one_process(count, micro):
-    _, gradients = expected_of(count, micro)
-    alone = figures.gradients_alone(LinearStages(count), count, micro)
-    torch.testing.assert_close(alone, gradients)
-
-
-def test_outputs_of_layers_pass_through_all_of_them():
-    outputs = figures.outputs_of_layers(ranks=2, inputs=3)
-    for i, output in enumerate(outputs):
-        x = torch.full((2, 4), float(i))
-        for seed in (0, 1):
-            torch.manual_seed(seed)
-            layer = torch.nn.Linear(4, 4)
-            x = x @ layer.weight.T + layer.bias
-        torch.testing.assert_close(output, x.detach())
-    assert len(outputs) == 3
