@@ -8,12 +8,12 @@ three steps. Last four ranks whose stages pause instead of computing: their idle
 against the formula.
 """
 
-import argparse
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from common import options, repeat
 
 from mgpu_tutorial.lab import Table, launch
 from mgpu_tutorial.lab.measure import in_turns
@@ -34,26 +34,26 @@ def one_process(
     data = resnet.random_images(samples, image_size)
     whole, split = (resnet.new_resnet50(), resnet.ModelParallelResNet50(("cpu", "cpu")))
     split.load_state_dict(whole.state_dict())
+    every = os.cpu_count() or 1
     times: dict[str, list[float]] = {}
-    for micro in micros:
-        for threads in (1, os.cpu_count() or 1):
-            torch.set_num_threads(threads)
-            best = fastest(whole, lambda m=micro: resnet.unsplit_step(whole, *data, m))
-            times.setdefault(f"whole, {threads} thread(s)", []).append(best)
-        torch.set_num_threads(1)
-        best = fastest(split, lambda m=micro: micro_batches.forward_backward(split, *data, m))
-        times.setdefault("split, a queue a stage", []).append(best)
+    for name, model, step, threads in (
+        ("whole, 1 thread(s)", whole, resnet.unsplit_step, 1),
+        (f"whole, {every} thread(s)", whole, resnet.unsplit_step, every),
+        ("split, a queue a stage", split, micro_batches.forward_backward, 1),
+    ):
+        torch.set_num_threads(threads)
+        times[name] = [fastest(model, step, *data, micro) for micro in micros]
     return times
 
 
-def fastest(model: torch.nn.Module, action) -> float:
+def fastest(model: torch.nn.Module, step: Callable, *batch: object) -> float:
     """Milliseconds of the fastest step; the first also allocates, and does not count."""
 
-    def step() -> None:
+    def whole_step() -> None:
         model.zero_grad()
-        action()
+        step(model, *batch)
 
-    return 1e3 * min(in_turns({"step": step}, STEPS, warm_up=1)["step"])
+    return 1e3 * min(in_turns({"step": whole_step}, STEPS, warm_up=1)["step"])
 
 
 def on_ranks(
@@ -64,63 +64,43 @@ def on_ranks(
     cuts = ("layer2.0", "layer3.0", "layer4.0")
     work = works.ResNetStages(cuts, samples, image_size, model)
     for name in ORDERS[: 3 if world_size == 2 else 2]:  # ResNet-50 is cut into four at most
+        times[name] = []
         for micro in micros:
             model.zero_grad()
-            least = world_size if name != "GPipe" else 1  # 1F1B refuses fewer
-            result = float("nan")
-            if micro >= least:
+            seconds = float("nan")
+            if name == "GPipe" or micro >= world_size:  # 1F1B refuses fewer
                 run = figures.measure_schedule(rank, world_size, name, micro, work, STEPS)
-                result = 1e3 * run.seconds
-            times.setdefault(name, []).append(result)
+                seconds = run.seconds
+            times[name].append(1e3 * seconds)
     return times
-
-
-def medians(runs: list[dict[str, list[float]]]) -> dict[str, list[str]]:
-    """The middle of several launches, as text; a dash where a schedule was not run."""
-    found = {}
-    for name in runs[0]:
-        columns = zip(*(run[name] for run in runs), strict=True)
-        middle = [statistics.median(column) for column in columns]
-        found[name] = [f"{ms:.0f}" if ms == ms else "-" for ms in middle]
-    return found
 
 
 def bubbles(repeats: int) -> Table:
     """The idle share of four ranks whose stages pause, by schedule and micro-batches."""
     rows = []
     for name in schedules.SCHEDULES:
-        stages_per_rank = len(schedules.stages_on_rank(name, 0, 4))
+        stages = len(schedules.stages_on_rank(name, 0, 4))
+        zero_bubble = name == "zero bubble"
         for micro in (4, 8, 16):
-            shares = []
-            for _ in range(repeats):
-                work = works.Pauses(4, 0.02, split_backward=name == "zero bubble")
-                given = name, micro, work
-                report = launch(figures.measure_schedule, 4, *given, trace=True)
-                shares.append(idle_share(fastest_step(pipeline_steps(report))))
-            formula = (
-                f"{schedules.bubble(4, micro, stages_per_rank):.0%}"
-                if name != "zero bubble"
-                else "-"
-            )
+            what = name, micro, works.Pauses(4, 0.02, split_backward=zero_bubble)
+            reports = [
+                launch(figures.measure_schedule, 4, *what, trace=True) for _ in range(repeats)
+            ]
+            shares = [idle_share(fastest_step(pipeline_steps(r))) for r in reports]
+            formula = "-" if zero_bubble else f"{schedules.bubble(4, micro, stages):.0%}"
             rows.append([name, micro, formula, f"{statistics.median(shares):.0%}"])
     return Table(["schedule", "micro-batches", "formula", "measured idle share"], rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--image-size", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    given = options(__doc__, samples=8, image_size=64, repeats=3)
     micros = [m for m in (1, 2, 4, 8) if given.samples % m == 0]
+    size = given.samples, given.image_size, micros
     rows = []
     for ranks, worker in ((1, one_process), (2, on_ranks), (4, on_ranks)):
-        runs = []
-        for _ in range(given.repeats):
-            size = (given.samples, given.image_size, micros)
-            report = launch(worker, ranks, *size, device="cpu", timeout=600)
-            runs.append(report.results[0])
-        rows += [[ranks, name, *cells] for name, cells in medians(runs).items()]
+        for name, runs in repeat(given.repeats, ranks, worker, *size).items():
+            middle = [statistics.median(column) for column in zip(*runs, strict=True)]
+            rows.append([ranks, name, *(f"{ms:.0f}" if ms == ms else "-" for ms in middle)])
     print(f"ResNet-50, {given.samples} images of {given.image_size}: milliseconds a step")
     print(Table(["ranks", "how", *(f"m = {m}" for m in micros)], rows))
     print("four ranks that pause for 20 ms a forward, 40 ms a backward")

@@ -163,6 +163,17 @@ def test_a_scaler_halves_at_an_overflow_and_doubles_after_good_steps(steps):
     assert saved["scaler"]["scale"] == 2.0**20
 
 
+def test_a_step_in_float16_is_one_on_its_own_hundred_digits():
+    _, saved = precision.train_in_float16(range(5, 6), init_scale=1024.0)
+    torch.manual_seed(0)
+    model, data = SmallConvNet(), digits()
+    with torch.autocast("cpu", torch.float16):
+        loss = nll_loss(model(data.images[500:600]), data.labels[500:600])
+    (1024 * loss).backward()
+    expected = {name: p - 0.01 * p.grad / 1024 for name, p in model.named_parameters()}
+    assert largest_difference(saved["model"], expected) < 1e-7
+
+
 def test_a_checkpoint_with_the_scaler_goes_on_as_if_nothing_had_happened():
     settings = {"init_scale": 2.0**24, "growth_interval": 3}
     whole, at_the_end = precision.train_in_float16(range(9), **settings)
@@ -235,6 +246,29 @@ def test_clipping_before_unscaling_hardly_moves_and_says_nothing(ranks):
         assert 0 < way <= 4 * 2 * 0.01 / 1024  # momentum 0.5: twice
         assert figures.moved(weights) == pytest.approx(way)
     assert (trained_by_hand() - start()).norm() > 100 * way
+
+
+def length_of_a_step(rank, world_size, order):
+    """How far a step of learning rate 1 goes on a gradient of length 50, scaled by 8."""
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    scaler = precision.new_scaler(model, init_scale=8.0)
+    scaler.scale(model(torch.tensor([30.0, 40.0, 0.0])).sum()).backward()
+    order(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler)
+    return model.weight.norm().item()
+
+
+@pytest.mark.parametrize(
+    ("order", "length"),
+    [
+        (precision.average_then_look, 1),
+        (precision.look_then_average, 1),
+        (precision.leave_out, 1),
+        (precision.clip_then_unscale, 1 / 8),
+    ],
+)
+def test_true_gradients_are_clipped_to_1_and_scaled_ones_to_less(ranks, order, length):
+    assert ranks(1, length_of_a_step, order).results[0] == pytest.approx(length, rel=1e-4)
 
 
 @pytest.mark.parametrize("step", [1, 3])
