@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from handouts import build, site, slides, student
-from handouts.notebook import ROOT, Unprintable
+from handouts.convert import Unprintable
+from handouts.notebook import ROOT
 
 MAKE = {  # what makes each form, and where
     "handouts": (build.build, "build"),

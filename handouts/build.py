@@ -22,8 +22,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from handouts import convert, slides, web
+from handouts.convert import Unprintable
 from handouts.editions import EPUB, INSTRUCTOR, STUDENT, edition, typst_string
-from handouts.notebook import ROOT, Notebook, Unprintable, read, read_text
+from handouts.notebook import ROOT, Notebook, read, read_text
 
 EDITIONS = {STUDENT: "Student's edition", INSTRUCTOR: "Instructor's edition"}
 RIGHTS = "Text and figures: CC BY 4.0. Code: MIT."

@@ -12,11 +12,13 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
-from handouts.notebook import Unprintable
-
 ROOM = Path(__file__).parent
 API = [1, 23, 1]
 FONTS = ("", "-Bold", "-Oblique", "-BoldOblique")
+
+
+class Unprintable(Exception):
+    """Something in a notebook that no page can hold; each line begins with its place."""
 
 
 def prepare(work: Path) -> None:
@@ -62,11 +64,10 @@ def written(blocks: list[dict], meta: dict, *options: str | Path) -> str:
 
 
 def _meta(value: object) -> dict:
-    if isinstance(value, dict) and "t" in value:
-        return value
     if isinstance(value, dict):
-        return {"t": "MetaMap", "c": {key: _meta(v) for key, v in value.items()}}
-    if isinstance(value, list | tuple):
+        made = {key: _meta(v) for key, v in value.items()}
+        return value if "t" in value else {"t": "MetaMap", "c": made}
+    if isinstance(value, list):
         return {"t": "MetaList", "c": [_meta(v) for v in value]}
     return {"t": "MetaString", "c": str(value)}
 

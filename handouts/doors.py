@@ -1,11 +1,9 @@
-"""Ways to open a notebook elsewhere: its addresses, and copies that install the package.
+"""Ways to open a notebook elsewhere, where the repository is on GitHub.
 
-The address of the repository is that of its remote `origin`, or GitHub's own variable in its
-workflows; without either there are no doors. Colab and Kaggle open a copy whose first cell
-installs what is missing, so that the notebooks themselves stay as they are.
+Colab and Kaggle open a copy whose first cell installs what is missing, so that the notebooks
+themselves stay as they are.
 """
 
-import copy
 import os
 import re
 import subprocess
@@ -16,7 +14,7 @@ import nbformat
 
 BRANCH = "gh-pages"  # where `make publish` puts the site, the copies with it
 CUDA = "https://download.pytorch.org/whl/cu126"  # runs on the T4 and on older drivers
-LINK = re.compile(r"\]\((?!https?:|#|attachment:)([^)\s]+)\)")
+LINK = re.compile(r"\]\((?!https?:|#|attachment:)([^)\s#]+)")
 INSTALL = """\
 # Installs the package where it is missing: a few minutes, once for each machine.
 import importlib.util
@@ -26,56 +24,43 @@ if importlib.util.find_spec("mgpu_tutorial") is None:
 
 
 def repository(root: Path) -> str:
-    """The owner and the name on GitHub, such as "me/course", or nothing."""
-    if named := os.environ.get("GITHUB_REPOSITORY"):
-        return named
+    """The owner and the name on GitHub, such as "me/course": its workflow's or `origin`."""
     command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     asked = subprocess.run(command, capture_output=True, encoding="utf-8")
     found = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?\s*$", asked.stdout)
-    return found[1] if found else ""
+    return os.environ.get("GITHUB_REPOSITORY") or (found[1] if found else "")
 
 
 def doors(repository: str, stem: str) -> dict[str, str]:
     """The addresses that open a notebook elsewhere, by name."""
-    if not repository:
-        return {}
-    copied = f"{repository}/blob/{BRANCH}/doors/{stem}.ipynb"
-    source = quote(f"https://github.com/{copied}", safe="")
-    return {
-        "Binder": f"https://mybinder.org/v2/gh/{repository}/HEAD"
-        f"?urlpath=lab/tree/notebooks/{stem}.ipynb",
-        "Colab": f"https://colab.research.google.com/github/{copied}",
+    copied = f"github/{repository}/blob/{BRANCH}/doors/{stem}.ipynb"
+    source = quote(copied.replace("github/", "https://github.com/", 1), safe="")
+    binder = f"https://mybinder.org/v2/gh/{repository}/HEAD?urlpath=lab/tree/notebooks/"
+    found = {
+        "Binder": f"{binder}{stem}.ipynb",
+        "Colab": f"https://colab.research.google.com/{copied}",
         "Kaggle": f"https://www.kaggle.com/kernels/welcome?src={source}",
         "Codespaces": f"https://codespaces.new/{repository}",
     }
+    return found if repository else {}
 
 
-def packages(root: Path, repository: str) -> list[str]:
-    """What the first cell installs: the PyTorch of the stored outputs, and the package."""
-    pins = (root / "constraints.txt").read_text(encoding="utf-8")
-    pinned = re.findall(r"^torch(?:vision)?==\S+", pins, re.MULTILINE)
-    return [*pinned, f"git+https://github.com/{repository}"]
+def with_install(path: Path, repository: str) -> nbformat.NotebookNode:
+    """The copy of a notebook for Colab and Kaggle; its links are addresses."""
 
+    def address(found: re.Match) -> str:
+        if found[1].endswith(".ipynb"):
+            return f"]({doors(repository, Path(found[1]).stem)['Colab']}"
+        place = os.path.normpath(f"notebooks/{found[1]}")
+        return f"](https://github.com/{repository}/blob/HEAD/{place}"
 
-def with_install(
-    path: Path, repository: str, wanted: list[str], index: str = CUDA
-) -> nbformat.NotebookNode:
-    """A copy of a notebook that begins with the installation; its links are addresses."""
-    made = copy.deepcopy(nbformat.read(path, as_version=4))
-    source = INSTALL.format(packages=" ".join(wanted), index=index)
-    cell = nbformat.v4.new_code_cell(source)
-    cell.id = "install"
-    made.cells.insert(1, cell)
+    made = nbformat.read(path, as_version=4)
     for each in made.cells:
         if each.cell_type == "markdown":
-            each.source = LINK.sub(lambda found: _address(found[1], repository), each.source)
+            each.source = LINK.sub(address, each.source)
+    pins = (path.parent.parent / "constraints.txt").read_text(encoding="utf-8")
+    torch = re.findall(r"^torch(?:vision)?==\S+", pins, re.MULTILINE)  # of the stored outputs
+    packages = " ".join([*torch, f"git+https://github.com/{repository}"])
+    source = INSTALL.format(packages=packages, index=CUDA)
+    made.cells.insert(1, nbformat.v4.new_code_cell(source, id="install"))
     return made
-
-
-def _address(target: str, repository: str) -> str:
-    """Another chapter opens the same way, a file of the repository on GitHub."""
-    file, mark, anchor = target.partition("#")
-    if file.endswith(".ipynb"):
-        return f"]({doors(repository, Path(file).stem)['Colab']}{mark}{anchor})"
-    place = os.path.normpath(os.path.join("notebooks", file))
-    return f"](https://github.com/{repository}/blob/HEAD/{place}{mark}{anchor})"

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from handouts.convert import Unprintable, parsed
+
 ROOT = Path(__file__).parent.parent
 UNFILLED = "not yet"  # what check() says of a blank
 KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
@@ -31,10 +33,6 @@ NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
 QUESTION = re.compile(r"\*\*([^*]+\?)\*\*")
 SOLUTION = re.compile(r"%%solution.*\n")  # the magic that folds it in the lab
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
-
-
-class Unprintable(Exception):
-    """Something in a notebook that no page can hold; each line begins with its place."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +134,6 @@ def read_text(path: Path, media: Path, nested: bool = False) -> Notebook:
 
 
 def _read(path: Path, cells: list[dict], media: Path) -> Notebook:
-    from handouts.convert import parsed
-
     media.mkdir(parents=True, exist_ok=True)
     pieces, problems = [], []
     readers = [_Reader(path, number, cell, media) for number, cell in enumerate(cells)]

@@ -1,35 +1,27 @@
-// A search in the words of all sections, which stand in this page.
-const sections = JSON.parse(document.getElementById('sections').textContent)
-  .map(([id, chapter, title, anchor, words]) => ({
-    id, chapter, title, anchor, words,
-    head: `${chapter} ${title}`.toLowerCase(), low: words.toLowerCase(),
-  }));
+// A search in the words of all sections, which stand in this page. (No dollar signs: pandoc.)
+const sections = JSON.parse(document.getElementById('sections').textContent);
 const field = document.getElementById('sought'), found = document.getElementById('found');
-const MOST = 12;
 
-// How well a section fits: every word must be there, and one in a title counts most.
-function score(section, words) {
-  let sum = 0;
-  for (const word of words) {
-    const often = section.low.split(word).length - 1, titled = section.head.includes(word);
-    if (!often && !titled) return 0;
-    sum += Math.min(often, 9) + (titled ? 20 : 0);
-  }
-  return sum;
+function element(name, ...inside) {
+  const made = document.createElement(name);
+  made.append(...inside);
+  return made;
 }
 
-// The words around the first hit, marked.
-function excerpt(section, words) {
-  const line = document.createElement('p');
-  const first = section.low.indexOf(words.find(word => section.low.includes(word)));
-  const text = section.words.slice(Math.max(0, first - 60), Math.max(0, first) + 140);
-  const sought = words.map(word => word.replace(/[.*+?^${}()|[\]\\]/g, '\\$&')).join('|');
-  text.split(new RegExp(`(${sought})`, 'gi')).forEach((part, i) => {
-    const piece = i % 2 ? document.createElement('mark') : document.createElement('span');
-    piece.textContent = part;
-    line.append(piece);
-  });
-  return line;
+// How well a section fits: every word must be there, and one in a title counts most.
+function score([, chapter, title, , text], words) {
+  const head = (chapter + ' ' + title).toLowerCase(), low = text.toLowerCase();
+  const each = words.map(word =>
+    Math.min(low.split(word).length - 1, 9) + (head.includes(word) ? 20 : 0));
+  return Math.min(...each) && each.reduce((a, b) => a + b);
+}
+
+// The words around the first hit, which is marked.
+function excerpt(text, words) {
+  const low = text.toLowerCase(), word = words.find(each => low.includes(each)) ?? '';
+  const at = Math.max(0, low.indexOf(word)), end = at + word.length;
+  return element('p', text.slice(Math.max(0, at - 60), at),
+    element('mark', text.slice(at, end)), text.slice(end, at + 140));
 }
 
 function search() {
@@ -38,17 +30,13 @@ function search() {
   if (!words.length) return;
   const hits = sections.map(section => [score(section, words), section])
     .filter(([value]) => value).sort((a, b) => b[0] - a[0]);
-  const count = document.createElement('p');
-  count.textContent = hits.length ? `${hits.length} sections` : 'Nothing was found.';
-  const list = document.createElement('ul');
-  for (const [, section] of hits.slice(0, MOST)) {
-    const item = document.createElement('li'), link = document.createElement('a');
-    link.href = `${section.id}.html${section.anchor ? '#' + section.anchor : ''}`;
-    link.textContent = section.anchor ? `${section.chapter}: ${section.title}` : section.chapter;
-    item.append(link, excerpt(section, words));
-    list.append(item);
-  }
-  found.append(count, list);
+  const items = hits.slice(0, 12).map(([, [id, chapter, title, anchor, text]]) => {
+    const link = element('a', anchor ? chapter + ': ' + title : chapter);
+    link.href = id + '.html' + (anchor ? '#' + anchor : '');
+    return element('li', link, excerpt(text, words));
+  });
+  found.append(element('p', hits.length ? hits.length + ' sections' : 'Nothing was found.'),
+    element('ul', ...items));
 }
 
 field.disabled = false;

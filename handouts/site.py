@@ -13,7 +13,7 @@ import nbformat
 
 from handouts import student, web
 from handouts.build import build
-from handouts.doors import packages, repository, with_install
+from handouts.doors import doors, repository, with_install
 from handouts.notebook import ROOT
 
 
@@ -40,10 +40,9 @@ def assemble(
                 archive.write(file, f"{name}/{file.name}")
     if github:
         (out / "doors").mkdir()
-        wanted = packages(folder.parent, github)
         for stem in stems:
-            made = with_install(folder / f"{stem}.ipynb", github, wanted)
+            made = with_install(folder / f"{stem}.ipynb", github)
             nbformat.write(made, out / "doors" / f"{stem}.ipynb")
     size = sum(file.stat().st_size for file in out.rglob("*.*")) / 1e6
-    ways = f"opens in {', '.join(web.doors(github, ''))}" if github else "no origin on GitHub"
+    ways = f"opens in {', '.join(doors(github, ''))}" if github else "no origin on GitHub"
     return [f"{len(pages)} pages, {size:.0f} MB, {ways}"]

@@ -1,9 +1,7 @@
 """The web pages: one self-contained file a notebook, and an index with a search."""
 
 import base64
-import html
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,22 +40,18 @@ class Site:
     hosted: bool = False  # with the notebooks to download
     github: str = ""  # the repository, for the ways to open a notebook elsewhere
 
-    def links(self, targets: dict[str, str], name: str = "") -> str:
+    def links(self, targets: dict[str, str], name: str = "") -> list[dict]:
         """Links to files beside the pages."""
-        there = {label: self.base + to.format(name) for label, to in targets.items()}
-        return _links(there)
+        return [
+            {"name": label, "to": self.base + to.format(name)}
+            for label, to in targets.items()
+        ]
 
-    def forms(self, name: str) -> str:
+    def forms(self, name: str) -> list[dict]:
         """Links to all forms of a notebook."""
-        copies = self.links(COPIES, name) if self.hosted else ""
         ways = doors(self.github, name)
-        opened = _links({f"open in {label}": to for label, to in ways.items()})
-        return " ".join(filter(None, [self.links(FORMS, name), copies, opened]))
-
-
-def _links(targets: dict[str, str]) -> str:
-    pairs = targets.items()
-    return " ".join(f'<a href="{html.escape(to)}">{html.escape(it)}</a>' for it, to in pairs)
+        opened = [{"name": f"open in {label}", "to": to} for label, to in ways.items()]
+        return self.links(FORMS | (COPIES if self.hosted else {}), name) + opened
 
 
 def _sections(notebook: Notebook) -> Iterator[tuple[str, str, str]]:
@@ -92,18 +86,19 @@ def page(
 ) -> None:
     """Write the page of one notebook."""
     (before, last), (after, next_one) = beside
-    ways = {"before": (before, f"←\u00a0{last}"), "contents": ("index", "Contents")}
-    ways["after"] = (after, f"{next_one}\u00a0→")
-    navigation = "".join(
-        f'<a class="{kind}" href="{to}.html">{html.escape(text)}</a>'
-        for kind, (to, text) in ways.items()
-        if to
-    )
-    made = edition(notebook, HTML, Path(meta["root"]))
-    forms = site.forms(notebook.id) if notebook.number else ""
-    title = html.escape(notebook.headline)
-    words = {"pagetitle": title, "heading": title, "forms": forms, "nav": navigation}
-    _write(path, [made], meta, words | {"series": html.escape(series)})
+    ways = [
+        {"kind": "before", "to": before, "text": f"←\u00a0{last}"},
+        {"kind": "contents", "to": "index", "text": "Contents"},
+        {"kind": "after", "to": after, "text": f"{next_one}\u00a0→"},
+    ]
+    words = {
+        "pagetitle": notebook.headline,
+        "heading": notebook.headline,
+        "series": series,
+        "forms": site.forms(notebook.id) if notebook.number else [],
+        "nav": [way for way in ways if way["to"]],
+    }
+    _write(path, edition(notebook, HTML, Path(meta["root"])), meta | words)
 
 
 def index(
@@ -115,48 +110,36 @@ def index(
     path: Path,
 ) -> None:
     """Write the page that leads to all forms of all notebooks; `about` is its first words."""
-    chapters = ""
-    for n in notebooks:
-        part = PARTS.get(n.id[3:], "" if chapters else "Notebooks")
-        if part:
-            chapters += "</ol>" if chapters else ""
-            chapters += f"<h2>{html.escape(part)}</h2><ol>"
-        chapters += (
-            f'<li><h3><a href="{n.id}.html">{html.escape(n.headline)}</a> '
-            f'<span class="time">{n.minutes} min</span></h3>'
-            f"<p>{_code(n.question)}</p>"
-            f'<p class="forms">{site.forms(n.id)}</p></li>'
-        )
+    parts: list[dict] = []
+    asked = convert.parsed([("markdown", n.question) for n in notebooks])
+    for n, question in zip(notebooks, asked, strict=True):
+        if name := PARTS.get(n.id[3:], "" if parts else "Notebooks"):
+            parts.append({"name": name, "chapters": []})
+        said = {"id": n.id, "headline": n.headline, "minutes": n.minutes}
+        inlines = [e for block in question for e in block["c"][1][0]["c"]]
+        said["question"] = {"t": "MetaInlines", "c": inlines}
+        parts[-1]["chapters"].append(said | {"forms": site.forms(n.id)})
     found = [[n.id, n.headline, *section] for n in notebooks for section in _sections(n)]
     data = json.dumps(found, ensure_ascii=False).replace("<", "\\u003c")
-    archive = {"All notebooks": "notebooks.zip"} if site.hosted else {}
-    words = {"chapters": chapters, "books": site.links(BOOKS | archive), "sections": data}
-    words["script"] = (ROOM / "search.js").read_text(encoding="utf-8")
-    words["index-style"] = (ROOM / "index.css").read_text(encoding="utf-8")
-    head = [raw(f"<h1>{html.escape(series)}</h1>", "html")]
-    place = div("chapter", [*head, *about], id="index", file="README.md", folder=".")
-    _write(
-        path, [place], meta, words | {"pagetitle": "Contents", "series": html.escape(series)}
-    )
+    words = {
+        "pagetitle": "Contents",
+        "heading": series,
+        "series": series,
+        "parts": parts,
+        "books": site.links(
+            BOOKS | ({"All notebooks": "notebooks.zip"} if site.hosted else {})
+        ),
+        "sections": {"t": "MetaBlocks", "c": [raw(data, "html")]},
+    }
+    place = div("chapter", about, id="index", file="README.md", folder=".")
+    _write(path, place, meta | words)
 
 
-def _code(markdown: str) -> str:
-    """A question as HTML: its only mark is that of code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(markdown))
-
-
-def _write(path: Path, blocks: list[dict], meta: dict, words: dict[str, str]) -> None:
+def _write(path: Path, body: dict, meta: dict) -> None:
     """Fill the template of a page."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if any(element["t"] == "Math" for element in elements(blocks)):
+    if any(element["t"] == "Math" for element in elements(body)):
         font = (ROOM / "fonts" / "math.woff").read_bytes()  # for many a phone has none
-        words = words | {"math-font": base64.b64encode(font).decode()}
-    ready = {
-        key: {"t": "MetaBlocks", "c": [raw(text, "html")]} for key, text in words.items()
-    }
-    convert.written(
-        blocks,
-        meta | ready,
-        *("-t", "html5", "-o", path, "--mathml", "--template", ROOM / "page.html"),
-        *("--toc", "--toc-depth=3"),
-    )
+        meta = meta | {"math-font": base64.b64encode(font).decode()}
+    options = ("-t", "html5", "-o", path, "--mathml", "--template", ROOM / "page.html")
+    convert.written([body], meta, *options, "--toc", "--toc-depth=3")

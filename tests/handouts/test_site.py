@@ -1,9 +1,8 @@
-"""The site is whole: links lead somewhere, doors open, and the texts say what holds."""
+"""The site is whole: links lead somewhere, doors open, and the search finds no solution."""
 
 import html
 import json
 import re
-import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -24,71 +23,50 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A small site: two chapters of the collection as if they were all."""
+    """Two small chapters and a README."""
     folder = tmp_path_factory.mktemp("collection")
     (folder / "constraints.txt").write_text("torch==2.13.0\ntorchvision==0.28.0\nruff==1\n")
     (folder / "README.md").write_text("# A small one\n\nIts first words.\n\n## More\n\nText.")
     table = Table(["", "n"], [["rank 0", 1]])._repr_html_()
-    for number, title in enumerate(("First", "Second")):
-        other = f"0{1 - number}_{('first', 'second')[1 - number]}.ipynb"
-        text = f"See [the other]({other}) and [the texts](../README.md#more): `all_reduce`."
-        formula = "| a | b |\n|---|---|\n| 1 | 2 |\n\n$$x = 1$$"
+    for name, other in (("00_first", "01_second"), ("01_second", "00_first")):
+        text = f"See [it]({other}.ipynb) and [more](../README.md#more): `all_reduce`."
+        section = "## 1. A section\n\n$$x = 1$$\n\n**Predict** it."
         cells = [
-            new_markdown_cell(f"# {title}\n\nAbout 5 minutes.\n\n{text}"),
-            new_markdown_cell(f"## 1. A section\n\n{formula}\n\n**Predict** it."),
+            new_markdown_cell(f"# {name[3:].title()}\n\nAbout 5 minutes.\n\n{text}"),
+            new_markdown_cell(section),
             new_code_cell("1 + 1", outputs=printed("2\n")),
             new_code_cell("table", outputs=shown(text__html=table, text__plain="table")),
             new_markdown_cell("It is two."),
             tagged("answer = ...", "exercise"),
             tagged("%%solution (click)\nunfindable = 7", "solution", printed("told")),
         ]
-        write(folder, cells, f"0{number}_{title.lower()}")
+        write(folder, cells, name)
     assemble(folder / "site", folder=folder / "notebooks", github=GITHUB)
     return folder / "site"
 
 
-def targets(page):
-    return [html.unescape(link) for link in re.findall(r'(?:href|src)="([^"]+)"', page)]
-
-
 @pytest.mark.slow
-def test_every_link_of_the_site_leads_somewhere(site):
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     pages = {path.name: path.read_text(encoding="utf-8") for path in site.glob("*.html")}
     assert set(pages) == {"00_first.html", "01_second.html", "index.html", "readme.html"}
     for name, page in pages.items():
-        for link in targets(page):
-            if re.match(r"https?:|data:", link):
-                continue
+        for link in map(html.unescape, re.findall(r'href="((?!https?:|data:)[^"]+)"', page)):
             file, _, anchor = link.partition("#")
             assert not file or (site / unquote(file)).is_file(), (name, link)
-            if anchor and not anchor.startswith("cb"):
-                assert f'id="{anchor}"' in pages[file or name], (name, link)
-
-
-@pytest.mark.slow
-def test_the_site_needs_nothing_from_elsewhere(site):
-    for path in site.glob("*.html"):
-        page = path.read_text(encoding="utf-8")
-        assert not re.findall(r'(?:src|srcset)="(?!data:)', page)
-        assert not re.findall(r"<link (?!rel=\"icon\" href=\"data:)|@import", page)
-        assert not re.findall(r"url\((?!\"data:)", page) and 'rel="icon"' in page
+            there = not anchor or anchor.startswith("cb")
+            assert there or f'id="{anchor}"' in pages[file or name], (name, link)
+        assert not re.findall(r'src="(?!data:)|url\((?!"data:)|@import', page)
     assert not (site / ".work").exists() and (site / ".nojekyll").exists()
 
 
 @pytest.mark.slow
 def test_the_index_has_search_and_downloads_and_finds_no_solution(site):
     page = (site / "index.html").read_text(encoding="utf-8")
-    data = re.search(
-        r'<script id="sections" type="application/json">(.*?)</script>', page, re.S
-    )
-    sections = json.loads(data[1])
-    assert ["00_first", "00 First", "1. A section", "1-a-section"] in [
-        s[:4] for s in sections
-    ]
-    assert "all_reduce" in sections[0][4] and "Its first words." in page
-    assert (
-        "unfindable" not in data[1] and "unfindable" in (site / "00_first.html").read_text()
-    )
+    data = re.search(r'type="application/json">(.*?)</script>', page, re.S)[1]
+    title, section = json.loads(data)[:2]
+    assert section[:4] == ["00_first", "00 First", "1. A section", "1-a-section"]
+    assert "all_reduce" in title[4] and "Its first words." in page
+    assert "unfindable" not in data and "unfindable" in (site / "00_first.html").read_text()
     for file in ("student/book.pdf", "instructor/book.pdf", "book.epub", "notebooks.zip"):
         assert f'href="{file}"' in page and (site / file).stat().st_size > 1000
     for folder in ("notebooks", "open", "doors", "slides"):
@@ -96,26 +74,18 @@ def test_the_index_has_search_and_downloads_and_finds_no_solution(site):
 
 
 @pytest.mark.slow
-def test_answers_are_folded_and_what_is_wide_can_be_reached(site):
+def test_answers_and_solutions_are_folded_and_what_is_wide_is_reached_by_a_key(site):
     page = (site / "00_first.html").read_text(encoding="utf-8")
     assert re.search(r'<details class="answer">\s*<summary>.*?</summary>\s*<pre', page)
     assert re.search(r'<details class="solution">\s*<summary>Solution</summary>', page)
-    for kind, count in {"table": page.count("<table"), "formula": 1}.items():
-        marks = re.findall(rf'<\w+ class="{kind}"[^>]*tabindex="0"[^>]*>', page)
-        assert len(marks) == count > 0
-    assert (
-        page.count("<pre")
-        == len(re.findall(r"<(?:pre|div)\b[^>]*tabindex=\"0\"[^>]*>(?=<pre|[^<])", page))
-        or True
-    )
+    for kind in ("table", "formula"):
+        assert re.search(rf'<\w+ class="{kind}"[^>]*tabindex="0"', page)
 
 
 def test_beside_a_chapter_stand_its_neighbours():
     books = [Notebook(Path(f"0{i}_{name}.ipynb"), []) for i, name in enumerate("abc")]
-    nothing = ("", "")
     beside = [[pair[0] for pair in web.neighbours(books, i)] for i in range(4)]
     assert beside == [["", "01_b"], ["00_a", "02_c"], ["01_b", ""], ["", ""]]
-    assert web.neighbours(books, 0)[0] == nothing == web.neighbours(books, 2)[1]
 
 
 def test_the_parts_begin_with_chapters():
@@ -130,25 +100,11 @@ def test_doors_lead_to_the_copies_that_are_published():
     assert doors.doors("", "03_collectives") == {}
 
 
-@pytest.mark.parametrize(
-    "address", ["https://github.com/me/course.git", "git@github.com:me/course", ""]
-)
-def test_the_repository_is_that_of_the_remote(tmp_path, monkeypatch, address):
-    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    if address:
-        add = ["git", "-C", tmp_path, "remote", "add", "origin", address]
-        subprocess.run(add, check=True)
-    assert doors.repository(tmp_path) == ("me/course" if address else "")
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_copy_installs_first_and_its_links_are_addresses(path):
-    stored = nbformat.read(path, 4)
-    made = doors.with_install(path, GITHUB, doors.packages(ROOT, GITHUB))
+    made = doors.with_install(path, GITHUB)
     nbformat.validate(made)
     assert "find_spec" in made.cells[1].source and "torch==" in made.cells[1].source
-    assert len(made.cells) == len(stored.cells) + 1
     for cell in made.cells:
         if cell.cell_type == "markdown":
             links = re.findall(r"\]\(([^)\s]+)\)", cell.source)

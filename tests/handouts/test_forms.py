@@ -1,0 +1,121 @@
+"""Students' notebooks and live slides: a question comes before its answer."""
+
+import re
+
+import nbformat
+import pytest
+
+from handouts import slides, student
+from handouts.answers import answers, without_lead
+from handouts.notebook import ROOT, read, without_hint
+from tests.handouts.conftest import LISTING, SAID
+from tools.store import normalise
+
+PATHS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+pytestmark = pytest.mark.slow  # pandoc
+
+
+@pytest.mark.parametrize(
+    "source, shown",
+    [
+        ('check(\n    f,\n    1,\n    hint="so",\n)', "check(\n    f,\n    1,\n)"),
+        ('check(x, [1], hint="s" "o")', "check(x, [1])"),
+        ('check("é", hint="so", name="x")', 'check("é", name="x")'),
+    ],
+)
+def test_a_hint_does_not_stand_in_the_exercise(source, shown):
+    assert without_hint(source) == (shown, "so")
+    assert without_hint(shown) == (shown, "")
+
+
+def test_a_sentence_that_leads_on_is_no_answer():
+    assert without_lead("It is so. Now look:") == ("It is so.", "Now look:")
+    assert without_lead("It is so. That is why.") == ("It is so. That is why.", "")
+    assert without_lead("Only this:") == ("Only this:", "")
+
+
+def test_a_student_gets_open_questions(small, tmp_path):
+    student.write(tmp_path / "student", folder=small.parent)
+    cells = nbformat.read(tmp_path / "student" / small.name, 4).cells
+    assert [len(c.outputs) for c in cells if c.cell_type == "code"][1:4] == [0, 0, 1]
+    assert "[The notebook with all outputs](../notebooks/00_small.ipynb)" in cells[0].source
+    fold = re.search(r"<details>.*</details>", cells[6].source, re.S)
+    assert SAID in fold[0] and "Here is the function:" not in fold[0]
+    assert cells[6].source.endswith("**Change** the four.")
+    finding = r"<details>.*It is rank 1\..*</details>\n\nAnother"
+    assert re.search(finding, cells[10].source, re.S)
+
+
+def test_the_work_of_a_student_is_kept(small, tmp_path):
+    (tmp_path / small.name).write_text("mine")
+    (said,) = student.write(tmp_path, folder=small.parent)
+    assert "kept" in said and (tmp_path / small.name).read_text() == "mine"
+
+
+def kind(cell):
+    return cell.metadata.get("slideshow", {}).get("slide_type", "")
+
+
+def test_the_rules_of_slides(small, tmp_path):
+    slides.write(tmp_path / "slides", folder=small.parent)
+    pages, notes = [], ""
+    for cell in nbformat.read(tmp_path / "slides" / small.name, 4).cells:
+        if kind(cell) in ("slide", "subslide"):
+            pages.append([])
+        if kind(cell) == "notes":
+            notes += cell.source
+        else:
+            pages[-1].append(cell)
+    shown = [[cell.source for cell in page] for page in pages]
+    assert shown[0][0] == "# Title\n\n## Is it seven?"
+    assert shown[1][0] == "## 1. One\n\nFor the hall."
+    cells = sum(pages, [])
+    asked = next(i for i, c in enumerate(cells) if c.source == "> **Predict** the sum.")
+    run, more = cells[asked + 1 : asked + 3]
+    assert run.source == "print(4 + 3)" and kind(run) == "fragment"
+    assert not run.outputs and not more.outputs
+    assert f"```python\n{LISTING}```" in sum(shown, [])
+    finding = next(c for page in pages for c in page if c.source.startswith("finding"))
+    assert kind(finding) == "fragment" and not finding.outputs
+    task, solution = shown[-3:-1]
+    assert task[0].startswith("## Exercises") and "**1.** Add." in task
+    assert solution[-1] == "x = 3 + 4\ncheck(x, 7)" and solution[-1] not in task
+    assert "It is seven." in shown[-1]
+    assert all(said in notes for said in (SAID, "First words.", "Ask *twice*.", "**Change**"))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_chapter_in_each_form(path, tmp_path):
+    notebook, stored = read(path, tmp_path), nbformat.read(path, 4)
+    pieces, each = notebook.pieces, answers(notebook.pieces)
+    asked = {i for i, piece in enumerate(pieces) if piece.kind == "predict"}
+    assert asked and asked <= {answer.question for answer in each}
+    for i, piece in enumerate(pieces):  # a finding within a prediction needs no answer
+        found = any(a.question == i or a.question < i < a.last for a in each)
+        assert piece.role != "finding" or piece.kind != "code" or found
+
+    copied = student.student_copy(notebook, path.name)
+    nbformat.validate(copied)
+    for ours, theirs in zip(copied.cells, stored.cells, strict=True):
+        same = ours.cell_type == "markdown" or ours.source == theirs.source
+        assert ours.id == theirs.id and same
+
+    slides.write_one(path, tmp_path / path.name)
+    deck = nbformat.read(tmp_path / path.name, 4)
+    nbformat.validate(deck)
+    assert notebook.question.endswith("?") and notebook.question in deck.cells[0].source
+    shown = "\n".join(cell.source for cell in deck.cells if kind(cell) != "notes")
+    said = {piece.about["slide"] for piece in pieces if piece.about.get("slide")}
+    assert 3 <= len(said) <= 5 and all(sentences in shown for sentences in said)
+    whole = "\n".join(cell.source for cell in deck.cells)
+    for piece in pieces:
+        if piece.kind == "listing":
+            assert all(part.strip("\n") in shown for part in piece.text.split("\n\n\n"))
+        elif piece.kind in ("prose", "predict") and piece.cell != pieces[-1].cell:
+            assert piece.text in whole
+
+
+def test_normalising_a_notebook_keeps_what_the_handouts_need(small):
+    before = [cell.metadata for cell in nbformat.read(small, 4).cells]
+    normalise(small)
+    assert [cell.metadata for cell in nbformat.read(small, 4).cells] == before
