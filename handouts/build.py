@@ -122,44 +122,35 @@ class Plan:
     def pdfs(self) -> Iterator[Job]:
         """The second step: the books, which take longest, then the PDFs of one notebook."""
         for name in EDITIONS:
-            yield self._pdf(name, self.parts, "book", self._book(name))
+            yield self._pdf(name, self.parts, "book")
         for n in self.notebooks:
             for name in EDITIONS:
-                yield self._pdf(name, [n], n.id, self._single(name, n))
+                yield self._pdf(name, [n], n.id)
 
-    def _pdf(self, edition: str, parts: list[Notebook], name: str, main: str) -> Job:
-        source = self.work / edition / f"{name}.typ"
-        source.write_text(f'#import "/paper.typ": *\n{main}', encoding="utf-8")
+    def _pdf(self, name: str, parts: list[Notebook], file: str) -> Job:
+        """A Typst text that includes those of the parts, after what stands in front."""
+        form, series = typst_string(EDITIONS[name]), typst_string(self.series)
+        title = series if file == "book" else typst_string(parts[0].headline)
+        opening = f"#opening({series}, {form})\n"
+        if file == "book":
+            opening = f"#title-page({series}, {form}, [{self._made()}])\n#contents()\n"
+        lines = [f'#import "/paper.typ": *\n#show: paper.with({title}, {form})\n{opening}']
+        for part in parts:
+            if file == "book":
+                lines.append("#pagebreak(weak: true)")
+            if part is next(iter(self.documents), None):
+                lines.append("#appendix()")
+            lines.append(f'#include "/{name}/{part.id}.body.typ"')
+        source = self.work / name / f"{file}.typ"
+        source.write_text("\n".join(lines), encoding="utf-8")
         inputs = {"here": ",".join(part.id for part in parts)}
-        return convert.pdf, (source, self.work, inputs), self.out / edition / f"{name}.pdf"
+        return convert.pdf, (source, self.work, inputs), self.out / name / f"{file}.pdf"
 
-    def _single(self, name: str, n: Notebook) -> str:
-        title, form = typst_string(n.headline), typst_string(EDITIONS[name])
-        return (
-            f"#show: paper.with({title}, {form})\n"
-            f"#opening({typst_string(self.series)}, {form})\n{_include(name, n)}"
-        )
-
-    def _book(self, name: str) -> str:
+    def _made(self) -> str:
         file = self.root / "constraints.txt"
         pins = file.read_text(encoding="utf-8") if file.exists() else ""
         torch = re.search(r"^torch==([\d.]+)", pins, re.M)
-        made = f"Every output was made with PyTorch {torch[1]}." if torch else ""
-        title, form = typst_string(self.series), typst_string(EDITIONS[name])
-        appendix = [_include(name, n) for n in self.documents]
-        appendix[:1] = [f"#appendix()\n{first}" for first in appendix[:1]]
-        return "\n#pagebreak(weak: true)\n".join(
-            [
-                f"#show: paper.with({title}, {form})\n"
-                f"#title-page({title}, {form}, [{made}])\n#contents()",
-                *(_include(name, n) for n in self.notebooks),
-                *appendix,
-            ]
-        )
-
-
-def _include(edition: str, notebook: Notebook) -> str:
-    return f'#include "/{edition}/{notebook.id}.body.typ"'
+        return f"Every output was made with PyTorch {torch[1]}." if torch else ""
 
 
 def _linked(notebooks: list[Notebook], root: Path) -> list[Path]:

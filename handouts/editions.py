@@ -4,7 +4,6 @@ An edition is a list of pandoc blocks, each piece in a div whose class says what
 write.lua gives them the form of Typst or HTML.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -51,7 +50,7 @@ class _Edition:
 
     def __init__(self, notebook: Notebook, name: str) -> None:
         self.notebook, self.name = notebook, name
-        self.times = minutes(notebook) if name == INSTRUCTOR else {}
+        self.print = name in (STUDENT, INSTRUCTOR)
         self.answers = [] if name == INSTRUCTOR else answers(notebook.pieces)
         self.open: list[dict] = []  # the pieces of an answer so far
         self.kept: list[dict] = []  # answers that come at the end
@@ -138,13 +137,9 @@ class _Edition:
             blocks = [self._heading(piece)]
         elif piece.kind == "code":
             apart = {"apart": "yes"} if self._ends_cell(i) else {}
-            blocks = [
-                code(piece.text, *(["cell", "python"] if self.print else ["python"]), **apart)
-            ]
-        elif piece.kind == "text":
-            blocks = [code(piece.text, "output")]
-        elif piece.kind == "error":
-            blocks = [code(piece.text, "output", "error")]
+            blocks = [code(piece.text, *["cell"][: self.print], "python", **apart)]
+        elif piece.kind in ("text", "error"):
+            blocks = [code(piece.text, "output", piece.kind)]
         elif piece.kind == "image":
             blocks = [self._figure(piece, i)]
         kind = "rich" if piece.kind == "html" else piece.kind
@@ -153,10 +148,6 @@ class _Edition:
             caption = piece.about.get("caption", f"Step by step, in {steps} drawings.")
             about = {"caption": self._numbered(caption, i)}
         return div(kind, blocks, where=self._where(piece), **about)
-
-    @property
-    def print(self) -> bool:
-        return self.name in (STUDENT, INSTRUCTOR)
 
     def _heading(self, piece: Piece) -> dict:
         _, _, inlines = piece.blocks[0]["c"]
@@ -185,38 +176,32 @@ class _Edition:
             return  # a web page has both in its template
         made = self._plain(piece, i)
         if piece.kind == "hint":
-            yield from self._hint(copy.deepcopy(piece))
+            yield from self._hint(piece)
             return
         if self._leads(piece, i):
             made["c"][0][1] = ["lead"]
-        elif self.name == STUDENT and piece.kind == "html" and _is_fold(piece):
+        elif (
+            self.name == STUDENT and piece.kind == "html" and "<details" in str(piece.blocks)
+        ):
             self.unfolded.append(piece)
             return
         yield made
-        if piece.kind == "heading" and self.print:
-            yield from self._timing(piece, i)
+        if piece.level == 1 and self.print and self.notebook.number:
+            yield raw("#sections()")
+            if self.name == INSTRUCTOR:
+                yield raw(plan(self.notebook))
 
     def _hint(self, piece: Piece) -> Iterator[dict]:
         """The hint of an exercise, upside down for who shall not read it at once."""
         if self.name == STUDENT:
             yield raw("#space[]")
-        if self.name in (INSTRUCTOR, EPUB) and piece.blocks:
-            piece.blocks[0]["c"][:0] = [{"t": "Emph", "c": words("Hint:")}, {"t": "Space"}]
-        if piece.blocks:
-            kind = "prose" if self.name in (INSTRUCTOR, EPUB) else "hint"
-            yield div(kind, piece.blocks, where=self._where(piece))
-
-    def _timing(self, piece: Piece, i: int) -> Iterator[dict]:
-        if piece.level == 1 and self.notebook.number:
-            yield raw("#sections()")
-        if piece.level == 1 and self.times:
-            rows = ", ".join(
-                f"({typst_string(self.notebook.pieces[at].text)}, {time}, {asked})"
-                for at, (time, asked) in self.times.items()
-            )
-            yield raw(f"#plan(({rows},), {self.notebook.minutes})")
-        elif self.times.get(i, (0, 0))[0]:
-            yield raw(f"#minutes({self.times[i][0]})")
+        for block in piece.blocks[:1]:
+            shown, kind = block["c"], "hint"
+            if self.name in (INSTRUCTOR, EPUB):
+                named = {"t": "Emph", "c": words("Hint:")}
+                shown, kind = [named, {"t": "Space"}, *block["c"]], "prose"
+            first = {**block, "c": shown}
+            yield div(kind, [first, *piece.blocks[1:]], where=self._where(piece))
 
 
 def _is_figure(piece: Piece) -> bool:
@@ -224,37 +209,29 @@ def _is_figure(piece: Piece) -> bool:
     return piece.kind == "image" or steps
 
 
-def _is_fold(piece: Piece) -> bool:
-    return any(b["t"] == "RawBlock" and "<details" in b["c"][1] for b in piece.blocks)
-
-
 def typst_string(text: str) -> str:
     """A text as a string of the Typst language."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def minutes(notebook: Notebook) -> dict[int, tuple[int, int]]:
-    """For each section (by the index of its heading) its minutes and its predictions.
-
-    The minutes that the head of the notebook names, shared out by words to read, cells to
-    run, questions to think about and exercises.
-    """
+def plan(notebook: Notebook) -> str:
+    """A row for each section: the chapter's minutes, shared out by what there is to do."""
     pieces = notebook.pieces
     starts = [i for i, p in enumerate(pieces) if p.kind == "heading" and p.level == 2]
     parts = [pieces[a:b] for a, b in pairwise([*starts, len(pieces)])]
     weights = [sum(map(_weight, part)) for part in parts]
     ends = [round(notebook.minutes * w / (sum(weights) or 1)) for w in accumulate(weights)]
-    asked = [sum(piece.kind == "predict" for piece in part) for part in parts]
-    times = [end - begin for begin, end in pairwise([0, *ends])]
-    return dict(zip(starts, zip(times, asked, strict=True), strict=True))
+    rows = ""
+    for part, (begin, end) in zip(parts, pairwise([0, *ends]), strict=True):
+        asked = sum(piece.kind == "predict" for piece in part)
+        rows += f"({typst_string(part[0].text)}, {end - begin}, {asked}), "
+    return f"#plan(({rows}), {notebook.minutes})"
 
 
 def _weight(piece: Piece) -> float:
     """About the minutes that one piece takes in a lecture."""
-    if piece.role == "solution":
-        return 0
-    if piece.role == "exercise":
-        return 5 if piece.kind == "code" else 0
+    if piece.role in ("exercise", "solution"):
+        return 5 * (piece.role == "exercise" and piece.kind == "code")
     read = len(piece.text.split()) / 130
     times = {"predict": read + 1, "prose": read, "code": 0.3, "listing": 0.8}
     return times.get(piece.kind, 0.2)

@@ -11,7 +11,7 @@ from tools.open_jupyterlab import arguments
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-TEXTS = [*ROOT.glob("*.md"), ROOT / "docs" / "courses.md"]
+TEXTS = [*sorted(ROOT.glob("*.md")), ROOT / "docs" / "courses.md"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -38,13 +38,6 @@ def test_links_of_the_texts_lead_to_files(path):
     text = path.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#\s]+)", text):
         assert link.startswith("https://") or (path.parent / link).is_file(), link
-
-
-def test_the_first_screen_has_a_picture_with_words_for_it():
-    (alt, file), *_ = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", README[:2500])
-    picture = (ROOT / file).read_text(encoding="utf-8")
-    assert len(alt) > 80 and "<title>" in picture and "prefers-reduced-motion" in picture
-    assert not re.findall(r"<script|(?:href|src)=", picture)
 
 
 def test_the_figures_of_the_readme_hold():

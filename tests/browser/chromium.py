@@ -8,8 +8,6 @@ from pathlib import Path
 NAMES = (
     *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     *("chrome", "microsoft-edge", "brave-browser"),
-)
-PLACES = (
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
     "/Applications/Chromium.app/Contents/MacOS/Chromium",
 )
@@ -23,21 +21,13 @@ HOW = (
 
 def find() -> str | None:
     """The path of a Chromium, Chrome or Edge, or None."""
-    named = os.environ.get("CHROMIUM")
-    if named:
+    from playwright.sync_api import sync_playwright
+
+    if named := os.environ.get("CHROMIUM"):
         return shutil.which(named)
-    found = [shutil.which(name) for name in NAMES] + [p for p in PLACES if Path(p).exists()]
-    return next(filter(None, [*found, _playwrights_own()]), None)
-
-
-def _playwrights_own() -> str | None:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        return None
     with sync_playwright() as playwright:
-        path = playwright.chromium.executable_path
-    return path if Path(path).exists() else None
+        own = Path(playwright.chromium.executable_path)
+    return next(filter(None, map(shutil.which, [*NAMES, own])), None)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,10 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import chromium
 
 ROOT = Path(__file__).parent.parent.parent
-SCREENS = ROOT / "build" / "screens"
 TOKEN = "only-for-this-test"
-KEPT = ["notebooks", "mgpu_tutorial", "benchmarks", "tools", "docs", "README.md"]
-KEPT += ["CONTRIBUTING.md"]
+KEPT = ["notebooks", "mgpu_tutorial", "benchmarks", "tools", "docs"]
+LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -31,27 +28,22 @@ def lab(tmp_path_factory):
     copy = home / "clone"
     copy.mkdir()
     for name in KEPT:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
-            shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-        else:
-            shutil.copyfile(ROOT / name, copy / name)
+        ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    for path in ROOT.glob("*.md"):
+        shutil.copyfile(path, copy / path.name)
     slides.write(copy / "build" / "slides", ("03",), copy / "notebooks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    own = {
-        name: str(home / name.lower())
-        for name in (
-            *("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"),
-            *("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR"),
-        )
-    }
-    tracker = home / "jupyterlab_settings_dir" / "@jupyterlab" / "notebook-extension"
+    names = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
+    own = {f"JUPYTER_{name}": str(home / name) for name in names}
+    own |= {"JUPYTERLAB_SETTINGS_DIR": str(home / "settings")}
+    own |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "IPYTHONDIR": str(home)}
+    tracker = home / "settings" / "@jupyterlab" / "notebook-extension"
     tracker.mkdir(parents=True)  # all cells are on the page, not only those in sight
     (tracker / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
     settings = {"PYTHONPATH": str(copy), "MGPU_DEVICE": "cpu", "JUPYTER_PREFER_ENV_PATH": "1"}
-    log = open(home / "log", "w")  # noqa: SIM115
     server = subprocess.Popen(
         [
             *(sys.executable, copy / "tools" / "open_jupyterlab.py", "--no-browser"),
@@ -59,28 +51,19 @@ def lab(tmp_path_factory):
             "--expose-app-in-browser",
         ],
         env={**os.environ, **own, **settings},
-        stdout=log,
+        stdout=(home / "log").open("w"),
         stderr=subprocess.STDOUT,
     )
     address = f"http://127.0.0.1:{port}"
-    end = time.monotonic() + 60
-    while not _answers(f"{address}/api/status?token={TOKEN}"):
-        assert server.poll() is None and time.monotonic() < end, (home / "log").read_text(
-            encoding="utf-8"
-        )
+    for _ in range(300):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        assert server.poll() is None, (home / "log").read_text(encoding="utf-8")
         time.sleep(0.2)
     yield address
     server.terminate()
     server.wait(30)
-    log.close()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
 
 
 @pytest.fixture(scope="session")
@@ -124,27 +107,18 @@ class Lab:
             [command, arguments],
         )
 
-    def picture(self, name: str) -> None:
-        """Write what is seen to build/screens."""
-        SCREENS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SCREENS / f"{name}.png")
-
-    def whole_notebook(self, name: str, width: int = 1280) -> None:
-        """Write pictures of the whole notebook, in parts if it is very long."""
-        before = self.page.viewport_size
-        tall = self.page.evaluate(
-            "() => document.querySelector('.jp-WindowedPanel-outer').scrollHeight"
+    def notebook(self, stem: str) -> None:
+        """Open a notebook, with `look` in its page."""
+        self.open(f"/lab/tree/notebooks/{stem}.ipynb")
+        self.page.evaluate(
+            """async () => {
+                const panel = jupyterapp.shell.currentWidget;
+                await panel.context.ready;
+                await panel.sessionContext.ready;
+            }"""
         )
-        height = min(tall + 200, 12_000)
-        self.page.set_viewport_size({"width": width, "height": height})
-        self.page.wait_for_timeout(800)
-        for part, top in enumerate(range(0, tall, height - 200)):
-            panel = self.page.locator(".jp-WindowedPanel-outer")
-            panel.evaluate("(panel, top) => { panel.scrollTop = top }", top)
-            self.page.wait_for_timeout(200)
-            self.picture(f"{name}-{part + 1}" if tall > height else name)
-        self.page.set_viewport_size(before)
-        self.page.wait_for_timeout(300)
+        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell")
+        self.page.evaluate(LOOK)
 
 
 @pytest.fixture(scope="module")

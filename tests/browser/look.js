@@ -2,17 +2,15 @@
 window.look = {
   panel: () => jupyterapp.shell.currentWidget,
 
-  // The stored pictures that the page shows: their sizes, once they are there.
+  // The sizes of the pictures that the page shows, once they are there.
   async pictures() {
-    const found = [];
-    for (const image of document.querySelectorAll(
-        '.jp-Notebook .jp-OutputArea-output img, .jp-Notebook .jp-OutputArea-output > svg')) {
-      image.scrollIntoView({block: 'center'});
-      if (image.decode) await image.decode().catch(() => null);
-      const box = image.getBoundingClientRect();
-      if (image.checkVisibility()) found.push([box.width, box.height, image.naturalWidth ?? 1]);
+    const shown = '.jp-OutputArea-output img, .jp-OutputArea-output > svg';
+    const images = [...document.querySelectorAll(shown)].filter(e => e.checkVisibility());
+    for (const image of images) {
+      image.scrollIntoView();
+      await image.decode?.().catch(() => null);
     }
-    return found;
+    return images.map(e => [e.clientWidth, e.clientHeight, e.naturalWidth ?? 1]);
   },
 
   cells() {
@@ -38,56 +36,11 @@ window.look = {
   trusted: () => look.panel().content.widgets.filter(
     cell => cell.model.type === 'code' && cell.model.trusted).length,
 
-  // What is wider than the place that it has: [what, how much].
-  overflows() {
-    const found = [], outer = document.querySelector('.jp-WindowedPanel-outer');
-    const note = (element, name) => {
-      const more = element.scrollWidth - element.clientWidth;
-      if (more > 1 && element.clientWidth > 0) found.push([name, more, element.innerText.slice(0, 60)]);
-    };
-    note(outer, 'the page');
-    for (const output of document.querySelectorAll('.jp-Notebook .jp-OutputArea-output')) {
-      note(output, 'an output');
-      const edge = output.getBoundingClientRect().right + 1;
-      for (const inner of output.querySelectorAll('img, svg, table, pre, canvas')) {
-        const box = inner.getBoundingClientRect();
-        if (box.width && box.right > edge
-            && !inner.closest('.jp-RenderedMarkdown pre, [style*="overflow-x"]'))
-          found.push([inner.tagName, box.right - edge, inner.innerText?.slice(0, 60) ?? '']);
-      }
-    }
-    for (const text of document.querySelectorAll('.jp-Notebook .jp-MarkdownCell .jp-MarkdownOutput'))
-      note(text, 'a text');
-    return found;
-  },
-
-  // Words that do not stand out from what is behind them: [words, contrast]. The colours of
-  // code are JupyterLab's.
-  faint(least) {
-    const channels = colour => colour.match(/[\d.]+/g).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
-      .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-      .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-    const behind = element => {
-      for (let e = element; e; e = e.parentElement) {
-        const colour = channels(getComputedStyle(e).backgroundColor);
-        if (colour.length < 4 || colour[3] > 0.5) return colour;
-      }
-      return [255, 255, 255];
-    };
-    const found = [];
-    const walker = document.createTreeWalker(
-      document.querySelector('.jp-Notebook'), NodeFilter.SHOW_TEXT);
-    while (walker.nextNode()) {
-      const element = walker.currentNode.parentElement, words = walker.currentNode.data.trim();
-      if (!words || !element.checkVisibility() || element.closest('svg, .cm-content, pre code, .jp-InputPrompt, .jp-OutputPrompt, .widget-play, math, .cm-gutters, .jp-Placeholder'))
-        continue;
-      const [a, b] = [light(channels(getComputedStyle(element).color)), light(behind(element))];
-      const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-      if (contrast < least) found.push([words.slice(0, 40), contrast]);
-    }
-    return found;
-  },
+  // The words of what is wider than the place that it has.
+  overflows: () => [...document.querySelectorAll('.jp-WindowedPanel-outer, '
+      + '.jp-Notebook .jp-OutputArea-output, .jp-MarkdownCell .jp-MarkdownOutput')]
+    .filter(e => e.clientWidth && e.scrollWidth - e.clientWidth > 1)
+    .map(e => e.innerText.slice(0, 60)),
 
   // What one output shows now, apart from its controls: pictures and words.
   shows(output) {

@@ -13,7 +13,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from handouts import doors, web
 from handouts.notebook import ROOT, Notebook
 from handouts.site import assemble
-from mgpu_tutorial import CHAPTERS
 from mgpu_tutorial.lab import Table
 from tests.handouts.conftest import printed, shown, tagged, write
 
@@ -86,10 +85,6 @@ def test_beside_a_chapter_stand_its_neighbours():
     books = [Notebook(Path(f"0{i}_{name}.ipynb"), []) for i, name in enumerate("abc")]
     beside = [[pair[0] for pair in web.neighbours(books, i)] for i in range(4)]
     assert beside == [["", "01_b"], ["00_a", "02_c"], ["01_b", ""], ["", ""]]
-
-
-def test_the_parts_begin_with_chapters():
-    assert set(web.PARTS) <= set(CHAPTERS) and next(iter(web.PARTS)) == CHAPTERS[0]
 
 
 def test_doors_lead_to_the_copies_that_are_published():
