@@ -149,15 +149,15 @@ def placement(steps: Sequence[tuple[str, Things]]) -> Stepper:
 
 def items_of(things: Things) -> list[Item]:
     """A row for each tensor or module; several of one name are numbered: "piece 0", …."""
-    found = []
+    items = []
     for name, value in things.items():
         if isinstance(value, list | tuple) and len(value) > 1:
-            found += [Item(f"{name} {i}", *_where(thing)) for i, thing in enumerate(value)]
+            items += [Item(f"{name} {i}", *_where(thing)) for i, thing in enumerate(value)]
         elif isinstance(value, list | tuple):
-            found += [Item(name, *_where(thing)) for thing in value]
+            items += [Item(name, *_where(thing)) for thing in value]
         else:
-            found.append(Item(name, *_where(value)))
-    return found
+            items.append(Item(name, *_where(value)))
+    return items
 
 
 def _where(thing: Thing) -> tuple[str, str]:
@@ -197,7 +197,7 @@ def _box(drawing: Drawing, x: float, y: float, item: Item, new: bool) -> None:
 def _text(title: str, items: list[Item], old: list[Item], devices: list[str]) -> str:
     lines = [title]
     for device in devices:
-        mine = [item for item in items if item.device == device]
-        words = [f"{'' if i in old else '+ '}{i.name} {i.shape}" for i in mine]
+        here = [item for item in items if item.device == device]
+        words = [f"{'' if i in old else '+ '}{i.name} {i.shape}" for i in here]
         lines.append(f"  {device}: {', '.join(words) or 'nothing'}")
     return "\n".join(lines)

@@ -32,7 +32,7 @@ def record_steps(rank: int, world_size: int, wrapper: Wrapper, setting: Setting)
 
 
 def computed_milliseconds(setting: Setting, ranks: int = 2) -> list[float]:
-    """When each of WRAPPERS ends by the model of the link, with a bucket for each layer.
+    """The end of a step with each of WRAPPERS, by the model of the link; a bucket per layer.
 
     Backward only pauses; a call begins when its gradients are ready and the link is free.
     """
@@ -69,9 +69,9 @@ class Calls(NamedTuple):
 
 def count_calls(report: Report, during: str = "step 2") -> Calls:
     """The all_reduces of rank 0 inside its span of that name."""
-    mine = [event for event in events_of(report, during) if event.rank == 0]
-    sent = [event for event in mine if event.op == "all_reduce"]
-    spans = [event for event in mine if event.note == "backward"]
+    events = [event for event in events_of(report, during) if event.rank == 0]
+    sent = [event for event in events if event.op == "all_reduce"]
+    spans = [event for event in events if event.note == "backward"]
     early = [s for s in sent if any(b.begin < s.begin < b.end for b in spans)]
     return Calls(len(sent), len(early), sum(event.nbytes for event in sent))
 
@@ -180,7 +180,7 @@ def average_tied_gradients(rank: int, world_size: int, wrapper: Wrapper) -> bool
 
 
 def outcome_with_tied_weights(wrapper: Wrapper) -> dict[str, object]:
-    """What two ranks get from `average_tied_gradients`, and when their buckets left."""
+    """Launch `average_tied_gradients` on two ranks; count the buckets sent in backward."""
     report = launch(average_tied_gradients, 2, wrapper, trace=True)
     calls = count_calls(report, "step 1")
     return {

@@ -29,7 +29,7 @@ CELL, HEIGHT, ROW, TOP, GAP, BORDER = 54, 40, 84, 12, 10, 3  # pixels
 
 
 def try_each(worker: Callable[..., Any], settings: Mapping[str, dict]) -> dict[str, Any]:
-    """What rank 0 of two returns from `worker` with each of the named settings."""
+    """Launch `worker` on two ranks with each of the settings; returns rank 0's results."""
     return launch(run_each_setting, 2, worker, dict(settings)).results[0]
 
 
@@ -55,21 +55,21 @@ def bucket_sizes(settings: Mapping[str, dict]) -> Table:
 
 def outcome_of(options: dict[str, Any]) -> dict[str, Any]:
     """The buckets of the second iteration, and what the gradients take beside them."""
-    held = try_each(count_memory, {"": options})[""]
+    nbytes = try_each(count_memory, {"": options})[""]
     seen = try_each(observe_buckets, {"": {"width": 512} | options})[""]
     sizes = sizes_in_mib(seen, Tower(512, depth=6))[1]
-    return {"buckets": sizes, "bytes beside them": held.get("gradients", 0)}
+    return {"buckets": sizes, "bytes beside them": nbytes.get("gradients", 0)}
 
 
 def apart_from_one_process(world_size: int, **options: Any) -> float:
-    """How far any parameter of any rank ends from one process's in `train_with_options`."""
+    """Largest difference of any rank's parameters to one process in `train_with_options`."""
     _, alone = train_alone(steps=10)
     ranks = launch(train_with_options, world_size, **options).results
     return largest_difference(ranks, [alone] * world_size)
 
 
 def distance_moved() -> float:
-    """How far the parameter that moves most does so in `train_with_options`, alone."""
+    """Largest change of a parameter in the steps of `train_with_options`, in one process."""
     torch.manual_seed(0)
     start = list(Tower().parameters())
     _, alone = train_alone(steps=10)
@@ -123,9 +123,10 @@ def time_each_hook(
 def profile_search(
     rank: int, world_size: int, depth: int, **options: Any
 ) -> tuple[int, float]:
-    """What a profiler sees in one step of DDP(Tower(64, depth), **options).
+    """Profile one step of DDP(Tower(64, depth), **options).
 
-    How often gloo's all_reduce ran, and how many microseconds DDP searched the graph.
+    Returns how often gloo's all_reduce ran, and for how many microseconds DDP searched the
+    graph.
     """
     model = DistributedDataParallel(Tower(64, depth), **options)
     inputs = torch.randn(4, 64)
@@ -135,9 +136,9 @@ def profile_search(
     model.zero_grad()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         model(inputs).square().mean().backward()
-    found = {event.key: event for event in seen.key_averages()}
-    search = found.get("torch.distributed.ddp.reducer::search_unused_parameters")
-    return found["gloo:all_reduce"].count, search.cpu_time_total if search else 0.0
+    events = {event.key: event for event in seen.key_averages()}
+    search = events.get("torch.distributed.ddp.reducer::search_unused_parameters")
+    return events["gloo:all_reduce"].count, search.cpu_time_total if search else 0.0
 
 
 # Which parameter travels in which bucket: a row per iteration, a box per bucket

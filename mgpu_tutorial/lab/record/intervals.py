@@ -35,7 +35,7 @@ def events_of(report: Report, during: str | None = None) -> list[Event]:
 
 
 def milliseconds(report: Report, name: str) -> float:
-    """How long the span of that name took on the slowest rank."""
+    """The length of the span of that name on the slowest rank."""
     spans = [e for e in report.events if e.kind == "span" and e.note == name]
     return 1e3 * max(span.end - span.begin for span in spans)
 
