@@ -30,35 +30,3 @@ from mgpu_tutorial.lab.teach.solution import register
 from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source
 
 register()
-
-__all__ = [
-    "CannotTravel",
-    "Ledger",
-    "RankFailed",
-    "RanksHung",
-    "Table",
-    "check",
-    "cluster_map",
-    "curves",
-    "devices",
-    "edit",
-    "image_rows",
-    "launch",
-    "memory_bars",
-    "note",
-    "place",
-    "playground",
-    "pretend",
-    "progress",
-    "sequence_chart",
-    "show_changes",
-    "show_source",
-    "slow_link",
-    "span",
-    "status",
-    "stepper",
-    "timeline",
-    "traffic",
-    "with_messages",
-    "without_values",
-]

@@ -21,6 +21,7 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
     Raises ValueError for a ledger in which nothing is counted.
     """
     from matplotlib.figure import Figure  # a second to import: not for the ranks
+    from matplotlib.patches import Patch
 
     named = {"": ledgers} if isinstance(ledgers, Ledger) else dict(ledgers)
     for ledger in named.values():
@@ -36,7 +37,9 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
         axes.set_xlim(0, 1.16 * most)
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
         _bars(axes, ledger, looks)
-    _legend(figure, looks)
+    patches = [Patch(**_style(look), label=name) for name, look in looks.items()]
+    style = {"fontsize": 11, "frameon": False, "handlelength": 2.2, "handleheight": 1.1}
+    figure.legend(handles=patches, loc="outside upper left", ncols=4, **style)
     return Plot(figure, _text(named))
 
 
@@ -46,6 +49,10 @@ def looks_of(named: Mapping[str, Ledger]) -> dict[str, tuple[str, str]]:
     others = [name for name in found if name not in LOOKS]
     looks = {name: LOOKS[name] for name in LOOKS if name in found}
     return looks | {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(others)}
+
+
+def _style(look: tuple[str, str]) -> dict[str, object]:
+    return {"facecolor": look[0], "hatch": look[1], "edgecolor": INK, "linewidth": 0.6}
 
 
 def _bars(axes, ledger: Ledger, looks: dict[str, tuple[str, str]]) -> None:
@@ -59,32 +66,17 @@ def _bars(axes, ledger: Ledger, looks: dict[str, tuple[str, str]]) -> None:
     for row, (device, tick) in enumerate(zip(devices, axes.get_yticklabels(), strict=True)):
         tick.set(color=tone_of(device).text, fontweight="bold", fontsize=12)
         left = 0
-        for name, (colour, hatch) in looks.items():
+        for name, look in looks.items():
             nbytes = ledger[device].get(name, 0)
-            style = {"facecolor": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
             if nbytes:
-                axes.barh(row, nbytes, 0.72, left, **style)
+                axes.barh(row, nbytes, 0.72, left, **_style(look))
             if nbytes > 0.09 * widest:
-                _number(axes, left + nbytes / 2, row, nbytes)
+                place, box = left + nbytes / 2, {"facecolor": "white", "lw": 0, "pad": 1.5}
+                text = bytes_text(nbytes)
+                axes.text(place, row, text, ha="center", va="center", fontsize=11, bbox=box)
             left += nbytes
         text = f" {bytes_text(left)}"
         axes.text(left, row, text, va="center", fontsize=12, fontweight="bold")
-
-
-def _number(axes, x: float, y: float, nbytes: int) -> None:
-    box = {"facecolor": "white", "linewidth": 0, "pad": 1.5}
-    axes.text(x, y, bytes_text(nbytes), ha="center", va="center", fontsize=11, bbox=box)
-
-
-def _legend(figure, looks: dict[str, tuple[str, str]]) -> None:
-    from matplotlib.patches import Patch
-
-    patches = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=name)
-        for name, (colour, hatch) in looks.items()
-    ]
-    style = {"fontsize": 11, "frameon": False, "handlelength": 2.2, "handleheight": 1.1}
-    figure.legend(handles=patches, loc="outside upper left", ncols=4, **style)
 
 
 def _text(named: Mapping[str, Ledger]) -> str:

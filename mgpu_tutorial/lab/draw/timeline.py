@@ -1,7 +1,6 @@
 """The timeline: the same events on a wall clock, one track per rank."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.drawing import INK
@@ -28,21 +27,17 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     start = min(event.begin for event in events)
     last = max(map(_end, events))
     rows = rows_in_flight(events)
-    track = _track(events, rows)
+    kinds = {event.kind == "span" for event in events}
+    most = max([*(row + 1 for row in rows.values()), int(False in kinds)])
+    track = _Track(0.3 if True in kinds else 0, most)
     names = [f"rank {rank}" for rank in range(report.world_size)]
     figure, axes = _canvas(names, track.inches)
     axes.set_xlim(0, max(_length(r, during) for r in (report, like) if r) * 1e3 * 1.02)
+    thinnest = 4 * (last - start)  # of what could not be seen: in milliseconds, 0.4 %
     for event in events:
         end = _end(event) if event.end else last
-        bar = _Bar(
-            begin=(event.begin - start) * 1e3,
-            length=max(
-                (end - event.begin) * 1e3, 4 * (last - start)
-            ),  # never too thin to see
-            top=event.rank - 0.5 + track.top(event, rows.get(_key(event), 0)),
-            height=track.height(event),
-        )
-        _draw_bar(axes, bar, event, tone_of(names[event.rank]).fill, track.inches)
+        begin, length = (event.begin - start) * 1e3, max((end - event.begin) * 1e3, thinnest)
+        _draw_bar(axes, event, begin, length, track, rows.get(_key(event), 0))
     shown = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     counts = f"{report.world_size} ranks, {len(events)} intervals"
     return Plot(figure, f"timeline of {counts}: {shown}")
@@ -76,33 +71,13 @@ def _length(report: Report, during: str | None) -> float:
     return max(map(_end, events)) - min(event.begin for event in events)
 
 
-class _Track(NamedTuple):
+class _Track:
     """A rank's part of the picture, in inches: spans above, rows of communication below."""
 
-    spans: float
-    rows: int
-    row: float
-
-    @property
-    def inches(self) -> float:
-        return 0.16 + self.spans + self.rows * self.row
-
-    def top(self, event: Event, row: int) -> float:
-        """Where a bar begins, from 0 at the top of the track to 1 at its bottom."""
-        above = 0.08 if event.kind == "span" else 0.08 + self.spans + row * self.row
-        return above / self.inches
-
-    def height(self, event: Event) -> float:
-        """The height of a bar as a share of the track."""
-        return (self.spans if event.kind == "span" else self.row) / self.inches
-
-
-def _track(events: list[Event], rows: dict[tuple[int, int], int]) -> _Track:
-    """A track that has room for all rows of the fullest rank."""
-    kinds = {event.kind == "span" for event in events}
-    most = max([*(row + 1 for row in rows.values()), int(False in kinds)])
-    row = max(0.36, min(0.17 * most, 1.5)) / max(most, 1)
-    return _Track(0.3 if True in kinds else 0, most, row)
+    def __init__(self, spans: float, rows: int) -> None:
+        self.spans = spans
+        self.row = max(0.36, min(0.17 * rows, 1.5)) / max(rows, 1)
+        self.inches = 0.16 + spans + rows * self.row
 
 
 def _canvas(names: list[str], inches: float):
@@ -120,42 +95,35 @@ def _canvas(names: list[str], inches: float):
     return figure, axes
 
 
-class _Bar(NamedTuple):
-    """`begin` and `length` in milliseconds, `top` and `height` in tracks."""
-
-    begin: float
-    length: float
-    top: float
-    height: float
-
-
-def _draw_bar(axes, bar: _Bar, event: Event, tone: str, track_inches: float) -> None:
-    is_span = event.kind == "span"
+def _draw_bar(
+    axes, event: Event, begin: float, length: float, track: _Track, row: int
+) -> None:
+    is_span, tone = event.kind == "span", tone_of(f"rank {event.rank}").fill
+    inches = track.spans if is_span else track.row
+    above = 0.08 if is_span else 0.08 + track.spans + row * track.row
+    top, height = event.rank - 0.5 + above / track.inches, inches / track.inches
     axes.broken_barh(
-        [(bar.begin, bar.length)],
-        (bar.top, bar.height),
+        [(begin, length)],
+        (top, height),
         facecolor=tone,
         alpha=0.35 if is_span else 0.9,
         hatch=HATCHES[event.kind],
         edgecolor="white" if not is_span else tone,
         linewidth=0.7,
     )
-    inches = bar.height * track_inches
-    known = event.done and event.nbytes
-    text = bytes_text(event.nbytes) if known else event.note or event.op
-    text = what_fits(text, bar.length / axes.get_xlim()[1], is_span)
-    if not text or inches < 0.16:  # nine points are an eighth of an inch
-        return
-    axes.annotate(
-        text,
-        (bar.begin, bar.top + bar.height / 2),
-        (4, 0),
-        textcoords="offset points",
-        va="center_baseline",
-        fontsize=9,
-        color=INK,
-        bbox=None if is_span else {"facecolor": "white", "lw": 0, "pad": 1},
-    )
+    text = bytes_text(event.nbytes) if event.done and event.nbytes else event.note or event.op
+    text = what_fits(text, length / axes.get_xlim()[1], is_span)
+    if text and inches >= 0.16:  # nine points are an eighth of an inch
+        axes.annotate(
+            text,
+            (begin, top + height / 2),
+            (4, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=9,
+            color=INK,
+            bbox=None if is_span else {"facecolor": "white", "lw": 0, "pad": 1},
+        )
 
 
 def what_fits(text: str, share: float, is_span: bool) -> str:

@@ -13,16 +13,8 @@ import torch
 LAB = str(Path(__file__).parents[1]) + os.sep
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
 TORCH = str(Path(torch.__file__).parent) + os.sep
-LIBRARIES = tuple(
-    str(Path(folder)) + os.sep
-    for folder in {
-        *(
-            sysconfig.get_paths()[key]
-            for key in ("stdlib", "platstdlib", "purelib", "platlib")
-        ),
-        Path(torch.__file__).parent,
-    }
-)
+PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
+LIBRARIES = (TORCH, *(str(Path(sysconfig.get_path(key))) + os.sep for key in PLACES))
 
 
 class SourceLine(NamedTuple):
@@ -92,17 +84,14 @@ def waiting_call(text: str) -> str:
 def _main_thread(text: str) -> list[SourceLine]:
     """The frames of the thread that runs the worker, the innermost first."""
     for block in reversed(re.split(r"\n(?=(?:Current thread|Thread) 0x)", "\n" + text)):
-        found = re.findall(r'  File "(.*)", line (\d+) in (.*)', block)
-        frames = [
-            SourceLine(_unescaped(file), int(line), _unescaped(function))
-            for file, line, function in found
-        ]
+        found = re.findall(r'  File "(.*)", line (\d+) in (.*)', _unescaped(block))
+        frames = [SourceLine(file, int(line), function) for file, line, function in found]
         if any(frame.function == "enter" and frame.file.startswith(LAB) for frame in frames):
             return frames
     return []
 
 
-def _unescaped(name: str) -> str:
-    """A name with its other than ASCII letters, for which faulthandler writes numbers."""
+def _unescaped(text: str) -> str:
+    """The text with its other than ASCII letters, for which faulthandler writes numbers."""
     numbers = r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})"
-    return re.sub(numbers, lambda found: chr(int(found[found.lastindex], 16)), name)
+    return re.sub(numbers, lambda found: chr(int(found[found.lastindex], 16)), text)

@@ -9,10 +9,9 @@ the call it died in.
 import functools
 import inspect
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,16 +100,13 @@ class Recorder:
     def install(self) -> None:
         """Wrap the operations of torch.distributed in this process, for good."""
         for name in (*POINT_TO_POINT, *COLLECTIVES):
-            original = getattr(c10d, name, None)
-            if original is not None:
+            if original := getattr(c10d, name, None):
                 wrapped = self._wrap(name, original)
-                wrapped.recorder = self
                 setattr(c10d, name, wrapped)  # P2POp compares with this one
                 setattr(dist, name, wrapped)
         functional = borrowed.functional_collectives()
         for name in FUNCTIONAL:
-            original = getattr(functional, name, None)
-            if original is not None:
+            if original := getattr(functional, name, None):
                 setattr(functional, name, self._wrap(name, original))
 
     def _wrap(self, op: str, original: Callable) -> Callable:
@@ -125,22 +121,22 @@ class Recorder:
                 given = signature.bind_partial(*args, **kwargs).arguments
                 index = self.begin(op, **_describe(op, given))
                 result = call.original(*args, **kwargs)
-                peer = {"peer": result} if op == "recv" else {}
-                self.end(index, **peer)
+                self.end(index, **({"peer": result} if op == "recv" else {}))
             finally:
                 self._inside = False
-            if op in ("isend", "irecv"):
-                return TracedWork(result, self, index)
-            if not given.get("async_op") or result is None:
+            is_collective = given.get("async_op")
+            if result is None or not (is_collective or op in ("isend", "irecv")):
                 return result
             work = TracedWork(result, self, index)
-            if "nccl" not in dist.get_backend(given.get("group")):  # NCCL only knows "queued"
+            if is_collective and "nccl" not in dist.get_backend(given.get("group")):
+                # NCCL's future only knows "queued"
                 try:
                     result.get_future().add_done_callback(lambda _: self.done(index))
                 except RuntimeError:  # gloo's reduce_scatter has no future
                     work.done_when_waited_for = True
             return work
 
+        call.recorder = self
         call.original = original  # what slow_link puts itself around
         return call
 
@@ -167,8 +163,6 @@ class TracedWork:
 
 def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
     members = _members(given.get("group"))
-    if members is None and dist.is_initialized():
-        members = list(range(dist.get_world_size()))
     peer = given.get("dst", given.get("src"))
     inner = given.get("group_dst", given.get("group_src"))
     if peer is None and inner is not None and members:
@@ -178,14 +172,16 @@ def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
     return {
         "peer": peer,
         "tag": given.get("tag", 0),
-        "group": members or [],
+        "group": members,
         "nbytes": _nbytes(first),
         "line": _line(),
     }
 
 
-def _members(group: Any) -> list[int] | None:
-    """The ranks of a group, in any form that a collective takes; None for the default."""
+def _members(group: Any) -> list[int]:
+    """The ranks of a group, in any form that a collective takes."""
+    if group is None:
+        return list(range(dist.get_world_size())) if dist.is_initialized() else []
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return []
     if isinstance(group, dist.DeviceMesh):
@@ -196,7 +192,7 @@ def _members(group: Any) -> list[int] | None:
         return group
     if isinstance(group, str):
         group = borrowed.process_group_of(group)
-    return None if group is None else dist.get_process_group_ranks(group)
+    return dist.get_process_group_ranks(group)
 
 
 def _nbytes(value: Any) -> int:
@@ -242,21 +238,13 @@ def note(text: object) -> None:
 def read(path: Path, rank: int, origin: float) -> list[Event]:
     """The events that one rank wrote, in the order in which they began."""
     events: dict[int, dict] = {}
-    if not os.path.exists(path):
-        return []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):  # the rank was killed in the middle of a line
             fields = json.loads(line)
-        except json.JSONDecodeError:  # the rank was killed in the middle of a line
-            continue
-        events.setdefault(fields["index"], {}).update(fields)
-    result = []
+            events.setdefault(fields["index"], {}).update(fields)
     for fields in events.values():
-        if "op" not in fields:  # the line of its beginning was torn
-            continue
-        for moment in ("begin", "end", "done"):
-            if fields.get(moment) is not None:
-                fields[moment] -= origin
         fields["group"] = tuple(fields.get("group", ()))
-        result.append(Event(rank=rank, **fields))
-    return sorted(result, key=lambda event: event.index)
+        for moment in {"begin", "end", "done"} & fields.keys():
+            fields[moment] -= origin
+    whole = (events[i] for i in sorted(events) if "op" in events[i])  # whose first line is
+    return [Event(rank=rank, **fields) for fields in whole]

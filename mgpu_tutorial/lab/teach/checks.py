@@ -1,5 +1,6 @@
 """Exercise checks: say what is still wrong in fixed words, and never raise."""
 
+import functools
 import math
 from collections.abc import Callable
 from numbers import Real
@@ -17,7 +18,7 @@ TOLERANCE, EXACT = 1e-5, 1e-9  # relative: of measured numbers, and of whole one
 SHOWN = 80  # characters of an answer
 
 
-def check(
+def verdict(
     answer: Any,
     expected: Any,
     hint: str = "",
@@ -25,8 +26,8 @@ def check(
     name: str = "the answer",
     tolerance: float | None = None,
     by_messages: bool = False,
-) -> None:
-    """Compare an exercise's answer with what is expected, and show the verdict.
+) -> Verdict:
+    """Compare an exercise's answer with what is expected.
 
     `answer` may be a function without arguments, such as `lambda: launch(mine, 4)`; then it
     is called here, and what it raises is part of the verdict. Of a launch, the results are
@@ -40,36 +41,6 @@ def check(
     answer, such as "the distance". `by_messages`: each rank of a launch, which must be
     traced, must have called an operation other than a barrier.
     """
-    from IPython.display import display
-
-    shown = verdict(
-        answer, expected, hint, name=name, tolerance=tolerance, by_messages=by_messages
-    )
-    display(shown)
-
-
-def with_messages(report: Report) -> Report:
-    """The same report of a traced launch, for `check`: what ranks must ask one another.
-
-    Raises AssertionError where a rank has answered without a message.
-    """
-    talks = {e.rank for e in report.events if e.kind in ("p2p", "collective")}
-    for rank, result in enumerate(report.results):
-        if rank not in talks and not _is_blank(result):
-            raise AssertionError(f"rank {rank} has answered without a message")
-    return report
-
-
-def verdict(
-    answer: Any,
-    expected: Any,
-    hint: str = "",
-    *,
-    name: str = "the answer",
-    tolerance: float | None = None,
-    by_messages: bool = False,
-) -> Verdict:
-    """What `check` shows."""
     try:
         if isinstance(answer, Callable):
             answer = answer()
@@ -83,6 +54,25 @@ def verdict(
             return Verdict(NOT_YET, None, BLANK)
         wrong = _told(error)
     return Verdict(NOT_YET, False, wrong, hint) if wrong else Verdict(CORRECT, True)
+
+
+@functools.wraps(verdict, assigned=["__doc__"])
+def check(*given: Any, **more: Any) -> None:
+    from IPython.display import display
+
+    display(verdict(*given, **more))
+
+
+def with_messages(report: Report) -> Report:
+    """The same report of a traced launch, for `check`: what ranks must ask one another.
+
+    Raises AssertionError where a rank has answered without a message.
+    """
+    talks = {e.rank for e in report.events if e.kind in ("p2p", "collective")}
+    for rank, result in enumerate(report.results):
+        if rank not in talks and not _is_blank(result):
+            raise AssertionError(f"rank {rank} has answered without a message")
+    return report
 
 
 class _Comparison:
