@@ -54,7 +54,7 @@ quick: $(VENV)/installed
 	@$(BEGIN); \
 	step style $(BIN)/ruff check --quiet .; \
 	step format $(BIN)/ruff format --check --quiet .; \
-	step tests $(PYTEST) $(TWO) -m "not slow and not fresh and not thorough and not timing" tests; \
+	step tests $(PYTEST) $(TWO) -m "not slow and not timing" tests; \
 	$(END)
 
 BOOK = $(wildcard notebooks/[0-9][0-9]_$(NAME).ipynb)
