@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.data_parallel import experiments, figures
+from mgpu_tutorial.data_parallel import experiments, figures, wrapper
 from mgpu_tutorial.lab import Ledger, devices
 from tests.data_parallel.test_wrapper import batch, pixel_net
+from tests.test_exercises import try_answers
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -106,3 +107,36 @@ def test_the_meta_device_predicts_what_mobilenet_keeps():
     with ledger.saved_for_backward(net):
         net(torch.randn(2, 3, 32, 32))
     assert ledger["cpu"]["activations"] == figures.saved_bytes_from_shapes(2, 32)
+
+
+def gathering(result):
+    return f"def gather_any(outputs, device):\n    return {result}"
+
+
+EACH = "for k in outputs[0]}"
+BY_GATHER = gathering("{k: wrapper.gather([o[k] for o in outputs], device) " + EACH)
+BY_CAT = gathering("{k: torch.cat([o[k].to(device) for o in outputs]) " + EACH)
+EXERCISES = {
+    "gather_any": (
+        [BY_GATHER, BY_CAT],
+        {
+            gathering("..."): "nothing is filled in",
+            gathering("outputs[0]"): "answer[0]",
+            gathering("wrapper.gather(outputs, device)"): "gather joins tensors, got dict",
+        },
+    ),
+    "reduction": (
+        ['reduction, divisor = "sum", 10', 'reduction, divisor = "none", 10.0'],
+        {
+            "reduction, divisor = ..., ...": "nothing is filled in",
+            'reduction, divisor = "mean", 4': "the loss is",
+            'reduction, divisor = "sum", 4': "the loss is",
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXERCISES)
+def test_an_exercise_takes_what_is_right_and_nothing_else(capsys, name):
+    try_answers(capsys, "06_data_parallel", name, *EXERCISES[name], wrapper=wrapper)
