@@ -83,7 +83,6 @@ AT = "at HERE  time.sleep(0.2) or deed(*words)"
         (ctypes.string_at, [0], f"was killed by SIGSEGV, {AT}"),
         (remove_own_folder, [], "was killed by SIGKILL, at an unknown line"),
     ],
-    ids=str,
 )
 def test_a_rank_that_fails_is_named_with_its_line_and_the_others_with_theirs(
     deed, words, says
@@ -226,7 +225,6 @@ class Callable:
         (Callable(), 2, [], "Callable(rank, world_size, batch) cannot be called as worker("),
         (ranks.total, 2, [7], "total(rank, world_size) cannot be called as worker(rank, wor"),
     ],
-    ids=str,
 )
 def test_the_cause_is_told_before_what_became_of_the_others(worker, size, args, says):
     options = {"backend": "none"} if worker is meet_nobody else {}
@@ -521,7 +519,6 @@ MISMATCH = (
             *("ValueError: Caught ValueError in DataL", ["ValueError: sample 0 is torn"]),
         ),
     ],
-    ids=str,
 )
 def test_what_matters_in_a_message_is_shown(deed, first, rest):
     with pytest.raises(BaseException) as caught:
@@ -639,7 +636,6 @@ def needs_option(rank, world_size, device):
             for device in ("gpu", "cuda", "cuda:x", "cuda:99", "", 0, None)
         ),
     ],
-    ids=str,
 )
 def test_a_launch_that_cannot_work_is_refused(monkeypatch, worker, size, options, kind, says):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -210,7 +210,6 @@ STEPS = {  # of a launch, before or after which Ctrl-C is pressed three times
         (["watch"], ["stop"]),
         (["watch", "rmtree"], []),
     ],
-    ids=str,
 )
 def test_ctrl_c_at_any_step_stops_the_ranks(monkeypatch, ctrl_c, before, after):
     def pressing(name, step):

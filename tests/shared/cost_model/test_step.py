@@ -352,7 +352,6 @@ def test_what_cannot_be_run_is_refused(plan, words):
         Plan(pp=3, interleaving=2),
         Plan(cp=16),
     ],
-    ids=str,
 )
 def test_what_just_can_be_run_is_taken(plan):
     """All sequences; as many heads as ranks; embedding and head in stages of their own."""
