@@ -10,7 +10,6 @@
 # make assignment NAME=point_to_point [VARIANT=2]   its exercises for otter and nbgrader
 # make new-chapter NAME=my_topic [AFTER=point_to_point]   one more chapter, the rest renumbered
 # make mutants       seed mistakes one by one, see whether the checks notice (NAMES="lab": only these)
-# make bench         the measurements that the notebooks and the README quote
 #
 # The first command sets up the environment: without an NVIDIA GPU with PyTorch's smaller build
 # for CPUs. TORCH_BUILD=cuda or TORCH_BUILD=cpu chooses, and is remembered. CONTRIBUTING.md has

@@ -81,12 +81,3 @@ def test_a_container_may_name_another_address():
 
     assert addresses() == ["127.0.0.1"]
     assert addresses("--ServerApp.ip=0.0.0.0") == ["0.0.0.0"]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "locks").glob("*.txt")), ids=lambda p: p.stem)
-def test_a_lock_holds_every_version_that_is_pinned(path):
-    def versions(file):
-        found = re.findall(r"^([\w.-]+)==([^\s;]+)", file.read_text("utf-8"), re.M)
-        return {(name.replace("_", "-").lower(), version) for name, version in found}
-
-    assert versions(ROOT / "constraints.txt") <= versions(path)
