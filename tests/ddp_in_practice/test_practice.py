@@ -236,8 +236,10 @@ return n.item() / 1000"""),
         accuracy("return ..."): "nothing is filled in",
         accuracy("""mean = right.float().mean()
 dist.all_reduce(mean)
-return mean.item() / 2"""): "answer[0]",
-        accuracy("dist.barrier(); return right.float().mean().item()"): "answer[0]",
+return mean.item() / 2"""): "rank 0 of 2: the answer",
+        accuracy(
+            "dist.barrier(); return right.float().mean().item()"
+        ): "rank 0 of 2: the answer",
         accuracy("return figures.accuracy_of_one_process()"): "without a message",
     }
     try_answers(capsys, "09_ddp_in_practice", "accuracy", right, wrong)

@@ -88,8 +88,8 @@ def test_the_second_exercise_takes_a_hook_that_counts(capsys):
     without = "def count_bytes(rank, world_size):\n    return "
     by_hand = "sum(p.nbytes for p in experiments.Tower().parameters())"
     wrong = {
-        counting("state['bytes'] += bucket.buffer().numel()"): "answer[0]",
-        counting("pass"): "answer[0] is 0",
+        counting("state['bytes'] += bucket.buffer().numel()"): "rank 0 of 2: the answer",
+        counting("pass"): "rank 0 of 2: the answer is 0",
         f"{without}...": "nothing is filled in",
         f"{without}{by_hand}": "without a message",
     }
