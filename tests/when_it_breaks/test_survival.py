@@ -79,6 +79,17 @@ def test_a_second_start_has_nothing_to_do_and_a_run_saves_after_every_third_step
     assert all(figures.same_bits([str(tmp_path), str(undisturbed)]))
 
 
+def train_until(rank, world_size, folder, steps):
+    elastic.STEPS = steps
+    return elastic.train(rank, world_size, folder)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(ranks, tmp_path, undisturbed):
+    assert ranks(2, train_until, str(tmp_path), 7).results == [0, 0]  # the last save is at 6
+    assert ranks(2, train_until, str(tmp_path), 12).results == [6, 6]
+    assert all(figures.same_bits([str(tmp_path), str(undisturbed)]))
+
+
 def test_no_two_batches_are_the_same():
     pairs = list(itertools.product(range(12), range(4)))
     batches = {pair: elastic.batch_of(*pair) for pair in pairs}
