@@ -31,7 +31,7 @@ ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
 QUESTION = re.compile(r"\*\*([^*]+\?)\*\*")
-SOLUTION = re.compile(r"%%solution.*\n")  # the magic that folds it in the lab
+SOLUTION = re.compile(r"# Solution.*\n")  # the line that folds it in the lab
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
 
 

@@ -178,8 +178,7 @@ def test_each_notebook_leads_to_its_neighbours(notebook, path):
 
 def test_every_name_is_in_the_file_that_its_import_names(notebook):
     """Who wants to read what a cell calls finds it at first; the face of lab is a list."""
-    sources = [re.sub(r"\A%%solution", "#", cell.source) for cell in code(notebook)]
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    nodes = [node for cell in code(notebook) for node in ast.walk(ast.parse(cell.source))]
     modules = {}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module.startswith("mgpu_tutorial"):
@@ -217,7 +216,7 @@ def test_exercises_begin_not_yet_and_end_correct(notebook):
         assert said and all(text.startswith("not yet") for text in said), cells[i].source
         solution = cells[i + 1]
         assert "solution" in tags(solution)
-        assert solution.source.startswith("%%solution (click to open)\n"), solution.source
+        assert solution.source.startswith("# Solution (click to open)\n"), solution.source
         assert solution.metadata.jupyter == {"source_hidden": True, "outputs_hidden": True}
         assert set(verdicts(solution)) == {"correct"}
     assert len(exercises) == sum("solution" in tags(cell) for cell in cells)

@@ -32,7 +32,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_
 
 ROOT = Path(__file__).parent.parent
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-MAGIC = "%%solution (click to open)\n"
+MARK = "# Solution (click to open)\n"
 GRADER = """\
 from mgpu_tutorial.lab.teach.checks import verdict
 
@@ -117,7 +117,7 @@ def _exercise(
 ) -> Exercise:
     if "solution" not in solved.metadata.get("tags", []):
         raise ValueError("an exercise without a solution")
-    answer = _noted(solved, "answer", solved.source.removeprefix(MAGIC))
+    answer = _noted(solved, "answer", solved.source.removeprefix(MARK))
     sources = [*(cell.source for cell in words), asked.source, answer]
     *said, question, answer = _replaced(sources, _noted(asked, "variants", []), variant)
     right = binds(ast.parse(question)) & binds(ast.parse(answer))

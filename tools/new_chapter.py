@@ -105,13 +105,12 @@ def renumber(notebooks: list[Path]) -> None:
 
 def cells(text: str) -> Iterator[dict]:
     """The cells of a notebook written as a program: `# %%` and metadata begin each."""
-    for part in re.split(r"^# %%(?!\w) ?", text, flags=re.M)[1:]:
+    for part in re.split(r"^# %% ?", text, flags=re.M)[1:]:
         head, _, source = part.partition("\n")
         if head == "markdown":
             yield new_markdown_cell(re.sub(r"^# ?", "", source.strip(), flags=re.M))
         else:
-            source = re.sub(r"^# (?=%%)", "", source.strip())  # a magic is no Python
-            yield new_code_cell(source, metadata=json.loads(head or "{}"))
+            yield new_code_cell(source.strip(), metadata=json.loads(head or "{}"))
 
 
 def lead_on(before: Path, sentence: str) -> None:

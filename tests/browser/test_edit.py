@@ -53,7 +53,7 @@ def test_a_worker_appears_in_a_cell_is_changed_and_launched(notebook):
 def test_a_solution_is_folded_and_gives_nothing_away(notebook):
     folded = notebook.page.locator(".jp-Notebook .jp-Placeholder-contentContainer")
     lines = {line for line in folded.all_inner_texts() if line.strip()}
-    assert lines == {"%%solution (click to open)"} and folded.count() == 4
+    assert lines == {"# Solution (click to open)"} and folded.count() == 4
 
 
 def test_a_listing_leads_to_its_file(notebook):

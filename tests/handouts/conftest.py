@@ -54,7 +54,7 @@ def small(tmp_path):
         new_markdown_cell("It is rank 1.\n\nAnother paragraph."),
         new_markdown_cell("## Exercises\n\n**1.** Add."),
         tagged('x = ...\ncheck(x, 7, hint="count")', "exercise", unfilled),
-        tagged("%%solution (click to open)\nx = 3 + 4\ncheck(x, 7)", "solution"),
+        tagged("# Solution (click to open)\nx = 3 + 4\ncheck(x, 7)", "solution"),
         new_markdown_cell("## Summary\n\nIt is seven.\n\n## Next\n\nNothing."),
     ]
     return write(tmp_path, cells)

@@ -37,7 +37,7 @@ def site(tmp_path_factory):
             new_code_cell("table", outputs=shown(text__html=table, text__plain="table")),
             new_markdown_cell("It is two."),
             tagged("answer = ...", "exercise"),
-            tagged("%%solution (click)\nunfindable = 7", "solution", printed("told")),
+            tagged("# Solution (click)\nunfindable = 7", "solution", printed("told")),
         ]
         write(folder, cells, name)
     assemble(folder / "site", folder=folder / "notebooks", github=GITHUB)

@@ -77,7 +77,7 @@ ranks = ...
 check(lambda: launch(ch.mean, ranks).results[0], 2.0, hint="half of the last rank")
 
 # %% {"tags": ["solution"], "jupyter": {"source_hidden": true, "outputs_hidden": true}}
-# %%solution (click to open)
+# Solution (click to open)
 ranks = 5
 check(lambda: launch(ch.mean, ranks).results[0], 2.0)
 
@@ -98,7 +98,7 @@ check(lambda: launch(largest, 4), [2.0, 2.0, 2.0, 2.0])
 
 
 # %% {"tags": ["solution"], "jupyter": {"source_hidden": true, "outputs_hidden": true}}
-# %%solution (click to open)
+# Solution (click to open)
 def largest(rank, world_size):
     number = torch.tensor([float(rank % 3)])
     dist.all_reduce(number, op=dist.ReduceOp.MAX)

@@ -1,16 +1,32 @@
-"""The cell magic `%%solution`: a folded solution that judges no answer but its own."""
+"""A folded solution that judges no answer but its own: a cell below `# Solution (…)`.
+
+The first line is a comment, so that the cell stays a piece of Python for every reader.
+"""
 
 import html
 
 from mgpu_tutorial.lab.teach.verdict import MARK
 
+_running = False
+
+
+def is_running() -> bool:
+    """True inside a cell that is a solution: what it builds is not the reader's own."""
+    return _running
+
 
 def register() -> None:
-    """Make `%%solution` known to the notebook, where there is one."""
+    """Make the line known to the notebook, where there is one."""
     from IPython import get_ipython
 
     if shell := get_ipython():
         shell.register_magic_function(solution, "cell")
+        shell.input_transformers_cleanup.append(_as_magic)
+
+
+def _as_magic(lines: list[str]) -> list[str]:
+    begins = lines and lines[0].startswith("# Solution (")
+    return ["%%solution\n", *lines[1:]] if begins else lines
 
 
 def solution(line: str, cell: str) -> None:
@@ -24,9 +40,14 @@ def solution(line: str, cell: str) -> None:
     from IPython.utils.capture import capture_output
 
     shell = get_ipython()
+    global _running
     before = dict(shell.user_ns)
-    with capture_output() as shown:
-        ended = shell.run_cell(cell, store_history=False)
+    _running = True
+    try:
+        with capture_output() as shown:
+            ended = shell.run_cell(cell, store_history=False)
+    finally:
+        _running = False
     for name in shell.user_ns.keys() - before.keys():
         del shell.user_ns[name]
     shell.user_ns.update(before)

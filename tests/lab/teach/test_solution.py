@@ -20,7 +20,7 @@ def test_it_keeps_no_name_and_folds_its_verdict(monkeypatch):
         run(shell, "from mgpu_tutorial.lab import check\nanswer = 1")
         bar = "from IPython.display import display\ndisplay({'text/html': 'bar'}, raw=True)"
         source = f"answer, other = 2, 3\n{bar}\ncheck(answer, 2)"
-        (shown,) = run(shell, f"%%solution (click to open)\n{source}")
+        (shown,) = run(shell, f"# Solution (click to open)\n{source}")
         assert shown.data["text/plain"] == "correct"
         assert shown.data["text/html"].index("<details>") < shown.data["text/html"].index("✓")
         assert "bar" not in shown.data["text/html"]
