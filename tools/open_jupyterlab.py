@@ -1,7 +1,8 @@
 """Open JupyterLab on the contents page: `make lab`.
 
 Further arguments are JupyterLab's own, such as --no-browser or --port=8890. Its settings are
-those of jupyterlab_settings/overrides.json: texts open as pages, and nothing asks for news.
+those in jupyterlab_settings: texts open as pages, nothing asks for news, and a listing is
+written as large as the code of a cell.
 """
 
 import os
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+SETTINGS = ROOT / "tools" / "jupyterlab_settings"
 START = "README.md"  # what the notebooks are, in which order, how long each takes
 
 
@@ -17,7 +19,9 @@ def arguments(words: list[str]) -> list[str]:
     flags = [
         f"--ServerApp.root_dir={ROOT}",
         f"--LabApp.default_url=/lab/tree/{START}",
-        f"--LabApp.app_settings_dir={ROOT / 'tools' / 'jupyterlab_settings'}",
+        f"--LabApp.app_settings_dir={SETTINGS}",
+        "--LabApp.custom_css=True",
+        f"--ServerApp.tornado_settings=static_custom_path={SETTINGS}",
     ]
     if not any(word.startswith("--ServerApp.ip=") for word in words):
         flags.append("--ServerApp.ip=127.0.0.1")  # a container names another
