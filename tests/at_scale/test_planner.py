@@ -9,9 +9,7 @@ from hypothesis import strategies as some
 from mgpu_tutorial.at_scale import __main__ as terminal
 from mgpu_tutorial.at_scale import failures, planner, questions
 from mgpu_tutorial.shared.cost_model.failures import best_interval
-from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
-from mgpu_tutorial.shared.cost_model.memory import memory_of
 from mgpu_tutorial.shared.cost_model.models import Model, model_of
 from mgpu_tutorial.shared.cost_model.plans import Plan
 from mgpu_tutorial.shared.cost_model.step import predict_step
@@ -65,11 +63,6 @@ def test_every_plan_that_can_be_run_is_tried_once(layers, heads, per_node, gpus,
         predict_step(model, cluster, plan, batch)
 
 
-@given(some.integers(1, 500))
-def test_divisors_are_those_that_leave_no_rest(number):
-    assert planner.divisors(number) == [k for k in range(1, 501) if number % k == 0]
-
-
 def test_the_ranking_is_by_seconds_and_ties_share_a_rank(small):
     seconds = [choice.step.seconds for choice in small]
     assert seconds == sorted(seconds)
@@ -117,12 +110,6 @@ def test_days_and_cost_by_hand(small):
 # Failures
 
 
-@given(some.integers(1, 10**6))
-def test_failures_are_as_many_as_gpus(gpus):
-    """54 days over 419 for 16,384 GPUs, and sixteen times as long for 1,024."""
-    assert failures.between_failures(gpus) * gpus == pytest.approx(54 * 86_400 / 419 * 16_384)
-
-
 SECONDS = some.floats(1, 1e6)
 
 
@@ -134,25 +121,16 @@ def test_what_is_lost_and_the_interval_that_loses_least(save, restart, failure, 
     assert loss.repeating == pytest.approx(interval / (2 * failure))
     assert loss.restarting == pytest.approx(restart / failure)
     assert loss.total == pytest.approx(sum(loss[1:]))
-    best = best_interval(save, failure)
-    least = failures.lost(save, restart, failure, best)
+    least = failures.lost(save, restart, failure, best_interval(save, failure))
     assert least.saving == pytest.approx(least.repeating)
     assert least.total <= loss.total * (1 + 1e-9)
+    # 54 days over 419 for 16,384 GPUs
+    gpus = round(interval)
+    between = failures.between_failures(gpus)
+    assert between * gpus == pytest.approx(54 * 86_400 / 419 * 16_384)
 
 
 # Questions
-
-
-def test_there_are_twenty_five_questions_and_each_is_answered():
-    shown = questions.cards()
-    page, text = shown._repr_html_(), str(shown)
-    assert (
-        page.count("<details>") == page.count("<summary>") == len(questions.QUESTIONS) == 25
-    )
-    for i, question in enumerate(questions.QUESTIONS, 1):
-        assert question.text.endswith("?")
-        answer = f"{i}. {questions.answer_text(question)}: {question.working}"
-        assert f"{i}. {question.text}" in text and answer in text.partition("Answers")[2]
 
 
 def test_the_answers_by_hand():
@@ -166,17 +144,6 @@ def test_the_answers_by_hand():
     assert answers == pytest.approx(expected, rel=5e-3)
 
 
-def test_the_questions_agree_with_the_cost_model():
-    by_number = dict(enumerate(questions.QUESTIONS, 1))
-    model = Model(40, 5120, 40, vocabulary=1)
-    kept = memory_of(model, Plan(sequence_parallel=False), 1).activations / 1e9
-    assert by_number[11].answer == pytest.approx(kept)
-    link = Link(5e-6, 1e30)
-    assert by_number[23].answer == pytest.approx(1e3 * ring_seconds(1, 1024, link))
-    llama = Model(1, 4096, 32, sequence=by_number[7].answer)
-    assert llama.attention_flops() == pytest.approx(llama.layer_flops())
-
-
 @given(some.integers(1, 25), some.floats(-3, 3, allow_nan=False))
 def test_answers_are_marked_within_a_fifth(number, factor):
     question = questions.QUESTIONS[number - 1]
@@ -185,12 +152,8 @@ def test_answers_are_marked_within_a_fifth(number, factor):
     if abs(factor - 1.2) > 1e-9 and abs(factor - 1 / 1.2) > 1e-9:
         assert verdict == ("near enough" if near else f"not yet: try {question.working}")
     assert name == f"question {number}"
-
-
-@pytest.mark.parametrize("number", [0, 26, -1])
-def test_there_is_no_other_question(number):
-    with pytest.raises(KeyError, match=f"no question {number}, only 1 to 25"):
-        questions.mark({number: 1})
+    with pytest.raises(KeyError, match="only 1 to 25"):
+        questions.mark({number - 26: 1, 26: 1})
 
 
 # The command line
@@ -209,6 +172,8 @@ def test_the_terminal_prints_plans_days_and_cost(capsys, small):
     assert all(str(c.plan) in line for c, line in zip(small[:8], lines, strict=True))
     days, cost_of_it = planner.training(small[0].step, 2e12, 64, 3.0)
     assert f"2e+12 tokens with the first: {days:,.1f} days, {cost_of_it / 1e6:,.2f} " in out
+    code, out = run(capsys, "--params", "405e9", "--gpus", "8")
+    assert code == 1 and "No plan fits" in out
 
 
 def test_a_network_changes_its_rate_and_not_its_latency(capsys):
@@ -219,24 +184,13 @@ def test_a_network_changes_its_rate_and_not_its_latency(capsys):
     assert "PP" in slow.splitlines()[4] and "PP" not in plain.splitlines()[4]
 
 
-def test_the_terminal_says_when_nothing_fits(capsys):
-    code, out = run(capsys, "--params", "405e9", "--gpus", "8")
-    assert code == 1 and "No plan fits" in out
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--params", "-5"], "--params: must be above 0, got -5"),
         (["--params", "7"], "50 million or more"),
         (["--gpus", "0"], "--gpus: must be above 0, got 0"),
-        (["--gpus", "eight"], "--gpus: invalid whole value: 'eight'"),
         (["--gpus", "8.5"], "--gpus: invalid whole value"),
-        (["--batch", "-1"], "--batch: must be above 0"),
-        (["--sequence", "0"], "--sequence: must be above 0"),
         (["--between", "nan"], "--between: must be above 0"),
-        (["--price", "0"], "--price: must be above 0"),
-        (["--cluster", "B200"], "invalid choice"),
     ],
 )
 def test_the_terminal_refuses_what_makes_no_sense(capsys, words, message):
