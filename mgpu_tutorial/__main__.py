@@ -3,6 +3,7 @@
     python -m mgpu_tutorial                                      the list
     python -m mgpu_tutorial point_to_point.blocking --ranks 2    on this machine
     torchrun --nproc-per-node 2 -m mgpu_tutorial point_to_point.blocking
+    python -m mgpu_tutorial mine                                 what you have built so far
 
 A worker's own arguments follow as `--name value` or name=value; a value is a Python literal
 or plain text.
@@ -21,6 +22,7 @@ import mgpu_tutorial
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.rank import under_torchrun
+from mgpu_tutorial.lab.teach import mine
 
 
 def workers_of(chapter: str) -> dict[str, Callable]:
@@ -127,8 +129,8 @@ def _value(name: str, text: str, worker: Callable) -> object:
 
 def main(words: list[str]) -> int:
     given, rest = _parse(words)
-    if given.worker is None:
-        print(listing())
+    if given.worker in (None, "mine"):
+        print(mine.listing() if given.worker else listing())
         return 0
     try:
         worker = find(given.worker)

@@ -5,7 +5,11 @@ each, and its chapter with it; the tests of `lab` say what the ranks of a notebo
 with.
 """
 
+import ast
 import gc
+import linecache
+import sys
+import types
 from pkgutil import walk_packages
 
 import cloudpickle
@@ -60,3 +64,20 @@ def ranks():
         return reports[call]
 
     return start
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Run a source as a cell of a notebook does; gives the functions and classes it makes."""
+    shown = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", shown)
+
+    def run(source):
+        name = f"<cell {len(linecache.cache)}>"
+        lines = source.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, name, (len(source), None, lines, name))
+        exec(compile(source, name, "exec"), vars(shown))
+        made = (node for node in ast.parse(source).body if hasattr(node, "name"))
+        return [vars(shown)[node.name] for node in made]
+
+    return run

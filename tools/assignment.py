@@ -65,7 +65,8 @@ class Exercise:
     @property
     def hidden(self) -> str:
         """A grader's test: it raises where the notebook's own only tells."""
-        return re.sub(r"^check\(", "graded(", self.test, flags=re.MULTILINE)
+        graded = re.sub(r"^check\(", "graded(", self.test, flags=re.MULTILINE)
+        return re.sub(r"^build\(", "build.require(", graded, flags=re.MULTILINE)
 
 
 def read(path: Path) -> Cell:
@@ -81,7 +82,7 @@ def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
     begin = next(
         i for i, cell in enumerate(cells) if "## Exercises" in cell.source.split("\n")
     )
-    for i, cell in enumerate(cells[begin:], begin):
+    for i, cell in enumerate(cells):
         tags = cell.metadata.get("tags", [])
         if "exercise" in tags:
             try:
@@ -89,12 +90,13 @@ def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
             except ValueError as problem:
                 raise ValueError(f"cell {i + 1}: {problem}") from problem
             words = []
-        elif "solution" not in tags:
+        elif i > begin and "solution" not in tags:
             words.append(cell)
+        else:  # in the text a build is asked for by the words right before it
+            words = [cell] if cell.cell_type == "markdown" else []
     code = [cell for cell in cells[:begin] if cell.cell_type == "code"]
-    fine = [
-        cell for cell in code[1:] if "raises-exception" not in cell.metadata.get("tags", [])
-    ]
+    apart = {"raises-exception", "exercise", "solution"}
+    fine = [cell for cell in code[1:] if not apart & {*cell.metadata.get("tags", [])}]
     body = [node for cell in fine for node in ast.parse(cell.source).body]
     kept = needed(body, set().union(*(each.needs for each in found)))
     return "\n\n".join([code[0].source, *map(ast.unparse, kept)]), found

@@ -1,0 +1,223 @@
+"""Builds: the reader writes a mechanism, real ranks try it, and what passes is kept.
+
+A chapter's `builds.py` names for each function that the reader is to write what it must do,
+in order. A behaviour is a function of one argument, the function to be tried; its docstring
+completes the sentence "`ring` must …", and it raises an AssertionError that says what was
+seen. The tests of the package run the same behaviours on the chapter's own version.
+"""
+
+import ast
+import functools
+import html
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from mgpu_tutorial.lab.run.errors import LaunchError
+from mgpu_tutorial.lab.run.launch import launch as launch_ranks
+from mgpu_tutorial.lab.teach import mine, solution
+from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, plate
+
+Behaviour = Callable[[Callable], None]
+BLANK = "nothing is filled in"
+WORDS = {True: "yes", False: "no", None: "not tried"}
+
+launch = functools.partial(launch_ranks, timeout=10)  # a build that hangs says so soon
+
+
+def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
+    """Raise AssertionError unless what was found is what was expected, or nearly.
+
+    `what` begins the sentence: "on 3 ranks the sums". `within` is the largest difference of
+    two numbers, or of two tensors, that is still right.
+    """
+    if found is None and expected is not None:
+        raise AssertionError(f"{what}: nothing was returned. Is a `return` missing?")
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        if len(found) != len(expected):
+            raise AssertionError(f"{what}: {len(found)} of them, expected {len(expected)}")
+        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+            expect(one, other, f"{what}, number {i}", within)
+    elif not _same(found, expected, within):
+        raise AssertionError(f"{what}: {_short(found)}, expected {_short(expected)}")
+
+
+def _same(found: Any, expected: Any, within: float) -> bool:
+    try:
+        pair = torch.as_tensor(found), torch.as_tensor(expected)
+    except (TypeError, ValueError, RuntimeError):  # neither numbers nor tensors
+        return found == expected
+    return pair[0].shape == pair[1].shape and torch.allclose(
+        pair[0].double(), pair[1].double(), rtol=0, atol=within
+    )
+
+
+def _short(value: Any) -> str:
+    """A value on one line: of a tensor its first numbers, or its shape where that is all."""
+    if isinstance(value, torch.Tensor):
+        numbers = value.flatten()[:6].tolist()
+        text = ", ".join(f"{number:g}" for number in numbers)
+        more = ", …" if value.numel() > 6 else ""
+        return f"[{text}{more}] of shape {tuple(value.shape)}"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+class Row(NamedTuple):
+    """What a function must do, whether it does (None: not tried), and what was seen."""
+
+    must: str
+    holds: bool | None
+    seen: str = ""
+
+
+class Builder:
+    """The `build` of one chapter: `build(function)` tries it and keeps what passes.
+
+    `behaviours` are by the chapter's own version of each function, in the order of the page.
+    """
+
+    def __init__(self, chapter: str, behaviours: Mapping[Callable, Sequence[Behaviour]]):
+        self.chapter = chapter
+        self.ours = {function.__name__: function for function in behaviours}
+        self.behaviours = {function.__name__: tried for function, tried in behaviours.items()}
+        self.passed: set[str] = set()
+
+    def __call__(self, *functions: Callable) -> None:
+        """Try functions or classes of the reader, show each behaviour, keep what passes."""
+        from IPython.display import display
+
+        names = [function.__name__ for function in functions]
+        with self._lent(functions) as lent:
+            rows = self._tried(functions)
+            is_kept = all(row.holds for row in rows) and not solution.is_running()
+            if is_kept:
+                mine.keep(self.chapter, functions)
+                self.passed.update(names)
+        display(Outcome(names, rows, lent, is_kept))
+
+    def rows(self, *functions: Callable) -> list[Row]:
+        """Each behaviour of each function, as far as they hold. Nothing is raised."""
+        with self._lent(functions):
+            return self._tried(functions)
+
+    def require(self, *functions: Callable) -> None:
+        """Raise AssertionError, which has the rows, unless all behaviours hold."""
+        rows = self.rows(*functions)
+        names = [function.__name__ for function in functions]
+        assert all(row.holds for row in rows), Outcome(names, rows, [], False)
+
+    @contextmanager
+    def _lent(self, functions: Sequence[Callable]) -> Iterator[list[str]]:
+        """Put ours for the builds that the reader has not made, and yield those in use."""
+        around = vars(sys.modules[functions[0].__module__])
+        needed, waiting = set(), list(functions)
+        while waiting:
+            used = mine.names_in(waiting.pop()) & self.ours.keys() - needed
+            used -= {function.__name__ for function in functions}
+            needed |= used
+            waiting += [around[name] for name in used & self.passed]
+        needed -= self.passed
+        before = {name: around[name] for name in needed & around.keys()}
+        around.update({name: self.ours[name] for name in needed})
+        try:
+            yield sorted(needed)
+        finally:
+            for name in needed:
+                del around[name]
+            around.update(before)
+
+    def _tried(self, functions: Sequence[Callable]) -> list[Row]:
+        rows: list[Row] = []
+        for function in functions:
+            if function.__name__ not in self.behaviours:
+                known = ", ".join(self.behaviours)
+                rows.append(Row(f"have a name of this chapter: {known}", False))
+            for behaviour in self.behaviours.get(function.__name__, []):
+                must = " ".join((behaviour.__doc__ or "").split()).rstrip(".")
+                if rows and not rows[-1].holds:
+                    rows.append(Row(must, None))
+                elif is_blank(function):
+                    rows.append(Row(must, False, BLANK))
+                else:
+                    rows.append(Row(must, *_try(behaviour, function)))
+        return rows
+
+
+def _try(behaviour: Behaviour, function: Callable) -> tuple[bool, str]:
+    try:
+        behaviour(function)
+    except (AssertionError, LaunchError) as error:
+        return False, str(error).strip() or "it does not"
+    except (Exception, SystemExit) as error:  # the reader's code: anything can happen
+        return False, f"{type(error).__name__}: {error}"
+    return True, ""
+
+
+def is_blank(function: Callable) -> bool:
+    """True where a `...` of the stub is left; one that indexes a tensor is none."""
+    tree = ast.parse(mine.source_of(function))
+    indices = {
+        id(node)
+        for part in ast.walk(tree)
+        if isinstance(part, ast.Subscript)
+        for node in ast.walk(part.slice)
+    }
+    dots = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is ...]
+    return any(id(node) not in indices for node in dots)
+
+
+class Outcome(NamedTuple):
+    """The rows of a build as a table, whose builds it borrowed, and whether it is kept."""
+
+    names: list[str]
+    rows: list[Row]
+    lent: list[str]
+    is_kept: bool
+
+    @property
+    def _last(self) -> str:
+        said = []
+        if self.lent:
+            said.append(f"Tried with our {_and(self.lent)}.")
+        if self.is_kept:
+            said.append(f"{_and(self.names)} is now in {mine.FILE.name}.")
+        return " ".join(said)
+
+    def __repr__(self) -> str:
+        is_right = all(row.holds for row in self.rows)
+        lines = [
+            f"correct: {_and(self.names)}" if is_right else f"not yet: {_and(self.names)}"
+        ]
+        for row in self.rows:
+            seen = f": {row.seen}" if row.seen else ""
+            lines.append(f"  must {row.must}: {WORDS[row.holds]}{seen}")
+        return "\n".join([*lines, self._last]).rstrip()
+
+    def _repr_html_(self) -> str:
+        plates = {
+            True: plate("✓ yes", RIGHT),
+            False: plate("✗ no", WRONG),
+            None: plate("not tried", OPEN),
+        }
+        style = 'style="text-align:left;vertical-align:top;padding:3px 8px"'
+        names = " and ".join(f"<code>{html.escape(name)}</code>" for name in self.names)
+        body = f"<tr><th {style}>{names} must</th><th {style}></th></tr>"
+        for row in self.rows:
+            first, _, rest = row.seen.partition("\n")
+            seen = f" {html.escape(first)}" if first else ""
+            if rest:
+                rest = html.escape(rest)
+                seen += f'<pre style="margin:2px 0;white-space:pre-wrap">{rest}</pre>'
+            must = html.escape(row.must)
+            body += (
+                f"<tr><td {style}>{must}</td><td {style}>{plates[row.holds]}{seen}</td></tr>"
+            )
+        last = f"<p>{html.escape(self._last)}</p>" if self._last else ""
+        return f'{MARK}<div style="overflow-x:auto"><table>{body}</table></div>{last}</div>'
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(names)

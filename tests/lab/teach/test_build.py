@@ -1,0 +1,143 @@
+"""A build tries what the reader wrote on real ranks, and keeps what passes."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from IPython.utils.capture import capture_output
+
+from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+
+
+def add_up(number):
+    """The package's own version."""
+    dist.all_reduce(number)
+    return number
+
+
+def mean(number):
+    return add_up(number) / dist.get_world_size()
+
+
+class Mean:
+    def of(self, number):
+        return mean(number)
+
+
+def used_by(rank, world_size, function):
+    return function(torch.tensor([rank + 1.0]))
+
+
+def leaves_one_rank_alone(function):
+    """leave the number of one rank as it is."""
+    expect(launch(used_by, 1, function).results, [torch.ones(1)], "alone")
+
+
+def adds_two(function):
+    """add up two ranks."""
+    found = launch(used_by, 2, function, timeout=2).results
+    expect(found, [torch.tensor([3.0])] * 2, "the sums")
+
+
+def halves(function):
+    """divide by the ranks."""
+    expect(launch(used_by, 2, function).results[0], torch.tensor([1.5]), "the mean")
+
+
+def of_halves(function):
+    """have a mean."""
+    expect(launch(used_by, 2, function().of).results[0], torch.tensor([1.5]), "the mean")
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """The `build` of a chapter; the reader's library lies in a folder of its own."""
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    asked = {add_up: [leaves_one_rank_alone, adds_two], mean: [halves], Mean: [of_halves]}
+    return Builder("second", asked)
+
+
+RIGHT = "import torch.distributed as dist\ndef add_up(number):\n    dist.all_reduce(number)\n"
+RIGHT += "    return number\n"
+MEAN = "import torch.distributed as dist\n"
+MEAN += "def mean(number):\n    return add_up(number) / dist.get_world_size()\n"
+ALONE = "if dist.get_rank() == 0: dist.all_reduce(number)\n    return number"
+
+
+@pytest.mark.parametrize(
+    ("body", "verdicts", "seen"),
+    [
+        ("dist.all_reduce(number[..., :])\n    return number", [True, True], ""),
+        ("...", [False, None], "nothing is filled in"),
+        (
+            "return number",
+            [True, False],
+            "the sums, number 0: [1] of shape (1,), expected [3]",
+        ),
+        ("dist.all_reduce(number)", [False, None], "alone, number 0: nothing was returned"),
+        ("dist.recv(number, src=0)\n    return number", [False, None], "rank 0 raised"),
+        (ALONE, [True, False], "rank 0"),
+        ("raise SystemExit(3)", [False, None], "rank 0 raised SystemExit: 3"),
+    ],
+)
+def test_the_first_behaviour_that_does_not_hold_says_what_was_seen(
+    cell, build, body, verdicts, seen
+):
+    head = "import torch.distributed as dist\n"
+    rows = build.rows(*cell(f"{head}def add_up(number):\n    {body}\n"))
+    assert [row.holds for row in rows] == verdicts
+    assert seen in "".join(row.seen for row in rows)
+
+
+def test_other_arguments_and_another_name_are_one_sentence(cell, build):
+    rows = build.rows(*cell("def add_up():\n    return 1\n"))
+    assert "takes 0 positional arguments but 1 was given" in rows[0].seen
+    (row,) = build.rows(*cell("def add(number):\n    return 1\n"))
+    assert row.must == "have a name of this chapter: add_up, mean, Mean" and not row.holds
+
+
+def said(build, *functions):
+    with capture_output() as shown:
+        build(*functions)
+    return shown.stdout.strip()
+
+
+def test_what_passes_is_kept_with_its_imports_and_a_second_pass_replaces_it(cell, build):
+    assert said(build, *cell("def add_up(number):\n    return number\n")).startswith(
+        "not yet"
+    )
+    assert not mine.FILE.exists()
+    assert said(build, *cell(RIGHT)).endswith("add_up is now in mine.py.")
+    assert mine.FILE.read_text().count("import torch.distributed as dist\n") == 1
+    said(build, *cell(RIGHT.replace("return number", "return number + ZERO") + "ZERO = 0\n"))
+    text = mine.FILE.read_text()
+    assert text.count("def add_up") == 1 and "ZERO = 0\n" in text
+
+
+def test_an_earlier_build_is_lent_until_the_reader_has_made_it(cell, build):
+    stub = "def add_up(number):\n    ...\n"
+    source = (
+        stub + MEAN + "class Mean:\n    def of(self, number):\n        return mean(number)\n"
+    )
+    blank, own, whole = cell(source)
+    assert "Tried with our add_up." in said(build, own)
+    assert sys.modules["__main__"].add_up is blank
+    assert "Tried with our add_up." in said(build, whole)
+    text = mine.FILE.read_text()
+    assert f"from {__name__} import add_up\n" in text
+    said(build, *cell(RIGHT))
+    text = mine.FILE.read_text()
+    assert "import add_up" not in text
+    space = {}
+    exec(text, space)
+    assert space["Mean"].of and space["add_up"] is not add_up
+
+
+def test_the_library_is_in_the_order_of_the_course(cell, build):
+    for name in ("00_first", "01_second"):
+        (mine.FILE.parent / f"{name}.ipynb").touch()
+    said(build, *cell(RIGHT))
+    said(Builder("first", {mean: []}), *cell("def mean(numbers):\n    return sum(numbers)\n"))
+    assert [piece.chapter for piece in mine.read()[1]] == ["first", "second"]

@@ -1,0 +1,77 @@
+"""What a reader builds: ours holds, and so does each solution of the notebooks."""
+
+import ast
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from mgpu_tutorial import CHAPTERS
+from mgpu_tutorial.lab.teach import mine
+from tools.assignment import binds, needed, reads
+
+ROOT = Path(__file__).parent.parent
+
+
+def has_builds(chapter):
+    package = find_spec(f"mgpu_tutorial.{chapter}")
+    return package.submodule_search_locations and find_spec(f"{package.name}.builds")
+
+
+BUILDS = {
+    chapter: import_module(f"mgpu_tutorial.{chapter}.builds").build
+    for chapter in CHAPTERS
+    if has_builds(chapter)
+}
+OURS = {
+    f"{chapter}.{name}": (build.ours[name], behaviour)
+    for chapter, build in BUILDS.items()
+    for name, behaviours in build.behaviours.items()
+    for behaviour in behaviours
+}
+
+
+def solutions(chapter):
+    """The builds of a notebook: their names, and the solution with what it needs."""
+    (path,) = ROOT.glob(f"notebooks/[0-9]*_{chapter}.ipynb")
+    earlier = []
+    for cell in nbformat.read(path, as_version=4).cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type != "code" or "exercise" in tags:
+            continue
+        body = ast.parse(cell.source).body
+        calls = [node for node in body if ast.unparse(node).startswith("build(")]
+        if "solution" not in tags:
+            earlier += body
+        elif calls:
+            own = [node for node in body if node not in calls]
+            first = needed(
+                earlier, set().union(*map(reads, own)) - binds(ast.Module(own, []))
+            )
+            names = [argument.id for argument in calls[0].value.args]
+            yield names, "\n".join(map(ast.unparse, [*first, *own]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OURS)
+def test_ours_does_what_the_reader_s_must(name):
+    ours, behaviour = OURS[name]
+    behaviour(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", BUILDS)
+def test_each_build_has_a_solution_that_passes_and_is_kept(
+    chapter, cell, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    built = []
+    for names, source in solutions(chapter):
+        made = {function.__name__: function for function in cell(source)}
+        BUILDS[chapter](*(made[name] for name in names))
+        built += names
+    assert built == list(BUILDS[chapter].behaviours)
+    assert [name for piece in mine.read()[1] for name in piece.names.split(", ")] == built
+    exec(mine.FILE.read_text(), {"__name__": "mine"})
