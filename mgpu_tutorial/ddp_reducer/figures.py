@@ -1,29 +1,24 @@
 """Apparatus, not the lesson: counts, times and draws what the hooks and the options do."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower, run_each_setting, train_alone
-from mgpu_tutorial.ddp_reducer.hooks import HOOKS, train_digits
+from mgpu_tutorial.ddp_reducer.hooks import train_digits
 from mgpu_tutorial.ddp_reducer.reducer import (
     Buckets,
     count_memory,
     observe_buckets,
     train_with_options,
 )
-from mgpu_tutorial.lab import Table, launch, slow_link
+from mgpu_tutorial.lab import Table, launch
 from mgpu_tutorial.lab.draw.drawing import INK, Drawing
-from mgpu_tutorial.lab.measure import in_turns, largest_difference
-from mgpu_tutorial.lab.record.intervals import payload, shortest_step
+from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 
 CELL, HEIGHT, ROW, TOP, GAP, BORDER = 54, 40, 84, 12, 10, 3  # pixels
 
@@ -81,64 +76,9 @@ def train_with_each(hooks: list[str]) -> dict[str, Report]:
     return {name: launch(train_digits, 2, name, trace=True) for name in hooks}
 
 
-def bytes_of_last_step(report: Report) -> int:
-    """The bytes that rank 0 handed over in the last step of `train_digits`."""
-    return payload(report, f"step {len(report.results[0]) - 1}")
-
-
 def mean_losses(report: Report) -> list[float]:
     """The loss of each global batch in `train_digits`: the mean over the ranks."""
     return [sum(losses) / len(losses) for losses in zip(*report.results, strict=True)]
-
-
-def calmest_step(worker: Callable[..., Any], **options: Any) -> Report:
-    """The trace of `worker` on two ranks; the shortest step from the third is "shortest"."""
-    return shortest_step(launch(worker, 2, trace=True, **options))
-
-
-def time_each_hook(
-    rank: int, world_size: int, hooks: list[str], link: Link, steps: int = 12
-) -> dict[str, float]:
-    """The milliseconds of the shortest step of a 6 MiB Tower with each of the HOOKS named.
-
-    They take turns, and every all_reduce takes as long as a ring over `link` besides. The
-    first three steps do not count, because PowerSGD compresses from the third on.
-    """
-    inputs = torch.randn(4, 512)
-
-    def step(model: nn.Module) -> None:
-        model.zero_grad()
-        model(inputs).square().mean().backward()
-
-    actions = {}
-    for name in hooks:
-        model = DistributedDataParallel(Tower(512, depth=6), bucket_cap_mb=25)
-        HOOKS[name](model)
-        actions[name] = partial(step, model)
-    with slow_link(lambda nbytes: ring_seconds(nbytes, world_size, link)):
-        seconds = in_turns(actions, steps, warm_up=3)
-    return {name: 1e3 * min(taken) for name, taken in seconds.items()}
-
-
-def profile_search(
-    rank: int, world_size: int, depth: int, **options: Any
-) -> tuple[int, float]:
-    """Profile one step of DDP(Tower(64, depth), **options).
-
-    Returns how often gloo's all_reduce ran, and for how many microseconds DDP searched the
-    graph.
-    """
-    model = DistributedDataParallel(Tower(64, depth), **options)
-    inputs = torch.randn(4, 64)
-    for _ in range(3):
-        model.zero_grad()
-        model(inputs).square().mean().backward()
-    model.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        model(inputs).square().mean().backward()
-    events = {event.key: event for event in seen.key_averages()}
-    search = events.get("torch.distributed.ddp.reducer::search_unused_parameters")
-    return events["gloo:all_reduce"].count, search.cpu_time_total if search else 0.0
 
 
 # Which parameter travels in which bucket: a row per iteration, a box per bucket

@@ -1,24 +1,17 @@
 """Communication hooks: what travels in place of a bucket, and what it does to the loss."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    fp16_compress_hook,
-)
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import nll_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.data import digits
-
-Product = tuple[torch.Tensor, torch.Tensor]  # a column, and the row beside it
 
 
 def as_bfloat16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -30,69 +23,33 @@ def as_bfloat16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[to
     return work.get_future().then(lambda done: flat.copy_(small))
 
 
-def eight_bits(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The ranks average a bucket in whole numbers of one byte, after they agree on a scale.
+def as_signs(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The ranks keep only the signs of a gradient, and the mean size of its numbers."""
+    for gradient in bucket.gradients():
+        gradient.copy_(gradient.sign() * gradient.abs().mean())
+    return allreduce_hook(None, bucket)
 
-    Each number is at most 127 // N, so that the sum over N ranks still fits into a byte.
+
+def signs_with_feedback(
+    rest: dict[nn.Parameter, torch.Tensor], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """As `as_signs`, but what is left out of a gradient is added to the next one.
+
+    Karimireddy and others, 2019, https://arxiv.org/abs/1901.09847.
     """
-    flat = bucket.buffer()
-    ranks = dist.get_world_size()
-    # the scale: what a unit of the whole numbers stands for, equal on all ranks
-    largest = flat.abs().max().view(1)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    unit = largest.clamp_min(1e-30) / (127 // ranks)
-    # the numbers themselves
-    small = (flat / unit).round().to(torch.int8)
-    work = dist.all_reduce(small, async_op=True)
-    return work.get_future().then(lambda done: flat.copy_(small).mul_(unit / ranks))
+    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        wanted = gradient + rest.get(parameter, 0)
+        sent = wanted.sign() * wanted.abs().mean()
+        rest[parameter] = wanted - sent
+        gradient.copy_(sent)
+    return allreduce_hook(None, bucket)
 
 
-def average_as_product(matrix: torch.Tensor, row: torch.Tensor) -> Product:
-    """The ranks average (m, n) roughly, as a column (m,) times a row (n,); all know `row`."""
-    column = matrix @ row
-    dist.all_reduce(column)
-    column = column / column.norm()
-    # only now the row, because it is computed with the column that all ranks share
-    row = matrix.T @ column
-    dist.all_reduce(row, op=dist.ReduceOp.AVG)
-    return column, row
-
-
-def power_sgd(model: DistributedDataParallel, error_feedback: bool = True) -> None:
-    """Register PowerSGD: from the third step on a weight's gradient travels as two vectors.
-
-    With `error_feedback` each rank adds what it left out to its next gradient. From the
-    paper of Vogels, Karimireddy and Jaggi, https://arxiv.org/abs/1905.13727.
-    """
-    state = powerSGD_hook.PowerSGDState(
-        process_group=None,
-        matrix_approximation_rank=1,
-        start_powerSGD_iter=2,
-        use_error_feedback=error_feedback,
-    )
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-
-
-def forgetful_power_sgd(model: DistributedDataParallel) -> None:
-    """Register PowerSGD such that what it leaves out of a gradient is lost."""
-    power_sgd(model, error_feedback=False)
-
-
-Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
-
-
-def stateless(hook: Hook) -> Callable[[DistributedDataParallel], None]:
-    """A function that registers a hook which keeps nothing from step to step."""
-    return lambda model: model.register_comm_hook(None, hook)
-
-
-HOOKS = {
-    "float32": stateless(allreduce_hook),
-    "float16": stateless(fp16_compress_hook),
-    "bfloat16": stateless(as_bfloat16),
-    "eight bits": stateless(eight_bits),
-    "PowerSGD": power_sgd,
-    "no feedback": forgetful_power_sgd,
+HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
+    "float32": lambda model: model.register_comm_hook(None, allreduce_hook),
+    "bfloat16": lambda model: model.register_comm_hook(None, as_bfloat16),
+    "signs": lambda model: model.register_comm_hook(None, as_signs),
+    "signs, feedback": lambda model: model.register_comm_hook({}, signs_with_feedback),
 }
 
 

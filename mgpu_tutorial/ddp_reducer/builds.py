@@ -1,0 +1,81 @@
+"""What the reader's communication hook must do."""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.ddp_buckets.experiments import Tower
+from mgpu_tutorial.ddp_reducer.hooks import signs_with_feedback
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+
+
+def gradients_of(
+    rank: int, world_size: int, hook: Callable, state: dict, steps: int = 1
+) -> tuple[list, list, list]:
+    """Each step's gradients through the hook and without it, and what its state then keeps.
+
+    The buckets are small, so that DDP rebuilds them after the first step.
+    """
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Tower(16, depth=3), bucket_cap_mb=1e-3)
+    model.register_comm_hook(state, hook)
+    plain = Tower(16, depth=3)
+    plain.load_state_dict(model.module.state_dict())
+    torch.manual_seed(rank)
+    sent, exact = [], []
+    for _ in range(steps):
+        inputs = torch.randn(8, 16)
+        for net, seen in ((model, sent), (plain, exact)):
+            net.zero_grad()
+            net(inputs).square().mean().backward()
+            seen.append([p.grad.clone() for p in net.parameters()])
+    kept = [state.get(p) for p in model.module.parameters()]
+    return sent, exact, kept
+
+
+def mean(gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.stack(each).mean(0) for each in zip(*gradients, strict=True)]
+
+
+def same_bits(function: Callable) -> None:
+    """leave the same bits on all ranks"""
+    first, *others = (sent for sent, _, _ in launch(gradients_of, 3, function, {}, 2).results)
+    for rank, sent in enumerate(others, 1):
+        apart = largest_difference(sum(first, []), sum(sent, []))
+        assert apart == 0, f"ranks 0 and {rank} have gradients that differ by {apart:.2g}"
+
+
+def one_sign(function: Callable) -> None:
+    """send, in the first step, the signs times the mean size"""
+    found = launch(gradients_of, 1, function, {}).results[0]
+    for i, (sent, exact) in enumerate(zip(found[0][0], found[1][0], strict=True)):
+        expect(sent, exact.sign() * exact.abs().mean(), f"alone, gradient {i}", within=1e-6)
+
+
+def keeps_the_rest(function: Callable) -> None:
+    """keep what was left out, for each parameter"""
+    _, _, kept = launch(gradients_of, 1, function, {}).results[0]
+    assert all(isinstance(rest, torch.Tensor) for rest in kept), (
+        f"after one step `rest` has {sum(rest is not None for rest in kept)} of the "
+        f"{len(kept)} parameters as its keys"
+    )
+
+
+def loses_nothing(function: Callable) -> None:
+    """lose nothing in four steps: what was sent and the last rest add up to all gradients"""
+    for world_size in (1, 2, 3):
+        found = launch(gradients_of, world_size, function, {}, 4).results
+        sent = found[0][0]
+        exact = [mean([each[1][step] for each in found]) for step in range(4)]
+        rest = mean([kept for _, _, kept in found])
+        total = [torch.stack(each).sum(0) for each in zip(*sent, strict=True)]
+        wanted = [torch.stack(each).sum(0) for each in zip(*exact, strict=True)]
+        apart = largest_difference([a + b for a, b in zip(total, rest, strict=True)], wanted)
+        assert apart < 1e-4, f"on {world_size} ranks {apart:.2g} is missing or too much"
+
+
+build = Builder(
+    "ddp_reducer", {signs_with_feedback: [one_sign, keeps_the_rest, loses_nothing, same_bits]}
+)
