@@ -36,6 +36,7 @@ def gradients_of(
 
 
 def mean(gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The mean over ranks of a list of tensors."""
     return [torch.stack(each).mean(0) for each in zip(*gradients, strict=True)]
 
 

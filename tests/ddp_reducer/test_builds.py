@@ -31,7 +31,7 @@ RIGHT = [
     hook(WANTED, SENT, KEEP, "gradient[:] = sent", last=MEAN),
     hook(
         "gradient += rest.get(parameter, torch.zeros_like(gradient))",
-        "sent = torch.where(gradient >= 0, 1.0, -1.0) * gradient.abs().mean()",
+        "sent = gradient.sign() * gradient.abs().sum() / gradient.numel()",
         "rest[parameter] = gradient - sent",
         PUT,
     ),
