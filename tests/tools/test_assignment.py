@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import re
 
 import nbformat
 import pytest
@@ -27,9 +28,14 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
         for each in found:
             for code in (setup, each.stub, each.solution, each.test, each.hidden):
                 ast.parse(code)
-            assert "check(" in each.test and "check(" not in each.stub + each.solution
-            assert "graded(" in each.hidden and each.points > 0
-            assert each.words[0].source.startswith(f"**{each.number}.** ")
+            asks, grades = ("check(", "graded(")
+            if each.test.startswith("build("):
+                asks, grades = ("build(", "build.require(")
+                assert "**Build**" in each.words[0].source
+            else:
+                assert re.match(r"\*\*\d\.\*\* ", each.words[0].source)
+            assert asks in each.test and asks not in each.stub + each.solution
+            assert grades in each.hidden and each.points > 0
     page = (ROOT / "docs" / "courses.md").read_text("utf-8")
     listed = page.partition("### Variants")[2].partition(" stay as they are")[0]
     assert (count > 1) == (f"`{name}`" in listed)
