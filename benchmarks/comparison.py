@@ -25,14 +25,7 @@ from typing import Any
 
 import torch
 
-from mgpu_tutorial.comparison.figures import (
-    NOT_MEASURED,
-    STORED,
-    parts_table,
-    summarise,
-    table,
-    time_parts,
-)
+from mgpu_tutorial.comparison.figures import STORED, parts_table, summarise, table, time_parts
 from mgpu_tutorial.comparison.training import SETUPS, Experiment, Setup, train_setup
 from mgpu_tutorial.lab import launch
 
@@ -43,11 +36,9 @@ INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "avx512_fp16")
 
 def measure_row(
     setup: Setup, experiment: Experiment, gpus: int, timeout: float = 3600.0
-) -> dict[str, Any] | str:
-    """Run one row in fresh processes and summarise it; NOT_MEASURED for want of GPUs."""
+) -> dict[str, Any]:
+    """Run one row in fresh processes and summarise it."""
     count = (gpus or 2) if setup.wrapper else 1
-    if gpus == 1 and setup.wrapper:
-        return NOT_MEASURED
     ranks = count if setup.wrapper == "DDP" else 1
     device = "cuda" if gpus else "cpu"
     report = launch(
@@ -57,10 +48,12 @@ def measure_row(
 
 
 def compare(experiments: Sequence[Experiment], gpus: int) -> dict[str, Any]:
-    """All rows of all networks, and with what they were run."""
+    """All rows of all networks, and with what they were run; on one GPU only its own."""
     rows: dict[str, dict] = {}
     for experiment in experiments:
         for name, setup in SETUPS.items():
+            if setup.wrapper and gpus == 1:
+                continue
             found = measure_row(setup, experiment, gpus)
             rows.setdefault(experiment.network, {})[name] = found
             print(f"{experiment.network}, {name}: {found}", flush=True)

@@ -1,9 +1,9 @@
 """Apparatus, not the lesson: the tables, and two nodes that are timed and counted."""
 
 import functools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -57,12 +57,9 @@ def parts_table(steps: Mapping[str, PredictedStep]) -> Table:
 
 def selective_steps() -> dict[str, PredictedStep]:
     """The steps of table 5 with selective recomputation, by the model's size."""
-    steps = {row.run.name: row.step for row in predictions.predict("table 5")}
-    return {
-        name.removesuffix(" selective"): step
-        for name, step in steps.items()
-        if name.endswith(" selective")
-    }
+    rows = predictions.predict("table 5")
+    pairs = [(row.run.name.split(), row.step) for row in rows]
+    return {size: step for (size, way), step in pairs if way == "selective"}
 
 
 def measured_memory() -> Table:
@@ -95,15 +92,10 @@ def prediction_table(*families: str) -> Table:
         for row in predictions.predict(family):
             run = row.run
             error = "fitted" if run.fitted else f"{row.error:+.1%}"
-            places = 2 if run.unit == "s" else digits(run.published)
+            places = 2 if run.unit == "s" else int(run.published < 1000)
             numbers = f"{run.published:,.{places}f}", f"{row.predicted:,.{places}f}"
             rows.append([f"{family}: {run.name}", *numbers, run.unit, error])
     return Table(["run", "published", "predicted", "unit", "error"], rows)
-
-
-def digits(figure: float) -> int:
-    """Decimals that show a difference of a thousandth in a rate of this size."""
-    return int(figure < 1000)
 
 
 def strong_scaling() -> tuple[Lines, Lines]:
@@ -137,25 +129,24 @@ def second_step(*meshes: tuple[int, int, int]) -> Table:
     A first step also computes shapes, which the counter takes for work, so the operations
     are those that a second one adds. The collectives of both steps are the same.
     """
-    rows: dict[str, list] = {}
+    columns = []
     for mesh in meshes:
-        pp, dp, tp = mesh
-        counts = [
-            pretend(steps_of_one_rank, mesh, steps, world_size=pp * dp * tp)
+        once, twice = (
+            pretend(steps_of_one_rank, mesh, steps, world_size=math.prod(mesh))
             for steps in (1, 2)
-        ]
+        )
+        column = []
         for call in ("all_gather", "reduce_scatter", "all_reduce"):
-            calls = counts[1].calls[call] - counts[0].calls[call]
-            nbytes = counts[1].nbytes[call] - counts[0].nbytes[call]
-            rows.setdefault(call, []).append(f"{calls} calls, {bytes_text(nbytes)}")
-        flops = counts[1].flops - counts[0].flops
-        rows.setdefault("operations", []).append(f"{flops / 1e6:,.1f} million")
-        kept = counts[1].returned["on this rank"]
-        rows.setdefault("parameters kept", []).append(f"{kept:,}")
-    worlds = [f"{pp * dp * tp:,} ranks" for pp, dp, tp in meshes]
-    return Table(
-        ["a step of one rank", *worlds], [[name, *row] for name, row in rows.items()]
-    )
+            calls = twice.calls[call] - once.calls[call]
+            nbytes = twice.nbytes[call] - once.nbytes[call]
+            column.append(f"{calls} calls, {bytes_text(nbytes)}")
+        column.append(f"{(twice.flops - once.flops) / 1e6:,.1f} million")
+        column.append(f"{twice.returned['on this rank']:,}")
+        columns.append(column)
+    names = ["all_gather", "reduce_scatter", "all_reduce", "operations", "parameters kept"]
+    worlds = [f"{math.prod(mesh):,} ranks" for mesh in meshes]
+    rows = [list(row) for row in zip(names, *columns, strict=True)]
+    return Table(["a step of one rank", *worlds], rows)
 
 
 # Section 4: plans
@@ -166,20 +157,10 @@ def plan_table(choices: Sequence[Choice]) -> Table:
     rows = []
     for rank, plan, step in choices:
         ties = sum(other.rank == rank for other in choices) > 1
-        rows.append(
-            [
-                f"{rank}=" if ties else f"{rank}",
-                str(plan),
-                f"ZeRO {plan.zero}",
-                f"{plan.micro_batch} × {plan.interleaving}",
-                plan.recompute,
-                step.seconds,
-                step.tflops,
-                step.mfu,
-                step.memory.total / 1e9,
-                step.bottleneck,
-            ]
-        )
+        row = [f"{rank}=" if ties else f"{rank}", str(plan), f"ZeRO {plan.zero}"]
+        row += [f"{plan.micro_batch} × {plan.interleaving}", plan.recompute]
+        row += [step.seconds, step.tflops, step.mfu, step.memory.total / 1e9]
+        rows.append([*row, step.bottleneck])
     columns = {"rank": "", "plan": "", "state": "", "micro × v": "", "recompute": ""}
     columns |= {"s": ".2f", "TFLOP/s": ".0f", "MFU": ".0%", "GB": ".0f", "bottleneck": ""}
     return formatted(columns, rows)
@@ -244,10 +225,11 @@ def lost_by_interval(
     """For `curves`: the per cent of the time lost for each interval, and of what."""
     failure = between_failures(gpus)
     losses = [lost(save, restart, failure, 60 * m) for m in minutes]
-    lines = {"in all": [100 * loss.total for loss in losses]}
-    lines["saving"] = [100 * loss.saving for loss in losses]
-    lines["repeating"] = [100 * loss.repeating for loss in losses]
-    return {name: (minutes, line) for name, line in lines.items()}
+    parts = {"in all": "total", "saving": "saving", "repeating": "repeating"}
+    return {
+        name: (minutes, [100 * getattr(loss, part) for loss in losses])
+        for name, part in parts.items()
+    }
 
 
 def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Table:
@@ -266,36 +248,6 @@ def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Tabl
     return formatted(columns, rows)
 
 
-def pair_seconds(
-    source: int, target: int, nbytes: int, per_node: int, inside: Link, between: Link
-) -> float:
-    """The seconds of a message: over `inside` where both ranks are on one node."""
-    same_node = source // per_node == target // per_node
-    return message_seconds(nbytes, inside if same_node else between)
-
-
-@contextmanager
-def slow_pairs(seconds: Callable[[int, int, int], float]) -> Iterator[None]:
-    """Make each `recv` of this rank take `seconds(source, rank, nbytes)` more.
-
-    So a message from another node can be slow and one from the same node fast. Waiting
-    takes no processor, and different pairs wait at the same time, as over cards of their
-    own.
-    """
-    real = dist.recv
-
-    def slow(tensor: torch.Tensor, src: int, **kwargs: object) -> int:
-        sender = real(tensor, src, **kwargs)
-        time.sleep(seconds(sender, dist.get_rank(), tensor.nbytes))
-        return sender
-
-    dist.recv = slow
-    try:
-        yield
-    finally:
-        dist.recv = real
-
-
 def time_methods(
     rank: int,
     world_size: int,
@@ -305,17 +257,24 @@ def time_methods(
     inside: Link,
     between: Link,
 ) -> list[float]:
-    """The least seconds of each method over slow links, until the last rank has the sum."""
-    seconds = functools.partial(
-        pair_seconds, per_node=per_node, inside=inside, between=between
-    )
+    """The least seconds of each method over slow links, until the last rank has the sum.
+
+    Each `recv` of this rank lasts as long as the link to the sender needs. Waiting takes no
+    processor, and different pairs wait at the same time, as over cards of their own.
+    """
+    recv = dist.recv
+
+    def slow_recv(tensor: torch.Tensor, source: int) -> None:
+        recv(tensor, source)
+        same_node = source // per_node == rank // per_node
+        time.sleep(message_seconds(tensor.nbytes, inside if same_node else between))
 
     def run(method: Method) -> None:
         method(torch.ones(nbytes // 4), per_node)
         dist.barrier()
 
-    with slow_pairs(seconds):
-        times = in_turns({method: functools.partial(run, method) for method in methods}, 3)
+    dist.recv = slow_recv  # until this process ends
+    times = in_turns({method: functools.partial(run, method) for method in methods}, 3)
     return [min(taken) for taken in times.values()]
 
 

@@ -2,8 +2,8 @@
 
 `benchmarks/comparison.py` measured it and wrote comparison.json beside this file. There a
 row is one setup, with the seconds of 20 iterations of the slowest rank, the bytes that each
-device held, and the number of processes. A row that needs more GPUs than the machine has
-was not measured. Under "parts" a row is the processor seconds of forward, backward, update.
+device held, and the number of processes. A row that needs more GPUs than the machine has is
+left out. Under "parts" a row is the processor seconds of forward, backward, update.
 """
 
 import json
@@ -32,7 +32,6 @@ from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.words import bytes_text
 
 STORED = Path(__file__).with_name("comparison.json")
-NOT_MEASURED = "not measured"
 OLD_NOTE = "an old unpublished note, other hardware (s at iteration 100)"
 OLD_FIGURES = {"DataParallel": 20.4, "DDP": 8.7, "best half precision": 7.2}
 ONE_THREAD = "backward: one thread on a CPU"
@@ -80,15 +79,7 @@ def time_parts(
 
 
 def load_stored(kind: str = "cpu") -> dict[str, Any] | None:
-    """What is stored for "cpu", "cuda" or "parts"; None where that was never measured.
-
-    FileNotFoundError where nothing was stored at all.
-    """
-    if not STORED.exists():
-        raise FileNotFoundError(
-            f"no stored comparison: {STORED.name} is missing. Make it with "
-            "python benchmarks/comparison.py --save"
-        )
+    """What is stored for "cpu", "cuda" or "parts"; None where that was never measured."""
     return json.loads(STORED.read_text(encoding="utf-8")).get(kind)
 
 
@@ -109,9 +100,6 @@ def table(result: dict[str, Any], network: str) -> Table:
     rows = []
     first = result["rows"][network]["one device"]["seconds"]
     for name, row in result["rows"][network].items():
-        if row == NOT_MEASURED:
-            rows.append([name, *[NOT_MEASURED] * 4])
-            continue
         counted = [sum(device.values()) for device in row["memory"]]
         memory = ", ".join(bytes_text(n) for n in row["peaks"] or counted)
         seconds, speed = f"{row['seconds']:.1f}", f"{first / row['seconds']:.2f}"
@@ -135,46 +123,42 @@ def chart(result: dict[str, Any]) -> Plot:
     """
     from matplotlib.figure import Figure
 
-    on_cpu = result["device"].startswith("CPU")
     panels = {
         f"{network}: {result['device']} (s per 20 iterations)": {
-            name: row if row == NOT_MEASURED else row["seconds"] for name, row in rows.items()
+            name: row["seconds"] for name, row in rows.items()
         }
         for network, rows in result["rows"].items()
     }
+    remarks = {}
+    if result["device"].startswith("CPU"):
+        remarks = {(title, "DataParallel"): f" ({ONE_THREAD})" for title in panels}
     panels[OLD_NOTE] = OLD_FIGURES
     heights = [1 + len(panel) for panel in panels.values()]
     figure = Figure(figsize=(9, 0.36 * sum(heights)), layout="constrained")
-    grid = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False, sharex=True)[
-        :, 0
-    ]
+    grid = figure.subplots(len(panels), 1, height_ratios=heights, sharex=True)
     lines = ["Seconds of 20 iterations as bars, by how they were trained"]
     for axes, (title, panel) in zip(grid, panels.items(), strict=True):
         axes.set_title(title, loc="left", fontsize=11, weight="bold")
         lines.append(title)
         for name, seconds in panel.items():
-            remark = ONE_THREAD if on_cpu and name == "DataParallel" else ""
-            remark = f" ({remark})" if remark and panel is not OLD_FIGURES else ""
+            remark = remarks.get((title, name), "")
             _draw_bar(axes, name, seconds, remark, quoted=panel is OLD_FIGURES)
             lines.append(f"  {name}: {seconds}{remark}")
         axes.tick_params(axis="y", length=0, labelsize=11)
         axes.invert_yaxis()
         axes.spines[["top", "right", "bottom"]].set_visible(False)
-    longest = max(s for panel in panels.values() for s in panel.values() if s != NOT_MEASURED)
+    longest = max(seconds for panel in panels.values() for seconds in panel.values())
     grid[0].set(xlim=(0, 1.5 * longest), xticks=[])
     return Plot(figure, "\n".join(lines))
 
 
-def _draw_bar(axes, name: str, seconds: float | str, remark: str, quoted: bool) -> None:
+def _draw_bar(axes, name: str, seconds: float, remark: str, quoted: bool) -> None:
     """One bar with its number behind it; hatches tell autocast apart without colours."""
-    measured = seconds != NOT_MEASURED
     autocast = "autocast" in name
     style = {"color": COLOURS[1] if autocast else COLOURS[0]}
     if quoted:
         style = {"color": "white", "linestyle": "--"}
     style |= {"edgecolor": INK, "hatch": "//" if autocast else ""}
-    axes.barh(name, seconds if measured else 0, height=0.72, **style)
-    text = f" {seconds:.1f}" if measured else f" {NOT_MEASURED}"
-    text = axes.text(seconds if measured else 0, name, text, va="center", weight="bold")
-    if remark:
-        axes.annotate(remark, (1, 0.5), xycoords=text, va="center", fontsize=10)
+    axes.barh(name, seconds, height=0.72, **style)
+    text = axes.text(seconds, name, f" {seconds:.1f}", va="center", weight="bold")
+    axes.annotate(remark, (1, 0.5), xycoords=text, va="center", fontsize=10)

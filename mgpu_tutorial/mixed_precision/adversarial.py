@@ -6,7 +6,7 @@ https://arxiv.org/abs/1406.2661). Each has its own optimizer, one loss scaler se
 and all ranks average the gradients of each network between its backward and its step.
 """
 
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn.functional import softplus
 
 from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters
 from mgpu_tutorial.lab import progress
-from mgpu_tutorial.mixed_precision.precision import autocast, new_scaler
 from mgpu_tutorial.shared.data import digits
 
 NOISE = 16
@@ -99,19 +98,21 @@ def train_pair(
     """
     generator, discriminator, images = new_pair(dtype)
     for_generator, for_discriminator = new_adam(generator), new_adam(discriminator)
-    scaler = new_scaler(generator, **{"init_scale": 1024.0} | settings)
+    device = images.device.type
+    short = partial(torch.autocast, device, dtype, enabled=dtype.itemsize == 2)
+    scaler = GradScaler(device, **{"init_scale": 1024.0} | settings)
     samples = {}
     for step in progress(range(steps)):
         real, noise = draw_share(images, 60, step, rank, world_size)
         # the discriminator learns to tell real images from made ones
-        with short(dtype):
+        with short():
             made = generator(noise)
             loss = discriminator_loss(discriminator(real), discriminator(made.detach()))
         if infinite == (rank, step):
             loss = loss * float("inf")
         descend(discriminator, for_discriminator, scaler, loss)
         # the generator learns to make images that it takes for real
-        with short(dtype):
+        with short():
             loss = generator_loss(discriminator(made))
         descend(generator, for_generator, scaler, loss)
         scaler.update()  # once, when both optimizers have had their step
@@ -140,12 +141,6 @@ def new_pair(dtype: torch.dtype) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     images = real_images().to(torch.promote_types(dtype, torch.float32))
     return new_generator().to(images.dtype), new_discriminator().to(images.dtype), images
-
-
-def short(dtype: torch.dtype) -> AbstractContextManager:
-    """Autocast to a format of 16 bits; float32 and float64 switch it off."""
-    kind = torch.get_default_device().type
-    return autocast(kind, dtype if dtype.itemsize == 2 else torch.float32)
 
 
 def draw_samples(generator: nn.Module) -> torch.Tensor:

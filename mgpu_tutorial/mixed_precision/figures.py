@@ -1,7 +1,8 @@
 """Apparatus: the dtypes of layers, where gradients lie in float16, the steps of two ranks."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -81,19 +82,14 @@ def observe(module: nn.Module, *inputs: torch.Tensor) -> dict[str, str]:
     """The dtype that each layer of `module` returns for `inputs`, seen by a forward hook."""
     seen: dict[str, str] = {}
 
-    def hook(name: str) -> Callable:
-        def note(_: nn.Module, __: tuple, output: torch.Tensor) -> None:
-            seen[name] = dtype_name(output.dtype)
-
-        return note
+    def note(name: str, _: nn.Module, __: tuple, output: torch.Tensor) -> None:
+        seen[name] = dtype_name(output.dtype)
 
     layers = [(n, m) for n, m in module.named_modules() if not list(m.children())]
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers]
-    try:
-        module(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    handles = [layer.register_forward_hook(partial(note, name)) for name, layer in layers]
+    module(*inputs)
+    for handle in handles:
+        handle.remove()
     return seen
 
 

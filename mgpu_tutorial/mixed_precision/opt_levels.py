@@ -12,29 +12,27 @@ from torch.nn.functional import nll_loss
 
 from mgpu_tutorial.distributed_sgd import new_model
 from mgpu_tutorial.mixed_precision.figures import dtype_name, observe
-from mgpu_tutorial.mixed_precision.precision import autocast
 from mgpu_tutorial.shared.data import digits
 
 
 class Level(NamedTuple):
     """How a level trains, and its name in today's PyTorch.
 
-    `weights` is the dtype in which the model is stored, `autocast` the one in which products
-    are computed (float32: no autocast). With `master_weights` the optimizer steps on float32
-    copies of the weights.
+    `weights` is the dtype in which the model is stored; with `autocast` products are computed
+    in bfloat16. With `master_weights` the optimizer steps on float32 copies of the weights.
     """
 
     weights: torch.dtype
-    autocast: torch.dtype
+    autocast: bool
     master_weights: bool
     today: str
 
 
 LEVELS = {
-    "O0": Level(torch.float32, torch.float32, False, "float32"),
-    "O1": Level(torch.float32, torch.bfloat16, False, "torch.autocast"),
-    "O2": Level(torch.bfloat16, torch.float32, True, "MixedPrecisionPolicy of FSDP2"),
-    "O3": Level(torch.bfloat16, torch.float32, False, "model.bfloat16()"),
+    "O0": Level(torch.float32, False, False, "float32"),
+    "O1": Level(torch.float32, True, False, "torch.autocast"),
+    "O2": Level(torch.bfloat16, False, True, "MixedPrecisionPolicy of FSDP2"),
+    "O3": Level(torch.bfloat16, False, False, "model.bfloat16()"),
 }
 
 
@@ -74,7 +72,7 @@ def train_at_level(level: Level, lr: float = 0.01, steps: int = 103) -> LevelRes
         optimizer = MasterWeights(model, lr)
 
     def loss_of(index: slice) -> torch.Tensor:
-        with autocast("cpu", level.autocast):
+        with torch.autocast("cpu", torch.bfloat16, level.autocast):
             output = model(data.images[index])
         return nll_loss(output.float(), data.labels[index])
 
@@ -84,7 +82,7 @@ def train_at_level(level: Level, lr: float = 0.01, steps: int = 103) -> LevelRes
         model.zero_grad()
         loss_of(slice(start, start + 30)).backward()
         optimizer.step()
-    with autocast("cpu", level.autocast):
+    with torch.autocast("cpu", torch.bfloat16, level.autocast):
         products = observe(model, data.images[:1])["conv1"]
     names = [dtype_name(t.dtype) for t in (model.conv1.weight, model.conv1.weight.grad)]
     return LevelResult(names[0], products, names[1], first_loss, loss_of(slice(600)).item())

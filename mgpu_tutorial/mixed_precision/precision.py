@@ -8,7 +8,6 @@ gradients are averaged: all ranks must see the same infinity, or they take diffe
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -23,43 +22,6 @@ from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.parameters import fingerprint
-
-SUPPORTED = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
-
-
-def autocast(device: str, dtype: torch.dtype) -> AbstractContextManager:
-    """`torch.autocast` that refuses what torch would only warn of; float32 switches it off.
-
-    ValueError where `device` cannot autocast to `dtype`.
-    """
-    known = SUPPORTED.get(device, ())
-    if dtype is torch.float32:
-        return torch.autocast(device, enabled=False)
-    if dtype not in known:
-        can = ", ".join(map(str, known)) or "nothing"
-        raise ValueError(
-            f"autocast on {device} supports {can}, got {dtype}: torch would warn, compute "
-            "in float32 and go on. Use one of these, or torch.float32 for no autocast."
-        )
-    return torch.autocast(device, dtype=dtype)
-
-
-def new_scaler(model: nn.Module, **settings: float) -> GradScaler:
-    """A GradScaler for the device where the parameters of `model` lie.
-
-    A scaler of another device does not scale, or fails in `unscale_`. `settings` are those
-    of torch.amp.GradScaler. ValueError for float16 parameters, which no scaler can help.
-    """
-    kinds = {p.device.type for p in model.parameters()}
-    if len(kinds) != 1:
-        raise ValueError(f"parameters lie on {sorted(kinds)}: a scaler serves one device")
-    if any(p.dtype is torch.float16 for p in model.parameters()):
-        raise ValueError(
-            "the parameters are float16, and a scaler divides their gradients in float16 "
-            "again: keep the model in float32 and run its forward under autocast"
-        )
-    return GradScaler(kinds.pop(), **settings)
-
 
 # One rank: a scaler step by step
 
@@ -79,14 +41,14 @@ def train_in_float16(
     `settings` are those of GradScaler. Returns each step, and a checkpoint.
     """
     data, (model, optimizer) = digits(), new_model()
-    scaler = new_scaler(model, **settings)
+    scaler = GradScaler("cpu", **settings)
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     for name, state in (saved or {}).items():
         parts[name].load_state_dict(state)
     log = []
     for step in steps:
         mine = slice(100 * step, 100 * step + 100)
-        with autocast("cpu", torch.float16):
+        with torch.autocast("cpu", torch.float16):
             loss = nll_loss(model(data.images[mine]), data.labels[mine])
         optimizer.zero_grad()
         scale, before = scaler.get_scale(), flat_parameters(model)
@@ -166,11 +128,12 @@ def train_scaled(
     data, (model, optimizer) = digits(), new_model()
     if ddp:
         model = DistributedDataParallel(model)
-    scaler = new_scaler(model, **{"init_scale": 1024.0} | settings)
+    device = data.images.device.type
+    scaler = GradScaler(device, **{"init_scale": 1024.0} | settings)
     records = []
     for step, mine in enumerate(four_batches(rank, world_size, len(data))):
         optimizer.zero_grad()
-        with autocast(data.images.device.type, dtype):
+        with torch.autocast(device, dtype, enabled=dtype.itemsize == 2):
             loss = nll_loss(model(data.images[mine]), data.labels[mine])
         scaler.scale(loss).backward()
         if infinite == (rank, step):

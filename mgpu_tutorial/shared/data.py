@@ -92,16 +92,8 @@ def _stored(name: str, folder: Path, train: bool, otherwise: str):
         ) from None
 
 
-@dataclass(frozen=True)
-class Pictures:
+class Pictures(Digits):
     """Images (N, 3, 32, 32), uint8; labels (N,), int64, 0 to 9; and where they are from."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    source: str
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def batch(self, index: list[int] | slice, side: int = 32) -> tuple[torch.Tensor, ...]:
         """Pictures (n, 3, side, side), float32, enlarged and normalised, and their labels."""

@@ -1,5 +1,5 @@
-"""Apparatus: runs torchrun and py-spy, reads what they and the flight recorder say, and knows
-where the fault of each job is, for the checks.
+"""Apparatus: runs torchrun, reads what it and the flight recorder say, and knows where the
+fault of each job is, for the checks.
 """
 
 import argparse
@@ -7,25 +7,20 @@ import inspect
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from mgpu_tutorial.lab import RankFailed, Table, launch
+from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.run.files import LOOPBACK
 from mgpu_tutorial.processes_and_ranks import free_port
 from mgpu_tutorial.when_it_breaks import jobs
-from mgpu_tutorial.when_it_breaks.record import run_with_limit
 
 CHAPTER = Path(__file__).parent
 
@@ -51,25 +46,15 @@ def analyse(folder: str) -> str:
     settings = argparse.Namespace(
         allow_incomplete_ranks=False, just_print_entries=False, mismatch_cap=10, verbose=False
     )
-    with _logged("Flight Recorder") as lines:
-        files = sorted(Path(folder).glob("rank_*"))  # the first one is taken for right
-        dumps = {file.name: loader.read_dump("rank_", str(file)) for file in files}
-        builder.build_db(dumps, settings, str(next(iter(dumps.values()))["version"]))
-    return "\n".join(_shortened("\n".join(lines)))
-
-
-@contextmanager
-def _logged(name: str) -> Iterator[list[str]]:
-    """The lines that a logger of that name says, instead of its own handlers."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger(name)
-    before, logger.handlers, logger.propagate = logger.handlers, [handler], False
-    try:
-        yield lines
-    finally:
-        logger.handlers, logger.propagate = before, True
+    logger = logging.getLogger("Flight Recorder")
+    logger.handlers, logger.propagate = [handler], False  # instead of its own
+    files = sorted(Path(folder).glob("rank_*"))  # the first one is taken for right
+    dumps = {file.name: loader.read_dump("rank_", str(file)) for file in files}
+    builder.build_db(dumps, settings, str(next(iter(dumps.values()))["version"]))
+    return "\n".join(_shortened("\n".join(lines)))
 
 
 def _shortened(text: str) -> Iterator[str]:
@@ -225,52 +210,6 @@ def seconds_in(run: Report, op: str) -> list[float]:
         sum(e.end - e.begin for e in run.events if e.op == op and e.rank == rank)
         for rank in range(run.world_size)
     ]
-
-
-# py-spy
-
-
-def spy_on(job: Callable, ranks: int) -> str:
-    """Where py-spy sees each rank of a job that hangs, or why it cannot look."""
-    bin_of_python = str(Path(sys.executable).parent)
-    py_spy = shutil.which("py-spy") or shutil.which("py-spy", path=bin_of_python)
-    if py_spy is None:
-        return "py-spy is not installed: pip install py-spy"
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            launch(watch_job, ranks + 1, job, folder, py_spy, backend="none", timeout=60)
-        except RankFailed as error:  # the watching rank ends the others, which hang
-            return error.report.stdout[-1].strip()
-    return "py-spy has seen nothing"
-
-
-def watch_job(rank: int, world_size: int, job: Callable, folder: str, py_spy: str) -> None:
-    """The last rank looks at the others, which run a job that hangs, and then ends all."""
-    if rank < world_size - 1:
-        Path(folder, f"pid_{rank}").write_text(str(os.getpid()))
-        run_with_limit(rank, world_size - 1, job, folder, limit=60.0)
-        return
-    places: dict[int, str] = {}
-    end = time.monotonic() + 40
-    while len(places) < world_size - 1 and time.monotonic() < end:
-        time.sleep(0.2)
-        for other in set(range(world_size - 1)) - set(places):
-            pid = Path(folder, f"pid_{other}")
-            place = _place_in(job, pid.read_text(), py_spy) if pid.exists() else None
-            if place:
-                places[other] = f"rank {other}: {place}"
-    print("\n".join(places[other] for other in sorted(places)) or "py-spy has seen nothing")
-    raise SystemExit("the others still hang")
-
-
-def _place_in(job: Callable, pid: str, py_spy: str) -> str | None:
-    """The line at which a process is in `job`, or why py-spy may not look at it."""
-    dump = subprocess.run([py_spy, "dump", "--pid", pid], capture_output=True, text=True)
-    if dump.returncode:
-        return f"py-spy: {dump.stderr.strip().splitlines()[0]}"
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", dump.stdout)  # a notebook forces colours
-    place = re.search(rf"{job.__name__} \(.*?(\w+\.py:\d+)\)", plain)
-    return f"{place[1]}, in {job.__name__}" if place else None
 
 
 # The checks

@@ -1,12 +1,8 @@
 """Each setup trains what its name says; the slowest rank counts; the result is read."""
 
-import json
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import comparison as benchmark
 from mgpu_tutorial.comparison import estimates, figures, training
@@ -93,8 +89,6 @@ def test_every_device_is_counted(ranks, name):
         assert device["gradients"] == device["optimizer state"] == 4 * NUMBERS
     if name == "DataParallel":
         assert not {"gradients", "optimizer state"} & set(memory[1])
-    assert all(len(result.seconds) == ITERATIONS for result in results)
-    assert all(0 < seconds < 100 for result in results for seconds in result.seconds)
     assert len({result.pid for result in results}) == len(results)
     assert [result.peaks for result in results] == [[]] * len(results)  # no GPU
 
@@ -135,38 +129,7 @@ def test_a_row_is_run_in_processes_of_its_own():
     assert row["devices"] == row["processes"] == len(row["memory"]) == 2
 
 
-def test_rows_for_several_gpus_are_not_guessed_on_one():
-    for name, setup in training.SETUPS.items():
-        if setup.wrapper:
-            assert benchmark.measure_row(setup, TINY, gpus=1) == "not measured", name
-
-
 # The parts of a step
-
-
-def test_the_parts_of_a_step_are_those_of_the_slowest_rank_and_the_least_of_all_turns(
-    monkeypatch,
-):
-    calls = []
-
-    def launch(worker, ranks, setup, experiment, average=True, **_):
-        calls.append((worker, ranks, setup.wrapper, experiment.batch, average))
-        return SimpleNamespace(results=[[0, 0], [len(calls), 20 - len(calls)]])
-
-    monkeypatch.setattr(benchmark, "launch", launch)
-    rows = benchmark.measure_parts([TINY], turns=2)["rows"][NETWORK]
-    assert list(rows.values()) == [[1, 14], [2, 13], [3, 12], [4, 11], [5, 10]]
-    assert (
-        calls[:5]
-        == calls[5:]
-        == [
-            (figures.time_parts, 1, "", BATCH, True),
-            (figures.time_parts, 1, "", BATCH // 2, True),
-            (figures.time_parts, 1, "DataParallel", BATCH, True),
-            (figures.time_parts, 2, "DDP", BATCH, True),
-            (figures.time_parts, 2, "DDP", BATCH, False),
-        ]
-    )
 
 
 def time_both(rank, world_size):
@@ -222,14 +185,6 @@ def test_a_step_is_counted_as_the_formulas_say():
     assert step.parameters == sum(p.numel() for p in network.parameters())
 
 
-def test_operations_are_those_of_pytorchs_counter_where_no_layer_is_depthwise():
-    network, images = torchvision.models.resnet18(num_classes=10), torch.randn(2, 3, 64, 64)
-    with FlopCounterMode(display=False) as counter:
-        network(images).sum().backward()
-    assert estimates.count_operations(network, images) == counter.get_total_flops()
-    assert not any(module._forward_hooks for module in network.modules())
-
-
 def test_a_depthwise_convolution_is_counted_once_forward_and_twice_backward():
     """Each of its numbers out is a sum over the nine weights of one channel."""
     first = torch.nn.Conv2d(3, 8, kernel_size=1)
@@ -249,54 +204,11 @@ def test_what_is_saved_is_what_a_real_step_saves(ranks):
 # The stored result
 
 
-def a_result(device="a card"):
-    first = {"seconds": 2.0, "memory": [{"parameters": 4}], "peaks": [], "processes": 1}
-    second = {"seconds": 4.0, "memory": [{"parameters": 2048}] * 2, "peaks": []}
-    second["processes"] = 1
-    gpu = {"seconds": 1.0, "memory": [{"parameters": 4}], "peaks": [2**20], "processes": 2}
-    rows = {"one device": first, "DataParallel": second, "DDP": "not measured"}
-    return {"device": device, "rows": {"net": rows | {"DDP + autocast": gpu}}}
-
-
-def test_the_table_has_a_row_per_setup():
-    rows = figures.table(a_result(), "net").rows
-    assert rows[0] == ["one device", "2.0", "1.00", "4 B", 1]
-    assert rows[1] == ["DataParallel", "4.0", "0.50", "2 KiB, 2 KiB", 1]
-    assert rows[2] == ["DDP", *["not measured"] * 4]
-    assert rows[3] == ["DDP + autocast", "1.0", "2.00", "1 MiB", 2]  # CUDA's peak is more
-    table = figures.parts_table({"rows": {"net": {"one device": [0.25, 0.5, 0.125]}}}, "net")
-    assert table.rows == [["one device", "0.250", "0.500", "0.125", "0.875"]]
-
-
-@pytest.mark.parametrize("device", ["a card", "CPU, one core per device"])
-def test_the_chart_draws_its_numbers_on_one_scale_and_warns_of_a_cpu(monkeypatch, device):
-    text = repr(figures.chart(a_result(device)))
+def test_the_chart_draws_its_numbers_on_one_scale(monkeypatch):
+    times = {"one device": 2.0, "DataParallel": 4.0, "DDP + autocast": 1.0}
+    rows = {name: {"seconds": seconds} for name, seconds in times.items()}
     monkeypatch.setattr(figures, "Plot", lambda figure, text: figure)
-    ours, old = figures.chart(a_result(device)).axes
-    warning = " (backward: one thread on a CPU)" if device.startswith("CPU") else ""
-    assert "one device: 2.0\n" in text and "DDP: not measured\n" in text
-    assert f"DataParallel: 4.0{warning}\n" in text and "DataParallel: 20.4\n" in text
-    assert [bar.get_width() for bar in ours.patches] == [2.0, 4.0, 0.0, 1.0]
-    assert [bar.get_hatch() for bar in ours.patches] == ["", "", "", "//"]
+    ours, old = figures.chart({"device": "a card", "rows": {"net": rows}}).axes
+    assert [bar.get_width() for bar in ours.patches] == list(times.values())
     assert [bar.get_width() for bar in old.patches] == [20.4, 8.7, 7.2]
     assert ours.get_xlim() == old.get_xlim() and ours.get_xlim()[1] > 20.4
-
-
-def test_the_stored_comparison_is_whole_and_names_no_process():
-    result = figures.load_stored("cpu")
-    assert set(result["rows"]) == {"resnet101", "mobilenet_v2"}
-    for rows in result["rows"].values():
-        assert list(rows) == list(training.SETUPS)
-    assert "pid" not in json.dumps(result) and set(result["versions"]) >= {"torch"}
-    assert figures.load_stored("abacus") is None
-
-
-def test_what_is_saved_is_loaded_and_the_other_kind_stays(monkeypatch, tmp_path):
-    for module in (figures, benchmark):
-        monkeypatch.setattr(module, "STORED", tmp_path / "comparison.json")
-    with pytest.raises(FileNotFoundError, match="comparison.py --save"):
-        figures.load_stored()
-    benchmark.save(a_result("CPU"), "cpu")
-    benchmark.save(a_result("a card"), "cuda")
-    assert figures.load_stored("cpu") == a_result("CPU")
-    assert figures.load_stored("cuda") == a_result("a card")

@@ -126,8 +126,3 @@ def test_every_step_draws_another_batch_and_every_rank_its_rows(batch, step, wor
     assert torch.equal(torch.cat([noise for _, noise in shares]), noise)
     sizes = [len(images) for images, _ in shares]
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_real_images_lie_between_0_and_1():
-    images = adversarial.real_images()
-    assert images.shape[1] == 784 and images.min() >= 0 and 0.9 < images.max() <= 1

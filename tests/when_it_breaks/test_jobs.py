@@ -18,36 +18,25 @@ def line_of(job):
     return rank, FILE.read_text(encoding="utf-8").splitlines()[number - 1].strip()
 
 
-@pytest.fixture
-def analysis(ranks, tmp_path, capsys):
+def analysis(ranks, folder, capsys, job, world_size):
     """Runs a job with a limit; what each rank said first, and what the analyser says."""
-
-    def run(job, world_size):
-        folder = str(tmp_path)
-        how = {"limit": 2.0, "backend": "none"}
-        report = ranks(world_size, record.run_with_limit, job, folder, **how)
-        figures.print_first_lines(report)
-        first_lines = [
-            line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()
-        ]
-        return first_lines, figures.analyse(folder)
-
-    return run
+    how = {"limit": 2.0, "backend": "none"}
+    report = ranks(world_size, record.run_with_limit, job, str(folder), **how)
+    figures.print_first_lines(report)
+    said = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    return said, figures.analyse(str(folder))
 
 
-def test_a_rank_that_skips_a_batch_is_missing_in_the_last_call(analysis):
-    first_lines, records = analysis(jobs.average_labelled, 3)
+def test_a_rank_that_skips_a_batch_is_missing_in_the_last_call(ranks, tmp_path, capsys):
+    said, records = analysis(ranks, tmp_path, capsys, jobs.average_labelled, 3)
     waited = "Timed out waiting 2000ms"
-    assert first_lines == [waited, "has ended", waited]
+    assert said == [waited, "has ended", waited]
     assert "Not all ranks joining collective, sequence number: 4" in records
     assert "missing ranks: {1}" in records
     text = FILE.read_text(encoding="utf-8")
     call = text.splitlines().index("        dist.all_reduce(gradient, op=AVG)")
     assert f"jobs.py:{call + 1}" in records
     assert line_of(jobs.average_labelled) == (1, "continue")
-
-
-def test_only_rank_1_has_a_batch_without_labels():
     empty = [[bool((b < 0).all()) for b in data.labels_of(rank)] for rank in range(3)]
     assert empty == [[False] * 4, [False, False, True, False], [False] * 4]
 
@@ -59,8 +48,6 @@ def test_a_histogram_of_another_length_leaves_one_rank_waiting(ranks, monkeypatc
     with pytest.raises(RankFailed, match="rank 1 raised .* shapes: 4vs 3, at jobs.py"):
         ranks(3, jobs.count_classes)
     assert line_of(jobs.count_classes) == (1, "counts = torch.bincount(mine)")
-    assert torch.bincount(data.classes()).tolist() == [3, 3, 2, 4]
-    assert [len(torch.bincount(data.classes()[r::3])) for r in range(3)] == [3, 4, 3]
 
 
 def test_two_calls_in_another_order_stand_still_at_two_lines(ranks):
@@ -73,9 +60,10 @@ def test_two_calls_in_another_order_stand_still_at_two_lines(ranks):
     assert all("dist.broadcast(learning_rate, src=0)" in line for line in lines[2:4])
 
 
-def test_a_rank_with_the_wrong_group_is_missing_in_the_right_one(analysis):
-    first_lines, records = analysis(partial(jobs.average_in_pairs, limit=2.0), 4)
-    assert first_lines == [
+def test_a_rank_with_the_wrong_group_is_missing_in_the_right_one(ranks, tmp_path, capsys):
+    job = partial(jobs.average_in_pairs, limit=2.0)
+    said, records = analysis(ranks, tmp_path, capsys, job, 4)
+    assert said == [
         "[Rank 0]: Ranks 3 failed to pass monitoredBarrier in 2000 ms",
         "Rank 1 successfully reached monitoredBarrier",
         "Rank 2 successfully reached monitoredBarrier",
@@ -100,7 +88,6 @@ def test_the_rank_with_the_longest_sequence_waits_least(ranks):
     rank, line = line_of(jobs.train_on_sequences)
     assert rank == 3 == waited.index(min(waited))
     assert line.startswith("lengths = sorted(LENGTHS)")
-    assert figures.seconds_in(run, "broadcast") == [0] * 4
     # a sleep is never shorter than it was asked to be
     assert figures.seconds_in(run, "span")[3] > 3 * 5e-5 * (66**2 + 70**2) - 0.01
 
@@ -111,9 +98,6 @@ def test_one_gradient_that_is_no_number_reaches_all_ranks_behind_finite_losses(r
     weights = torch.tensor([[weight for _, weight in seen] for seen in results])
     assert losses[:, :2].isfinite().all() and losses[:, 2].isnan().all()
     assert weights[:, 0].isfinite().all() and weights[:, 1:].isnan().all()
-    assert figures.table_of_losses(results).rows[0][1:] == pytest.approx(
-        [*losses[:, 0].tolist(), weights[0, 0].item()], abs=0.006
-    )
 
 
 def test_the_first_step_is_that_of_one_process(ranks):
@@ -145,10 +129,6 @@ def test_one_seed_for_all_deals_well_and_another_for_each_draws_other_noise(rank
     assert len(dealt) == 12 and (sorted(dealt) == list(range(12))) is not per_rank
     for draws in ([d.order for d in drawn], [d.noise for d in drawn]):
         assert len({tuple(draw) for draw in draws}) == (3 if per_rank else 1)
-    table = figures.table_of_draws({"a seed": drawn}).rows
-    letters = ["A", "B", "C"] if per_rank else ["A"] * 3
-    assert table[0] == ["a seed", "order", *letters, f"{len(set(dealt))} of 12 samples"]
-    assert table[1] == ["", "noise", *letters, ""]
     assert figures.drawn_alike() == "order"  # or no sample has one rank
 
 

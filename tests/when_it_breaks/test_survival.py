@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.when_it_breaks import elastic, figures, interval
 
 LIMIT = 170.0  # seconds: each node imports PyTorch four times, on a busy machine
@@ -59,26 +58,6 @@ def test_the_run_of_two_ranks_is_that_of_one_process_written_out(undisturbed):
     assert largest_difference(parameters(undisturbed), dict(model.state_dict())) < 1e-4
 
 
-def saved_steps(rank, world_size, folder):
-    """The steps after which the ranks saved, of a run that goes on from the last."""
-    steps, save = [], elastic.checkpoint.save
-
-    def note(*arguments, step):
-        steps.append(step)
-        save(*arguments, step=step)
-
-    elastic.checkpoint.save = note
-    return elastic.train(rank, world_size, folder), steps
-
-
-def test_a_second_start_has_nothing_to_do_and_a_run_saves_after_every_third_step(
-    ranks, tmp_path, undisturbed
-):
-    assert ranks(2, saved_steps, str(tmp_path)).results == [(0, [3, 6, 9, 12])] * 2
-    assert ranks(2, elastic.train, str(tmp_path)).results == [12, 12]
-    assert all(figures.same_bits([str(tmp_path), str(undisturbed)]))
-
-
 def train_until(rank, world_size, folder, steps):
     elastic.STEPS = steps
     return elastic.train(rank, world_size, folder)
@@ -87,6 +66,7 @@ def train_until(rank, world_size, folder, steps):
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(ranks, tmp_path, undisturbed):
     assert ranks(2, train_until, str(tmp_path), 7).results == [0, 0]  # the last save is at 6
     assert ranks(2, train_until, str(tmp_path), 12).results == [6, 6]
+    assert ranks(2, elastic.train, str(tmp_path)).results == [12, 12]  # nothing is left
     assert all(figures.same_bits([str(tmp_path), str(undisturbed)]))
 
 
@@ -100,15 +80,6 @@ def test_no_two_batches_are_the_same():
 
 
 # How often to save
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_simulated_waste_is_least_near_the_interval_of_the_formula(seed):
-    best = best_interval(1.0, 185.58)
-    factors = [0.25, 0.5, 1.0, 2.0, 4.0]
-    waste = [interval.simulate_waste(f * best, 1.0, 185.58, seed=seed) for f in factors]
-    assert min(waste) == waste[2]
-    assert waste[2] == pytest.approx(1 / best + best / (2 * 185.58), rel=0.1)
 
 
 @given(st.floats(1, 50), st.floats(0.1, 5), st.floats(20, 500), st.integers(0, 9))
