@@ -6,19 +6,21 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 SAID = "Seven, because four and three make seven."
 LISTING = "def work(rank, world_size):\n    return rank\n"
+HEAD = "# Title\n\nA reason. **is it seven?** About 5 minutes. [More](../README.md#more)."
 
 
 def printed(text):
     return [new_output("stream", name="stdout", text=text)]
 
 
-def shown(**forms):
-    data = {mime.replace("__", "/"): content for mime, content in forms.items()}
-    return [new_output("display_data", data=data)]
+def shown(html, text="x", **forms):
+    data = {"text/html": html, "text/plain": text} | forms
+    return [new_output("display_data", data={k: v for k, v in data.items() if v})]
 
 
 def write(folder, cells, name="00_small"):
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text("# A small one\n\nIts first words.\n\n## More\n\nText.")
     path = folder / "notebooks" / f"{name}.ipynb"
     nbformat.write(new_notebook(cells=cells), path)
     return path
@@ -28,27 +30,21 @@ def tagged(source, tag, outputs=()):
     return new_code_cell(source, outputs=list(outputs), metadata={"tags": [tag]})
 
 
-@pytest.fixture
-def small(tmp_path):
+def small_chapter():
     """One prediction with its answer in two cells, a listing, a finding, an exercise."""
-    listing = shown(
-        text__markdown=f"```python\n{LISTING}```\n\n[a/b.py](../a/b.py)",
-        text__html="<pre>x</pre>",
-    )
-    unfilled = shown(
-        text__html=' \n<div class="verdict">x</div>', text__plain="not yet: filled"
-    )
-    head = "# Title\n\nA reason. **is it seven?** About 5 minutes."
+    listing = {"text/markdown": f"```python\n{LISTING}```\n\n[a/b.py](../a/b.py)"}
+    unfilled = shown(' \n<div class="verdict">x</div>', "not yet: filled")
+    table = "<table><tr><th>n</th></tr><tr><td>1</td></tr></table>"
     said = {"handout": {"slide": "For the hall.", "note": "Ask *twice*."}}
-    cells = [
-        new_markdown_cell(head),
-        new_code_cell("import torch"),
-        new_markdown_cell("## 1. One\n\nFirst words.", metadata=said),
+    return [
+        new_markdown_cell(HEAD),
+        new_code_cell("table", outputs=shown(table)),
+        new_markdown_cell("## 1. One\n\nFirst words.\n\n$$x = 1$$", metadata=said),
         new_markdown_cell("Before.\n\n**Predict** the sum."),
         new_code_cell("print(4 + 3)", outputs=printed("7\n"), execution_count=1),
         new_code_cell("print('so')", outputs=printed("so\n"), execution_count=2),
         new_markdown_cell(f"{SAID} Here is the function:\n\n**Change** the four."),
-        new_code_cell("show_source(work)", outputs=listing, execution_count=3),
+        new_code_cell("show_source(work)", outputs=shown("<pre>x</pre>", **listing)),
         new_markdown_cell("Name the rank."),
         tagged("finding = ...\ncheck(finding, 1)", "finding", unfilled),
         new_markdown_cell("It is rank 1.\n\nAnother paragraph."),
@@ -57,4 +53,8 @@ def small(tmp_path):
         tagged("# Solution (click to open)\nx = 3 + 4\ncheck(x, 7)", "solution"),
         new_markdown_cell("## Summary\n\nIt is seven.\n\n## Next\n\nNothing."),
     ]
-    return write(tmp_path, cells)
+
+
+@pytest.fixture
+def small(tmp_path):
+    return write(tmp_path, small_chapter())

@@ -4,7 +4,6 @@ import re
 import zipfile
 from xml.etree import ElementTree
 
-import pypdf
 import pypdfium2 as pdfium
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
@@ -46,7 +45,6 @@ def test_editions_differ_as_promised(built, tmp_path, stem):
     lines = {squeezed(line) for text in solutions for line in text.splitlines()}
     secret = {line for line in lines if len(line) > 8 and line not in elsewhere}
     secret |= {squeezed(stringify(note))[:30] for note in notebook.notes.values()}
-    secret |= {"PLANOFTHELESSON"}
     common = [squeezed(p.text) for p in notebook.pieces if p.kind == "heading"]
     common += [squeezed(p.caption) for p in notebook.pieces if p.kind == "image"]
     for book in (stem, "book"):
@@ -71,14 +69,6 @@ def test_each_prediction_has_room_and_its_answer_comes_pages_later(built, tmp_pa
     for number, (page, answered) in where.items():
         assert answered > page and f"To prediction {number}" in text[answered - 1]
     assert "My prediction" not in "".join(pages(built / "instructor" / f"{stem}.pdf"))
-
-
-def test_a_book_has_bookmarks_and_links_with_their_page(built):
-    text = pages(built / "student/book.pdf")
-    begins = [i for i, page in enumerate(text, 1) if page.startswith("01 Point")]
-    assert f"01 (p. {min(begins)})" in " ".join("".join(text).split())
-    outline = pypdf.PdfReader(built / "student/book.pdf").outline
-    assert "03 Collectives" in [e.title for e in outline if not isinstance(e, list)]
 
 
 def texts_of(path, name):
@@ -111,7 +101,7 @@ def test_instructors_see_an_answer_in_its_place_and_a_web_page_folds_it(small):
 
 
 def test_the_electronic_book_is_well_formed_and_its_links_lead_somewhere(built):
-    ids, links, pictures = set(), [], []
+    ids, links = set(), []
     with zipfile.ZipFile(built / "book.epub") as book:
         for name in filter(lambda name: name.endswith(".xhtml"), book.namelist()):
             file = name.rpartition("/")[2]
@@ -120,36 +110,26 @@ def test_the_electronic_book_is_well_formed_and_its_links_lead_somewhere(built):
                 if element.tag.endswith("}a") and "#" in element.get("href", ""):
                     target = element.get("href").rpartition("/")[2]
                     links.append(target if target[0] != "#" else file + target)
-                if element.tag.endswith("}img"):
-                    pictures.append(element.get("alt"))
     lost = {link for link in links if link not in ids}  # to chapters that were not built
     assert links and not any(stem in link for link in lost for stem in STEMS)
-    assert pictures and all(pictures)
 
 
-def drawing(width, words="words"):
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='30'>"
-    text = f"<text x='9' y='20' font-size='13' font-family='Arial'>{words}</text>"
-    svg = f"{head}<title>A drawing of a test</title>{text}</svg>"
-    return shown(**{"image__svg+xml": svg, "text__plain": "x"})
-
-
-WIDGET = shown(**{"application__vnd.jupyter.widget-view+json": {}, "text__plain": "B"})
+SVG = "<svg xmlns='http://www.w3.org/2000/svg' width='3000' height='9'><title>T</title></svg>"
+WIDE = shown("", **{"image/svg+xml": SVG})
+WIDGET = shown("", "B", **{"application/vnd.jupyter.widget-view+json": {"a": 1}})
 SUM = "$$" + " + ".join("abcdefghijklmnopqrstuvwxyz" * 3) + "$$"
 
 
 @pytest.mark.parametrize(
     "place, says, text, outputs",
     [
-        ("cell 3", "a picture runs off the page", "Text.", drawing(3000)),
+        ("cell 3", "a picture runs off the page", "Text.", WIDE),
         ("cell 2", "a link leads nowhere: 01_gone.ipynb", "See [it](01_gone.ipynb).", []),
         ("cell 2", "no such heading: #Two", "See [it](#Two).", []),
-        ("cell 2", "no such picture: gone.png", "![a picture](gone.png)", []),
         ("cell 2", "a formula is", SUM, []),
         ("cell 3", "an output of", "Text.", WIDGET),
-        ("cell 3", "an output of", "Text.", shown(text__html="<script>1</script>")),
-        ("cell 3", "an output of", "Text.", shown(text__html="<div></div>")),
-        ("cell 3", "an output of", "Text.", shown(text__plain="<a.B at 0x7f00>")),
+        ("cell 3", "an output of", "Text.", shown("<script>1</script>")),
+        ("cell 3", "an output of", "Text.", shown("", "<a.B at 0x7f00>")),
         ("student/00_small", '"漢"` could not be displayed', "Text.", printed("漢\n")),
     ],
 )
@@ -161,15 +141,3 @@ def test_a_fault_stops_the_build_with_its_place(tmp_path, place, says, text, out
         build(tmp_path / "build", folder=path.parent)
     lines = str(caught.value).split("\n")
     assert any(f"{place}:" in line and says in line for line in lines)
-
-
-def test_long_lines_wrap_and_folds_open(tmp_path):
-    long = "x" * 300 + " " + "word " * 60 + "end"
-    fold = "<details><summary>More</summary>\n\nInside *it*.\n\n</details>"
-    cells = [
-        new_markdown_cell(f"# Title\n\n{fold}"),
-        new_code_cell("1", outputs=printed(long)),
-    ]
-    build(tmp_path / "build", folder=write(tmp_path, cells).parent)
-    text = squeezed("".join(pages(tmp_path / "build/student/00_small.pdf")))
-    assert squeezed(long) in text and "MoreInsideit." in text

@@ -6,24 +6,12 @@ import nbformat
 import pytest
 
 from handouts import slides, student
-from handouts.answers import answers, without_lead
-from handouts.notebook import ROOT, read, without_hint
+from handouts.answers import answers
+from handouts.notebook import ROOT, read
 from tests.handouts.conftest import LISTING, SAID
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 pytestmark = pytest.mark.slow  # pandoc
-
-
-def test_a_hint_does_not_stand_in_the_exercise():
-    source = 'check(\n    f,\n    "é",\n    hint="s" "o",\n)'
-    assert without_hint(source) == ('check(\n    f,\n    "é",\n)', "so")
-    assert without_hint('check(x, hint="so", name="x")') == ('check(x, name="x")', "so")
-
-
-def test_a_sentence_that_leads_on_is_no_answer():
-    assert without_lead("It is so. Now look:") == ("It is so.", "Now look:")
-    assert without_lead("It is so. That is why.") == ("It is so. That is why.", "")
-    assert without_lead("Only this:") == ("Only this:", "")
 
 
 def test_a_student_gets_open_questions(small, tmp_path):
@@ -50,29 +38,19 @@ def kind(cell):
 
 def test_the_rules_of_slides(small, tmp_path):
     slides.write(tmp_path / "slides", folder=small.parent)
-    pages, notes = [], ""
-    for cell in nbformat.read(tmp_path / "slides" / small.name, 4).cells:
-        if kind(cell) in ("slide", "subslide"):
-            pages.append([])
-        if kind(cell) == "notes":
-            notes += cell.source
-        else:
-            pages[-1].append(cell)
-    shown = [[cell.source for cell in page] for page in pages]
-    assert shown[0][0] == "# Title\n\n## Is it seven?"
-    assert shown[1][0] == "## 1. One\n\nFor the hall."
-    cells = sum(pages, [])
-    asked = next(i for i, c in enumerate(cells) if c.source == "> **Predict** the sum.")
-    run, more = cells[asked + 1 : asked + 3]
-    assert run.source == "print(4 + 3)" and kind(run) == "fragment"
-    assert not run.outputs and not more.outputs
-    assert f"```python\n{LISTING}```" in sum(shown, [])
-    finding = next(c for page in pages for c in page if c.source.startswith("finding"))
-    assert kind(finding) == "fragment" and not finding.outputs
-    task, solution = shown[-3:-1]
-    assert task[0].startswith("## Exercises") and "**1.** Add." in task
-    assert solution[-1] == "x = 3 + 4\ncheck(x, 7)" and solution[-1] not in task
-    assert "It is seven." in shown[-1]
+    deck = nbformat.read(tmp_path / "slides" / small.name, 4).cells
+    notes = "".join(cell.source for cell in deck if kind(cell) == "notes")
+    cells = [cell for cell in deck if kind(cell) != "notes"]
+    shown = [cell.source for cell in cells]
+    assert shown[0] == "# Title\n\n## Is it seven?"
+    assert "## 1. One\n\nFor the hall." in shown and f"```python\n{LISTING}```" in shown
+    run, more = cells[shown.index("> **Predict** the sum.") + 1 :][:2]
+    finding = next(c for c in cells if c.source.startswith("finding"))
+    assert run.source == "print(4 + 3)" and kind(run) == kind(finding) == "fragment"
+    assert not run.outputs and not more.outputs and not finding.outputs
+    solution = shown.index("x = 3 + 4\ncheck(x, 7)")
+    assert kind(cells[solution - 1]) == "subslide"  # not on the one of the exercise
+    assert "**1.** Add." in shown[:solution] and "It is seven." in shown[solution:]
     assert all(said in notes for said in (SAID, "First words.", "Ask *twice*.", "**Change**"))
 
 
