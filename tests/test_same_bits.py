@@ -8,55 +8,28 @@ import pytest
 import torch
 from torch import nn
 
-from mgpu_tutorial import distributed_sgd
-from mgpu_tutorial.at_scale import hierarchy
-from mgpu_tutorial.collectives import ring
+from mgpu_tutorial.at_scale.hierarchy import flat_ring, hierarchical
+from mgpu_tutorial.collectives.ring import naive_all_reduce, ring_all_reduce
 from mgpu_tutorial.ddp_buckets import wrappers
+from mgpu_tutorial.distributed_sgd import average_flat, average_gradients
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.sharding import training
-from mgpu_tutorial.tensor_parallel import operators
+from mgpu_tutorial.sharding.training import PREPARE
+from mgpu_tutorial.tensor_parallel.operators import gathered, sum_of
 
-RANKS = [1, 2, 3, 4, 8]
+every_number_of_ranks = pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 SIZES = [1, 7, 8, 1001]  # fewer numbers than ranks, no multiple of them
+ALL_REDUCES = {  # nodes of two ranks, or two nodes, where the ranks can be paired
+    "ring": lambda tensor, _: ring_all_reduce(tensor),
+    "naive": lambda tensor, _: naive_all_reduce(tensor),
+    "flat ring": flat_ring,
+    "nodes of two": lambda tensor, n: hierarchical(tensor, 2 if n % 2 == 0 else 1),
+    "two nodes": lambda tensor, n: hierarchical(tensor, max(1, n // 2)),
+    "sum_of": lambda tensor, _: tensor.copy_(sum_of(tensor, None)),
+}
 
 
 def numbers_of(rank, size):
     return torch.randn(size, generator=torch.Generator().manual_seed(1000 * size + rank))
-
-
-def flat_ring(tensor, world_size):
-    hierarchy.flat_ring(tensor, per_node=world_size)
-
-
-def by_nodes(tensor, world_size):
-    """Nodes of two ranks, where the ranks can be paired."""
-    hierarchy.hierarchical(tensor, per_node=2 if world_size % 2 == 0 else 1)
-
-
-def by_large_nodes(tensor, world_size):
-    hierarchy.hierarchical(tensor, per_node=max(1, world_size // 2))
-
-
-def ring_all_reduce(tensor, world_size):
-    ring.ring_all_reduce(tensor)
-
-
-def naive_all_reduce(tensor, world_size):
-    ring.naive_all_reduce(tensor)
-
-
-def sum_of(tensor, world_size):
-    tensor.copy_(operators.sum_of(tensor, None))
-
-
-ALL_REDUCES = [ring_all_reduce, naive_all_reduce, flat_ring, by_nodes, by_large_nodes, sum_of]
-
-
-def reduce_each_size(rank, world_size, all_reduce):
-    tensors = [numbers_of(rank, size) for size in SIZES]
-    for tensor in tensors:
-        all_reduce(tensor, world_size)
-    return tensors
 
 
 def require_same_bits(results):
@@ -66,28 +39,37 @@ def require_same_bits(results):
             assert torch.equal(mine, expected), f"rank {rank} has other bits than rank 0"
 
 
-@pytest.mark.parametrize("world_size", RANKS)
-@pytest.mark.parametrize("all_reduce", ALL_REDUCES)
-def test_an_all_reduce(ranks, all_reduce, world_size):
-    results = ranks(world_size, reduce_each_size, all_reduce).results
+def reduce_each_size(rank, world_size, all_reduce):
+    tensors = [numbers_of(rank, size) for size in SIZES]
+    for tensor in tensors:
+        all_reduce(tensor, world_size)
+    return tensors
+
+
+@every_number_of_ranks
+@pytest.mark.parametrize("name", ALL_REDUCES)
+def test_an_all_reduce(ranks, name, world_size):
+    results = ranks(world_size, reduce_each_size, ALL_REDUCES[name]).results
     require_same_bits(results)
     sums = [sum(numbers_of(r, size).double() for r in range(world_size)) for size in SIZES]
     assert largest_difference(results[0], sums) < 1e-5
 
 
 def gather_rows(rank, world_size):
-    return [operators.gathered(numbers_of(rank, 6 * n).view(2, n, 3), None) for n in (1, 5)]
+    return [gathered(numbers_of(rank, 6 * n).view(2, n, 3), None) for n in (1, 5)]
 
 
-@pytest.mark.parametrize("world_size", RANKS)
+@every_number_of_ranks
 def test_the_all_gather_of_sequences(ranks, world_size):
     results = ranks(world_size, gather_rows).results
     require_same_bits(results)
-    parts = [[numbers_of(r, 6 * n).view(2, n, 3) for r in range(world_size)] for n in (1, 5)]
-    assert all(
-        torch.equal(mine, torch.cat(own, 1))
-        for mine, own in zip(results[0], parts, strict=True)
-    )
+    for mine, n in zip(results[0], (1, 5), strict=True):
+        parts = [numbers_of(r, 6 * n).view(2, n, 3) for r in range(world_size)]
+        assert torch.equal(mine, torch.cat(parts, 1))
+
+
+def backward_of(model, rank):
+    model(numbers_of(rank, 35).view(5, 7)).square().sum().backward()
 
 
 def new_layers():
@@ -95,50 +77,28 @@ def new_layers():
     return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 3))
 
 
-def backward_of(model, rank):
-    model(numbers_of(rank, 35).view(5, 7)).square().sum().backward()
-
-
 def average_by(rank, world_size, average):
-    model = new_layers()
-    backward_of(model, rank)
-    average(model)
+    """The averaged gradients, by a function or by a wrapper."""
+    model = wrapped = new_layers()
+    if average in wrappers.WRAPPERS:
+        wrapped = wrappers.wrap(average, model)
+        average = wrappers.finish_gradient_synchronization
+    backward_of(wrapped, rank)
+    average(wrapped)
     return [parameter.grad for parameter in model.parameters()]
 
 
-def average_in_a_wrapper(rank, world_size, wrapper):
-    model = wrappers.wrap(wrapper, new_layers())
-    backward_of(model, rank)
-    wrappers.finish_gradient_synchronization(model)
-    return [parameter.grad for parameter in model.module.parameters()]
-
-
-def mean_gradients(world_size):
-    every = []
-    for rank in range(world_size):
-        model = new_layers().double()
-        model(numbers_of(rank, 35).view(5, 7).double()).square().sum().backward()
-        every.append([parameter.grad for parameter in model.parameters()])
-    return [torch.stack(each).mean(0) for each in zip(*every, strict=True)]
-
-
-AVERAGES = [distributed_sgd.average_gradients, distributed_sgd.average_flat]
-
-
-@pytest.mark.parametrize("world_size", RANKS)
-@pytest.mark.parametrize("average", AVERAGES)
+@every_number_of_ranks
+@pytest.mark.parametrize("average", [average_gradients, average_flat, *wrappers.WRAPPERS])
 def test_averaged_gradients(ranks, average, world_size):
     results = ranks(world_size, average_by, average).results
     require_same_bits(results)
-    assert largest_difference(results[0], mean_gradients(world_size)) < 1e-4
-
-
-@pytest.mark.parametrize("world_size", RANKS)
-@pytest.mark.parametrize("wrapper", wrappers.WRAPPERS)
-def test_gradients_of_a_wrapper(ranks, wrapper, world_size):
-    results = ranks(world_size, average_in_a_wrapper, wrapper).results
-    require_same_bits(results)
-    assert largest_difference(results[0], mean_gradients(world_size)) < 1e-4
+    expected = new_layers().double()
+    for rank in range(world_size):
+        x = numbers_of(rank, 35).view(5, 7).double()
+        (expected(x).square().sum() / world_size).backward()
+    means = [parameter.grad for parameter in expected.parameters()]
+    assert largest_difference(results[0], means) < 1e-4
 
 
 def parameters_after_two_steps(rank, world_size, prepare):
@@ -152,8 +112,7 @@ def parameters_after_two_steps(rank, world_size, prepare):
     return list(prepared.whole().values())
 
 
-@pytest.mark.parametrize("world_size", RANKS)
-@pytest.mark.parametrize("stage", training.PREPARE)
+@every_number_of_ranks
+@pytest.mark.parametrize("stage", PREPARE)
 def test_parameters_of_a_stage_of_sharding(ranks, stage, world_size):
-    results = ranks(world_size, parameters_after_two_steps, training.PREPARE[stage]).results
-    require_same_bits(results)
+    require_same_bits(ranks(world_size, parameters_after_two_steps, PREPARE[stage]).results)
