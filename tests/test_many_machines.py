@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mgpu_tutorial import distributed_sgd as sgd
-from mgpu_tutorial import processes_and_ranks as par
 from mgpu_tutorial.lab import launch
+from mgpu_tutorial.processes_and_ranks.meeting import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def start(script, environment, folder):
 
 def test_two_nodes_print_the_losses_of_two_ranks(machine, tmp_path, expected):
     assert "29500" in NODE_0 and NODE_0.replace("node-rank 0", "node-rank 1") == NODE_1
-    port = str(par.free_port())
+    port = str(free_port())
     scripts = [script.replace("29500", port) for script in (NODE_0, NODE_1)]
     nodes = [start(script, machine, tmp_path) for script in scripts]
     with ThreadPoolExecutor() as readers:  # a node that fails does not end the other one

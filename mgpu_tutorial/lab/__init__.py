@@ -7,7 +7,6 @@ if kernel := server.notebook_kernel():  # first: the fork server imports torch w
     server.start()
     server.end_with(kernel)
 
-from mgpu_tutorial.lab.draw.cluster_map import cluster_map
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.plot import curves, image_rows
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart

@@ -7,6 +7,7 @@ PyTorch is imported where it is used, because the fork server begins before it.
 
 import importlib
 import multiprocessing as mp
+import socket
 from functools import cached_property, reduce
 from multiprocessing import forkserver
 from typing import Any
@@ -124,6 +125,22 @@ def refuse_ddp(wrapper: type, why: str) -> None:
         raise ValueError(why)
 
     wrapper._ddp_params_and_buffers_to_ignore = property(ask)
+
+
+def keep_stores_on_loopback() -> None:
+    """A store that `init_process_group` opens is reached from this machine only.
+
+    PyTorch's own listens on every network interface and asks nobody for a password.
+    """
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+
+    def open_or_visit(port: int, is_master: bool = False, **settings: Any) -> Any:
+        if is_master:
+            listener = socket.create_server(("127.0.0.1", port))
+            settings["master_listen_fd"] = listener.detach()
+        return store(port=port, is_master=is_master, **settings)
+
+    store, rendezvous.TCPStore = rendezvous.TCPStore, open_or_visit
 
 
 def flight_record() -> bytes:

@@ -19,7 +19,7 @@ import torch
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.run.files import LOOPBACK
-from mgpu_tutorial.processes_and_ranks import free_port
+from mgpu_tutorial.processes_and_ranks.meeting import free_port
 from mgpu_tutorial.when_it_breaks import jobs
 
 CHAPTER = Path(__file__).parent

@@ -25,6 +25,7 @@ ATTRIBUTES = [  # that functions of the module read or set, the last one a noteb
     "torch:ops.aten.add.Tensor._schema",
     "torch:_C._distributed_c10d._dump_fr_trace",
     "torch.distributed.distributed_c10d:_world.pg_group_ranks",
+    "torch.distributed.rendezvous:TCPStore",
     "torch.cuda:_parse_visible_devices",
 ]
 PUBLIC = {

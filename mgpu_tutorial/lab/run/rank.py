@@ -77,6 +77,8 @@ def _run(job: Job, trail: "Trail") -> dict[str, Any]:
         if job.backend != "none":
             store = dist.FileStore(str(Path(job.folder, files.STORE)), job.world_size)
             join(job.backend, job.rank, job.world_size, limit=2 * job.timeout, store=store)
+        else:
+            borrowed.keep_stores_on_loopback()
         (job.home / files.READY).touch()
         _wait_for_all(job, files.READY)  # so that no worker outruns the others' joining
         trail.mark_first_line(worker)

@@ -151,7 +151,7 @@ def test_under_torchrun_the_environment_decides_on_threads(tmp_path):
         os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
         os.environ |= dict(MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="2")
         import torch
-        from mgpu_tutorial.processes_and_ranks import free_port
+        from mgpu_tutorial.processes_and_ranks.meeting import free_port
         from mgpu_tutorial.lab.run.rank import under_torchrun
         os.environ["MASTER_PORT"] = str(free_port())
         under_torchrun(lambda rank, world_size: torch.get_num_threads(), {})

@@ -1,0 +1,1 @@
+"""Processes and ranks: what starts, what it is called, and how the ranks find each other."""

@@ -1,0 +1,59 @@
+"""`hello` takes right answers in other words, and says what is wrong with the others."""
+
+import pytest
+
+from mgpu_tutorial.processes_and_ranks.builds import build
+
+
+def hello(*lines):
+    head = "import os\nimport torch\nimport torch.distributed as dist\n\n\ndef hello():"
+    return "\n    ".join([head, *lines])
+
+
+INIT, DESTROY = 'dist.init_process_group("gloo")', "dist.destroy_process_group()"
+WHO = "rank, world_size = dist.get_rank(), dist.get_world_size()"
+TOTAL, REDUCE = "total = torch.tensor([rank])", "dist.all_reduce(total)"
+PRINT = 'print(f"rank {rank} of {world_size}, all ranks add up to {total.item()}")'
+RIGHT = [
+    hello(INIT, WHO, TOTAL, REDUCE, PRINT, DESTROY),
+    hello(
+        'rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])',
+        'dist.init_process_group("gloo", rank=rank, world_size=world_size)',
+        "total = torch.tensor(float(rank))",
+        REDUCE,
+        "dist.barrier()",
+        DESTROY,
+        "print(rank, world_size, int(total))",
+    ),
+    hello(
+        'dist.init_process_group(init_method="env://")',
+        WHO,
+        "total = [None] * world_size",
+        "dist.all_gather_object(total, rank)",
+        'print(f"{rank}/{world_size}: {sum(total)}")',
+        DESTROY,
+    ),
+]
+WRONG = {
+    hello(WHO, TOTAL, REDUCE, PRINT, DESTROY): "has not been initialized",
+    hello(INIT, WHO, TOTAL, PRINT, DESTROY): "on 2 ranks the last number",
+    hello(INIT, WHO, TOTAL, "total = dist.all_reduce(total)", PRINT): "NoneType",
+    hello(INIT, WHO, TOTAL, REDUCE, PRINT): "rank 0 still is in the group",
+    hello(INIT, WHO, TOTAL, "if rank == 0:", f"    {REDUCE}", PRINT, DESTROY): "rank 0",
+    hello(INIT, "rank, world_size = 0, 2", TOTAL, REDUCE, PRINT, DESTROY): "[0, 3]",
+    hello("..."): "nothing is filled in",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", RIGHT, ids=range(len(RIGHT)))
+def test_right(cell, source):
+    rows = build.rows(*cell(source))
+    assert all(row.holds for row in rows), rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "seen"), WRONG.items(), ids=WRONG.values())
+def test_wrong(cell, source, seen):
+    rows = build.rows(*cell(source))
+    assert seen in next(row for row in rows if not row.holds).seen

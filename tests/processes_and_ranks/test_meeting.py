@@ -1,0 +1,86 @@
+"""Ranks are processes, and there are several ways to start and join them."""
+
+import re
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.processes_and_ranks import meeting
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_each_rank_says_who_it_is(ranks, world_size):
+    report = ranks(world_size, meeting.who_am_i, device="cpu")
+    assert [said.splitlines() for said in report.stdout] == [
+        [f"rank {r} of {world_size}", f"local rank {r}", "backend gloo", "device cpu"]
+        for r in range(world_size)
+    ]
+
+
+def test_ranks_meet_by_environment_and_wait_for_rank_0(ranks):
+    port = meeting.free_port()
+    first, second = ranks(2, meeting.by_environment, port, backend="none").results
+    assert second > 0.4 and second - first > 0.2  # rank 0 comes 0.5 s late, and counts none
+
+
+def meet_at(rank, world_size, port):
+    """Rank 1 goes to the port itself, and waits there for five seconds at most."""
+    if rank == 0:
+        return meeting.by_environment(rank, world_size, port)
+    address, wait = f"tcp://127.0.0.1:{port}", timedelta(seconds=5)
+    dist.init_process_group("gloo", address, wait, world_size, rank)
+    return "rank 1 came"
+
+
+def test_the_ranks_meet_at_the_port_that_is_given(ranks):
+    port = meeting.free_port()
+    results = ranks(2, meet_at, port, backend="none", timeout=20).results
+    assert isinstance(results[0], float) and results[1] == "rank 1 came"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_that_never_comes_is_counted(ranks, world_size):
+    port = meeting.free_port()
+    said = ranks(world_size, meeting.one_too_few, port, patience=1, backend="none").results
+    counted = r"Timed out after (\d+) seconds waiting for clients. (\d)/(\d) clients joined."
+    seconds, came, announced = map(int, re.fullmatch(counted, said[0]).groups())
+    assert seconds < 8 and (came, announced) == (world_size, world_size + 1)
+    assert all("wait timeout" in other for other in said[1:])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_main_worker_adds_up_every_number_once(ranks, tmp_path, world_size):
+    path, numbers = str(tmp_path / "meeting"), [3, 4, 5, 60]
+    report = ranks(
+        world_size, meeting.main_worker, path, numbers, backend="none", trace=True
+    )
+    assert report.results == [72] * world_size
+    assert [event.op for event in report.events] == ["all_reduce"] * world_size
+
+
+@pytest.mark.slow
+def test_mp_spawn_runs_the_same_worker(tmp_path):
+    mp.spawn(meeting.main_worker, (2, str(tmp_path / "meeting"), [3, 4, 5]), nprocs=2)
+
+
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True), st.data())
+def test_a_gpu_is_chosen_by_the_local_rank_and_not_by_the_rank(visible, data):
+    """As on a second node: the rank and the world size say nothing about this node's GPUs."""
+    local_rank = data.draw(st.integers(0, len(visible) - 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, visible)))
+        patch.setenv("LOCAL_RANK", str(local_rank))
+        patch.setenv("RANK", str(local_rank + 8))
+        said = meeting.which_gpu(local_rank + 8, 16)
+    assert said == f"local rank {local_rank}, cuda:{local_rank}, is GPU {visible[local_rank]}"
+
+
+def test_a_gpu_that_is_not_visible_belongs_to_nobody(ranks, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
+    with pytest.raises(RankFailed, match="rank 3 raised IndexError"):
+        ranks(4, meeting.which_gpu, device="cpu")
