@@ -3,7 +3,6 @@
 `cluster_map` draws a box for each node, in it a process for each GPU with its two numbers.
 """
 
-import inspect
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.teach.build import is_blank
-from mgpu_tutorial.lab.teach.mine import imports_of
+from mgpu_tutorial.lab.teach.mine import needs
 from mgpu_tutorial.processes_and_ranks.hello import hello
 
 COLUMN, GAP, TOP = 104, 24, 62  # pixels: a GPU's width, between nodes, above the nodes
@@ -70,6 +69,8 @@ def _count(number: int, what: str) -> str:
 
 # Processes
 
+QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
 
 def torchrun(function: Callable, ranks: int, limit: float = 60.0) -> None:
     """Write `function` into a script, start it with torchrun, and print both.
@@ -82,34 +83,35 @@ def torchrun(function: Callable, ranks: int, limit: float = 60.0) -> None:
     text = script_of(function)
     print(f"{text}\n$ torchrun --nproc-per-node {ranks} hello.py")
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "hello.py")
+        script, logs = Path(folder, "hello.py"), Path(folder, "logs")
         script.write_text(text, encoding="utf-8")
-        words = ["--nproc-per-node", str(ranks), "--standalone", "--log-dir", folder]
+        words = ["--standalone", "--nproc-per-node", str(ranks)]
+        words += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
+        words += ["--log-dir", str(logs), "--redirects", "3"]  # a file for each rank
         job = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *words]
-            + ["--local-addr", "127.0.0.1", str(script)],  # a machine's name may lead nowhere
-            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            [sys.executable, "-m", "torch.distributed.run", *words, str(script)],
+            env=os.environ | QUIET,
             cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=subprocess.DEVNULL,
         )
         try:
-            said, errors = job.communicate(timeout=limit)
+            job.wait(limit)
         except subprocess.TimeoutExpired:
             job.terminate()  # torchrun hands it on to its ranks
-            said, errors = job.communicate()
             print(f"stopped after {limit:g} s")
-    print(*sorted(said.splitlines()), sep="\n")
-    for line in [line for line in errors.splitlines() if "Error: " in line][:1]:
+            job.wait()
+        for said in sorted(logs.rglob("stdout.log")):
+            print(said.read_text(encoding="utf-8"), end="")
+        errors = [said.read_text(encoding="utf-8") for said in logs.rglob("stderr.log")]
+    for line in [line for text in errors for line in text.splitlines() if "Error: " in line]:
         print(line)
 
 
 def script_of(function: Callable) -> str:
     """A program of one function: its imports, its source, and the call."""
+    imports, sources = needs([function], set())
     call = f'if __name__ == "__main__":\n    {function.__name__}()'
-    parts = ["\n".join(sorted(imports_of(function))), inspect.getsource(function), call]
-    return "\n\n\n".join(part.strip() for part in parts) + "\n"
+    return "\n\n\n".join(["\n".join(sorted(set(imports))), *sources, call]) + "\n"
 
 
 def spawn_alone(function: Callable) -> str:

@@ -46,7 +46,7 @@ def which_gpu(rank: int, world_size: int) -> str:
 
 
 def main_worker(local_rank: int, world_size: int, path: str, numbers: list[int]) -> int:
-    """The ranks meet in the file at `path`; each adds up its share, then all add up theirs."""
+    """The ranks meet in the file at `path`, and all add up the sums of their shares."""
     dist.init_process_group(
         "gloo", init_method=f"file://{path}", rank=local_rank, world_size=world_size
     )

@@ -36,11 +36,13 @@ RIGHT = [
 ]
 WRONG = {
     hello(WHO, TOTAL, REDUCE, PRINT, DESTROY): "has not been initialized",
-    hello(INIT, WHO, TOTAL, PRINT, DESTROY): "on 2 ranks the last number",
+    hello(INIT, WHO, TOTAL, PRINT, DESTROY): "rank 0 of 2 printed: 0, expected 1",
     hello(INIT, WHO, TOTAL, "total = dist.all_reduce(total)", PRINT): "NoneType",
-    hello(INIT, WHO, TOTAL, REDUCE, PRINT): "rank 0 still is in the group",
+    hello(INIT, WHO, TOTAL, REDUCE, PRINT): "rank 0 is still in the group",
     hello(INIT, WHO, TOTAL, "if rank == 0:", f"    {REDUCE}", PRINT, DESTROY): "rank 0",
-    hello(INIT, "rank, world_size = 0, 2", TOTAL, REDUCE, PRINT, DESTROY): "[0, 3]",
+    hello(
+        INIT, "rank, world_size = 0, 2", TOTAL, REDUCE, PRINT, DESTROY
+    ): "rank 0 of 3 printed",
     hello("..."): "nothing is filled in",
 }
 

@@ -1,4 +1,4 @@
-"""The map counts ranks through all nodes; what is spawned or run by torchrun tells its end."""
+"""A map counts ranks through all nodes; what is spawned or run by torchrun tells its end."""
 
 import os
 
@@ -16,8 +16,7 @@ def test_ranks_run_through_all_nodes_and_gpus_begin_anew_on_each():
     ]
 
 
-def stub():
-    ...
+def stub(): ...
 
 
 @pytest.mark.slow

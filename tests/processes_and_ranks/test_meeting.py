@@ -56,9 +56,7 @@ def test_a_rank_that_never_comes_is_counted(ranks, world_size):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_main_worker_adds_up_every_number_once(ranks, tmp_path, world_size):
     path, numbers = str(tmp_path / "meeting"), [3, 4, 5, 60]
-    report = ranks(
-        world_size, meeting.main_worker, path, numbers, backend="none", trace=True
-    )
+    report = ranks(world_size, meeting.main_worker, path, numbers, backend="none", trace=True)
     assert report.results == [72] * world_size
     assert [event.op for event in report.events] == ["all_reduce"] * world_size
 

@@ -52,7 +52,7 @@ def keep(chapter: str, functions: Sequence[Callable]) -> None:
     names = ", ".join(function.__name__ for function in functions)
     pieces = [piece for piece in pieces if piece.names != names]
     kept = {name for piece in pieces for name in piece.names.split(", ")}
-    needed, sources = _needs(functions, kept)
+    needed, sources = needs(functions, kept)
     pieces.append(Piece(chapter, names, "\n\n\n".join(sources)))
     order = [path.stem[3:] for path in sorted(FILE.resolve().parent.glob("[0-9]*_*.ipynb"))]
     pieces.sort(key=lambda piece: order.index(piece.chapter) if order else 0)
@@ -63,7 +63,7 @@ def keep(chapter: str, functions: Sequence[Callable]) -> None:
     FILE.write_text(text + "\n", encoding="utf-8")
 
 
-def _needs(functions: Sequence[Callable], kept: set[str]) -> tuple[list[str], list[str]]:
+def needs(functions: Sequence[Callable], kept: set[str]) -> tuple[list[str], list[str]]:
     """The imports of functions, and their sources after those of their own helpers.
 
     A helper is what a cell made: a function, a class or a plain value.
