@@ -63,7 +63,7 @@ def test_arguments_are_name_and_value(words, capsys):
         (["point_to_point.nothing"], "no worker 'nothing' in point_to_point; there are:", 2),
         (["point_to_point.blocking", "5"], "'5' is not name=value or --name value", 2),
         (["point_to_point.blocking", "--delay"], "'--delay' is not name=value or", 2),
-        (["point_to_point.blocking", "--ranks", "0"], "world_size must be from 1", 2),
+        (["point_to_point.blocking", "--ranks", "0"], "world_size must be a whole", 2),
         (["point_to_point.late_receiver"], "missing a required argument: 'delay'", 1),
         (
             ["distributed_sgd.train", "--epochs", "x"],

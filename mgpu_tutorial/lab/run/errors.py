@@ -15,6 +15,10 @@ LONG_PATH = re.compile(r"(?:/[^/\s'\"]+){3,}(/[^/\s'\"]+/[^/\s'\"]+)")
 PRINTS = re.compile(r"Rank \d+ is running collective: .*?\.(?=Collectives differ)", re.DOTALL)
 WIDTH = 88  # of a line of an error beside the file browser of JupyterLab
 SAID = 10  # lines that an error repeats of what a rank had printed
+IN_A_REAL_JOB = (  # PyTorch's own limits: `launch` lets a group wait for longer
+    "in a real job, after 30 minutes: RuntimeError: Timed out waiting 1800000ms for {} "
+    "operation to complete (with NCCL, after 10: its watchdog ends the process)"
+)
 
 
 class LaunchError(RuntimeError):
@@ -62,8 +66,7 @@ class RankOutcome:
     `kind` is "returned", "raised", "refused" (its worker could not be called, or its
     result not be sent), "died" (without a word), or "stopped" by the launcher, because
     another rank had failed or the time was up; "flooded" if it had printed too much.
-    `began` tells whether it had joined the others; `waits_in` is the function of
-    torch.distributed that a stopped rank was in.
+    `waits_in` is the function of torch.distributed that a stopped rank was in.
     """
 
     rank: int
@@ -71,49 +74,57 @@ class RankOutcome:
     where: SourceLine | None = None
     type: str = ""
     message: str = ""
-    lost_peer: bool = False
-    exitcode: int | None = None
-    last_words: str = ""
     traceback: str = ""
-    began: bool = True
+    lost_peer: bool = False
+    began: float = 0.0  # the moments at which its worker began and ended
+    ended: float = 0.0
+    joined: bool = True
+    exitcode: int = 0
+    last_words: str = ""
     waits_in: str = ""
+
+    def __post_init__(self) -> None:
+        self.where = self.where and SourceLine(*self.where)  # a list, out of a file
 
     @property
     def is_cause(self) -> bool:
         """False where the rank only suffers from what another did."""
         return self.kind in ("raised", "refused", "died", "flooded") and not self.lost_peer
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the rank was still running when the launcher looked."""
+        return self.kind in ("stopped", "flooded")
+
     def at(self) -> str:
-        """The place and its text, or a word that nobody knows it."""
+        """The place and its text, or that there is none."""
         if self.where is None:
-            return "an unknown line" if self.began else "no line of the worker yet"
+            return "an unknown line" if self.joined else "no line of the worker yet"
         return f"{self.where}  {self.where.text}".rstrip()
 
     def what(self, several: bool = False) -> str:
         """What happened to a rank that is a cause, as the rest of a sentence."""
-        were = "were" if several else "was"
+        were, its = ("were", "their") if several else ("was", "its")
+        more = [f"{its} last words: {self.last_words}"] if self.last_words else []
         if self.kind == "flooded":
-            return f"printed without end and {were} stopped, at {self.at()}"
-        if self.kind == "raised":
-            first, *rest = _shown(self.message) or [""]
-            colon = f": {first}" if first else ""
-            more = "".join(f"\n    {line}" for line in rest)
-            return f"raised {self.type}{colon}, at {self.at()}{more}"
-        if self.exitcode is not None and self.exitcode < 0:
-            how = f"{were} killed by {_signal_name(-self.exitcode)}"
+            how = f"printed without end and {were} stopped"
+        elif self.kind == "raised":
+            first, *more = _shown(self.message) or [""]
+            how = f"raised {self.type}: {first}" if first else f"raised {self.type}"
+        elif self.exitcode < 0:
+            names = {number: number.name for number in signal.Signals}
+            number = -self.exitcode  # the real-time signals have no names of their own
+            how = f"{were} killed by {names.get(number, f'signal {number}')}"
         else:
             how = f"left with exit code {self.exitcode}"
-        its = "their" if several else "its"
-        words = f"\n    {its} last words: {self.last_words}" if self.last_words else ""
-        return f"{how}, at {self.at()}{words}"
+        return "\n    ".join([f"{how}, at {self.at()}", *more])
 
     def line(self) -> str:
         """One line about a rank that is not the cause."""
         if self.kind == "returned":
-            return f"rank {self.rank} had returned"
-        if not self.began:
-            return f"rank {self.rank} had not joined, and was at {self.at()}"
-        return f"rank {self.rank} was at {self.at()}"
+            return f"  rank {self.rank} had returned"
+        absent = "" if self.joined else " had not joined, and"
+        return f"  rank {self.rank}{absent} was at {self.at()}"
 
 
 def _wrapped(message: str) -> list[str]:
@@ -124,13 +135,6 @@ def _wrapped(message: str) -> list[str]:
         style = {"subsequent_indent": indent, "break_on_hyphens": False}
         lines += textwrap.wrap(line, WIDTH, break_long_words=False, **style) or [""]
     return lines
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # the real-time signals have no names of their own
-        return f"signal {number}"
 
 
 def _shown(message: str) -> list[str]:
@@ -174,13 +178,13 @@ def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
     if refused:
         return RankFailed(refused[0].message, report, tracebacks)
     gone = [outcome.rank for outcome in outcomes if outcome.kind == "returned"]
-    left = [o.rank for o in outcomes if o.lost_peer or (o.kind == "stopped" and o.waits_in)]
     if causes or not gone:  # without anybody who left, the loss of a peer is a cause
         causes = causes or [outcome for outcome in outcomes if outcome.lost_peer]
         lines = _headlines(causes)
     else:
+        left = [o.rank for o in outcomes if o.lost_peer or o.waits_in]
         lines = [f"{_ranks(gone)} returned while {_ranks(left)} still waited for an answer"]
-    lines += _each([outcome for outcome in outcomes if outcome not in causes])
+    lines += [outcome.line() for outcome in outcomes if outcome not in causes]
     return RankFailed("\n".join(lines), report, tracebacks)
 
 
@@ -200,51 +204,28 @@ def _headlines(causes: list[RankOutcome]) -> list[str]:
 
 def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHung:
     """Compose the error: where each rank waits, and for whom when the trace can tell."""
+    each = [outcome.line() for outcome in outcomes]
+    if absent := [outcome for outcome in outcomes if not outcome.joined]:
+        some = f"{len(absent)} of {len(outcomes)} ranks had not joined"
+        return RanksHung("\n".join([f"{some} after {report.seconds:.0f} s", *each]), report)
     stuck = [outcome for outcome in outcomes if outcome.kind == "stopped"]
     lines = [f"{len(stuck)} of {len(outcomes)} ranks had not returned after {timeout:g} s"]
-    lines += _each(outcomes)
-    waits = {event.rank: event for event in report.events if _pending(event)}
+    lines += each
+    pending = [event for event in report.events if event.end is None]
+    waits = {e.rank: e for e in pending if e.kind in ("p2p", "collective")}
     lines += [f"  rank {rank} waits {_whom(waits[rank])}" for rank in sorted(waits)]
-    circle = _circle({rank: event.peer for rank, event in waits.items()})
-    if circle:
+    if circle := _circle({rank: event.peer for rank, event in waits.items()}):
         lines.append(f"  deadlock: {' → '.join(map(str, circle))}")
-    calls = [outcome.waits_in for outcome in stuck if outcome.waits_in]
-    if calls:
-        lines.append(f"  {_in_a_real_job(calls)}")
+    if calls := {outcome.waits_in for outcome in stuck} - {""}:
+        way = "send" if calls <= {"send", "isend"} else "recv"
+        lines.append(f"  {IN_A_REAL_JOB.format(way)}")
     return RanksHung("\n".join(lines), report)
 
 
 def interrupted(outcomes: list[RankOutcome]) -> Interrupted:
     """Compose what is shown after Ctrl-C."""
-    return Interrupted("\n".join(["the launch was interrupted", *_each(outcomes)]))
-
-
-def late(outcomes: list[RankOutcome], seconds: float, report: Report) -> RanksHung:
-    """Compose the error of ranks that never began their worker, and of those who waited."""
-    absent = [outcome for outcome in outcomes if not outcome.began]
-    first = f"{len(absent)} of {len(outcomes)} ranks had not joined after {seconds:.0f} s"
-    return RanksHung("\n".join([first, *_each(outcomes)]), report)
-
-
-def _each(outcomes: list[RankOutcome]) -> list[str]:
-    return [f"  {outcome.line()}" for outcome in outcomes]
-
-
-def _in_a_real_job(calls: list[str]) -> str:
-    """`launch` lets a group wait for an hour and stops it before; PyTorch's own limits."""
-    way = "send" if set(calls) <= {"send", "isend"} else "recv"
-    return (
-        "in a real job, after 30 minutes: RuntimeError: Timed out waiting 1800000ms for "
-        f"{way} operation to complete (with NCCL, after 10: its watchdog ends the process)"
-    )
-
-
-def not_started(who: str, error: BaseException, log: str) -> RankFailed:
-    """A process that could not be made: the machine's reason, or the fork server's."""
-    reason = log or f"{type(error).__name__}: {error}".rstrip(": ")
-    if not log and isinstance(error, EOFError | ConnectionError):
-        reason = f"the fork server has ended without a word, or did not answer ({reason})"
-    return RankFailed(f"{who} could not be started: {reason}", Report(world_size=0))
+    lines = [outcome.line() for outcome in outcomes]
+    return Interrupted("\n".join(["the launch was interrupted", *lines]))
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -253,27 +234,20 @@ def _ranks(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _pending(event: Event) -> bool:
-    return event.end is None and event.kind in ("p2p", "collective")
-
-
 def _whom(event: Event) -> str:
     if event.kind == "collective":
         return f"in {event.op} for all of its group {list(event.group)}"
-    whom = "anybody" if event.peer is None else f"rank {event.peer}"
-    return f"in {event.op} for {whom}"
+    return f"in {event.op} for {'anybody' if event.peer is None else f'rank {event.peer}'}"
 
 
 def _circle(waits: dict[int, int | None]) -> list[int]:
     """A closed chain of ranks that wait for each other, or nothing."""
     for start in sorted(waits):
         chain = [start]
-        while (peer := waits.get(chain[-1])) is not None:
-            if peer == start:
-                return [*chain, start]
-            if peer in chain:
-                break
+        while (peer := waits.get(chain[-1])) is not None and peer not in chain:
             chain.append(peer)
+        if peer == start:
+            return [*chain, start]
     return []
 
 

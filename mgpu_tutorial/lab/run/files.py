@@ -38,7 +38,6 @@ PROGRESS = "progress"
 STATUS = "status"
 RESULT = "result"
 OUTCOME = "outcome"
-LASTING = "lasting"
 
 FOLDER = "MGPU_RANK_FOLDER"  # in a rank's environment: its folder
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # where ranks listen
@@ -51,11 +50,11 @@ LONGEST = 70  # bytes: a socket's path has at most 103, and multiprocessing appe
 class Job:
     """What a rank must know before it can load its worker."""
 
-    folder: str
+    folder: Path
     rank: int
+    device: str
     world_size: int
     backend: str
-    device: str
     trace: bool
     timeout: float
 
@@ -65,9 +64,9 @@ class Job:
         return home_of(self.folder, self.rank)
 
 
-def home_of(folder: Path | str, rank: int) -> Path:
+def home_of(folder: Path, rank: int) -> Path:
     """The folder of a rank, in that of its launch."""
-    return Path(folder, f"rank{rank}")
+    return folder / f"rank{rank}"
 
 
 @contextmanager
@@ -113,8 +112,6 @@ def require_private(folder: Path) -> None:
 
     What ranks and kernel exchange there are pickles, which run code when they are read.
     """
-    if not hasattr(os, "getuid"):  # Windows
-        return
     found = folder.lstat()
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,7 @@ def launch(
     _check_worker(worker)
     options = {"timeout": timeout, "device": device, "backend": backend, "trace": trace}
     _check_names(worker, args, options)
-    world_size = _whole_number(world_size)
+    _check_number(world_size)
     if isinstance(timeout, str | None) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
     device = _choose_device(device, world_size)
@@ -62,18 +63,9 @@ def launch(
         with interrupts.allowed():
             _send(folder / files.PAYLOAD, worker, args, kwargs)
             server.await_server()
-        jobs = [
-            Job(
-                str(folder),
-                rank,
-                world_size,
-                backend,
-                _device_of(rank, device),
-                trace,
-                timeout,
-            )
-            for rank in range(world_size)
-        ]
+        same = world_size, backend, trace, timeout
+        ranks = range(world_size)
+        jobs = [Job(folder, rank, _device_of(rank, device), *same) for rank in ranks]
         return _run(jobs, timeout, interrupts)
 
 
@@ -90,47 +82,48 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
     finally:
         ranks.stop()
     with interrupts.allowed():
-        report = _collect(jobs, origin, seconds, with_results=end == "ended")
-    if end == "failed":
-        raise errors.failure(outcomes, report)
-    if end == "hung":
-        raise errors.hang(outcomes, timeout, report)
-    if end == "late":
-        raise errors.late(outcomes, seconds, report)
+        report = _report(jobs, origin, seconds)
+        if end == "failed":
+            raise errors.failure(outcomes, report)
+        if end == "hung":
+            raise errors.hang(outcomes, timeout, report)
+        report.results = _results(jobs, report)
     return report
 
 
-def _collect(jobs: list[Job], origin: float, seconds: float, with_results: bool) -> Report:
+def _report(jobs: list[Job], origin: float, seconds: float) -> Report:
+    """What the ranks printed, and what was recorded of their calls."""
     report = Report(world_size=len(jobs), seconds=seconds)
     for job in jobs:
         report.stdout.append(text_of(job.home / files.STDOUT))
         report.stderr.append(text_of(job.home / files.STDERR))
         report.events += recorder.read(job.home / files.EVENTS, job.rank, origin)
-    for job in jobs if with_results else []:
-        result = job.home / files.RESULT
+    return report
+
+
+def _results(jobs: list[Job], report: Report) -> list:
+    results = []
+    for job in jobs:
+        path = job.home / files.RESULT
         try:
-            report.results.append(transfer.read(result) if result.exists() else None)
+            results.append(transfer.read(path) if path.exists() else None)
         except Exception as error:
-            report.results.clear()
             raise errors.RankFailed(
                 f"the result of rank {job.rank} was sent, and cannot be loaded here: "
                 f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}. "
                 "Return numbers, strings, tensors, or lists and dicts of them.",
                 report,
             ) from None
-    return report
+    return results
 
 
 def _send(path: Path, worker: Callable, args: tuple, kwargs: dict) -> None:
     """Store the call for the ranks; if it cannot be, say which part of it."""
-    try:
-        transfer.write({"worker": worker, "args": args, "kwargs": kwargs}, path, "")
-    except transfer.CannotTravel:
-        name = name_of(worker)
-        transfer.write(worker, path, f"the worker {name}")
-        for key, value in [*enumerate(args), *kwargs.items()]:
-            transfer.write(value, path, f"argument {key} of {name}")
-        raise
+    name = name_of(worker)
+    parts = {f"the worker {name}": worker}
+    for key, value in [*enumerate(args), *kwargs.items()]:
+        parts[f"argument {key} of {name}"] = value
+    transfer.write((worker, args, kwargs), path, "", parts)
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -139,9 +132,8 @@ def _environment(job: Job) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(server.kernel_folder() / "inductor"),
         "NCCL_SOCKET_IFNAME": files.LOOPBACK,
     }
-    inherited = {name: value for name, value in os.environ.items() if name != server.KERNEL}
     own = {
-        "TMPDIR": str(Path(job.folder, files.TEMPORARY)),
+        "TMPDIR": str(job.folder / files.TEMPORARY),
         "RANK": str(job.rank),
         "LOCAL_RANK": str(job.rank),
         "WORLD_SIZE": str(job.world_size),
@@ -150,6 +142,7 @@ def _environment(job: Job) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": files.LOOPBACK,
         files.FOLDER: str(job.home),
     }
+    inherited = {name: text for name, text in os.environ.items() if name != server.KERNEL}
     return unless_set | inherited | own
 
 
@@ -194,12 +187,10 @@ def _check_names(worker: Callable, args: tuple, options: dict[str, Any]) -> None
         bound = signature.bind_partial(0, 0, *args).arguments
     except (TypeError, ValueError):  # the ranks say what does not fit
         return
-    for name, value in options.items():
-        parameter = signature.parameters.get(name)
-        if parameter is None or name in bound or parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        given = value != inspect.signature(launch).parameters[name].default
-        if given or parameter.default is parameter.empty:
+    usual = inspect.signature(launch).parameters
+    for name in options.keys() & signature.parameters.keys() - bound.keys():
+        parameter = signature.parameters[name]
+        if options[name] != usual[name].default or parameter.default is parameter.empty:
             raise TypeError(
                 f"{name_of(worker)}{signature} has a parameter {name!r}, which launch keeps "
                 "for itself and does not hand on. Give the parameter another name, or pass "
@@ -207,40 +198,35 @@ def _check_names(worker: Callable, args: tuple, options: dict[str, Any]) -> None
             )
 
 
-def _whole_number(world_size: Any) -> int:
-    if isinstance(world_size, bool) or not hasattr(world_size, "__index__"):
-        raise TypeError(f"world_size must be a whole number of ranks, got {world_size!r}.")
-    if not 1 <= world_size <= MAX_RANKS:
+def _check_number(world_size: Any) -> None:
+    whole = hasattr(world_size, "__index__") and not isinstance(world_size, bool)
+    if not whole or not 1 <= world_size <= MAX_RANKS:
         raise ValueError(
-            f"world_size must be from 1 to {MAX_RANKS}, got {world_size}: each rank is a "
-            "process of its own on this machine. More ranks need more machines: see torchrun."
+            f"world_size must be a whole number from 1 to {MAX_RANKS}, got {world_size!r}: "
+            "each rank is a process on this machine. For more machines see torchrun."
         )
-    return int(world_size)
 
 
 def _choose_device(device: Any, world_size: int) -> str:
     """Resolve "auto", and refuse what this machine does not have."""
-    device, gpus = str(device), torch.cuda.device_count()
+    device, gpus, given = str(device), torch.cuda.device_count(), ""
     if device == "auto":
-        forced = os.environ.get("MGPU_DEVICE", "")
-        if forced not in ("", "auto"):
-            try:
-                return _choose_device(forced, world_size)
-            except ValueError as error:
-                raise ValueError(f"by the variable MGPU_DEVICE: {error}") from None
+        device, given = (
+            os.environ.get("MGPU_DEVICE") or "auto",
+            "by the variable MGPU_DEVICE: ",
+        )
+    if device == "auto":
         return "cuda" if dist.is_nccl_available() and gpus >= world_size else "cpu"
-    if device == "cpu":
-        return device
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        valid = "'auto', 'cpu', 'cuda' or 'cuda:N'"
+        raise ValueError(f"{given}device must be {valid}, got {device!r}.")
     if device == "cuda" and gpus < world_size:
         raise ValueError(
-            f"device='cuda' gives each of {world_size} ranks a GPU of its own, and this "
-            f"machine has {gpus}. Use device='auto' or 'cpu', or 'cuda:0' to share one GPU."
+            f"{given}device='cuda' gives each of {world_size} ranks a GPU of its own, and "
+            f"this machine has {gpus}. Use 'auto' or 'cpu', or 'cuda:0' to share one GPU."
         )
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or (number and not number.isdigit()):
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}.")
-    if number and int(number) >= gpus:
-        raise ValueError(f"device={device!r} was given, and this machine has {gpus} GPUs.")
+    if ":" in device and int(device.split(":")[1]) >= gpus:
+        raise ValueError(f"{given}device={device!r}, and this machine has {gpus} GPUs.")
     return device
 
 

@@ -8,7 +8,6 @@ import html
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +35,16 @@ def progress(items: Any, total: int | None = None) -> Iterator:
     """
     total = total if total is not None else len(items)
     folder = os.environ.get(files.FOLDER)
-    if folder is None:
-        yield from items
-        return
-    file = os.open(Path(folder, files.PROGRESS), os.O_CREAT | os.O_WRONLY, 0o600)
-    try:
+    with open(Path(folder, files.PROGRESS) if folder else os.devnull, "wb") as file:
         for done, item in enumerate(items):
-            os.pwrite(file, f"{done} {total}\n".encode().ljust(40), 0)
+            os.pwrite(file.fileno(), f"{done} {total}\n".encode().ljust(40), 0)
             yield item
-        os.pwrite(file, f"{total} {total}\n".encode().ljust(40), 0)
-    finally:  # also where the loop is left early
-        os.close(file)
+        os.pwrite(file.fileno(), f"{total} {total}\n".encode().ljust(40), 0)
 
 
 def status(text: str) -> None:
     """Show one line of this rank under the progress bar, until its next line."""
-    folder = os.environ.get(files.FOLDER)
-    if folder is not None:
+    if folder := os.environ.get(files.FOLDER):
         files.write_whole(Path(folder, files.STATUS), text)
 
 
@@ -80,36 +72,21 @@ class ProgressBar:
 
     def show(self, seconds: float) -> None:
         """Draw the state after `seconds`, if it is time to draw."""
-        if seconds < self._next:
+        if seconds < self._next or not (notebook_kernel() or sys.stderr.isatty()):
             return
         self._next = seconds + EVERY
-        done, total = self._progress()
-        if notebook_kernel():
-            self._show_html(done, total, seconds)
-        elif sys.stderr.isatty():
-            self._show_tqdm(done, total)
-
-    def _progress(self) -> tuple[int, int]:
-        """Steps done and steps in all, summed over the ranks that report any."""
-        pairs = []
-        for home in self._homes:
-            with suppress(ValueError):  # none, or torn
-                done, total = files.text_of(home / files.PROGRESS).split()
-                pairs.append((int(done), int(total)))
-        return sum(d for d, _ in pairs), sum(t for _, t in pairs)
-
-    def _statuses(self) -> dict[int, str]:
-        """The latest line of each rank that has said one."""
+        texts = [files.text_of(home / files.PROGRESS).split() for home in self._homes]
+        done, total = (sum(int(text[i]) for text in texts if text) for i in (0, 1))
         lines = [files.text_of(home / files.STATUS) for home in self._homes]
-        return {rank: line for rank, line in enumerate(lines) if line}
-
-    def _show_tqdm(self, done: int, total: int) -> None:
+        if notebook_kernel():
+            self._show_html(done, total, lines, seconds)
+            return
         if self._bar is None:
             self._bar = tqdm(leave=False, unit="step")
         self._bar.total, self._bar.n = total or None, done
-        self._bar.set_postfix_str(next(iter(self._statuses().values()), ""))
+        self._bar.set_postfix_str(max(lines, key=bool))
 
-    def _show_html(self, done: int, total: int, seconds: float) -> None:
+    def _show_html(self, done: int, total: int, lines: list[str], seconds: float) -> None:
         from IPython.display import display
 
         if self._handle is None:
@@ -118,7 +95,8 @@ class ProgressBar:
         text = f"{done} of {total} steps" if total else "the ranks are at work"
         limit = f"{seconds:.0f} s of at most {self._timeout:g} s"
         bar = f"<progress {values}></progress> {text}, {limit}"
-        for rank, line in self._statuses().items():
+        for rank, line in enumerate(lines):
             edge = f"border-left:0.5em solid {colour(rank)};padding-left:0.4em"
-            bar += f'<br><b style="{edge}">rank {rank}</b> {html.escape(line)}'
+            text = f'<br><b style="{edge}">rank {rank}</b> {html.escape(line)}'
+            bar += text if line else ""
         self._handle.update({"text/html": bar}, raw=True)

@@ -1,6 +1,5 @@
 """What an exception of a worker says, and where it was raised; written by its rank."""
 
-import dis
 import re
 import traceback
 from typing import Any
@@ -24,16 +23,19 @@ def outcome_of(error: BaseException) -> dict[str, Any]:
     """How a rank ended whose worker raised `error`, or could not be called."""
     stack = traceback.extract_tb(error.__traceback__)
     frames = [source_lines.SourceLine(f.filename, f.lineno or 0, f.name) for f in stack]
-    setup = isinstance(error, WrongSignature | CannotTravel)
+    refused = isinstance(error, WrongSignature | CannotTravel)
     message = message_of(error)
-    lost_peer = isinstance(error, RuntimeError) and bool(LOST_PEER.search(message))
+    try:
+        whole = "".join(traceback.format_exception(error))
+    except BaseException:  # of a `__str__`, or too many causes
+        whole = "".join(traceback.format_tb(error.__traceback__)) + message
     return {
-        "kind": "refused" if setup else "raised",
+        "kind": "refused" if refused else "raised",
         "type": type(error).__name__,
         "message": message,
-        "where": None if setup else source_lines.innermost(frames),
-        "lost_peer": lost_peer and not _raised_by_own_line(error),
-        "traceback": _whole_traceback(error, message),
+        "where": None if refused else source_lines.innermost(frames),
+        "lost_peer": isinstance(error, RuntimeError) and bool(LOST_PEER.search(_text(error))),
+        "traceback": whole,
     }
 
 
@@ -47,7 +49,7 @@ def message_of(error: BaseException) -> str:
         if id(error) in seen:  # `raise e from e` is its own cause
             continue
         seen.add(id(error))
-        texts.append(how + _own_text(error))
+        texts.append(how + _text(error))
         if error.__cause__ is not None:
             left.append((f"because of {_name(error.__cause__)}", error.__cause__))
         elif error.__context__ is not None and not error.__suppress_context__:
@@ -61,27 +63,8 @@ def _name(error: BaseException) -> str:
     return f"{type(error).__name__}: "
 
 
-def _own_text(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     try:
         return "\n".join([str(error), *getattr(error, "__notes__", [])])
     except BaseException as failure:
         return f"(its message cannot be shown: {type(failure).__name__})"
-
-
-def _raised_by_own_line(error: BaseException) -> bool:
-    """Whether a `raise` of the learner's made the error, and not a call that failed."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    if step is None:
-        return False
-    code = step.tb_frame.f_code
-    is_raise = code.co_code[step.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return is_raise and source_lines.is_own(code.co_filename)
-
-
-def _whole_traceback(error: BaseException, message: str) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except BaseException:  # of a `__str__`, or too many causes
-        return "".join(traceback.format_tb(error.__traceback__)) + message

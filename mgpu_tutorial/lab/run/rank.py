@@ -38,8 +38,8 @@ from mgpu_tutorial.lab.run.files import Job
 SEED = 0
 LINGER = 0.5  # seconds that a rank which returned stays for its peers
 GUARD = 0.05  # seconds between two looks of a rank's guard
-GROUP_TIMEOUT = 3600.0  # seconds at least: the launcher's own timeout comes first
-LONGEST_TIMEOUT = 1e9  # seconds: more than this overflows in C++
+EXIT_LIMIT = 2.0  # seconds from the last worker's end, for threads and children of a rank
+NEVER = timedelta(days=1000)  # for a group: the launcher's own timeout comes first
 
 
 def enter(job: Job, environment: dict[str, str]) -> None:
@@ -53,12 +53,11 @@ def enter(job: Job, environment: dict[str, str]) -> None:
     if outcome["kind"] == "returned":
         # Whoever closes first must not cut a last message: stay for the others a moment.
         everybody = _wait_for_all(job, files.OUTCOME, LINGER)
-        goes_on = _tell_what_lasts(job.home) or everybody
-        must_leave = not everybody or job.backend != "gloo"
-        if goes_on and must_leave and dist.is_initialized():
-            dist.destroy_process_group()  # a peer that still waits learns it now
-            gc.collect()  # a model in a cycle may hold the group
-        if goes_on:  # threads and children may, as after any program
+        if everybody or _lasting():  # threads and children may go on, as after any program
+            must_leave = not everybody or job.backend != "gloo"
+            if must_leave and dist.is_initialized():
+                dist.destroy_process_group()  # a peer that still waits learns it now
+                gc.collect()  # a model in a cycle may hold the group
             return
     borrowed.run_exit_handlers()  # stops a DataLoader's workers, as a normal exit does
     os._exit(0)  # closes the sockets at once: a peer that still waits learns it now
@@ -69,14 +68,13 @@ def _run(job: Job, trail: "Trail") -> dict[str, Any]:
     try:
         if job.trace:
             trace.start(job.home / files.EVENTS)
-        call = transfer.read(Path(job.folder, files.PAYLOAD))
-        worker, args, kwargs = call["worker"], call["args"], call["kwargs"]
+        worker, args, kwargs = transfer.read(job.folder / files.PAYLOAD)
         _check_signature(worker, job, args, kwargs)
         prepare(job.device)
         torch.set_num_threads(1)
         if job.backend != "none":
-            store = dist.FileStore(str(Path(job.folder, files.STORE)), job.world_size)
-            join(job.backend, job.rank, job.world_size, limit=2 * job.timeout, store=store)
+            store = dist.FileStore(str(job.folder / files.STORE), job.world_size)
+            join(job.backend, job.rank, job.world_size, store=store, timeout=NEVER)
         else:
             borrowed.keep_stores_on_loopback()
         (job.home / files.READY).touch()
@@ -130,24 +128,12 @@ def prepare(device: str) -> None:
         torch.set_default_device(device)
 
 
-def join(
-    backend: str, rank: int, world_size: int, limit: float = 0.0, **rendezvous: Any
-) -> None:
-    """Meet the other ranks and form the default process group.
-
-    Its operations may wait for `limit` seconds, and for GROUP_TIMEOUT at least.
-    """
-    seconds = min(max(GROUP_TIMEOUT, limit), LONGEST_TIMEOUT)
+def join(backend: str, rank: int, world_size: int, **options: Any) -> None:
+    """Meet the other ranks and form the default process group."""
     dist.set_debug_level_from_env()  # the fork server read it long before it was set
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-    dist.init_process_group(
-        backend,
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=seconds),
-        device_id=device,
-        **rendezvous,
-    )
+    ranks = {"rank": rank, "world_size": world_size}
+    dist.init_process_group(backend, device_id=device, **ranks, **options)
 
 
 def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
@@ -193,10 +179,9 @@ def _own_environment(environment: dict[str, str]) -> None:
         del os.environ[name]
     os.environ.update(environment)
     tempfile.tempdir = None  # the next question reads TMPDIR
-    if hasattr(signal, "pthread_sigmask"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the fork server's clock
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the fork server's clock
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class Trail:
@@ -221,34 +206,38 @@ class Trail:
 
 def _watch(job: Job) -> Trail:
     """Leave a trail for the kernel, and die with it."""
-    if hasattr(os, "setsid"):
-        os.setsid()  # Ctrl-C belongs to the kernel; the launcher can stop our children
+    os.setsid()  # Ctrl-C belongs to the kernel; the launcher can stop our children
     stack = open(job.home / files.STACK, "a")  # noqa: SIM115  (as long as the process)
     faulthandler.enable(stack, all_threads=True)
-    if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
     (job.home / files.PID).write_text(str(os.getpid()))  # now the kernel may ask
     if sys.platform == "linux":  # the fork server's death is the kernel's death
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     trail = Trail(job.home / files.WHERE)
-    threading.Thread(target=_guard, args=(job.home, trail), name="guard", daemon=True).start()
+    threading.Thread(target=_guard, args=(job, trail), name="guard", daemon=True).start()
     return trail
 
 
-def _guard(home: Path, trail: Trail) -> None:
-    """Note where the worker is; end a rank whose parent or folder is gone."""
+def _guard(job: Job, trail: Trail) -> None:
+    """Note where the worker is; end a rank that cannot end, or that nobody waits for."""
     main, parent = threading.main_thread().ident, parent_process()
+    end = float("inf")
     while True:
         parent.join(GUARD)
-        if not parent.is_alive() or not home.exists():
+        if not parent.is_alive() or not job.home.exists():
             os.kill(os.getpid(), signal.SIGKILL)
         trail.mark(source_lines.of_frame(sys._current_frames().get(main)))
+        if _wait_for_all(job, files.OUTCOME, limit=0.0):
+            end = min(end, time.monotonic() + EXIT_LIMIT)
+        if time.monotonic() > end and (names := ", ".join(_lasting())):
+            what = f"launch ended this process {EXIT_LIMIT:g} s after its worker had returned"
+            print(f"{what}: {names} was still at work", file=sys.stderr)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wait_for_all(job: Job, name: str, limit: float = float("inf")) -> bool:
     """Wait until each rank has a file `name`; False where one has none in time."""
-    homes = [files.home_of(job.folder, rank) for rank in range(job.world_size)]
-    missing = [home / name for home in homes]
+    missing = [files.home_of(job.folder, rank) / name for rank in range(job.world_size)]
     end = time.monotonic() + limit
     pause = 0.001
     while missing := [path for path in missing if not path.exists()]:
@@ -259,18 +248,15 @@ def _wait_for_all(job: Job, name: str, limit: float = float("inf")) -> bool:
     return True
 
 
-def _tell_what_lasts(home: Path) -> bool:
-    """Name what keeps this process alive, for the kernel that cannot wait for ever."""
+def _lasting() -> list[str]:
+    """The threads and processes that keep this one alive."""
     threads = [
         thread.name
         for thread in threading.enumerate()
         if (not thread.daemon or thread.name == "QueueFeederThread")  # joined by its queue
         and thread is not threading.main_thread()
     ]
-    names = threads + [child.name for child in active_children()]
-    if names:
-        (home / files.LASTING).write_text(", ".join(names), encoding="utf-8")
-    return bool(names)
+    return threads + [child.name for child in active_children()]
 
 
 def _flush() -> None:

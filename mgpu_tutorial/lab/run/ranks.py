@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import connection
-from pathlib import Path
 
 from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.run import errors, files, server
@@ -24,9 +23,8 @@ from mgpu_tutorial.lab.run.rank import enter
 
 JOIN_LIMIT = 60.0  # seconds until all ranks must have joined: imports of their own
 GRACE = 1.0  # seconds that the others get to end after the first failure
-CULPRIT_LIMIT = 5.0  # the same, while all failures come of a loss that nobody explains
-EXIT_LIMIT = 2.0  # seconds from the last worker's end to the last process's
-SILENT_LIMIT = 10.0  # the same for a process that names nothing which keeps it
+CULPRIT_LIMIT = 4.0  # and as many more while nobody explains why a peer is gone
+EXIT_LIMIT = 10.0  # seconds from the last worker's end to the last process's
 KILL_LIMIT = 5.0  # seconds until killed processes are gone
 TICK = 0.02  # seconds between two looks; the end of a process wakes the kernel at once
 
@@ -36,59 +34,49 @@ class Ranks:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self.folder = Path(jobs[0].folder)
+        self.folder = jobs[0].folder
         self._processes: list[mp.Process] = []
-        self._outcomes: dict[int, dict] = {}  # what each rank said of its end
+        self._outcomes: dict[int, RankOutcome] = {}  # of those that have ended
         self._joined = False
-        self._log_begin = server.log_size()
+        self._written = len(server.log())
 
     def start(self, environments: list[dict[str, str]]) -> None:
         """Fork every rank. Raises RankFailed where the machine allows no more of them."""
-        context = mp.get_context(server.METHOD)
-        with server.answering_within(JOIN_LIMIT):
-            for job, environment in zip(self.jobs, environments, strict=True):
-                process = context.Process(target=enter, args=(job, environment))
-                try:
-                    if not server.is_alive():  # multiprocessing would start one of its own
-                        raise EOFError
-                    process.start()
-                except (OSError, EOFError) as error:
-                    log = ""
-                    if isinstance(error, EOFError | ConnectionError):
-                        server.await_end()
-                        log = server.log(self._log_begin)
-                    # a request that we could not finish ends the server too
-                    server.replace()
-                    raise errors.not_started(f"rank {job.rank}", error, log) from None
-                self._processes.append(process)
+        for job, environment in zip(self.jobs, environments, strict=True):
+            process = server.FORKS.Process(target=enter, args=(job, environment))
+            server.fork(process, f"rank {job.rank}", JOIN_LIMIT, self._written)
+            self._processes.append(process)
 
     # Watch
 
     def watch(self, timeout: float) -> tuple[str, float]:
-        """Wait until all is over: ("ended" | "failed" | "hung" | "late", seconds).
+        """Wait until all is over: ("ended" | "failed" | "hung", seconds).
 
         The timeout counts from the moment at which all ranks had joined.
         """
         begin = time.monotonic()
         with ProgressBar(self.folder, len(self.jobs), timeout) as bar:
-            if not self._wait(bar, lambda: self._all_joined() or self._failed(), JOIN_LIMIT):
-                return "late", time.monotonic() - begin
+            if not self._wait(bar, lambda: self._joined or self._failed(), JOIN_LIMIT):
+                return "hung", time.monotonic() - begin
             if self._joined:
                 begin = time.monotonic()
             self._wait(bar, lambda: self._all_over() or self._failed(), timeout)
             if self._failed():
-                self._await_others(bar, begin + timeout)
+                self._wait(bar, self._all_over, GRACE)
+                left = min(CULPRIT_LIMIT, begin + timeout - time.monotonic())
+                self._wait(bar, lambda: self._all_over() or self._explained(), left)
                 return "failed", time.monotonic() - begin
             if not self._all_over():
                 return "hung", time.monotonic() - begin
-            self._await_exits()
-            return "ended", self._seconds()
+            self._wait(bar, lambda: not self._living(), EXIT_LIMIT)
+            said = self._outcomes.values()
+            return "ended", max(o.ended for o in said) - max(o.began for o in said)
 
     def _wait(self, bar: ProgressBar, done: Callable[[], bool], seconds: float) -> bool:
         """Look at the ranks until `done()`; False if it is not after so many seconds."""
         begin = time.monotonic()
         while True:
-            self._read_outcomes()
+            self._look()
             if done():
                 return True
             passed = time.monotonic() - begin
@@ -97,78 +85,49 @@ class Ranks:
             bar.show(passed)
             connection.wait([p.sentinel for p in self._processes if p.is_alive()], TICK)
 
-    def _await_others(self, bar: ProgressBar, end: float) -> None:
-        """After a failure let the others end, and the culprit say what happened."""
-        failed = time.monotonic()
-
-        def patience_is_over() -> bool:
-            return self._all_over() or time.monotonic() > failed + self._grace()
-
-        self._wait(bar, patience_is_over, max(GRACE, end - failed))
-
-    def _grace(self) -> float:
-        """A culprit may close its connections some time before it says what happened."""
-        said = self._outcomes.values()
-        unexplained = all(o["kind"] == "raised" and o["lost_peer"] for o in said)
-        return CULPRIT_LIMIT if unexplained else GRACE
-
-    def _await_exits(self) -> None:
-        """Give the processes time to end; a rank that cannot says so in its stderr."""
-        begin = time.monotonic()
-        living = list(zip(self.jobs, self._processes, strict=True))
-        while living := [(job, process) for job, process in living if process.is_alive()]:
-            passed = time.monotonic() - begin
-            if passed > SILENT_LIMIT:
-                return
-            if passed > EXIT_LIMIT:
-                living = [(job, process) for job, process in living if not _lasts(job)]
-            connection.wait([process.sentinel for _, process in living], TICK)
-
-    def _read_outcomes(self) -> None:
-        ended = [not process.is_alive() for process in self._processes]  # first: they write
-        for job, gone in zip(self.jobs, ended, strict=True):
+    def _look(self) -> None:
+        """Take note of who has joined and of who has ended."""
+        living = set(self._living())  # first: they write, and then they end
+        self._joined = self._joined or all(
+            (job.home / files.READY).exists() for job in self.jobs
+        )
+        for job in self.jobs:
             if job.rank in self._outcomes:
                 continue
-            with suppress(FileNotFoundError):
-                text = (job.home / files.OUTCOME).read_text(encoding="utf-8")
-                self._outcomes[job.rank] = json.loads(text)
-                continue
-            if gone:
-                self._outcomes[job.rank] = {"kind": "died"}
+            if (job.home / files.OUTCOME).exists():
+                said = (job.home / files.OUTCOME).read_text(encoding="utf-8")
+                self._outcomes[job.rank] = RankOutcome(job.rank, **json.loads(said))
+            elif job not in living:
+                self._outcomes[job.rank] = RankOutcome(job.rank, "died")
             elif _printed(job) > files.OUTPUT_LIMIT:
-                self._outcomes[job.rank] = {"kind": "flooded"}
+                self._outcomes[job.rank] = RankOutcome(job.rank, "flooded")
 
-    def _all_joined(self) -> bool:
-        self._joined = all((job.home / files.READY).exists() for job in self.jobs)
-        return self._joined
+    def _living(self) -> list[Job]:
+        pairs = zip(self.jobs, self._processes, strict=True)
+        return [job for job, process in pairs if process.is_alive()]
 
     def _failed(self) -> bool:
-        return any(said["kind"] != "returned" for said in self._outcomes.values())
+        return any(outcome.kind != "returned" for outcome in self._outcomes.values())
 
     def _all_over(self) -> bool:
         return len(self._outcomes) == len(self.jobs)
 
-    def _seconds(self) -> float:
-        """From the last rank's joining to the last worker's end, by the ranks' clocks."""
-        said = self._outcomes.values()
-        return max(o["ended"] for o in said) - max(o["began"] for o in said)
+    def _explained(self) -> bool:
+        """A culprit may close its connections some time before it says what happened."""
+        return any(not outcome.lost_peer for outcome in self._outcomes.values())
 
     # What became of them
 
     def outcomes(self) -> list[RankOutcome]:
         """How every rank ended, or where it is; asks the living for their stack."""
-        said = {rank for rank, end in self._outcomes.items() if end["kind"] != "flooded"}
-        asked = [
-            job
-            for job, process in zip(self.jobs, self._processes, strict=True)
-            if process.is_alive() and job.rank not in said
-        ]
-        self._ask_for_stacks(asked)
+        for job in self.jobs:
+            self._outcomes.setdefault(job.rank, RankOutcome(job.rank, "stopped"))
+        self._ask_for_stacks(
+            [job for job in self._living() if self._outcomes[job.rank].is_stopped]
+        )
         return [self._outcome(job) for job in self.jobs]
 
     def _ask_for_stacks(self, jobs: list[Job]) -> None:
-        if not hasattr(signal, "SIGUSR1"):
-            return
         asked = [job for job in jobs if (job.home / files.PID).exists()]
         for job in asked:
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -181,23 +140,18 @@ class Ranks:
             time.sleep(0.004)
 
     def _outcome(self, job: Job) -> RankOutcome:
-        said = self._outcomes.get(job.rank, {"kind": "stopped"})
-        began = self._joined or (job.home / files.READY).exists()
+        """What the rank has said of its end, with what it has left in its files."""
+        outcome = self._outcomes[job.rank]
+        outcome.joined = self._joined or (job.home / files.READY).exists()
         stack = text_of(job.home / files.STACK)
-        seen = source_lines.of_dump(stack) or _last_seen(job)
-        if said["kind"] in ("stopped", "flooded"):
-            call = source_lines.waiting_call(stack)
-            return RankOutcome(job.rank, said["kind"], seen, began=began, waits_in=call)
-        if said["kind"] == "died":
-            exitcode = self._processes[job.rank].exitcode
-            words = self._last_words(job)
-            return RankOutcome(
-                job.rank, "died", seen, exitcode=exitcode, last_words=words, began=began
-            )
-        fields = {key: value for key, value in said.items() if key not in ("began", "ended")}
-        if fields.get("where"):
-            fields["where"] = source_lines.SourceLine(*fields["where"])
-        return RankOutcome(rank=job.rank, began=began, **fields)
+        if outcome.is_stopped or outcome.kind == "died":
+            outcome.where = source_lines.of_dump(stack) or _last_seen(job)
+        if outcome.is_stopped:
+            outcome.waits_in = source_lines.waiting_call(stack)
+        if outcome.kind == "died":
+            outcome.exitcode = self._processes[job.rank].exitcode
+            outcome.last_words = self._last_words(job)
+        return outcome
 
     def _last_words(self, job: Job) -> str:
         if not job.home.exists():
@@ -208,7 +162,7 @@ class Ranks:
             return "the fork server, from which all ranks come, was killed"
         if (job.home / files.WHERE).exists():
             return errors.last_words(text_of(job.home / files.STDERR))
-        return server.log(self._log_begin)  # it died before it could load anything
+        return server.error_since(self._written)  # it died before it could load anything
 
     # The end
 
@@ -218,7 +172,7 @@ class Ranks:
         lost = not server.is_alive()
         for process in self._processes:
             if lost or process.is_alive():
-                for kill in (os.kill, getattr(os, "killpg", os.kill)):
+                for kill in (os.kill, os.killpg):
                     with suppress(ProcessLookupError, PermissionError):
                         kill(process.pid, signal.SIGKILL)
         end = time.monotonic() + KILL_LIMIT
@@ -241,10 +195,7 @@ def _end_group(leader: int) -> None:
     As long as the group lives, no other process gets its number; a process of that
     number is therefore a stranger's.
     """
-    if not hasattr(os, "killpg"):
-        return
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, 0)
         try:
             os.kill(leader, 0)
         except ProcessLookupError:
@@ -261,19 +212,8 @@ def _printed(job: Job) -> int:
 
 
 def _last_seen(job: Job) -> source_lines.SourceLine | None:
-    text = text_of(job.home / files.WHERE).strip(" \0")
-    with suppress(ValueError, TypeError):  # torn, on a full disk
-        return source_lines.SourceLine(*json.loads(text)) if text else None
+    with suppress(ValueError, TypeError):  # none, or torn on a full disk
+        return source_lines.SourceLine(
+            *json.loads(text_of(job.home / files.WHERE).strip(" \0"))
+        )
     return None
-
-
-def _lasts(job: Job) -> bool:
-    """Whether the rank says what keeps it from ending; if so, its stderr tells that too."""
-    names = text_of(job.home / files.LASTING)
-    if names:
-        with open(job.home / files.STDERR, "a", encoding="utf-8") as file:
-            file.write(
-                f"launch ended this process {EXIT_LIMIT:g} s after its worker had "
-                f"returned: {names} was still at work\n"
-            )
-    return bool(names)

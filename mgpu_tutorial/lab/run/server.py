@@ -1,11 +1,9 @@
 """The fork server: a process that has imported torch once, and forks every rank.
 
 Both sides are here: `start`, which the kernel calls, and what the server itself does
-when it imports this module, before it imports torch. Nothing here may import torch, so
-that the server can begin while the kernel is still importing it.
-
-The server outlives a kernel that is killed by just long enough to end its ranks and to
-remove the kernel's temporary folder, for nobody else could.
+when it imports this module. Nothing here may import torch, so that the server can begin
+while the kernel is still importing it. The server outlives a kernel that is killed by just
+long enough to end its ranks and to remove the kernel's temporary folder.
 """
 
 import atexit
@@ -18,8 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.run import files
 from mgpu_tutorial.lab.run.files import kernel_folder
 
-METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 PRELOAD = [  # and what `preload` adds
     "mgpu_tutorial.lab.run.server",
     "torch",
@@ -45,8 +42,8 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 SERVER_LIMIT = 120.0  # seconds for the server's imports, on a busy machine
 LAST_WORDS = 2.0  # seconds that a server which has hung up gets to say why
 LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
-IMPORTS = 5.0  # seconds that the server's imports take, about
-_started: dict[int, float] = {}  # the moment of the first start, by process
+FORKS = mp.get_context("forkserver")
+_launching: set[int] = set()  # this process, once it has started a server
 _warm: set[int | None] = set()  # servers that have done their imports and forked a process
 
 
@@ -54,22 +51,17 @@ _warm: set[int | None] = set()  # servers that have done their imports and forke
 
 
 def start() -> None:
-    """Have the fork server begin its imports, unless it runs already; returns at once.
-
-    Raises RuntimeError where no server can be started here.
-    """
-    if METHOD != "forkserver":
-        return
-    if _started.keys() - {os.getpid()}:
+    """Have the fork server begin its imports, unless it runs already; returns at once."""
+    if _launching - {os.getpid()}:
         raise RuntimeError(
             "launch() was called in a process forked from one that had launched ranks. "
             "Launch from the first one, or from a program of its own."
         )
-    _started.setdefault(os.getpid(), time.monotonic())
+    _launching.add(os.getpid())
     address = borrowed.fork_server_address()
-    if borrowed.fork_server_pid() is not None and address and not Path(address).exists():
-        replace()  # somebody has removed its socket
-    mp.get_context(METHOD).set_forkserver_preload(PRELOAD)
+    if address and not (is_alive() and Path(address).exists()):
+        replace()
+    FORKS.set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # its start would undo the mask
     given = {KERNEL: f"{os.getpid()}:{kernel_folder()}", **HUGE_PAGES}
     given = {name: text for name, text in given.items() if name not in os.environ}
@@ -77,11 +69,7 @@ def start() -> None:
     # Ctrl-C is for the kernel; the server's first instructions would die of it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        try:
-            forkserver.ensure_running()
-        except ChildProcessError:  # it has ended, and somebody else has waited for it
-            borrowed.forget_fork_server()
-            forkserver.ensure_running()
+        forkserver.ensure_running()
     finally:
         for name in given:
             del os.environ[name]
@@ -89,71 +77,72 @@ def start() -> None:
 
 
 def await_server() -> None:
-    """Start the server and wait for its imports; Ctrl-C may reach this wait.
+    """Start the server and wait for its imports; Ctrl-C may reach this wait."""
+    start()
+    if borrowed.fork_server_pid() in _warm:
+        return
+    written = len(log())
+    if notebook_kernel():  # meanwhile, what the next cells need and what takes long
+        import matplotlib.figure  # noqa: F401
+        import sympy  # noqa: F401  torch.testing.assert_close needs it
+    first = FORKS.Process(target=time.sleep, args=(0,), daemon=True)
+    try:
+        fork(first, "the fork server", SERVER_LIMIT, written)
+        first.join(SERVER_LIMIT)
+        _warm.add(borrowed.fork_server_pid())
+    finally:
+        if first.is_alive():
+            first.kill()
 
-    A server that ended since the last launch, or does not answer, is replaced once.
+
+def fork(process: mp.Process, who: str, seconds: float, written: int) -> None:
+    """Have the server fork `process`; RankFailed where it does not in so many seconds.
+
+    What it said stands in the log behind the first `written` characters.
     """
-    from mgpu_tutorial.lab.run import errors  # which imports torch
+    from mgpu_tutorial.lab.record.report import Report  # which import torch
+    from mgpu_tutorial.lab.run.errors import RankFailed
 
-    for attempt in (1, 2):
-        start()
-        if METHOD != "forkserver" or borrowed.fork_server_pid() in _warm:
-            return
-        begin = log_size()
-        if notebook_kernel() and time.monotonic() < _started[os.getpid()] + IMPORTS:
-            _import_meanwhile()
-        first = mp.get_context(METHOD).Process(target=time.sleep, args=(0,), daemon=True)
-        try:
-            with answering_within(SERVER_LIMIT):
-                first.start()
-                first.join()
-            if first.exitcode == 255:  # what is told of a process whose server has ended
-                raise EOFError
-            _warm.add(borrowed.fork_server_pid())
-            return
-        except (OSError, EOFError) as error:
-            await_end()
-            replace()
-            if attempt == 2:
-                said = log(begin)
-                raise errors.not_started("the fork server", error, said) from None
-        finally:
-            if first.is_alive():
-                first.kill()
-
-
-def _import_meanwhile() -> None:
-    """Import what the next cells need and what takes long: for drawings, for comparisons."""
-    import matplotlib.figure  # noqa: F401
-    import sympy  # noqa: F401  torch.testing.assert_close needs it
+    timer = threading.Timer(seconds, end_now)  # whoever waits for it then gets an EOFError
+    timer.daemon = True
+    timer.start()
+    try:
+        if not is_alive():  # multiprocessing would start one of its own
+            raise EOFError
+        process.start()
+    except (OSError, EOFError) as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        if isinstance(error, EOFError | ConnectionError):
+            end = time.monotonic() + LAST_WORDS
+            while is_alive() and time.monotonic() < end:
+                time.sleep(0.01)
+            silent = f"the fork server has ended without a word, or did not answer ({reason})"
+            reason = error_since(written) or silent
+        replace()  # a request that we could not finish ends the server too
+        raise RankFailed(
+            f"{who} could not be started: {reason}", Report(world_size=0)
+        ) from None
+    finally:
+        timer.cancel()
 
 
 def is_alive() -> bool:
     """Whether the server still runs."""
     pid = borrowed.fork_server_pid()
-    if METHOD != "forkserver" or pid is None or not hasattr(os, "waitid"):
+    if pid is None or not hasattr(os, "waitid"):  # macOS
         return True
     with suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     return False
 
 
-def await_end() -> None:
-    """Give a server that hung up the time to end, so that its last words are in the log."""
-    end = time.monotonic() + LAST_WORDS
-    while is_alive() and time.monotonic() < end:
-        time.sleep(0.01)
-
-
 def replace() -> None:
     """End the server, whatever state it is in; the next start makes another."""
-    address = borrowed.fork_server_address()
     end_now()
-    if address:
-        kernel_folder()
-        Path(address).touch()  # what the server's end is going to remove
-    with suppress(ChildProcessError):
+    # Somebody else may have waited for it, or have removed its socket.
+    with suppress(ChildProcessError, FileNotFoundError):
         borrowed.stop_fork_server()
+    borrowed.forget_fork_server()
 
 
 def end_now() -> None:
@@ -164,29 +153,14 @@ def end_now() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@contextmanager
-def answering_within(seconds: float) -> Iterator[None]:
-    """Kill a server that answers too late: whoever waits for it then gets an EOFError."""
-    timer = threading.Timer(seconds, end_now)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def log() -> str:
+    """What the server and the ranks' first instructions have written until now."""
+    return files.text_of(kernel_folder() / files.LOG)
 
 
-def log_size() -> int:
-    """How much the server and the ranks' first instructions have written until now."""
-    path = kernel_folder() / files.LOG
-    return path.stat().st_size if path.exists() else 0
-
-
-def log(begin: int) -> str:
-    """The error that they have written since then, with its place; empty without one."""
-    path = kernel_folder() / files.LOG
-    written = path.read_bytes()[begin:] if path.exists() else b""
-    text = written.decode("utf-8", errors="replace").strip()
+def error_since(begin: int) -> str:
+    """The last error in the log behind its first characters, with its place, or nothing."""
+    text = log()[begin:].strip()
     places = re.findall(r'File "(.*)", line (\d+)', text)
     place = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
     return text.splitlines()[-1] + place if text else ""
@@ -282,11 +256,10 @@ class KernelWatch:
 
     def at_exit(self) -> None:
         """A kernel that ends closes its files before it is gone: look for a second."""
-        if os.getpid() == self.server:
-            end = time.monotonic() + 1
-            while self.folder.exists() and time.monotonic() < end:
-                self.look()
-                time.sleep(0.01)
+        end = time.monotonic() + 1
+        while self.folder.exists() and time.monotonic() < end:
+            self.look()
+            time.sleep(0.01)
 
 
 def preload(*names: str) -> None:

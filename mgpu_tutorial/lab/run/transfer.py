@@ -18,6 +18,8 @@ from mgpu_tutorial.lab.run.files import disk_is_full, require_private
 
 DEEPEST = 20  # steps into containers and functions in search of what cannot be pickled
 WASTE = 2**16  # bytes of a storage from which on a small view of it travels alone
+CACHED = type(functools.cache(len))
+EMPTY = types.CellType()  # of a name that the function around has not given a value
 
 
 class CannotTravel(TypeError):
@@ -36,10 +38,6 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-CACHED = type(functools.cache(len))
-EMPTY = types.CellType()  # of a name that the function around has not given a value
-
-
 def _cached(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
@@ -51,11 +49,11 @@ def _is_small_view(tensor: torch.Tensor) -> bool:
     return whole >= WASTE and 2 * tensor.numel() * tensor.element_size() < whole
 
 
-def write(value: object, path: Path, name: str) -> None:
+def write(value: object, path: Path, name: str, parts: dict[str, Any] | None = None) -> None:
     """Store `value` at `path`; tensors keep their aliasing, unless they are small views.
 
-    Raises CannotTravel, which says which part of `name` cannot be stored, and OSError
-    where the disk is full.
+    Raises CannotTravel, which says which part of `name`, or which of `parts`, cannot be
+    stored, and OSError where the disk is full.
     """
     try:
         pickler = types.SimpleNamespace(Pickler=_Pickler, __name__="cloudpickle")
@@ -64,8 +62,9 @@ def write(value: object, path: Path, name: str) -> None:
         if disk_is_full(path.parent):
             place = path.parent.parent.parent
             raise OSError(f"no space is left on the disk of {place}") from None
+        problem = _culprit(parts or value, name, error)
         raise CannotTravel(
-            f"{_culprit(value, name, error)}. Send numbers, strings, tensors, or lists and "
+            f"{problem}. Send numbers, strings, tensors, or lists and "
             "dicts of them, and make everything else inside the worker."
         ) from None
 

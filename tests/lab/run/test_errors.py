@@ -1,12 +1,9 @@
-"""What an error says of a circle, and from when on a launch counts its seconds."""
-
-import time
+"""What an error says of a circle, of a long line, of what was printed."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.lab.run import errors
@@ -59,12 +56,3 @@ def test_each_rank_has_the_gpu_of_its_number_unless_one_is_named():
     assert [_device_of(rank, "cuda") for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
     assert [_device_of(rank, "cuda:1") for rank in range(2)] == ["cuda:1", "cuda:1"]
     assert _device_of(2, "cpu") == "cpu"
-
-
-class Slow:
-    def __reduce__(self):
-        return time.sleep, (2.0,)  # before the ranks have joined
-
-
-def test_the_timeout_begins_when_all_have_joined():
-    assert launch(lambda rank, world_size, _: rank, 2, Slow(), timeout=1.5).results == [0, 1]

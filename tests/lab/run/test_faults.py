@@ -32,14 +32,13 @@ from tests.lab.run.conftest import after, noted
 PLACE = re.compile(r"\w+\.py:\d+  ")
 
 
-def fails(worker, world_size, *args, kind=RankFailed, **options):
+def fails(worker, world_size, *args, kind=RankFailed, timeout=2.0, **options):
     """The lines of the error, HERE for its places; in time on a core of one's own."""
     begin = time.monotonic()
-    options = {"timeout": 2.0} | options
     with pytest.raises(kind) as caught:
-        launch(worker, world_size, *args, **options)
+        launch(worker, world_size, *args, timeout=timeout, **options)
     load = max(1.0, os.getloadavg()[0] / os.cpu_count())
-    assert time.monotonic() - begin < options["timeout"] + 3 * load
+    assert time.monotonic() - begin < timeout + 3 * load
     return PLACE.sub("HERE  ", str(caught.value)).splitlines(), caught.value
 
 
@@ -91,8 +90,7 @@ def test_a_rank_that_fails_is_named_with_its_line_and_the_others_with_theirs(
     assert lines[0] == f"rank 1 {says}"
     if deed is remove_own_folder:
         assert "its last words: somebody has removed" in lines.pop(1)
-    others = [f"  rank {rank} was at HERE  dist.barrier()" for rank in (0, 2)]
-    assert lines[1:] == others
+    assert lines[1:] == [f"  rank {rank} was at HERE  dist.barrier()" for rank in (0, 2)]
 
 
 def test_output_without_end_is_stopped(monkeypatch):
@@ -103,31 +101,24 @@ def test_output_without_end_is_stopped(monkeypatch):
     assert error.report.stdout[1].endswith("… cut here\n")
 
 
-def test_the_line_is_that_of_the_file():
-    _, error = fails(one_does, 2, fail, KeyError("weights"))
+def test_an_error_has_the_line_of_the_file_a_page_s_width_and_what_was_printed():
+    deed = [partial(print, "step 1\nloss", end=""), partial(fail, KeyError("weights"))]
+    _, error = fails(one_does, 2, lambda: [call() for call in deed])
     line = fail.__code__.co_firstlineno + 1
     assert f"raised KeyError: 'weights', at test_faults.py:{line}  raise error" in str(error)
-    shown = error._render_traceback_()  # broken at spaces for the page
+    assert "KeyError" in error.tracebacks[1]
+    *shown, said = error._render_traceback_()  # broken at spaces for the page
     assert " ".join(shown).split() == f"RankFailed: {error}".split()
     assert max(map(len, shown)) <= 88
-    assert "KeyError" in error.tracebacks[1]
+    assert error.__notes__ == [said] == ["rank 1 │ step 1\nrank 1 │ loss"]
 
 
 # What several do
 
 
-def differ(rank, world_size):
-    [][0] if rank == 0 else 1 / 0
-
-
 def refuse(rank, world_size, who):
     if rank in who:
         raise RuntimeError("Connection refused by the data base")  # sounds like a lost peer
-
-
-def leave_early(rank, world_size):
-    if rank != 1:
-        dist.barrier()
 
 
 def leave_a_thread(rank, world_size):
@@ -146,9 +137,8 @@ def hang_up_first(rank, world_size):
 
 
 def meet_nobody(rank, world_size):
-    if rank == 1:
-        limit = timedelta(milliseconds=200)
-        dist.TCPStore("127.0.0.1", 1, 2, is_master=False, timeout=limit)
+    limit = timedelta(milliseconds=200)
+    rank and dist.TCPStore("127.0.0.1", 1, 2, is_master=False, timeout=limit)
 
 
 def raise_late(rank, world_size):
@@ -160,21 +150,9 @@ def die_at_once(rank, world_size):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def return_lock(rank, world_size):
-    return {"loss": 0.5, "lock": threading.Lock()}
-
-
 class Sealed:
     def __reduce__(self):
         return fail, (RuntimeError("the seal is broken"),)
-
-
-def return_sealed(rank, world_size):
-    return Sealed()
-
-
-def launch_again(rank, world_size):
-    launch(ranks.total, 2)
 
 
 class Callable:
@@ -182,11 +160,14 @@ class Callable:
         return batch
 
 
+CANNOT = "cannot be called as worker(rank, world_size"
+
+
 @pytest.mark.parametrize(
     "worker, size, args, says",
     [
         (
-            *(differ, 2, []),
+            *(lambda rank, _: [][0] if rank == 0 else 1 / 0, 2, []),
             "rank 0 raised IndexError: list index out of range, at HERE|"
             "rank 1 raised ZeroDivisionError: division by zero, at HERE",
         ),
@@ -196,34 +177,31 @@ class Callable:
             "rank 1 raised RuntimeError: Connection|  rank 0 had returned|  rank 2 had",
         ),
         (
-            *(leave_early, 3, []),
+            *(lambda rank, _: rank == 1 or dist.barrier(), 3, []),
             "rank 1 returned while ranks 0 and 2 still waited for an answer|"
-            "  rank 0 was at HERE  dist.barrier()|  rank 1 had returned|  rank 2 was at HERE",
+            "  rank 0 was at HERE|  rank 1 had returned|  rank 2 was at HERE",
         ),
         (leave_a_thread, 2, [], "rank 0 returned while rank 1 still waited for an answer"),
         (hang_up_first, 2, [], "rank 1 raised ValueError: the reason, at HERE"),
         (meet_nobody, 2, [], "rank 1 raised DistNetworkError: The client socket has timed"),
         (raise_late, 2, [], "rank 0 raised ValueError: too late for|  rank 1 was at HERE"),
         (die_at_once, 1, [], "rank 0 was killed by SIGKILL, at HERE  def die_at_once(rank"),
-        (return_lock, 2, [], "the result of rank 0['lock'] (lock) cannot be sent between"),
         (
-            *(return_sealed, 2, []),
+            *(lambda *_: {"loss": 0.5, "lock": threading.Lock()}, 2, []),
+            "the result of rank 0['lock'] (lock) cannot be sent between",
+        ),
+        (
+            *(lambda *_: Sealed(), 2, []),
             "the result of rank 0 was sent, and cannot be loaded here: RuntimeError: the s",
         ),
         (
-            launch_again,
-            2,
-            [],
+            *(lambda *_: launch(print, 2), 2, []),
             "rank 0 raised RuntimeError: launch() was called inside rank 0:",
         ),
-        (
-            *(refuse, 2, []),
-            "refuse(rank, world_size, who) cannot be called as worker(rank, world_size): "
-            "missing a required argument: 'who'",
-        ),
-        (partial(refuse), 2, [], "refuse(rank, world_size, who) cannot be called as worker("),
-        (Callable(), 2, [], "Callable(rank, world_size, batch) cannot be called as worker("),
-        (ranks.total, 2, [7], "total(rank, world_size) cannot be called as worker(rank, wor"),
+        (refuse, 2, [], f"refuse(rank, world_size, who) {CANNOT}): missing a required"),
+        (partial(refuse), 2, [], f"refuse(rank, world_size, who) {CANNOT}"),
+        (Callable(), 2, [], f"Callable(rank, world_size, batch) {CANNOT}"),
+        (ranks.total, 2, [7], f"total(rank, world_size) {CANNOT}, <int>)"),
     ],
 )
 def test_the_cause_is_told_before_what_became_of_the_others(worker, size, args, says):
@@ -288,19 +266,24 @@ def test_at_the_timeout_every_rank_is_shown_where_it_waits(how, line, last):
     assert ("  rank 0 waits in recv for rank 1" in lines) == (how == "receive")
 
 
-def test_ranks_that_never_join_are_shown_where_they_are(monkeypatch, tmp_path):
-    monkeypatch.setattr(running, "JOIN_LIMIT", 1.5)
-    (tmp_path / "slow_module.py").write_text(
-        "import os, time\n"
-        "time.sleep(60 * ('RANK' in os.environ))\n"
-        "def worker(rank, world_size):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import slow_module
+class Slow:
+    def __init__(self, seconds):
+        self.seconds = seconds
 
-    lines, _ = fails(slow_module.worker, 2, kind=RanksHung, timeout=5)
+    def __reduce__(self):
+        return time.sleep, (self.seconds,)  # where it is loaded, so before its rank joins
+
+
+def test_ranks_that_never_join_are_shown(monkeypatch):
+    monkeypatch.setattr(running, "JOIN_LIMIT", 1.5)
+    lines, _ = fails(one_does, 2, Slow(60), kind=RanksHung)
     assert re.fullmatch(r"2 of 2 ranks had not joined after \d+ s", lines[0])
-    assert lines[1].startswith("  rank 0 had not joined, and was at HERE  time.sleep(60 * (")
+    assert lines[1] == "  rank 0 had not joined, and was at no line of the worker yet"
+
+
+def test_the_timeout_begins_when_all_have_joined():
+    """And not 1.5 s before: then the work of 0.3 s would come too late."""
+    assert launch(lambda *_: time.sleep(0.3), 2, Slow(1.5), timeout=1.5)
 
 
 # Ranks that cannot end
@@ -376,27 +359,22 @@ def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
     lines, _ = fails(ranks.sleeper, 2, str(tmp_path / "pid"), timeout=20)
     thread.join()
     assert lines[0].startswith("ranks 0 and 1 left with exit code 255, at HERE")
-    assert lines[1].strip() == (
-        "their last words: the fork server, from which all ranks come, was killed"
-    )
+    last_words = "their last words: the fork server, from which all ranks come, was killed"
+    assert lines[1].strip() == last_words
     assert launch(ranks.total, 2).results == [1.0, 1.0]
 
 
 @pytest.mark.slow
-def test_a_frozen_fork_server_is_replaced(monkeypatch):
+def test_a_frozen_fork_server_is_replaced_and_a_removed_folder_made_again(monkeypatch):
     monkeypatch.setattr(running, "JOIN_LIMIT", 3.0)
     os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
     with pytest.raises(
         RankFailed, match="rank 0 could not be started: the fork server .* di"
     ):
         launch(ranks.total, 2)
-    assert launch(ranks.total, 2).results == [1.0, 1.0]
-
-
-@pytest.mark.slow
-def test_a_temporary_folder_that_was_removed_is_made_again():
-    shutil.rmtree(files.kernel_folder())
-    assert launch(ranks.total, 2).results == [1.0, 1.0]
+    for _ in range(2):
+        assert launch(ranks.total, 2).results == [1.0, 1.0]
+        shutil.rmtree(files.kernel_folder())
 
 
 def launch_in_a_child(queue):
@@ -423,8 +401,10 @@ def test_what_stops_a_server_or_a_rank_before_its_worker_is_told(tmp_path):
         from tests.lab.ranks import total
         if __name__ == "__mp_main__" and pathlib.Path("torn").exists():
             raise ImportError("the first problem")
+        if __name__ == "__mp_main__" and pathlib.Path("unguarded").exists():
+            launch(total, 2)
         if __name__ == "__main__":
-            for name in ("queue.py", "torn", "nothing"):
+            for name in ("queue.py", "torn", "unguarded", "nothing"):
                 path = pathlib.Path(name)
                 path.write_text("this is no Python")
                 try:
@@ -436,7 +416,7 @@ def test_what_stops_a_server_or_a_rank_before_its_worker_is_told(tmp_path):
         tmp_path,
     )
     out, err = done.communicate(timeout=100)
-    torn, program, works = out.splitlines()
+    torn, program, unguarded, works = out.splitlines()
     assert torn.startswith("the fork server could not be started: SyntaxError"), err
     assert torn.endswith("queue.py, line 1)")
     assert program == (
@@ -444,28 +424,16 @@ def test_what_stops_a_server_or_a_rank_before_its_worker_is_told(tmp_path):
         "    their last words: ImportError: the first problem "
         f"({tmp_path}/program.py, line 6)"
     )
+    assert 'Put the call under if __name__ == "__main__":' in unguarded
     assert works == "[1.0, 1.0]"
 
 
 # What a message says
 
 
-class Talkative(Exception):
-    def __str__(self):
-        return "\n".join(f"line {n}" for n in range(self.args[0]))
-
-
 class Mute(Exception):
     def __str__(self):
         raise self.args[0]
-
-
-class Broken(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        raise ValueError("sample 0 is torn")
 
 
 def lose_the_weights(depth=0, **how):
@@ -480,31 +448,36 @@ def with_note(error):
     raise error
 
 
+LINES = [f"line {n}" for n in range(100)]
 FOLDERS = "/a_folder_with_a_long_name" * 8
-MANY = ["line 1", "line 2", "line 3", "…", "line 98", "line 99"]
 PRINT = "CollectiveFingerPrint(SequenceNumber=0, OpType=ALLREDUCE, (float (default)))"
 MISMATCH = (
     f"Detected mismatch. Rank 0 is running collective: {PRINT}, but Rank 1 is running "
     f"collective: {PRINT}.Collectives differ in the following aspects: Op"
 )
+OF_A_LOADER = "\n".join(["Caught it", "Traceback (most recent call last):", *LINES, "torn"])
+GROUP = ExceptionGroup("two", [ValueError("one"), TypeError("other")])
 
 
 @pytest.mark.parametrize(
     "deed, first, rest",
     [
-        (partial(fail, Talkative(3)), "Talkative: line 0", ["line 1", "line 2"]),
-        (partial(fail, Talkative(100)), "Talkative: line 0", MANY),
+        (partial(fail, ValueError("\n".join(LINES[:3]))), "ValueError: line 0", LINES[1:3]),
+        (
+            partial(fail, ValueError("\n".join(LINES))),
+            *("ValueError: line 0", [*LINES[1:4], "…", *LINES[98:]]),
+        ),
+        (partial(fail, ValueError(OF_A_LOADER)), "ValueError: Caught it", ["torn"]),
         (lose_the_weights, "RuntimeError: no check", ["because of KeyError: 'weights'"]),
         (partial(lose_the_weights, cause=None), "RuntimeError: no checkpoint 0", []),
+        (partial(lose_the_weights, 900), "RuntimeError: no checkpoint 900", None),
         (partial(with_note, ValueError("torn")), "ValueError: torn", ["sample 7 of part 2"]),
         (partial(fail, Mute(KeyError())), "Mute: (its message cannot be shown: KeyErro", []),
         (partial(fail, Mute(SystemExit())), "Mute: (its message cannot be shown: System", []),
         (
-            partial(fail, ExceptionGroup("two", [ValueError("one"), TypeError("other")])),
-            *(
-                "ExceptionGroup: two (2 sub-exceptions)",
-                ["ValueError: one", "TypeError: other"],
-            ),
+            partial(fail, GROUP),
+            "ExceptionGroup: two",
+            ["ValueError: one", "TypeError: other"],
         ),
         (
             partial(fail, OSError(f"{FOLDERS}/run.pt is torn: {FOLDERS}/run.pt")),
@@ -514,10 +487,6 @@ MISMATCH = (
             partial(fail, RuntimeError(MISMATCH)),
             *("RuntimeError: Detected mismatch. … Collectives differ in the following", []),
         ),
-        (
-            lambda: next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1))),
-            *("ValueError: Caught ValueError in DataL", ["ValueError: sample 0 is torn"]),
-        ),
     ],
 )
 def test_what_matters_in_a_message_is_shown(deed, first, rest):
@@ -525,13 +494,7 @@ def test_what_matters_in_a_message_is_shown(deed, first, rest):
         deed()
     what = errors.RankOutcome(0, **raised.outcome_of(caught.value)).what().splitlines()
     assert what[0].startswith(f"raised {first}") and ", at " in what[0]
-    assert [line.strip() for line in what[1:]] == rest
-
-
-def test_what_was_printed_before_an_error_is_shown_with_it():
-    _, error = fails(one_does, 2, lambda: [print("step 1\nloss", end=""), 1 / 0])
-    said = "rank 1 │ step 1\nrank 1 │ loss"
-    assert error.__notes__ == [said] and error._render_traceback_()[-1] == said
+    assert rest in (None, [line.strip() for line in what[1:]])
 
 
 # What cannot travel
@@ -544,20 +507,38 @@ def in_a_cell(source: str):
     return space["worker"]
 
 
+USES_ITSELF = """
+import threading
+lock = threading.Lock()
+def worker(rank, world_size):
+    return lock if rank else worker(0, lock)
+"""
+USES_WHAT_COMES_LATER = """
+import threading
+lock = threading.Lock()
+def make():
+    def worker(rank, world_size):
+        return later, lock
+    return worker
+    later = 1
+worker = make()
+"""
+
+
 @pytest.mark.parametrize(
-    "source",
+    "worker, args, part",
     [
-        "def worker(rank, world_size):\n    return lock if rank else worker(0, lock)\n",
-        "def make():\n"
-        "    def worker(rank, world_size):\n        return later, lock\n"
-        "    return worker\n    later = 1\n"
-        "worker = make()\n",
+        *(
+            (in_a_cell(cell), [], r"lock, which the worker worker uses, \(lock\)")
+            for cell in (USES_ITSELF, USES_WHAT_COMES_LATER)
+        ),
+        (refuse, [{"lock": threading.Lock()}], r"argument 0 of refuse\['lock'\] \(lock\)"),
+        (partial(refuse), [(i for i in range(3))], r"argument 0 of refuse \(generator\)"),
     ],
 )
-def test_what_a_worker_of_a_cell_uses_is_named_if_it_cannot_travel(source):
-    worker = in_a_cell(f"import threading\nlock = threading.Lock()\n{source}")
-    with pytest.raises(CannotTravel, match=r"lock, which the worker worker uses, \(lock\)"):
-        launch(worker, 2)
+def test_what_cannot_travel_is_named(worker, args, part):
+    with pytest.raises(CannotTravel, match=part):
+        launch(worker, 2, *args)
 
 
 def test_what_a_worker_of_a_cell_uses_travels_with_it():
@@ -571,18 +552,6 @@ def worker(rank, world_size, *, shift):
     return FACTOR * rank + shift(rank) + fibonacci(20)
 """)
     assert launch(worker, 2, shift=lambda rank: rank + 1).results == [6766, 6777]
-
-
-@pytest.mark.parametrize(
-    "args, kwargs, part",
-    [
-        ([{"lock": threading.Lock()}], {}, r"argument 0 of refuse\['lock'\] \(lock\)"),
-        ([], {"who": (i for i in range(3))}, r"argument who of refuse \(generator\)"),
-    ],
-)
-def test_arguments_that_cannot_travel_are_named(args, kwargs, part):
-    with pytest.raises(CannotTravel, match=part):
-        launch(refuse, 2, *args, **kwargs)
 
 
 def test_a_small_view_of_a_large_tensor_travels_alone(tmp_path):
@@ -625,8 +594,10 @@ def needs_option(rank, world_size, device):
         (asynchronous, 2, {}, TypeError, "calling asynchronous would not run its body"),
         (with_option, 2, {"timeout": 5}, TypeError, "a parameter 'timeout', which launch k"),
         (needs_option, 2, {}, TypeError, "has a parameter 'device', which launch keeps"),
-        *((ranks.total, size, {}, ValueError, "world_size must be") for size in (0, -1, 65)),
-        *((ranks.total, size, {}, TypeError, "whole number") for size in ("2", True, 2.0)),
+        *(
+            (ranks.total, size, {}, ValueError, "world_size must be a whole number")
+            for size in (0, -1, 65, "2", True, 2.0)
+        ),
         *(
             (ranks.total, 2, {"timeout": seconds}, ValueError, "timeout must be a positive")
             for seconds in (0, -1, "3", None, float("inf"), float("nan"))
@@ -643,21 +614,14 @@ def test_a_launch_that_cannot_work_is_refused(monkeypatch, worker, size, options
         launch(worker, size, **options)
 
 
-def test_what_means_the_same_is_taken():
-    device = torch.device("cpu")
-    assert launch(ranks.total, np.int64(2), device=device).results == [1.0, 1.0]
-    assert launch(with_option, 2, 7, timeout=5).results == [7, 7]
-    assert launch(with_option, 1).results == [1]
-
-
 def test_the_variable_that_names_a_device_is_named(monkeypatch):
     monkeypatch.setenv("MGPU_DEVICE", "gpu")
     with pytest.raises(ValueError, match="by the variable MGPU_DEVICE: device must be"):
         launch(ranks.total, 2)
 
 
-@pytest.mark.slow
-def test_a_program_that_launches_when_it_is_imported_is_explained(tmp_path):
-    program = "from mgpu_tutorial.lab import launch\nlaunch(print, 2)\n"
-    _, said = programs.start(program, tmp_path).communicate(timeout=60)
-    assert 'Put the call under if __name__ == "__main__":' in said.splitlines()[-1]
+def test_what_means_the_same_is_taken():
+    device = torch.device("cpu")
+    assert launch(ranks.total, np.int64(2), device=device).results == [1.0, 1.0]
+    assert launch(with_option, 2, 7, timeout=5).results == [7, 7]
+    assert launch(with_option, 1).results == [1]
