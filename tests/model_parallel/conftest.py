@@ -1,4 +1,4 @@
-"""One core stands for one device, and every test takes the same four images."""
+"""Every test takes the same four images, and the same weights."""
 
 import functools
 
@@ -8,14 +8,6 @@ import torch
 from mgpu_tutorial.model_parallel.split_resnet import new_resnet50
 from mgpu_tutorial.shared.vision import torchvision
 from tests.model_parallel.reference import SIDE, one_process
-
-
-@pytest.fixture(autouse=True)
-def one_core_for_each_device():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,10 @@ SIDE = 40  # pixels; layer4 puts out two by two, so one picture is enough for Ba
 
 def one_process(model, images, labels, micro):
     """The mean loss, and the gradients by name, of `micro` parts one after the other."""
-    for parameter in model.parameters():
-        parameter.grad = None
-    size, losses = len(images) // micro, []
-    for begin in range(0, len(images), size):
-        output = model(images[begin : begin + size])
-        loss = cross_entropy(output, labels[begin : begin + size])
+    model.zero_grad()
+    losses = []
+    for x, y in zip(images.chunk(micro), labels.chunk(micro), strict=True):
+        loss = cross_entropy(model(x), y)
         (loss / micro).backward()
         losses.append(loss.item())
     return sum(losses) / micro, gradients_of(model)

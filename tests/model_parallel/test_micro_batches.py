@@ -1,5 +1,6 @@
 """Micro-batches in one process: the same gradients, in order, and nothing kept too long."""
 
+import itertools
 import threading
 import weakref
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as some
 from mgpu_tutorial.lab import devices
 from mgpu_tutorial.model_parallel import micro_batches
 from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
-from mgpu_tutorial.model_parallel.tasks import idle_share, in_order
+from mgpu_tutorial.model_parallel.tasks import in_order
 from tests.model_parallel.reference import equal_stacks, gradients_of, one_process
 
 
@@ -66,49 +67,38 @@ def test_resnet_on_two_devices_equals_the_same_on_one(data, weights, expected, m
     assert int(model.bn1.num_batches_tracked) == micro
 
 
-def test_two_devices_never_work_at_once_without_micro_batches():
-    _, tasks = micro_batches.forward_backward(Stages(), *batch(), 1)
-    assert idle_share(tasks) > 0.49
-    first, second = ([t for t in tasks if t.row == row] for row in (0, 1))
-    assert not any(a.begin < b.end and b.begin < a.end for a in first for b in second)
-
-
 def test_both_devices_work_at_once_with_micro_batches():
-    """Stage 0 does not end its second forward before stage 1 has begun its first."""
-    model, begun, calls = Stages(), threading.Event(), []
+    """Stage 0 in its second forward meets stage 1 in its first."""
+    model, both = Stages(), threading.Barrier(2, timeout=10)
 
-    def wait(*_):
-        calls.append(len(calls))
-        assert len(calls) < 2 or begun.wait(30), "stage 1 did not begin meanwhile"
+    def meet(stage, turn):
+        calls = itertools.count(1)
 
-    model.stages[0].register_forward_pre_hook(wait)
-    model.stages[1].register_forward_pre_hook(lambda *_: begun.set())
+        def wait(*_):
+            if next(calls) == turn:
+                both.wait()
+
+        model.stages[stage].register_forward_pre_hook(wait)
+
+    meet(0, turn=2)
+    meet(1, turn=1)
     micro_batches.forward_backward(model, *batch(), 4)
-    assert len(calls) == 4
 
 
 def test_what_a_backward_has_used_is_freed():
     """When a stage is at its backward i, nothing is left of the micro-batches before i."""
     model, alive = Stages(3), []
-    outputs = {stage: [] for stage in range(3)}  # weak references
-    inputs = {stage: [] for stage in range(3)}
+    outputs = {stage: [] for stage in model.stages}  # weak references
 
-    def remember(stage, given_input, output):
-        i = len(outputs[stage])
+    def remember(stage, _, output):
+        earlier = list(outputs[stage])
         outputs[stage].append(weakref.ref(output))
-        if stage > 0:  # the first one's are views of the batch
-            inputs[stage].append(weakref.ref(given_input))
+        output.register_hook(lambda _: alive.extend(one() is not None for one in earlier))
 
-        def look(_):
-            earlier = outputs[stage][:i] + inputs[stage][:i]
-            alive.extend(reference() is not None for reference in earlier)
-
-        output.register_hook(look)
-
-    for stage, module in enumerate(model.stages):
-        module.register_forward_hook(lambda _, x, y, stage=stage: remember(stage, x[0], y))
+    for stage in model.stages:
+        stage.register_forward_hook(remember)
     micro_batches.forward_backward(model, *batch(), 4)
-    assert alive == [False] * (3 * (1 + 2 + 3) + 2 * (1 + 2 + 3))
+    assert alive == [False] * (3 * (1 + 2 + 3))
 
 
 @given(size=some.integers(1, 12), micro=some.integers(-1, 13))
@@ -116,9 +106,8 @@ def test_a_batch_is_split_into_equal_micro_batches_or_refused(size, micro):
     images, labels = batch(size)
     divisors = [m for m in range(1, size + 1) if size % m == 0]
     if micro not in divisors:
-        says = f"a batch of {size} does not divide into {micro} .* "
-        with pytest.raises(ValueError, match=f"{says}Use {', '.join(map(str, divisors))}\\."):
-            micro_batches.forward_backward(Stages(), images, labels, micro)
+        with pytest.raises(ValueError, match=f"Use {', '.join(map(str, divisors))}\\."):
+            micro_batches.split(images, labels, micro)
         return
     parts = micro_batches.split(images, labels, micro)
     assert [len(x) for x, _ in parts] == [len(y) for _, y in parts] == [size // micro] * micro
@@ -131,15 +120,4 @@ def test_an_error_in_a_stage_comes_out_and_nothing_hangs(broken):
     model = Stages()
     model.stages[broken] = torch.nn.Linear(7, 7)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        micro_batches.forward_backward(model, *batch(), 2)
-
-
-def test_an_error_in_a_backward_comes_out():
-    model = Stages()
-
-    def refuse(*_):
-        raise RuntimeError("no gradient today")
-
-    model.stages[1].register_full_backward_hook(refuse)
-    with pytest.raises(RuntimeError, match="no gradient today"):
         micro_batches.forward_backward(model, *batch(), 2)

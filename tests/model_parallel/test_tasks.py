@@ -44,22 +44,11 @@ def test_a_micro_batch_is_in_flight_until_its_gradient_is_sent(names):
 
 def test_the_steps_of_a_launch_are_told_apart():
     notes = ["step", "F 1 0", "I 1 0", "W 1 0", "load", "step", "F 1 12", "B 1 12"]
-    events = []
-    for rank in (0, 1):
-        for t, note in enumerate(notes):
-            events.append(Event(rank, t, "span", t, t + 0.5, note=note))
-        events.append(Event(rank, 8, "span", 8.0, None, note="F 1 13"))  # it never ended
-        events.append(Event(rank, 9, "note", 9.0, 9.0, note="F 1 14"))
-    first, second = pipeline.pipeline_steps(Report(2, events=events))
-    for rank in (0, 1):
-        assert [t for t in first if t.row == rank] == [
-            Task(rank, 1, kind, 0, t, t + 0.5) for t, kind in ((1, "F"), (2, "I"), (3, "W"))
-        ]
-        assert [t for t in second if t.row == rank] == [
-            Task(rank, 1, kind, 12, t, t + 0.5) for t, kind in ((6, "F"), (7, "B"))
-        ]
-
-
-def test_a_launch_without_a_trace_has_no_steps():
+    events = [Event(0, t, "span", t, t + 0.5, note=note) for t, note in enumerate(notes)]
+    events.append(Event(0, 8, "span", 8.0, None, note="F 1 13"))  # it never ended
+    events.append(Event(0, 9, "note", 9.0, 9.0, note="F 1 14"))
+    first, second = pipeline.pipeline_steps(Report(1, events=events))
+    assert first == [Task(0, 1, kind, 0, t, t + 0.5) for t, kind in enumerate("FIW", 1)]
+    assert second == [Task(0, 1, kind, 12, t, t + 0.5) for t, kind in enumerate("FB", 6)]
     with pytest.raises(ValueError, match="launch with trace=True"):
-        pipeline.pipeline_steps(Report(2))
+        pipeline.pipeline_steps(Report(1))

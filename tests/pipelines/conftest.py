@@ -1,3 +1,3 @@
 """The same model and images as for model parallel."""
 
-from tests.model_parallel.conftest import data, expected, one_core_for_each_device, weights  # noqa: F401
+from tests.model_parallel.conftest import data, expected, weights  # noqa: F401
