@@ -9,22 +9,37 @@ communication takes with one all_reduce a parameter than with one flat buffer.
 
 from functools import partial
 
+import torch
+import torch.distributed as dist
 from common import median_ms, options, ratio, repeat
+from torch import nn
 from torch.nn.functional import nll_loss
 
-from mgpu_tutorial import distributed_sgd as sgd
 from mgpu_tutorial.data_partitioning import global_batches
+from mgpu_tutorial.distributed_sgd.sgd import average_gradients, new_model
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.shared.data import digits
 
-METHODS = [sgd.average_gradients, sgd.average_flat]
+
+def average_flat(model: nn.Module) -> None:
+    """The mean over all ranks with one all_reduce for all parameters together."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+METHODS = [average_gradients, average_flat]
 
 
 def time_steps(rank: int, world_size: int) -> dict[str, float]:
     """The least seconds of ten: of forward and backward, and of each way to average."""
     data = digits()
-    model, _ = sgd.new_model()
+    model, _ = new_model()
     mine = global_batches(rank, world_size, len(data), 128, seed=1, epoch=0)[0]
 
     def compute() -> None:

@@ -66,7 +66,7 @@ def test_arguments_are_name_and_value(words, capsys):
         (["point_to_point.blocking", "--ranks", "0"], "world_size must be a whole", 2),
         (["point_to_point.late_receiver"], "missing a required argument: 'delay'", 1),
         (
-            ["distributed_sgd.train", "--epochs", "x"],
+            ["distributed_sgd.training.train", "--epochs", "x"],
             "--epochs takes a number of type int",
             2,
         ),

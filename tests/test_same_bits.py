@@ -11,7 +11,7 @@ from torch import nn
 from mgpu_tutorial.at_scale.hierarchy import flat_ring, hierarchical
 from mgpu_tutorial.collectives.ring import naive_all_reduce, ring_all_reduce
 from mgpu_tutorial.ddp_buckets import wrappers
-from mgpu_tutorial.distributed_sgd import average_flat, average_gradients
+from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding.training import PREPARE
 from mgpu_tutorial.tensor_parallel.operators import gathered, sum_of
@@ -89,7 +89,7 @@ def average_by(rank, world_size, average):
 
 
 @every_number_of_ranks
-@pytest.mark.parametrize("average", [average_gradients, average_flat, *wrappers.WRAPPERS])
+@pytest.mark.parametrize("average", [average_gradients, *wrappers.WRAPPERS])
 def test_averaged_gradients(ranks, average, world_size):
     results = ranks(world_size, average_by, average).results
     require_same_bits(results)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.nn.functional import softplus
 
-from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters
+from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters
 from mgpu_tutorial.lab import progress
 from mgpu_tutorial.shared.data import digits
 

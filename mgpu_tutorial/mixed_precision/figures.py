@@ -11,7 +11,7 @@ from torch.nn.functional import nll_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters, new_model
+from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import INK

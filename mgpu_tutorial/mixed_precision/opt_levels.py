@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import nll_loss
 
-from mgpu_tutorial.distributed_sgd import new_model
+from mgpu_tutorial.distributed_sgd.sgd import new_model
 from mgpu_tutorial.mixed_precision.figures import dtype_name, observe
 from mgpu_tutorial.shared.data import digits
 

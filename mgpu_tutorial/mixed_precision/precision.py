@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.distributed_sgd import average_gradients, flat_parameters, new_model
+from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.parameters import fingerprint
 

@@ -1,0 +1,1 @@
+"""Distributed SGD: each rank computes a gradient, they average, all take the same step."""

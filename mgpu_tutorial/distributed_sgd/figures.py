@@ -1,0 +1,131 @@
+"""Apparatus, not the lesson: tables of distances from one process, and of losses by rate."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.functional import avg_pool2d, nll_loss
+from torch.nn.utils import vector_to_parameters
+from torch.optim import SGD, Optimizer
+
+from mgpu_tutorial.data_partitioning import global_batches
+from mgpu_tutorial.distributed_sgd import resuming, training
+from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.shared.models import SmallConvNet
+
+RANKS = (1, 2, 4, 8)
+RULES = {"same rate": 0, "square root": 0.5, "linear": 1}
+
+
+def equality(worker: Callable, world_sizes: tuple[int, ...] = (2, 3, 4)) -> Table:
+    """How far any parameter of several ranks ends from one process, and from another rank."""
+    one = launch(worker, 1).results[0]
+    rows = []
+    for n in world_sizes:
+        results = launch(worker, n).results
+        rows.append(
+            [n, _digit(distance(results, one)), _digit(distance(results, results[0]))]
+        )
+    return Table(["ranks", "from one process", "from each other"], rows)
+
+
+def compare(worker: Callable, steps: int = 5, **arguments: object) -> Table:
+    """How far one process has moved, and two ranks are from it and from each other."""
+    rows = []
+    for when, taken in ("at the start", 0), (f"after step {steps}", steps):
+        rows.append([when, *moved(worker, steps=taken, **arguments)])
+    return Table(["", "one process moved", "two ranks from it", "from each other"], rows)
+
+
+def moved(worker: Callable, steps: int = 5, **arguments: object) -> list[str]:
+    """The distances of one process from its start, of two ranks from it, and between them."""
+    start = launch(worker, 1, steps=0, **arguments).results[0]
+    one = launch(worker, 1, steps=steps, **arguments).results[0]
+    two = launch(worker, 2, steps=steps, **arguments).results
+    return [*map(_digit, (distance([one], start), distance(two, one), distance(two, two[0])))]
+
+
+def distance(results: list[torch.Tensor], reference: torch.Tensor) -> float:
+    """The largest difference between a parameter of any rank and the reference."""
+    return max(largest_difference(result, reference) for result in results)
+
+
+def _digit(far: float) -> str:
+    return "0" if far == 0 else "below 1e-6" if far < 1e-6 else f"{far:.0e}"
+
+
+def training_table(report: Report) -> Table:
+    """Every second epoch's losses of a launch of `train`; prints what its network reads."""
+    losses, parameters = report.results[0]
+    model, test = SmallConvNet(), digits(train=False)
+    vector_to_parameters(parameters, model.parameters())
+    with torch.no_grad():
+        hits = model(test.images).argmax(dim=1) == test.labels
+    print(f"{hits.float().mean():.1%} of {len(test)} other digits are read right")
+    header = ["epoch", *(f"rank {r}" for r in range(report.world_size)), "all samples"]
+    rows = [[epoch, *(f"{loss:.3f}" for loss in row)] for epoch, row in enumerate(losses)]
+    return Table(header, rows[::2])
+
+
+def forgotten() -> Table:
+    """How far a resumed run ends from a whole one, by the part its checkpoint lacks."""
+    whole = launch(resuming.stop_and_resume, 2, stop_after=6).results
+    rows = []
+    for part in ("nothing", "model", "optimizer", "scheduler", "generator", "step"):
+        results = launch(resuming.stop_and_resume, 2, part).results
+        far = largest_difference(results, whole)
+        rows.append([part, f"{far:.4f}" if far else "0"])
+    return Table(["forgotten", "distance from the whole run"], rows)
+
+
+def rounding() -> Table:
+    """Are three ranks near one process after an epoch, in float32 and in float64?"""
+    rows = []
+    for double, limit in (False, 1e-6), (True, 1e-14):
+        run = {"epochs": 1, "lr": 0.1, "double": double}
+        one, three = (launch(training.train, n, **run).results[0][1] for n in (1, 3))
+        far = distance([three], one)
+        near = f"below {limit:.0e}" if far < limit else f"{far:.0e}"
+        rows.append([str(one.dtype).removeprefix("torch."), near])
+    return Table(["trained in", "three ranks from one process"], rows)
+
+
+def learning_rates() -> Table:
+    """The loss after four epochs for batches of 16 to 128 samples, by the rule for the rate.
+
+    One process takes each batch whole: it stands for as many ranks with 16 samples each.
+    """
+    losses = launch(losses_by_rule, 1, timeout=120).results[0]
+    rows = [[name, *(f"{loss:.2f}" for loss in row)] for name, row in losses.items()]
+    return Table(["loss after 4 epochs", *(f"{k} × 16" for k in RANKS)], rows)
+
+
+def losses_by_rule(rank: int, world_size: int) -> dict[str, list[float]]:
+    """For each rule the loss that each batch ends with."""
+    runs = {name: (0.02, 0.5, power) for name, power in RULES.items()}
+    runs["linear, momentum 0.9"] = 0.004, 0.9, 1
+    losses = {}
+    for name, (lr, momentum, power) in runs.items():
+        rules = [partial(SGD, lr=lr * k**power, momentum=momentum) for k in RANKS]
+        losses[name] = [final_loss(16 * k, new) for k, new in zip(RANKS, rules, strict=True)]
+    return losses
+
+
+def final_loss(batch: int, new_optimizer: Callable[..., Optimizer]) -> float:
+    """Train a perceptron on 49 pixels for four epochs; its mean loss over all samples."""
+    data = digits()
+    images = avg_pool2d(data.images, 4).flatten(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(49, 64), nn.ReLU(), nn.Linear(64, 10), nn.LogSoftmax(1))
+    optimizer = new_optimizer(model.parameters())
+    for epoch in range(4):
+        for mine in global_batches(0, 1, len(data), batch, seed=1, epoch=epoch):
+            optimizer.zero_grad()
+            nll_loss(model(images[mine]), data.labels[mine]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        return nll_loss(model(images), data.labels).item()

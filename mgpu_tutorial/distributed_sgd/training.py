@@ -1,0 +1,73 @@
+"""Train on the digits, epoch by epoch, and go on from a checkpoint."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from mgpu_tutorial.data_partitioning import global_batches
+from mgpu_tutorial.distributed_sgd.sgd import (
+    average_gradients,
+    flat_parameters,
+    new_model,
+    shared_loss,
+)
+from mgpu_tutorial.lab import progress, status
+from mgpu_tutorial.shared import checkpoint as checkpoints
+from mgpu_tutorial.shared.data import Digits, digits
+
+
+def train(
+    rank: int,
+    world_size: int,
+    epochs: int = 3,
+    batch: int = 128,
+    lr: float = 0.01,
+    checkpoint: str = "",
+    double: bool = False,
+) -> tuple[list[list[float]], torch.Tensor]:
+    """Train on the digits; all ranks return the losses of every epoch, and the parameters.
+
+    A row of losses: each rank's mean over its share, then the mean over all samples. A run
+    goes on from the file `checkpoint`, on any number of ranks. `double`: in float64.
+    """
+    data = digits(dtype=torch.float64 if double else torch.float32)
+    model, optimizer = new_model(lr=lr)
+    model.to(data.images.dtype)
+    losses, same = [], {"batch": batch, "lr": lr, "double": double}
+    if checkpoint:
+        losses = checkpoints.load(checkpoint, model, optimizer, **same).get("losses", [])
+    for epoch in progress(range(len(losses), epochs)):
+        mine = train_epoch(model, optimizer, data, epoch, batch)
+        losses.append(mean_losses(mine))
+        line = f"epoch {epoch}: loss {losses[-1][rank]:.4f}, all ranks {losses[-1][-1]:.4f}"
+        print(f"rank {rank}, {line}")
+        status(line)
+        if checkpoint:
+            checkpoints.save(checkpoint, model, optimizer, losses=losses, **same)
+    return losses, flat_parameters(model)
+
+
+def train_epoch(
+    model: nn.Module, optimizer: Optimizer, data: Digits, epoch: int, batch: int
+) -> torch.Tensor:
+    """One pass over the data; returns the sum of this rank's losses, and its samples."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shares = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
+    seen = data.images.new_zeros(2)
+    for step, mine in enumerate(shares):
+        whole = min(batch, len(data) - step * batch)  # the last batch is smaller
+        optimizer.zero_grad()
+        loss = shared_loss(model(data.images[mine]), data.labels[mine], whole)
+        loss.backward()
+        average_gradients(model)
+        optimizer.step()
+        seen += seen.new_tensor([loss.item() * whole / world_size, len(mine)])
+    return seen
+
+
+def mean_losses(mine: torch.Tensor) -> list[float]:
+    """Each rank's mean loss, then that over all samples: sums are added, and then divided."""
+    ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(ranks, mine)
+    return [float(losses / samples) for losses, samples in [*ranks, sum(ranks)]]

@@ -1,0 +1,141 @@
+"""A run on several ranks is the run of one process, also one that stopped on the way."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from mgpu_tutorial.distributed_sgd import resuming, sgd, training
+from mgpu_tutorial.lab import RankFailed, launch
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.shared.models import SmallConvNet
+from tests.distributed_sgd.reference import (
+    batches_of,
+    losses_of,
+    mean_loss,
+    one_process,
+    require_equal,
+)
+
+# Four steps an epoch; the last has one sample, so that only rank 0 has a share in it.
+RUN = {"epochs": 2, "batch": 479, "lr": 0.1, "double": True}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """One process: the parameters, and by epoch and batch the loss of each sample."""
+    losses = []
+
+    def recorded_loss(output, labels):
+        each = losses_of(output, labels)
+        losses.append(each.detach())
+        return each.mean()
+
+    batches = [*batches_of(479, epoch=0), *batches_of(479, epoch=1)]
+    parameters = one_process(batches, recorded_loss, lr=0.1, dtype=torch.float64)
+    return parameters, [losses[:4], losses[4:]]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_training_is_that_of_one_process_and_each_rank_says_its_losses(
+    ranks, trained, world_size
+):
+    expected, epochs = trained
+    rows = []
+    for batches in epochs:
+        cut = [batch.tensor_split(world_size) for batch in batches]
+        shares = [torch.cat([parts[rank] for parts in cut]) for rank in range(world_size)]
+        rows.append([share.mean().item() for share in [*shares, torch.cat(batches)]])
+    report = ranks(world_size, training.train, **RUN)
+    require_equal([parameters for _, parameters in report.results], expected, within=1e-12)
+    for rank, (losses, _) in enumerate(report.results):
+        assert largest_difference(losses, rows) < 1e-12
+        assert report.stdout[rank].splitlines() == [
+            f"rank {rank}, epoch {epoch}: loss {row[rank]:.4f}, all ranks {row[-1]:.4f}"
+            for epoch, row in enumerate(losses)
+        ]
+
+
+def train_until_a_power_cut(rank, world_size, steps, **run):
+    """Rank 1 is killed before it averages for the last time."""
+    taken = []
+
+    def average(model):
+        taken.append(model)
+        if len(taken) > steps and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sgd.average_gradients(model)
+
+    training.average_gradients = average
+    training.train(rank, world_size, **run)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_interrupted_and_resumed_is_uninterrupted(ranks, tmp_path, world_size):
+    run = RUN | {"checkpoint": str(tmp_path / "run.pt")}
+    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):  # in epoch 1
+        launch(train_until_a_power_cut, world_size, 6, **run)
+    resumed = launch(training.train, world_size, **run)
+    assert "epoch 0" not in resumed.stdout[0] and "epoch 1" in resumed.stdout[0]
+    whole = ranks(world_size, training.train, **RUN)
+    for one, other in zip(resumed.results, whole.results, strict=True):
+        assert one[0] == other[0] and torch.equal(one[1], other[1])
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_and_with_no_other_setting(
+    trained, tmp_path
+):
+    path = str(tmp_path / "run.pt")
+    launch(training.train, 3, **RUN | {"epochs": 1}, checkpoint=path)
+    losses, parameters = launch(training.train, 2, **RUN, checkpoint=path).results[1]
+    assert largest_difference(parameters, trained[0]) < 1e-12
+    assert [len(row) for row in losses] == [4, 3]
+    ended = launch(training.train, 1, **RUN, checkpoint=path)
+    assert ended.stdout == [""] and ended.results[0][0] == losses
+    for other in ({"batch": 478}, {"lr": 0.2}, {"double": False}):
+        with pytest.raises(RankFailed, match="ranks 0 and 1 raised ValueError"):
+            launch(training.train, 2, **RUN | other, checkpoint=path)
+
+
+# What a checkpoint must hold
+
+
+def uninterrupted(world_size):
+    """Six steps with dropout and a falling rate; each rank draws masks of its own."""
+    torch.manual_seed(0)
+    model, data = SmallConvNet(dropout=0.5), digits()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    states = [torch.Generator().manual_seed(rank).get_state() for rank in range(world_size)]
+    for step, batch in enumerate(batches_of(60)[:6]):
+        optimizer.zero_grad()
+        for rank, mine in enumerate(batch.tensor_split(world_size)):
+            torch.set_rng_state(states[rank])
+            loss = mean_loss(model(data.images[mine]), data.labels[mine])
+            (loss / world_size).backward()
+            states[rank] = torch.get_rng_state()
+        optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / 8)
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("stop_after", [0, 3, 6])
+def test_a_run_that_stops_and_goes_on_is_uninterrupted(ranks, stop_after):
+    results = ranks(2, resuming.stop_and_resume, stop_after=stop_after).results
+    require_equal(results, uninterrupted(2), within=1e-7)
+
+
+@pytest.mark.parametrize("forget", ["model", "optimizer", "scheduler", "generator", "step"])
+def test_a_checkpoint_needs_each_of_its_parts(ranks, forget):
+    results = ranks(2, resuming.stop_and_resume, forget).results
+    assert largest_difference(results[0], uninterrupted(2)) > 1e-5
+
+
+def test_what_is_saved_does_not_change_with_the_run():
+    run = resuming.new_run(rank=0)
+    saved = resuming.save_run(run)
+    before = saved["model"]["fc1.bias"].clone()
+    torch.nn.init.constant_(run["model"].fc1.bias, 7.0)
+    assert torch.equal(saved["model"]["fc1.bias"], before)
