@@ -2,7 +2,6 @@
 
     python benchmarks/comparison.py [--full] [--save]
     python benchmarks/comparison.py --parts [--full] [--save]
-    python benchmarks/comparison.py [--full] [--networks resnet101] [--iterations 1]
 
 ResNet-101 and MobileNetV2 with SGD and a cosine schedule. With GPUs it uses all of them:
 batch 128 and 256, 112 by 112 pixels, 20 iterations. Else it trains a smaller experiment on
@@ -118,23 +117,13 @@ def main() -> None:
     )
     parser.add_argument("--full", action="store_true", help="as on GPUs, also without one")
     parser.add_argument("--parts", action="store_true", help="processor seconds by parts")
-    parser.add_argument("--iterations", type=int, help="instead of 4, or 20 on GPUs")
-    parser.add_argument("--networks", nargs="+", help="only these of the two")
     parser.add_argument("--save", action="store_true", help="store the result")
     given = parser.parse_args()
-    if given.save and (given.networks or given.iterations):
-        parser.error("--save stores the whole comparison: no --networks, no --iterations")
     gpus = 0 if os.environ.get("MGPU_DEVICE") == "cpu" else torch.cuda.device_count()
     kind = "parts" if given.parts else "cuda" if gpus else "cpu"
     full = given.full or kind == "cuda"
     iterations = {"parts": 2, "cpu": 4, "cuda": 20}[kind] if full else 4
-    experiments = [
-        experiment._replace(iterations=given.iterations or iterations)
-        for experiment in (FULL if full else SMALL)
-        if experiment.network in (given.networks or [experiment.network])
-    ]
-    if not experiments:
-        parser.error(f"--networks: known are {', '.join(e.network for e in SMALL)}")
+    experiments = [e._replace(iterations=iterations) for e in (FULL if full else SMALL)]
     result = measure_parts(experiments) if given.parts else compare(experiments, gpus)
     if kind == "cuda":
         result["date"] = date.today().isoformat()

@@ -2,7 +2,7 @@
 
     python benchmarks/launch_latency.py [--repeats 15]
 
-All ways run in turns in one process, so that a busy machine slows all of them alike.
+Ways that are as fast run in turns, so that a busy machine slows both alike.
 Prints medians and the ratio to `launch`; needs half a minute on two cores. A bare `os.fork`
 of this process is the floor: it sends no function and returns nothing, and nobody watches
 its ranks. It is taken twice, the second time after this process has imported what the fork
@@ -17,8 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,6 +24,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.run import server
 
 RANKS = 4
@@ -95,27 +94,12 @@ def as_rank() -> None:
     dist.destroy_process_group()
 
 
-def seconds(call: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-def turns(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each way, in turns; those that take seconds run in every fifth turn."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(repeats):
-        for name, call in ways.items():
-            if call in (by_launch, by_fork) or turn % 5 == 0:
-                times[name].append(seconds(call))
-    return times
-
-
-def rows_of(times: dict[str, list[float]]) -> list[list[object]]:
-    medians = {name: statistics.median(values) for name, values in times.items()}
+def rows_of(times: dict[str, list[float]], launches: list[float]) -> list[list[object]]:
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    one = statistics.median(launches)
     return [
-        [name, len(times[name]), round(m, 3), f"{m / medians['launch']:.2f}"]
-        for name, m in medians.items()
+        [name, len(times[name]), round(seconds, 3), f"{seconds / one:.2f}"]
+        for name, seconds in medians.items()
     ]
 
 
@@ -124,20 +108,19 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=15, help="launches (slow ways: a fifth)"
     )
-    parser.add_argument("--quick", action="store_true", help="only launch and the bare fork")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.as_rank:
         return as_rank()
-    ways = {"launch": by_launch, "a bare fork": by_fork}
-    if not given.quick:
-        ways |= {"mp.spawn": by_spawn, "torchrun": by_torchrun}
-    first = seconds(by_launch)  # starts the fork server
-    times = turns(ways, given.repeats)
+    (first,) = in_turns({"first": by_launch}, 1)["first"]  # starts the fork server
+    times = in_turns({"launch": by_launch, "a bare fork": by_fork}, given.repeats)
+    slow = {"mp.spawn": by_spawn, "torchrun": by_torchrun}
+    times |= in_turns(slow, max(1, given.repeats // 5))
     for module in server.PRELOAD:
         importlib.import_module(module)
-    again = turns({"launch": by_launch, "the same imports": by_fork}, given.repeats)
-    rows = rows_of(times) + rows_of(again)
+    large = {"launch": by_launch, "the same imports": by_fork}
+    again = in_turns(large, given.repeats)
+    rows = rows_of(times, times["launch"]) + rows_of(again, again["launch"])
     print(Table(["four ranks, one all_reduce", "runs", "median s", "times launch"], rows))
     print(f"the first launch, which starts the fork server: {first:.1f} s")
 

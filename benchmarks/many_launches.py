@@ -3,13 +3,12 @@
     python benchmarks/many_launches.py [--launches 500]
 
 Prints what this process holds before and after: resident memory, file descriptors, threads,
-children, files of its temporary folder and named semaphores (one, which is made here). Fails
-where one of the counts has grown. Needs two minutes on two cores.
+children and files of its temporary folder. Fails where one of the counts has grown. Needs two
+minutes on two cores.
 """
 
 import argparse
 import gc
-import multiprocessing as mp
 import os
 import sys
 import threading
@@ -22,8 +21,6 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import RankFailed, Table, launch
-
-PREFIX = f"/mgpu{os.getpid()}"  # of the names of semaphores that are made here
 
 
 def worker(rank: int, world_size: int, how: str) -> float:
@@ -50,7 +47,6 @@ def state() -> dict[str, int]:
         "threads": threading.active_count(),
         "children": len(me.children(recursive=True)),
         "files": len(list(Path(util.get_temp_dir()).rglob("*"))),
-        "semaphores": len(list(Path("/dev/shm").glob(f"sem{PREFIX.replace('/', '.')}-*"))),
     }
 
 
@@ -59,9 +55,6 @@ def main() -> int:
     parser.add_argument("--launches", type=int, default=500)
     given = parser.parse_args()
     ways = ["raise", "leave", "die", "return early"]
-
-    mp.current_process()._config["semprefix"] = PREFIX  # the ranks inherit it
-    mark = mp.get_context("spawn").Lock()  # this one must be counted
 
     def run(launches: int) -> int:
         failed = 0
@@ -81,7 +74,6 @@ def main() -> int:
     print(Table([f"{given.launches} launches, {failed} failed", "before", "after"], rows))
     print(f"{seconds:.0f} s")
     counts = [name for name in before if name != "resident MiB"]
-    del mark
     grown = any(after[name] > before[name] for name in counts)
     return int(grown or after["resident MiB"] > before["resident MiB"] + 20)
 
