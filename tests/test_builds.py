@@ -47,9 +47,8 @@ def solutions(chapter):
             earlier += body
         elif calls:
             own = [node for node in body if node not in calls]
-            first = needed(
-                earlier, set().union(*map(reads, own)) - binds(ast.Module(own, []))
-            )
+            names = set().union(*map(reads, body)) - {"build"}
+            first = needed(earlier, names - binds(ast.Module(own, [])))
             names = [argument.id for argument in calls[0].value.args]
             yield names, "\n".join(map(ast.unparse, [*first, *own]))
 

@@ -31,13 +31,6 @@ def opposite(peer, result):
     return function("opposite", f"{NUMBERS}{calls}sending.wait()\nreturn {result}")
 
 
-def spread(*lines):
-    first = "value = torch.tensor([float((rank - 2) ** 2 + 5)])"
-    return function("spread", "\n".join([first, *lines]))
-
-
-MAX = ["largest = value.clone()", "dist.all_reduce(largest, op=dist.ReduceOp.MAX)"]
-MIN = ["least = value.clone()", "dist.all_reduce(least, op=dist.ReduceOp.MIN)"]
 PAD = "order += order[: -samples % world_size]"
 PAD_ALWAYS = "order += order[: world_size - samples % world_size]"
 
@@ -128,29 +121,15 @@ EXERCISES = [
         "03_collectives",
         "bytes_sent",
         [
-            "bytes_sent = 2 * (5 - 1) / 5 * SIZE",
-            "bytes_sent = 2 * 4 * SIZE // 5",
-            "bytes_sent = torch.tensor(2 * 4 * SIZE // 5)",
+            "bytes_sent = (5 - 1) / 5 * SIZE",
+            "bytes_sent = 4 * SIZE // 5",
+            "bytes_sent = torch.tensor(4 * SIZE // 5)",
         ],
         {
-            "bytes_sent = 2 * (4 - 1) / 4 * SIZE": "off by 6.2 %",
-            "bytes_sent = 4 / 5 * SIZE": "off by 50 %",
-            "bytes_sent = 2 * SIZE": "off by 25 %",
-            "bytes_sent = 1.01 * 2 * 4 * SIZE / 5": "off by 1 %",
-        },
-    ),
-    (
-        "03_collectives",
-        "spread",
-        [
-            spread(*MAX, *MIN, "return (largest - least).item()"),
-            spread(*MAX, *MIN, "return largest - least"),
-        ],
-        {
-            spread(*MAX, "return largest.item()"): "rank 0 of 4: the answer is 9.0",
-            spread(*MAX, "return (largest - value).item()"): "rank 0 of 4: the answer is 0.0",
-            spread(*MAX, *MIN, "return least.item()"): "rank 0 of 4: the answer is 5.0",
-            spread("return 4.0"): NO_MESSAGE,
+            "bytes_sent = (4 - 1) / 4 * SIZE": "off by 6.2 %",
+            "bytes_sent = 2 * 4 / 5 * SIZE": "off by 100 %",
+            "bytes_sent = SIZE": "off by 25 %",
+            "bytes_sent = 1.01 * 4 * SIZE / 5": "off by 1 %",
         },
     ),
     (

@@ -7,7 +7,7 @@ picture stands still.
 
 from pathlib import Path
 
-from mgpu_tutorial.collectives.ring import ring_step_by_step
+from mgpu_tutorial.collectives.figures import ring_step_by_step
 from mgpu_tutorial.lab import launch, stepper
 
 FILE = Path(__file__).parent.parent / "docs" / "ring.svg"

@@ -1,5 +1,6 @@
 """Pictures and times for the notebook on collectives; no lesson is in here."""
 
+import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -7,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.collectives.ring import naive_seconds
-from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.collectives.ring import naive_seconds, ring_all_reduce
+from mgpu_tutorial.lab import Table, curves, launch, note
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
+from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
+from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds, tree_seconds
 
 SIDE, HEIGHT, ROW, TOP, LEFT = 38, 22, 25, 24, 66
 ARROW, MARGIN, LINE, LETTERS = 116, 10, 18, 38
@@ -22,20 +24,24 @@ GAP = 14
 
 # What each rank holds before and after
 
+# Where an operation has its input; the others have theirs first.
+INPUT = {"scatter": 1, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
-def movements(uses: Mapping[Callable, str], world_size: int = 4) -> Drawing:
-    """Run each worker, and draw what every rank held before and after it, a panel each.
 
-    Beside each panel stands the call, as it is in the worker's source, and its use.
+def movements(*workers: Callable, world_size: int = 4) -> Drawing:
+    """Launch each worker, and draw what every rank held before and after its call.
+
+    A worker has the name of the operation that it calls, and returns what its rank holds
+    afterwards. Beside each panel stands the call, as it is in the worker's source.
     """
-    reports = [launch(worker, world_size) for worker in uses]
+    reports = [launch(before_and_after, world_size, worker) for worker in workers]
     words_at = max(_width(report) for report in reports) + GAP
     panels = [
-        before_after(report, worker.__name__, (_call(worker), use), words_at)
-        for report, (worker, use) in zip(reports, uses.items(), strict=True)
+        _panel(report, worker.__name__, _call(worker), words_at)
+        for report, worker in zip(reports, workers, strict=True)
     ]
     height = sum(panel.height + GAP for panel in panels) - GAP
-    names = ", ".join(worker.__name__ for worker in uses)
+    names = ", ".join(worker.__name__ for worker in workers)
     text = "\n\n".join(panel.text for panel in panels)
     alt = f"What each rank holds before and after {names}"
     drawing = Drawing(max(panel.width for panel in panels), height, text, alt)
@@ -47,18 +53,32 @@ def movements(uses: Mapping[Callable, str], world_size: int = 4) -> Drawing:
     return drawing
 
 
+def before_and_after(rank: int, world_size: int, worker: Callable) -> tuple:
+    """Look on while `worker` makes its call: what it gives to it, and what it returns."""
+    name, given = worker.__name__, []
+    original = getattr(dist, name)
+
+    def call(*args: object, **kwargs: object) -> object:
+        given.append(copy.deepcopy(args[INPUT.get(name, 0)]))
+        return original(*args, **kwargs)
+
+    setattr(dist, name, call)
+    after = worker(rank, world_size)
+    setattr(dist, name, original)
+    return given[0], after
+
+
 def _call(worker: Callable) -> str:
     """The line of a worker that calls its collective."""
     lines = map(str.strip, inspect.getsource(worker).split("\n"))
     return next(line for line in lines if line.startswith("dist."))
 
 
-def before_after(report: Report, name: str, words: Sequence[str], words_at: float) -> Drawing:
-    """Draw what each rank held, of a launch whose worker returns (before, after).
+def _panel(report: Report, name: str, call: str, words_at: float) -> Drawing:
+    """Draw what each rank held, of a launch of `before_and_after`.
 
-    Each of the two is a tensor, a list of tensors, or None, which draws empty places. A
-    value that a single rank held before keeps the colour of that rank in both columns, and
-    all others are grey. `words` stand at `words_at` pixels, the first paragraph in bold.
+    A value that a single rank held before keeps the colour of that rank in both columns, and
+    all others are grey. The call stands at `words_at` pixels.
     """
     before, after = _columns(report)
     owners = _owners(before)
@@ -70,7 +90,7 @@ def before_after(report: Report, name: str, words: Sequence[str], words_at: floa
         for rank in range(report.world_size)
     ]
     alt = f"{name}: what each rank holds before and after"
-    drawing = Drawing(words_at + 8 * LETTERS, height, "\n".join([*words, *rows]), alt)
+    drawing = Drawing(words_at + 8 * LETTERS, height, "\n".join([call, *rows]), alt)
     drawing.label(LEFT, 17, "before", 14, anchor="start")
     drawing.label(right, 17, "after", 14, anchor="start")
     for rank in range(report.world_size):
@@ -81,7 +101,9 @@ def before_after(report: Report, name: str, words: Sequence[str], words_at: floa
         drawing.line(middle + 4, line, right - 8, line, arrow=True)
         _draw_cells(drawing, right, y, after[rank], owners)
     drawing.label((middle + right) / 2 - 2, 17, name, 13)
-    _write(drawing, words, words_at)
+    for i, line in enumerate(textwrap.wrap(call, LETTERS)):
+        y = TOP + 16 + LINE * i
+        drawing.label(words_at, y, line, 14, anchor="start", weight="bold")
     return drawing
 
 
@@ -122,19 +144,31 @@ def _draw_cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: 
         drawing.label(left + SIDE / 2 - 2, y + 16, value, 14, ink, weight="bold")
 
 
-def _write(drawing: Drawing, words: Sequence[str], x: float) -> None:
-    """The paragraphs beside the picture, wrapped."""
-    y = TOP + 16
-    for number, paragraph in enumerate(words):
-        for line in textwrap.wrap(paragraph, LETTERS):
-            weight = "normal" if number else "bold"
-            drawing.label(x, y, line, 14, anchor="start", weight=weight)
-            y += LINE
-        y += 6
-
-
 def _as_text(values: Sequence) -> str:
     return "[" + ", ".join("·" if value is None else str(value) for value in values) + "]"
+
+
+# The ring, step by step
+
+
+def ring_step_by_step(
+    rank: int, world_size: int, all_reduce: Callable = ring_all_reduce
+) -> list[int]:
+    """Look on while the ring sums one small number per chunk: notes before each message."""
+    tensor, original = torch.full((world_size,), 10**rank), dist.isend
+
+    def note_chunks() -> None:
+        note(" ".join(f"{number:04d}" for number in tensor.tolist()))
+
+    def isend(*args: object, **kwargs: object) -> object:
+        note_chunks()
+        return original(*args, **kwargs)
+
+    dist.isend = isend
+    all_reduce(tensor)
+    dist.isend = original
+    note_chunks()
+    return tensor.tolist()
 
 
 # Times
@@ -180,21 +214,24 @@ def fit_link(sizes: list[int], seconds: list[float], world_size: int) -> Link:
     return Link(latency, 1 / per_byte)
 
 
-def compare_with_model(
-    sizes: list[int],
-    ring: list[float],
-    naive: list[float],
-    gloo: list[float],
-    world_size: int,
-    link: Link,
-) -> Table:
-    """Measured seconds beside those of the formulas: a row for each size (bytes)."""
+def draw_times(times: Mapping[tuple[str, int], float], ranks: int, link: Link) -> Plot:
+    """The times of `time_methods` as marks, and two formulas with this link as lines."""
+    names = list(dict.fromkeys(name for name, _ in times))
+    sizes = sorted({size for _, size in times})
+    measured = {name: (sizes, [times[name, size] for size in sizes]) for name in names}
+    formulas = {"ring, by formula": ring_seconds, "naive, by formula": naive_seconds}
+    lines = {
+        name: (sizes, [seconds(size, ranks, link) for size in sizes])
+        for name, seconds in formulas.items()
+    }
+    return curves(measured, lines, "bytes", "seconds")
+
+
+def ring_or_tree(link: Link) -> Table:
+    """Milliseconds of both on 8, 64 and 1,024 ranks, for three sizes of the tensor."""
     rows = []
-    for i, size in enumerate(sizes):
-        ring_model = ring_seconds(size, world_size, link)
-        naive_model = naive_seconds(size, world_size, link)
-        ratios = naive[i] / ring[i], naive_model / ring_model, gloo[i] / ring[i]
-        figures = [1e3 * ring[i], 1e3 * ring_model, *ratios]
-        rows.append([f"{size >> 10:,} KiB", *(f"{figure:.2f}" for figure in figures)])
-    header = ["ring ms", "predicted", "naive / ring", "predicted", "gloo / ring"]
-    return Table(["", *header], rows)
+    for ranks in (8, 64, 1024):
+        for name, cost in {"ring": ring_seconds, "tree": tree_seconds}.items():
+            seconds = (cost(size, ranks, link) for size in (1e5, 1e7, 1e9))
+            rows.append([ranks, name, *(f"{1e3 * t:.2f} ms" for t in seconds)])
+    return Table(["ranks", "", "100 kB", "10 MB", "1 GB"], rows)

@@ -1,48 +1,45 @@
 """All-reduce out of send and receive: as a ring, the naive way, and what it costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import note
 from mgpu_tutorial.shared.cost_model.links import Link
 
 
-def ring_all_reduce(
-    tensor: torch.Tensor, after_step: Callable[[], None] = lambda: None
-) -> None:
+def reduce_scatter_ring(chunks: Sequence[torch.Tensor]) -> None:
+    """Add up around the ring, in place: rank r ends with the whole sum of chunk r + 1."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    for step in range(world_size - 1):
+        outgoing = chunks[(rank - step) % world_size]
+        target = chunks[(rank - step - 1) % world_size]
+        incoming = torch.empty_like(target)
+        sending = dist.isend(outgoing, right)
+        dist.recv(incoming, left)
+        sending.wait()
+        target += incoming
+
+
+def all_gather_ring(chunks: Sequence[torch.Tensor]) -> None:
+    """Hand out around the ring, in place: rank r has chunk r + 1 at first, all at last."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    for step in range(world_size - 1):
+        sending = dist.isend(chunks[(rank + 1 - step) % world_size], right)
+        dist.recv(chunks[(rank - step) % world_size], left)
+        sending.wait()
+
+
+def ring_all_reduce(tensor: torch.Tensor) -> None:
     """Sum `tensor` (flat, in place) over all ranks, by way of neighbours only.
 
     Patarasuk and Yuan, 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    right, left = (rank + 1) % world_size, (rank - 1) % world_size
-    chunks = tensor.tensor_split(world_size)  # views, not copies
-    incoming = torch.empty_like(chunks[0])
-    for step in range(2 * (world_size - 1)):
-        sending = dist.isend(chunks[(rank - step) % world_size], right)
-        target = chunks[(rank - step - 1) % world_size]
-        if step < world_size - 1:  # reduce-scatter: what arrives is added
-            part = incoming[: len(target)]
-            dist.recv(part, left)
-            target += part
-        else:  # all-gather: what arrives replaces
-            dist.recv(target, left)
-        sending.wait()
-        after_step()
-
-
-def ring_step_by_step(rank: int, world_size: int) -> list[int]:
-    """The ring on one small number per chunk, noted after each step."""
-    tensor = torch.full((world_size,), 10**rank)
-
-    def note_chunks() -> None:
-        note(" ".join(f"{number:04d}" for number in tensor.tolist()))
-
-    note_chunks()
-    ring_all_reduce(tensor, after_step=note_chunks)
-    return tensor.tolist()
+    chunks = tensor.tensor_split(dist.get_world_size())  # views, not copies
+    reduce_scatter_ring(chunks)
+    all_gather_ring(chunks)
 
 
 def naive_all_reduce(tensor: torch.Tensor) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from mgpu_tutorial import nonblocking
 from mgpu_tutorial import point_to_point as p2p
-from mgpu_tutorial.collectives import calls, ring
+from mgpu_tutorial.collectives import calls
+from mgpu_tutorial.collectives.figures import ring_step_by_step
 from mgpu_tutorial.lab import RanksHung, launch, sequence_chart, stepper, timeline, traffic
 from mgpu_tutorial.lab.draw.sequence_chart import message_log
 from mgpu_tutorial.lab.record.intervals import events_of
@@ -23,11 +24,7 @@ def elements(drawing, tag):
 
 @pytest.mark.parametrize(
     "worker, world_size",
-    [
-        (nonblocking.exchange_with_neighbours, 4),
-        (calls.pairs, 5),
-        (ring.ring_step_by_step, 3),
-    ],
+    [(nonblocking.exchange_with_neighbours, 4), (calls.pairs, 5), (ring_step_by_step, 3)],
 )
 def test_a_chart_is_the_same_from_run_to_run(ranks, worker, world_size):
     reports = [ranks(world_size, worker, trace=True), launch(worker, world_size, trace=True)]
@@ -36,7 +33,7 @@ def test_a_chart_is_the_same_from_run_to_run(ranks, worker, world_size):
 
 
 def test_each_message_is_an_arrow_and_arrives_no_higher_than_it_was_sent(ranks):
-    report = ranks(4, ring.ring_step_by_step, trace=True)
+    report = ranks(4, ring_step_by_step, trace=True)
     log = message_log(report)
     assert len(log.messages) == 24 == len(elements(sequence_chart(report), "polygon"))
     assert all(log.rows[source] <= log.rows[target] for source, target in log.messages)
