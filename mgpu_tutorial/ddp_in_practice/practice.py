@@ -4,9 +4,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,41 +16,39 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
-from mgpu_tutorial.ddp_buckets.wrappers import calling_from_python
-from mgpu_tutorial.lab import Ledger, span
+from mgpu_tutorial.ddp_reducer.reducer import note_buckets
+from mgpu_tutorial.lab import Ledger
 
 
-class Accumulated(NamedTuple):
-    """A rank's averaged gradients, and the most bytes that it kept for backward."""
+def accumulate(model: DistributedDataParallel, parts: Sequence[torch.Tensor]) -> None:
+    """Backward on one part after the other; the ranks average once, in the last."""
+    *first, last = parts
+    with model.no_sync():
+        for part in first:
+            (model(part).square().mean() / len(parts)).backward()
+    (model(last).square().mean() / len(parts)).backward()
 
-    gradients: list[torch.Tensor]
-    kept_bytes: int
 
+def step_in_parts(rank: int, world_size: int, method: Callable, micro: int) -> dict[str, Any]:
+    """The ranks take a step on 12 samples each, in `micro` parts, by `method`.
 
-def accumulate_gradients(
-    rank: int, world_size: int, micro: int, synchronise_each: bool = False
-) -> Accumulated:
-    """The ranks take a step on one batch in `micro` parts, and average after the last.
-
-    With `synchronise_each` they average after every part, as without no_sync().
+    Returns how many buckets DDP sent, the most bytes that autograd kept, and the gradients.
     """
     torch.manual_seed(0)
-    model = calling_from_python(DistributedDataParallel(Tower(512, 6), bucket_cap_mb=1))
+    model = DistributedDataParallel(Tower(512, 6), bucket_cap_mb=1)
+    iterations = note_buckets(model)
     (batch,) = shares(rank, world_size, 1, width=512)
-    for step in range(2):  # the buckets are rebuilt after the first
+    for _ in range(2):  # the buckets are rebuilt after the first
+        iterations.clear()
         model.zero_grad()
         ledger = Ledger()
         ledger.add("the rest", [batch, *model.parameters()])  # is not counted below
-        with span(f"step {step}"):
-            parts = batch.chunk(micro)  # may be fewer, where `micro` does not divide
-            for i, part in enumerate(parts):
-                last = i == len(parts) - 1
-                with nullcontext() if last or synchronise_each else model.no_sync():
-                    with ledger.saved_for_backward():
-                        loss = model(part).square().mean() / len(parts)
-                    loss.backward()
+        with ledger.saved_for_backward():
+            method(model, batch.chunk(micro))
     gradients = [p.grad for p in model.parameters()]
-    return Accumulated(gradients, ledger.saved_peak(batch.device))
+    calls = sum(len(buckets) for buckets in iterations)
+    kept = ledger.saved_peak(batch.device)
+    return {"calls": calls, "kept": kept, "gradients": gradients}
 
 
 def train_on_uneven_batches(rank: int, world_size: int, join: bool) -> list[float]:
@@ -82,21 +81,6 @@ def load_what_the_wrapper_saved(rank: int, world_size: int) -> None:
     """A plain module loads the state_dict of a wrapped one: a mistake."""
     wrapped = DistributedDataParallel(nn.Linear(2, 1))
     nn.Linear(2, 1).load_state_dict(wrapped.state_dict())
-
-
-def save_and_load(rank: int, world_size: int, folder: str) -> list[str]:
-    """Rank 0 saves, all wait, load, and wrap what they loaded; returns the file's keys."""
-    path = Path(folder, "checkpoint.pt")
-    model = DistributedDataParallel(nn.Linear(2, 1))
-    if rank == 0:
-        torch.save(model.module.state_dict(), path)
-    dist.barrier()  # nobody reads before the file is whole
-    state = torch.load(path, map_location="cpu")
-    fresh = nn.Linear(2, 1)
-    fresh.load_state_dict(state)
-    assert torch.equal(fresh.weight, model.module.weight)
-    DistributedDataParallel(fresh)  # and train on
-    return list(state)
 
 
 def profile_step(rank: int, world_size: int, folder: str, late: float = 0.0) -> None:

@@ -1,7 +1,6 @@
 """Around the training loop: each mistake gives its error, each cure works."""
 
 import json
-import re
 from contextlib import nullcontext
 
 import pytest
@@ -14,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from mgpu_tutorial.ddp_in_practice import figures, practice
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.shared.data import digits
-from mgpu_tutorial.shared.models import SmallConvNet
 from tests.test_exercises import try_answers
 
 # Accumulation
@@ -33,25 +30,19 @@ def gradients_of_one_process():
     return list(torch.autograd.grad((head(x) ** 2).mean(), parameters))
 
 
-@pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize(
     "world_size, micro, parts",
     [(1, 2, 2), (2, 1, 1), (2, 3, 3), (2, 5, 4), (2, 12, 12), (3, 4, 4)],
 )
-def test_accumulation_keeps_one_part_and_changes_no_gradient(
-    ranks, world_size, micro, parts, each
-):
+def test_accumulation_keeps_one_part_and_changes_no_gradient(ranks, world_size, micro, parts):
     """A share of 12 in 5 parts is cut into four of three."""
-    call = practice.accumulate_gradients, micro
-    report = ranks(world_size, *call, synchronise_each=each, trace=True)
-    assert figures.calls_of_last_step(report) == 6 * (parts if each else 1)
+    results = ranks(world_size, practice.step_in_parts, practice.accumulate, micro).results
     # of each sample: the output of each layer behind its ReLU, and that of the head
     kept = 24 // world_size // parts * 4 * (6 * 512 + 10)
-    expected = gradients_of_one_process()
-    for gradients, kept_bytes in report.results:
-        torch.testing.assert_close(gradients, expected)
-        assert kept_bytes == kept
-        assert largest_difference(gradients, report.results[0].gradients) == 0
+    for found in results:
+        torch.testing.assert_close(found["gradients"], gradients_of_one_process())
+        assert found["calls"] == 6 and found["kept"] == kept
+        assert largest_difference(found["gradients"], results[0]["gradients"]) == 0
 
 
 def where_no_sync_stands(rank, world_size, around_forward, around_backward):
@@ -112,7 +103,7 @@ def test_join_can_divide_by_the_ranks_that_are_left(ranks):
     assert [gradients for gradients, *_ in report.results] == [[1.0] * 5, [1.0] * 3]
 
 
-# Buffers and checkpoints
+# Buffers
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -122,21 +113,6 @@ def test_before_each_forward_the_buffers_of_rank_0_go_to_all(ranks, world_size):
     for rank, means in enumerate(results):
         expected = [0.9 * mean + rank + 1 for mean in of_first[:-1]]
         assert means == pytest.approx(expected, abs=2e-3)
-
-
-def count_saves(rank, world_size, worker, *args):
-    """What `worker` returns on this rank, and how often it calls torch.save."""
-    saves, save = [], torch.save
-    torch.save = lambda *given, **options: saves.append(given) or save(*given, **options)
-    return worker(rank, world_size, *args), len(saves)
-
-
-def test_a_checkpoint_is_written_by_rank_0_and_read_by_all_behind_a_barrier(ranks, tmp_path):
-    report = ranks(3, count_saves, practice.save_and_load, str(tmp_path), trace=True)
-    names = ["weight", "bias"]
-    assert report.results == [(names, 1), (names, 0), (names, 0)]
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
-    assert sorted(e.rank for e in report.events if e.op == "barrier") == [0, 1, 2]
 
 
 # The trace of a step
@@ -188,58 +164,11 @@ def test_the_union_counts_each_moment_once(starts_and_lengths):
     assert practice.union_length(intervals) == len(covered)
 
 
-# The exercises
-
-
-def test_the_exercise_knows_what_one_process_counts():
-    data = digits()
-    torch.manual_seed(0)
-    model = SmallConvNet()
-    right = sum(
-        int(model(data.images[i : i + 1]).argmax()) == int(data.labels[i]) for i in range(50)
-    )
-    assert figures.accuracy_of_one_process(50) == pytest.approx(right / 50)
-
-
 @pytest.mark.slow
-def test_the_first_exercise_takes_the_fewest_parts(capsys):
+def test_the_exercise_takes_the_fewest_parts(capsys):
     wrong = {
         "micro = ...": "nothing is filled in",
         "micro = 3": "the answer is 3",
         "micro = 6": "the answer is 6",
     }
     try_answers(capsys, "09_ddp_in_practice", "micro", ["micro = 4"], wrong)
-
-
-def accuracy(lines):
-    head = """
-def accuracy(rank, world_size):
-    torch.manual_seed(0)
-    model, data = SmallConvNet(), digits()
-    mine = slice(0, 100) if rank == 0 else slice(100, 1000)
-    right = model(data.images[mine]).argmax(dim=1) == data.labels[mine]
-"""
-    return head + re.sub("^", "    ", lines, flags=re.M)
-
-
-@pytest.mark.slow
-def test_the_second_exercise_takes_a_sum_of_two_counts(capsys):
-    right = [
-        accuracy("""counts = torch.tensor([float(right.sum()), float(len(right))])
-dist.all_reduce(counts)
-return (counts[0] / counts[1]).item()"""),
-        accuracy("""n = right.sum().float()
-dist.all_reduce(n)
-return n.item() / 1000"""),
-    ]
-    wrong = {
-        accuracy("return ..."): "nothing is filled in",
-        accuracy("""mean = right.float().mean()
-dist.all_reduce(mean)
-return mean.item() / 2"""): "rank 0 of 2: the answer",
-        accuracy(
-            "dist.barrier(); return right.float().mean().item()"
-        ): "rank 0 of 2: the answer",
-        accuracy("return figures.accuracy_of_one_process()"): "without a message",
-    }
-    try_answers(capsys, "09_ddp_in_practice", "accuracy", right, wrong)

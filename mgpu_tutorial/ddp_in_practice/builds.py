@@ -1,0 +1,65 @@
+"""What the reader's accumulation must do."""
+
+from collections.abc import Callable
+
+import torch
+
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
+from mgpu_tutorial.ddp_in_practice.practice import accumulate, step_in_parts
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+
+
+def gradients_of_one_process() -> list[torch.Tensor]:
+    """One backward over the whole batch of 24 samples, without DDP and without parts."""
+    torch.manual_seed(0)
+    alone = Tower(512, 6)
+    (batch,) = shares(0, 1, 1, width=512)
+    alone(batch).square().mean().backward()
+    return [p.grad for p in alone.parameters()]
+
+
+def equals_one_process(function: Callable) -> None:
+    """leave the gradients of the whole batch: on 1, 2 and 3 ranks, in 1, 2 and 4 parts"""
+    expected = gradients_of_one_process()
+    largest = max(float(gradient.abs().max()) for gradient in expected)
+    for world_size, micro in ((1, 2), (2, 1), (2, 4), (3, 2)):
+        results = launch(step_in_parts, world_size, function, micro).results
+        for rank, found in enumerate(results):
+            missing = [gradient is None for gradient in found["gradients"]]
+            assert not any(missing), f"on {world_size} ranks rank {rank} has no gradients"
+            apart = largest_difference(found["gradients"], expected)
+            factor = found["gradients"][1].norm() / expected[1].norm()
+            assert apart < 1e-4 * largest, (
+                f"on {world_size} ranks in {micro} parts the gradients of rank {rank} are "
+                f"others than those of one process ({factor:.3g} times as long)"
+            )
+
+
+def sends_once(function: Callable) -> None:
+    """send each of the six buckets once, in three parts as in one"""
+    for micro in (1, 3):
+        found = launch(step_in_parts, 2, function, micro).results[0]
+        expect(found["calls"], 6, f"in {micro} parts the buckets that DDP sends")
+
+
+def keeps_one_part(function: Callable) -> None:
+    """keep the activations of one part at a time"""
+    whole, third = (
+        launch(step_in_parts, 2, function, micro).results[0]["kept"] for micro in (1, 3)
+    )
+    expect(third, whole // 3, "the bytes kept for backward in 3 parts")
+
+
+def leaves_same_bits(function: Callable) -> None:
+    """leave the same bits on all ranks"""
+    first, *others = launch(step_in_parts, 3, function, 4).results
+    for rank, found in enumerate(others, 1):
+        apart = largest_difference(found["gradients"], first["gradients"])
+        assert apart == 0, f"the gradients of ranks 0 and {rank} differ by {apart:.2g}"
+
+
+build = Builder(
+    "ddp_in_practice",
+    {accumulate: [equals_one_process, sends_once, keeps_one_part, leaves_same_bits]},
+)

@@ -1,0 +1,67 @@
+"""The build of the chapter takes right answers in other words, and says what is wrong."""
+
+import pytest
+
+from mgpu_tutorial.ddp_in_practice.builds import build
+
+
+def accumulate(*lines):
+    head = "import contextlib\nimport torch\n\ndef accumulate(model, parts):\n"
+    return head + "".join(f"    {line}\n" for line in lines)
+
+
+MEAN = "(model({}).square().mean() / len(parts)).backward()"
+LOOP = ("for i, part in enumerate(parts):", "    last = i == len(parts) - 1")
+EITHER = "    with contextlib.nullcontext() if last else model.no_sync():"
+RIGHT = [
+    accumulate(
+        "with model.no_sync():",
+        "    for part in parts[:-1]:",
+        f"        {MEAN.format('part')}",
+        MEAN.format("parts[-1]"),
+    ),
+    accumulate(*LOOP, EITHER, f"        {MEAN.format('part')}"),
+    accumulate(
+        *LOOP,
+        EITHER,
+        "        loss = model(part).square().sum() / sum(map(len, parts)) / 10",
+        "    loss.backward()",
+    ),
+]
+WRONG = {
+    accumulate("first = ...", "last = ..."): "nothing is filled in",
+    accumulate("for part in parts:", f"    {MEAN.format('part')}"): "expected 6",
+    accumulate(*LOOP, EITHER, "        model(part).square().mean().backward()"): (
+        "on 1 ranks in 2 parts the gradients of rank 0 are others than those of one process "
+        "(2 times as long)"
+    ),
+    accumulate(
+        "with model.no_sync():", "    for part in parts:", f"        {MEAN.format('part')}"
+    ): "on 2 ranks in 1 parts",
+    accumulate(
+        *LOOP,
+        "    loss = model(part).square().mean() / len(parts)",
+        EITHER,
+        "        loss.backward()",
+    ): "in 3 parts the buckets that DDP sends: 18",
+    accumulate(MEAN.format("parts[-1]")): "are others than those of one process",
+    accumulate(
+        "sum(model(part).square().mean() for part in parts).div(len(parts)).backward()"
+    ): "the bytes kept for backward in 3 parts: 147936, expected 49312",
+    accumulate(MEAN.format("torch.cat(parts)").replace("len(parts)", "1")): (
+        "the bytes kept for backward in 3 parts"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", RIGHT, ids=range(len(RIGHT)))
+def test_right(cell, source):
+    assert [row.seen for row in build.rows(*cell(source))] == [""] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source, seen", WRONG.items(), ids=range(len(WRONG)))
+def test_wrong(cell, source, seen):
+    first = next(row for row in build.rows(*cell(source)) if not row.holds)
+    assert seen in first.seen
