@@ -23,7 +23,7 @@ from mgpu_tutorial.lab.simulate.devices import devices, place
 from mgpu_tutorial.lab.simulate.link import slow_link
 from mgpu_tutorial.lab.simulate.pretend import pretend, without_values
 from mgpu_tutorial.lab.table import Table
-from mgpu_tutorial.lab.teach.checks import check, with_messages
+from mgpu_tutorial.lab.teach.checks import check
 from mgpu_tutorial.lab.teach.playground import playground
 from mgpu_tutorial.lab.teach.solution import register
 from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source

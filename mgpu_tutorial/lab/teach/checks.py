@@ -63,18 +63,6 @@ def check(*given: Any, **more: Any) -> None:
     display(verdict(*given, **more))
 
 
-def with_messages(report: Report) -> Report:
-    """The same report of a traced launch, for `check`: what ranks must ask one another.
-
-    Raises AssertionError where a rank has answered without a message.
-    """
-    talks = {e.rank for e in report.events if e.kind in ("p2p", "collective")}
-    for rank, result in enumerate(report.results):
-        if rank not in talks and not _is_blank(result):
-            raise AssertionError(f"rank {rank} has answered without a message")
-    return report
-
-
 class _Comparison:
     """Says where an answer first differs from what is expected; nothing where it does not."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import check, launch, note, with_messages
+from mgpu_tutorial.lab import check, launch
 from mgpu_tutorial.lab.teach.checks import verdict
 from mgpu_tutorial.lab.teach.verdict import MARK
 
@@ -23,17 +23,6 @@ def rank_and_size(rank, world_size):
 
 def just_rank(rank, world_size):
     return rank
-
-
-def sums_up(rank, world_size, silent=None, answer=True):
-    """The sum of the ranks' numbers; the `silent` rank sends its part of it to nobody."""
-    total = torch.tensor([float(rank)])
-    note("not a message")
-    others = [r for r in range(world_size) if r != silent]
-    group = dist.new_group(others)
-    if rank != silent:
-        dist.all_reduce(total, group=group)
-    return total.item() if answer else ...
 
 
 def prints(rank, world_size):
@@ -197,19 +186,6 @@ def test_a_failed_launch_says_where_each_rank_was(capsys):
     text = said(capsys, lambda: launch(all_sleep, 2, timeout=1), [0, 0], "wake up")
     assert text.startswith("not yet: 2 of 2 ranks had not returned after 1 s\n")
     assert text.endswith("\nhint: wake up")
-
-
-@pytest.mark.parametrize(
-    "given, verdict_is",
-    [
-        ({}, "correct"),
-        ({"silent": 2}, "not yet: rank 2 has answered without a message"),
-        ({"silent": 0, "answer": False}, BLANK),
-    ],
-)
-def test_an_answer_without_a_message_is_told(ranks, capsys, given, verdict_is):
-    report = ranks(3, sums_up, **given, trace=True)
-    assert said(capsys, lambda: with_messages(report), [3, 3, 3]) == verdict_is
 
 
 def test_right_and_wrong_differ_in_word_and_colour():
