@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 FILE = Path("mine.py")  # in the folder where a notebook's kernel works
@@ -46,6 +46,22 @@ def listing() -> str:
     return "\n".join(f"{piece.chapter:{wide}}  {piece.names}" for piece in pieces)
 
 
+def library(*ours: Callable) -> SimpleNamespace:
+    """Each of these functions and classes as the reader has built it, else as it is.
+
+    Prints which is whose. What the reader has built travels to the ranks by value.
+    """
+    own = ModuleType("mine")
+    if FILE.is_file():
+        exec(
+            compile(FILE.read_text(encoding="utf-8"), str(FILE.resolve()), "exec"), vars(own)
+        )
+    mine = [thing.__name__ for thing in ours if hasattr(own, thing.__name__)]
+    rest = [thing.__name__ for thing in ours if thing.__name__ not in mine]
+    print(f"{FILE.name}: {', '.join(mine) or '-'}; the package: {', '.join(rest) or '-'}")
+    return SimpleNamespace(**{t.__name__: getattr(own, t.__name__, t) for t in ours})
+
+
 def keep(chapter: str, functions: Sequence[Callable]) -> None:
     """Put functions and classes into the reader's library, with what they need."""
     imports, pieces = read()
@@ -55,7 +71,8 @@ def keep(chapter: str, functions: Sequence[Callable]) -> None:
     needed, sources = needs(functions, kept)
     pieces.append(Piece(chapter, names, "\n\n\n".join(sources)))
     order = [path.stem[3:] for path in sorted(FILE.resolve().parent.glob("[0-9]*_*.ipynb"))]
-    pieces.sort(key=lambda piece: order.index(piece.chapter) if order else 0)
+    order += [piece.chapter for piece in pieces]  # of notebooks that lie elsewhere
+    pieces.sort(key=lambda piece: order.index(piece.chapter))
     own = re.compile(rf"from .* import ({'|'.join(kept | set(names.split(', ')))})")
     imports = [line for line in {*imports, *needed} if not own.fullmatch(line)]
     blocks = [f"# {piece.chapter}: {piece.names}\n{piece.source}" for piece in pieces]

@@ -141,3 +141,11 @@ def test_the_library_is_in_the_order_of_the_course(cell, build):
     said(build, *cell(RIGHT))
     said(Builder("first", {mean: []}), *cell("def mean(numbers):\n    return sum(numbers)\n"))
     assert [piece.chapter for piece in mine.read()[1]] == ["first", "second"]
+
+
+def test_a_library_has_the_reader_s_version_where_there_is_one(cell, build, capsys):
+    said(build, *cell(RIGHT))
+    own = mine.library(add_up, mean)
+    assert capsys.readouterr().out == "mine.py: add_up; the package: mean\n"
+    assert own.mean is mean and own.add_up is not add_up
+    assert launch(used_by, 2, own.add_up).results == [torch.tensor([3.0])] * 2
