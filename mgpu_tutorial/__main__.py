@@ -1,8 +1,8 @@
 """Run one worker without a notebook, or list them all.
 
     python -m mgpu_tutorial                                      the list
-    python -m mgpu_tutorial point_to_point.blocking --ranks 2    on this machine
-    torchrun --nproc-per-node 2 -m mgpu_tutorial point_to_point.blocking
+    python -m mgpu_tutorial point_to_point.messages.blocking --ranks 2    on this machine
+    torchrun --nproc-per-node 2 -m mgpu_tutorial point_to_point.messages.blocking
     python -m mgpu_tutorial mine                                 what you have built so far
 
 A worker's own arguments follow as `--name value` or name=value; a value is a Python literal
@@ -55,7 +55,7 @@ def _first_line(thing: object) -> str:
 
 
 def find(name: str) -> Callable:
-    """The worker of that name, such as `point_to_point.blocking` or `ddp_reducer.hooks.…`.
+    """The worker of that name, such as `point_to_point.messages.blocking`.
 
     Raises LookupError, which says what there is instead.
     """

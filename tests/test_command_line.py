@@ -17,7 +17,7 @@ PACKAGE = Path(mgpu_tutorial.__file__).parent
 
 @pytest.mark.slow
 def test_a_worker_runs_from_the_command_line():
-    command = [sys.executable, "-m", "mgpu_tutorial", "point_to_point.blocking"]
+    command = [sys.executable, "-m", "mgpu_tutorial", "point_to_point.messages.blocking"]
     done = subprocess.run(
         [*command, "--ranks", "2"], capture_output=True, text=True, timeout=90
     )
@@ -35,7 +35,7 @@ def test_the_same_worker_runs_under_torchrun(tmp_path):
     command += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
     command += ["--log-dir", tmp_path]  # else torchrun leaves a folder behind
     done = subprocess.run(
-        [*command, "-m", "mgpu_tutorial", "point_to_point.blocking"],
+        [*command, "-m", "mgpu_tutorial", "point_to_point.messages.blocking"],
         capture_output=True,
         text=True,
         timeout=90,
@@ -61,16 +61,36 @@ def test_arguments_are_name_and_value(words, capsys):
     [
         (["nowhere.worker"], "no chapter 'nowhere'; there are: processes_and_ranks,", 2),
         (["point_to_point.nothing"], "no worker 'nothing' in point_to_point; there are:", 2),
-        (["point_to_point.blocking", "5"], "'5' is not name=value or --name value", 2),
-        (["point_to_point.blocking", "--delay"], "'--delay' is not name=value or", 2),
-        (["point_to_point.blocking", "--ranks", "0"], "world_size must be a whole", 2),
-        (["point_to_point.late_receiver"], "missing a required argument: 'delay'", 1),
+        (
+            ["point_to_point.messages.blocking", "5"],
+            "'5' is not name=value or --name value",
+            2,
+        ),
+        (
+            ["point_to_point.messages.blocking", "--delay"],
+            "'--delay' is not name=value or",
+            2,
+        ),
+        (
+            ["point_to_point.messages.blocking", "--ranks", "0"],
+            "world_size must be a whole",
+            2,
+        ),
+        (
+            ["point_to_point.messages.late_receiver"],
+            "missing a required argument: 'delay'",
+            1,
+        ),
         (
             ["distributed_sgd.training.train", "--epochs", "x"],
             "--epochs takes a number of type int",
             2,
         ),
-        (["point_to_point.blocking", "--world_size", "3"], "world_size is no argument", 2),
+        (
+            ["point_to_point.messages.blocking", "--world_size", "3"],
+            "world_size is no argument",
+            2,
+        ),
     ],
 )
 def test_a_mistake_gets_one_line(words, says, code, capsys):
@@ -84,7 +104,11 @@ def test_a_mistake_gets_one_line(words, says, code, capsys):
     [
         (["--ranks", "3"], False, "name a worker before its options"),
         (["--bogus"], False, "name a worker before its options"),
-        (["point_to_point.blocking", "--device=cpu"], True, "--device is for a launch witho"),
+        (
+            ["point_to_point.messages.blocking", "--device=cpu"],
+            True,
+            "--device is for a launch witho",
+        ),
     ],
 )
 def test_options_that_nobody_would_obey_are_refused(

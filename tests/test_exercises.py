@@ -19,13 +19,6 @@ def function(head, body):
 NUMBERS = "mine, other = torch.tensor([float(rank)]), torch.zeros(1)\n"
 
 
-def swap(peer, send_first, result):
-    send, receive = f"dist.send(mine, dst={peer})", f"dist.recv(other, src={peer})"
-    first, second = f"\n    {send}\n    {receive}", f"\n    {receive}\n    {send}"
-    body = f"{NUMBERS}if {send_first}:{first}\nelse:{second}\nreturn {result}"
-    return function("swap_in_pairs", body)
-
-
 def opposite(peer, result):
     calls = f"sending = dist.isend(mine, dst={peer})\ndist.recv(other, src={peer})\n"
     return function("opposite", f"{NUMBERS}{calls}sending.wait()\nreturn {result}")
@@ -76,19 +69,6 @@ EXERCISES = [
         {
             "ranks = 6": "the token is 15.0, off by 29 %",
             "ranks = 7.0": "world_size must be a whole number",
-        },
-    ),
-    (
-        "01_point_to_point",
-        "swap_in_pairs",
-        [
-            swap("rank ^ 1", "rank % 2 == 0", "other.item()"),
-            swap("rank + 1 - 2 * (rank % 2)", "rank % 2", "other"),
-        ],
-        {
-            swap("rank ^ 1", "True", "other.item()"): "rank 3 was at",
-            swap("rank ^ 1", "rank % 2 == 0", "mine"): "rank 0 of 4: the answer is 0.0",
-            function("swap_in_pairs", "return rank ^ 1"): NO_MESSAGE,
         },
     ),
     (

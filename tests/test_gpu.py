@@ -6,7 +6,6 @@ from torch.distributed import is_nccl_available
 
 from benchmarks import comparison
 from mgpu_tutorial import data_partitioning, nonblocking
-from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.comparison import training
 from mgpu_tutorial.ddp_buckets import experiments, wrappers
@@ -17,6 +16,7 @@ from mgpu_tutorial.model_parallel import micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.pipelines import figures, schedules, stages
 from mgpu_tutorial.pipelines import work as works
+from mgpu_tutorial.point_to_point import messages as p2p
 from tests.data_parallel import reference
 from tests.lab import ranks
 

@@ -37,14 +37,14 @@ def insert_below(notebook, index):
 
 def test_a_worker_appears_in_a_cell_is_changed_and_launched(notebook):
     insert_below(notebook, 1)
-    edited = "from mgpu_tutorial.lab import edit\n\nedit(p2p.blocking)"
+    edited = "edit(messages.blocking)"
     assert run_cell(notebook, 2, edited) == []
     source = "look.panel().content.widgets[3].model.sharedModel.source"
     notebook.page.wait_for_function(f"{source}.includes('def blocking')")
     copy = notebook.page.evaluate(source)
     assert run_cell(notebook, 3, copy.replace("value += 1", "value += 41")) == []
     insert_below(notebook, 3)
-    [original] = run_cell(notebook, 4, "launch(p2p.blocking, 2)")
+    [original] = run_cell(notebook, 4, "launch(messages.blocking, 2)")
     assert "after:  1" in original["data"]["text/plain"]
     [shown] = run_cell(notebook, 4, "launch(blocking, 2)")
     assert shown["data"]["text/plain"].count("after:  41") == 2
@@ -59,6 +59,7 @@ def test_a_solution_is_folded_and_gives_nothing_away(notebook):
 def test_a_listing_leads_to_its_file(notebook):
     notebook.page.locator(".jp-OutputArea-output a", has_text=".py").first.click()
     notebook.page.wait_for_function(
-        "jupyterapp.shell.currentWidget.context?.path === 'mgpu_tutorial/point_to_point.py'"
+        "jupyterapp.shell.currentWidget.context?.path"
+        " === 'mgpu_tutorial/point_to_point/messages.py'"
     )
     assert not notebook.said

@@ -1,11 +1,8 @@
 """Ranks are processes, and there are several ways to start and join them."""
 
 import re
-from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,21 +25,6 @@ def test_ranks_meet_by_environment_and_wait_for_rank_0(ranks):
     assert second > 0.4 and second - first > 0.2  # rank 0 comes 0.5 s late, and counts none
 
 
-def meet_at(rank, world_size, port):
-    """Rank 1 goes to the port itself, and waits there for five seconds at most."""
-    if rank == 0:
-        return meeting.by_environment(rank, world_size, port)
-    address, wait = f"tcp://127.0.0.1:{port}", timedelta(seconds=5)
-    dist.init_process_group("gloo", address, wait, world_size, rank)
-    return "rank 1 came"
-
-
-def test_the_ranks_meet_at_the_port_that_is_given(ranks):
-    port = meeting.free_port()
-    results = ranks(2, meet_at, port, backend="none", timeout=20).results
-    assert isinstance(results[0], float) and results[1] == "rank 1 came"
-
-
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_rank_that_never_comes_is_counted(ranks, world_size):
     port = meeting.free_port()
@@ -59,11 +41,6 @@ def test_main_worker_adds_up_every_number_once(ranks, tmp_path, world_size):
     report = ranks(world_size, meeting.main_worker, path, numbers, backend="none", trace=True)
     assert report.results == [72] * world_size
     assert [event.op for event in report.events] == ["all_reduce"] * world_size
-
-
-@pytest.mark.slow
-def test_mp_spawn_runs_the_same_worker(tmp_path):
-    mp.spawn(meeting.main_worker, (2, str(tmp_path / "meeting"), [3, 4, 5]), nprocs=2)
 
 
 @given(st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True), st.data())

@@ -5,12 +5,12 @@ from xml.etree import ElementTree
 import pytest
 
 from mgpu_tutorial import nonblocking
-from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.collectives.figures import ring_step_by_step
 from mgpu_tutorial.lab import RanksHung, launch, sequence_chart, stepper, timeline, traffic
 from mgpu_tutorial.lab.draw.sequence_chart import message_log
 from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.point_to_point import messages as p2p
 
 
 def silent(rank, world_size):

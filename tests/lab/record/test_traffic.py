@@ -1,7 +1,7 @@
 """What the ranks sent is counted, by call, message and byte."""
 
-from mgpu_tutorial import point_to_point as p2p
 from mgpu_tutorial.lab import launch, traffic
+from mgpu_tutorial.point_to_point import messages as p2p
 
 
 def test_traffic_counts_calls_messages_and_bytes():

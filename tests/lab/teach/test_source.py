@@ -59,14 +59,14 @@ def test_a_copy_that_was_changed_is_what_is_launched(capsys):
 
 
 def test_a_listing_ends_with_links_to_its_files():
-    from mgpu_tutorial import nonblocking, point_to_point
+    from mgpu_tutorial.point_to_point import builds, messages
 
     here = "tests/lab/teach/test_source.py"
     listing = show_source(scaled, times)._repr_mimebundle_()
     assert listing["text/markdown"].endswith(f"\n```\n\n[{here}](../{here})")
     assert here not in listing["text/plain"]
-    both = show_changes(point_to_point, nonblocking)._repr_mimebundle_()["text/markdown"]
-    names = [f"mgpu_tutorial/{name}.py" for name in ("point_to_point", "nonblocking")]
+    both = show_changes(messages, builds)._repr_mimebundle_()["text/markdown"]
+    names = [f"mgpu_tutorial/point_to_point/{name}.py" for name in ("messages", "builds")]
     assert both.endswith("\n```\n\n" + " · ".join(f"[{name}](../{name})" for name in names))
     assert all((ROOT / "notebooks" / ".." / name).is_file() for name in [here, *names])
 

@@ -1,10 +1,11 @@
-"""Point to point: one rank sends, one rank receives, both wait for each other."""
+"""Messages between two ranks: sent and received, misunderstood, or waited for in vain."""
 
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 
@@ -101,6 +102,18 @@ def send_first_with_limit(rank: int, world_size: int, seconds: float) -> str:
         return f"received {both_send_first(rank, world_size, group)}"
     except RuntimeError as error:
         return str(error)
+
+
+def swap(mine: Tensor, peer: int) -> Tensor:
+    """Exchange tensors of one shape and dtype with `peer`: the lower rank sends first."""
+    other = torch.empty_like(mine)
+    if dist.get_rank() < peer:
+        dist.send(mine, dst=peer)
+        dist.recv(other, src=peer)
+    else:
+        dist.recv(other, src=peer)
+        dist.send(mine, dst=peer)
+    return other
 
 
 def pass_along(rank: int, world_size: int) -> float:
