@@ -89,10 +89,13 @@ local function image(element)
   return element
 end
 
-local function figure(element)
+local function parts_of(element) -- its picture, alternative text and caption
   local found = element.content[1].content[1]
-  local alt = pandoc.utils.stringify(found.caption)
-  local caption = pandoc.utils.stringify(element.caption.long)
+  return found, pandoc.utils.stringify(found.caption), pandoc.utils.stringify(element.caption.long)
+end
+
+local function figure(element)
+  local found, alt, caption = parts_of(element)
   if not typst then
     element.content = { pandoc.Div(pandoc.Plain { image(found) }, reached("picture")) }
     return element, false
@@ -104,11 +107,9 @@ end
 local function filmstrip(div)
   local items = {}
   div:walk { Figure = function(each)
-    local found = each.content[1].content[1]
-    local name = pandoc.utils.stringify(each.caption.long)
-    local alt = pandoc.utils.stringify(found.caption) .. ", " .. name
-    table.insert(items, string.format("(%s, %s, %s)", quoted(found.src), quoted(alt),
-      quoted(name)))
+    local found, alt, name = parts_of(each)
+    table.insert(items, string.format("(%s, %s, %s)", quoted(found.src),
+      quoted(alt .. ", " .. name), quoted(name)))
   end }
   return raw("#filmstrip((%s,), %s, where: %s)", table.concat(items, ", "),
     quoted(div.attributes.caption), quoted(where))
@@ -158,24 +159,20 @@ for _, name in ipairs { "lead", "predict", "note", "hint", "solution", "answer" 
 end
 
 -- A prediction on paper: room for it here, its answer at the end of the chapter.
-function kinds.room(div)
-  local a = div.attributes
-  if typst then
-    return raw("#room(%s, %s)", quoted(a.label), a.number)
+for name, call in pairs { room = "#room(%s, %s)", answers = "#answer(%s, %s)" } do
+  kinds[name] = function(div)
+    local a = div.attributes
+    if typst then
+      return raw(call, quoted(a.label), a.number)
+    elseif name == "room" then
+      local text = "The answer stands at the end of the chapter."
+      return pandoc.Para { pandoc.Link(text, "#" .. a.label) }
+    end
+    return pandoc.Header(3, "To question " .. a.number, pandoc.Attr(a.label, { "unlisted" }))
   end
-  local text = "The answer stands at the end of the chapter."
-  return pandoc.Para { pandoc.Link(text, "#" .. a.label) }
 end
 
-function kinds.answers(div)
-  local a = div.attributes
-  if typst then
-    return raw("#answer(%s, %s)", quoted(a.label), a.number)
-  end
-  return pandoc.Header(3, "To question " .. a.number, pandoc.Attr(a.label, { "unlisted" }))
-end
-
--- The first walk, from the outside to the inside: it knows in which cell it is --------------
+-- The walk, from the outside to the inside: it knows in which cell it is ------------------
 
 local KEPT = { predict = true, listing = true, rich = true }
 local outside = { traverse = "topdown", Link = link, Image = image, Figure = figure }
@@ -226,60 +223,41 @@ function outside.RawBlock(block) -- print has no folds
   end
 end
 
-function outside.Para(block) -- a picture that stands alone
-  local found = #block.content == 1 and block.content[1]
-  if typst and found and found.t == "Image" then
-    local alt = pandoc.utils.stringify(found.caption)
-    return figure(pandoc.Figure(pandoc.Plain { found }, { long = { pandoc.Plain { alt } } }))
-  end
-end
-
-function outside.Table(element)
-  element.attributes.where = where
-  return element
-end
-
-function outside.Math(element)
-  if not typst then
-    return nil
-  end
-  local call = string.format("#equation(%s, %s)[", quoted(element.text), quoted(where))
-  return pandoc.Inlines {
-    pandoc.RawInline("typst", call), element, pandoc.RawInline("typst", "]"),
-  }, false
-end
-
--- The second walk ---------------------------------------------------------------------------
-
-local inside = {}
-
--- A text that begins with "=" or "-" is no heading and no list item, whatever Typst thinks.
-function inside.Plain(block)
+function outside.Para(block)
   local first = block.content[1]
-  if typst and first and first.t == "Str" and first.text:match("^[=+/-]") then
+  if not typst or not first then
+    return nil
+  elseif first.t == "Image" and #block.content == 1 then -- a picture that stands alone
+    local alt = pandoc.utils.stringify(first.caption)
+    return figure(pandoc.Figure(pandoc.Plain { first }, { long = { pandoc.Plain { alt } } }))
+  elseif first.t == "Str" and first.text:match("^[=+/-]") then -- no heading and no list item
     block.content:insert(1, pandoc.RawInline("typst", "\\"))
     return block
   end
 end
-inside.Para = inside.Plain
+outside.Plain = outside.Para
 
-function inside.Table(element)
-  local place = element.attributes.where
-  element.attributes.where = nil
+function outside.Table(element)
+  element = element:walk(outside)
   for _, column in ipairs(element.colspecs) do
     if column[1] == "AlignDefault" then
       column[1] = "AlignLeft"
     end
   end
   if typst then
-    return wrapped("#tabular(where: " .. quoted(place) .. ")[", { element })
+    return wrapped("#tabular(where: " .. quoted(where) .. ")[", { element }), false
   end
-  return pandoc.Div(element, reached("table"))
+  return pandoc.Div(element, reached("table")), false
 end
 
-function inside.Math(element)
-  if not typst and element.mathtype == "DisplayMath" then
-    return pandoc.Span(element, reached("formula"))
+function outside.Math(element)
+  if typst then
+    local call = string.format("#equation(%s, %s)[", quoted(element.text), quoted(where))
+    return pandoc.Inlines {
+      pandoc.RawInline("typst", call), element, pandoc.RawInline("typst", "]"),
+    }, false
+  elseif element.mathtype == "DisplayMath" then
+    return pandoc.Span(element, reached("formula")), false
   end
 end
 
@@ -291,7 +269,7 @@ function Pandoc(doc)
       meta.anchors[each.id .. "#" .. anchor] = true
     end
   end
-  local blocks = doc.blocks:walk(outside):walk(inside)
+  local blocks = doc.blocks:walk(outside)
   if #problems > 0 then
     io.stderr:write("PROBLEM " .. table.concat(problems, "\nPROBLEM ") .. "\n")
     os.exit(1)

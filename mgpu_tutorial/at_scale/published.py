@@ -18,7 +18,6 @@ class Run(NamedTuple):
     "causal" the attention is counted by half. `fitted` rows may tell the GPU's numbers.
     """
 
-    family: str
     name: str
     model: Model
     cluster: Cluster
@@ -56,6 +55,7 @@ def flops_behind(unit: str, model: Model) -> float:
 
 # Megatron-LM: no flash attention yet, and in 2021 no sequence parallelism.
 OLD = {"sequence_parallel": False, "flash": False}
+HARDWARE, OLDER = "hardware TFLOP/s", CLUSTERS["A100-2021"]
 OLD_16_BIT = OLD | {"recompute": "full", "gradient_bytes": 2}
 
 # Table 1: heads, hidden, layers, TP, PP, GPUs, batch, TFLOP/s; micro-batch and interleaving
@@ -83,10 +83,7 @@ def table_1() -> list[Run]:
     for name, (heads, hidden, layers, tp, pp, gpus, batch, tflops, mb, v) in TABLE_1.items():
         plan = Plan(tp, pp, gpus // tp // pp, mb, v, overlap=pp == 1, **OLD_16_BIT)
         model, fitted = Model(layers, hidden, heads), name in ("1.7B", "1008B")
-        runs.append(
-            Run("table 1", name, model, CLUSTERS["A100-2021"], plan, batch, tflops,
-                "hardware TFLOP/s", fitted)
-        )  # fmt: skip
+        runs.append(Run(name, model, OLDER, plan, batch, tflops, HARDWARE, fitted))
     return runs
 
 
@@ -105,10 +102,7 @@ def table_2() -> list[Run]:
     ):
         for gpus, tflops in rows.items():
             plan = Plan(8, pp, gpus // 8 // pp, overlap=False, **OLD_16_BIT)
-            runs.append(
-                Run("table 2", f"{name} on {gpus}", model, CLUSTERS["A100-2021"], plan,
-                    batch, tflops, "hardware TFLOP/s")
-            )  # fmt: skip
+            runs.append(Run(f"{name} on {gpus}", model, OLDER, plan, batch, tflops, HARDWARE))
     return runs
 
 
@@ -128,10 +122,7 @@ def zero_3() -> list[Run]:
     runs = []
     for name, (model, gpus, batch, micro_batch, tflops) in rows.items():
         plan = Plan(dp=gpus, micro_batch=micro_batch, zero=3, share_node=False, **OLD_16_BIT)
-        runs.append(
-            Run("ZeRO-3", name, model, CLUSTERS["A100-2021"], plan, batch, tflops,
-                "hardware TFLOP/s")
-        )  # fmt: skip
+        runs.append(Run(name, model, OLDER, plan, batch, tflops, HARDWARE))
     return runs
 
 
@@ -153,18 +144,11 @@ def table_5() -> list[Run]:
     runs = []
     for name, (heads, hidden, layers, pp, batch, mb, v, full, selective) in TABLE_5.items():
         model, fitted = Model(layers, hidden, heads), name in ("22B", "175B")
-        for way, plan, seconds in (
-            ("full", Plan(8, pp, 1, mb, v, recompute="full", **OLD), full),
-            (
-                "selective",
-                Plan(8, pp, 1, mb, v, recompute="selective", flash=False),
-                selective,
-            ),
-        ):
-            runs.append(
-                Run("table 5", f"{name} {way}", model, CLUSTERS["A100"], plan, batch,
-                    seconds, "s", fitted)
-            )  # fmt: skip
+        plan = Plan(8, pp, 1, mb, v, flash=False)
+        for way, seconds in (("full", full), ("selective", selective)):
+            plan = plan._replace(recompute=way, sequence_parallel=way == "selective")
+            given = batch, seconds, "s", fitted
+            runs.append(Run(f"{name} {way}", model, CLUSTERS["A100"], plan, *given))
     return runs
 
 
@@ -187,10 +171,8 @@ def llama_3() -> list[Run]:
     }
     runs = []
     for name, (plan, batch, sequence, tflops) in rows.items():
-        runs.append(
-            Run("Llama 3 405B", name, llama(sequence), CLUSTERS["H100"], plan, batch, tflops,
-                "model TFLOP/s, causal", name == "8,192 GPUs")
-        )  # fmt: skip
+        given = batch, tflops, "model TFLOP/s, causal", name == "8,192 GPUs"
+        runs.append(Run(name, llama(sequence), CLUSTERS["H100"], plan, *given))
     return runs
 
 
@@ -214,11 +196,8 @@ def mpt() -> list[Run]:
                 dp=gpus, micro_batch=micro_batch, zero=3, recompute="full", gradient_bytes=2
             )
             model = Model(*shapes[size], vocabulary=50_368)
-            batch = gpus * micro_batch * steps
-            runs.append(
-                Run("MPT, FSDP", name, model, CLUSTERS["A100-40GB"], plan, batch, rate,
-                    "tokens/s", name == "7B on 8")
-            )  # fmt: skip
+            given = gpus * micro_batch * steps, rate, "tokens/s", name == "7B on 8"
+            runs.append(Run(name, model, CLUSTERS["A100-40GB"], plan, *given))
     return runs
 
 
@@ -232,10 +211,8 @@ def torchtitan() -> list[Run]:
     runs = []
     for gpus, rate in ((8, 5762), (128, 5605)):
         plan = Plan(dp=gpus, micro_batch=2, zero=3, recompute="selective")
-        runs.append(
-            Run("torchtitan 8B", f"{gpus} GPUs", model, CLUSTERS["H100-500W"], plan, 2 * gpus,
-                rate, "tokens/s", gpus == 8)
-        )  # fmt: skip
+        given = 2 * gpus, rate, "tokens/s", gpus == 8
+        runs.append(Run(f"{gpus} GPUs", model, CLUSTERS["H100-500W"], plan, *given))
     return runs
 
 
@@ -248,10 +225,8 @@ def torchtitan_405b() -> list[Run]:
     runs = []
     for name, v, rate in (("1F1B", 1, 100), ("interleaved", 2, 128)):
         plan = Plan(8, 8, 8, 4, v, zero=3, recompute="full")
-        runs.append(
-            Run("torchtitan 405B", name, llama(8192), CLUSTERS["H100-500W"], plan, 256, rate,
-                "tokens/s", v == 1)
-        )  # fmt: skip
+        given = 256, rate, "tokens/s", v == 1
+        runs.append(Run(name, llama(8192), CLUSTERS["H100-500W"], plan, *given))
     return runs
 
 
@@ -268,13 +243,9 @@ def megascale() -> list[Run]:
     runs = []
     for batch, by_gpus in rows.items():
         for gpus, seconds in by_gpus.items():
-            plan = Plan(
-                8, 8, gpus // 64, 1, 6, recompute="selective", flash=False, overlap=False
-            )
-            runs.append(
-                Run("MegaScale's baseline", f"{gpus:,} GPUs", model, CLUSTERS["A100"], plan,
-                    batch, seconds, "s", gpus == 256)
-            )  # fmt: skip
+            plan = Plan(8, 8, gpus // 64, 1, 6, recompute="selective", flash=False)
+            plan, given = plan._replace(overlap=False), (batch, seconds, "s", gpus == 256)
+            runs.append(Run(f"{gpus:,} GPUs", model, CLUSTERS["A100"], plan, *given))
     return runs
 
 

@@ -5,12 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-NAMES = (
-    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
-    *("chrome", "microsoft-edge", "brave-browser"),
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-    "/Applications/Chromium.app/Contents/MacOS/Chromium",
-)
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HOW = (
     "No Chromium was found on this machine. One of these gets it:\n"
     "    apt install chromium                              (Debian, Ubuntu; as root)\n"
@@ -20,7 +15,7 @@ HOW = (
 
 
 def find() -> str | None:
-    """The path of a Chromium, Chrome or Edge, or None."""
+    """The path of a Chromium or Chrome, or None."""
     from playwright.sync_api import sync_playwright
 
     if named := os.environ.get("CHROMIUM"):

@@ -38,19 +38,16 @@ def lab(tmp_path_factory):
         port = probe.getsockname()[1]
     names = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
     own = {f"JUPYTER_{name}": str(home / name) for name in names}
-    own |= {"JUPYTERLAB_SETTINGS_DIR": str(home / "settings")}
-    own |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "IPYTHONDIR": str(home)}
+    own |= {f"JUPYTERLAB_{n}_DIR": str(home / n.lower()) for n in ("SETTINGS", "WORKSPACES")}
+    own |= {"IPYTHONDIR": str(home), "PYTHONPATH": str(copy), "MGPU_DEVICE": "cpu"}
     tracker = home / "settings" / "@jupyterlab" / "notebook-extension"
     tracker.mkdir(parents=True)  # all cells are on the page, not only those in sight
     (tracker / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
-    settings = {"PYTHONPATH": str(copy), "MGPU_DEVICE": "cpu", "JUPYTER_PREFER_ENV_PATH": "1"}
+    command = [sys.executable, copy / "tools" / "open_jupyterlab.py", "--no-browser"]
+    command += [f"--ServerApp.port={port}", f"--IdentityProvider.token={TOKEN}"]
     server = subprocess.Popen(
-        [
-            *(sys.executable, copy / "tools" / "open_jupyterlab.py", "--no-browser"),
-            *(f"--ServerApp.port={port}", f"--IdentityProvider.token={TOKEN}"),
-            "--expose-app-in-browser",
-        ],
-        env={**os.environ, **own, **settings},
+        [*command, "--expose-app-in-browser"],
+        env={**os.environ, **own, "JUPYTER_PREFER_ENV_PATH": "1"},
         stdout=(home / "log").open("w"),
         stderr=subprocess.STDOUT,
     )
@@ -86,12 +83,8 @@ class Lab:
         self.page = browser.new_page(viewport={"width": 1280, "height": 900})
         self.page.set_default_timeout(60_000)
         self.address, self.said = address, []
-        self.page.on("console", self._listen)
+        self.page.on("console", lambda m: m.type == "error" and self.said.append(m.text))
         self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-
-    def _listen(self, message) -> None:
-        if message.type == "error":
-            self.said.append(f"{message.text} ({message.location['url']})")
 
     def open(self, path: str) -> None:
         """Open an address of JupyterLab in a fresh workspace and wait until it is there."""

@@ -24,18 +24,6 @@ def test_lab_opens_on_the_contents_which_lead_to_a_notebook_and_back(opened):
     assert not opened.said
 
 
-def test_presenting_from_jupyterlab(opened):
-    """The steps that the README describes for a lecture."""
-    opened.notebook(PATHS[1].stem)
-    code = opened.page.locator(".jp-Notebook .jp-CodeCell .cm-content").first
-    size = "e => parseFloat(getComputedStyle(e).fontSize)"
-    before = code.evaluate(size)
-    opened.run("application:toggle-mode")
-    opened.run("application:toggle-presentation-mode")
-    opened.page.wait_for_timeout(1000)
-    assert code.evaluate(size) > before
-
-
 def test_live_slides_run_ranks(browser, lab):
     """RISE shows the question, and a cell of a slide launches."""
     (name,) = [path.name for path in PATHS if path.stem.endswith("collectives")]

@@ -61,12 +61,3 @@ def test_the_search_finds_a_section_and_says_so(page, pages):
     assert page.locator("#found mark").count() > 0
     page.locator("#found a").first.click()
     assert page.locator("nav.toc").count() == 1
-
-
-def test_an_answer_opens_with_a_key(page, pages):
-    page.goto((pages / f"{NAMES[1]}.html").as_uri())
-    answer = page.locator("details.answer").first
-    assert not answer.locator("pre, .rich, p").first.is_visible()
-    answer.locator("summary").focus()
-    page.keyboard.press("Enter")
-    assert answer.locator("pre, .rich, p").first.is_visible()

@@ -21,8 +21,6 @@ def test_every_chapter_has_mistakes_that_can_be_made_today(chapter):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_a_listing_alone_shows_is_text_only():
-    swapped = mutants.load("nonblocking")[4]
-    verdict, by = mutants.try_out(swapped)
-    assert verdict == "caught" and mutants.failing_without({by}) == set()
-    remark = replace(swapped, old="# 1 MB", new="# a million bytes")
+    mistake = mutants.load("nonblocking")[4]
+    remark = replace(mistake, old="# 1 MB", new="# a million bytes")
     assert mutants.try_out(remark)[0] == "text only"
