@@ -74,7 +74,9 @@ def loses_nothing(function: Callable) -> None:
         total = [torch.stack(each).sum(0) for each in zip(*sent, strict=True)]
         wanted = [torch.stack(each).sum(0) for each in zip(*exact, strict=True)]
         apart = largest_difference([a + b for a, b in zip(total, rest, strict=True)], wanted)
-        assert apart < 1e-4, f"on {world_size} ranks {apart:.2g} is missing or too much"
+        assert apart < 1e-4, (
+            f"{apart:.2g} is missing or too much, with {world_size} in the group"
+        )
 
 
 build = Builder(

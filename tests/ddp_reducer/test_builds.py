@@ -53,7 +53,7 @@ WRONG = {
         KEEP,
         PUT,
         last="done = torch.futures.Future(); done.set_result(bucket.buffer()); return done",
-    ): "on 2 ranks",
+    ): "with 2 in the group",
 }
 
 

@@ -23,6 +23,7 @@ from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, plate
 
 Behaviour = Callable[[Callable], None]
 BLANK = "nothing is filled in"
+PRE = "margin:2px 0;white-space:pre-wrap;word-break:normal"
 WORDS = {True: "yes", False: "no", None: "not tried"}
 
 launch = functools.partial(launch_ranks, timeout=10)  # a build that hangs says so soon
@@ -140,7 +141,7 @@ class Builder:
                 if rows and not rows[-1].holds:
                     rows.append(Row(must, None))
                 elif is_blank(function):
-                    rows.append(Row(must, False, BLANK))
+                    rows.append(Row(must, None, BLANK))
                 else:
                     rows.append(Row(must, *_try(behaviour, function)))
         return rows
@@ -210,7 +211,7 @@ class Outcome(NamedTuple):
             seen = f" {html.escape(first)}" if first else ""
             if rest:
                 rest = html.escape(rest)
-                seen += f'<pre style="margin:2px 0;white-space:pre-wrap">{rest}</pre>'
+                seen += f'<pre style="{PRE}">{rest}</pre>'
             must = html.escape(row.must)
             body += (
                 f"<tr><td {style}>{must}</td><td {style}>{plates[row.holds]}{seen}</td></tr>"

@@ -70,7 +70,7 @@ ALONE = "if dist.get_rank() == 0: dist.all_reduce(number)\n    return number"
     ("body", "verdicts", "seen"),
     [
         ("dist.all_reduce(number[..., :])\n    return number", [True, True], ""),
-        ("...", [False, None], "nothing is filled in"),
+        ("...", [None, None], "nothing is filled in"),
         (
             "return number",
             [True, False],
