@@ -16,37 +16,19 @@ PACKAGE = Path(mgpu_tutorial.__file__).parent
 
 
 @pytest.mark.slow
-def test_a_worker_runs_from_the_command_line():
+@pytest.mark.parametrize("by_torchrun", [False, True])
+def test_a_worker_runs_from_the_command_line_and_under_torchrun(tmp_path, by_torchrun):
     command = [sys.executable, "-m", "mgpu_tutorial", "point_to_point.messages.blocking"]
-    done = subprocess.run(
-        [*command, "--ranks", "2"], capture_output=True, text=True, timeout=90
-    )
-    assert done.returncode == 0 and done.stdout.splitlines() == [
-        "rank 0 │ before: 1",
-        "rank 0 │ after:  1",
-        "rank 1 │ before: 0",
-        "rank 1 │ after:  1",
-    ]
-
-
-@pytest.mark.slow
-def test_the_same_worker_runs_under_torchrun(tmp_path):
-    command = [BIN / "torchrun", "--nproc-per-node", "2", "--standalone"]
-    command += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
-    command += ["--log-dir", tmp_path]  # else torchrun leaves a folder behind
-    done = subprocess.run(
-        [*command, "-m", "mgpu_tutorial", "point_to_point.messages.blocking"],
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    if by_torchrun:
+        torchrun = [BIN / "torchrun", "--nproc-per-node", "2", "--standalone"]
+        torchrun += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
+        torchrun += ["--log-dir", tmp_path]  # else torchrun leaves a folder behind
+        command = torchrun + command[1:]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n"))[1:] == [
-        "after:  1",
-        "after:  1",
-        "before: 0",
-        "before: 1",
-    ]
+    said = ["after:  1", "after:  1", "before: 0", "before: 1"]
+    assert sorted(line.split("│ ")[-1] for line in done.stdout.splitlines()) == said
+    assert done.stdout.startswith("rank 0 │ before: 1\nrank 0 │ after:") != by_torchrun
 
 
 @pytest.mark.parametrize("words", [["name=MAX"], ["--name", "MAX"], ["--name=MAX"]])
@@ -59,66 +41,36 @@ def test_arguments_are_name_and_value(words, capsys):
 @pytest.mark.parametrize(
     "words, says, code",
     [
-        (["nowhere.worker"], "no chapter 'nowhere'; there are: processes_and_ranks,", 2),
-        (["point_to_point.nothing"], "no worker 'nothing' in point_to_point; there are:", 2),
+        ("nowhere.worker", "no chapter 'nowhere'; there are: processes_and_ranks,", 2),
+        ("point_to_point.nothing", "no worker 'nothing' in point_to_point; there are:", 2),
+        ("point_to_point.messages.blocking 5", "'5' is not name=value or --name value", 2),
+        ("point_to_point.messages.blocking --delay", "'--delay' is not name=value or", 2),
+        ("point_to_point.messages.blocking --ranks 0", "world_size must be a whole", 2),
+        ("point_to_point.messages.blocking --world_size 3", "world_size is no argument", 2),
+        ("point_to_point.messages.late_receiver", "missing a required argument: 'delay'", 1),
         (
-            ["point_to_point.messages.blocking", "5"],
-            "'5' is not name=value or --name value",
-            2,
-        ),
-        (
-            ["point_to_point.messages.blocking", "--delay"],
-            "'--delay' is not name=value or",
-            2,
-        ),
-        (
-            ["point_to_point.messages.blocking", "--ranks", "0"],
-            "world_size must be a whole",
-            2,
-        ),
-        (
-            ["point_to_point.messages.late_receiver"],
-            "missing a required argument: 'delay'",
-            1,
-        ),
-        (
-            ["distributed_sgd.training.train", "--epochs", "x"],
+            "distributed_sgd.training.train --epochs x",
             "--epochs takes a number of type int",
             2,
         ),
+        ("--ranks 3", "name a worker before its options", 2),
+        ("--bogus", "name a worker before its options", 2),
         (
-            ["point_to_point.messages.blocking", "--world_size", "3"],
-            "world_size is no argument",
+            "torchrun point_to_point.messages.blocking --device=cpu",
+            "--device is for a launch wit",
             2,
         ),
     ],
 )
-def test_a_mistake_gets_one_line(words, says, code, capsys):
-    assert main(words) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert says in line
-
-
-@pytest.mark.parametrize(
-    "words, torchrun, says",
-    [
-        (["--ranks", "3"], False, "name a worker before its options"),
-        (["--bogus"], False, "name a worker before its options"),
-        (
-            ["point_to_point.messages.blocking", "--device=cpu"],
-            True,
-            "--device is for a launch witho",
-        ),
-    ],
-)
-def test_options_that_nobody_would_obey_are_refused(
-    words, torchrun, says, capsys, monkeypatch
-):
-    if torchrun:
+def test_a_mistake_gets_one_line(words, says, code, capsys, monkeypatch):
+    if words.startswith("torchrun "):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
-    assert says in capsys.readouterr().err
+    try:
+        assert main(words.removeprefix("torchrun ").split()) == code
+    except SystemExit as refused:
+        assert refused.code == code
+    *usage, line = capsys.readouterr().err.splitlines()
+    assert says in line and all("Traceback" not in line for line in usage)
 
 
 def test_the_list_has_every_worker_that_stands_in_a_file():

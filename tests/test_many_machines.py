@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import pytest
@@ -39,14 +38,8 @@ def expected():
 
 
 def start(script, environment, folder):
-    return subprocess.Popen(
-        ["bash", "-c", script],
-        env=environment,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(["bash", "-c", script], env=environment, cwd=folder, **pipes)
 
 
 def test_two_nodes_print_the_losses_of_two_ranks(machine, tmp_path, expected):
@@ -54,14 +47,12 @@ def test_two_nodes_print_the_losses_of_two_ranks(machine, tmp_path, expected):
     port = str(free_port())
     scripts = [script.replace("29500", port) for script in (NODE_0, NODE_1)]
     nodes = [start(script, machine, tmp_path) for script in scripts]
-    with ThreadPoolExecutor() as readers:  # a node that fails does not end the other one
-        reading = [readers.submit(node.communicate) for node in nodes]
-        first = next(as_completed(reading, timeout=100)).result()
-        if any(node.poll() for node in nodes):
-            [node.kill() for node in nodes]
-        said = [done.result(timeout=60) for done in reading]
+    try:
+        said = [node.communicate(timeout=100) for node in nodes]
+    finally:  # a node that fails does not end the other one
+        [node.kill() for node in nodes]
     for rank, (out, err) in enumerate(said):
-        assert nodes[rank].returncode == 0, f"{err}\n{first}"
+        assert nodes[rank].returncode == 0, err
         assert out.splitlines()[:3] == expected[rank]
 
 
@@ -87,8 +78,7 @@ def test_the_slurm_script_runs_two_nodes_and_saves(machine, tmp_path, expected):
         "SLURM_NNODES": "2",
         "SLURM_SUBMIT_DIR": str(tmp_path),
     }
-    job = start(SLURM, machine | slurm, tmp_path)
-    out, err = job.communicate(timeout=120)
+    out, err = start(SLURM, machine | slurm, tmp_path).communicate(timeout=120)
     lines = [line for line in out.splitlines() if line.startswith("rank")]
     assert sorted(lines) == sorted(expected[0] + expected[1]), err
     assert (tmp_path / "run.pt").exists()

@@ -28,40 +28,36 @@ def nothing_is_left(warm, tmp_path_factory, monkeypatch):
     assert list(temporary.iterdir()) == []
 
 
-def runs(process: psutil.Process | int) -> bool:
-    """Whether the process, or that of this number, is still there and no zombie."""
+def noted(folder: Path) -> list[psutil.Process]:
+    """The processes whose numbers stand in files pid.* of this folder, and that still run."""
+    found = []
+    for path in folder.glob("pid.*"):
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(path.read_text())))
+    return [process for process in found if runs(process)]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether the process is still there and no zombie."""
     with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(process) if isinstance(process, int) else process
         return process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
-def noted(folder: Path) -> list[psutil.Process]:
-    """The processes whose numbers stand in files pid.* of this folder, and that still run."""
-    pids = [int(path.read_text()) for path in folder.glob("pid.*")]
-    return [psutil.Process(pid) for pid in pids if runs(pid)]
-
-
 def leftovers() -> list[str]:
-    """Processes forked for ranks, files of launches and sockets that are still there."""
+    """Forks of fork servers of this process, whoever is their parent, files and sockets."""
+    since, mark = psutil.Process().create_time(), f"{os.getpid()}:"
     servers = [p for p in psutil.Process().children() if is_forked(p)]
     family = {child for server in servers for child in server.children(recursive=True)}
-    alive = [p for p in family | strays() if p not in servers and runs(p)]
-    files = Path(util.get_temp_dir()).glob("launch-*")
-    sockets = [c for server in servers for c in server.net_connections("inet")]
-    return [*map(str, alive), *map(str, files), *map(str, sockets)]
-
-
-def strays() -> set[psutil.Process]:
-    """Fork servers of this process and their forks, whoever is their parent by now."""
-    since, mark = psutil.Process().create_time(), f"{os.getpid()}:"
-    found = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             ours = process.create_time() >= since and is_forked(process)
             if ours and process.environ().get("MGPU_KERNEL", "").startswith(mark):
-                found.add(process)
-    return found
+                family.add(process)
+    alive = [p for p in family if p not in servers and runs(p)]
+    files = Path(util.get_temp_dir()).glob("launch-*")
+    sockets = [c for server in servers for c in server.net_connections("inet")]
+    return [*map(str, alive), *map(str, files), *map(str, sockets)]
 
 
 def is_forked(process: psutil.Process) -> bool:

@@ -16,12 +16,7 @@ def start(
     path = folder / "program.py"
     path.write_text(textwrap.dedent(source))
     (folder / temporary).mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, path],
-        cwd=folder,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / temporary)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
+    settings = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / temporary)}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, path]
+    return subprocess.Popen(command, cwd=folder, env=os.environ | settings, **options)

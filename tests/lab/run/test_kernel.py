@@ -2,43 +2,41 @@
 
 import os
 import tempfile
-import time
 from pathlib import Path
-from textwrap import dedent
 
 import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 
+from tests.lab.run.conftest import after, noted
+
 pytestmark = pytest.mark.slow
 
 SLEEP = """
 import sys; sys.path.insert(0, {here!r})
+from multiprocessing import forkserver
+began = []
+begin = forkserver.ensure_running
+forkserver.ensure_running = lambda: (began.append("torch" in sys.modules), begin())
+import mgpu_tutorial.lab
 from tests.lab import ranks
-from mgpu_tutorial.lab import launch
-launch(ranks.sleeper, 2, marker={marker!r})
+mgpu_tutorial.lab.launch(ranks.sleeper, 2, marker={marker!r})
 """
 
 
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
+    """A manager and a client of a kernel, and the two ranks that sleep in it."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     with tempfile.TemporaryDirectory() as short:  # sockets have paths of 107 bytes at most
         monkeypatch.setenv("TMPDIR", short)
         manager, client = start_new_kernel(kernel_name="python3")
-        yield manager, client, tmp_path
+        code = SLEEP.format(here=str(Path(__file__).parents[3]), marker=str(tmp_path / "pid"))
+        client.execute(code, stop_on_error=False)  # else the kernel drops what comes next
+        assert after(60, lambda: len(noted(tmp_path)) < 2) is False
+        yield manager, client, noted(tmp_path)
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-
-
-def begin_to_sleep(client, folder):
-    here = str(Path(__file__).parents[3])
-    code = SLEEP.format(here=here, marker=str(folder / "pid"))
-    client.execute(code, stop_on_error=False)  # else the kernel drops what comes next
-    end = time.monotonic() + 60
-    while len(list(folder.glob("pid.*"))) < 2 and time.monotonic() < end:
-        time.sleep(0.05)
-    return [psutil.Process(int(path.read_text())) for path in folder.glob("pid.*")]
 
 
 def reply_of(client, timeout):
@@ -48,52 +46,28 @@ def reply_of(client, timeout):
 
 
 def test_interrupting_a_cell_stops_its_ranks(kernel):
-    manager, client, folder = kernel
-    ranks = begin_to_sleep(client, folder)
+    manager, client, ranks = kernel
     manager.interrupt_kernel()
     reply = reply_of(client, timeout=30)
     assert "\n".join(reply["traceback"]) == f"KeyboardInterrupt: {reply['evalue']}"
     assert "  rank 1 was at ranks.py:" in reply["evalue"]
-    _, alive = psutil.wait_procs(ranks, timeout=20)
-    assert len(ranks) == 2 and alive == []
-    client.execute("launch(ranks.total, 2).results")
-    assert reply_of(client, timeout=60)["status"] == "ok"
+    assert psutil.wait_procs(ranks, timeout=20)[1] == []
+    asked = {"began": "began"}
+    client.execute("mgpu_tutorial.lab.launch(ranks.total, 2).results", user_expressions=asked)
+    reply = reply_of(client, timeout=60)
+    assert reply["status"] == "ok"
+    # The fork server began before the kernel imported torch.
+    assert reply["user_expressions"]["began"]["data"]["text/plain"].startswith("[False")
 
 
 @pytest.mark.parametrize("now", [True, False])
 def test_shutting_a_kernel_down_takes_ranks_and_files_with_it(kernel, now):
-    manager, client, folder = kernel
-    ranks = begin_to_sleep(client, folder)
-    manager.shutdown_kernel(now=now)
-    _, alive = psutil.wait_procs(ranks, timeout=20)
-    assert len(ranks) == 2 and alive == []
-    end = time.monotonic() + 20
-    temporary = Path(os.environ["TMPDIR"])
-    while list(temporary.iterdir()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert list(temporary.iterdir()) == []
-
-
-def test_the_fork_server_begins_before_the_kernel_imports_torch(kernel):
-    _, client, _ = kernel
-    code = """
-    import sys
-    from multiprocessing import forkserver
-    began = []
-    begin = forkserver.ensure_running
-    forkserver.ensure_running = lambda: (began.append("torch" in sys.modules), begin())
-    import mgpu_tutorial.lab
-    """
-    client.execute(dedent(code), user_expressions={"began": "began"})
-    assert reply_of(client, timeout=60)["user_expressions"]["began"]["data"] == {
-        "text/plain": "[False]"
-    }
-
-
-def test_a_kernel_shuts_down_without_waiting_to_be_killed(kernel):
-    manager, client, _ = kernel
-    client.execute("from mgpu_tutorial.lab import launch\nlaunch(print, 1)")
-    reply_of(client, timeout=60)
-    manager.request_shutdown()
+    manager, client, ranks = kernel
     process = psutil.Process(manager.provisioner.process.pid)
+    if now:
+        manager.shutdown_kernel(now=True)
+    else:
+        manager.request_shutdown()
     process.wait(timeout=10)  # ipykernel itself waits for 14 s
+    assert psutil.wait_procs(ranks, timeout=20)[1] == []
+    assert after(20, lambda: list(Path(os.environ["TMPDIR"]).iterdir())) == []

@@ -1,10 +1,12 @@
 """The progress bar shows while the ranks work, and is gone from what is stored."""
 
+import os
+
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from mgpu_tutorial.lab.run.progress import progress, status
+from mgpu_tutorial.lab import launch, progress, status
 from tools.store import still
 
 CELL = """
@@ -36,26 +38,32 @@ def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(tmp_path):
     client = Watching(notebook, resources={"metadata": {"path": str(tmp_path)}})
     client.seen = []
     client.execute()
-    shown = [data["text/html"] for data in client.seen if data]
-    assert len(shown) >= 2 and "of 40 steps" in shown[-1]
-    assert 'max="40"' in shown[0] and shown[0] != shown[-1]
-    assert "rank 0</b> loss &lt; " in shown[-1] and "rank 1</b> loss &lt; " in shown[-1]
-    assert client.seen[-1] == {}
+    *shown, last = client.seen
+    first, *_, latest = [data["text/html"] for data in shown if data]
+    assert 'max="40"' in first and "of 40 steps" in latest and first != latest and last == {}
+    assert all(f"rank {rank}</b> loss &lt; " in latest for rank in (0, 1))
     outputs = [still(output) for output in notebook.cells[0].outputs]
     assert [out["data"] for out in outputs if out] == [{"text/plain": "[0, 1]"}]
+
+
+def count(rank, world_size):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in progress(range(3)):
+        break  # leaves no descriptor
+    return sum(progress(range(50))), len(os.listdir("/proc/self/fd")) - before
+
+
+def test_progress_counts_in_a_rank_and_outside():
+    assert launch(count, 2).results == [(1225, 0)] * 2
+    assert count(0, 1)[0] == 1225
 
 
 def test_a_loop_says_before_each_step_how_many_are_done(tmp_path, monkeypatch):
     monkeypatch.setenv("MGPU_RANK_FOLDER", str(tmp_path))
     said = [
-        (item, (tmp_path / "progress").read_text().split())
-        for item in progress((letter for letter in "ab"), total=2)
+        (tmp_path / "progress").read_text().split() for _ in progress(iter("ab"), total=2)
     ]
-    assert said == [("a", ["0", "2"]), ("b", ["1", "2"])]
-    assert (tmp_path / "progress").read_text().split() == ["2", "2"]
-
-
-def test_a_status_may_hold_any_character(tmp_path, monkeypatch):
-    monkeypatch.setenv("MGPU_RANK_FOLDER", str(tmp_path))
-    status("loss 0.5 \ud800")
-    assert (tmp_path / "status").read_text(encoding="utf-8") == "loss 0.5 \\ud800"
+    said += [(tmp_path / "progress").read_text().split()]
+    assert said == [["0", "2"], ["1", "2"], ["2", "2"]]
+    status("any character: \ud800")
+    assert (tmp_path / "status").read_text(encoding="utf-8") == "any character: \\ud800"
