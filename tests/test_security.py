@@ -12,7 +12,6 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from mgpu_tutorial.lab import RankFailed, launch
@@ -30,23 +29,6 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 def listening(process: psutil.Process) -> set[str]:
     return {c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"}
-
-
-def listen_and_tell(rank, path):
-    """A process of `mp.spawn` with a group of gloo; says in a file where it listens."""
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    Path(f"{path}.{rank}").write_text(" ".join(listening(psutil.Process())))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_what_a_notebook_spawns_listens_on_loopback_only(tmp_path, monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    server.stay_on_this_machine()  # what importing lab does in a notebook
-    mp.spawn(listen_and_tell, (str(tmp_path / "meet"),), nprocs=2)
-    told = [(tmp_path / f"meet.{rank}").read_text() for rank in range(2)]
-    assert told == ["127.0.0.1"] * 2
 
 
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -184,14 +166,13 @@ def test_nothing_runs_a_shell_and_pickles_are_read_in_two_places_only():
     ]
 
 
-@pytest.mark.parametrize(
-    "line", ["subprocess.run('ls', shell=True)", "os.system('ls')", "pickle.load(file)"]
-)
-def test_what_is_unsafe_is_found(tmp_path, line):
-    (tmp_path / "bad.py").write_text(f"import os, pickle, subprocess\n{line}  # noqa\n")
-    (tmp_path / "good.py").write_text("torch.load(path)\nsubprocess.run(['ls'])\n")
-    assert str(tmp_path / "bad.py") in unsafe(tmp_path)
-    assert str(tmp_path / "good.py") not in unsafe(tmp_path)
+def test_what_is_unsafe_is_found(tmp_path):
+    good = "torch.load(path); subprocess.run(['ls'])"
+    bad = ["subprocess.run('ls', shell=True)  # noqa", "os.system('ls')", "pickle.load(file)"]
+    for number, line in enumerate([good, *bad]):
+        (tmp_path / f"{number}.py").write_text(f"import os, pickle, subprocess\n{line}\n")
+    found = [Path(path).stem for path in unsafe(tmp_path) if str(tmp_path) in path]
+    assert found == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

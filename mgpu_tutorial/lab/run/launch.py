@@ -54,7 +54,7 @@ def launch(
     _check_worker(worker)
     options = {"timeout": timeout, "device": device, "backend": backend, "trace": trace}
     _check_names(worker, args, options)
-    _check_number(world_size)
+    world_size = _whole_number(world_size)
     if isinstance(timeout, str | None) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
     device = _choose_device(device, world_size)
@@ -120,9 +120,9 @@ def _results(jobs: list[Job], report: Report) -> list:
 def _send(path: Path, worker: Callable, args: tuple, kwargs: dict) -> None:
     """Store the call for the ranks; if it cannot be, say which part of it."""
     name = name_of(worker)
+    given = [*enumerate(args), *kwargs.items()]
     parts = {f"the worker {name}": worker}
-    for key, value in [*enumerate(args), *kwargs.items()]:
-        parts[f"argument {key} of {name}"] = value
+    parts |= {f"argument {key} of {name}": value for key, value in given}
     transfer.write((worker, args, kwargs), path, "", parts)
 
 
@@ -198,13 +198,14 @@ def _check_names(worker: Callable, args: tuple, options: dict[str, Any]) -> None
             )
 
 
-def _check_number(world_size: Any) -> None:
+def _whole_number(world_size: Any) -> int:
     whole = hasattr(world_size, "__index__") and not isinstance(world_size, bool)
     if not whole or not 1 <= world_size <= MAX_RANKS:
         raise ValueError(
             f"world_size must be a whole number from 1 to {MAX_RANKS}, got {world_size!r}: "
             "each rank is a process on this machine. For more machines see torchrun."
         )
+    return int(world_size)
 
 
 def _choose_device(device: Any, world_size: int) -> str:

@@ -175,8 +175,7 @@ def _own_streams(home: Path) -> None:
 
 def _own_environment(environment: dict[str, str]) -> None:
     """The kernel's environment of this moment; signals as in a program of its own."""
-    for name in set(os.environ) - set(environment):
-        del os.environ[name]
+    os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # the next question reads TMPDIR
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the fork server's clock

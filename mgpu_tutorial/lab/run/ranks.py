@@ -122,13 +122,8 @@ class Ranks:
         """How every rank ended, or where it is; asks the living for their stack."""
         for job in self.jobs:
             self._outcomes.setdefault(job.rank, RankOutcome(job.rank, "stopped"))
-        self._ask_for_stacks(
-            [job for job in self._living() if self._outcomes[job.rank].is_stopped]
-        )
-        return [self._outcome(job) for job in self.jobs]
-
-    def _ask_for_stacks(self, jobs: list[Job]) -> None:
-        asked = [job for job in jobs if (job.home / files.PID).exists()]
+        asked = [job for job in self._living() if self._outcomes[job.rank].is_stopped]
+        asked = [job for job in asked if (job.home / files.PID).exists()]
         for job in asked:
             with suppress(FileNotFoundError, ProcessLookupError):
                 (job.home / files.STACK).write_text("")
@@ -138,6 +133,7 @@ class Ranks:
             source_lines.of_dump(text_of(job.home / files.STACK)) for job in asked
         ):
             time.sleep(0.004)
+        return [self._outcome(job) for job in self.jobs]
 
     def _outcome(self, job: Job) -> RankOutcome:
         """What the rank has said of its end, with what it has left in its files."""

@@ -182,33 +182,27 @@ def stay_on_this_machine() -> None:
 
 
 def end_with(kernel: Any) -> None:
-    """Stop the server, and the resource tracker, when `kernel` is told to shut down.
+    """Stop ranks, the server and the resource tracker when `kernel` is told to shut down.
 
     ipykernel ends its children with a signal that the tracker ignores, so that each
     restart would wait for seconds.
     """
     shut_down = kernel.do_shutdown
 
+    def end_launches() -> None:  # of another thread, which then cleans up
+        end = time.monotonic() + files.SWEEP_LIMIT
+        while any(kernel_folder().glob(f"{files.LAUNCHES}*")) and time.monotonic() < end:
+            kill_ranks(kernel_folder())
+            time.sleep(0.02)
+
     def stop_first(restart: bool) -> Any:
-        for stop in (  # what the one removed, the next may look for
-            _end_launches,
-            borrowed.run_exit_handlers,
-            borrowed.stop_fork_server,
-            borrowed.stop_resource_tracker,
-        ):
+        stops = [end_launches, borrowed.run_exit_handlers]  # each may look for the next
+        for stop in [*stops, borrowed.stop_fork_server, borrowed.stop_resource_tracker]:
             with suppress(Exception):
                 stop()
         return shut_down(restart)
 
     kernel.do_shutdown = stop_first
-
-
-def _end_launches() -> None:
-    """Kill running ranks and wait until the launching thread has cleaned up."""
-    end = time.monotonic() + files.SWEEP_LIMIT
-    while any(kernel_folder().glob(f"{files.LAUNCHES}*")) and time.monotonic() < end:
-        kill_ranks(kernel_folder())
-        time.sleep(0.02)
 
 
 def kill_ranks(folder: Path) -> None:
