@@ -41,10 +41,3 @@ class Counting(nn.Module):
         self.calls += 1
         self.calls_in_buffer += 1
         return x
-
-
-def mobilenet(device: torch.device | str = "cpu") -> nn.Module:
-    """MobileNetV2 for ten classes on `device`."""
-    from mgpu_tutorial.shared.vision import torchvision  # takes seconds to import
-
-    return torchvision.models.mobilenet_v2(num_classes=10).to(device)

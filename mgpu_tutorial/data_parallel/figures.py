@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.data_parallel.experiments import WithLoss, mobilenet
+from mgpu_tutorial.data_parallel.experiments import WithLoss
 from mgpu_tutorial.data_parallel.wrapper import (
     DataParallel,
     Devices,
@@ -21,6 +21,7 @@ from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.stepper import Stepper
+from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.simulate.devices import device_of
 
 COLUMN, BOX, TOP = 196, 30, 74  # pixels: width, height, and where the first box begins
@@ -57,7 +58,7 @@ def eight_steps(
     copies = [p for replica in replicas for p in replica.parameters() if p.requires_grad]
     for parameter in copies:
         parameter.retain_grad()  # PyTorch keeps only the module's
-    outputs = parallel_apply(replicas, pieces, devices)
+    outputs = parallel_apply(replicas, [(piece,) for piece in pieces])
     note_step("3. parallel_apply: forward in threads", output=outputs)
     output = gather(outputs, devices[0])
     gone = ["output"]
@@ -108,13 +109,16 @@ def one_step(
     return {"outputs": [output.detach().cpu()], "gradients": gradients}
 
 
-def saved_bytes_from_shapes(batch: int, side: int) -> int:
-    """Bytes that autograd keeps of MobileNetV2, from shapes alone: on the meta device."""
-    net = mobilenet("meta")
-    ledger = Ledger()
-    with ledger.saved_for_backward(net):
-        net(torch.empty(batch, 3, side, side, device="meta"))
-    return ledger["meta"]["activations"]
+def four_and_one(
+    net: nn.Module, images: torch.Tensor, labels: torch.Tensor, devices: Devices
+) -> str:
+    """How far a step on all devices is from one on the first, in words."""
+    one, several = (one_step(net, images, labels, on) for on in (devices[:1], devices))
+    gaps = {key: largest_difference(several[key], one[key]) for key in one}
+    return ", ".join(
+        f"{key} differ by " + (f"{gap:.1g}" if gap >= 1e-5 else "less than 1e-5")
+        for key, gap in gaps.items()
+    )
 
 
 # What lies on which device: a column per device, a box per tensor

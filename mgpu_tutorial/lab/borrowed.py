@@ -108,16 +108,6 @@ def schema_of(operator: Any) -> Any:
     return operator._schema
 
 
-def contents_of(module: Any) -> tuple[dict, dict, dict]:
-    """A module's own parameters, buffers and submodules by name, also those that are None."""
-    return module._parameters, module._buffers, module._modules
-
-
-def set_contents(module: Any, parameters: dict, buffers: dict, submodules: dict) -> None:
-    """Give a module these, any tensors as its parameters; no constructor need have run."""
-    module._parameters, module._buffers, module._modules = parameters, buffers, submodules
-
-
 def refuse_ddp(wrapper: type, why: str) -> None:
     """Give a class of modules the attribute that DDP asks for first, so that it raises."""
 

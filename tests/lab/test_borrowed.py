@@ -4,8 +4,6 @@ import ast
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import mgpu_tutorial
 from mgpu_tutorial.lab import borrowed
@@ -39,19 +37,6 @@ PUBLIC = {
 @pytest.mark.parametrize("place", [*TABLE, *ATTRIBUTES])
 def test_a_borrowed_name_exists(place):
     borrowed.Private(place).thing  # noqa: B018  raises where there is none
-
-
-def test_a_module_keeps_its_tensors_and_submodules_in_three_dicts():
-    inner, weight, mean = nn.Identity(), nn.Parameter(torch.ones(1)), torch.zeros(2)
-    module = nn.Module()
-    module.weight, module.inner = weight, inner
-    module.register_parameter("bias", None)
-    module.register_buffer("mean", mean)
-    contents = {"weight": weight, "bias": None}, {"mean": mean}, {"inner": inner}
-    assert borrowed.contents_of(module) == contents
-    another = nn.Module()
-    borrowed.set_contents(another, *contents)
-    assert another.weight is weight and another.mean is mean and another.inner is inner
 
 
 def private_names(path: Path) -> set[str]:

@@ -48,8 +48,8 @@ def test_the_setup_is_what_is_needed_and_code_between_the_words_comes_along():
     setup, _ = exercises(read(chapter("collectives")))
     assert "SIZE =" in setup and "stepper(report)" not in setup
     _, found = exercises(read(chapter("data_parallel")))
-    assert "def on_four" in found[1].words[1].source
-    assert found[1].solution == 'reduction, divisor = "sum", 10'
+    assert "def on_four" in found[2].words[1].source
+    assert found[2].solution == 'reduction, divisor = "sum", 10'
 
 
 def test_both_graders_get_valid_notebooks_with_the_points_of_the_exercises(tmp_path):

@@ -1,0 +1,154 @@
+"""What `scatter`, `gather` and `sync_batch_norm` must do, on devices and on real ranks."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from mgpu_tutorial.data_parallel import sync, wrapper
+from mgpu_tutorial.lab.simulate.devices import devices, place
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+
+# scatter
+
+
+def gives_rows(scatter: Callable) -> None:
+    """give each device its rows of the batch, in order"""
+    for samples, count in (6, 3), (10, 4):
+        several, batch = devices(count), torch.arange(2.0 * samples).view(samples, 2)
+        pieces = scatter(batch, several)
+        what = f"{samples} samples on {count} devices"
+        _expect_devices(pieces, several, f"{what}: the devices of the pieces")
+        expect(torch.cat([p.cpu() for p in pieces]), batch, f"{what}: all rows")
+        size = -(-samples // count)
+        lengths = [min(size, samples - i) for i in range(0, samples, size)]
+        expect(_lengths(pieces), str(lengths), f"{what}: the rows of each piece")
+
+
+def leaves_devices_idle(scatter: Callable) -> None:
+    """cut 10 samples for 8 devices into five pieces, as `chunk` does"""
+    pieces = scatter(torch.zeros(10, 2), devices(8))
+    expect(_lengths(pieces), "[2, 2, 2, 2, 2]", "the rows of each piece")
+
+
+def gives_gradients_back(scatter: Callable) -> None:
+    """let the gradient of each piece find its way back to the batch"""
+    batch = torch.ones(4, 1, requires_grad=True)
+    pieces = scatter(batch, devices(2))
+    sum((r + 1) * piece.cpu().sum() for r, piece in enumerate(pieces)).backward()
+    expect(batch.grad, torch.tensor([[1.0], [1.0], [2.0], [2.0]]), "the batch's gradient")
+
+
+# gather
+
+
+def joins_rows(gather: Callable) -> None:
+    """join the rows of all devices on one, in the devices' order"""
+    several = devices(3)
+    parts = [torch.full((3 - r, 2), float(r)) for r in range(3)]
+    for home in several[0], several[2]:
+        outputs = [place(part, device) for part, device in zip(parts, several, strict=True)]
+        found = gather(outputs, home)
+        expect(found is None, False, "nothing was returned")
+        expect(str(found.device), str(home), "the device of what is joined")
+        expect(found.cpu(), torch.cat(parts), "the rows")
+
+
+def makes_a_vector(gather: Callable) -> None:
+    """make a vector of single numbers"""
+    several = devices(3)
+    losses = [place(torch.tensor(float(r)), device) for r, device in enumerate(several)]
+    expect(gather(losses, several[0]).cpu(), torch.arange(3.0), "of the numbers 0, 1 and 2")
+
+
+def sends_gradients_back(gather: Callable) -> None:
+    """send the gradient of each row back to its device"""
+    several = devices(2)
+    outputs = [place(torch.ones(2, 1), device).requires_grad_() for device in several]
+    (
+        gather(outputs, several[0]) * place(torch.arange(4.0)[:, None], several[0])
+    ).sum().backward()
+    for r, output in enumerate(outputs):
+        wanted = torch.tensor([[2.0 * r], [2.0 * r + 1]])
+        found = output.grad if output.grad is None else output.grad.cpu()
+        expect(found, wanted, f"the gradient on {several[r]}")
+
+
+# sync_batch_norm
+
+
+def _normalised(
+    rank: int, world_size: int, normalise: Callable, samples: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's share of images, which grow brighter, normalised; and its gradient."""
+    images = _images(samples).tensor_split(world_size)[rank].requires_grad_()
+    output = normalise(images)
+    (output * _images(samples).flip(0).tensor_split(world_size)[rank]).sum().backward()
+    return output.detach(), images.grad
+
+
+def _images(samples: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    bright = torch.linspace(1, 4, samples).view(-1, 1, 1, 1)
+    return bright * torch.rand(samples, 2, 3, 3, generator=generator)
+
+
+def _one_process(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    images = _images(samples).requires_grad_()
+    output = nn.BatchNorm2d(2, affine=False)(images)
+    (output * _images(samples).flip(0)).sum().backward()
+    return output.detach(), images.grad
+
+
+def normalises_alone(normalise: Callable) -> None:
+    """be BatchNorm on one rank"""
+    ((output, _),) = launch(_normalised, 1, normalise, 4).results
+    _expect_near(output, _one_process(4)[0], "the output")
+
+
+def normalises_together(normalise: Callable) -> None:
+    """give the output of one process on 2 and 3 ranks, also where their shares are unequal"""
+    for world_size, samples in (2, 4), (3, 7):
+        results = launch(_normalised, world_size, normalise, samples).results
+        found = torch.cat([output for output, _ in results])
+        _expect_near(found, _one_process(samples)[0], f"{world_size} ranks: the output")
+
+
+def sends_once(normalise: Callable) -> None:
+    """send one message forward and one backward"""
+    events = launch(_normalised, 2, normalise, 4, trace=True).events
+    calls = [event.op for event in events if event.rank == 0 and event.kind == "collective"]
+    expect(len(calls), 2, f"rank 0 called {', '.join(calls) or 'nothing'}: the number")
+
+
+def goes_back(normalise: Callable) -> None:
+    """give the gradient of one process on 2 and 3 ranks"""
+    for world_size, samples in (2, 4), (3, 7):
+        results = launch(_normalised, world_size, normalise, samples).results
+        found = torch.cat([gradient for _, gradient in results])
+        _expect_near(found, _one_process(samples)[1], f"{world_size} ranks: the gradient")
+
+
+def _expect_near(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    far = (found - wanted).abs().max().item()
+    assert far < 1e-4, f"{what} is {far:.2g} away from that of one process"
+
+
+def _expect_devices(pieces: list, several: tuple, what: str) -> None:
+    expect(pieces is None, False, "nothing was returned")
+    wanted = ", ".join(str(device) for device, _ in zip(several, pieces, strict=False))
+    expect(", ".join(str(piece.device) for piece in pieces), wanted, what)
+
+
+def _lengths(pieces: list[torch.Tensor]) -> str:
+    return str([len(piece) for piece in pieces])
+
+
+build = Builder(
+    "data_parallel",
+    {
+        wrapper.scatter: [gives_rows, leaves_devices_idle, gives_gradients_back],
+        wrapper.gather: [joins_rows, makes_a_vector, sends_gradients_back],
+        sync.sync_batch_norm: [normalises_alone, normalises_together, goes_back, sends_once],
+    },
+)
