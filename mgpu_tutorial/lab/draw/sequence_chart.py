@@ -8,6 +8,8 @@ https://doi.org/10.1145/359545.359563).
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 from mgpu_tutorial.lab.colours import colour, tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
@@ -44,12 +46,21 @@ class MessageLog:
 
 
 def message_log(report: Report) -> MessageLog:
-    """Match sends with receives and collectives with each other, and lay out the rows."""
+    """Match sends with receives and collectives with each other, and lay out the rows.
+
+    Raises ValueError where nothing was recorded.
+    """
     events = {(e.rank, e.index): e for e in report.events if e.kind != "span"}
+    if not events:
+        raise ValueError("nothing was recorded: launch with trace=True")
     log = MessageLog(report.world_size, events)
     _match_messages(log)
     _match_collectives(log)
-    _lay_out(log)
+    met = [m for m in log.messages if [events[key].op for key in m] == ["send", "recv"]]
+    try:
+        _lay_out(log, met)
+    except CycleError:  # sends that came back before anybody received, as NCCL's do
+        _lay_out(log, [])
     return log
 
 
@@ -84,46 +95,34 @@ def _match_collectives(log: MessageLog) -> None:
             log.collectives.append(keys)
 
 
-def _lay_out(log: MessageLog) -> None:
+def _lay_out(log: MessageLog, met: list[tuple[Key, Key]]) -> None:
     """Put each event below the one before it on its rank, and not above what it waited for.
 
-    Events that meet share a row; a collective that would cover another moves down.
+    Events that have met share a row; a collective that would cover another moves down.
     """
-    meets = {key: keys for keys in log.collectives for key in keys}
-    waited_for = {}
+    group = {key: (key,) for key in log.events}
+    for keys in (*met, *log.collectives):
+        group |= dict.fromkeys(keys, tuple(keys))
+    above = defaultdict(list)  # by event: what it is below, and by how many rows at least
     for source, target in log.messages:
-        waited_for[target] = source
-        if log.events[source].op == "send" and log.events[target].op == "recv":
-            meets[source] = meets[target] = [source, target]
-    before = {}
-    for rank in range(log.world_size):
-        keys = [key for key in log.events if key[0] == rank]
-        before |= dict(zip(keys[1:], keys, strict=False))
-    rows = log.rows = dict.fromkeys(log.events, 0)
-    has_moved = True
-    while has_moved and log.height <= len(rows):
-        old = dict(rows)
-        for key in rows:
-            least = [rows[before[key]] + 1] if key in before else []
-            least += [rows[waited_for[key]]] if key in waited_for else []
-            rows[key] = max(rows[key], *least, *(rows[k] for k in meets.get(key, [key])))
-        clash = _first_clash(log) if rows == old else None
-        if clash is not None:
-            rows[clash] += 1
-        has_moved = rows != old
-
-
-def _first_clash(log: MessageLog) -> Key | None:
-    """A collective that would be drawn over another one in the same row."""
-    taken: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for keys in sorted(log.collectives):
-        ranks = [rank for rank, _ in keys]
-        low, high = min(ranks), max(ranks)
-        row = log.rows[keys[0]]
-        if any(low <= right and left <= high for left, right in taken[row]):
-            return keys[0]
-        taken[row].append((low, high))
-    return None
+        above[target].append((source, 0))
+    for before, key in pairwise(sorted(log.events)):
+        if before[0] == key[0]:
+            above[key].append((before, 1))
+    order: TopologicalSorter = TopologicalSorter()
+    for key in log.events:
+        order.add(group[key], *{group[other] for other, _ in above[key]} - {group[key]})
+    taken: dict[int, set[int]] = defaultdict(set)  # by row: the ranks that are covered
+    for keys in order.static_order():
+        needs = [need for key in keys for need in above[key]]
+        row = max((log.rows.get(other, 0) + least for other, least in needs), default=0)
+        if log.events[keys[0]].kind == "collective":
+            ranks = [rank for rank, _ in keys]
+            covered = set(range(min(ranks), max(ranks) + 1))
+            while taken[row] & covered:
+                row += 1
+            taken[row] |= covered
+        log.rows |= dict.fromkeys(keys, row)
 
 
 def sequence_chart(report: Report) -> Drawing:
@@ -131,23 +130,16 @@ def sequence_chart(report: Report) -> Drawing:
 
     Raises ValueError where nothing was recorded.
     """
-    log = _recorded(report)
+    log = message_log(report)
     return _Sheet(log, 0, log.height - 1, log.height).draw()
 
 
 def frames(report: Report) -> list[Drawing]:
     """Draw each step of the run alone, all frames of one size."""
-    log = _recorded(report)
+    log = message_log(report)
     steps = log.steps()
     tallest = max(last - first + 1 for first, last in steps)
     return [_Sheet(log, first, last, tallest).draw() for first, last in steps]
-
-
-def _recorded(report: Report) -> MessageLog:
-    log = message_log(report)
-    if not log.events:
-        raise ValueError("nothing was recorded: launch with trace=True")
-    return log
 
 
 class _Sheet:
@@ -158,16 +150,20 @@ class _Sheet:
         gap = 150 if log.world_size > 4 else 190
         self.xs = [15 + gap * (rank + 0.5) for rank in range(log.world_size)]
         alt = f"Message sequence chart of {log.world_size} ranks"
-        size = gap * log.world_size + 30, TOP + ROW * tall + 10
-        self.drawing = Drawing(*size, describe(log, first, last), alt)
+        self.drawing = Drawing(gap * log.world_size + 30, TOP + ROW * tall + 10, "", alt)
+        self.lines: list[tuple[int, int, str]] = []  # row, rank, words
 
     def draw(self) -> Drawing:
         """The finished sheet: what is drawn later lies on top."""
         self._lifelines()
         self._collectives()
-        self._arrows()
+        messages = [m for m in self.log.messages if self._shows(m[1])]
+        for source, target in messages:
+            self.drawing.line(*self._ends(source, target), colour(source[0]), 2.2, arrow=True)
         self._events()
-        self._labels()
+        for source, target in messages:
+            self._label(source, target)
+        self.drawing.text = "\n".join(words for _, _, words in sorted(self.lines))
         return self.drawing
 
     def _shows(self, key: Key) -> bool:
@@ -175,6 +171,9 @@ class _Sheet:
 
     def _y(self, key: Key) -> float:
         return TOP + ROW * (max(self.log.rows[key], self.first - 0.5) - self.first + 0.5)
+
+    def _say(self, key: Key, rank: int, words: str) -> None:
+        self.lines.append((self.log.rows[key], rank, words))
 
     def _lifelines(self) -> None:
         for rank, x in enumerate(self.xs):
@@ -184,39 +183,34 @@ class _Sheet:
 
     def _collectives(self) -> None:
         for keys in filter(lambda keys: self._shows(keys[0]), self.log.collectives):
-            xs = sorted(self.xs[rank] for rank, _ in keys)
-            y = self._y(keys[0])
-            self.drawing.box(xs[0] - 24, y - 13, xs[-1] - xs[0] + 48, 26, INK, "#eeeeee")
-            for rank, _ in keys:
-                self.drawing.box(
-                    self.xs[rank] - 7, y - 7, 14, 14, INK, colour(rank), 1, "", 7
-                )
-            middle = (self.xs[0] + self.xs[1]) / 2 - self.xs[0] if len(self.xs) > 1 else 0
-            self.drawing.label(xs[0] + middle, y + 5, _call(self.log.events[keys[0]]), 13)
+            event, ranks = self.log.events[keys[0]], [rank for rank, _ in keys]
+            call = event.op + (f"  {bytes_text(event.nbytes)}" if event.nbytes else "")
+            left, right, y = self.xs[min(ranks)], self.xs[max(ranks)], self._y(keys[0])
+            self.drawing.box(left - 24, y - 13, right - left + 48, 26, INK, "#eeeeee")
+            for rank in ranks:
+                x = self.xs[rank] - 7
+                self.drawing.box(x, y - 7, 14, 14, INK, colour(rank), 1, "", 7)
+            middle = (self.xs[1] - self.xs[0]) / 2 if len(self.xs) > 1 else 0
+            self.drawing.label(left + middle, y + 5, call, 13)
+            self._say(keys[0], -1, f"ranks {', '.join(map(str, ranks))}  {call}")
 
     def _ends(self, source: Key, target: Key) -> tuple[float, float, float, float]:
-        sign = 1 if target[0] > source[0] else -1
-        x1 = self.xs[source[0]] + sign * PILL / 2
-        x2 = self.xs[target[0]] - sign * PILL / 2
+        half = PILL / 2 if target[0] > source[0] else -PILL / 2
+        x1, x2 = self.xs[source[0]] + half, self.xs[target[0]] - half
         return x1, self._y(source), x2, self._y(target)
 
-    def _arrows(self) -> None:
-        for source, target in filter(lambda m: self._shows(m[1]), self.log.messages):
-            ends = self._ends(source, target)
-            self.drawing.line(*ends, colour(source[0]), 2.2, arrow=True)
-
-    def _labels(self) -> None:
-        for source, target in filter(lambda m: self._shows(m[1]), self.log.messages):
-            x1, y1, x2, y2 = self._ends(source, target)
-            event = self.log.events[source]
-            tag = f" tag {event.tag}" if event.tag else ""
-            ink, text = tone(event.rank).text, bytes_text(event.nbytes) + tag
-            if y1 == y2:  # over the middle, or near the sender of a long arrow
-                x = x1 + (x2 - x1) * min(0.5, 44 / abs(x2 - x1))
-                self.drawing.label(x, y1 - 6, text, 14, ink, weight="bold", halo=True)
-                continue
-            side, x = ("start", x1 + 5) if x2 > x1 else ("end", x1 - 5)
-            self.drawing.label(x, y1 - 4, text, 14, ink, side, "bold", halo=True)
+    def _label(self, source: Key, target: Key) -> None:
+        """The bytes of a message, over its arrow or near its sender."""
+        event, (x1, y1, x2, y2) = self.log.events[source], self._ends(source, target)
+        size, tag = bytes_text(event.nbytes), f"tag {event.tag}"
+        if y1 == y2:
+            x, y, side = x1 + (x2 - x1) * min(0.5, 44 / abs(x2 - x1)), y1 - 6, "middle"
+        else:
+            x, y, side = (x1 + 5, y1 - 4, "start") if x2 > x1 else (x1 - 5, y1 - 4, "end")
+        text, ink = f"{size} {tag}" if event.tag else size, tone(event.rank).text
+        self.drawing.label(x, y, text, 14, ink, side, "bold", halo=True)
+        text = f"{size}, {tag}" if event.tag else size
+        self._say(target, event.rank, f"rank {event.rank} → rank {target[0]}  {text}")
 
     def _events(self) -> None:
         met = {key for keys in self.log.collectives for key in keys}
@@ -227,14 +221,14 @@ class _Sheet:
             if event.kind == "note":
                 look = {"weight": "bold", "halo": True}
                 self.drawing.label(x, y + 5, event.note, 14, own.text, **look)
+                self._say(key, event.rank, f"rank {event.rank}  {event.note}")
             elif event.end is None:
-                self._open_call(event, x, y)
+                self._open_call(key, event, x, y)
             else:
-                left = x - PILL / 2
-                self.drawing.box(left, y - 12, PILL, 24, own.fill, "#ffffff", 2, "", 12)
+                self.drawing.box(x - PILL / 2, y - 12, PILL, 24, own.fill, width=2, radius=12)
                 self.drawing.label(x, y + 5, event.op, 13)
 
-    def _open_call(self, event: Event, x: float, y: float) -> None:
+    def _open_call(self, key: Key, event: Event, x: float, y: float) -> None:
         """A call that never came back: dashed, with a question mark towards its peer."""
         self.drawing.box(x - PILL / 2, y - 12, PILL, 24, ALARM, "#ffffff", 2, "5 3", 12)
         self.drawing.label(x, y + 5, f"{event.op} …", 13)
@@ -243,29 +237,5 @@ class _Sheet:
             near, far = x + sign * PILL / 2, x + sign * (PILL / 2 + 30)
             self.drawing.line(near, y, far, y, ALARM, 2, "4 3")
             self.drawing.label(far + sign * 8, y + 5, "?", 15, ALARM, weight="bold")
-
-
-def _call(event: Event) -> str:
-    return event.op + (f"  {bytes_text(event.nbytes)}" if event.nbytes else "")
-
-
-def describe(log: MessageLog, first: int, last: int) -> str:
-    """The chart as text, a line for each message, collective, note and open call."""
-    lines: list[tuple[int, int, str]] = []
-    for source, target in log.messages:
-        event = log.events[source]
-        tag = f", tag {event.tag}" if event.tag else ""
-        what = f"rank {event.rank} → rank {target[0]}  {bytes_text(event.nbytes)}{tag}"
-        lines.append((log.rows[target], event.rank, what))
-    for keys in log.collectives:
-        event = log.events[keys[0]]
-        ranks = ", ".join(str(rank) for rank, _ in keys)
-        lines.append((log.rows[keys[0]], -1, f"ranks {ranks}  {_call(event)}"))
-    for key, event in log.events.items():
-        if event.kind == "note":
-            lines.append((log.rows[key], event.rank, f"rank {event.rank}  {event.note}"))
-        elif event.end is None:
-            whom = f" for rank {event.peer}" if event.peer is not None else ""
-            what = f"rank {event.rank} waits in {event.op}{whom}"
-            lines.append((log.rows[key], event.rank, what))
-    return "\n".join(what for row, _, what in sorted(lines) if first <= row <= last)
+        whom = f" for rank {event.peer}" if event.peer is not None else ""
+        self._say(key, event.rank, f"rank {event.rank} waits in {event.op}{whom}")
