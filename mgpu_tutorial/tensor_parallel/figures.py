@@ -297,7 +297,7 @@ def count_kept(rank: int, world_size: int, ways: tuple[Way, ...]) -> list[int]:
         ledger.add("batch", [tokens, targets])
         with trainable.context(), ledger.saved_for_backward(trainable.model):
             loss = trainable.loss(trainable.model(tokens), targets)
-        found.append(ledger.saved_now("cpu", "activations"))
+        found.append(ledger.saved_now("cpu"))
         loss.backward()
     return found
 

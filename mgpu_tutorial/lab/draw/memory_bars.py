@@ -1,11 +1,12 @@
 """The bytes of a ledger as bars: a bar for each device, cut by what the bytes are for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import cycle
 
 from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.record.memory import CATEGORIES, Ledger, check_any
+from mgpu_tutorial.lab.record.memory import CATEGORIES, Ledger
 from mgpu_tutorial.lab.words import bytes_text
 
 # Colour and hatch, told apart in grey too: the usual categories, and what else there is.
@@ -24,8 +25,10 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
     from matplotlib.patches import Patch
 
     named = {"": ledgers} if isinstance(ledgers, Ledger) else dict(ledgers)
-    for ledger in named.values():
-        check_any(ledger)
+    if not all(ledger.devices for ledger in named.values()):
+        raise ValueError(
+            "nothing is counted: use ledger.saved_for_backward, record_state or add"
+        )
     looks = looks_of(named)
     heights = [TITLE * bool(name) + ROW * len(one.devices) for name, one in named.items()]
     legend_rows = -(-len(looks) // 4)
@@ -40,15 +43,16 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
     patches = [Patch(**_style(look), label=name) for name, look in looks.items()]
     style = {"fontsize": 11, "frameon": False, "handlelength": 2.2, "handleheight": 1.1}
     figure.legend(handles=patches, loc="outside upper left", ncols=4, **style)
-    return Plot(figure, _text(named))
+    return Plot(figure, _text(named, looks))
 
 
 def looks_of(named: Mapping[str, Ledger]) -> dict[str, tuple[str, str]]:
     """Colour and hatch of each category, the usual categories first."""
-    found = dict.fromkeys(name for one in named.values() for name in one.categories)
+    rows = [ledger[device] for ledger in named.values() for device in ledger.devices]
+    found = dict.fromkeys(name for row in rows for name in row)
+    usual = {name: LOOKS[name] for name in LOOKS if name in found}
     others = [name for name in found if name not in LOOKS]
-    looks = {name: LOOKS[name] for name in LOOKS if name in found}
-    return looks | {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(others)}
+    return usual | dict(zip(others, cycle(OTHERS), strict=False))
 
 
 def _style(look: tuple[str, str]) -> dict[str, object]:
@@ -79,12 +83,12 @@ def _bars(axes, ledger: Ledger, looks: dict[str, tuple[str, str]]) -> None:
         axes.text(left, row, text, va="center", fontsize=12, fontweight="bold")
 
 
-def _text(named: Mapping[str, Ledger]) -> str:
+def _text(named: Mapping[str, Ledger], categories: Iterable[str]) -> str:
     lines = []
     for name, ledger in named.items():
         lines += [name] if name else []
         for device in ledger.devices:
             row = ledger[device]
-            parts = [f"{c} {bytes_text(row[c])}" for c in ledger.categories if c in row]
+            parts = [f"{c} {bytes_text(row[c])}" for c in categories if c in row]
             lines.append(f"{device}  {bytes_text(ledger.total(device))}: {', '.join(parts)}")
     return "\n".join(lines)

@@ -43,28 +43,24 @@ class Ledger:
     def __init__(self) -> None:
         self._storages: dict[Key, _Storage] = {}
         self._holds: Counter[Key] = Counter()  # how often autograd holds each
-        self._now: Counter[tuple[str, str]] = Counter()  # by device and category
-        self._peak: Counter[str] = Counter()  # by device
+        self._now: Counter[str] = Counter()  # by device
+        self._peak: Counter[str] = Counter()
         self._lock = threading.RLock()  # freeing a tensor may interrupt the counting of one
 
+    def _counted(self) -> list[_Storage]:
+        return list(self._storages.values())  # another thread may count meanwhile
+
     def __getitem__(self, device: torch.device | str) -> dict[str, int]:
-        row: dict[str, int] = {}
-        for storage in list(self._storages.values()):  # another thread may count meanwhile
+        row: Counter[str] = Counter()
+        for storage in self._counted():
             if storage.device == str(device):
-                row[storage.category] = row.get(storage.category, 0) + storage.nbytes
-        return row
+                row[storage.category] += storage.nbytes
+        return dict(row)
 
     @property
     def devices(self) -> list[str]:
         """The devices that hold anything, in order."""
-        return sorted({storage.device for storage in list(self._storages.values())})
-
-    @property
-    def categories(self) -> list[str]:
-        """What is counted anywhere, the usual categories first."""
-        found = dict.fromkeys(storage.category for storage in list(self._storages.values()))
-        usual = [name for name in CATEGORIES if name in found]
-        return list(dict.fromkeys([*usual, *found]))
+        return sorted({storage.device for storage in self._counted()})
 
     def total(self, device: torch.device | str) -> int:
         """All bytes of one device."""
@@ -78,12 +74,9 @@ class Ledger:
         found = list(self._storages.items())
         return {key: storage.nbytes for key, storage in found if storage.category == category}
 
-    def saved_now(self, device: torch.device | str, name: str | None = None) -> int:
-        """Bytes of one device that autograd holds for backward now; of one `name`, or all."""
-        if name is not None:
-            return self._now[str(device), name]
-        with self._lock:
-            return sum(n for (where, _), n in self._now.items() if where == str(device))
+    def saved_now(self, device: torch.device | str) -> int:
+        """The bytes of one device that autograd holds for backward now."""
+        return self._now[str(device)]
 
     def saved_peak(self, device: torch.device | str) -> int:
         """The most bytes of one device that autograd held for backward at one moment."""
@@ -152,34 +145,21 @@ class Ledger:
     def _count(self, category: str, tensor: torch.Tensor, saved: bool = False) -> Key:
         storage = tensor.untyped_storage()
         key = Key(storage)  # its address is not used again while we have it
+        facts = _Storage(str(tensor.device), category, storage.nbytes(), saved)
         with self._lock:
-            if key not in self._storages:
-                facts = (str(tensor.device), category, storage.nbytes(), saved)
-                self._storages[key] = _Storage(*facts)
+            self._storages.setdefault(key, facts)
         return key
 
-    def _hold(self, name: str, tensor: torch.Tensor) -> Key:
-        """Autograd holds `tensor` from now on, until `_release` of the key returned here."""
+    def _hold(self, key: Key, by: int) -> None:
+        """Autograd holds a storage once more, or once less."""
         with self._lock:
-            if isinstance(tensor, nn.Parameter):
-                key = self._count("parameters", tensor)
-            else:
-                key = self._count(name, tensor, saved=True)
-            self._holds[key] += 1
+            was_held = self._holds[key] > 0
+            self._holds[key] += by
             storage = self._storages[key]
-            if storage.saved and self._holds[key] == 1:
-                self._now[storage.device, storage.category] += storage.nbytes
-                now = self.saved_now(storage.device)
+            if storage.saved and was_held != (self._holds[key] > 0):
+                self._now[storage.device] += by * storage.nbytes
+                now = self._now[storage.device]
                 self._peak[storage.device] = max(self._peak[storage.device], now)
-        return key
-
-    def _release(self, key: Key) -> None:
-        """Autograd has freed what `_hold` gave the key for."""
-        with self._lock:
-            self._holds[key] -= 1
-            storage = self._storages[key]
-            if storage.saved and not self._holds[key]:
-                self._now[storage.device, storage.category] -= storage.nbytes
 
 
 class _Saved:
@@ -187,15 +167,10 @@ class _Saved:
 
     def __init__(self, ledger: Ledger, tensor: torch.Tensor, name: str) -> None:
         self.tensor = tensor.detach()  # an output knows its graph, which would keep itself
-        self._ledger, self._key = ledger, ledger._hold(name, tensor)
+        is_saved = not isinstance(tensor, nn.Parameter)
+        self._ledger = ledger
+        self._key = ledger._count(name if is_saved else "parameters", tensor, is_saved)
+        ledger._hold(self._key, 1)
 
     def __del__(self) -> None:
-        self._ledger._release(self._key)
-
-
-def check_any(ledger: Ledger) -> None:
-    """ValueError for a ledger in which nothing is counted."""
-    if not ledger.devices:
-        raise ValueError(
-            "nothing is counted: use ledger.saved_for_backward, record_state or add"
-        )
+        self._ledger._hold(self._key, -1)
