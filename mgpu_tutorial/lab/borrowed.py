@@ -22,7 +22,7 @@ class Private:
     @cached_property
     def thing(self) -> Any:
         module, _, path = self.place.partition(":")
-        return reduce(getattr, path.split("."), importlib.import_module(module))
+        return reduce(getattr, filter(None, path.split(".")), importlib.import_module(module))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.thing(*args, **kwargs)
@@ -79,23 +79,12 @@ fake_store = Private("torch.testing._internal.distributed.fake_pg:FakeStore")
 fake_tensor_mode = Private("torch._subclasses.fake_tensor:FakeTensorMode")
 
 
-def functional_collectives() -> Any:
-    """The module whose collectives tensor-parallel and compiled code calls."""
-    return importlib.import_module("torch.distributed._functional_collectives")
-
-
-def dispatch_mode() -> type:
-    """The class of guards that see each operator below Python."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    return TorchDispatchMode
-
-
-def disabled_torch_function() -> Any:
-    """What a tensor class sets as its `__torch_function__` to have none."""
-    import torch
-
-    return torch._C._disabled_torch_function_impl
+# The module whose collectives tensor-parallel and compiled code calls.
+functional_collectives = Private("torch.distributed._functional_collectives:")
+# The class of guards that see each operator below Python.
+dispatch_mode = Private("torch.utils._python_dispatch:TorchDispatchMode")
+# What a tensor class sets as its `__torch_function__` to have none.
+disabled_torch_function = Private("torch:_C._disabled_torch_function_impl")
 
 
 def version_of(tensor: Any) -> int:

@@ -13,37 +13,27 @@ class Table:
     rows: Sequence[Sequence[object]]
 
     def __repr__(self) -> str:
-        lines = [list(map(str, self.header)), *[[_text(v) for v in row] for row in self.rows]]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        numeric = self._numeric()
-        return "\n".join(
-            "  ".join(
-                cell.rjust(w) if n else cell.ljust(w)
-                for cell, w, n in zip(line, widths, numeric, strict=True)
-            ).rstrip()
-            for line in lines
-        )
+        lines = [list(map(str, self.header)), *(map(_text, row) for row in self.rows)]
+        columns = []
+        for cells, is_numeric in zip(zip(*lines, strict=True), self._numeric(), strict=True):
+            width = max(map(len, cells))
+            columns.append([c.rjust(width) if is_numeric else c.ljust(width) for c in cells])
+        return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
     def _repr_html_(self) -> str:
         """A table in a box of its own, which scrolls where the page is narrow."""
-        looks = [
-            f"text-align:{'right' if n else 'left'};padding:2px 8px" for n in self._numeric()
-        ]
+        sides = ["right" if is_numeric else "left" for is_numeric in self._numeric()]
+        looks = [f"text-align:{side};padding:2px 8px" for side in sides]
         looks[:1] = [look + ";white-space:nowrap" for look in looks[:1]]
-        head = "".join(
-            f'<th style="{look}">{html.escape(str(h))}</th>'
-            for h, look in zip(self.header, looks, strict=True)
-        )
-        body = "".join(
-            "<tr>"
-            + "".join(
-                f'<td style="{look}">{html.escape(_text(v))}</td>'
-                for v, look in zip(row, looks, strict=True)
-            )
-            + "</tr>"
-            for row in self.rows
-        )
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+        def line(tag: str, texts: Iterable[str]) -> str:
+            pairs = zip(looks, texts, strict=True)
+            cells = [f'<{tag} style="{look}">{html.escape(t)}</{tag}>' for look, t in pairs]
+            return f"<tr>{''.join(cells)}</tr>"
+
+        head = line("th", map(str, self.header))
+        body = "".join(line("td", map(_text, row)) for row in self.rows)
+        table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
         return f'<div style="overflow-x:auto">{table}</div>'
 
     def _numeric(self) -> list[bool]:

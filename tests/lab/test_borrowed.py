@@ -17,8 +17,6 @@ ATTRIBUTES = [  # that functions of the module read or set, the last one a noteb
     "torch.distributed._functional_collectives:all_reduce",
     "torch.distributed._functional_collectives:all_gather_tensor",
     "torch.distributed._functional_collectives:reduce_scatter_tensor",
-    "torch.utils._python_dispatch:TorchDispatchMode",
-    "torch:_C._disabled_torch_function_impl",
     "torch:Tensor._version",
     "torch:ops.aten.add.Tensor._schema",
     "torch:_C._distributed_c10d._dump_fr_trace",

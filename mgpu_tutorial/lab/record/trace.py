@@ -104,7 +104,7 @@ class Recorder:
                 wrapped = self._wrap(name, original)
                 setattr(c10d, name, wrapped)  # P2POp compares with this one
                 setattr(dist, name, wrapped)
-        functional = borrowed.functional_collectives()
+        functional = borrowed.functional_collectives.thing
         for name in FUNCTIONAL:
             if original := getattr(functional, name, None):
                 setattr(functional, name, self._wrap(name, original))

@@ -79,7 +79,7 @@ def device_of(thing: torch.Tensor | nn.Module) -> torch.device:
 class VirtualTensor(torch.Tensor):
     """A tensor in CPU memory with the label of a virtual device."""
 
-    __torch_function__ = borrowed.disabled_torch_function()
+    __torch_function__ = borrowed.disabled_torch_function.thing
     label: torch.device
 
     @property
@@ -95,14 +95,10 @@ class VirtualTensor(torch.Tensor):
         target, dtype, *_ = borrowed.parse_to(*args, **kwargs)
         if args and isinstance(args[0], torch.Tensor):
             target, dtype = args[0].device, args[0].dtype
-        moved = self
+        moved = self.clone() if copy else self
         if target is not None and as_device(target) != self.label:
             moved = _Move.apply(self, as_device(target))
-        elif copy:
-            moved = self.clone()
-        if dtype is None or dtype == self.dtype:
-            return moved
-        return torch.Tensor.to(moved, dtype)
+        return moved if dtype in (None, self.dtype) else torch.Tensor.to(moved, dtype)
 
     def cpu(self) -> torch.Tensor:
         return self.to(CPU)
@@ -199,7 +195,7 @@ def _with_label(value: Any, label: torch.device) -> Any:
 
 def _device_of_call(func: Any, args: tuple, kwargs: dict) -> torch.device:
     """The one device of all tensors of a call; RuntimeError where they are on several."""
-    tensors = [t for value in (*args, *kwargs.values()) for t in _tensors(value)]
+    tensors = _tensors([*args, *kwargs.values()])
     label = next(t.label for t in tensors if isinstance(t, VirtualTensor))
     if all(t.device == label for t in tensors):
         return label
@@ -211,23 +207,22 @@ def _device_of_call(func: Any, args: tuple, kwargs: dict) -> torch.device:
         for tensor in _tensors(value):
             on_host = tensor.device == CPU and (tensor.dim() == 0 or name == "indices")
             if tensor.device != label and not on_host:
-                first = tensors[0].device
-                raise RuntimeError(_refusal(func, name, tensor.device, label, first))
+                raise RuntimeError(
+                    _refusal(func, name, tensor.device, label, tensors[0].device)
+                )
     return label
 
 
-def _refusal(
-    func: Any, name: str, device: torch.device, label: torch.device, first: torch.device
-) -> str:
+def _refusal(func: Any, name: str, other: Any, label: Any, first: Any) -> str:
     """PyTorch's words: one sentence from elementwise kernels, another from all others."""
     start = "Expected all tensors to be on the same device, but"
     if torch.Tag.pointwise in func.tags:
-        other = device if device != first else label
-        return f"{start} found at least two devices, {first} and {other}!"
-    op = borrowed.schema_of(func).name.removeprefix("aten::")
+        second = label if other == first else other
+        return f"{start} found at least two devices, {first} and {second}!"
+    method = f"wrapper_{NAME}_{borrowed.schema_of(func).name.removeprefix('aten::')}"
     return (
-        f"{start} got {name} is on {device}, different from other tensors on {label} "
-        f"(when checking argument in method wrapper_{NAME}_{op})"
+        f"{start} got {name} is on {other}, different from other tensors on {label} "
+        f"(when checking argument in method {method})"
     )
 
 

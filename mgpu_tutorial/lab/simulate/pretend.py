@@ -20,20 +20,9 @@ from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.run.launch import launch
 from mgpu_tutorial.lab.words import bytes_text
 
-# What everybody calls a collective, by the beginning of its operator's name in PyTorch.
-NAMES = {
-    "allgather": "all_gather",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_": "reduce",
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "broadcast": "broadcast",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-    "send": "send",
-    "recv": "recv",
-}
+# What everybody calls the operators of PyTorch that begin so, such as _allgather_base_.
+NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "reduce", "broadcast")
+NAMES += ("send", "recv")
 
 
 @dataclass
@@ -55,8 +44,8 @@ class Pretended:
     def __str__(self) -> str:
         lines = [f"one rank of {self.world_size:,} that pretend"]
         for name, count in sorted(self.calls.items()):
-            size = bytes_text(self.nbytes[name])
-            lines.append(f"  {name}: {count} call{'s' * (count > 1)}, {size}")
+            calls = f"{count} call{'s' * (count > 1)}"
+            lines.append(f"  {name}: {calls}, {bytes_text(self.nbytes[name])}")
         return "\n".join([*lines, f"  {self.flops / 1e9:,.1f} GFLOP"])
 
     __repr__ = __str__
@@ -90,26 +79,20 @@ def without_values() -> Iterator[None]:
 
 
 def _as_one_of_many(
-    rank: int,
-    size: int,
-    worker: Callable[..., Any],
-    world_size: int,
-    args: tuple,
-    kwargs: dict,
+    rank: int, size: int, worker: Callable, world_size: int, args: tuple, kwargs: dict
 ) -> Pretended:
-    dist.init_process_group(
-        "fake", store=borrowed.fake_store(), rank=0, world_size=world_size
-    )
+    store = borrowed.fake_store()
+    dist.init_process_group("fake", store=store, rank=0, world_size=world_size)
     seen = Pretended(world_size)
     with FlopCounterMode(display=False) as operations, Counting(seen):
-        returned = worker(0, world_size, *args, **kwargs)
-    for leaf in leaves(returned):
+        seen.returned = worker(0, world_size, *args, **kwargs)
+    seen.flops = operations.get_total_flops()
+    for leaf in leaves(seen.returned):
         if not isinstance(leaf, int | str | torch.dtype | None):
             raise TypeError(
                 f"the worker returned a {type(leaf).__name__}: no rank sent anything, so "
                 "values are wrong. Return counts, shapes or texts"
             )
-    seen.flops, seen.returned = operations.get_total_flops(), returned
     return seen
 
 
@@ -124,7 +107,7 @@ def leaves(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-class Counting(borrowed.dispatch_mode()):
+class Counting(borrowed.dispatch_mode.thing):
     """Counts collectives where PyTorch calls its own operators, below Python's."""
 
     def __init__(self, seen: Pretended) -> None:
@@ -140,13 +123,16 @@ class Counting(borrowed.dispatch_mode()):
             return NotImplemented  # let it first become what this rank really does
         out = func(*args, **(kwargs or {}))
         space, _, operator = func.name().partition("::")
-        operator = operator.lstrip("_")
-        names = [name for start, name in NAMES.items() if operator.startswith(start)]
-        if "c10d" in space and names:
-            sides = [
-                sum(t.nbytes for t in leaves(side) if isinstance(t, torch.Tensor))
-                for side in args
-            ]
-            self.seen.calls[names[0]] += 1
-            self.seen.nbytes[names[0]] += max(sides)
+        plain = operator.replace("_", "")
+        name = next((n for n in NAMES if plain.startswith(n.replace("_", ""))), None)
+        if "c10d" in space and name:
+            tensors = (
+                [t for t in leaves(side) if isinstance(t, torch.Tensor)] for side in args
+            )
+            self.seen.calls[name] += 1
+            self.seen.nbytes[name] += max(sum(t.nbytes for t in side) for side in tensors)
         return out
+
+
+def _nbytes(side: Any) -> int:
+    return sum(t.nbytes for t in leaves(side) if isinstance(t, torch.Tensor))

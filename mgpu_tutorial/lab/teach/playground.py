@@ -16,25 +16,21 @@ from mgpu_tutorial.lab.widget import view_of
 class Playground:
     """A function, the widgets of its parameters, and the result of the present setting."""
 
-    def __init__(self, function: Callable, choices: dict, first: Mapping[str, Any]) -> None:
+    def __init__(self, function: Callable, controls: dict[str, Any]) -> None:
         import ipywidgets as widgets
 
-        self.function, self.choices, self.places = function, choices, []
-        self.controls = {
-            name: _control(name, named, first.get(name)) for name, named in choices.items()
-        }
+        self.function, self.controls, self.places = function, controls, []
         self.status, self.first = widgets.HTML(), self.setting()
         self.result = self._run()
-        for control in self.controls.values():
+        for control in controls.values():
             control.observe(self._moved, names="value")
 
     def setting(self) -> str:
         """The present setting in words, such as "ranks = 2, cap = 1"."""
-        return ", ".join(f"{name} = {c.value}" for name, c in self.controls.items())
+        return ", ".join(f"{name} = {c.label}" for name, c in self.controls.items())
 
     def _run(self) -> list:
-        values = {name: self.choices[name][c.value] for name, c in self.controls.items()}
-        result = self.function(**values)
+        result = self.function(**{name: c.value for name, c in self.controls.items()})
         return list(result) if isinstance(result, list | tuple) else [result]
 
     def _moved(self, _: object) -> None:
@@ -80,30 +76,22 @@ def playground(
 
     What the first run raises is raised; a later run that fails shows its error in one line.
     """
-    choices = {name: _named(given) for name, given in controls.items()}
-    return Playground(function, choices, first or {})
+    first = first or {}
+    made = {name: _control(name, given, first.get(name)) for name, given in controls.items()}
+    return Playground(function, made)
 
 
-def _named(given: Mapping | Sequence) -> dict[Any, Any]:
-    """The choices of a control by what stands on it: numbers stand for themselves."""
-    if isinstance(given, Mapping):
-        return {str(key): value for key, value in given.items()}
-    return {
-        v if _is_number(v) else getattr(v, "__name__", str(v)).replace("_", " "): v
-        for v in given
-    }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _control(name: str, choices: Mapping[Any, Any], first: Any):
+def _control(name: str, given: Mapping | Sequence, first: Any) -> Any:
+    """A slider over numbers, a menu of anything else; each choice has its name."""
     import ipywidgets as widgets
 
-    value = next(iter(choices)) if first is None else first
-    look = {"description": name, "options": list(choices), "value": value}
-    look["style"] = {"description_width": "initial"}
-    if all(map(_is_number, choices)):
+    if isinstance(given, Mapping):
+        named = {str(key): value for key, value in given.items()}
+    else:
+        named = {getattr(v, "__name__", str(v)).replace("_", " "): v for v in given}
+    label = next(iter(named)) if first is None else str(first)
+    look = {"description": name, "options": list(named.items())}
+    look |= {"label": label, "value": named[label], "style": {"description_width": "initial"}}
+    if not isinstance(given, Mapping) and all(type(v) in (int, float) for v in given):
         return widgets.SelectionSlider(**look, continuous_update=False)
     return widgets.Dropdown(**look)

@@ -6,7 +6,7 @@ Or take a copy of it into a cell, where it can be changed.
 import ast
 import html
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import unified_diff
 from pathlib import Path
 from textwrap import dedent
@@ -23,42 +23,33 @@ class Listing:
     """A fenced listing: highlighted in JupyterLab, stored with the notebook, printable.
 
     Below it stand links to its files, as they are reached from the folder of notebooks.
+    A diff, which JupyterLab would show all in black, has colours of its own besides.
     """
 
-    def __init__(self, text: str, language: str = "python", files: list[Path] | None = None):
+    def __init__(self, text: str, files: Iterable[Path], language: str = "python") -> None:
         self.text, self.language = text, language
-        known = [file for file in files or [] if file.is_relative_to(ROOT)]
-        self.files = [file.relative_to(ROOT).as_posix() for file in dict.fromkeys(known)]
+        known = dict.fromkeys(file for file in files if file.is_relative_to(ROOT))
+        self.files = [file.relative_to(ROOT).as_posix() for file in known]
 
     def __repr__(self) -> str:
         return self.text
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        fenced = f"```{self.language}\n{self.text}\n```"
         links = " · ".join(f"[{file}](../{file})" for file in self.files)
-        page = f"{fenced}\n\n{links}" if links else fenced
-        return {"text/plain": self.text, "text/markdown": page}
+        page = f"```{self.language}\n{self.text}\n```" + (f"\n\n{links}" if links else "")
+        bundle = {"text/plain": self.text, "text/markdown": page}
+        return bundle | ({"text/html": self._coloured()} if self.language == "diff" else {})
 
-
-class Changes(Listing):
-    """A diff, which JupyterLab would show all in black: what comes is green, what goes red.
-
-    The words bring their own background, for a light and a dark theme.
-    """
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        lines = "\n".join(map(_coloured, self.text.split("\n")))
-        page = f'<pre style="white-space:pre-wrap">{lines}</pre>'
+    def _coloured(self) -> str:
+        """The lines of a diff, green where they come and red where they go."""
+        lines = []
+        for line in self.text.split("\n"):
+            style = "" if line.startswith(("+++", "---")) else PLATES.get(line[:1], "")
+            text = html.escape(line)
+            lines.append(f'<span style="{style}">{text}</span>' if style else text)
         links = " · ".join(f'<a href="../{file}">{file}</a>' for file in self.files)
-        page += f"<p>{links}</p>" if links else ""
-        return super()._repr_mimebundle_() | {"text/html": page}
-
-
-def _coloured(line: str) -> str:
-    """A line of a diff as HTML, on green where it comes and on red where it goes."""
-    text, style = html.escape(line), PLATES.get(line[:1])
-    named = line.startswith(("+++", "---"))
-    return f'<span style="{style}">{text}</span>' if style and not named else text
+        page = '<pre style="white-space:pre-wrap">' + "\n".join(lines) + "</pre>"
+        return page + (f"<p>{links}</p>" if links else "")
 
 
 def show_source(*functions: Callable, numbered: bool = False) -> Listing:
@@ -66,9 +57,8 @@ def show_source(*functions: Callable, numbered: bool = False) -> Listing:
 
     With `numbered` each line begins with its number in the file, as errors name it.
     """
-    show = _numbered if numbered else _source
-    text = "\n\n\n".join(show(function) for function in functions)
-    return Listing(text, files=[_file(function) for function in functions])
+    texts = (_source(function, numbered) for function in functions)
+    return Listing("\n\n\n".join(texts), map(_file, functions))
 
 
 def show_changes(old: ModuleType, new: ModuleType) -> Listing:
@@ -76,7 +66,7 @@ def show_changes(old: ModuleType, new: ModuleType) -> Listing:
     files = [Path(module.__file__ or "") for module in (old, new)]
     texts = [inspect.getsource(module).splitlines() for module in (old, new)]
     changes = unified_diff(*texts, *(file.name for file in files), n=1, lineterm="")
-    return Changes("\n".join(changes), "diff", files)
+    return Listing("\n".join(changes), files, "diff")
 
 
 def edit(*functions: Callable) -> None:
@@ -110,28 +100,15 @@ def _file(function: Callable) -> Path:
     return Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
 
 
-def _numbered(function: Callable) -> str:
-    """The source with the number of each line in front."""
-    first, text = _excerpt(function)
-    lines = text.splitlines()
-    width = len(str(first + len(lines)))
-    return "\n".join(f"{first + i:{width}}  {line}" for i, line in enumerate(lines))
-
-
-def _source(function: Callable) -> str:
-    """The text of a function; a method comes without the indentation of its class."""
-    return _excerpt(function)[1]
-
-
-def _excerpt(function: Callable) -> tuple[int, str]:
-    """The number of the first line in the file, and the text from there to the last.
+def _source(function: Callable, numbered: bool = False) -> str:
+    """The text of a function; a method comes without the indentation of its class.
 
     The file is read again: inspect would count lines in the text that was imported.
     """
     function = inspect.unwrap(function)
     file = _file(function)
     if not file.is_file():  # a cell of this notebook
-        return 1, inspect.getsource(function).rstrip()
+        return inspect.getsource(function).rstrip()
     text = file.read_text(encoding="utf-8")
     node, body = None, ast.parse(text).body
     for name in function.__qualname__.split("."):
@@ -140,4 +117,8 @@ def _excerpt(function: Callable) -> tuple[int, str]:
     if not node:
         raise ValueError(f"{function.__qualname__} is no longer in {file.name}")
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    return first, dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+    lines = dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno])).splitlines()
+    width = len(str(first + len(lines)))
+    if numbered:
+        lines = [f"{i:{width}}  {line}" for i, line in enumerate(lines, first)]
+    return "\n".join(lines)

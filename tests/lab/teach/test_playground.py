@@ -58,7 +58,7 @@ def test_numbers_are_a_slider_and_names_a_menu():
     menu = widgets.Dropdown
     assert kinds == {"a": widgets.SelectionSlider, "b": menu, "c": menu, "d": menu}
     assert play.first == "a = 3, b = one, c = sum, d = True"
-    play.controls["b"].value = "two"
+    play.controls["b"].label = "two"
     assert play.result == [3, [2], sum, True]
 
 
