@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mgpu_tutorial.lab.colours import tone_of
+from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.intervals import events_of
@@ -24,20 +24,22 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     where nothing was recorded.
     """
     events = events_of(report, during)
-    start = min(event.begin for event in events)
-    last = max(map(_end, events))
+    start, last = min(event.begin for event in events), max(map(_end, events))
     rows = rows_in_flight(events)
     kinds = {event.kind == "span" for event in events}
-    most = max([*(row + 1 for row in rows.values()), int(False in kinds)])
-    track = _Track(0.3 if True in kinds else 0, most)
-    names = [f"rank {rank}" for rank in range(report.world_size)]
-    figure, axes = _canvas(names, track.inches)
-    axes.set_xlim(0, max(_length(r, during) for r in (report, like) if r) * 1e3 * 1.02)
+    track = _Track(
+        0.3 if True in kinds else 0, 1 + max(rows.values(), default=-(True in kinds))
+    )
+    figure, axes = _canvas(report.world_size, track.inches)
+    others = [events_of(like, during)] if like else []
+    widths = [max(map(_end, es)) - min(e.begin for e in es) for es in (events, *others)]
+    axes.set_xlim(0, max(widths) * 1e3 * 1.02)
     thinnest = 4 * (last - start)  # of what could not be seen: in milliseconds, 0.4 %
     for event in events:
         end = _end(event) if event.end else last
         begin, length = (event.begin - start) * 1e3, max((end - event.begin) * 1e3, thinnest)
-        _draw_bar(axes, event, begin, length, track, rows.get(_key(event), 0))
+        row = rows.get((event.rank, event.index), 0)
+        _draw_bar(axes, event, begin, length, track, row)
     shown = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     counts = f"{report.world_size} ranks, {len(events)} intervals"
     return Plot(figure, f"timeline of {counts}: {shown}")
@@ -54,21 +56,12 @@ def rows_in_flight(events: Sequence[Event]) -> dict[tuple[int, int], int]:
         ends = free_from.setdefault(event.rank, [])
         row = next((i for i, end in enumerate(ends) if end <= event.begin), len(ends))
         ends[row : row + 1] = [event.done]
-        rows[_key(event)] = row
+        rows[event.rank, event.index] = row
     return rows
-
-
-def _key(event: Event) -> tuple[int, int]:
-    return event.rank, event.index
 
 
 def _end(event: Event) -> float:
     return max(event.end or event.begin, event.done or event.begin)
-
-
-def _length(report: Report, during: str | None) -> float:
-    events = events_of(report, during)
-    return max(map(_end, events)) - min(event.begin for event in events)
 
 
 class _Track:
@@ -80,15 +73,15 @@ class _Track:
         self.inches = 0.16 + spans + rows * self.row
 
 
-def _canvas(names: list[str], inches: float):
+def _canvas(ranks: int, inches: float):
     from matplotlib.figure import Figure  # a second to import: not for the ranks
 
-    figure = Figure(figsize=(9, 0.7 + inches * len(names)), layout="constrained")
+    figure = Figure(figsize=(9, 0.7 + inches * ranks), layout="constrained")
     axes = figure.subplots()
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_yticks(range(len(names)), names)
-    for name, tick in zip(names, axes.get_yticklabels(), strict=True):
-        tick.set(color=tone_of(name).text, fontweight="bold", fontsize=12)
+    axes.set_ylim(ranks - 0.5, -0.5)
+    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+    for rank, tick in enumerate(axes.get_yticklabels()):
+        tick.set(color=tone(rank).text, fontweight="bold", fontsize=12)
     axes.set_xlabel("milliseconds since the first event (measured on this machine)")
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -98,32 +91,21 @@ def _canvas(names: list[str], inches: float):
 def _draw_bar(
     axes, event: Event, begin: float, length: float, track: _Track, row: int
 ) -> None:
-    is_span, tone = event.kind == "span", tone_of(f"rank {event.rank}").fill
+    is_span, fill = event.kind == "span", tone(event.rank).fill
     inches = track.spans if is_span else track.row
     above = 0.08 if is_span else 0.08 + track.spans + row * track.row
     top, height = event.rank - 0.5 + above / track.inches, inches / track.inches
-    axes.broken_barh(
-        [(begin, length)],
-        (top, height),
-        facecolor=tone,
-        alpha=0.35 if is_span else 0.9,
-        hatch=HATCHES[event.kind],
-        edgecolor="white" if not is_span else tone,
-        linewidth=0.7,
-    )
+    edge, alpha = (fill, 0.35) if is_span else ("white", 0.9)
+    look = {"facecolor": fill, "alpha": alpha, "hatch": HATCHES[event.kind]}
+    bar = [(begin, length)]
+    axes.broken_barh(bar, (top, height), edgecolor=edge, linewidth=0.7, **look)
     text = bytes_text(event.nbytes) if event.done and event.nbytes else event.note or event.op
     text = what_fits(text, length / axes.get_xlim()[1], is_span)
     if text and inches >= 0.16:  # nine points are an eighth of an inch
-        axes.annotate(
-            text,
-            (begin, top + height / 2),
-            (4, 0),
-            textcoords="offset points",
-            va="center_baseline",
-            fontsize=9,
-            color=INK,
-            bbox=None if is_span else {"facecolor": "white", "lw": 0, "pad": 1},
-        )
+        place = {"textcoords": "offset points", "va": "center_baseline"}
+        box = None if is_span else {"facecolor": "white", "lw": 0, "pad": 1}
+        style = {"fontsize": 9, "color": INK, "bbox": box}
+        axes.annotate(text, (begin, top + height / 2), (4, 0), **place, **style)
 
 
 def what_fits(text: str, share: float, is_span: bool) -> str:
