@@ -26,10 +26,9 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     events = events_of(report, during)
     start, last = min(event.begin for event in events), max(map(_end, events))
     rows = rows_in_flight(events)
-    kinds = {event.kind == "span" for event in events}
-    track = _Track(
-        0.3 if True in kinds else 0, 1 + max(rows.values(), default=-(True in kinds))
-    )
+    are_spans = {event.kind == "span" for event in events}
+    most = 1 + max(rows.values(), default=0) if False in are_spans else 0
+    track = _Track(0.3 if True in are_spans else 0, most)
     figure, axes = _canvas(report.world_size, track.inches)
     others = [events_of(like, during)] if like else []
     widths = [max(map(_end, es)) - min(e.begin for e in es) for es in (events, *others)]
