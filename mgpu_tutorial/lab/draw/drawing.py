@@ -23,27 +23,22 @@ class Drawing:
     parts: list[str] = field(default_factory=list, repr=False)
 
     def line(self, x1, y1, x2, y2, colour=INK, width=1.5, dash="", arrow=False) -> None:
-        extra = f" stroke-dasharray='{dash}'" if dash else ""
         self.parts.append(
             f"<line x1='{x1:g}' y1='{y1:g}' x2='{x2:g}' y2='{y2:g}' stroke='{colour}' "
-            f"stroke-width='{width:g}'{extra}/>"
+            f"stroke-width='{width:g}'{_dashes(dash)}/>"
         )
         if arrow:
-            self._head(x1, y1, x2, y2, colour)
-
-    def _head(self, x1, y1, x2, y2, colour) -> None:
-        length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5 or 1
-        ux, uy = (x2 - x1) / length, (y2 - y1) / length
-        left = (x2 - 9 * ux - 5 * uy, y2 - 9 * uy + 5 * ux)
-        right = (x2 - 9 * ux + 5 * uy, y2 - 9 * uy - 5 * ux)
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(x2, y2), left, right])
-        self.parts.append(f"<polygon points='{points}' fill='{colour}'/>")
+            length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5 or 1
+            ux, uy = (x2 - x1) / length, (y2 - y1) / length
+            left = (x2 - 9 * ux - 5 * uy, y2 - 9 * uy + 5 * ux)
+            right = (x2 - 9 * ux + 5 * uy, y2 - 9 * uy - 5 * ux)
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(x2, y2), left, right])
+            self.parts.append(f"<polygon points='{points}' fill='{colour}'/>")
 
     def box(self, x, y, w, h, stroke=INK, fill=PAPER, width=1.5, dash="", radius=5) -> None:
-        extra = f" stroke-dasharray='{dash}'" if dash else ""
         self.parts.append(
             f"<rect x='{x:g}' y='{y:g}' width='{w:g}' height='{h:g}' rx='{radius:g}' "
-            f"stroke='{stroke}' stroke-width='{width:g}' fill='{fill}'{extra}/>"
+            f"stroke='{stroke}' stroke-width='{width:g}' fill='{fill}'{_dashes(dash)}/>"
         )
 
     def label(
@@ -76,8 +71,9 @@ class Drawing:
         return self.text
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {
-            "text/plain": self.text,
-            "text/html": self.html(),
-            "image/svg+xml": self.svg(),
-        }
+        pages = {"text/html": self.html(), "image/svg+xml": self.svg()}
+        return {"text/plain": self.text} | pages
+
+
+def _dashes(dash: str) -> str:
+    return f" stroke-dasharray='{dash}'" if dash else ""

@@ -26,13 +26,10 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
 
     named = {"": ledgers} if isinstance(ledgers, Ledger) else dict(ledgers)
     if not all(ledger.devices for ledger in named.values()):
-        raise ValueError(
-            "nothing is counted: use ledger.saved_for_backward, record_state or add"
-        )
+        raise ValueError("nothing is counted: use saved_for_backward, record_state or add")
     looks = looks_of(named)
     heights = [TITLE * bool(name) + ROW * len(one.devices) for name, one in named.items()]
-    legend_rows = -(-len(looks) // 4)
-    size = (9, sum(heights) + LEGEND * legend_rows + 0.15)
+    size = (9, sum(heights) + LEGEND * -(-len(looks) // 4) + 0.15)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
     most = max(one.total(device) for one in named.values() for device in one.devices)

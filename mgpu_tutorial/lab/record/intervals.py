@@ -14,24 +14,23 @@ def events_of(report: Report, during: str | None = None) -> list[Event]:
     """
     completed = {(event.rank, event.index) for event in report.events if event.done}
     spans = {e.rank: e for e in report.events if e.kind == "span" and e.note == during}
-
-    def is_inside(event: Event) -> bool:
-        span = spans.get(event.rank)
-        if span is None or event.index <= span.index:
-            return False
-        return span.end is None or event.begin <= span.end
-
     events = [
         event
         for event in report.events
-        if event.kind != "note" and (event.rank, event.of) not in completed
+        if event.kind != "note"
+        and (event.rank, event.of) not in completed
+        and (during is None or _is_inside(event, spans.get(event.rank)))
     ]
-    if during is not None:
-        events = [event for event in events if is_inside(event)]
     if not events:
         place = f" inside a span {during!r}" if during else ""
         raise ValueError(f"nothing was recorded{place}: launch with trace=True")
     return events
+
+
+def _is_inside(event: Event, span: Event | None) -> bool:
+    if span is None or event is span or event.begin < span.begin:
+        return False
+    return span.end is None or event.begin <= span.end
 
 
 def milliseconds(report: Report, name: str) -> float:
@@ -52,9 +51,6 @@ def shortest_step(report: Report) -> Report:
 def payload(report: Report, name: str, rank: int = 0) -> int:
     """The bytes that one rank handed to collectives inside its span `name`."""
     mine = [event for event in report.events if event.rank == rank]
-    (inside,) = [e for e in mine if e.kind == "span" and e.note == name]
-    return sum(
-        e.nbytes
-        for e in mine
-        if e.kind == "collective" and inside.begin <= e.begin <= inside.end
-    )
+    (span,) = [e for e in mine if e.kind == "span" and e.note == name]
+    inside = [e for e in mine if e.kind == "collective" and _is_inside(e, span)]
+    return sum(event.nbytes for event in inside)

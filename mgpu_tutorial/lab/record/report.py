@@ -39,11 +39,8 @@ class Report:
 
     def __repr__(self) -> str:
         width = len(str(self.world_size - 1))
-        return "\n".join(
-            f"rank {rank:>{width}} │ {line}"
-            for rank in range(self.world_size)
-            for line in self.lines(rank)
-        )
+        said = ((rank, line) for rank in range(self.world_size) for line in self.lines(rank))
+        return "\n".join(f"rank {rank:>{width}} │ {line}" for rank, line in said)
 
     def _repr_html_(self) -> str:
         panels = "".join(self._panel(rank) for rank in range(self.world_size))
@@ -75,11 +72,8 @@ def returned(value: object) -> list[str]:
 
 def printed_lines(text: str) -> list[str]:
     """The lines as a terminal shows them: what follows a carriage return overwrites."""
-    return (
-        [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")]
-        if text
-        else []
-    )
+    lines = text.rstrip("\n").split("\n") if text else []
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
 
 
 def _cut(lines: list[str], whole: str) -> list[str]:
@@ -87,6 +81,5 @@ def _cut(lines: list[str], whole: str) -> list[str]:
         line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} …"
         for line in lines[:SHOWN_LINES]
     ]
-    if len(lines) > SHOWN_LINES:
-        shown.append(f"… {len(lines) - SHOWN_LINES:,} more lines in {whole}")
-    return shown
+    more = len(lines) - SHOWN_LINES
+    return shown + ([f"… {more:,} more lines in {whole}"] if more > 0 else [])

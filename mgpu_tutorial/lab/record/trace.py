@@ -30,11 +30,9 @@ COLLECTIVES = (
     *("all_gather_single", "all_gather_into_tensor"),
     *("reduce_scatter_single", "reduce_scatter_tensor"),
 )
-FUNCTIONAL = (  # the collectives of compiled and of tensor-parallel code
-    *("all_reduce", "all_gather_tensor", "all_gather_single", "reduce_scatter_tensor"),
-    *("reduce_scatter_single", "all_to_all_single", "broadcast"),
-    *("all_gather_tensor_autograd", "reduce_scatter_tensor_autograd"),
-    "all_to_all_single_autograd",
+FUNCTIONAL = (  # more names of the collectives of compiled and of tensor-parallel code
+    *("all_gather_tensor", "all_gather_tensor_autograd"),
+    *("reduce_scatter_tensor_autograd", "all_to_all_single_autograd"),
 )
 
 
@@ -85,16 +83,13 @@ class Recorder:
 
     def begin(self, op: str, **details: Any) -> int:
         self._count += 1
-        self._line(index=self._count - 1, op=op, begin=time.monotonic(), **details)
+        self.write(index=self._count - 1, op=op, begin=time.monotonic(), **details)
         return self._count - 1
 
     def end(self, index: int, **details: Any) -> None:
-        self._line(index=index, end=time.monotonic(), **details)
+        self.write(index=index, end=time.monotonic(), **details)
 
-    def done(self, index: int) -> None:
-        self._line(index=index, done=time.monotonic())
-
-    def _line(self, **fields: Any) -> None:
+    def write(self, **fields: Any) -> None:
         self._file.write(json.dumps(fields, default=int) + "\n")  # numbers of NumPy
 
     def install(self) -> None:
@@ -105,7 +100,7 @@ class Recorder:
                 setattr(c10d, name, wrapped)  # P2POp compares with this one
                 setattr(dist, name, wrapped)
         functional = borrowed.functional_collectives.thing
-        for name in FUNCTIONAL:
+        for name in (*COLLECTIVES, *FUNCTIONAL):
             if original := getattr(functional, name, None):
                 setattr(functional, name, self._wrap(name, original))
 
@@ -129,11 +124,7 @@ class Recorder:
                 return result
             work = TracedWork(result, self, index)
             if is_collective and "nccl" not in dist.get_backend(given.get("group")):
-                # NCCL's future only knows "queued"
-                try:
-                    result.get_future().add_done_callback(lambda _: self.done(index))
-                except RuntimeError:  # gloo's reduce_scatter has no future
-                    work.done_when_waited_for = True
+                work.watch()  # NCCL's future only knows "queued"
             return work
 
         call.recorder = self
@@ -146,15 +137,25 @@ class TracedWork:
 
     def __init__(self, work: Any, recorder: Recorder, index: int) -> None:
         self._work, self._recorder, self._index = work, recorder, index
-        self.done_when_waited_for = False
+        self._is_done_when_waited_for = False
+
+    def watch(self) -> None:
+        """Record when it is done; of gloo's reduce_scatter, without a future, at `wait`."""
+        try:
+            self._work.get_future().add_done_callback(lambda _: self._done())
+        except RuntimeError:
+            self._is_done_when_waited_for = True
+
+    def _done(self) -> None:
+        self._recorder.write(index=self._index, done=time.monotonic())
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         index = self._recorder.begin("wait", of=self._index, line=_line())
         result = self._work.wait(*args, **kwargs)
         self._recorder.end(index)
-        if self.done_when_waited_for:
-            self._recorder.done(self._index)
-            self.done_when_waited_for = False
+        if self._is_done_when_waited_for:
+            self._done()
+            self._is_done_when_waited_for = False
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -168,14 +169,9 @@ def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
     if peer is None and inner is not None and members:
         peer = members[inner]
     tensors = [v for k, v in given.items() if k not in ("group", "op", "reduceOp")]
-    first = next((t for t in tensors if _nbytes(t)), None)
-    return {
-        "peer": peer,
-        "tag": given.get("tag", 0),
-        "group": members,
-        "nbytes": _nbytes(first),
-        "line": _line(),
-    }
+    nbytes = next(filter(None, map(_nbytes, tensors)), 0)  # of the first that has any
+    tag = given.get("tag", 0)
+    return {"peer": peer, "tag": tag, "group": members, "nbytes": nbytes, "line": _line()}
 
 
 def _members(group: Any) -> list[int]:
@@ -204,8 +200,7 @@ def _nbytes(value: Any) -> int:
 
 
 def _line() -> str:
-    frame = inspect.currentframe()
-    return str(source_lines.of_frame(frame) or "")
+    return str(source_lines.of_frame(inspect.currentframe()) or "")
 
 
 def current() -> Recorder | None:

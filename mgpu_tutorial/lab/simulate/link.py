@@ -33,16 +33,16 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
 
     def slowed(real: Callable, share: float) -> Callable:
         def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> "SlowWork | None":
-            asynchronous = kwargs.pop("async_op", False)
+            is_asynchronous = kwargs.pop("async_op", False)
             sides = [t for t in (tensor, *args) if isinstance(t, torch.Tensor)]
             duration = share * seconds(max(t.nbytes for t in sides))
-            work = real(tensor, *args, **kwargs, async_op=True)
-            slow_work = SlowWork(wire, work, tensor, duration)
-            on_the_way.append(slow_work)
-            if asynchronous:
-                return slow_work
-            slow_work.wait()
-            return None
+            work = SlowWork(
+                wire, real(tensor, *args, **kwargs, async_op=True), tensor, duration
+            )
+            on_the_way.append(work)
+            if is_asynchronous:
+                return work
+            work.wait()
 
         return slow
 
