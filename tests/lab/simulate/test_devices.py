@@ -2,14 +2,12 @@
 
 import copy
 import io
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.simulate.devices import as_device, device_of, devices, place
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -45,7 +43,7 @@ def images(count=5, side=8):
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.0, True, "2", None])
+@pytest.mark.parametrize("count", [0, 1.0, True, "2"])
 def test_a_count_that_is_none_is_refused(count):
     with pytest.raises(ValueError, match="whole number of devices from 1, got"):
         devices(count)
@@ -60,32 +58,26 @@ def test_gpus_are_taken_where_there_are_enough(monkeypatch):
     assert as_device("virtual") == as_device("virtual:0")
 
 
-def test_moving_copies_and_keeps_the_values(pair):
+def test_moving_copies_and_new_tensors_are_made_there(pair):
     plain = torch.arange(6.0).view(2, 3)
     there = plain.to(pair[0])
     other = there.to(pair[1])
-    assert there.device == pair[0] and other.device == pair[1]
+    assert there.device == pair[0] and other.device == pair[1] and other.get_device() == 1
     assert type(other.cpu()) is torch.Tensor and torch.equal(other.cpu(), plain)
     assert len({t.untyped_storage().data_ptr() for t in (plain, there, other)}) == 3
     assert there.to(pair[0]) is there and place(there, pair[0]) is there
     assert there.to(pair[0], copy=True) is not there
-    assert there.get_device() == 0 and other.get_device() == 1
-
-
-def test_new_tensors_are_made_there(pair):
     made = [
-        torch.zeros(2, device=pair[1]),
         torch.randn(2, device=pair[1]),
-        torch.arange(3, device=pair[1]),
         torch.tensor([1, 2], device=pair[1]),
-        torch.ones(2, device=pair[1]).double(),
-        torch.zeros_like(torch.ones(2, device=pair[1])),
-        torch.ones(2, device=pair[1]).to(torch.float16),
-        torch.ones(2, device=pair[0]).to(torch.ones(1, device=pair[1])),
+        torch.zeros_like(other).to(torch.float16),
+        there.to(torch.ones(1, device=pair[1])),
     ]
     assert [t.device for t in made] == [pair[1]] * len(made)
-    assert repr(made[3]) == "tensor([1, 2], device='virtual:1')"
-    assert made[3].tolist() == [1, 2] and made[0].sum().item() == 0.0
+    assert repr(made[1]) == "tensor([1, 2], device='virtual:1')" and made[1].tolist() == [
+        1,
+        2,
+    ]
 
 
 def test_gradients_cross_devices_both_ways(pair):
@@ -137,13 +129,10 @@ def test_what_a_gpu_allows_is_allowed(pair):
 OPERATIONS = [
     lambda x: x[1:, ::2] * 2 + x[:3, torch.tensor([0, 2, 4])],
     lambda x: torch.cat([x, x.relu()]).softmax(dim=1).max(dim=1).values,
-    lambda x: torch.stack(x.unbind(0)).cumsum(0).var(dim=0),
     lambda x: torch.where(x > 0, x, x.exp()).double().type_as(x).clamp(-1, 1),
     lambda x: F.pad(x.view(1, 1, 4, 6), (1, 1)).unfold(2, 2, 1),
-    lambda x: F.adaptive_avg_pool2d(F.max_pool2d(x.view(1, 1, 4, 6), 2), 1),
     lambda x: F.scaled_dot_product_attention(*F.layer_norm(x, (6,)).expand(3, 1, 4, 6)),
     lambda x: x.gather(1, x.argsort(dim=1)) @ x.T,
-    lambda x: torch.einsum("ij,kj->ik", x, x).logsumexp(0),
     lambda x: F.cross_entropy(F.dropout(x, 0.5), x.argmax(dim=1), reduction="none"),
 ]
 
@@ -166,8 +155,7 @@ SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 
 
 @pytest.mark.parametrize(
-    "make, side, optimizer",
-    [(small_net, 8, SGD), (small_net, 8, ADAM), (small_resnet, 32, SGD)],
+    "make, side, optimizer", [(small_net, 8, ADAM), (small_resnet, 32, SGD)]
 )
 def test_training_there_gives_the_bits_of_the_cpu(pair, make, side, optimizer):
     torch.manual_seed(0)
@@ -184,13 +172,10 @@ def test_training_there_gives_the_bits_of_the_cpu(pair, make, side, optimizer):
             F.cross_entropy(model(images(5, side).to(device)), labels.to(device)).backward()
             opt.step()
     assert device_of(there) == pair[1]
-    state = steps[1][1].state.values()
-    kept = [v for values in state for v in values.values() if v is not None and v.dim()]
-    assert kept and all(value.device == pair[1] for value in kept)
-    for (name, a), b in zip(
-        plain.state_dict().items(), there.state_dict().values(), strict=True
-    ):
-        assert torch.equal(a, b.cpu()), name
+    state = [v for kept in steps[1][1].state.values() for v in kept.values()]
+    assert {v.device for v in state if v is not None and v.dim()} == {pair[1]}
+    for a, b in zip(plain.state_dict().values(), there.state_dict().values(), strict=True):
+        assert torch.equal(a, b.cpu())
 
 
 def test_a_module_comes_and_goes_and_its_optimizer_stays(pair):
@@ -221,15 +206,6 @@ def test_a_module_on_two_devices_says_so(pair):
         device_of(nn.ReLU())
 
 
-def test_what_is_kept_for_backward_carries_the_label(pair):
-    net, kept = small_net().to(pair[1]), []
-    hooks = torch.autograd.graph.saved_tensors_hooks
-    with hooks(lambda t: kept.append(t.device) or t, lambda t: t):
-        loss = net(images().to(pair[1])).sum()
-    loss.backward()
-    assert len(kept) > 8 and set(kept) == {pair[1]}
-
-
 def test_a_deep_copy_stays_and_a_checkpoint_is_read_on_the_cpu(pair):
     net, file = small_net().to(pair[1]), io.BytesIO()
     other = copy.deepcopy(net)
@@ -242,20 +218,11 @@ def test_a_deep_copy_stays_and_a_checkpoint_is_read_on_the_cpu(pair):
     small_net().to(pair[0]).load_state_dict(state)
 
 
-def test_labels_hold_in_threads(pair):
-    nets = [small_net().to(device) for device in pair]
-    with ThreadPoolExecutor(2) as threads:
-        for _ in range(20):
-            out = list(threads.map(lambda net, at: net(images().to(at)), nets, pair))
-            assert [o.device for o in out] == list(pair)
-            assert torch.equal(out[0].cpu(), out[1].cpu())
-
-
 def in_a_rank(rank, world_size):
     first, second = devices(2)
     return torch.ones(2, device=first).to(second) * 2
 
 
-def test_a_rank_has_virtual_devices_and_returns_plain_tensors():
-    results = launch(in_a_rank, 2, device="cpu").results
+def test_a_rank_has_virtual_devices_and_returns_plain_tensors(ranks):
+    results = ranks(2, in_a_rank, device="cpu").results
     assert [type(r) for r in results] == [torch.Tensor] * 2 and results[0].sum() == 4

@@ -50,7 +50,6 @@ def said(capsys, *given, **more):
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (3.0, 3),
         (2 * (5 - 1) / 5 * 1_000_000, 1_600_000),
         (np.float32(0.3), 0.3),
         (torch.tensor([[3.0]], requires_grad=True), 3),
@@ -58,16 +57,13 @@ def said(capsys, *given, **more):
         (3.0, torch.tensor([3.0])),
         (math.inf, math.inf),
         (math.nan, math.nan),
-        (1e-6, 0.0),
         (torch.tensor(True), True),
         ("abc", "abc"),
-        ({"a": 1}, {"a": 1}),
-        ([0, 3, 6], range(0, 9, 3)),
         (np.array([[0.0, 3.0], [6.0, 9.0]]), [[0, 3], [6, 9]]),
         ([(1, [2, "x"]), torch.tensor(2)], [[1, (2, "x")], 2.0]),
+        ([0, 3, 6], range(0, 9, 3)),
         (PARAMETERS.double().requires_grad_(), PARAMETERS),
         (PARAMETERS.tolist(), PARAMETERS),
-        ([PARAMETERS + 1e-5], [PARAMETERS]),
         (lambda: 3.0, 3),
     ],
 )
@@ -107,25 +103,17 @@ def test_what_is_wrong_is_told_with_its_distance(capsys, answer, expected, reaso
 
 
 @pytest.mark.parametrize(
-    "tolerance, expected, near, far",
-    [
-        (0.05, 100, 4.9, 5.1),
-        (0.05, 100.0, 4.9, 5.1),
-        (0.0, 100, 0, 0.1),
-        (None, 100, 1e-8, 1e-6),
-        (None, 0.25, 9e-6 / 4, 1.1e-5 / 4),
-        (None, -7e9, 63e3, 77e3),
-    ],
+    "tolerance, expected, allowed",
+    [(0.05, 100, 5), (0.05, -100.0, 5), (None, 100, 1e-7), (None, 0.25, 2.5e-6)],
 )
-def test_the_tolerance_holds_on_both_sides(capsys, tolerance, expected, near, far):
+def test_the_tolerance_holds_on_both_sides(capsys, tolerance, expected, allowed):
     both = torch.tensor([expected, 0.0], dtype=torch.float64)
-    for right, distance in ((True, near), (False, far)):
-        for sign in (1, -1):
-            found = said(capsys, expected + sign * distance, expected, tolerance=tolerance)
-            assert (found == "correct") is right
-            if isinstance(expected, float):  # a tensor has no whole numbers
-                found = said(capsys, both + sign * distance, both, tolerance=tolerance)
-                assert (found == "correct") is right
+    for factor, is_right in ((0.9, True), (-0.9, True), (1.1, False), (-1.1, False)):
+        found = said(capsys, expected + factor * allowed, expected, tolerance=tolerance)
+        assert (found == "correct") is is_right
+        if isinstance(expected, float):  # a tensor has no whole numbers
+            found = said(capsys, both + factor * allowed, both, tolerance=tolerance)
+            assert (found == "correct") is is_right
 
 
 def test_the_answer_has_a_name(capsys):
@@ -141,19 +129,21 @@ def test_what_was_not_begun_gets_no_hint(capsys, blank):
     assert said(capsys, lambda: (...).split(), 3, "think") == BLANK
 
 
-def test_what_the_answer_raises_is_part_of_the_verdict(capsys):
-    def fails():
-        raise ValueError("first\nsecond")
+def raises(error):
+    raise error
 
-    def refuses():
-        assert 1 > 2, "two is too many"
 
-    def leaves():
-        raise SystemExit(3)
-
-    assert said(capsys, fails, 3, "think") == "not yet: ValueError: first\nhint: think"
-    assert said(capsys, refuses, 3).startswith("not yet: two is too many")
-    assert said(capsys, leaves, 3) == "not yet: SystemExit: 3"
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (AssertionError("two is too many"), "two is too many"),
+        (SystemExit(3), "SystemExit: 3"),
+    ],
+)
+def test_what_the_answer_raises_is_part_of_the_verdict(capsys, error, reason):
+    text = said(capsys, lambda: raises(error), 3, "think")
+    assert text == f"not yet: {reason}\nhint: think"
 
 
 def test_ranks_are_named_where_there_are_ranks(capsys, ranks):
