@@ -126,11 +126,8 @@ class Counting(borrowed.dispatch_mode.thing):
         plain = operator.replace("_", "")
         name = next((n for n in NAMES if plain.startswith(n.replace("_", ""))), None)
         if "c10d" in space and name:
-            tensors = (
-                [t for t in leaves(side) if isinstance(t, torch.Tensor)] for side in args
-            )
             self.seen.calls[name] += 1
-            self.seen.nbytes[name] += max(sum(t.nbytes for t in side) for side in tensors)
+            self.seen.nbytes[name] += max(map(_nbytes, args))
         return out
 
 

@@ -20,9 +20,7 @@ def elements(drawing, tag):
     return root.findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
 
 
-@pytest.mark.parametrize(
-    "worker, world_size", [(calls.pairs, 5), (ring_step_by_step, 3)]
-)
+@pytest.mark.parametrize("worker, world_size", [(calls.pairs, 5), (ring_step_by_step, 3)])
 def test_a_chart_is_the_same_from_run_to_run(ranks, worker, world_size):
     reports = [ranks(world_size, worker, trace=True), launch(worker, world_size, trace=True)]
     first, second = map(sequence_chart, reports)
