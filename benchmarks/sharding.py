@@ -8,14 +8,19 @@ the ratio of the two steps in one turn), and what a rank holds after a step: par
 gradients and Adam's moments.
 """
 
+from functools import partial
+
+import torch
 from common import median_ms, options, ratio, repeat
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
 from mgpu_tutorial.lab import Table
-from mgpu_tutorial.sharding.figures import time_stages
+from mgpu_tutorial.lab.measure import in_turns
+from mgpu_tutorial.sharding.figures import held_by
 from mgpu_tutorial.sharding.fsdp import fsdp
 from mgpu_tutorial.sharding.training import Prepared, values_of, zero_1, zero_2, zero_3
+from mgpu_tutorial.shared.models import SmallTransformer
 
 SIZES = {  # of a SmallTransformer, and a rank's sequences and tokens
     "0.1 MB": ({"vocabulary": 64, "width": 32, "depth": 2}, (4, 16)),
@@ -42,12 +47,31 @@ STAGES = {
 }
 
 
+def time_stages(
+    rank: int, world_size: int, model: dict[str, int], batch: tuple[int, int], steps: int
+) -> dict[str, tuple[list[float], int]]:
+    """The seconds of each step with each stage, and the bytes that a rank then holds."""
+    prepared = {name: prepare(SmallTransformer(**model)) for name, prepare in STAGES.items()}
+    tokens = torch.randint(model["vocabulary"], batch)
+
+    def step(one: Prepared) -> None:
+        one.optimizer.zero_grad()
+        one.model(tokens).square().mean().backward()
+        one.after_backward()
+        one.optimizer.step()
+        one.after_step()
+
+    actions = {name: partial(step, one) for name, one in prepared.items()}
+    seconds = in_turns(actions, steps, warm_up=2)
+    return {name: (seconds[name], sum(held_by(one))) for name, one in prepared.items()}
+
+
 def main() -> None:
     given = options(__doc__, ranks=2, steps=10, repeats=3)
     rows = []
     for size, (model, batch) in SIZES.items():
-        what = STAGES, model, batch, given.steps
-        runs = repeat(given.repeats, given.ranks, time_stages, *what)
+        what = time_stages, model, batch, given.steps
+        runs = repeat(given.repeats, given.ranks, *what)
         seconds = {name: sum((taken for taken, _ in runs[name]), []) for name in runs}
         for name in runs:
             times = median_ms(seconds[name]), ratio(seconds[name], seconds["fully_shard"])

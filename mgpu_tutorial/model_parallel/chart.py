@@ -23,18 +23,14 @@ def pipeline_chart(tasks: Sequence[Task], title: str, row_name: str = "rank") ->
     """Draw a box for each task, a row for each rank: idle time is the grey between them.
 
     A row with several stages is divided among them. The number in a box is its micro-batch.
-    Raises ValueError where there is no task.
     """
-    if not tasks:
-        raise ValueError("there is no task to draw")
     rows = sorted({t.row for t in tasks})
     stages = {n: sorted({t.stage for t in tasks if t.row == n}) for n in rows}
     figure, axes = _canvas(rows, stages, row_name)
     start, length = min(t.begin for t in tasks) * 1e3, duration(tasks) * 1e3
     axes.set_xlim(0, length)
-    for number in rows:
-        y = rows.index(number) - 0.42
-        axes.broken_barh([(0, length)], (y, 0.84), facecolor=IDLE, zorder=0)
+    for y in range(len(rows)):
+        axes.broken_barh([(0, length)], (y - 0.42, 0.84), facecolor=IDLE, zorder=0)
     for key in sorted({(t.row, t.stage, t.kind) for t in tasks}):
         alike = [t for t in tasks if (t.row, t.stage, t.kind) == key]
         height = 0.84 / len(stages[key[0]])
@@ -70,17 +66,19 @@ def _canvas(rows: list[int], stages: dict[int, list[int]], name: str):
 
 def _boxes(axes, tasks: list[Task], start: float, place: tuple[float, float], length: float):
     """The tasks of one kind in one row, each with the number of its micro-batch."""
-    face, ink, hatch = appearance(tasks[0])
+    own, (strength, hatch, _) = tone(tasks[0].row), LOOKS[tasks[0].kind]
     spans = [(1e3 * t.begin - start, 1e3 * (t.end - t.begin)) for t in tasks]
-    style = {"facecolor": face, "edgecolor": INK, "linewidth": 0.7}
+    style = {"facecolor": _mixed(own.fill, strength), "edgecolor": INK, "linewidth": 0.7}
+    # the lines of a hatch are white, so that a dark number can be read on them
     axes.broken_barh(spans, place, hatch=hatch, hatchcolor="white", **style)
-    look = {"color": ink, "fontweight": "bold", "ha": "center", "va": "center"}
+    look = {"color": own.on if strength == 1 else INK, "ha": "center", "va": "center"}
     points = 72 * WIDTH * (1 - LEFT - RIGHT) / length  # per millisecond
     for task, (x, width) in zip(tasks, spans, strict=True):
         size, angle = fitting(str(task.micro), width * points, 11 if place[1] > 0.5 else 10)
         if size:
             middle = (x + width / 2, place[0] + place[1] / 2)
-            axes.text(*middle, str(task.micro), fontsize=size, rotation=angle, **look)
+            look |= {"fontsize": size, "rotation": angle, "fontweight": "bold"}
+            axes.text(*middle, str(task.micro), **look)
 
 
 def fitting(number: str, width: float, size: float) -> tuple[float, int]:
@@ -95,16 +93,6 @@ def fitting(number: str, width: float, size: float) -> tuple[float, int]:
         return size, 0
     size = min(size, room / DIGIT)  # on its side a digit is as wide as it is high
     return (size if size >= SMALLEST else 0.0), 90 * (len(number) > 1)
-
-
-def appearance(task: Task) -> tuple[str, str, str]:
-    """A task's box: the colour that fills it, that of its number, and its hatch.
-
-    The lines of a hatch are white, so that a dark number can be read on them.
-    """
-    strength, hatch, _ = LOOKS[task.kind]
-    own = tone(task.row)
-    return _mixed(own.fill, strength), own.on if strength == 1 else INK, hatch
 
 
 def _mixed(fill: str, strength: float) -> str:

@@ -21,15 +21,16 @@ from mgpu_tutorial.lab import Ledger, Table
 from mgpu_tutorial.lab.colours import colour, tone
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.measure import in_turns, largest_difference
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.model_parallel.micro_batches import (
     MicroBatchStep,
     backward_stage,
     forward_stage,
 )
-from mgpu_tutorial.model_parallel.recomputation import forward_in_groups
 from mgpu_tutorial.model_parallel.resnet_cuts import UNITS, cut_units, units
+from mgpu_tutorial.model_parallel.split_resnet import forward_in_groups
 from mgpu_tutorial.model_parallel.tasks import Task
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -99,13 +100,10 @@ def stage_costs(measured: Sequence[Unit], cuts: Sequence[str]) -> list[StageCost
     costs = []
     for stage in stages_of(measured, cuts):
         saved = {key: nbytes for unit in stage for key, nbytes in unit.saved.items()}
+        parameters = sum(unit.parameters for unit in stage)
+        flops = sum(unit.flops for unit in stage)
         costs.append(
-            StageCost(
-                parameters=sum(unit.parameters for unit in stage),
-                activation_bytes=sum(saved.values()),
-                flops=sum(unit.flops for unit in stage),
-                output_bytes=stage[-1].output_bytes,
-            )
+            StageCost(parameters, sum(saved.values()), flops, stage[-1].output_bytes)
         )
     return costs
 
@@ -137,16 +135,11 @@ def cut_table(measured: Sequence[Unit]) -> Table:
     rows = []
     for name in UNITS[1:]:
         pair = first, second = stage_costs(measured, [name])
-        rows.append(
-            [
-                name,
-                *(f"{stage.parameters / 1e6:.1f} M" for stage in pair),
-                *(bytes_text(stage.activation_bytes) for stage in pair),
-                bytes_text(max(first.memory, second.memory)),
-                f"{first.flops / (first.flops + second.flops):.0%}",
-                bytes_text(first.output_bytes),
-            ]
-        )
+        row = [name, *(f"{stage.parameters / 1e6:.1f} M" for stage in pair)]
+        row += [bytes_text(stage.activation_bytes) for stage in pair]
+        row += [bytes_text(max(first.memory, second.memory))]
+        row += [f"{first.flops / (first.flops + second.flops):.0%}"]
+        rows.append([*row, bytes_text(first.output_bytes)])
     header = ["cut before", "parameters 0", "1", "activations 0", "1"]
     header += ["fuller device", "work 0", "sends"]
     return Table(header, rows)
@@ -161,8 +154,7 @@ def cut_picture(measured: Sequence[Unit], cuts: Sequence[str]) -> Plot:
     from matplotlib.figure import Figure
 
     stages = stages_of(measured, cuts)
-    costs = stage_costs(measured, cuts)
-    figure = Figure(figsize=(9, 1.3 * len(PANELS) + 1.2), layout="constrained")
+    figure = Figure(figsize=(9, 6.4), layout="constrained")
     grid = figure.subplots(len(PANELS), 1, sharex=True)
     tones = [colour(s) for s, stage in enumerate(stages) for _ in stage]
     heights = (
@@ -172,12 +164,24 @@ def cut_picture(measured: Sequence[Unit], cuts: Sequence[str]) -> Plot:
     )
     for axes, values in zip(grid, heights, strict=False):
         axes.bar(range(len(UNITS)), values, 0.74, color=tones)
-    _draw_sent(grid[-1], measured, cuts, tones)
-    for axes, name, texts in zip(grid, PANELS, _side_texts(costs), strict=True):
-        _frame_panel(axes, name, cuts, texts)
+    # the bytes behind each unit: a full bar where a cut sends them, else an empty one
+    sent = [unit.output_bytes for unit in measured[:-1]]
+    fills = [tones[i] if UNITS[i + 1] in cuts else "none" for i in range(len(sent))]
+    places = [i + 0.5 for i in range(len(sent))]
+    grid[-1].bar(places, sent, 0.6, color=fills, edgecolor=tones[:-1], linewidth=1.2)
+    # at each device what it has of everything, and what a cut makes it send
+    amounts = [_amounts(cost) for cost in stage_costs(measured, cuts)]
+    for axes, name, texts in zip(grid, PANELS, zip(*amounts, strict=True), strict=True):
+        _frame_panel(axes, name, cuts, texts if name != "sends" else texts[:-1])
     _name_units(grid[-1])
-    grid[0].set_title(_title(cuts), fontsize=13)
-    return Plot(figure, _text(costs, cuts))
+    title = f"cut before {', '.join(cuts)}"
+    grid[0].set_title(title, fontsize=13)
+    lines = [
+        f"device {s}: {parameters} parameters, {saved} of activations, {work}"
+        + (f", sends {sends}" if s < len(cuts) else "")
+        for s, (parameters, saved, work, sends) in enumerate(amounts)
+    ]
+    return Plot(figure, "\n".join([title, *lines]))
 
 
 def first_saved(stage: Sequence[Unit]) -> list[int]:
@@ -190,12 +194,14 @@ def first_saved(stage: Sequence[Unit]) -> list[int]:
     return sizes
 
 
-def _draw_sent(axes, measured: Sequence[Unit], cuts: Sequence[str], tones: list[str]) -> None:
-    """The bytes behind each unit: a full bar where a cut sends them, else an empty one."""
-    sent = [unit.output_bytes for unit in measured[:-1]]
-    between = [i + 0.5 for i in range(len(sent))]
-    fills = [tones[i] if UNITS[i + 1] in cuts else "none" for i in range(len(sent))]
-    axes.bar(between, sent, 0.6, color=fills, edgecolor=tones[:-1], linewidth=1.2)
+def _amounts(cost: StageCost) -> tuple[str, str, str, str]:
+    """What one device has of each of the PANELS."""
+    return (
+        f"{cost.parameters / 1e6:.2f} M",
+        bytes_text(cost.activation_bytes),
+        f"{cost.flops / 1e9:.2f} GFLOP",
+        bytes_text(cost.output_bytes),
+    )
 
 
 def _frame_panel(axes, name: str, cuts: Sequence[str], texts: Sequence[str]) -> None:
@@ -207,55 +213,21 @@ def _frame_panel(axes, name: str, cuts: Sequence[str], texts: Sequence[str]) -> 
     for name_of_cut in cuts:
         axes.axvline(UNITS.index(name_of_cut) - 0.5, color=INK, linewidth=2, linestyle="--")
     for s, text in enumerate(texts):
-        place = (1.02, 0.9 - 0.25 * s)
+        said = f"{text} sent" if name == "sends" else f"device {s}: {text}"
         look = {"color": tone(s).text, "fontweight": "bold", "fontsize": 12, "va": "top"}
-        axes.annotate(text, place, xycoords="axes fraction", **look)
-
-
-def _side_texts(costs: Sequence[StageCost]) -> list[list[str]]:
-    """The text beside each panel: its sum for every device, and the bytes at each cut."""
-    devices = [
-        [f"device {s}: {text}" for s, text in enumerate(texts)]
-        for texts in zip(*(_amounts(cost)[:-1] for cost in costs), strict=True)
-    ]
-    return [*devices, [f"{_amounts(cost)[-1]} sent" for cost in costs[:-1]]]
-
-
-def _amounts(cost: StageCost) -> tuple[str, str, str, str]:
-    return (
-        f"{cost.parameters / 1e6:.2f} M",
-        bytes_text(cost.activation_bytes),
-        f"{cost.flops / 1e9:.2f} GFLOP",
-        bytes_text(cost.output_bytes),
-    )
-
-
-def _title(cuts: Sequence[str]) -> str:
-    return f"cut before {', '.join(cuts)}"
-
-
-def _text(costs: Sequence[StageCost], cuts: Sequence[str]) -> str:
-    lines = [_title(cuts)]
-    for s, cost in enumerate(costs):
-        parameters, saved, work, sends = _amounts(cost)
-        line = f"device {s}: {parameters} parameters, {saved} of activations, {work}"
-        lines.append(line + (f", sends {sends}" if s < len(cuts) else ""))
-    return "\n".join(lines)
+        axes.annotate(said, (1.02, 0.9 - 0.25 * s), xycoords="axes fraction", **look)
 
 
 def _name_units(axes) -> None:
     """The number of each block, its layer below, and the other units on their side."""
+    look = {"ha": "center", "va": "top", "annotation_clip": False, "fontsize": 11}
+    look["xycoords"] = ("data", "axes fraction")
     for i, name in enumerate(UNITS):
         layer, _, block = name.partition(".")
-        look = {"ha": "center", "va": "top", "annotation_clip": False, "fontsize": 11}
-        place = {"xycoords": ("data", "axes fraction")}
-        axes.annotate(
-            block or layer, (i, -0.06), rotation=0 if block else 90, **look, **place
-        )
+        axes.annotate(block or layer, (i, -0.06), rotation=0 if block else 90, **look)
         if block == "0":
-            blocks = sum(other.startswith(f"{layer}.") for other in UNITS)
-            middle = i + (blocks - 1) / 2
-            axes.annotate(layer, (middle, -0.34), fontweight="bold", **look, **place)
+            middle = i + (sum(other.startswith(f"{layer}.") for other in UNITS) - 1) / 2
+            axes.annotate(layer, (middle, -0.34), fontweight="bold", **look)
     axes.set_xticks([])
 
 
@@ -312,12 +284,10 @@ def steps_alone(
 ) -> dict[int, list[Task]]:
     """By number of micro-batches the step with the least work of `repeats`, in turns."""
     steps: dict[int, list[list[Task]]] = {micro: [] for micro in micros}
-
-    def step(micro: int) -> None:
-        model.zero_grad()
-        steps[micro].append(step_alone(model, images, labels, micro))
-
-    in_turns({micro: functools.partial(step, micro) for micro in micros}, repeats)
+    for _ in range(repeats):
+        for micro in micros:
+            model.zero_grad()
+            steps[micro].append(step_alone(model, images, labels, micro))
     return {micro: min(taken, key=work_seconds) for micro, taken in steps.items()}
 
 
@@ -329,19 +299,16 @@ def work_seconds(tasks: Iterable[Task]) -> float:
 def step_table(steps: Mapping[str, Mapping[int, Sequence[Task]]]) -> Table:
     """A row for each kind of images and number of micro-batches, in whole milliseconds.
 
-    The work of each device; what the step would take if it were equal slots; the step.
+    The work of each of the two devices; the step if it were equal slots; the step.
     """
     rows = []
     for images, by_number in steps.items():
         for micro, tasks in sorted(by_number.items()):
-            stages, work = len({task.row for task in tasks}), 1e3 * work_seconds(tasks)
-            slots = work / (stages * micro) * (micro + stages - 1)
-            busy = [
-                round(1e3 * work_seconds(task for task in tasks if task.row == s))
-                for s in range(stages)
-            ]
-            rows.append([images, micro, *busy, round(slots), round(1e3 * end_of(tasks))])
-    devices = [f"device {s} works, ms" for s in range(len(rows[0]) - 4)]
+            busy = [work_seconds(task for task in tasks if task.row == s) for s in (0, 1)]
+            slots = sum(busy) / (2 * micro) * (micro + 1)
+            seconds = *busy, slots, end_of(tasks)
+            rows.append([images, micro, *(round(1e3 * value) for value in seconds)])
+    devices = [f"device {s} works, ms" for s in (0, 1)]
     return Table(["images", "micro-batches", *devices, "equal slots, ms", "step, ms"], rows)
 
 
@@ -399,20 +366,19 @@ def measure_recomputation(
 
 def kept_table(results: Sequence[RecomputationResult]) -> Table:
     """A row for each step: MiB kept, of the largest group, and both together."""
-    rows = []
-    for run in results:
-        amounts = run.kept_bytes, run.group_bytes, run.kept_bytes + run.group_bytes
-        rows.append([str(run), *(f"{amount / 2**20:.1f}" for amount in amounts)])
-    return Table(["MiB", "kept", "largest group", "together"], rows)
+    sizes = [(str(run), run.kept_bytes / 2**20, run.group_bytes / 2**20) for run in results]
+    rows = [(name, kept, group, kept + group) for name, kept, group in sizes]
+    columns = {"MiB": "", "kept": ".1f", "largest group": ".1f", "together": ".1f"}
+    return formatted(columns, rows)
 
 
 def seconds_table(results: Sequence[RecomputationResult]) -> Table:
     """A row for each step: milliseconds of its forward and backward, and of both."""
-    rows = []
-    for run in results:
-        both = run.forward_seconds + run.backward_seconds
-        seconds = run.forward_seconds, run.backward_seconds, both
-        rows.append([str(run), *(round(1e3 * value) for value in seconds)])
+    times = [(str(run), run.forward_seconds, run.backward_seconds) for run in results]
+    rows = [
+        [name, *(round(1e3 * x) for x in (forward, backward, forward + backward))]
+        for name, forward, backward in times
+    ]
     return Table(["ms", "forward", "backward", "both"], rows)
 
 
@@ -431,5 +397,4 @@ def relative_difference(
     tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> float:
     """The largest difference of two numbers, as a share of the largest in `expected`."""
-    zeros = [torch.zeros_like(values) for values in expected]
-    return largest_difference(tensors, expected) / largest_difference(expected, zeros)
+    return largest_difference(tensors, expected) / max(x.abs().max().item() for x in expected)

@@ -5,6 +5,7 @@ from collections.abc import Container, Sequence
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.lab.simulate.devices import as_device
 from mgpu_tutorial.model_parallel.micro_batches import split
@@ -74,3 +75,22 @@ def unsplit_step(
     """The same step on one device: micro-batches one after the other, gradients add up."""
     for x, y in split(images, labels, micro):
         (cross_entropy(model(x), y) / micro).backward()
+
+
+# Recomputation: keep less for backward, and compute it again when it is needed
+
+
+def forward_in_groups(
+    model: nn.Module, images: torch.Tensor, group_size: int
+) -> torch.Tensor:
+    """As `model(images)`, but of each group of units autograd keeps only what goes in.
+
+    The backward pass makes the rest again, with a second forward of the group:
+    https://docs.pytorch.org/docs/2.13/checkpoint.html.
+    """
+    parts = list(units(model).values())
+    x = images
+    for begin in range(0, len(parts), group_size):
+        group = nn.Sequential(*parts[begin : begin + group_size])
+        x = checkpoint(group, x, use_reentrant=False)
+    return x

@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from mgpu_tutorial.lab import Ledger, span
 from mgpu_tutorial.model_parallel.micro_batches import split
-from mgpu_tutorial.pipelines.schedules import build_pipeline, take_step
+from mgpu_tutorial.pipelines.schedules import build_pipeline
 from mgpu_tutorial.pipelines.work import Work
 
 
@@ -43,9 +43,13 @@ def measure_schedule(
         for stage in stages:
             stage.submod.zero_grad()
         dist.barrier()
+        # the first stage's rank puts the batch in, the last stage's rank gets the losses
+        given = [inputs] if stages[0].is_first else []
+        wanted = targets if stages[-1].is_last else None
+        losses: list[torch.Tensor] = []
         begin = time.perf_counter()
         with span("step"), ledger.saved_for_backward():
-            losses = take_step(stages, runner, inputs, targets)
+            runner.step(*given, target=wanted, losses=losses)
         times.append(time.perf_counter() - begin)
     loss = sum(loss.item() for loss in losses) / micro
     return ScheduleResult(min(times), ledger.saved_peak(inputs.device), loss)

@@ -5,7 +5,6 @@ A rank has one stage, or two where the schedule says so. What a stage computes c
 outside, as a `Work`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,34 +60,20 @@ def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]
 def build_pipeline(
     work: Work, schedule: str, micro: int, rank: int, world_size: int
 ) -> tuple[list[pp.PipelineStage], Any]:
-    """The stages of this rank, and PyTorch's schedule over them."""
+    """The stages of this rank, which know their shapes, and PyTorch's schedule over them."""
     indices = stages_on_rank(schedule, rank, world_size)
     count = len(indices) * world_size
-    stages = [pipeline_stage(work, index, count, micro) for index in indices]
+    stages = []
+    for index in indices:
+        module = work.module(index, count)
+        goes_in = torch.empty(*work.shape(index, count, micro)).requires_grad_(index > 0)
+        comes_out = torch.empty(*work.shape(index + 1, count, micro)).requires_grad_()
+        shapes = {"input_args": goes_in, "output_args": comes_out}
+        builder = getattr(module, "dw_builder", None)
+        stages.append(
+            pp.PipelineStage(
+                module, index, count, goes_in.device, **shapes, dw_builder=builder
+            )
+        )
     runs = stages if len(stages) > 1 else stages[0]
     return stages, SCHEDULES[schedule](runs, micro, loss_fn=work.loss)
-
-
-def pipeline_stage(work: Work, index: int, count: int, micro: int) -> pp.PipelineStage:
-    """PyTorch's stage; it knows its shapes, and needs no forward to find them."""
-    module = work.module(index, count)
-    goes_in = torch.empty(*work.shape(index, count, micro)).requires_grad_(index > 0)
-    comes_out = torch.empty(*work.shape(index + 1, count, micro)).requires_grad_()
-    return pp.PipelineStage(
-        module, index, count, goes_in.device, input_args=goes_in, output_args=comes_out,
-        dw_builder=getattr(module, "dw_builder", None),
-    )  # fmt: skip
-
-
-def take_step(
-    stages: Sequence[pp.PipelineStage],
-    runner: Any,
-    inputs: torch.Tensor,
-    target: torch.Tensor,
-) -> list[torch.Tensor]:
-    """The first stage's rank puts the batch in, the last stage's rank gets the losses."""
-    losses: list[torch.Tensor] = []
-    enters = [inputs] if stages[0].is_first else []
-    wanted = target if stages[-1].is_last else None
-    runner.step(*enters, target=wanted, losses=losses)
-    return losses

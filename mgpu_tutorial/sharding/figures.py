@@ -1,18 +1,14 @@
 """Apparatus, not the lesson: what the stages hold and send, when, and how long it takes."""
 
-from collections import Counter
-from functools import partial
-
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from mgpu_tutorial.ddp_buckets.experiments import trace_steps
 from mgpu_tutorial.lab import Ledger, Table, launch, slow_link, span
-from mgpu_tutorial.lab.measure import in_turns, largest_difference
-from mgpu_tutorial.lab.record.intervals import events_of
-from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.sharding import arithmetic
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.record.traffic import ring_passes
+from mgpu_tutorial.sharding.arithmetic import FLOAT32, STAGE_NAMES, held
 from mgpu_tutorial.sharding.fsdp import Shard, clip
 from mgpu_tutorial.sharding.model import ShardedModel
 from mgpu_tutorial.sharding.training import (
@@ -25,35 +21,34 @@ from mgpu_tutorial.sharding.training import (
     train,
 )
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
-from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.shared.pause import Pause
 
 
 def memory_table(billions: float, ranks: int) -> Table:
     """What a rank holds in GB (10^9 bytes), in mixed precision: a row per stage of ZeRO."""
     rows = []
-    for stage, name in arithmetic.STAGE_NAMES.items():
-        parts = [nbytes / 1e9 for nbytes in arithmetic.held(billions * 1e9, ranks, stage)]
+    for stage, name in STAGE_NAMES.items():
+        parts = [nbytes / 1e9 for nbytes in held(billions * 1e9, ranks, stage)]
         rows.append([f"ZeRO {stage}: {name}", *(f"{x:.1f}" for x in [*parts, sum(parts)])])
     return Table(["GB on a rank", "parameters", "gradients", "optimizer", "total"], rows)
 
 
 def totals_table(parameters: float, ranks: list[int]) -> Table:
     """All that a rank holds in GB, in mixed precision: a column per number of ranks."""
-    rows = []
-    for stage, name in arithmetic.STAGE_NAMES.items():
-        gb = [sum(arithmetic.held(parameters, n, stage)) / 1e9 for n in ranks]
-        rows.append([f"ZeRO {stage}: {name}", *(f"{x:.1f}" for x in gb)])
+    lines = by_ranks(parameters, ranks)
+    rows = [
+        [f"{line}: {name}", *(f"{x:.1f}" for x in lines[line][1])]
+        for line, name in zip(lines, STAGE_NAMES.values(), strict=True)
+    ]
     return Table(["GB on a rank", *(f"of {n}" for n in ranks)], rows)
 
 
 def by_ranks(parameters: float, ranks: list[int]) -> dict[str, tuple[list, list]]:
     """For `curves`: the GB on a rank of each number of ranks, a line per stage of ZeRO."""
-    lines = {}
-    for stage in arithmetic.STAGE_NAMES:
-        gb = [sum(arithmetic.held(parameters, n, stage)) / 1e9 for n in ranks]
-        lines[f"ZeRO {stage}"] = ranks, gb
-    return lines
+    return {
+        f"ZeRO {stage}": (ranks, [sum(held(parameters, n, stage)) / 1e9 for n in ranks])
+        for stage in STAGE_NAMES
+    }
 
 
 # What the ranks hold
@@ -106,18 +101,13 @@ def state_table(*stages: int) -> Table:
         prepare = PREPARE[stage]
         first, *others = launch(count_state, 4, prepare).results
         assert all(other == first for other in others)
-        formula = sum(arithmetic.held(29_312, 4, stage, arithmetic.FLOAT32))
+        formula = sum(held(29_312, 4, stage, FLOAT32))
         rows.append([prepare.__name__, *first, sum(first), int(formula)])
     head = ["bytes", "parameters", "gradients", "optimizer", "counted", "by formula"]
     return Table(head, rows)
 
 
 # What they send
-
-# How often the bytes of a collective travel: an all_reduce is a reduce_scatter and then an
-# all_gather. Of those, each rank sends (N-1)/N of the whole tensor.
-TRIPS = Counter(all_reduce=2, reduce=1, broadcast=1)
-TRIPS |= Counter(reduce_scatter_single=1, all_gather_single=1)
 
 
 def trace_step(rank: int, world_size: int, prepare: Prepare) -> int:
@@ -142,26 +132,15 @@ def furthest(prepare: Prepare, world_size: int, reference: dict[str, torch.Tenso
     return largest_difference(results, [reference] * world_size)
 
 
-def models_sent(report: Report) -> dict[str, float]:
-    """How many times the model travels in a traced step, by collective and in all."""
-    sent: Counter[str] = Counter()
-    for event in events_of(report, "second step"):
-        if event.rank == 0 and event.op in TRIPS:
-            # the recorder notes the smaller side of a reduce_scatter, the output
-            sides = report.world_size if event.op == "reduce_scatter_single" else 1
-            sent[event.op] += TRIPS[event.op] * sides * event.nbytes
-    models = {op: nbytes / report.results[0] for op, nbytes in sorted(sent.items())}
-    return models | {"in all": sum(models.values())}
-
-
 def traffic_table(stages: list[Prepare]) -> Table:
     """Launches two ranks with each stage; how often the model travels in a step."""
     rows = []
     for prepare in stages:
-        sent = models_sent(launch(trace_step, 2, prepare, trace=True))
-        total = sent.pop("in all")
-        calls = ", ".join(f"{times:.2f} {op}" for op, times in sent.items())
-        rows.append([prepare.__name__, calls, f"{total:.2f}"])
+        report = launch(trace_step, 2, prepare, trace=True)
+        passed = sorted(ring_passes(report, "second step").items())
+        models = {op: nbytes / report.results[0] for op, nbytes in passed}
+        calls = ", ".join(f"{times:.2f} {op}" for op, times in models.items())
+        rows.append([prepare.__name__, calls, f"{sum(models.values()):.2f}"])
     return Table(["", "times the model", "in all"], rows)
 
 
@@ -180,57 +159,15 @@ class SlowLayer(nn.Module):
 LINK = Link(latency=2.5e-3, bandwidth=20e6)  # seconds per message, bytes per second
 
 
-def trace_prefetch(rank: int, world_size: int, prefetch: bool, depth: int = 6) -> None:
+def trace_prefetch(rank: int, world_size: int, prefetch: bool) -> None:
     """Five steps over a slow link, with the next unit on the way or not."""
-    layers = nn.Sequential(*(SlowLayer(256, 10e-3) for _ in range(depth)))
+    layers = nn.Sequential(*(SlowLayer(256, 10e-3) for _ in range(6)))
     model = ShardedModel(layers, prefetch=prefetch)
     inputs = torch.randn(8, 256)
     with slow_link(lambda nbytes: ring_seconds(nbytes, world_size, LINK)):
-        for step in range(5):
-            model.zero_grad()
-            dist.barrier()
-            with span(f"step {step}"):
-                with span("forward"):
-                    loss = model(inputs).square().mean()
-                with span("backward"):
-                    loss.backward()
-                with span("finish"):
-                    model.finish_gradient_synchronization()
-
-
-def milliseconds(report: Report, name: str = "shortest") -> float:
-    """How long rank 0's span of this name took."""
-    (found,) = [e for e in report.events if (e.rank, e.kind, e.note) == (0, "span", name)]
-    return (found.end - found.begin) * 1e3
-
-
-def time_stages(
-    rank: int,
-    world_size: int,
-    stages: dict[str, Prepare],
-    model: dict[str, int],
-    batch: tuple[int, int],
-    steps: int,
-) -> dict[str, tuple[list[float], int]]:
-    """The seconds of each step with each stage, and the bytes that a rank then holds.
-
-    `model` are the arguments of a SmallTransformer, `batch` sequences and tokens of a rank.
-    """
-    prepared = {name: prepare(SmallTransformer(**model)) for name, prepare in stages.items()}
-    tokens = torch.randint(model["vocabulary"], batch)
-
-    def step(one: Prepared) -> None:
-        one.optimizer.zero_grad()
-        one.model(tokens).square().mean().backward()
-        one.after_backward()
-        one.optimizer.step()
-        one.after_step()
-
-    actions = {name: partial(step, one) for name, one in prepared.items()}
-    seconds = in_turns(actions, steps, warm_up=2)
-    return {name: (seconds[name], sum(held_by(one))) for name, one in prepared.items()}
+        trace_steps(model, inputs, steps=5)
 
 
 def norm_of_all_gradients() -> float:
     """As PyTorch's `clip_grad_norm_` finds it on two ranks, before it clips."""
-    return launch(clip, 2).results[0][0]
+    return launch(clip, 2).results[0]

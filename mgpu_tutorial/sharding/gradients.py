@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.ddp_buckets.wrappers import into_buckets
-from mgpu_tutorial.sharding.start import Sharded
+from mgpu_tutorial.sharding.units import Sharded
 
 READY_TWICE = (
     "a gradient became ready twice: call finish_gradient_synchronization() after each "

@@ -16,8 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.sharding.flat import Flat
-from mgpu_tutorial.sharding.start import Sharded
-from mgpu_tutorial.sharding.units import alike, blocks_of, outermost, owners
+from mgpu_tutorial.sharding.units import Sharded, alike, blocks_of, outermost, owners
 from mgpu_tutorial.shared.parameters import require_same
 
 

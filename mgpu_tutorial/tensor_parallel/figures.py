@@ -8,21 +8,22 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from mgpu_tutorial.lab import Ledger, Table, launch, span
 from mgpu_tutorial.lab.colours import COLOURS, colour, tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.plot import MARKERS, Plot
-from mgpu_tutorial.lab.measure import in_turns, largest_difference
-from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.sharding.figures import TRIPS
-from mgpu_tutorial.shared.models import MLP, Attention, SmallTransformer
-from mgpu_tutorial.tensor_parallel.block import sum_replicated_gradients
-from mgpu_tutorial.tensor_parallel.copies import copies_that_differ, fingerprints
-from mgpu_tutorial.tensor_parallel.product import Product
-from mgpu_tutorial.tensor_parallel.product import X as INPUT
+from mgpu_tutorial.lab.record.traffic import ring_passes
+from mgpu_tutorial.shared.models import SmallTransformer
+from mgpu_tutorial.tensor_parallel.block import (
+    copies_that_differ,
+    fingerprints,
+    sum_replicated_gradients,
+)
+from mgpu_tutorial.tensor_parallel.layers import Product, X
 from mgpu_tutorial.tensor_parallel.torch_plan import take_steps, train_on_a_mesh
 from mgpu_tutorial.tensor_parallel.training import (
     Trainable,
@@ -46,81 +47,72 @@ COPY, PIECE, PART = "copy", "piece", "part of a sum"
 
 def product_picture(products: Sequence[Product]) -> Drawing:
     """Draw what each rank had and computed in two products in a row."""
-    kinds = {
-        "X": COPY,
-        "columns of A": PIECE,
-        "X A": PIECE,
-        "rows of B": PIECE,
-        "part of X A B": PART,
-        "all-reduce: X A B": COPY,
-    }
-    rows = [
-        [INPUT, one.columns, one.hidden, one.rows, one.part, one.result] for one in products
-    ]
+    kinds = {"X": COPY, "columns of A": PIECE, "X A": PIECE, "rows of B": PIECE}
+    kinds |= {"part of X A B": PART, "all-reduce: X A B": COPY}
+    rows = [[X, p.columns, p.hidden, p.rows, p.part, p.result] for p in products]
     return matrices(kinds, rows)
 
 
 def placement_picture(held: Sequence[Mapping[str, torch.Tensor]]) -> Drawing:
     """Draw what each rank holds of some distributed tensors, titled by their placements."""
     known = {"Replicate": COPY, "Shard": PIECE, "Partial": PART}
-    kinds = {
-        title: next(kind for name, kind in known.items() if name in title)
-        for title in held[0]
-    }
+    kinds = {title: known[title.split(": ")[1].partition("(")[0]] for title in held[0]}
     return matrices(kinds, [list(one.values()) for one in held])
 
 
 def matrices(kinds: Mapping[str, str], rows: Sequence[Sequence[torch.Tensor]]) -> Drawing:
     """Draw a row of matrices per rank; `kinds` are the titles and what each of them is."""
-    tall = [max(matrix.shape[0] for matrix in row) for row in rows]
+    titles = [title.split(": ") for title in kinds]
     wide = [
         max(
-            SIDE * max(matrix.shape[1] for matrix in column),
-            8.2 * max(map(len, title.split(": "))),
+            *(SIDE * matrix.shape[1] for matrix in column),
+            *(8.2 * len(line) for line in title),
         )
-        for title, column in zip(kinds, zip(*rows, strict=True), strict=True)
+        for title, column in zip(titles, zip(*rows, strict=True), strict=True)
     ]
-    height = TOP + sum(SIDE * count + GAP for count in tall) + 24
-    lines = [
+    tall = [SIDE * max(matrix.shape[0] for matrix in row) for row in rows]
+    xs, ys = _middles(wide, LEFT), _middles(tall, TOP)
+    text = "\n".join(
         f"rank {rank}: "
         + "; ".join(f"{t} {m.tolist()}" for t, m in zip(kinds, row, strict=True))
         for rank, row in enumerate(rows)
-    ]
-    width = LEFT + sum(wide) + GAP * len(wide)
-    drawing = Drawing(
-        width, height, "\n".join(lines), "What each rank holds: " + ", ".join(kinds)
     )
-    x = LEFT
-    for number, title in enumerate(kinds):
-        for i, line in enumerate(title.split(": ")):
-            drawing.label(x + wide[number] / 2, 20 + 18 * i, line, 13, weight="bold")
-        x += wide[number] + GAP
-    y = TOP
-    for rank, row in enumerate(rows):
-        middle = y + SIDE * tall[rank] / 2
-        drawing.label(10, middle + 5, f"rank {rank}", 14, tone(rank).text, "start", "bold")
-        x = LEFT
-        for number, (kind, matrix) in enumerate(zip(kinds.values(), row, strict=True)):
-            left = x + (wide[number] - SIDE * matrix.shape[1]) / 2
-            _matrix(drawing, left, middle - SIDE * matrix.shape[0] / 2, matrix, rank, kind)
-            x += wide[number] + GAP
-        y += SIDE * tall[rank] + GAP
+    height = TOP + sum(tall) + GAP * len(tall) + 24
+    name = "What each rank holds: " + ", ".join(kinds)
+    drawing = Drawing(LEFT + sum(wide) + GAP * len(wide), height, text, name)
+    for x, title in zip(xs, titles, strict=True):
+        for i, line in enumerate(title):
+            drawing.label(x, 20 + 18 * i, line, 13, weight="bold")
+    for rank, (y, row) in enumerate(zip(ys, rows, strict=True)):
+        drawing.label(10, y + 5, f"rank {rank}", 14, tone(rank).text, "start", "bold")
+        for x, kind, matrix in zip(xs, kinds.values(), row, strict=True):
+            _matrix(drawing, x, y, matrix, rank, kind)
     legend = "grey: the same on every rank · filled: only here · dashed: a part of a sum"
     drawing.label(LEFT, height - 10, legend, 14, anchor="start")
     return drawing
 
 
+def _middles(sizes: Sequence[float], start: float) -> list[float]:
+    """Where the middle of each lies if they stand in a row, with a gap between them."""
+    return [start + sum(sizes[:i]) + GAP * i + size / 2 for i, size in enumerate(sizes)]
+
+
 def _matrix(
-    drawing: Drawing, left: float, top: float, matrix: torch.Tensor, rank: int, kind: str
+    drawing: Drawing, x: float, y: float, matrix: torch.Tensor, rank: int, kind: str
 ) -> None:
-    fill = {COPY: "#e4e4e4", PIECE: colour(rank), PART: "#ffffff"}[kind]
-    edge = {COPY: FAINT, PIECE: INK, PART: colour(rank)}[kind]
-    ink, dash = (tone(rank).on, "") if kind == PIECE else (INK, "4 3" if kind == PART else "")
+    """The numbers of a matrix in boxes around (x, y)."""
+    fill, edge, ink, dash = {
+        COPY: ("#e4e4e4", FAINT, INK, ""),
+        PIECE: (colour(rank), INK, tone(rank).on, ""),
+        PART: ("#ffffff", colour(rank), INK, "4 3"),
+    }[kind]
+    high, wide = matrix.shape
     for i, line in enumerate(matrix.tolist()):
         for j, number in enumerate(line):
-            x, y = left + SIDE * j, top + SIDE * i
-            drawing.box(x + 1, y + 1, SIDE - 2, SIDE - 2, edge, fill, 1.5, dash, 3)
-            drawing.label(x + SIDE / 2, y + SIDE / 2 + 5, number, 13, ink, weight="bold")
+            left, top = x + SIDE * (j - wide / 2), y + SIDE * (i - high / 2)
+            drawing.box(left + 1, top + 1, SIDE - 2, SIDE - 2, edge, fill, 1.5, dash, 3)
+            middle = left + SIDE / 2, top + SIDE / 2 + 5
+            drawing.label(*middle, number, 13, ink, weight="bold")
 
 
 # How wrong
@@ -140,9 +132,8 @@ def step_once(rank: int, world_size: int, ways: tuple[Way, ...]) -> list[SgdStep
     for way in ways:
         trainable = way(new_model())
         loss = loss_and_gradients(trainable).item()
-        gradients = whole_gradients(trainable.model).values()
+        flat = flat_gradients(trainable)
         torch.optim.SGD(trainable.model.parameters(), lr=0.1).step()
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
         steps.append(SgdStep(loss, flat, copies_that_differ(trainable.model)))
     return steps
 
@@ -164,33 +155,25 @@ def name_of(way: Way) -> str:
 
 
 def furthest(
-    ways: tuple[Way, ...], ranks: int, reference: dict[str, torch.Tensor], **model: object
+    ways: tuple[Way, ...], ranks: int, reference: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     """Launch `train` in float64; how far any parameter of any rank is from these."""
-    results = launch(train_each, ranks, ways, dtype=torch.float64, **model).results
+    runs = {way: launch(train, ranks, way, dtype=torch.float64).results for way in ways}
     return {
-        name: largest_difference([mine[name] for mine in results], [reference] * ranks)
-        for name in results[0]
+        name_of(way): largest_difference([mine for _, mine in run], [reference] * ranks)
+        for way, run in runs.items()
     }
-
-
-def train_each(
-    rank: int, world_size: int, ways: tuple[Way, ...], **model: object
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Train each way in the same ranks; the whole parameters of each."""
-    return {name_of(way): train(rank, world_size, way, **model)[1] for way in ways}
 
 
 def furthest_on_a_mesh(shape: tuple[int, int], reference: dict[str, torch.Tensor]) -> float:
     """Launch `train_on_a_mesh` in float64; how far any rank's parameters are from these."""
-    ranks = shape[0] * shape[1]
-    results = launch(train_on_a_mesh, ranks, shape, dtype=torch.float64).results
-    return largest_difference(results, [reference] * ranks)
+    results = launch(train_on_a_mesh, shape[0] * shape[1], shape, dtype=torch.float64).results
+    return largest_difference(results, [reference] * len(results))
 
 
-def train_alone(**model: object) -> dict[str, torch.Tensor]:
+def train_alone() -> dict[str, torch.Tensor]:
     """Launch `train` on one process in float64; the parameters."""
-    return launch(train, 1, whole, dtype=torch.float64, **model).results[0][1]
+    return launch(train, 1, whole, dtype=torch.float64).results[0][1]
 
 
 def share_heads(rank: int, world_size: int, kv_heads: int) -> None:
@@ -215,24 +198,9 @@ def trace_steps(
 
 def sent(report: Report, name: str) -> Counter[str]:
     """The bytes that rank 0 sends in a span, by collective; each in a ring."""
-    found: Counter[str] = Counter()
-    for event in events_of(report, name):
-        if event.rank == 0 and event.op in TRIPS:
-            ranks = len(event.group)
-            # the recorder notes the smaller side of a reduce_scatter, the output
-            sides = ranks if event.op == "reduce_scatter_single" else 1
-            trips = TRIPS[event.op] * sides * event.nbytes
-            found[event.op] += trips * (ranks - 1) // ranks
-    return found
-
-
-def sent_per_block(ways: tuple[Way, ...], ranks: int) -> dict[Way, Counter[str]]:
-    """Launch each way with one block and with two: what the second makes a rank send."""
-    report = launch(trace_steps, ranks, ways, (1, 2), trace=True)
-    return {
-        way: sent(report, f"{way.__name__} 2") - sent(report, f"{way.__name__} 1")
-        for way in ways
-    }
+    n = report.world_size
+    passes = ring_passes(report, name)
+    return Counter({op: nbytes * (n - 1) // n for op, nbytes in passes.items()})
 
 
 def formula(batch: int, sequence: int, width: int, ranks: int, nbytes: int = 4) -> int:
@@ -245,8 +213,11 @@ def block_table(*ways: Way, ranks: tuple[int, ...] = (2, 4)) -> Table:
     rows = []
     tokens, _ = new_batch(0)
     for count in ranks:
+        report = launch(trace_steps, count, ways, (1, 2), trace=True)
         expected = formula(*tokens.shape, 48, count)
-        for way, found in sent_per_block(ways, count).items():
+        for way in ways:
+            # what the second block makes a rank send
+            found = sent(report, f"{way.__name__} 2") - sent(report, f"{way.__name__} 1")
             calls = ", ".join(f"{nbytes:,} {op}" for op, nbytes in sorted(found.items()))
             rows.append([name_of(way), count, calls, sum(found.values()), expected])
     return Table(["", "ranks", "bytes per block and step", "in all", "formula"], rows)
@@ -256,7 +227,7 @@ def count_calls(
     rank: int, world_size: int, ways: tuple[Way, ...]
 ) -> dict[str, dict[str, int]]:
     """What PyTorch's CommDebugMode counts in a second forward and backward of each way."""
-    found = {}
+    calls, found = ("all_gather", "all_reduce", "reduce_scatter", "broadcast"), {}
     for way in ways:
         trainable = way(new_model())
         loss_and_gradients(trainable)
@@ -264,16 +235,11 @@ def count_calls(
             loss_and_gradients(trainable)
         counts: Counter[str] = Counter()
         for operator, count in seen.get_comm_counts().items():
-            counts[call_name(operator)] += count
+            # PyTorch has two sets of operators: c10d.allreduce_, all_reduce
+            text = str(operator).replace("_", "")
+            counts[next((n for n in calls if n.replace("_", "") in text), text)] += count
         found[name_of(way)] = dict(counts)
     return found
-
-
-def call_name(operator: object) -> str:
-    """The collective's usual name; PyTorch has two sets of operators, named differently."""
-    text = str(operator).replace("_", "")
-    names = ("all_gather", "all_reduce", "reduce_scatter", "broadcast")
-    return next((name for name in names if name.replace("_", "") in text), text)
 
 
 def step_on_a_mesh(
@@ -315,70 +281,23 @@ def kept_table(*ways: Way, ranks: tuple[int, ...] = (1, 2, 4)) -> Table:
 # On a link
 
 
-def link_table(
-    width: int = 8192,
-    tokens: int = 8192,
-    ranks: int = 8,
-    replicas: int = 64,
-    links: tuple[float, ...] = (450, 50, 3),
-    speed: float = 4e14,
-) -> Table:
+def link_table() -> Table:
     """By formula, in bfloat16: milliseconds per block and step of each dimension and link.
 
-    `tokens` are those of a rank's batch, `links` in GB/s that a rank can send, `speed` in
-    operations per second.
+    A width of 8,192, as many tokens in a rank's batch, 8 ranks and 64 replicas; links in GB/s
+    that a rank can send; 4e14 operations a second.
     """
-    tensor = formula(1, tokens, width, ranks, nbytes=2)
+    width, tokens, ranks, replicas, links = 8192, 8192, 8, 64, (450, 50, 3)
     parameters = 12 * width**2 / ranks  # of a block, on a rank
+    tensor = formula(1, tokens, width, ranks, nbytes=2)
     data = 3 * 2 * parameters * (replicas - 1) / replicas
     rows = [
         [name, f"{nbytes / 1e6:.0f} MB", *(f"{nbytes / link / 1e6:.1f}" for link in links)]
         for name, nbytes in (("tensor parallel", tensor), ("fully_shard", data))
     ]
-    compute = 6 * parameters * tokens / speed * 1e3
+    compute = 6 * parameters * tokens / 4e14 * 1e3
     rows.append(["compute", "", *[f"{compute:.1f}"] * len(links)])
-    return Table(["ms per block", "sent", *(f"{link:.0f} GB/s" for link in links)], rows)
-
-
-# How long
-
-
-def time_ways(
-    rank: int,
-    world_size: int,
-    ways: dict[str, Way],
-    model: dict[str, int],
-    batch: tuple[int, int],
-    steps: int,
-) -> dict[str, list[tuple[float, float]]]:
-    """The seconds of each way's forward with loss, and of its backward, in turns.
-
-    `model` are the arguments of a SmallTransformer, `batch` the sequences and their tokens.
-    """
-    trainable = {name: way(new_model(**model)) for name, way in ways.items()}
-    tokens, targets = new_batch(0, *batch, model["vocabulary"])
-    losses = {}
-
-    def forward(name: str) -> None:
-        one = trainable[name]
-        with one.context():
-            losses[name] = one.loss(one.model(tokens), targets)
-
-    def backward(name: str) -> None:
-        one = trainable[name]
-        one.model.zero_grad()
-        with one.context():
-            losses.pop(name).backward()
-        one.after_backward()
-
-    actions = {
-        (part, name): partial(part, name) for name in ways for part in (forward, backward)
-    }
-    seconds = in_turns(actions, steps, warm_up=2)
-    return {
-        name: list(zip(seconds[forward, name], seconds[backward, name], strict=True))
-        for name in ways
-    }
+    return Table(["ms per block", "sent", *(f"{link} GB/s" for link in links)], rows)
 
 
 # Rounding: a sum of rounded numbers depends on its order. One process adds up the same
@@ -389,56 +308,25 @@ def time_ways(
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class SummedMLP(nn.Module):
-    """An MLP that adds up the parts of some groups of features, rounding after each."""
+class InGroups(nn.Module):
+    """A linear layer, computed in groups of its outputs (`dim` 0) or of its inputs (1).
 
-    def __init__(self, mlp: MLP, groups: list[torch.Tensor]) -> None:
+    The outputs are put back in their order; the parts that groups of inputs make are rounded
+    one by one and added up.
+    """
+
+    def __init__(self, layer: nn.Linear, dim: int, groups: list[torch.Tensor]) -> None:
         super().__init__()
-        self.up, self.down, self.groups = mlp.up, mlp.down, groups
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        up, down = self.up, self.down
-        parts = [
-            linear(gelu(linear(x, up.weight[g], up.bias[g])), down.weight[:, g])
-            for g in self.groups
-        ]
-        return sum(parts) + down.bias
-
-
-class SummedAttention(nn.Module):
-    """Attention that adds up the parts of some groups of heads, rounding after each."""
-
-    def __init__(self, attention: Attention, groups: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.query, self.key = attention.query, attention.key
-        self.value, self.out = attention.value, attention.out
-        self.per_head = attention.per_head
-        columns = torch.arange(attention.query.out_features).view(-1, self.per_head)
-        self.groups = [columns[heads].flatten() for heads in groups]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = []
-        for g in self.groups:
-            q, k, v = (
-                linear(x, whole.weight[g]).unflatten(-1, (-1, self.per_head)).transpose(1, 2)
-                for whole in (self.query, self.key, self.value)
-            )
-            mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-            parts.append(linear(mixed.transpose(1, 2).flatten(-2), self.out.weight[:, g]))
-        return sum(parts)
-
-
-class ReorderedHead(nn.Module):
-    """A head whose tokens are computed in groups, and put back in their order."""
-
-    def __init__(self, head: nn.Linear, groups: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.weight, self.groups = head.weight, groups
+        self.weight, self.bias, self.dim, self.groups = layer.weight, layer.bias, dim, groups
         self.back = torch.cat(groups).argsort()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits = torch.cat([linear(x, self.weight[g]) for g in self.groups], -1)
-        return logits[..., self.back]
+        if self.dim == 0:
+            result = torch.cat([linear(x, self.weight[g]) for g in self.groups], -1)
+            result = result[..., self.back]
+        else:
+            result = sum(linear(x[..., g], self.weight[:, g]) for g in self.groups)
+        return result if self.bias is None else result + self.bias
 
 
 def reordered(model: SmallTransformer, pieces: int, seed: int) -> Trainable:
@@ -449,18 +337,29 @@ def reordered(model: SmallTransformer, pieces: int, seed: int) -> Trainable:
         return list(torch.randperm(many, generator=generator).tensor_split(pieces))
 
     for block in model.blocks:
-        heads = block.attention.query.out_features // block.attention.per_head
-        block.attention = SummedAttention(block.attention, share_out(heads))
-        block.mlp = SummedMLP(block.mlp, share_out(block.mlp.up.out_features))
-    model.head = ReorderedHead(model.head, share_out(model.head.out_features))
+        attention, mlp = block.attention, block.mlp
+        columns = torch.arange(attention.query.out_features).view(-1, attention.per_head)
+        heads = [columns[group].flatten() for group in share_out(len(columns))]
+        for name in ("query", "key", "value"):
+            setattr(attention, name, InGroups(getattr(attention, name), 0, heads))
+        attention.out = InGroups(attention.out, 1, heads)
+        features = share_out(mlp.up.out_features)
+        mlp.up, mlp.down = InGroups(mlp.up, 0, features), InGroups(mlp.down, 1, features)
+    model.head = InGroups(model.head, 0, share_out(model.head.out_features))
     return Trainable(model, flat_cross_entropy)
 
 
-def gradients(trainable: Trainable) -> torch.Tensor:
+def gradients(way: Way, dtype: torch.dtype) -> torch.Tensor:
     """All gradients of the first batch side by side, as float64; the same on every rank."""
+    trainable = way(new_model(dtype))
     loss_and_gradients(trainable)
+    return flat_gradients(trainable).double()
+
+
+def flat_gradients(trainable: Trainable) -> torch.Tensor:
+    """All gradients side by side, the same on every rank."""
     found = whole_gradients(trainable.model).values()
-    return torch.cat([gradient.flatten() for gradient in found]).double()
+    return torch.cat([gradient.flatten() for gradient in found])
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -468,40 +367,23 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found - expected).norm() / expected.norm()).item()
 
 
-class Runs(NamedTuple):
-    """In one dtype: the gradients of the plain run, and how far off each random order is."""
-
-    plain: torch.Tensor
-    orders: list[float]
-
-
-def band(
-    rank: int, world_size: int, pieces: tuple[int, ...] = (2, 4), orders: int = 8
-) -> dict[str, Runs]:
-    """One process adds up in so many pieces, in as many random orders each, in each dtype."""
-    found = {}
+def random_orders(
+    rank: int, world_size: int
+) -> tuple[dict[str, torch.Tensor], dict[str, list[float]]]:
+    """In each dtype the gradients of the plain run, and how far off each random order is."""
+    plain, orders = {}, {}
     for name, dtype in DTYPES.items():
-        plain = gradients(whole(new_model(dtype)))
-        runs = [
-            gradients(reordered(new_model(dtype), count, seed))
-            for count in pieces
-            for seed in range(orders)
-        ]
-        found[name] = Runs(plain, [distance(run, plain) for run in runs])
-    return found
+        plain[name] = gradients(whole, dtype)
+        ways = (partial(reordered, pieces=n, seed=s) for n in (2, 4) for s in range(8))
+        orders[name] = [distance(gradients(way, dtype), plain[name]) for way in ways]
+    return plain, orders
 
 
 def distances(
-    rank: int, world_size: int, ways: dict[str, Way], plain: dict[str, torch.Tensor]
-) -> dict[str, dict[str, float]]:
-    """How far the gradients of each way lie from those of one process, in each dtype."""
-    return {
-        name: {
-            dtype: distance(gradients(way(new_model(DTYPES[dtype]))), plain[dtype])
-            for dtype in DTYPES
-        }
-        for name, way in ways.items()
-    }
+    rank: int, world_size: int, way: Way, plain: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    """How far the gradients of a way lie from those of one process, in each dtype."""
+    return {n: distance(gradients(way, dtype), plain[n]) for n, dtype in DTYPES.items()}
 
 
 class Band(NamedTuple):
@@ -515,26 +397,25 @@ class Band(NamedTuple):
         return 2 * max(self.orders[dtype])
 
 
+def measure_band(ways: dict[str, tuple[int, Way]]) -> Band:
+    """Launch one process for the band, and each way on so many ranks."""
+    plain, orders = launch(random_orders, 1).results[0]
+    found = {
+        name: launch(distances, ranks, way, plain).results[0]
+        for name, (ranks, way) in ways.items()
+    }
+    return Band(orders, found)
+
+
 def verdicts(band: Band) -> Table:
     """One row per way: its distance in each dtype, and whether that is within rounding."""
     rows = [["the band ends at", *(f"{band.limit(dtype):.1e}" for dtype in band.orders)]]
     for name, found in band.ways.items():
-        sides = ["inside" if off <= band.limit(d) else "outside" for d, off in found.items()]
-        cells = zip(found.values(), sides, strict=True)
-        rows.append([name, *(f"{off:.1e} {side}" for off, side in cells)])
+        far = {d: off > band.limit(d) for d, off in found.items()}
+        rows.append(
+            [name, *(f"{found[d]:.1e} {'outside' if far[d] else 'inside'}" for d in far)]
+        )
     return Table(["gradients off", *band.orders], rows)
-
-
-def measure_band(ways: dict[str, tuple[int, Way]]) -> Band:
-    """Launch one process for the band, and each way on so many ranks."""
-    runs = launch(band, 1).results[0]
-    plain = {name: one.plain for name, one in runs.items()}
-    found: dict[str, dict[str, float]] = {}
-    for count in {ranks for ranks, _ in ways.values()}:
-        same = {name: way for name, (ranks, way) in ways.items() if ranks == count}
-        found |= launch(distances, count, same, plain).results[0]
-    orders = {name: one.orders for name, one in runs.items()}
-    return Band(orders, {name: found[name] for name in ways})
 
 
 def band_picture(band: Band) -> Plot:
@@ -573,9 +454,7 @@ def step_with_a_bug(rank: int, world_size: int) -> dict[str, str]:
     trainable = without_sum_of_replicated(new_model())
     loss_and_gradients(trainable)
     model = trainable.model
-    hidden = {name: model.get_parameter(name).grad for name in FORGOTTEN}
-    for name in FORGOTTEN:
-        model.get_parameter(name).grad = None
+    hidden = {name: model.get_parameter(name).grad.clone() for name in FORGOTTEN}
     sum_replicated_gradients(model)
     for name, gradient in hidden.items():
         model.get_parameter(name).grad = gradient

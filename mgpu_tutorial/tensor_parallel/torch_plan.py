@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from mgpu_tutorial.shared.models import SmallTransformer
-from mgpu_tutorial.tensor_parallel.product import A, B, X
+from mgpu_tutorial.tensor_parallel.layers import A, B, X
 from mgpu_tutorial.tensor_parallel.training import (
     Trainable,
     flat_cross_entropy,
@@ -94,7 +94,7 @@ def all_ranks() -> DeviceMesh:
 
 
 def multiply_by_placements(rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    """The product of `product.multiply`: of each matrix its placement, and what is here."""
+    """The product of `layers.multiply`: of each matrix its placement, and what is here."""
     mesh = all_ranks()
     x = distribute_tensor(X, mesh, [Replicate()])
     a = distribute_tensor(A, mesh, [Shard(1)])  # by columns

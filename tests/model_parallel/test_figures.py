@@ -67,6 +67,7 @@ def test_a_stage_needs_what_its_units_need(measured, places):
         shared = {i // 2 for i in range(begin, end)}  # counted once in a stage
         own = sum(unit.saved[begin + i] for i, unit in enumerate(units))
         assert stage.activation_bytes == own + 5 * len(shared)
+        assert sum(figures.first_saved(units)) == stage.activation_bytes
         assert stage.memory == 12 * stage.parameters + stage.activation_bytes
         assert stage.output_bytes == 4 * units[-1].shape[1]
     work = [stage.flops for stage in stages]

@@ -1,5 +1,7 @@
 """The split model is the unsplit one, on devices and on ranks."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -7,7 +9,8 @@ from torch.nn.functional import cross_entropy
 from mgpu_tutorial.lab import devices
 from mgpu_tutorial.model_parallel import resnet_cuts
 from mgpu_tutorial.model_parallel import split_resnet as resnet
-from tests.model_parallel.reference import gradients_of
+from mgpu_tutorial.shared.vision import torchvision
+from tests.model_parallel.reference import gradients_of, one_process
 
 
 def take_step(model, images, labels):
@@ -61,3 +64,20 @@ def test_a_rank_makes_its_own_stage_only_and_all_ranks_make_one_model(weights):
 def test_an_unsplit_step_is_the_reference(data, whole, expected, micro):
     resnet.unsplit_step(whole, *data, micro)
     torch.testing.assert_close(gradients_of(whole), expected(micro)[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("group_size", [1, 3, 7, 20, 50])
+def test_gradients_are_the_same_bits_and_the_running_mean_moves_twice(group_size):
+    """As many units as ResNet-50, and a sixteenth of the channels inside a block."""
+    images, labels = torch.randn(2, 3, 33, 33), torch.arange(2)
+    model = torchvision.models.resnet50(num_classes=10, width_per_group=4)
+    _, gradients = one_process(copy.deepcopy(model), images, labels, 1)
+    start, calls = model.bn1.running_mean.clone(), []
+    for block in (model.conv1, model.layer2[0].conv1, model.fc):
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
+    output = resnet.forward_in_groups(model, images, group_size)
+    cross_entropy(output, labels).backward()
+    torch.testing.assert_close(gradients_of(model), gradients, rtol=0, atol=0)
+    assert len(calls) == 6 and int(model.bn1.num_batches_tracked) == 2
+    mean = model.conv1(images).mean((0, 2, 3)).detach()
+    torch.testing.assert_close(model.bn1.running_mean, 0.81 * start + 0.19 * mean)

@@ -7,11 +7,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.tensor_parallel.block import (
+    copies_that_differ,
+    own_draws,
     parallelize,
     parallelize_with_sequence,
+    replicated,
     sum_replicated_gradients,
 )
-from mgpu_tutorial.tensor_parallel.copies import copies_that_differ, own_draws, replicated
 from mgpu_tutorial.tensor_parallel.training import (
     flat_cross_entropy,
     new_batch,

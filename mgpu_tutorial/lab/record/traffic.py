@@ -1,5 +1,8 @@
 """What the ranks sent, counted, and set against what a formula says."""
 
+from collections import Counter
+
+from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.table import Table
 
@@ -25,3 +28,22 @@ def traffic(report: Report, expected: float | None = None, formula: str = "formu
         rows.append(row)
     header = ["", "calls", "messages sent", "bytes sent"]
     return Table(header + ([formula, "sent / formula"] if expected is not None else []), rows)
+
+
+# An all_reduce is a reduce_scatter and then an all_gather, so its tensor passes twice.
+PASSES = {"all_reduce": 2, "reduce": 1, "broadcast": 1}
+PASSES |= {"reduce_scatter_single": 1, "all_gather_single": 1}
+
+
+def ring_passes(report: Report, during: str) -> Counter[str]:
+    """The bytes that pass a ring in rank 0's span `during`, by collective.
+
+    Of each of the N ranks' tensors; a rank sends (N - 1) / N of it.
+    """
+    passed: Counter[str] = Counter()
+    for event in events_of(report, during):
+        if event.rank == 0 and event.op in PASSES:
+            # the recorder notes the smaller side of a reduce_scatter, the output
+            sides = report.world_size if event.op == "reduce_scatter_single" else 1
+            passed[event.op] += PASSES[event.op] * sides * event.nbytes
+    return passed
