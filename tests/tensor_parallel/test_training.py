@@ -79,9 +79,6 @@ def test_the_targets_are_the_tokens_that_follow():
     assert not torch.equal(tokens, others) and len(tokens.unique()) > 20
 
 
-# Mistakes
-
-
 @pytest.mark.parametrize(
     ("way", "loss_off", "gradients_off", "differ"),
     [
@@ -100,9 +97,6 @@ def test_mistakes_are_as_the_chapter_says(ranks, way, loss_off, gradients_off, d
         assert len(found.different) == differ
 
 
-# What is sent
-
-
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_a_block_sends_eight_times_its_activations(ranks, world_size):
     report = ranks(world_size, figures.trace_steps, OURS, (1, 2), trace=True)
@@ -117,11 +111,7 @@ def test_a_block_sends_eight_times_its_activations(ranks, world_size):
     assert slices == half | {"all_reduce": copies}
 
 
-# Rounding
-
-
 def test_reordered_sums_are_the_same_function():
     plain = figures.gradients(training.whole, torch.float64)
-    for seed in range(3):
-        way = partial(figures.reordered, pieces=3, seed=seed)
-        assert 0 < figures.distance(figures.gradients(way, torch.float64), plain) < 1e-14
+    way = partial(figures.reordered, pieces=3, seed=0)
+    assert 0 < figures.distance(figures.gradients(way, torch.float64), plain) < 1e-14
