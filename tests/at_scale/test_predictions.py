@@ -82,6 +82,11 @@ def test_a_layer_takes_what_the_authors_measured():
         assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.06)
 
 
+def test_a_pipeline_with_fewer_micro_batches_waits_longer():
+    """16 stages: 15 of 64 slots, then 15 of 16."""
+    assert predictions.bubble_only(400, 16, 64, 16) == pytest.approx(400 * 79 / 64 * 16 / 31)
+
+
 def test_the_tie_is_the_models_own_error():
     """No row of the families whose plan is complete is further off, but for ZeRO 3's one."""
     for family in ("table 1", "table 2", "table 5", "MPT, FSDP", "torchtitan 8B"):

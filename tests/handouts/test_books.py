@@ -15,7 +15,6 @@ from handouts.notebook import ROOT, elements, read, stringify
 from tests.handouts.conftest import SAID, printed, shown, write
 
 STEMS = ["01_point_to_point", "03_collectives"]
-MARGIN = 20 / 25.4 * 72
 ROOM = r"My prediction (\d+), and why \(answer on page (\d+)\)"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # pandoc and a typesetter
 
