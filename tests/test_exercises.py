@@ -16,14 +16,6 @@ def function(head, body):
     return "\n".join([f"def {head}(rank, world_size):", *lines])
 
 
-NUMBERS = "mine, other = torch.tensor([float(rank)]), torch.zeros(1)\n"
-
-
-def opposite(peer, result):
-    calls = f"sending = dist.isend(mine, dst={peer})\ndist.recv(other, src={peer})\n"
-    return function("opposite", f"{NUMBERS}{calls}sending.wait()\nreturn {result}")
-
-
 PAD = "order += order[: -samples % world_size]"
 PAD_ALWAYS = "order += order[: world_size - samples % world_size]"
 
@@ -46,8 +38,6 @@ mine = [p.grad for p in prepared.model.parameters()]
 def norm(*lines):
     return function("norm", NORM + "\n".join([*lines, "return square.sqrt().item()"]))
 
-
-NO_MESSAGE = "rank 0 is right, but has exchanged no message"
 
 # The notebook, the name that the reader fills in, the right answers, and the wrong ones
 # with what the verdict says of each.
@@ -82,19 +72,6 @@ EXERCISES = [
             'arguments = {"recv_after": 0.3, "write_after": 0}': "what arrived is 2.0",
             'arguments = {"recv_after": 0.3, "late": 1}': "late",
             'arguments = {"recv_after": 0.3, "write_after": 100}': "rank 0 was at",
-        },
-    ),
-    (
-        "02_nonblocking",
-        "opposite",
-        [
-            opposite("(rank + 2) % 4", "other.item()"),
-            opposite("(rank - world_size // 2) % world_size", "int(other)"),
-        ],
-        {
-            opposite("(rank ^ 1)", "other.item()"): "rank 0 of 4: the answer is 1.0",
-            opposite("(rank + 2) % 4", "mine.item()"): "rank 0 of 4: the answer is 0.0",
-            function("opposite", "return (rank + 2) % 4"): NO_MESSAGE,
         },
     ),
     (

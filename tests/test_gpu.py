@@ -5,7 +5,7 @@ import torch
 from torch.distributed import is_nccl_available
 
 from benchmarks import comparison
-from mgpu_tutorial import data_partitioning, nonblocking
+from mgpu_tutorial import data_partitioning
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.comparison import training
 from mgpu_tutorial.ddp_buckets import experiments, wrappers
@@ -14,6 +14,7 @@ from mgpu_tutorial.lab.run import transfer
 from mgpu_tutorial.mixed_precision import precision
 from mgpu_tutorial.model_parallel import micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
+from mgpu_tutorial.nonblocking import transfers
 from mgpu_tutorial.pipelines import figures, schedules, stages
 from mgpu_tutorial.pipelines import work as works
 from mgpu_tutorial.point_to_point import messages as p2p
@@ -36,7 +37,7 @@ def test_ranks_that_share_one_gpu_use_gloo_and_run_the_same_workers():
     results = launch(ranks.on_device, 2, device="cuda:0").results
     assert results == [("cuda:0", "gloo", 1.0)] * 2
     assert launch(p2p.pass_along, 3, device="cuda:0").results[0] == 3.0
-    assert launch(nonblocking.exchange, 2, device="cuda:0").results == [1.0, 0.0]
+    assert launch(transfers.exchange, 2, device="cuda:0").results == [1.0, 0.0]
     assert launch(calls.reduce_with, 2, "SUM", device="cuda:0").results == [3.0] * 2
 
 

@@ -4,7 +4,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mgpu_tutorial import nonblocking
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.collectives.figures import ring_step_by_step
 from mgpu_tutorial.lab import RanksHung, launch, sequence_chart, stepper, timeline, traffic
@@ -12,6 +11,7 @@ from mgpu_tutorial.lab.draw.sequence_chart import message_log
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.nonblocking import transfers
 from mgpu_tutorial.point_to_point import messages as p2p
 
 
@@ -63,7 +63,7 @@ def test_drawing_what_was_not_recorded_is_refused():
 
 
 def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere(ranks):
-    report = ranks(2, nonblocking.send_and_compute, 50, True, trace=True)
+    report = ranks(2, transfers.overlapped, 50, trace=True)
     assert {e.op for e in events_of(report)} == {"barrier", "isend", "irecv", "span", "wait"}
     for during in ("compute", "dinner"):
         with pytest.raises(ValueError, match=f"recorded inside a span '{during}'"):

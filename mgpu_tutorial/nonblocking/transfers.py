@@ -1,18 +1,17 @@
-"""Non-blocking: start a transfer now, work meanwhile, wait for it later."""
+"""Transfers in the background: started, waited for, worked under, and put in a batch."""
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mgpu_tutorial.lab import span
 
 
 def start_and_wait(rank: int, world_size: int, delay: float) -> list[float]:
-    """Rank 1 starts a receive; rank 0 sends `delay` seconds later.
-
-    Rank 1 returns the seconds that it spent in irecv and in wait.
-    """
+    """Rank 0 sends `delay` s late; rank 1 returns its seconds in irecv and in wait."""
     value = torch.zeros(1)
     dist.barrier()  # both begin at the same moment
     if rank == 0:
@@ -32,11 +31,7 @@ def start_and_wait(rank: int, world_size: int, delay: float) -> list[float]:
 def overwrite_early(
     rank: int, world_size: int, recv_after: float, write_after: float
 ) -> float | None:
-    """Rank 0 overwrites 1 with 2 before it waits; rank 1 returns what arrived.
-
-    Rank 1 receives `recv_after` seconds after the start, and rank 0 overwrites
-    `write_after` seconds after it.
-    """
+    """Rank 0 sends 1 and overwrites it `write_after` s later; rank 1 returns what arrived."""
     buffer = torch.zeros(1)
     dist.barrier()  # both begin at the same moment
     if rank == 1:
@@ -69,35 +64,45 @@ def overwrite_late(
     return None
 
 
-def compute(steps: int, size: int = 128) -> torch.Tensor:
-    """Multiply matrices of (size, size): work that keeps one core busy."""
-    matrix = torch.eye(size)
-    for _ in range(steps):
-        matrix = matrix @ torch.eye(size)
-    return matrix
+def compute(steps: int) -> None:
+    """Multiply matrices of 128 x 128, which keeps one core busy."""
+    with span("compute"):
+        matrix = torch.eye(128)
+        for _ in range(steps):
+            matrix = matrix @ torch.eye(128)
 
 
-def send_and_compute(rank: int, world_size: int, steps: int, overlap: bool) -> float:
-    """Both ranks compute, and 1 MB goes from 0 to 1; returns the seconds.
+def in_turn(rank: int, world_size: int, steps: int) -> float:
+    """Both ranks compute, and a megabyte goes from 0 to 1; returns the seconds."""
+    megabyte = torch.ones(250_000)
+    dist.barrier()  # both begin at the same moment
+    begin = time.perf_counter()
+    if rank == 0:
+        dist.send(megabyte, dst=1)
+        compute(steps)
+    else:
+        compute(steps)
+        dist.recv(megabyte, src=0)
+    return time.perf_counter() - begin
 
-    With `overlap` both start the transfer, compute, and wait for it at the end.
-    """
-    value = torch.ones(250_000)  # 1 MB
+
+def work_meanwhile(buffer: Tensor, work: Callable[[], object]) -> object:
+    """Send `buffer` from rank 0 to rank 1; both do `work` meanwhile and return its result."""
+    if dist.get_rank() == 0:
+        transfer = dist.isend(buffer, dst=1)
+    else:
+        transfer = dist.irecv(buffer, src=0)
+    done = work()
+    transfer.wait()
+    return done
+
+
+def overlapped(rank: int, world_size: int, steps: int) -> float:
+    """The same, but both ranks compute while the megabyte travels."""
+    megabyte = torch.ones(250_000)  # 1 MB
     dist.barrier()
     begin = time.perf_counter()
-    if overlap:
-        work = dist.isend(value, dst=1) if rank == 0 else dist.irecv(value, src=0)
-        with span("compute"):
-            compute(steps)
-        work.wait()
-    elif rank == 0:
-        dist.send(value, dst=1)
-        with span("compute"):
-            compute(steps)
-    else:
-        with span("compute"):
-            compute(steps)
-        dist.recv(value, src=0)
+    work_meanwhile(megabyte, lambda: compute(steps))
     return time.perf_counter() - begin
 
 

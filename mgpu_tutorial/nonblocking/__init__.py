@@ -1,0 +1,1 @@
+"""Non-blocking: start a transfer now, work meanwhile, wait for it later."""

@@ -1,0 +1,68 @@
+"""What the reader's `work_meanwhile` must do, by the results and the record of a run."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.lab import span
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.teach.build import Builder, expect
+from mgpu_tutorial.lab.teach.build import launch as launch_ranks
+from mgpu_tutorial.nonblocking.transfers import work_meanwhile
+
+launch = partial(launch_ranks, trace=True, device="cpu", timeout=5)  # traced: who waits?
+
+
+def working(rank: int, world_size: int, function: Callable, size: int) -> tuple:
+    """Rank 0 sends 7s; work that needs both ranks; returns what there is afterwards."""
+
+    def work() -> str:
+        with span("work"):
+            dist.barrier()  # passes only if both ranks work at the same time
+        return "done"
+
+    buffer = torch.full((size,), 7.0 if rank == 0 else 0.0)
+    return function(buffer, work), buffer
+
+
+def _run(function: Callable, size: int = 1) -> Report:
+    return launch(working, 2, function, size)
+
+
+def both_work(function: Callable) -> None:
+    """let both ranks work at the same time"""
+    _run(function)
+
+
+def meanwhile(function: Callable) -> None:
+    """work after the transfer has started and before it is waited for"""
+    report = _run(function)
+    for rank in (0, 1):
+        events = [event for event in report.events if event.rank == rank]
+        done = [event.note or event.op for event in events]
+        seen = f"rank {rank} called " + ", then ".join(e for e in done if e != "barrier")
+        assert "work" in done, f"rank {rank} never called work"
+        place = done.index("work")
+        starts = {event.index for event in events[:place] if event.op in ("isend", "irecv")}
+        waits = {event.of for event in events[place:] if event.op == "wait"}
+        assert starts and starts <= waits, seen + ", and that is all" * (not waits)
+
+
+def arrives(function: Callable) -> None:
+    """bring the numbers of rank 0 to rank 1, one of them or a million"""
+    for size in (1, 1_000_000):
+        _, buffer = _run(function, size).results[1]
+        expect(buffer, torch.full((size,), 7.0), "rank 1's buffer")
+
+
+def gives_the_result(function: Callable) -> None:
+    """return what the work has returned"""
+    for rank, (done, _) in enumerate(_run(function).results):
+        expect(done, "done", f"rank {rank}")
+
+
+build = Builder(
+    "nonblocking", {work_meanwhile: [both_work, meanwhile, arrives, gives_the_result]}
+)
