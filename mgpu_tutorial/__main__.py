@@ -1,9 +1,9 @@
 """Run one worker without a notebook, or list them all.
 
-    python -m mgpu_tutorial                                      the list
+    python -m mgpu_tutorial                                               the list
     python -m mgpu_tutorial point_to_point.messages.blocking --ranks 2    on this machine
     torchrun --nproc-per-node 2 -m mgpu_tutorial point_to_point.messages.blocking
-    python -m mgpu_tutorial mine                                 what you have built so far
+    python -m mgpu_tutorial mine                                          what you have built
 
 A worker's own arguments follow as `--name value` or name=value; a value is a Python literal
 or plain text.
