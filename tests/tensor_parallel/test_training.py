@@ -55,8 +55,7 @@ def test_gradients_are_those_of_one_process(ranks, world_size, way, model):
 )
 def test_steps_are_those_of_one_process_and_of_all_ranks(ranks, world_size, way, model):
     losses, _, values = train_alone(2, **model)
-    double = {"dtype": torch.float64, "steps": 2}
-    report = ranks(world_size, training.train, way, **double, **model)
+    report = ranks(world_size, training.train, way, steps=2, dtype=torch.float64, **model)
     for found in report.results:
         assert found[0] == pytest.approx(losses, abs=1e-12)
         # Adam divides by the size of a gradient, which may be small: 1e-16 grows
@@ -67,7 +66,6 @@ def test_steps_are_those_of_one_process_and_of_all_ranks(ranks, world_size, way,
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
 def test_a_mesh_trains_as_one_process(ranks, shape):
-    # each replica reads two sequences, and the mesh together what one process reads
     _, _, expected = train_alone(2, sequences=2 * shape[0])
     report = ranks(4, torch_plan.train_on_a_mesh, shape, steps=2, dtype=torch.float64)
     assert largest_difference(report.results, [expected] * 4) < 1e-11
@@ -115,3 +113,11 @@ def test_reordered_sums_are_the_same_function():
     plain = figures.gradients(training.whole, torch.float64)
     way = partial(figures.reordered, pieces=3, seed=0)
     assert 0 < figures.distance(figures.gradients(way, torch.float64), plain) < 1e-14
+
+
+def test_an_exercise_hides_the_features_that_other_ranks_have(ranks):
+    tensors = torch.ones(2, 12), torch.ones(3, 12)
+    report = ranks(4, figures.blindfold, lambda rank, n, *shown: shown, *tensors)
+    for rank, shown in enumerate(report.results):
+        mine = torch.arange(12) // 3 == rank
+        assert all(torch.equal(~one.isnan(), mine.expand_as(one)) for one in shown)
