@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu_tutorial.collectives import calls, figures, ring
-from mgpu_tutorial.lab import RankFailed, RanksHung, launch
 from mgpu_tutorial.shared.cost_model.links import Link
 
 
@@ -49,14 +48,6 @@ def test_the_eight_movements(ranks, worker):
     assert {event.op for event in report.events} == {worker.__name__}
 
 
-REDUCED = {"SUM": 10, "PRODUCT": 24, "MIN": 1, "MAX": 4, "AVG": 2.5}
-
-
-@pytest.mark.parametrize("name", REDUCED)
-def test_reduce_operators(ranks, name):
-    assert ranks(4, calls.reduce_with, name).results == [REDUCED[name]] * 4
-
-
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_groups_reduce_apart(ranks, world_size):
     report = ranks(world_size, calls.pairs, trace=True)
@@ -64,27 +55,6 @@ def test_groups_reduce_apart(ranks, world_size):
     members = {rank: evens if rank in evens else odds for rank in range(world_size)}
     assert report.results == [sum(members[rank]) for rank in range(world_size)]
     assert {event.rank: event.group for event in report.events} == members
-
-
-def test_different_operations_hang_without_the_check_and_fail_with_it(monkeypatch):
-    with pytest.raises(RanksHung) as caught:
-        launch(calls.different_operations, 2, timeout=1, trace=True)
-    began = {event.rank: event.op for event in caught.value.report.events}
-    assert began == {0: "all_reduce", 1: "broadcast"}
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    with pytest.raises(RankFailed, match="ALLREDUCEvs BROADCAST"):
-        launch(calls.different_operations, 2, timeout=5)
-
-
-METHODS = [ring.ring_all_reduce, ring.naive_all_reduce, dist.all_reduce]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_all_reduce_equals_one_process(ranks, method):
-    seeds = [torch.Generator().manual_seed(rank) for rank in range(3)]
-    alone = sum(torch.randn(1003, generator=seed) for seed in seeds)
-    results = ranks(3, ring.reduce_by, method, 1003).results
-    torch.testing.assert_close(results, [alone] * 3)
 
 
 @pytest.mark.parametrize("count, world_size", [(5, 1), (11, 3), (2, 4), (12, 4)])
@@ -155,12 +125,3 @@ def test_the_fit_finds_the_link_it_was_made_with(latency, bandwidth, ranks):
     assert fitted == pytest.approx((latency, bandwidth), rel=1e-3)
     disturbed = figures.fit_link(sizes, [*seconds[:-1], 2 * seconds[-1]], ranks)
     assert disturbed.latency == pytest.approx(latency, rel=0.5)  # relative errors count
-
-
-def test_a_movement_is_drawn_with_its_call():
-    drawing = figures.movements(calls.gather, world_size=2)
-    assert repr(drawing).split("\n") == [
-        "dist.gather(mine, places, dst=0)",
-        "rank 0  [10] → [10, 20]",
-        "rank 1  [20] → [·, ·]",
-    ]

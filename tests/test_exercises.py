@@ -16,15 +16,6 @@ def function(head, body):
     return "\n".join([f"def {head}(rank, world_size):", *lines])
 
 
-PAD = "order += order[: -samples % world_size]"
-PAD_ALWAYS = "order += order[: world_size - samples % world_size]"
-
-
-def padded(order, result="order[rank::world_size]"):
-    head = "def padded(rank, world_size, samples):"
-    return f"{head}\n    order = list(range(samples))\n    {order}\n    return {result}"
-
-
 ADD_UP = "dist.all_reduce(square)"
 NORM = """\
 import torch
@@ -96,18 +87,8 @@ EXERCISES = [
         {
             "sizes = [0.25, 0.25, 0.5]": "answer[0] is 25",
             "sizes = [0.5, 0.25]": "2 values, expected 3",
-            "sizes = [2, 1, 1]": "sizes must add up to at most 1",
+            "sizes = [2, 1, 1]": "answer[0] is 200",
         },
-    ),
-    (
-        "04_data_partitioning",
-        "padded",
-        [
-            padded(PAD),
-            padded(PAD, "tuple(order[rank::world_size])"),
-            padded(PAD, "torch.tensor(order)[rank::world_size]"),
-        ],
-        {padded("pass"): "3 values, expected 4", padded(PAD_ALWAYS): "4 values, expected 3"},
     ),
     (
         "05_distributed_sgd",

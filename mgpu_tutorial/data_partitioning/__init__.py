@@ -5,11 +5,19 @@ takes its own part of it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, random_split
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    get_worker_info,
+    random_split,
+)
 
 # Cutting once
 
@@ -27,12 +35,25 @@ def cut_alone(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
     return list(parts[rank])
 
 
+def classic_lengths(samples: int, parts: int) -> list[int]:
+    """The length of each part as it is usually computed: this loses samples."""
+    fraction = 1.0 / parts
+    return [int(fraction * samples) for _ in range(parts)]
+
+
+def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
+    """Where each part ends. Rounding the running sum, not each part, loses nothing."""
+    return [round(samples * sum(sizes[: part + 1])) for part in range(len(sizes))]
+
+
 class DataPartitioner:
     """Shuffle once with `seed`, then cut into parts of the given `sizes` (fractions)."""
 
     def __init__(self, data: Sequence, sizes: Sequence[float], seed: int = 1234) -> None:
         self.data = data
+        _refuse_bad_sizes(sizes)
         ends = part_ends(len(data), sizes)
+        _refuse_empty_parts(len(data), sizes, ends)
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(data), generator=generator, device="cpu").tolist()
         self.parts = [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
@@ -44,14 +65,6 @@ class DataPartitioner:
     def use(self, i: int) -> Subset:
         """Part `i` as a data set of its own."""
         return Subset(self.data, self.parts[i])
-
-
-def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
-    """Where each part ends. Rounding the running sum, not each part, loses nothing."""
-    _refuse_bad_sizes(sizes)
-    ends = [round(samples * sum(sizes[: part + 1])) for part in range(len(sizes))]
-    _refuse_empty_parts(samples, sizes, ends)
-    return ends
 
 
 def _refuse_bad_sizes(sizes: Sequence[float]) -> None:
@@ -70,26 +83,21 @@ def _refuse_empty_parts(samples: int, sizes: Sequence[float], ends: list[int]) -
             )
 
 
-def classic_lengths(samples: int, parts: int) -> list[int]:
-    """The length of each part as it is usually computed: this loses samples."""
-    fraction = 1.0 / parts
-    return [int(fraction * samples) for _ in range(parts)]
-
-
 # Epochs
 
 
-def draw_epochs(
-    rank: int, world_size: int, samples: int, epochs: int, set_epoch: bool, drop_last: bool
-) -> list[list[int]]:
-    """The samples that a DistributedSampler gives this rank, one list per epoch."""
-    sampler = DistributedSampler(range(samples), seed=7, drop_last=drop_last)
-    orders = []
-    for epoch in range(epochs):
-        if set_epoch:
-            sampler.set_epoch(epoch)
-        orders.append(list(sampler))
-    return orders
+def rank_indices(
+    rank: int, world_size: int, samples: int, seed: int, epoch: int, drop_last: bool
+) -> list[int]:
+    """The sample numbers of this rank in one epoch, in the order of DistributedSampler."""
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(samples, generator=generator, device="cpu").tolist()
+    if drop_last:
+        order = order[: samples - samples % world_size]
+    else:
+        missing = -samples % world_size
+        order += (order * world_size)[:missing]
+    return order[rank::world_size]
 
 
 # Batches
@@ -102,20 +110,6 @@ def load_shares(rank: int, world_size: int, samples: int, batch: int) -> list[li
     mine = share(batch, rank, world_size)
     loader = DataLoader(data, batch_size=mine, sampler=sampler)
     return [numbers.tolist() for numbers in loader]
-
-
-def compare_epochs(
-    rank: int, world_size: int, samples: int, batch: int, steps: int
-) -> list[tuple[int, float]]:
-    """An all_reduce per step averages the ranks' epochs; returns own epoch and average."""
-    batches = len(load_shares(rank, world_size, samples, batch))
-    met = []
-    for step in range(steps):
-        epoch = step // batches
-        total = torch.tensor(float(epoch))
-        dist.all_reduce(total)
-        met.append((epoch, round(total.item() / world_size, 2)))
-    return met
 
 
 def global_batches(
@@ -180,6 +174,39 @@ def load_epochs(
         loader.sampler.set_epoch(epoch)
         batches.append([numbers.tolist() for numbers in loader])
     return batches
+
+
+# A stream
+
+
+class StreamShare(IterableDataset):
+    """This rank's part of each global batch of a stream, but for the first `done`."""
+
+    def __init__(
+        self, stream: Iterable, rank: int, world_size: int, batch: int, done: int = 0
+    ) -> None:
+        self.stream, self.rank, self.world_size = stream, rank, world_size
+        self.batch, self.done = batch, done
+
+    def __iter__(self) -> Iterator[list]:
+        info = get_worker_info()  # of the loader process; None in the rank itself
+        process, processes = (info.id, info.num_workers) if info else (0, 1)
+        samples, step = islice(self.stream, self.done * self.batch, None), 0
+        while len(whole := list(islice(samples, self.batch))) == self.batch:
+            if step % processes == process:
+                yield whole[self.rank :: self.world_size]
+            step += 1
+
+
+def load_stream(
+    rank: int, world_size: int, samples: int, batch: int, processes: int, done: int = 0
+) -> list[list[int]]:
+    """The batches that this rank loads of the stream 0, 1, 2, … with its own processes."""
+    share = StreamShare(range(samples), rank, world_size, batch, done)
+    return list(DataLoader(share, batch_size=None, num_workers=processes))
+
+
+# On a GPU
 
 
 def time_copies(rank: int, world_size: int, megabytes: int = 256) -> dict | None:

@@ -1,0 +1,82 @@
+"""What the rule of a sampler must do."""
+
+from collections.abc import Callable
+
+from torch.utils.data import DistributedSampler
+
+from mgpu_tutorial import data_partitioning as dp
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+
+Rule = Callable[[int, int, int, int, int, bool], list[int]]
+
+
+def parts(rule: Rule, ranks: int, samples: int, epoch: int, drop_last: bool) -> list[list]:
+    """The samples of every rank, all asked in this process."""
+    found = [rule(rank, ranks, samples, 7, epoch, drop_last) for rank in range(ranks)]
+    for rank, part in enumerate(found):
+        assert part is not None, "nothing was returned. Is a `return` missing?"
+        found[rank] = [int(sample) for sample in part]
+    return found
+
+
+def deals_out(function: Rule) -> None:
+    """give each of nine samples to one of three ranks, three to each"""
+    for drop_last in (False, True):
+        found = parts(function, 3, 9, 0, drop_last)
+        assert sorted(sum(found, [])) == list(range(9)), f"the parts are {found}"
+        expect([len(part) for part in found], [3, 3, 3], "the lengths of the parts")
+
+
+def pads(function: Rule) -> None:
+    """give ten samples to three ranks, four to each, and lose none"""
+    found = parts(function, 3, 10, 0, False)
+    expect([len(part) for part in found], [4, 4, 4], "on 3 ranks the lengths of the parts")
+    missing = sorted(set(range(10)) - set(sum(found, [])))
+    assert not missing, f"no rank has sample {missing[0]}"
+
+
+def drops(function: Rule) -> None:
+    """leave out one of ten samples with drop_last, and repeat none"""
+    found = parts(function, 3, 10, 0, True)
+    expect([len(part) for part in found], [3, 3, 3], "the lengths of the parts")
+    assert len(set(sum(found, []))) == 9, f"a sample is there twice: {found}"
+
+
+def shuffles_anew(function: Rule) -> None:
+    """shuffle anew in each epoch, and alike when asked again"""
+    first = parts(function, 3, 20, 0, False)
+    again = parts(function, 3, 20, 0, False)
+    assert first == again, "epoch 0 has another order when it is asked for again"
+    assert first != parts(function, 3, 20, 1, False), "epoch 1 has the order of epoch 0"
+
+
+def no_message(function: Rule) -> None:
+    """come to the same answer in three processes without a message"""
+    found = launch(function, 3, 10, 7, 2, False, backend="none").results
+    expect(
+        [list(map(int, part)) for part in found], parts(function, 3, 10, 2, False), "parts"
+    )
+
+
+def as_pytorch(function: Rule) -> None:
+    """agree with DistributedSampler, sample by sample, also on more ranks than samples"""
+    for samples, ranks, epoch, drop_last in (
+        (10, 3, 0, False),
+        (10, 3, 4, True),
+        (21, 4, 1, False),
+        (2, 5, 0, False),
+    ):
+        found = parts(function, ranks, samples, epoch, drop_last)
+        for rank in range(ranks):
+            sampler = DistributedSampler(
+                range(samples), ranks, rank, seed=7, drop_last=drop_last
+            )
+            sampler.set_epoch(epoch)
+            what = f"of {samples} samples rank {rank} of {ranks} gets {found[rank]}"
+            assert found[rank] == list(sampler), f"{what}, expected {list(sampler)}"
+
+
+build = Builder(
+    "data_partitioning",
+    {dp.rank_indices: [deals_out, pads, drops, shuffles_anew, no_message, as_pytorch]},
+)
