@@ -26,7 +26,7 @@ def gives_rows(scatter: Callable) -> None:
 
 
 def leaves_devices_idle(scatter: Callable) -> None:
-    """cut 10 samples for 8 devices into five pieces, as `chunk` does"""
+    """cut 10 samples for 8 devices into five pieces, as chunk does"""
     pieces = scatter(torch.zeros(10, 2), devices(8))
     expect(_lengths(pieces), "[2, 2, 2, 2, 2]", "the rows of each piece")
 

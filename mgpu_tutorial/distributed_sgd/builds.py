@@ -32,7 +32,7 @@ def averaged(
 
 
 def leaves_the_mean(average: Callable) -> None:
-    """leave the mean of all ranks' gradients in `.grad`, for weight and bias"""
+    """leave the mean of all ranks' gradients in .grad, for weight and bias"""
     for world_size in (1, 2, 3):
         results = launch(averaged, world_size, average).results
         wanted = [
