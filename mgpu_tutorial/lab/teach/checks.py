@@ -24,7 +24,6 @@ def verdict(
     *,
     name: str = "the answer",
     tolerance: float | None = None,
-    by_messages: bool = False,
 ) -> Verdict:
     """Compare an exercise's answer with what is expected.
 
@@ -36,8 +35,7 @@ def verdict(
     A number may be an int, a float or a tensor of one element, a list a tuple, a range or a
     tensor. `tolerance` is the distance allowed, in shares of what is expected (of its largest
     number in a tensor): 1e-5, and rounding only where that is an int. Where 0 is expected it
-    is the distance itself. `name` is how the verdict calls the answer, such as "the
-    distance". `by_messages`: each rank of a traced launch has called more than barriers.
+    is the distance itself. `name` is how the verdict calls the answer: "the distance".
     """
     try:
         if isinstance(answer, Callable):
@@ -47,8 +45,6 @@ def verdict(
                 return Verdict(NOT_YET, False, "the ranks print and return nothing", hint)
             return Verdict(NOT_YET, None, BLANK)
         wrong = _difference(answer, expected, name, tolerance)
-        if by_messages and not wrong and (silent := _silent(answer)):
-            wrong = f"rank {silent[0]} is right, but has exchanged no message"
     except (Exception, SystemExit) as error:  # the learner's code: anything can happen
         if "ellipsis" in str(error).lower():  # the type of the `...` in a stub
             return Verdict(NOT_YET, None, BLANK)
@@ -61,13 +57,6 @@ def check(*given: Any, **more: Any) -> None:
     from IPython.display import display
 
     display(verdict(*given, **more))
-
-
-def _silent(report: Report) -> list[int]:
-    """The ranks that have called nothing but barriers."""
-    calls = [e for e in report.events if e.kind in ("p2p", "collective")]
-    talking = {e.rank for e in calls if e.op != "barrier"}
-    return [rank for rank in range(report.world_size) if rank not in talking]
 
 
 def _difference(answer: Any, expected: Any, name: str, tolerance: float | None) -> str:

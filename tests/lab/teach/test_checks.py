@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import check, launch, note
+from mgpu_tutorial.lab import check, launch
 from mgpu_tutorial.lab.teach.checks import verdict
 from mgpu_tutorial.lab.teach.verdict import MARK
 
@@ -21,15 +21,10 @@ def rank_and_size(rank, world_size):
     return rank, world_size
 
 
-def sums_up(rank, world_size, silent=None, answer=True):
-    """The sum of the ranks' numbers; the `silent` rank calls nothing but a barrier."""
+def sums_up(rank, world_size):
     total = torch.tensor([float(rank)])
-    note("not a message")
-    group = dist.new_group([r for r in range(world_size) if r != silent])
-    if rank != silent:
-        dist.all_reduce(total, group=group)
-    dist.barrier()
-    return total.item() if answer else ...
+    dist.all_reduce(total)
+    return total.item()
 
 
 def prints(rank, world_size):
@@ -163,19 +158,6 @@ def test_a_failed_launch_says_where_each_rank_was(capsys):
     text = said(capsys, lambda: launch(one_raises, 2, timeout=20), [0, 0], "think")
     assert re.match(r"not yet: rank 1 raised ValueError: .*, at test_checks\.py:\d+ ", text)
     assert text.endswith("\nhint: think")
-
-
-@pytest.mark.parametrize(
-    "given, verdict_is",
-    [
-        ({}, "correct"),
-        ({"silent": 2}, "not yet: rank 2 is right, but has exchanged no message"),
-        ({"silent": 0, "answer": False}, BLANK),
-    ],
-)
-def test_ranks_can_be_asked_for_messages(ranks, capsys, given, verdict_is):
-    report = ranks(3, sums_up, **given, trace=True)
-    assert said(capsys, report, report.results, by_messages=True) == verdict_is
 
 
 def test_right_and_wrong_differ_in_word_and_colour():
