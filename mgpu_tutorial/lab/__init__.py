@@ -8,7 +8,7 @@ if kernel := server.notebook_kernel():  # first: the fork server imports torch w
     server.end_with(kernel)
 
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
-from mgpu_tutorial.lab.draw.plot import curves, image_rows
+from mgpu_tutorial.lab.draw.plot import curves
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
 from mgpu_tutorial.lab.draw.stepper import stepper
 from mgpu_tutorial.lab.draw.timeline import timeline

@@ -138,3 +138,20 @@ def train_clipped(
     scale = 1024.0 if finish_step else 1.0
     order = finish_step or clip
     return train_scaled(rank, world_size, order, infinite=(1, 1), init_scale=scale)[1]
+
+
+def image_rows(rows: Mapping[str, torch.Tensor], side: int) -> Plot:
+    """Draw images (n, side * side), 0 white and 1 black, in a row under each name's label."""
+    from matplotlib.figure import Figure
+
+    count = max(map(len, rows.values()))
+    figure = Figure(figsize=(9, 0.2 + 0.66 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
+    for axes, (name, images) in zip(grid, rows.items(), strict=True):
+        strip = images.view(-1, side, side).transpose(0, 1).reshape(side, -1)
+        axes.imshow(strip, cmap="gray_r", vmin=0, vmax=1)
+        axes.set_xlim(0, count * side)
+        axes.set(xticks=[], yticks=[])
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)
+        axes.spines[:].set_visible(False)
+    return Plot(figure, f"images, a row each: {', '.join(rows)}")

@@ -4,13 +4,9 @@ import base64
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import INK
-
-if TYPE_CHECKING:
-    import torch
 
 MARKERS = "osD^v"
 
@@ -57,20 +53,3 @@ def curves(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=11)
     return Plot(figure, f"{ylabel} against {xlabel}: {', '.join([*measured, *fitted])}")
-
-
-def image_rows(rows: Mapping[str, "torch.Tensor"], side: int) -> Plot:
-    """Draw images (n, side * side), 0 white and 1 black, in a row under each name's label."""
-    from matplotlib.figure import Figure
-
-    count = max(map(len, rows.values()))
-    figure = Figure(figsize=(9, 0.2 + 0.66 * len(rows)), layout="constrained")
-    grid = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
-    for axes, (name, images) in zip(grid, rows.items(), strict=True):
-        strip = images.view(-1, side, side).transpose(0, 1).reshape(side, -1)
-        axes.imshow(strip, cmap="gray_r", vmin=0, vmax=1)
-        axes.set_xlim(0, count * side)
-        axes.set(xticks=[], yticks=[])
-        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)
-        axes.spines[:].set_visible(False)
-    return Plot(figure, f"images, a row each: {', '.join(rows)}")
