@@ -8,7 +8,6 @@ was not run yet) the same frames are a filmstrip.
 from mgpu_tutorial.lab.draw import sequence_chart as chart
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.widget import view_of
 
 
 class Stepper:
@@ -44,7 +43,7 @@ class Stepper:
         return f"<div>{cells}</div>"
 
     def _repr_mimebundle_(self, **_: object) -> dict:
-        return view_of(self.widget()) | {
+        return self.widget()._repr_mimebundle_() | {
             "text/plain": repr(self),
             "text/html": self.filmstrip(),
         }

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mgpu_tutorial.lab.teach.verdict import WRONG, plate
-from mgpu_tutorial.lab.widget import view_of
 
 
 class Playground:
@@ -60,7 +59,8 @@ class Playground:
         controls = widgets.HBox([*self.controls.values()], layout=row)
         still = f"with {self.first} (run this cell to get the controls)"
         caption = {"text/plain": still, "text/html": f"<p><i>{html.escape(still)}</i></p>"}
-        display(view_of(widgets.VBox([controls, self.status])) | caption, raw=True)
+        view = widgets.VBox([controls, self.status])._repr_mimebundle_()
+        display(view | caption, raw=True)
         self.places = [display(part, display_id=True) for part in self.result]
 
 

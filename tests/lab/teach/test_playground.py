@@ -7,7 +7,8 @@ from IPython.utils.capture import capture_output
 
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.lab import Table, launch, playground
-from mgpu_tutorial.lab.widget import WIDGET_VIEW
+
+VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def summed(ranks, op="SUM"):
@@ -40,7 +41,7 @@ def test_each_move_is_a_run_of_its_own_in_the_place_of_the_old_one(shell):
     play = playground(summed, ranks=[2, 3], op=["SUM", "MAX"])
     caption, table = shown(play._ipython_display_)
     still = "with ranks = 2, op = SUM (run this cell to get the controls)"
-    assert caption.data["text/plain"] == still and WIDGET_VIEW in caption.data
+    assert caption.data["text/plain"] == still and VIEW in caption.data
     assert "text/html" in table.data and play.result[0].rows == [[0, 3.0], [1, 3.0]]
     (updated,) = shown(lambda: setattr(play.controls["ranks"], "value", 3))
     assert updated.update and updated.transient == table.transient
