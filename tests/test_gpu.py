@@ -8,7 +8,7 @@ from benchmarks import comparison
 from mgpu_tutorial import data_partitioning
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.comparison import training
-from mgpu_tutorial.ddp_buckets import experiments, wrappers
+from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.lab import Ledger, devices, launch
 from mgpu_tutorial.lab.run import transfer
 from mgpu_tutorial.mixed_precision import precision
@@ -102,8 +102,8 @@ def test_stages_on_ranks_that_share_one_gpu():
 
 
 @pytest.mark.parametrize("world_size, device", [(1, "cuda"), (2, "cuda:0")])
-def test_five_wrappers_of_ddp_equal_one_process(world_size, device):
-    settings = {w.__name__: {"wrapper": w} for w in wrappers.WRAPPERS}
+def test_each_wrapper_of_ddp_equals_one_process(world_size, device):
+    settings = {w.__name__: {"wrapper": w} for w in experiments.WRAPPERS}
     worker, alone = experiments.train_replicas, experiments.train_alone()
     report = launch(experiments.run_each_setting, world_size, worker, settings, device=device)
     for found in report.results:

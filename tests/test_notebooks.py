@@ -114,7 +114,7 @@ def test_almost_every_output_is_compared(notebook):
 
 
 def test_after_a_measured_output_something_is_asserted(notebook):
-    cells = code(notebook)
+    cells = [cell for cell in code(notebook) if not tags(cell) & {"exercise", "solution"}]
     for i, cell in enumerate(cells):
         pictures = any("image/png" in out.get("data", {}) for out in cell.outputs)
         if pictures or "nbval-ignore-output" in tags(cell):
@@ -199,8 +199,7 @@ def test_exercises_begin_not_yet_and_end_correct(notebook):
         said = verdicts(solution)
         assert said and all(text.startswith("correct") for text in said), solution.source
     assert len(exercises) == sum("solution" in tags(cell) for cell in cells)
-    writes = [i for i in exercises if "def " in cells[i].source]
-    assert writes and len(writes) < len(exercises)
+    assert any("def " in cells[i].source for i in exercises)
 
 
 def test_the_readme_lists_every_notebook_and_links_lead_somewhere():

@@ -10,7 +10,7 @@ from torch import nn
 
 from mgpu_tutorial.at_scale.hierarchy import flat_ring, hierarchical
 from mgpu_tutorial.collectives.ring import naive_all_reduce, ring_all_reduce
-from mgpu_tutorial.ddp_buckets import wrappers
+from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, finish_gradient_synchronization
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding.training import PREPARE
@@ -80,16 +80,15 @@ def new_layers():
 def average_by(rank, world_size, average):
     """The averaged gradients, by a function or by a wrapper."""
     model = wrapped = new_layers()
-    if average in wrappers.WRAPPERS:
-        wrapped = wrappers.wrap(average, model)
-        average = wrappers.finish_gradient_synchronization
+    if average in WRAPPERS:
+        wrapped, average = average(model), finish_gradient_synchronization
     backward_of(wrapped, rank)
     average(wrapped)
     return [parameter.grad for parameter in model.parameters()]
 
 
 @every_number_of_ranks
-@pytest.mark.parametrize("average", [average_gradients, *wrappers.WRAPPERS])
+@pytest.mark.parametrize("average", [average_gradients, *WRAPPERS])
 def test_averaged_gradients(ranks, average, world_size):
     results = ranks(world_size, average_by, average).results
     require_same_bits(results)

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.wrappers import (
-    NaiveDDP,
-    Wrapper,
-    finish_gradient_synchronization,
-    wrap,
-)
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP, OverlappedDDP
 from mgpu_tutorial.lab import slow_link, span
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 from mgpu_tutorial.shared.parameters import fingerprint
 from mgpu_tutorial.shared.pause import Pause
 
 Trained = tuple[list[torch.Tensor], list[torch.Tensor]]  # the gradients, the parameters
+Wrapper = type[nn.Module]
+WRAPPERS = [NaiveDDP, OverlappedDDP, BucketedDDP, DistributedDataParallel]
 
 
 class Tower(nn.Module):
@@ -43,15 +42,13 @@ class Tower(nn.Module):
 class Setting:
     """A Tower of `width` and `depth`, a rank's `batch`, and the network between the ranks.
 
-    `bucket_cap_mb` is in MiB; None leaves a wrapper its own. `pause` is in seconds, for the
-    backward of each layer. `link` replaces this machine's own network: its latency is in
-    seconds per message, its bandwidth in bytes per second.
+    `pause` is in seconds, for the backward of each layer. `link` replaces this machine's own
+    network.
     """
 
     width: int = 512
     depth: int = 6
     batch: int = 128
-    bucket_cap_mb: float | None = 1.0
     pause: float = 0.0
     link: Link | None = None
 
@@ -68,12 +65,33 @@ class Setting:
         return slow_link(lambda nbytes: ring_seconds(nbytes, world_size, self.link))
 
 
-def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Tensor]:
-    """This rank's share of `steps` global batches of 24 samples, the same for every N."""
-    generator = torch.Generator().manual_seed(1)
-    whole = torch.randn(steps, 24, width, generator=generator, device="cpu")
-    mine = whole.tensor_split(world_size, dim=1)[rank]
-    return list(mine.to(torch.get_default_device()))
+# Our three and torch's own, treated alike
+
+
+def wrap(
+    wrapper: Wrapper, module: nn.Module, bucket_cap_mb: float | None = None
+) -> nn.Module:
+    """Wrap `module` in one of WRAPPERS, of which only the last two have buckets."""
+    if bucket_cap_mb is None or wrapper in (NaiveDDP, OverlappedDDP):
+        return wrapper(module)
+    return wrapper(module, bucket_cap_mb=bucket_cap_mb)
+
+
+def finish_gradient_synchronization(model: nn.Module) -> None:
+    """All ranks wait for the mean gradients; torch's DDP has done so inside backward."""
+    if not isinstance(model, DistributedDataParallel):
+        model.finish_gradient_synchronization()
+
+
+def calling_from_python(model: nn.Module) -> nn.Module:
+    """The same model; torch's DDP makes its all_reduces in Python from now on.
+
+    It would make them in C++, where neither the trace nor a slow link sees them. The hook
+    that it gets makes the same calls.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(None, allreduce_hook)
+    return model
 
 
 def trace_steps(model: nn.Module, inputs: torch.Tensor, steps: int) -> None:
@@ -90,11 +108,22 @@ def trace_steps(model: nn.Module, inputs: torch.Tensor, steps: int) -> None:
                 finish_gradient_synchronization(model)
 
 
+# Training
+
+
+def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Tensor]:
+    """This rank's share of `steps` global batches of 24 samples, the same for every N."""
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn(steps, 24, width, generator=generator, device="cpu")
+    mine = whole.tensor_split(world_size, dim=1)[rank]
+    return list(mine.to(torch.get_default_device()))
+
+
 def train_replicas(
     rank: int, world_size: int, wrapper: Wrapper, steps: int = 10, bucket_cap_mb: float = 0.02
 ) -> Trained:
     """The ranks train a Tower together, each on its share of every batch."""
-    torch.manual_seed(rank)  # another start on each rank: rank 0's must win
+    torch.manual_seed(rank)  # a different start on each rank: rank 0's must win
     model = wrap(wrapper, Tower(), bucket_cap_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for batch in shares(rank, world_size, steps, width=64):
@@ -137,27 +166,18 @@ def follow_one_step(rank: int, world_size: int) -> dict[str, float]:
 
 
 def take_fingerprints(
-    rank: int, world_size: int, wrapper: Wrapper, broken: str = "nothing", steps: int = 4
+    rank: int, world_size: int, wrapper: Wrapper, break_it: Callable[..., None]
 ) -> list[str]:
-    """This rank's fingerprints at the start and after each step.
-
-    `broken` is "start", "gradient" or "step", which then differs between the ranks, or
-    "nothing".
-    """
-    torch.manual_seed(rank)  # another network on each rank, before it is wrapped
-    model = wrap(wrapper, Tower())
-    if broken == "start" and rank == 1:
-        model.module.head.reset_parameters()
-    lr = 0.1 / (1 + rank) if broken == "step" else 0.1
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    """Four steps on this rank's shares; returns its fingerprints, first that of the start."""
+    torch.manual_seed(rank)  # a different network on each rank, before it is wrapped
+    model = wrapper(Tower())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    break_it(model, optimizer)
     prints = [fingerprint(model)]
-    for batch in shares(rank, world_size, steps, width=64):
+    for batch in shares(rank, world_size, steps=4, width=64):
         optimizer.zero_grad()
-        keeps_its_own = broken == "gradient"
-        with model.no_sync() if keeps_its_own else nullcontext():
-            model(batch).square().mean().backward()
-        if not keeps_its_own:
-            finish_gradient_synchronization(model)
+        model(batch).square().mean().backward()
+        finish_gradient_synchronization(model)
         optimizer.step()
         prints.append(fingerprint(model))
     return prints

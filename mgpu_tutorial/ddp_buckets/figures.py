@@ -1,62 +1,52 @@
-"""Apparatus, not the lesson: draws, counts and times steps, and judges an exercise."""
+"""Apparatus, not the lesson: draws and counts steps, and makes the tables."""
 
-import copy
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-from mgpu_tutorial.ddp_buckets.experiments import Setting, Tower, shares, trace_steps
-from mgpu_tutorial.ddp_buckets.wrappers import (
-    BucketedDDP,
+from mgpu_tutorial.ddp_buckets.experiments import (
+    WRAPPERS,
+    Setting,
     Wrapper,
     calling_from_python,
-    finish_gradient_synchronization,
+    follow_one_step,
+    run_each_setting,
+    take_fingerprints,
+    trace_steps,
+    train_alone,
+    train_replicas,
     wrap,
 )
-from mgpu_tutorial.lab import launch, span
-from mgpu_tutorial.lab.measure import in_turns
-from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab import Table, launch, timeline
+from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.cost_model.links import ring_seconds
 
 
-def record_steps(rank: int, world_size: int, wrapper: Wrapper, setting: Setting) -> None:
+def record_steps(
+    rank: int,
+    world_size: int,
+    wrapper: Wrapper,
+    setting: Setting,
+    bucket_cap_mb: float | None = None,
+) -> None:
     """The ranks take five steps in one of the WRAPPERS, such that each can be drawn."""
-    model = wrap(wrapper, setting.tower(), setting.bucket_cap_mb)
+    model = wrap(wrapper, setting.tower(), bucket_cap_mb)
     with setting.network(world_size):
         trace_steps(calling_from_python(model), setting.inputs(), 5)
 
 
-def computed_milliseconds(setting: Setting, ranks: int = 2) -> list[float]:
-    """The end of a step with each of WRAPPERS, by the model of the link; a bucket per layer.
-
-    Backward only pauses; a call begins when its gradients are ready and the link is free.
-    """
-    tower = setting.tower()
-    layers = [[p.nbytes for p in layer.parameters()] for layer in (tower.head, *tower.body)]
-    head, *body = layers
-    everything = sum(layers, [])
-    backward = setting.pause * setting.depth
-    ready = [setting.pause * (i + 1) for i in range(setting.depth)]  # the last layer first
-
-    naive = [(backward, nbytes) for nbytes in everything]
-    flat = [(backward, sum(everything))]
-    overlapped = [(0.0, nbytes) for nbytes in head]
-    overlapped += [(ready[i], nbytes) for i, layer in enumerate(body) for nbytes in layer]
-    sizes = [sum(head) + sum(body[0]), *map(sum, body[1:])]  # the head with the first layer
-    bucketed = list(zip(ready, sizes, strict=True))
-
-    ends = []
-    for calls in (naive, flat, overlapped, bucketed, bucketed):
-        end = 0.0
-        for moment, nbytes in calls:
-            end = max(end, moment) + ring_seconds(nbytes, ranks, setting.link)
-        ends.append(1e3 * end)
-    return ends
+def draw_step(
+    wrapper: Wrapper,
+    setting: Setting,
+    bucket_cap_mb: float | None = None,
+    like: Report | None = None,
+) -> tuple[Report, Plot]:
+    """The run of five steps on two ranks, and the picture of one; the time axis of `like`."""
+    report = launch(record_steps, 2, wrapper, setting, bucket_cap_mb, trace=True)
+    run = shortest_step(report)
+    return run, timeline(run, like, during="shortest")
 
 
 class Calls(NamedTuple):
@@ -76,38 +66,82 @@ def count_calls(report: Report, during: str = "step 2") -> Calls:
     return Calls(len(sent), len(early), sum(event.nbytes for event in sent))
 
 
-def time_steps(
-    rank: int, world_size: int, wrappers: list[Wrapper], setting: Setting, steps: int = 3
-) -> dict[str, list[float]]:
-    """The seconds of each step with each wrapper, in turns, after two that do not count."""
-    inputs = setting.inputs()
-
-    def step(model: nn.Module) -> None:
-        model.zero_grad()
-        model(inputs).square().mean().backward()
-        finish_gradient_synchronization(model)
-
-    actions = {}
-    for wrapper in wrappers:
-        model = wrap(wrapper, setting.tower(), setting.bucket_cap_mb)
-        if setting.link is not None:
-            model = calling_from_python(model)
-        actions[wrapper.__name__] = partial(step, model)
-    with setting.network(world_size):
-        return in_turns(actions, steps, warm_up=2)
+RUNS = [  # in the order of the page
+    "NaiveDDP",
+    "OverlappedDDP",
+    "BucketedDDP, one bucket",
+    "BucketedDDP",
+    "DistributedDataParallel",
+]
 
 
-def time_bucket_caps(
-    rank: int, world_size: int, caps: list[float], setting: Setting, steps: int = 2
-) -> dict[float, float]:
-    """The seconds of the shortest step of torch's DDP with each `bucket_cap_mb`, in MiB."""
-    shortest = {}
-    for cap in caps:
-        given = replace(setting, bucket_cap_mb=cap)
-        times = time_steps(rank, world_size, [DistributedDataParallel], given, steps)
-        (seconds,) = times.values()
-        shortest[cap] = min(seconds)
-    return shortest
+def ends_of(runs: Sequence[Report]) -> list[float]:
+    """The milliseconds of a step of each run."""
+    return [milliseconds(run, "shortest") for run in runs]
+
+
+def tabulate_ends(runs: Sequence[Report], setting: Setting) -> Table:
+    """When a step of each of RUNS is over: by the model of the link, and measured."""
+    columns = RUNS, map(round, computed_milliseconds(setting)), map(round, ends_of(runs))
+    rows = [*zip(*columns, strict=True)]
+    return Table(["", "computed, no forward (ms)", "measured (ms)"], rows)
+
+
+def tabulate_calls(runs: Sequence[Report]) -> Table:
+    """The calls of a step of each of RUNS."""
+    counts = [count_calls(run, "shortest") for run in runs]
+    rows = [[name, *count] for name, count in zip(RUNS, counts, strict=True)]
+    return Table(["", "calls", "begun in backward", "bytes"], rows)
+
+
+def computed_milliseconds(setting: Setting, ranks: int = 2) -> list[float]:
+    """The end of a step by the model of the link, for each of RUNS.
+
+    The last two have a bucket per layer; ours sends the head last, torch's in the first.
+    Backward only pauses; a call begins when its gradients are ready and the link is free.
+    """
+    tower = setting.tower()
+    head, *body = [
+        [p.nbytes for p in layer.parameters()] for layer in (tower.head, *tower.body)
+    ]
+    backward = setting.pause * setting.depth
+    ready = [setting.pause * (i + 1) for i in range(setting.depth)]  # the last layer first
+    sizes = [*map(sum, body)]
+
+    naive = [(backward, nbytes) for nbytes in sum(body, head)]
+    overlapped = [(0.0, nbytes) for nbytes in head]
+    for moment, layer in zip(ready, body, strict=True):
+        overlapped += [(moment, nbytes) for nbytes in layer]
+    one_bucket = [(backward, sum(head) + sum(sizes))]
+    bucketed = [*zip(ready, sizes, strict=True), (backward, sum(head))]
+    head_first = [*zip(ready, [sum(head) + sizes[0], *sizes[1:]], strict=True)]
+
+    ends = []
+    for calls in (naive, overlapped, one_bucket, bucketed, head_first):
+        end = 0.0
+        for moment, nbytes in calls:
+            end = max(end, moment) + ring_seconds(nbytes, ranks, setting.link)
+        ends.append(1e3 * end)
+    return ends
+
+
+def tabulate_one_step() -> Table:
+    """The single weight of two ranks, and its gradient, at each moment of a step."""
+    first, second = launch(follow_one_step, 2).results
+    rows = [[moment, first[moment], second[moment]] for moment in first]
+    return Table(["the weight, or its gradient", "rank 0", "rank 1"], rows)
+
+
+def tabulate_fingerprints(wrapper: Wrapper, breaks: Sequence[Callable[..., None]]) -> Table:
+    """Three ranks train, broken in each way; a letter for each different fingerprint."""
+    settings = {b.__name__: {"wrapper": wrapper, "break_it": b} for b in breaks}
+    ranks = launch(run_each_setting, 3, take_fingerprints, settings).results
+    rows = []
+    for name in settings:
+        letters = name_by_letters([prints[name] for prints in ranks])
+        blocks = [name] + [""] * (len(ranks) - 1)
+        rows += [[block, f"rank {r}", *letters[r]] for r, block in enumerate(blocks)]
+    return Table(["broken", "", "start", "step 1", "step 2", "step 3", "step 4"], rows)
 
 
 def name_by_letters(rows: list[list[str]]) -> list[list[str]]:
@@ -117,73 +151,13 @@ def name_by_letters(rows: list[list[str]]) -> list[list[str]]:
     return [[letter[f] for f in row] for row in rows]
 
 
-def rows_of_letters(ranks: list[dict[str, list[str]]]) -> list[list[str]]:
-    """A row for each break and rank: which of the rank's fingerprints are the others' too."""
+def tabulate_distances(ranks: int = 3) -> Table:
+    """How far ten steps with each of the WRAPPERS end from those of one process."""
+    settings = {wrapper.__name__: {"wrapper": wrapper} for wrapper in WRAPPERS}
+    results = launch(run_each_setting, ranks, train_replicas, settings).results
+    alone = [train_alone()] * ranks
     rows = []
-    for broken in ranks[0]:
-        letters = name_by_letters([prints[broken] for prints in ranks])
-        names = [f"rank {rank}" for rank in range(len(ranks))]
-        blocks = [broken] + [""] * (len(ranks) - 1)
-        pairs = zip(blocks, names, letters, strict=True)
-        rows += [[block, name, *row] for block, name, row in pairs]
-    return rows
-
-
-# An exercise: a wrapper with a planted bug, and its judge
-
-
-class PlantedDDP(BucketedDDP):
-    """BucketedDDP with a bug: some modules get gradients that are not the mean."""
-
-    def _attach(self) -> None:
-        for _, parameter in self.module.named_parameters(remove_duplicate=False):
-            parameter.register_post_accumulate_grad_hook(self._ready)
-
-    def _ready(self, parameter: nn.Parameter) -> None:
-        bucket = self.bucket_of[parameter]
-        if self.synchronises and bucket.missing:
-            bucket.missing.pop()  # one gradient less to wait for
-            self.order.append(parameter)
-            self._send_complete()
-
-
-def average_tied_gradients(rank: int, world_size: int, wrapper: Wrapper) -> bool:
-    """The ranks average the gradients of a Tower whose last two layers share their weight.
-
-    Returns whether they are those of one process. What was sent has arrived before the
-    last gradient of backward is added, as on a fast network.
-    """
-    torch.manual_seed(0)
-    tower = Tower()
-    tower.body[3].weight = tower.body[2].weight
-    alone = copy.deepcopy(tower)
-    model = wrap(wrapper, tower, bucket_cap_mb=0.03)
-
-    def wait_for_what_was_sent(gradient: torch.Tensor) -> None:
-        for bucket in getattr(model, "buckets", []):
-            if bucket.work:
-                bucket.work.wait()
-
-    tower.body[0].weight.register_hook(wait_for_what_was_sent)
-    pairs = zip(shares(rank, world_size, 2, width=64), shares(0, 1, 2, width=64), strict=True)
-    for step, (share, whole) in enumerate(pairs):
-        model.zero_grad()
-        alone.zero_grad()
-        with span(f"step {step}"):
-            loss = model(share).square().mean()
-            with span("backward"):
-                loss.backward()
-            finish_gradient_synchronization(model)
-        alone(whole).square().mean().backward()
-    pairs = zip(tower.parameters(), alone.parameters(), strict=True)
-    return all(torch.allclose(p.grad, q.grad, atol=1e-7) for p, q in pairs)
-
-
-def outcome_with_tied_weights(wrapper: Wrapper) -> dict[str, object]:
-    """Launch `average_tied_gradients` on two ranks; count the buckets sent in backward."""
-    report = launch(average_tied_gradients, 2, wrapper, trace=True)
-    calls = count_calls(report, "step 1")
-    return {
-        "mean gradients": all(report.results),
-        "buckets sent during backward": f"{calls.during_backward} of {calls.count}",
-    }
+    for name in settings:
+        distance = largest_difference([found[name] for found in results], alone)
+        rows.append([name, "below 1e-6" if distance < 1e-6 else distance])
+    return Table([f"{ranks} ranks", "largest difference to 1 process"], rows)

@@ -41,7 +41,7 @@ class ShardedGradients(Sharded):
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 1.0) -> None:
         super().__init__(module)
         trained = [p for p in module.parameters() if p.requires_grad]
-        buckets = into_buckets(reversed(trained), bucket_cap_mb * 2**20)
+        buckets = into_buckets(trained, bucket_cap_mb)
         self.slices = [Slice(bucket) for bucket in buckets]
         self.slice_of = {p: part for part in self.slices for p in part.parameters}
         self.under_way: Slice | None = None

@@ -6,8 +6,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.wrappers import Replica, require_same_parameters
+from mgpu_tutorial.ddp_buckets.wrappers import NaiveDDP
 from mgpu_tutorial.lab import borrowed
+from mgpu_tutorial.shared.parameters import require_same
 
 
 class Sharded(nn.Module):
@@ -36,11 +37,25 @@ borrowed.refuse_ddp(
 def require_no_wrapper(module: nn.Module) -> None:
     """ValueError where a module is wrapped already, or a part of it."""
     for name, part in module.named_modules():
-        if isinstance(part, (Sharded, Replica, DistributedDataParallel)):
+        if isinstance(part, (Sharded, NaiveDDP, DistributedDataParallel)):
             where = f" at {name!r}" if name else ""
             raise ValueError(
                 f"there is a {type(part).__name__} inside{where}: wrap a module once"
             )
+
+
+def require_same_parameters(module: nn.Module) -> None:
+    """The ranks compare name, shape and dtype of each parameter, and which are trained.
+
+    Raises ValueError, on every rank alike, where they differ or none requires a gradient.
+    """
+    mine = [
+        (name, list(p.shape), str(p.dtype), p.requires_grad)
+        for name, p in module.named_parameters()
+    ]
+    require_same(mine, "parameters", "build the same module on every rank")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError("no parameter requires a gradient: there is nothing to synchronise")
 
 
 # Units

@@ -69,7 +69,9 @@ def keep(chapter: str, functions: Sequence[Callable]) -> None:
     pieces = [piece for piece in pieces if piece.names != names]
     kept = {name for piece in pieces for name in piece.names.split(", ")}
     needed, sources = needs(functions, kept)
-    pieces.append(Piece(chapter, names, "\n\n\n".join(sources)))
+    uses = (n for n, p in enumerate(pieces) if set(names.split(", ")) & _names(p.source))
+    place = next(uses, len(pieces))  # a class is there before what is derived from it
+    pieces.insert(place, Piece(chapter, names, "\n\n\n".join(sources)))
     order = [path.stem[3:] for path in sorted(FILE.resolve().parent.glob("[0-9]*_*.ipynb"))]
     order += [piece.chapter for piece in pieces]  # of notebooks that lie elsewhere
     pieces.sort(key=lambda piece: order.index(piece.chapter))
@@ -110,8 +112,11 @@ def needs(functions: Sequence[Callable], kept: set[str]) -> tuple[list[str], lis
 
 def names_in(function: Callable) -> set[str]:
     """All names that the source of a function or class uses."""
-    tree = ast.parse(source_of(function))
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return _names(source_of(function))
+
+
+def _names(source: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
 
 
 def source_of(function: Callable) -> str:

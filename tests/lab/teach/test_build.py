@@ -149,3 +149,12 @@ def test_a_library_has_the_reader_s_version_where_there_is_one(cell, build, caps
     assert capsys.readouterr().out == "mine.py: add_up; the package: mean\n"
     assert own.mean is mean and own.add_up is not add_up
     assert launch(used_by, 2, own.add_up).results == [torch.tensor([3.0])] * 2
+
+
+def test_a_class_is_kept_before_what_is_derived_from_it(cell):
+    build = Builder("first", {mean: [], Mean: []})
+    base = "class Mean:\n    def of(self):\n        return 1\n"
+    made = cell(base + base.replace("class Mean", "class mean(Mean)"))
+    for function in (made[1], made[0], made[1], made[0]):
+        said(build, function)
+    exec(mine.FILE.read_text(), {})

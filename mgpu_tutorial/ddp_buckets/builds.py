@@ -1,0 +1,285 @@
+"""What the reader's wrappers must do, on real ranks."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
+from mgpu_tutorial.ddp_buckets.figures import count_calls
+from mgpu_tutorial.ddp_buckets.wrappers import (
+    BucketedDDP,
+    NaiveDDP,
+    OverlappedDDP,
+    into_buckets,
+)
+from mgpu_tutorial.lab import note, slow_link, span
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+
+LAYER = 64 * 64 * 4 / 2**20  # MiB of the weight of one layer: closes a bucket
+Gradients = list[dict[str, torch.Tensor]]  # of each step, by name
+
+
+def state_of(rank: int, world_size: int, wrapper: type) -> list[tuple[str, float]]:
+    """The first number of each parameter and buffer of a rank, once it is wrapped."""
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    for tensor in module.state_dict().values():
+        tensor.fill_(rank + 5)
+    wrapper(module)
+    return [(name, tensor.max().item()) for name, tensor in module.state_dict().items()]
+
+
+def starts_alike(wrapper: type) -> None:
+    """start every rank from rank 0's parameters and buffers."""
+    for rank, state in enumerate(launch(state_of, 3, wrapper).results):
+        for name, value in state:
+            expect(value, 5.0, f"rank 0 has 5 in `{name}`, and rank {rank}")
+
+
+def new_tower(kind: str) -> Tower:
+    """A Tower, plain or with a layer that is frozen and two that share one weight."""
+    tower = Tower()
+    if kind == "odd":
+        tower.body[1].requires_grad_(False)
+        tower.body[3].weight = tower.body[2].weight
+    return tower
+
+
+def train(
+    rank: int, world_size: int, wrapper: type | None, kind: str, **options
+) -> Gradients:
+    """The gradients of three steps on this rank's shares; None is one process, unwrapped."""
+    torch.manual_seed(rank)
+    tower = new_tower(kind)
+    model = wrapper(tower, **options) if wrapper else tower
+    trained = {name: p for name, p in tower.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(trained.values(), lr=0.1, momentum=0.9)
+    gradients = []
+    for batch in shares(rank, world_size, 3, width=64):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        if wrapper:
+            model.finish_gradient_synchronization()
+        gradients.append({name: p.grad.clone() for name, p in trained.items()})
+        optimizer.step()
+    return gradients
+
+
+def require_one_process(wrapper: type, world_size: int, kind: str, **options: float) -> None:
+    """AssertionError, which names the worst gradient, where one is not one process's."""
+    found = launch(train, world_size, wrapper, kind, **options).results
+    alone = train(0, 1, None, kind)
+    for step, expected in enumerate(alone):
+        for rank in range(world_size):
+            off = {
+                name: largest_difference(found[rank][step][name], gradient)
+                / gradient.abs().max().item()
+                for name, gradient in expected.items()
+            }
+            name = max(off, key=off.get)
+            assert off[name] < 1e-4, (
+                f"on {world_size} ranks, step {step}: rank {rank}'s gradient of `{name}` is "
+                f"{_beside(found[rank][step][name], expected[name])}"
+            )
+
+
+def _beside(found: torch.Tensor, expected: torch.Tensor) -> str:
+    """Says by which factor a gradient is too large, or how far off where there is none."""
+    factor = (found * expected).sum().item() / expected.square().sum().item()
+    if torch.allclose(found, factor * expected, atol=1e-6):
+        return f"{factor:.3g} times that of one process"
+    share = largest_difference(found, expected) / expected.abs().max().item()
+    return f"off by up to {share:.0%} of one process's largest number"
+
+
+def equals_one_process(wrapper: type) -> None:
+    """leave the gradients of one process, on 1, 2, 3 and 4 ranks."""
+    for world_size in (1, 2, 3, 4):
+        require_one_process(wrapper, world_size, "plain")
+
+
+def takes_odd_layers(wrapper: type) -> None:
+    """be right with a frozen layer, and with two layers that share a weight."""
+    require_one_process(wrapper, 2, "odd")
+
+
+def leaves_same_bits(wrapper: type) -> None:
+    """leave the same bits on every rank."""
+    results = launch(train, 3, wrapper, "plain").results
+    for rank, gradients in enumerate(results):
+        for mine, first in zip(gradients, results[0], strict=True):
+            for name, gradient in mine.items():
+                assert torch.equal(gradient, first[name]), (
+                    f"rank {rank} has other bits than rank 0 in the gradient of `{name}`"
+                )
+
+
+def trace_step(rank: int, world_size: int, wrapper: type, **options: float) -> None:
+    """Two steps over a link that takes 20 ms a call; notes when backward enters layer 0."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    model = wrapper(layers, **options)
+
+    def tell(layer: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        output.register_hook(lambda gradient: note("the other layers are ready"))
+
+    layers[0].register_forward_hook(tell)
+    with slow_link(lambda nbytes: 0.02):
+        for step in range(2):
+            model.zero_grad()
+            with span(f"step {step}"):
+                loss = model(torch.ones(2, 64)).square().mean()
+                with span("backward"):
+                    loss.backward()
+                model.finish_gradient_synchronization()
+
+
+def require_calls(
+    wrapper: type, calls: int, during: int, early: int, **options: float
+) -> None:
+    """AssertionError unless a step makes its calls at their time, and waits for them.
+
+    `during` of them begin in backward, `early` before it comes to the first layer.
+    """
+    report = launch(trace_step, 2, wrapper, trace=True, **options)
+    count = count_calls(report, "step 1")
+    expect(count.count, calls, "the calls of a step")
+    expect(count.during_backward, during, "the calls that begin during backward")
+    expect(_before_the_note(report), early, "the calls that begin before layer 0 is ready")
+    mine = [event for event in report.events if event.rank == 0]
+    (end,) = (e.end for e in mine if e.note == "step 1")
+    sent = [e for e in mine if e.op == "all_reduce"]
+    blocking = sum(e.end - e.begin > 0.015 for e in sent)
+    assert not during or 2 * blocking < len(sent), "backward waits until each call is over"
+    # a call that was waited for may be noted as done a moment later
+    late = [e for e in sent if e.begin < end < (e.done or 0) - 0.03]
+    assert not late, f"{len(late)} calls were still on their way when finish returned"
+
+
+def _before_the_note(report: Report) -> int:
+    """The all_reduces of rank 0's second step that begin before the last layer's turn."""
+    mine = [event for event in report.events if event.rank == 0]
+    begin = next(e.index for e in mine if e.note == "step 1")
+    turn = next(e.index for e in mine if e.kind == "note" and e.index > begin)
+    return sum(e.op == "all_reduce" and begin < e.index < turn for e in mine)
+
+
+def sends_after_backward(wrapper: type) -> None:
+    """make a call per parameter, each of them after backward."""
+    require_calls(wrapper, calls=8, during=0, early=0)
+
+
+def sends_early(wrapper: type) -> None:
+    """make a call per parameter, each when its gradient is ready, and wait for all."""
+    require_calls(wrapper, calls=8, during=8, early=6)
+
+
+def sends_buckets_early(wrapper: type) -> None:
+    """make a call per bucket, each when it is complete, and wait for all."""
+    require_calls(wrapper, calls=4, during=4, early=3, bucket_cap_mb=LAYER)
+
+
+def equals_with_buckets(wrapper: type) -> None:
+    """leave the gradients of one process, on 1, 2, 3 and 4 ranks."""
+    for world_size in (1, 2, 3, 4):
+        require_one_process(wrapper, world_size, "plain", bucket_cap_mb=LAYER)
+
+
+class Either(nn.Module):
+    """Two layers, of which odd ranks use the first defined first, even ranks last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
+        for factor, layer in enumerate(self.layers, start=2):
+            layer.weight.data = factor * torch.eye(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.layers if dist.get_rank() % 2 else reversed(self.layers)
+        return second(first(x))
+
+
+def use_another_order(rank: int, world_size: int, wrapper: type) -> list[float]:
+    """One number of each gradient; by itself 3 in the first layer, 2 in the second."""
+    model = wrapper(Either(), bucket_cap_mb=1e-6)
+    model(torch.ones(1, 8)).sum().backward()
+    model.finish_gradient_synchronization()
+    return [layer.weight.grad[0, 0].item() for layer in model.module.layers]
+
+
+def sends_in_one_order(wrapper: type) -> None:
+    """send the buckets in the same order on every rank, whichever is complete first."""
+    for rank, found in enumerate(launch(use_another_order, 2, wrapper).results):
+        expect(found, [3.0, 2.0], f"ranks use two layers in different orders: rank {rank}")
+
+
+def sizes_of(function: Callable, sizes: list[int], cap: int) -> list[list[int]]:
+    """The bytes of each parameter in each bucket."""
+    parameters = [
+        nn.Parameter(torch.zeros(n, dtype=torch.uint8), requires_grad=False) for n in sizes
+    ]
+    buckets = function(parameters, cap / 2**20)
+    assert buckets is not None, "nothing was returned. Is a `return` missing?"
+    return [[p.nbytes for p in bucket] for bucket in buckets]
+
+
+def expect_buckets(
+    function: Callable, sizes: list[int], cap: int, expected: list[list[int]]
+) -> None:
+    """AssertionError unless parameters of these bytes are cut so."""
+    found = sizes_of(function, sizes, cap)
+    given = f"parameters of {', '.join(map(str, sizes))} bytes and a cap of {cap}"
+    assert found == expected, f"{given}: the buckets are {found}, expected {expected}"
+
+
+def begins_with_the_last(function: Callable) -> None:
+    """begin with the last parameter, whose gradient is ready first."""
+    expect_buckets(function, [10, 20, 30], 1000, [[30, 20, 10]])
+
+
+def closes_at_the_cap(function: Callable) -> None:
+    """close a bucket as soon as it holds the cap, and no sooner."""
+    expect_buckets(function, [40, 60, 40, 59, 1], 100, [[1, 59, 40], [60, 40]])
+    expect_buckets(function, [40, 60, 39, 59, 1], 100, [[1, 59, 39, 60], [40]])
+    expect_buckets(function, [300, 10, 300], 100, [[300], [10, 300]])
+
+
+def keeps_the_rest(function: Callable) -> None:
+    """keep what is left over, and make no empty bucket."""
+    expect_buckets(function, [30, 100], 100, [[100], [30]])
+    expect_buckets(function, [100, 100], 100, [[100], [100]])
+
+
+def counts_bytes(function: Callable) -> None:
+    """count bytes, whatever the dtype."""
+    given = [
+        nn.Parameter(torch.zeros(10, dtype=dtype)) for dtype in (torch.float64, torch.half)
+    ]
+    buckets = [len(bucket) for bucket in function([*given, *given], 80 / 2**20)]
+    expect(buckets, [2, 2], "the parameters in each bucket, of 80 and 20 bytes in turn")
+
+
+build = Builder(
+    "ddp_buckets",
+    {
+        NaiveDDP: [
+            starts_alike,
+            equals_one_process,
+            leaves_same_bits,
+            takes_odd_layers,
+            sends_after_backward,
+        ],
+        OverlappedDDP: [equals_one_process, leaves_same_bits, takes_odd_layers, sends_early],
+        into_buckets: [begins_with_the_last, closes_at_the_cap, keeps_the_rest, counts_bytes],
+        BucketedDDP: [
+            equals_with_buckets,
+            leaves_same_bits,
+            takes_odd_layers,
+            sends_buckets_early,
+            sends_in_one_order,
+        ],
+    },
+)
