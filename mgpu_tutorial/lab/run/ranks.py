@@ -42,10 +42,13 @@ class Ranks:
 
     def start(self, environments: list[dict[str, str]]) -> None:
         """Fork every rank. Raises RankFailed where the machine allows no more of them."""
-        for job, environment in zip(self.jobs, environments, strict=True):
-            process = server.FORKS.Process(target=enter, args=(job, environment))
-            server.fork(process, f"rank {job.rank}", JOIN_LIMIT, self._written)
-            self._processes.append(process)
+        calls = zip(self.jobs, environments, strict=True)
+        processes = [server.FORKS.Process(target=enter, args=call) for call in calls]
+        names = [f"rank {job.rank}" for job in self.jobs]
+        try:
+            server.fork(dict(zip(names, processes, strict=True)), JOIN_LIMIT, self._written)
+        finally:
+            self._processes = [process for process in processes if process.pid]
 
     # Watch
 

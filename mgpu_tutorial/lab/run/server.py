@@ -87,7 +87,7 @@ def await_server() -> None:
         import sympy  # noqa: F401  torch.testing.assert_close needs it
     first = FORKS.Process(target=time.sleep, args=(0,), daemon=True)
     try:
-        fork(first, "the fork server", SERVER_LIMIT, written)
+        fork({"the fork server": first}, SERVER_LIMIT, written)
         first.join(SERVER_LIMIT)
         _warm.add(borrowed.fork_server_pid())
     finally:
@@ -95,8 +95,8 @@ def await_server() -> None:
             first.kill()
 
 
-def fork(process: mp.Process, who: str, seconds: float, written: int) -> None:
-    """Have the server fork `process`; RankFailed where it does not in so many seconds.
+def fork(processes: dict[str, mp.Process], seconds: float, written: int) -> None:
+    """Have the server fork these; RankFailed for one that it does not in so many seconds.
 
     What it said stands in the log behind the first `written` characters.
     """
@@ -107,9 +107,10 @@ def fork(process: mp.Process, who: str, seconds: float, written: int) -> None:
     timer.daemon = True
     timer.start()
     try:
-        if not is_alive():  # multiprocessing would start one of its own
-            raise EOFError
-        process.start()
+        for who in processes:
+            if not is_alive():  # multiprocessing would start one of its own
+                raise EOFError
+            processes[who].start()
     except (OSError, EOFError) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, EOFError | ConnectionError):
