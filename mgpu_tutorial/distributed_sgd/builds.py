@@ -11,7 +11,7 @@ from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 # average_gradients
 
 
-def averaged(
+def _averaged(
     rank: int, world_size: int, average: Callable, drawn: bool = False
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The gradients and the parameters of a linear layer after `average`.
@@ -34,7 +34,7 @@ def averaged(
 def leaves_the_mean(average: Callable) -> None:
     """leave the mean of all ranks' gradients in .grad, for weight and bias"""
     for world_size in (1, 2, 3):
-        results = launch(averaged, world_size, average).results
+        results = launch(_averaged, world_size, average).results
         wanted = [
             torch.tensor([[1.0, 10.0]]) * world_size,
             torch.tensor([100.0 * world_size]),
@@ -47,18 +47,18 @@ def leaves_the_mean(average: Callable) -> None:
 
 def leaves_the_parameters(average: Callable) -> None:
     """leave the parameters as they are"""
-    for _, parameters in launch(averaged, 2, average).results:
+    for _, parameters in launch(_averaged, 2, average).results:
         expect(parameters, [torch.full((1, 2), 7.0), torch.tensor([7.0])], "the parameters")
 
 
 def leaves_the_same_bits(average: Callable) -> None:
     """leave the same bits on every rank"""
-    results = launch(averaged, 3, average, drawn=True).results
+    results = launch(_averaged, 3, average, drawn=True).results
     for rank, (gradients, _) in enumerate(results):
         expect(gradients, results[0][0], f"the gradients of rank {rank}, beside rank 0's")
 
 
-def steps_with(rank: int, world_size: int, average: Callable) -> torch.Tensor:
+def _steps_with(rank: int, world_size: int, average: Callable) -> torch.Tensor:
     """Three steps of the lesson's loop with another way to average."""
     sgd.average_gradients = average  # in this rank only
     return sgd.take_steps(rank, world_size, steps=3)
@@ -68,14 +68,14 @@ def takes_the_steps_of_one(average: Callable) -> None:
     """make 2 and 4 ranks take the steps of one process"""
     (one,) = launch(sgd.take_steps, 1, steps=3).results
     for world_size in (2, 4):
-        results = launch(steps_with, world_size, average).results
+        results = launch(_steps_with, world_size, average).results
         _expect_near(results, one, f"{world_size} ranks")
 
 
 # shared_loss
 
 
-def losses_with(
+def _losses_with(
     rank: int, world_size: int, loss_of: Callable, samples: int
 ) -> tuple[float, list[float]]:
     """This rank's loss where the sample number i of the batch has a loss of i + 1."""
@@ -87,24 +87,24 @@ def losses_with(
 
 def is_the_mean_alone(loss_of: Callable) -> None:
     """be the mean of the losses on one rank"""
-    expect(launch(losses_with, 1, loss_of, 7).results[0], 4.0, "of losses 1 to 7", 1e-5)
+    expect(launch(_losses_with, 1, loss_of, 7).results[0], 4.0, "of losses 1 to 7", 1e-5)
 
 
 def averages_to_the_mean(loss_of: Callable) -> None:
     """average to the mean of all losses where the shares are unequal"""
     for world_size, shares in ((2, "4 and 3"), (3, "3, 2 and 2")):
-        found = launch(losses_with, world_size, loss_of, 7).results
+        found = launch(_losses_with, world_size, loss_of, 7).results
         what = f"losses 1 to 7 in shares of {shares} samples: the ranks' average"
         expect(sum(found) / world_size, 4.0, what, within=1e-5)
 
 
 def is_nothing_without_samples(loss_of: Callable) -> None:
     """be 0 on a rank that has no sample of the batch"""
-    found = launch(losses_with, 2, loss_of, 1).results
+    found = launch(_losses_with, 2, loss_of, 1).results
     expect(found[1], 0.0, "one sample on two ranks: the loss of rank 1")
 
 
-def epoch_with(rank: int, world_size: int, loss_of: Callable) -> torch.Tensor:
+def _epoch_with(rank: int, world_size: int, loss_of: Callable) -> torch.Tensor:
     """An epoch of four steps, whose last batch is one sample."""
     training.shared_loss = loss_of  # in this rank only
     return training.train(rank, world_size, epochs=1, batch=479, lr=0.1)[1]
@@ -112,9 +112,9 @@ def epoch_with(rank: int, world_size: int, loss_of: Callable) -> torch.Tensor:
 
 def trains_like_one(loss_of: Callable) -> None:
     """make an epoch on 2 and 3 ranks end where one process ends"""
-    (one,) = launch(epoch_with, 1, sgd.shared_loss).results
+    (one,) = launch(_epoch_with, 1, sgd.shared_loss).results
     for world_size in (2, 3):
-        results = launch(epoch_with, world_size, loss_of).results
+        results = launch(_epoch_with, world_size, loss_of).results
         _expect_near(results, one, f"{world_size} ranks")
 
 

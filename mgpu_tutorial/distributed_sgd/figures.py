@@ -99,12 +99,12 @@ def learning_rates() -> Table:
 
     One process takes each batch whole: it stands for as many ranks with 16 samples each.
     """
-    losses = launch(losses_by_rule, 1, timeout=120).results[0]
+    losses = launch(_losses_by_rule, 1, timeout=120).results[0]
     rows = [[name, *(f"{loss:.2f}" for loss in row)] for name, row in losses.items()]
     return Table(["loss after 4 epochs", *(f"{k} × 16" for k in RANKS)], rows)
 
 
-def losses_by_rule(rank: int, world_size: int) -> dict[str, list[float]]:
+def _losses_by_rule(rank: int, world_size: int) -> dict[str, list[float]]:
     """For each rule the loss that each batch ends with."""
     runs = {name: (0.02, 0.5, power) for name, power in RULES.items()}
     runs["linear, momentum 0.9"] = 0.004, 0.9, 1
