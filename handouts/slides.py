@@ -89,6 +89,8 @@ class _Deck:
         role = following[0].role if following else ""
         headings = [p for p in pieces if p.kind == "heading"]
         section = next((p for p in headings if p.level == 2), (headings or [None])[0])
+        if not headings and about.get("slide"):
+            self._show(about["slide"])
         for piece in pieces:
             if piece.kind == "heading":
                 self._heading(piece, about.get("slide", "") if piece is section else "")

@@ -76,7 +76,7 @@ def test_a_chapter_in_each_form(path, tmp_path):
     assert notebook.question.endswith("?") and notebook.question in deck.cells[0].source
     shown = "\n".join(cell.source for cell in deck.cells if kind(cell) != "notes")
     said = {piece.about["slide"] for piece in pieces if piece.about.get("slide")}
-    assert 3 <= len(said) <= 5 and all(sentences in shown for sentences in said)
+    assert len(said) >= 3 and all(sentences in shown for sentences in said)
     whole = "\n".join(cell.source for cell in deck.cells)
     for piece in pieces:
         if piece.kind == "listing":
