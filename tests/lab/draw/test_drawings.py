@@ -40,6 +40,13 @@ def test_collectives_of_different_groups_are_not_drawn_over_each_other(ranks):
     assert [log.rows[keys[0]] for keys in log.collectives] == [0, 1]
 
 
+def test_what_was_sent_late_arrives_late():
+    events = [Event(0, i, "note", i, i, note="busy") for i in range(3)]
+    events += [Event(0, 3, "isend", 3, 4, peer=1), Event(1, 0, "recv", 0, 5, peer=0)]
+    log = message_log(Report(2, events=events))
+    assert log.messages == [((0, 3), (1, 0))] and log.rows[0, 3] == log.rows[1, 0] == 3
+
+
 def test_a_circle_of_sends_that_came_back_early_is_drawn():
     """With NCCL a send that nobody receives yet is over on the host."""
     swap = [("send", 0), ("recv", 1)]

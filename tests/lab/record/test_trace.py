@@ -41,6 +41,7 @@ def lists(rank, world_size):
     dist.all_gather(several, mine)
     dist.all_to_all(several, [torch.ones(5) for _ in range(world_size)])
     dist.scatter(mine, several if rank == 0 else None, src=0)
+    dist.reduce_scatter(mine, several, async_op=True).wait()
 
 
 def test_the_collectives_inside_of_pytorch_are_seen(ranks):
@@ -70,6 +71,7 @@ def test_a_list_of_tensors_counts_all_of_them(ranks):
     nbytes = {(event.op, event.rank): event.nbytes for event in events}
     assert nbytes["all_gather", 1] == nbytes["all_to_all", 2] == 3 * 20
     assert nbytes["scatter", 1] == 20
+    assert all(event.done for event in events if event.op == "reduce_scatter")
 
 
 def test_a_call_that_never_came_back_has_no_end():
