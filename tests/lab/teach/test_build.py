@@ -151,7 +151,8 @@ def test_a_library_has_the_reader_s_version_where_there_is_one(cell, build, caps
     assert launch(used_by, 2, own.add_up).results == [torch.tensor([3.0])] * 2
 
 
-def test_a_class_is_kept_before_what_is_derived_from_it(cell):
+def test_a_class_is_kept_before_what_is_derived_from_it(cell, tmp_path, monkeypatch):
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
     build = Builder("first", {mean: [], Mean: []})
     base = "class Mean:\n    def of(self):\n        return 1\n"
     made = cell(base + base.replace("class Mean", "class mean(Mean)"))
