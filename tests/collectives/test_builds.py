@@ -1,8 +1,7 @@
 """Both halves of the ring, right in other words, and wrong as people write them."""
 
-import pytest
-
 from mgpu_tutorial.collectives.builds import build
+from tests.builds import right_and_wrong
 
 FIRST = """
 import torch
@@ -109,14 +108,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", RIGHT)
-def test_right(cell, source):
-    assert [row for row in build.rows(*cell(source)) if not row.holds] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("source", "seen"), WRONG)
-def test_wrong(cell, source, seen):
-    rows = build.rows(*cell(source))
-    assert seen in next(row for row in rows if not row.holds).seen
+test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)

@@ -1,8 +1,7 @@
 """The rule of a sampler, right in other words, and wrong as people write it."""
 
-import pytest
-
 from mgpu_tutorial.data_partitioning.builds import build
+from tests.builds import right_and_wrong
 
 RULE = """
 import math
@@ -67,15 +66,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("body", [BODY, LOOP, PYTORCH, TENSORS])
-def test_right(cell, body):
-    rows = build.rows(*cell(RULE.replace(BODY, body)))
-    assert [row for row in rows if not row.holds] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("source", "seen"), WRONG)
-def test_wrong(cell, source, seen):
-    rows = build.rows(*cell(source))
-    assert seen in next(row for row in rows if not row.holds).seen
+test_right, test_wrong = right_and_wrong(
+    build, (RULE.replace(BODY, body) for body in (BODY, LOOP, PYTORCH, TENSORS)), WRONG
+)

@@ -1,8 +1,7 @@
 """The builds take right answers in other words, and say what is wrong with the others."""
 
-import pytest
-
 from mgpu_tutorial.ddp_buckets.builds import build
+from tests.builds import right_and_wrong
 
 HEAD = """
 import torch
@@ -282,15 +281,4 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("answer", RIGHT)
-def test_right(cell, answer):
-    rows = build.rows(*cell(RIGHT[answer]))
-    assert all(row.holds for row in rows), rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("answer", WRONG)
-def test_wrong(cell, answer):
-    source, seen = WRONG[answer]
-    assert seen in next(row for row in build.rows(*cell(source)) if not row.holds).seen
+test_right, test_wrong = right_and_wrong(build, RIGHT.values(), WRONG.values())

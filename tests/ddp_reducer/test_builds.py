@@ -1,8 +1,7 @@
 """The build of the chapter takes right answers in other words, and says what is wrong."""
 
-import pytest
-
 from mgpu_tutorial.ddp_reducer.builds import build
+from tests.builds import right_and_wrong
 
 HEAD = """\
 import torch
@@ -57,14 +56,4 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", RIGHT, ids=range(len(RIGHT)))
-def test_right(cell, source):
-    assert [row.seen for row in build.rows(*cell(source))] == [""] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source, seen", WRONG.items(), ids=range(len(WRONG)))
-def test_wrong(cell, source, seen):
-    first = next(row for row in build.rows(*cell(source)) if not row.holds)
-    assert seen in first.seen
+test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG.items())

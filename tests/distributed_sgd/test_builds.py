@@ -1,8 +1,7 @@
 """The builds take right answers in any dress, and no wrong one."""
 
-import pytest
-
 from mgpu_tutorial.distributed_sgd.builds import build
+from tests.builds import right_and_wrong
 
 IMPORTS = """\
 import torch
@@ -90,14 +89,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", RIGHT)
-def test_right(cell, source):
-    assert all(row.holds for row in build.rows(*cell(source)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("source", "seen"), WRONG)
-def test_wrong(cell, source, seen):
-    rows = build.rows(*cell(source))
-    assert seen in next(row for row in rows if not row.holds).seen
+test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)

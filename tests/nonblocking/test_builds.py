@@ -1,8 +1,7 @@
 """`work_meanwhile` takes right answers in other words; the others hear what they did."""
 
-import pytest
-
 from mgpu_tutorial.nonblocking.builds import build
+from tests.builds import right_and_wrong
 
 WHO = "rank = dist.get_rank()"
 START = "if rank == 0:", "    t = dist.isend(buffer, dst=1)"
@@ -49,15 +48,4 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", RIGHT, ids=range(len(RIGHT)))
-def test_right(cell, source):
-    rows = build.rows(*cell(source))
-    assert all(row.holds for row in rows), rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("source", "seen"), WRONG.items(), ids=WRONG.values())
-def test_wrong(cell, source, seen):
-    rows = build.rows(*cell(source))
-    assert seen in next(row for row in rows if not row.holds).seen, rows
+test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG.items())

@@ -1,8 +1,7 @@
 """`swap` takes right answers in other words, and says what is wrong with the others."""
 
-import pytest
-
 from mgpu_tutorial.point_to_point.builds import build
+from tests.builds import right_and_wrong
 
 SEND, RECV = "dist.send(mine, dst=peer)", "dist.recv(other, src=peer)"
 EMPTY = "other = torch.empty_like(mine)"
@@ -46,15 +45,4 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", RIGHT, ids=range(len(RIGHT)))
-def test_right(cell, source):
-    rows = build.rows(*cell(source))
-    assert all(row.holds for row in rows), rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("source", "seen"), WRONG.items(), ids=WRONG.values())
-def test_wrong(cell, source, seen):
-    rows = build.rows(*cell(source))
-    assert seen in next(row for row in rows if not row.holds).seen, rows
+test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG.items())

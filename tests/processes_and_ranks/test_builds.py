@@ -1,8 +1,7 @@
 """`hello` takes right answers in other words, and says what is wrong with the others."""
 
-import pytest
-
 from mgpu_tutorial.processes_and_ranks.builds import build
+from tests.builds import right_and_wrong
 
 
 def hello(*lines):
@@ -47,15 +46,4 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", RIGHT, ids=range(len(RIGHT)))
-def test_right(cell, source):
-    rows = build.rows(*cell(source))
-    assert all(row.holds for row in rows), rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("source", "seen"), WRONG.items(), ids=WRONG.values())
-def test_wrong(cell, source, seen):
-    rows = build.rows(*cell(source))
-    assert seen in next(row for row in rows if not row.holds).seen
+test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG.items())
