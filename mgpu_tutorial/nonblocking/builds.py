@@ -18,9 +18,11 @@ launch = partial(launch_ranks, trace=True, device="cpu", timeout=5)  # traced: w
 def working(rank: int, world_size: int, function: Callable, size: int) -> tuple:
     """Rank 0 sends 7s; work that needs both ranks; returns what there is afterwards."""
 
+    apart = dist.new_group()  # a transfer that is given up holds back those of its group
+
     def work() -> str:
         with span("work"):
-            dist.barrier()  # passes only if both ranks work at the same time
+            dist.barrier(apart)  # passes only if both ranks work at the same time
         return "done"
 
     buffer = torch.full((size,), 7.0 if rank == 0 else 0.0)

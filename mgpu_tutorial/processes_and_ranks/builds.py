@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.teach.build import Builder, expect, join_together, launch
 from mgpu_tutorial.processes_and_ranks.hello import hello
 from mgpu_tutorial.processes_and_ranks.meeting import free_port
 
@@ -15,6 +15,7 @@ from mgpu_tutorial.processes_and_ranks.meeting import free_port
 def started(rank: int, world_size: int, port: int, script: Callable) -> bool:
     """One rank of a script; returns whether it is still in its group at the end."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    join_together()
     script()
     return dist.is_initialized()
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
@@ -27,6 +28,20 @@ PRE = "margin:2px 0;white-space:pre-wrap;word-break:normal"
 WORDS = {True: "yes", False: "no", None: "not tried"}
 
 launch = functools.partial(launch_ranks, timeout=10)  # a build that hangs says so soon
+
+
+def join_together() -> None:
+    """Let a rank's `init_process_group` return when it has for all: none leaves too early.
+
+    A rank that has nothing to say leaves while others still connect, and they would raise.
+    """
+    init = dist.init_process_group
+
+    def join(*given: Any, **more: Any) -> None:
+        init(*given, **more)
+        dist.barrier()
+
+    dist.init_process_group = join
 
 
 def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
