@@ -6,6 +6,7 @@ from tests.builds import right_and_wrong
 WHO = "rank = dist.get_rank()"
 START = "if rank == 0:", "    t = dist.isend(buffer, dst=1)"
 START += "else:", "    t = dist.irecv(buffer, src=0)"
+DROP = [line.replace("t = ", "") for line in START]
 WORK, WAIT, RETURN = "done = work()", "t.wait()", "return done"
 
 
@@ -43,6 +44,7 @@ WRONG = {
     work_meanwhile(WHO, *START, WAIT, WORK, RETURN): "called isend, then wait, then work",
     work_meanwhile(WHO, WORK, *START, WAIT, RETURN): "called work, then isend, then wait",
     work_meanwhile(WHO, *START, WORK, RETURN): "called isend, then work, and that is all",
+    work_meanwhile(WHO, *DROP, WORK, RETURN): "called isend, then work, and that is all",
     work_meanwhile(WHO, *START, WAIT, "done = 1", RETURN): "rank 0 never called work",
     work_meanwhile(WHO, *START, WORK, WAIT): "Is a `return` missing?",
 }
