@@ -62,7 +62,7 @@ def makes_a_vector(gather: Callable) -> None:
 
 
 def sends_gradients_back(gather: Callable) -> None:
-    """send the gradient of each row back to its device"""
+    """send the gradient of each row, or number, back to its device"""
     several = devices(2)
     outputs = [place(torch.ones(2, 1), device).requires_grad_() for device in several]
     (
@@ -72,6 +72,13 @@ def sends_gradients_back(gather: Callable) -> None:
         wanted = torch.tensor([[2.0 * r], [2.0 * r + 1]])
         found = output.grad if output.grad is None else output.grad.cpu()
         expect(found, wanted, f"the gradient on {several[r]}")
+    losses = [place(torch.tensor(1.0), device).requires_grad_() for device in several]
+    joined = gather(losses, several[0])
+    assert joined.requires_grad, "the vector has lost its way back to the single numbers"
+    joined.sum().backward()
+    for loss, device in zip(losses, several, strict=True):
+        found = loss.grad if loss.grad is None else loss.grad.cpu()
+        expect(found, torch.tensor(1.0), f"the gradient of the number on {device}")
 
 
 # sync_batch_norm

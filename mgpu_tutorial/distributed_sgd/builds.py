@@ -75,14 +75,22 @@ def takes_the_steps_of_one(average: Callable) -> None:
 # shared_loss
 
 
-def _losses_with(
-    rank: int, world_size: int, loss_of: Callable, samples: int
-) -> tuple[float, list[float]]:
+def _losses_with(rank: int, world_size: int, loss_of: Callable, samples: int) -> float | None:
     """This rank's loss where the sample number i of the batch has a loss of i + 1."""
+    loss = _loss_with(rank, world_size, loss_of, samples)
+    return None if loss is None else float(loss)
+
+
+def _can_go_back(rank: int, world_size: int, loss_of: Callable, samples: int) -> bool:
+    return getattr(_loss_with(rank, world_size, loss_of, samples), "requires_grad", False)
+
+
+def _loss_with(
+    rank: int, world_size: int, loss_of: Callable, samples: int
+) -> torch.Tensor | None:
     losses = torch.arange(1.0, samples + 1).tensor_split(world_size)[rank]
     output = -losses[:, None].repeat(1, 10).requires_grad_()
-    loss = loss_of(output, torch.zeros(len(losses), dtype=torch.int64), samples)
-    return None if loss is None else float(loss)
+    return loss_of(output, torch.zeros(len(losses), dtype=torch.int64), samples)
 
 
 def is_the_mean_alone(loss_of: Callable) -> None:
@@ -102,6 +110,8 @@ def is_nothing_without_samples(loss_of: Callable) -> None:
     """be 0 on a rank that has no sample of the batch"""
     found = launch(_losses_with, 2, loss_of, 1).results
     expect(found[1], 0.0, "one sample on two ranks: the loss of rank 1")
+    can_go_back = launch(_can_go_back, 2, loss_of, 1).results[1]
+    assert can_go_back, "rank 1: the 0 isn't computed from `output`, so `backward` fails"
 
 
 def _epoch_with(rank: int, world_size: int, loss_of: Callable) -> torch.Tensor:

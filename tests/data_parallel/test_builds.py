@@ -95,6 +95,10 @@ WRONG = [
     (gather(MOVED, "return torch.stack(moved)"), "equal size"),
     (gather(MOVED, "return torch.cat(moved[::-1])"), "the rows"),
     (gather(MOVED, "moved = [m.detach() for m in moved]", JOINED), "does not require grad"),
+    (
+        gather(MOVED, "return torch.cat(moved) if moved[0].dim() else torch.tensor(moved)"),
+        "the vector has lost its way back",
+    ),
     (sync("mean, variance = channels.mean(1), channels.var(1)"), "the output is"),
     (
         sync("mean, variance = channels.mean(1), channels.var(1, correction=0)"),

@@ -84,6 +84,14 @@ WRONG = [
         ),
         "the loss of rank 1: nan, expected 0",
     ),
+    (
+        loss(
+            "if len(labels) == 0:",
+            "    return torch.zeros(())",
+            f"return {SUMMED} * dist.get_world_size() / batch",
+        ),
+        "the 0 isn't computed from `output`",
+    ),
     (loss(f"{SUMMED} * dist.get_world_size() / batch"), "nothing was returned"),
     (loss(f"return float({SUMMED} * dist.get_world_size() / batch)"), "backward"),
 ]

@@ -199,7 +199,8 @@ class Outcome(NamedTuple):
         if self.lent:
             said.append(f"Tried with our {_and(self.lent)}.")
         if self.is_kept:
-            said.append(f"{_and(self.names)} is now in {mine.FILE.name}.")
+            verb = "is" if len(self.names) == 1 else "are"
+            said.append(f"{_and(self.names)} {verb} now in {mine.FILE.name}.")
         return " ".join(said)
 
     def __repr__(self) -> str:
