@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from mgpu_tutorial.lab.colours import NAMELESS, TONES, tone
+from mgpu_tutorial.lab.colours import NAMELESS, TONES
 from mgpu_tutorial.lab.draw.drawing import ALARM, INK
-from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.teach.source import PLATES
 from mgpu_tutorial.lab.teach.verdict import OPEN, RIGHT, WRONG
 
@@ -33,9 +32,3 @@ def contrast(one, other):
 @pytest.mark.parametrize("one, other", PAIRS)
 def test_words_can_be_read(one, other):
     assert contrast(one, other) >= 4.5
-
-
-def test_a_panel_has_no_coloured_words():
-    page = Report(2, stdout=["", ""], stderr=["", ""])._repr_html_()
-    assert "<b>rank 1</b>" in page and tone(1).fill in page
-    assert not re.search(r"[\";]color:(?!inherit)", page)  # there is a dark theme too

@@ -8,10 +8,8 @@ from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.collectives.figures import ring_step_by_step
 from mgpu_tutorial.lab import RanksHung, launch, sequence_chart, stepper, timeline, traffic
 from mgpu_tutorial.lab.draw.sequence_chart import message_log
-from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
-from mgpu_tutorial.nonblocking import transfers
 from mgpu_tutorial.point_to_point import messages as p2p
 
 
@@ -47,14 +45,6 @@ def test_what_was_sent_late_arrives_late():
     assert log.messages == [((0, 3), (1, 0))] and log.rows[0, 3] == log.rows[1, 0] == 3
 
 
-def test_a_circle_of_sends_that_came_back_early_is_drawn():
-    """With NCCL a send that nobody receives yet is over on the host."""
-    swap = [("send", 0), ("recv", 1)]
-    events = [Event(r, i, op, 0, 1, peer=1 - r, nbytes=4) for r in range(2) for op, i in swap]
-    text = "rank 0 → rank 1  4 B\nrank 1 → rank 0  4 B"
-    assert repr(sequence_chart(Report(2, events=events))) == text
-
-
 def test_a_deadlock_is_drawn_with_its_open_ends():
     with pytest.raises(RanksHung) as caught:
         launch(p2p.both_send_first, 2, timeout=1, trace=True)
@@ -67,14 +57,6 @@ def test_drawing_what_was_not_recorded_is_refused():
     for draw in (sequence_chart, timeline, traffic, stepper):
         with pytest.raises(ValueError, match="launch with trace=True"):
             draw(Report(2))
-
-
-def test_a_timeline_of_one_span_leaves_out_what_began_elsewhere(ranks):
-    report = ranks(2, transfers.overlapped, 50, trace=True)
-    assert {e.op for e in events_of(report)} == {"barrier", "isend", "irecv", "span", "wait"}
-    for during in ("compute", "dinner"):
-        with pytest.raises(ValueError, match=f"recorded inside a span '{during}'"):
-            timeline(report, during=during)
 
 
 def test_traffic_counts_calls_messages_and_bytes(ranks):

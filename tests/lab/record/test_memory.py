@@ -1,8 +1,5 @@
 """The ledger counts each storage once, on its device, and what it says is what is there."""
 
-import copy
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from torch import nn
@@ -50,21 +47,6 @@ def test_every_category_has_the_bytes_of_its_shapes(where, batch):
     }
     assert ledger.devices == [str(device)]
     assert ledger.total(device) == sum(ledger[device].values())
-
-
-def test_copies_of_a_module_in_threads_are_seen():
-    pair = devices(2)
-    net, ledger = network(), Ledger()
-    with ledger.saved_for_backward(net):
-        copies = [copy.deepcopy(net).to(device) for device in pair]
-        inputs = [torch.randn(4, 32).to(device) for device in pair]
-        with ThreadPoolExecutor(2) as pool:
-            out = list(pool.map(nn.Module.__call__, copies, inputs))  # until both are counted
-    assert [len(rows) for rows in out] == [4, 4]
-    for device in pair:
-        assert ledger[device]["activations"] == kept(4)
-        assert ledger[device]["parameters"] == PARAMETERS
-    assert "cpu" not in ledger.devices
 
 
 def two_exponentials(x):

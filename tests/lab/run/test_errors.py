@@ -1,6 +1,5 @@
 """What an error says of a circle, of who waits, of what was printed."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -40,15 +39,6 @@ def test_a_rank_that_computes_does_not_wait_for_an_answer():
     ]
     said = str(errors.failure(outcomes, Report(world_size=4))).splitlines()
     assert said[0] == "rank 0 returned while ranks 1 and 2 still waited for an answer"
-
-
-@pytest.mark.parametrize("count, left_out", [(10, 0), (11, 1), (1500, 1490)])
-def test_the_last_ten_lines_that_a_rank_printed_are_repeated(count, left_out):
-    text = "".join(f"line {n}\n" for n in range(count))
-    error = errors.RankFailed("gone", Report(2, stdout=["", text]))
-    lines = "\n".join(error.__notes__).splitlines()
-    first = [f"rank 1 │ … {left_out:,} lines before these"] * bool(left_out)
-    assert lines == first + [f"rank 1 │ line {n}" for n in range(count - 10, count)]
 
 
 def test_each_rank_has_the_gpu_of_its_number_unless_one_is_named():

@@ -17,7 +17,6 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -155,11 +154,6 @@ class Sealed:
         return fail, (RuntimeError("the seal is broken"),)
 
 
-class Callable:
-    def __call__(self, rank, world_size, batch):
-        return batch
-
-
 CANNOT = "cannot be called as worker(rank, world_size"
 EARLY = "rank 1 returned while ranks 0 and 2 still waited for an answer|  rank 0 was at HERE|"
 
@@ -183,11 +177,9 @@ EARLY = "rank 1 returned while ranks 0 and 2 still waited for an answer|  rank 0
         ),
         ((lambda *_: launch(print, 2), 2), "rank 0 raised RuntimeError: launch() was called"),
         ((refuse, 2), f"refuse(rank, world_size, who) {CANNOT}): missing a required"),
-        ((partial(refuse), 2), f"refuse(rank, world_size, who) {CANNOT}"),
-        ((Callable(), 2), f"Callable(rank, world_size, batch) {CANNOT}"),
         ((ranks.total, 2, 7), f"total(rank, world_size) {CANNOT}, <int>)"),
     ],
-    ids=range(16),
+    ids=range(14),
 )
 def test_the_cause_is_told_before_what_became_of_the_others(call, says):
     options = {"backend": "none"} if call[0] is meet_nobody else {}
@@ -389,11 +381,11 @@ class Mute(Exception):
         raise self.args[0]
 
 
-def lose_the_weights(depth=0, **how):
+def lose_the_weights(depth=0):
     try:
-        lose_the_weights(depth - 1, **how) if depth else {}["weights"]
+        lose_the_weights(depth - 1) if depth else {}["weights"]
     except Exception as error:
-        raise RuntimeError(f"no checkpoint {depth}") from how.get("cause", error)
+        raise RuntimeError(f"no checkpoint {depth}") from error
 
 
 def raised_by(deed):
@@ -426,10 +418,8 @@ GROUP = ExceptionGroup("two", [ValueError("one"), TypeError("other")])
         (ValueError(OF_A_LOADER), "ValueError: Caught it", ["torn"]),
         (NOTED, "ValueError: torn", ["sample 7 of part 2"]),
         (raised_by(lose_the_weights), "RuntimeError: n", ["because of KeyError: 'weights'"]),
-        (raised_by(partial(lose_the_weights, cause=None)), "RuntimeError: no checkpo", []),
         (raised_by(partial(lose_the_weights, 900)), "RuntimeError: no checkpoint 900", None),
         (Mute(KeyError()), "Mute: (its message cannot be shown: KeyError)", []),
-        (Mute(SystemExit()), "Mute: (its message cannot be shown: SystemExit)", []),
         (GROUP, "ExceptionGroup: two", ["ValueError: one", "TypeError: other"]),
         (
             OSError(f"{PATH}: {PATH}"),
@@ -438,7 +428,7 @@ GROUP = ExceptionGroup("two", [ValueError("one"), TypeError("other")])
         ),
         (RuntimeError(MISMATCH), "RuntimeError: Detected mismatch. … Collectives differ", []),
     ],
-    ids=range(14),
+    ids=range(12),
 )
 def test_what_matters_in_a_message_is_shown(error, first, rest):
     what = errors.RankOutcome(0, **raised.outcome_of(error)).what().splitlines()
@@ -460,21 +450,12 @@ USES_ITSELF = """
 def worker(rank, world_size):
     return lock if rank else worker(0, lock)
 """
-USES_WHAT_COMES_LATER = """
-def make():
-    def worker(rank, world_size):
-        return later, lock
-    return worker
-    later = 1
-worker = make()
-"""
 
 
 @pytest.mark.parametrize(
     "worker, args, part",
     [
         (in_a_cell(USES_ITSELF), [], r"lock, which the worker worker uses, \(lock\)"),
-        (in_a_cell(USES_WHAT_COMES_LATER), [], r"lock, which the worker worker uses, \(lock"),
         (refuse, [{"lock": threading.Lock()}], r"argument 0 of refuse\['lock'\] \(lock\)"),
         (partial(refuse), [(i for i in [])], r"argument 0 of refuse \(generator\)"),
     ],
@@ -557,10 +538,3 @@ def test_a_launch_that_cannot_work_is_refused(monkeypatch, worker, size, options
     monkeypatch.setenv("MGPU_DEVICE", "gpu")
     with pytest.raises(kind, match=says):
         launch(worker, size, **options)
-
-
-def test_what_means_the_same_is_taken():
-    device = torch.device("cpu")
-    assert launch(ranks.total, np.int64(2), device=device).results == [1.0, 1.0]
-    assert launch(with_option, 2, 7, timeout=5).results == [7, 7]
-    assert launch(with_option, 1).results == [1]

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import launch
+from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.run import files, server
 from mgpu_tutorial.lab.run import ranks as running
 from tests.lab.ranks import sleeper, total
@@ -218,6 +218,8 @@ def test_ten_launches_leave_nothing_behind():
 
     launch(total, 2)
     before = state()
-    for _ in range(10):
+    for _ in range(5):
         launch(total, 2)
+        with pytest.raises(RankFailed):
+            launch(lambda rank, _: rank == 1 and os._exit(0), 2)
     assert state() == before

@@ -74,20 +74,6 @@ def test_each_half_of_an_all_reduce_takes_half_its_time(ranks, trace):
     assert calls == (set(NAMES) if trace else set())
 
 
-def in_a_row(rank, world_size):
-    with slow_link(lambda nbytes: nbytes * 0.03 / 4):  # 30 ms for one float32
-        begin = time.perf_counter()
-        for work in [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]:
-            work.wait()
-        return time.perf_counter() - begin
-
-
-@pytest.mark.slow
-@pytest.mark.timing
-def test_messages_go_one_after_the_other(ranks):
-    assert min(ranks(2, in_a_row).results) >= 3 * 0.03
-
-
 def chain(rank, world_size):
     """A call that the completion of another one makes, as hooks of DDP do; and its sum."""
     value = torch.full((2,), float(rank))

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import check, launch
-from mgpu_tutorial.lab.teach.checks import verdict
-from mgpu_tutorial.lab.teach.verdict import MARK
 
 BLANK = "not yet: nothing is filled in"
 PARAMETERS = torch.tensor([0.5, -2.0, 1e-7, 0.0])
@@ -47,18 +45,13 @@ def said(capsys, *given, **more):
     [
         (2 * (5 - 1) / 5 * 1_000_000, 1_600_000),
         (np.float32(0.3), 0.3),
-        (torch.tensor([[3.0]], requires_grad=True), 3),
         (np.array([3]), 3),
-        (3.0, torch.tensor([3.0])),
         (math.inf, math.inf),
         (math.nan, math.nan),
-        (torch.tensor(True), True),
         ("abc", "abc"),
-        (np.array([[0.0, 3.0], [6.0, 9.0]]), [[0, 3], [6, 9]]),
         ([(1, [2, "x"]), torch.tensor(2)], [[1, (2, "x")], 2.0]),
         ([0, 3, 6], range(0, 9, 3)),
         (PARAMETERS.double().requires_grad_(), PARAMETERS),
-        (PARAMETERS.tolist(), PARAMETERS),
         (lambda: 3.0, 3),
     ],
 )
@@ -69,23 +62,16 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
 @pytest.mark.parametrize(
     ("answer", "expected", "reason"),
     [
-        (-1.00002, -1.0, "the answer is -1.00002, off by 0.002 %"),
         (1_600_001, 1_600_000, "the answer is 1600001, off by 6.3e-05 %"),
-        (7.0, 2.0, "the answer is 7.0, off by 250 %"),
         (4, 3, "the answer is 4"),
         (2e-5, 0.0, "the answer is 2e-05, off by 2e-05"),
         (math.nan, 2.0, "the answer is nan, off by nan %"),
-        (2.0, math.inf, "the answer is 2.0, off by inf %"),
         (True, 1, "the answer is True: return a number"),
         (1, True, "the answer is 1: return a bool"),
-        (False, True, "the answer is False"),
-        (torch.ones(3), 1.0, "the answer is a tensor of shape [3]: return a number"),
         ("abd", "abc", "the answer is 'abd'"),
         ([1, 2], [1, 2, 3], "the answer is [1, 2]: 2 values, expected 3"),
-        ({1}, [7], "the answer is {1}: return a list of 1 value"),
         ([[0, 1], [0, "x"]], [[0, 1], [0, 1]], "answer[1][1] is 'x': return a number"),
         (torch.ones(3), torch.ones(2), "the answer has shape [3]: expected [2]"),
-        (5, torch.ones(2), "the answer has shape []: expected [2]"),
         (
             torch.tensor([1.0, 4.04]),
             torch.tensor([1.0, 4.0]),
@@ -158,15 +144,3 @@ def test_a_failed_launch_says_where_each_rank_was(capsys):
     text = said(capsys, lambda: launch(one_raises, 2, timeout=20), [0, 0], "think")
     assert re.match(r"not yet: rank 1 raised ValueError: .*, at test_checks\.py:\d+ ", text)
     assert text.endswith("\nhint: think")
-
-
-def test_right_and_wrong_differ_in_word_and_colour():
-    plates = set()
-    for given, word in ((3, "✓ correct"), (4, "✗ not yet"), (None, "not yet")):
-        page = verdict(given, 3, "<think>")._repr_html_()
-        assert page.startswith(MARK) and f">{word}</span>" in page
-        assert "<think>" not in page and ("&lt;think&gt;" in page) is (given == 4)
-        [colours] = re.findall(r"background:(#\w{6});color:(#\w{6})", page)
-        assert page.count("color:") == 1  # all other words have the colour of the page
-        plates.add(colours)
-    assert len(plates) == 3

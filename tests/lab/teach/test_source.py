@@ -7,8 +7,8 @@ import pytest
 
 from mgpu_tutorial import CHAPTERS
 from mgpu_tutorial.__main__ import workers_of
-from mgpu_tutorial.lab import edit, launch, show_changes, show_source
-from mgpu_tutorial.lab.teach.source import PLATES, editable
+from mgpu_tutorial.lab import edit, launch, show_source
+from mgpu_tutorial.lab.teach.source import editable
 
 ROOT = Path(__file__).parents[3]
 FACTOR = 3
@@ -60,21 +60,6 @@ def test_a_listing_ends_with_links_to_its_files():
     assert here not in listing["text/plain"] and (ROOT / "notebooks" / ".." / here).is_file()
 
 
-def test_changes_are_a_diff_that_is_green_and_red_in_any_theme(tmp_path, monkeypatch):
-    for name, text in (("old_text", "a = 1\nb = 2 < 3\n"), ("new_text", "a = 1\nb = 3\n")):
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    import new_text
-    import old_text
-
-    listing = show_changes(old_text, new_text)
-    assert repr(listing).splitlines()[-2:] == ["-b = 2 < 3", "+b = 3"]
-    page = listing._repr_mimebundle_()["text/html"]
-    gone, come = (f'<span style="{PLATES[sign]}">{sign}' for sign in "-+")
-    assert f"{gone}b = 2 &lt; 3</span>\n{come}b = 3</span>" in page
-    assert page.count("<span") == 2  # the names of the files have no colour
-
-
 def test_show_source_follows_the_file(tmp_path, monkeypatch):
     file = tmp_path / "lesson_text.py"
     file.write_text("def worker():\n    return 1\n")
@@ -86,16 +71,3 @@ def test_show_source_follows_the_file(tmp_path, monkeypatch):
     file.write_text("def other(): ...\n")
     with pytest.raises(ValueError, match="worker is no longer in lesson_text.py"):
         show_source(lesson_text.worker)
-
-
-def test_a_method_is_listed_alone_and_lines_have_the_numbers_that_errors_name():
-    from mgpu_tutorial.shared.pause import Pause
-
-    method = repr(show_source(Pause.backward))
-    assert method.startswith("@staticmethod\ndef backward(context: Any")
-    assert method.endswith("\n    return gradient, None, None")
-    number = times.__code__.co_firstlineno
-    assert repr(show_source(times, numbered=True)).splitlines() == [
-        f"{number}  def times(number: int) -> int:",
-        f"{number + 1}      return FACTOR * number",
-    ]
