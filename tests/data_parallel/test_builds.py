@@ -46,19 +46,9 @@ RIGHT = [
         "    pieces.append(place(batch[begin : begin + size], devices[r]))",
         "return pieces",
     ),
-    scatter(
-        "pieces = torch.split(batch, -(-len(batch) // len(devices)))",
-        "return tuple(place(piece, devices[i]) for i, piece in enumerate(pieces))",
-    ),
     gather(MOVED, JOINED),
     gather("return torch.cat([place(o if o.dim() else o[None], device) for o in outputs])"),
-    gather("return torch.cat([place(o, device).reshape(-1, *o.shape[1:]) for o in outputs])"),
     sync(COUNT, SUMS, ADDED, MEAN),
-    sync(
-        "rows = [torch.ones_like(channels), channels, channels * channels]",
-        "count, total, squares = all_reduce(torch.stack(rows).sum(-1))",
-        MEAN,
-    ),
     sync(
         "size = channels.new_tensor([channels.shape[1]])",
         "sums = torch.cat([size, channels.sum(1), channels.square().sum(1)])",
@@ -86,13 +76,8 @@ WRONG = [
         ),
         "does not require grad",
     ),
-    (
-        scatter("[place(p, d) for p, d in zip(batch.chunk(4), devices)]"),
-        "nothing was returned",
-    ),
     (gather("return torch.cat(outputs)"), "virtual:"),
     (gather(MOVED, "return torch.cat(moved)"), "zero-dimensional"),
-    (gather(MOVED, "return torch.stack(moved)"), "equal size"),
     (gather(MOVED, "return torch.cat(moved[::-1])"), "the rows"),
     (gather(MOVED, "moved = [m.detach() for m in moved]", JOINED), "does not require grad"),
     (
@@ -129,7 +114,6 @@ WRONG = [
         ),
         "expected 2",
     ),
-    (sync("mean, variance = ..., ..."), "nothing is filled in"),
 ]
 
 

@@ -26,21 +26,6 @@ def test_eight_steps_train_like_a_plain_loop(count):
         torch.testing.assert_close(parameter.detach().cpu(), expected.detach())
 
 
-def test_a_step_on_all_devices_is_compared_with_one(d):
-    images, labels = batch(10)
-    net, plain = pixel_net(), pixel_net()
-    step = figures.one_step(net, images, labels, d)
-    output = plain(images)
-    cross_entropy(output, labels).backward()
-    gradients = [p.grad for p in plain.parameters()]
-    expected = {"outputs": [output.detach()], "gradients": gradients}
-    torch.testing.assert_close(step, expected)
-    assert all(p.grad is None and p.device.type == "cpu" for p in net.parameters())
-    assert figures.four_and_one(net, images, labels, d).count("less than 1e-5") == 2
-    with_norm = experiments.PixelNet(hidden=4)
-    assert "1e-5" not in figures.four_and_one(with_norm, images, labels, d)
-
-
 @pytest.mark.parametrize("samples, count, classes", [(32, 4, 20), (12, 3, 5), (8, 1, 9)])
 @pytest.mark.parametrize("inside", [False, True])
 def test_memory_is_what_the_shapes_say(samples, count, classes, inside):
