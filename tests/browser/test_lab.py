@@ -45,11 +45,3 @@ def test_live_slides_run_ranks(browser, lab):
     page.wait_for_function("!document.body.innerText.includes('[*]')")
     shown.locator(".jp-OutputArea-output img").first.wait_for()
     page.close()
-
-
-def test_a_line_of_a_listing_has_room_beside_the_file_browser(opened):
-    opened.notebook(PATHS[1].stem)
-    listing = opened.page.locator(".jp-RenderedMarkdown.jp-OutputArea-output pre").first
-    fill = "(e, columns) => { e.textContent = 'x'.repeat(columns); return e.clientHeight }"
-    one, longest, longer = (listing.evaluate(fill, columns) for columns in (1, 94, 120))
-    assert one == longest < longer

@@ -3,15 +3,14 @@
 import html
 import json
 import re
-from pathlib import Path
 from urllib.parse import unquote
 
 import nbformat
 import pytest
 from nbformat.v4 import new_markdown_cell
 
-from handouts import doors, web
-from handouts.notebook import ROOT, Notebook
+from handouts import doors
+from handouts.notebook import ROOT
 from handouts.site import assemble
 from tests.handouts.conftest import small_chapter, write
 
@@ -62,12 +61,6 @@ def test_the_search_finds_no_solution_and_a_page_folds_it(site):
     assert re.search(r'<details class="solution">\s*<summary>Solution</summary>', page)
     for kind in ("table", "formula"):  # what is wide is reached by a key
         assert re.search(rf'<\w+ class="{kind}"[^>]*tabindex="0"', page)
-
-
-def test_beside_a_chapter_stand_its_neighbours():
-    books = [Notebook(Path(f"0{i}_{name}.ipynb"), []) for i, name in enumerate("abc")]
-    beside = [[pair[0] for pair in web.neighbours(books, i)] for i in range(4)]
-    assert beside == [["", "01_b"], ["00_a", "02_c"], ["01_b", ""], ["", ""]]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
