@@ -40,7 +40,6 @@ EXERCISES = [
         {
             'visible = "2,3"': "rank 0 of 2: the answer is 'local rank 0, cuda:0, is GPU 2'",
             'visible = "3,2,1"': "3 values, expected 2",
-            "visible = [3, 2]": "AttributeError",
         },
     ),
     (
@@ -61,23 +60,16 @@ EXERCISES = [
         ],
         {
             'arguments = {"recv_after": 0.3, "write_after": 0}': "what arrived is 2.0",
-            'arguments = {"recv_after": 0.3, "late": 1}': "late",
             'arguments = {"recv_after": 0.3, "write_after": 100}': "rank 0 was at",
         },
     ),
     (
         "03_collectives",
         "bytes_sent",
-        [
-            "bytes_sent = (5 - 1) / 5 * SIZE",
-            "bytes_sent = 4 * SIZE // 5",
-            "bytes_sent = torch.tensor(4 * SIZE // 5)",
-        ],
+        ["bytes_sent = (5 - 1) / 5 * SIZE", "bytes_sent = 4 * SIZE // 5"],
         {
             "bytes_sent = (4 - 1) / 4 * SIZE": "off by 6.2 %",
             "bytes_sent = 2 * 4 / 5 * SIZE": "off by 100 %",
-            "bytes_sent = SIZE": "off by 25 %",
-            "bytes_sent = 1.01 * 4 * SIZE / 5": "off by 1 %",
         },
     ),
     (
@@ -87,7 +79,6 @@ EXERCISES = [
         {
             "sizes = [0.25, 0.25, 0.5]": "answer[0] is 25",
             "sizes = [0.5, 0.25]": "2 values, expected 3",
-            "sizes = [2, 1, 1]": "answer[0] is 200",
         },
     ),
     (
@@ -115,7 +106,6 @@ EXERCISES = [
         ],
         {
             norm("square = sum((g**2).sum() for g in mine)"): "rank 0 of 2: ",
-            norm("square = sum(g.norm() for g in mine) ** 2"): "rank 0 of 2: ",
             norm("square = sum(g.norm() for g in mine)", ADD_UP, "square **= 2"): "rank 0",
         },
     ),
