@@ -27,20 +27,20 @@ def equals_one_process(function: Callable) -> None:
         results = launch(step_in_parts, world_size, function, micro).results
         for rank, found in enumerate(results):
             missing = [gradient is None for gradient in found["gradients"]]
-            assert not any(missing), f"on {world_size} ranks rank {rank} has no gradients"
+            assert not any(missing), f"rank {rank} of {world_size} has no gradients"
             apart = largest_difference(found["gradients"], expected)
             factor = found["gradients"][1].norm() / expected[1].norm()
             assert apart < 1e-4 * largest, (
-                f"on {world_size} ranks in {micro} parts the gradients of rank {rank} are "
-                f"others than those of one process ({factor:.3g} times as long)"
+                f"rank {rank} of {world_size}, with {micro} parts: its gradients differ from "
+                f"those of one process ({factor:.3g} times as long)"
             )
 
 
 def sends_once(function: Callable) -> None:
     """send each of the six buckets once, in three parts as in one"""
-    for micro in (1, 3):
+    for micro, said in ((1, "one part"), (3, "three parts")):
         found = launch(step_in_parts, 2, function, micro).results[0]
-        expect(found["calls"], 6, f"in {micro} parts the buckets that DDP sends")
+        expect(found["calls"], 6, f"with {said}, the buckets that DDP sends")
 
 
 def keeps_one_part(function: Callable) -> None:
@@ -61,5 +61,5 @@ def leaves_same_bits(function: Callable) -> None:
 
 build = Builder(
     "ddp_in_practice",
-    {accumulate: [equals_one_process, sends_once, keeps_one_part, leaves_same_bits]},
+    {accumulate: [sends_once, equals_one_process, keeps_one_part, leaves_same_bits]},
 )

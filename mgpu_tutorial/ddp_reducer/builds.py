@@ -57,11 +57,13 @@ def one_sign(function: Callable) -> None:
 
 def keeps_the_rest(function: Callable) -> None:
     """keep what was left out, for each parameter"""
-    _, _, kept = launch(gradients_of, 1, function, {}).results[0]
+    (sent,), (exact,), kept = launch(gradients_of, 1, function, {}).results[0]
     assert all(isinstance(rest, torch.Tensor) for rest in kept), (
         f"after one step `rest` has {sum(rest is not None for rest in kept)} of the "
         f"{len(kept)} parameters as its keys"
     )
+    for i, (rest, wanted) in enumerate(zip(kept, exact, strict=True)):
+        expect(rest, wanted - sent[i], f"alone, the rest of gradient {i}", within=1e-6)
 
 
 def loses_nothing(function: Callable) -> None:

@@ -31,19 +31,19 @@ WRONG = {
     accumulate("first = ...", "last = ..."): "nothing is filled in",
     accumulate("for part in parts:", f"    {MEAN.format('part')}"): "expected 6",
     accumulate(*LOOP, EITHER, "        model(part).square().mean().backward()"): (
-        "on 1 ranks in 2 parts the gradients of rank 0 are others than those of one process "
+        "rank 0 of 1, with 2 parts: its gradients differ from those of one process "
         "(2 times as long)"
     ),
     accumulate(
         "with model.no_sync():", "    for part in parts:", f"        {MEAN.format('part')}"
-    ): "on 2 ranks in 1 parts",
+    ): "with one part, the buckets that DDP sends: 0, expected 6",
     accumulate(
         *LOOP,
         "    loss = model(part).square().mean() / len(parts)",
         EITHER,
         "        loss.backward()",
-    ): "in 3 parts the buckets that DDP sends: 18",
-    accumulate(MEAN.format("parts[-1]")): "are others than those of one process",
+    ): "with three parts, the buckets that DDP sends: 18",
+    accumulate(MEAN.format("parts[-1]")): "differ from those of one process",
     accumulate(
         "sum(model(part).square().mean() for part in parts).div(len(parts)).backward()"
     ): "the bytes kept for backward in 3 parts: 147936, expected 49312",

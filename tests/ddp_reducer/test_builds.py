@@ -40,7 +40,7 @@ WRONG = {
         "wanted = ...", SENT, "...", last="return allreduce_hook(None, bucket)"
     ): "nothing is",
     hook("wanted = gradient", SENT, KEEP, PUT): "is missing or too much",
-    hook(WANTED, SENT, PUT, KEEP.replace("wanted", "gradient")): "is missing or too much",
+    hook(WANTED, SENT, PUT, KEEP.replace("wanted", "gradient")): "the rest of gradient 0: [0",
     hook(WANTED, SENT, KEEP, "gradient = sent"): "alone, gradient 0",
     hook(WANTED, SENT, PUT): "after one step `rest` has 0 of the 8 parameters as its keys",
     hook(WANTED, SENT, KEEP.replace("parameter", "bucket.index()"), PUT): "has 0 of the 8",
