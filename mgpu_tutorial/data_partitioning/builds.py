@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch.utils.data import DistributedSampler
 
 from mgpu_tutorial import data_partitioning as dp
-from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.teach.build import Builder, launch
 
 Rule = Callable[[int, int, int, int, int, bool], list[int]]
 
@@ -19,18 +19,28 @@ def parts(rule: Rule, ranks: int, samples: int, epoch: int, drop_last: bool) -> 
     return found
 
 
+def same_lengths(found: list[list], length: int, how: str) -> None:
+    """Every rank has so many samples."""
+    for rank, part in enumerate(found):
+        what = f"of {how}, rank {rank} of {len(found)} gets {len(part)}"
+        assert len(part) == length, f"{what}, expected {length}"
+
+
 def deals_out(function: Rule) -> None:
     """give each of nine samples to one of three ranks, three to each"""
     for drop_last in (False, True):
         found = parts(function, 3, 9, 0, drop_last)
-        assert sorted(sum(found, [])) == list(range(9)), f"the parts are {found}"
-        expect([len(part) for part in found], [3, 3, 3], "the lengths of the parts")
+        times = [sum(found, []).count(sample) for sample in range(9)]
+        for sample, count in enumerate(times):
+            how = f"with drop_last={drop_last} the parts are {found}"
+            assert count == 1, f"{how}: sample {sample} is in them {count} times, not once"
+        same_lengths(found, 3, "nine samples")
 
 
 def pads(function: Rule) -> None:
     """give ten samples to three ranks, four to each, and lose none"""
     found = parts(function, 3, 10, 0, False)
-    expect([len(part) for part in found], [4, 4, 4], "on 3 ranks the lengths of the parts")
+    same_lengths(found, 4, "ten samples")
     missing = sorted(set(range(10)) - set(sum(found, [])))
     assert not missing, f"no rank has sample {missing[0]}"
 
@@ -38,24 +48,24 @@ def pads(function: Rule) -> None:
 def drops(function: Rule) -> None:
     """leave out one of ten samples with drop_last, and repeat none"""
     found = parts(function, 3, 10, 0, True)
-    expect([len(part) for part in found], [3, 3, 3], "the lengths of the parts")
+    same_lengths(found, 3, "ten samples with drop_last")
     assert len(set(sum(found, []))) == 9, f"a sample is there twice: {found}"
 
 
 def shuffles_anew(function: Rule) -> None:
-    """shuffle anew in each epoch, and alike when asked again"""
+    """give each epoch a new order, and the same one when asked again"""
     first = parts(function, 3, 20, 0, False)
     again = parts(function, 3, 20, 0, False)
-    assert first == again, "epoch 0 has another order when it is asked for again"
+    assert first == again, "asked twice, epoch 0 has two different orders"
     assert first != parts(function, 3, 20, 1, False), "epoch 1 has the order of epoch 0"
 
 
 def no_message(function: Rule) -> None:
     """come to the same answer in three processes without a message"""
     found = launch(function, 3, 10, 7, 2, False, backend="none").results
-    expect(
-        [list(map(int, part)) for part in found], parts(function, 3, 10, 2, False), "parts"
-    )
+    found = [list(map(int, part)) for part in found]
+    here = parts(function, 3, 10, 2, False)
+    assert found == here, f"three processes get {found}, this one alone {here}"
 
 
 def as_pytorch(function: Rule) -> None:
