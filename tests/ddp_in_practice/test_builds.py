@@ -28,7 +28,7 @@ RIGHT = [
     ),
 ]
 WRONG = {
-    accumulate("first = ...", "last = ..."): "nothing is filled in",
+    accumulate("first = ...", "last = ..."): "a `...` is left to fill in",
     accumulate("for part in parts:", f"    {MEAN.format('part')}"): "expected 6",
     accumulate(*LOOP, EITHER, "        model(part).square().mean().backward()"): (
         "rank 0 of 1, with 2 parts: its gradients differ from those of one process "

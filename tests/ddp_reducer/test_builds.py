@@ -38,7 +38,7 @@ RIGHT = [
 WRONG = {
     hook(
         "wanted = ...", SENT, "...", last="return allreduce_hook(None, bucket)"
-    ): "nothing is",
+    ): "a `...` is left to fill in",
     hook("wanted = gradient", SENT, KEEP, PUT): "is missing or too much",
     hook(WANTED, SENT, PUT, KEEP.replace("wanted", "gradient")): "the rest of gradient 0: [0",
     hook(WANTED, SENT, KEEP, "gradient = sent"): "alone, gradient 0",

@@ -72,7 +72,7 @@ WRONG = [
         "the parameters",
     ),
     (average("if dist.get_rank() == 0:", f"    {SUM}"), "rank 1"),
-    (average("..."), "nothing is filled in"),
+    (average("..."), "a `...` is left to fill in"),
     (loss("return nll_loss(output, labels)"), "shares of 4 and 3"),
     (loss(f"return {SUMMED}"), "of losses 1 to 7: 28, expected 4"),
     (loss(f"return {SUMMED} / batch"), "the ranks' average"),

@@ -38,7 +38,7 @@ RIGHT = [
 BLOCKING = "if rank == 0:", "    dist.send(buffer, dst=1)"
 RECEIVE = "if rank == 1:", "    dist.recv(buffer, src=0)"
 WRONG = {
-    work_meanwhile("...", RETURN): "nothing is filled in",
+    work_meanwhile("...", RETURN): "a `...` is left to fill in",
     work_meanwhile(WHO, *BLOCKING, WORK, *RECEIVE, RETURN): "rank 0 waits in send for rank 1",
     work_meanwhile(WHO, *BLOCKING, *RECEIVE, WORK, RETURN): "rank 0 called send, then work",
     work_meanwhile(WHO, *START, WAIT, WORK, RETURN): "called isend, then wait, then work",

@@ -31,7 +31,7 @@ RIGHT = [
     ),
 ]
 WRONG = {
-    swap(EMPTY, "...", "return other"): "nothing is filled in",
+    swap(EMPTY, "...", "return other"): "a `...` is left to fill in",
     swap(EMPTY, SEND, RECV, "return other"): "deadlock: 0 → 1 → 0",
     swap(EMPTY, RECV, SEND, "return other"): "rank 0 waits in recv for rank 1",
     in_order("dist.get_rank() < peer", result=""): "Is a `return` missing?",

@@ -42,7 +42,7 @@ WRONG = {
     hello(
         INIT, "rank, world_size = 0, 2", TOTAL, REDUCE, PRINT, DESTROY
     ): "rank 0 of 3 printed",
-    hello("..."): "nothing is filled in",
+    hello("..."): "a `...` is left to fill in",
 }
 
 

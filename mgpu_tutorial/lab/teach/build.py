@@ -23,7 +23,7 @@ from mgpu_tutorial.lab.teach import mine, solution
 from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, plate
 
 Behaviour = Callable[[Callable], None]
-BLANK = "nothing is filled in"
+BLANK = "a `...` is left to fill in"
 PRE = "margin:2px 0;white-space:pre-wrap;word-break:normal"
 WORDS = {True: "yes", False: "no", None: "not tried"}
 

@@ -70,7 +70,7 @@ ALONE = "if dist.get_rank() == 0: dist.all_reduce(number)\n    return number"
     ("body", "verdicts", "seen"),
     [
         ("dist.all_reduce(number[..., :])\n    return number", [True, True], ""),
-        ("...", [None, None], "nothing is filled in"),
+        ("...", [None, None], "a `...` is left to fill in"),
         (
             "return number",
             [True, False],
