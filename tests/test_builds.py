@@ -7,9 +7,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+from torch.nn.functional import nll_loss
 
 from mgpu_tutorial import CHAPTERS
+from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.shared.models import SmallConvNet
 from tools.assignment import binds, needed, reads
 
 ROOT = Path(__file__).parent.parent
@@ -75,3 +80,44 @@ def test_each_build_has_a_solution_that_passes_and_is_kept(
     assert built == list(BUILDS[chapter].behaviours)
     assert [name for piece in mine.read()[1] for name in piece.names.split(", ")] == built
     exec(mine.FILE.read_text(), {"__name__": "mine"})
+
+
+def train(rank, world_size, wrapper, indices):
+    """A wrapped network after eleven batches of the digits, this rank's share of each."""
+    torch.manual_seed(rank)
+    model, data = wrapper(SmallConvNet()), digits()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    mine = torch.tensor(indices(rank, world_size, len(data), 0, 0, True))
+    for share in mine.split(120 // world_size)[:11]:
+        optimizer.zero_grad()
+        nll_loss(model(data.images[share]), data.labels[share]).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+    return [p.detach() for p in model.module.parameters()]
+
+
+@pytest.mark.slow
+def test_all_solutions_make_one_library_that_trains_as_one_process_does(
+    cell, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    for chapter in BUILDS:
+        for names, source in solutions(chapter):
+            made = {function.__name__: function for function in cell(source)}
+            mine.keep(chapter, [made[name] for name in names])
+    assert [piece.chapter for piece in mine.read()[1]] == sorted(
+        (piece.chapter for piece in mine.read()[1]), key=CHAPTERS.index
+    )
+    own = mine.library(*(ours for build in BUILDS.values() for ours in build.ours.values()))
+    assert all(thing.__module__ == "mine" for thing in vars(own).values())
+    found = launch(train, 4, own.BucketedDDP, own.rank_indices).results
+    torch.manual_seed(0)
+    model, data = SmallConvNet(), digits()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    for batch in order.split(120)[:11]:
+        optimizer.zero_grad()
+        nll_loss(model(data.images[batch]), data.labels[batch]).backward()
+        optimizer.step()
+    for parameters in found:
+        torch.testing.assert_close(parameters, list(model.parameters()), rtol=0, atol=1e-5)
