@@ -201,6 +201,14 @@ WRONG = {
         overlapped(send="dist.all_reduce(parameter.grad, op=AVG)", keep="pass"),
         "backward waits until each call is over",
     ),
+    "waited for at once": (
+        overlapped(keep="work.wait()"),
+        "backward waits until each call is over",
+    ),
+    "works of the step before": (
+        overlapped(finish="for work in self.works:\n            work.wait()"),
+        "finish waits once more for the calls of the step before",
+    ),
     "sent in finish": (
         overlapped(
             send="pass",
