@@ -157,6 +157,10 @@ class Ranks:
             return f"somebody has removed {job.home}, a folder of this launch"
         if files.disk_is_full(self.folder):
             return f"no space is left on the disk of {self.folder.parent.parent}"
+        if self._processes[job.rank].exitcode == 255:  # or nobody was left to tell its code
+            end = time.monotonic() + 0.5
+            while server.is_alive() and time.monotonic() < end:  # a process dies bit by bit
+                time.sleep(0.01)
         if not server.is_alive():
             return "the fork server, from which all ranks come, was killed"
         if (job.home / files.WHERE).exists():
