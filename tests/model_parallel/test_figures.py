@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mgpu_tutorial.lab import Ledger, devices
-from mgpu_tutorial.model_parallel import figures
+from mgpu_tutorial.model_parallel import figures, micro_batches
 from mgpu_tutorial.model_parallel.resnet_cuts import UNITS
 from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
-from mgpu_tutorial.model_parallel.tasks import Task
-from tests.model_parallel.reference import SIDE
+from mgpu_tutorial.model_parallel.tasks import Task, in_order
+from tests.model_parallel.reference import SIDE, gradients_of
+from tests.model_parallel.test_micro_batches import Stages, batch
 from tests.model_parallel.test_resnet_cuts import PLACES
 
 
@@ -102,3 +103,13 @@ def test_tasks_begin_when_their_row_is_free_and_what_they_wait_for_is_done(stage
     placed = figures.lay_out(tasks)
     assert placed == expected and figures.end_of(placed) == max(clocks)
     assert figures.work_seconds(placed) == sum(seconds[: len(tasks)])
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_a_step_alone_computes_what_the_devices_do(micro):
+    model, alone = Stages(3), Stages(3)
+    micro_batches.forward_backward(model, *batch(), micro)
+    tasks = figures.step_alone(alone, *batch(), micro)
+    torch.testing.assert_close(gradients_of(alone), gradients_of(model), rtol=0, atol=0)
+    order = [f"{kind}{i}" for kind in "FB" for i in range(micro)]
+    assert [in_order(tasks, row) for row in range(3)] == [order] * 3

@@ -1,10 +1,12 @@
 """Where ResNet-50 can be cut, against torchvision's network."""
 
 import pytest
+import torch
 from hypothesis import strategies as some
 
 from mgpu_tutorial.model_parallel import resnet_cuts
 from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
+from mgpu_tutorial.shared.vision import torchvision
 
 BLOCKS = [f"layer{i}.{j}" for i, n in enumerate([3, 4, 6, 3], 1) for j in range(n)]
 NAMES = ["conv1", "maxpool", *BLOCKS, "avgpool", "fc"]
@@ -24,6 +26,12 @@ def test_shapes_are_those_of_the_network(size, sides):
     shapes += 6 * [[2, 1024, three, three]] + 3 * [[2, 2048, four, four]]
     shapes += [[2, 2048], [2, 1000]]
     assert resnet_cuts.stage_shapes(NAMES[1:], 2, size) == shapes
+
+
+def test_torchvisions_units_are_the_twenty():
+    with torch.device("meta"):
+        model = torchvision.models.resnet50()
+    assert list(resnet_cuts.units(model)) == list(resnet_cuts.UNITS) == NAMES
 
 
 @pytest.mark.parametrize(

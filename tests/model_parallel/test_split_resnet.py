@@ -59,6 +59,13 @@ def test_a_rank_makes_its_own_stage_only_and_all_ranks_make_one_model(weights):
     torch.testing.assert_close(made, dict(weights), rtol=0, atol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [1, 2])
+def test_an_unsplit_step_is_the_reference(data, whole, expected, micro):
+    resnet.unsplit_step(whole, *data, micro)
+    torch.testing.assert_close(gradients_of(whole), expected(micro)[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("group_size", [1, 3, 7, 20, 50])
 def test_gradients_are_the_same_bits_and_the_running_mean_moves_twice(group_size):
     """As many units as ResNet-50, and a sixteenth of the channels inside a block."""

@@ -5,7 +5,7 @@
 #
 # **You will be able to** say what a mean over ranks is. List here what the reader can do at the end, with verbs.
 #
-# **You need** (before). No GPU. About 20 minutes.
+# **You need** (before). No GPU. About 30 minutes.
 
 # %%
 from mgpu_tutorial import new_topic as ch

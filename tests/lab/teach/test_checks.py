@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import check, launch
+from mgpu_tutorial.lab.teach.checks import verdict
 
 BLANK = "not yet: nothing is filled in"
 PARAMETERS = torch.tensor([0.5, -2.0, 1e-7, 0.0])
@@ -144,3 +145,9 @@ def test_a_failed_launch_says_where_each_rank_was(capsys):
     text = said(capsys, lambda: launch(one_raises, 2, timeout=20), [0, 0], "think")
     assert re.match(r"not yet: rank 1 raised ValueError: .*, at test_checks\.py:\d+ ", text)
     assert text.endswith("\nhint: think")
+
+
+def test_what_an_answer_or_a_hint_holds_is_text_and_no_page():
+    page = verdict("<b>", 3, "<think>")._repr_html_()
+    assert "<think>" not in page and "&lt;think&gt;" in page
+    assert "<b>" not in page and "&lt;b&gt;" in page
