@@ -57,3 +57,18 @@ def count_step(experiment: Experiment) -> StepCost:
     with Ledger().saved_for_backward(network) as ledger:
         _ = cross_entropy(network(images), labels)
     return StepCost(parameters, operations, ledger["meta"]["activations"])
+
+
+def seconds_at_least(
+    step: StepCost, gpus: int, rate: float, memory: float, bandwidth: float
+) -> float:
+    """Seconds of a step if its three parts overlap: the longest of them.
+
+    `rate` is in operations a second, `memory` and `bandwidth` are in bytes a second. Each GPU
+    computes its share, writes and reads its share of what is kept for backward, and sends
+    what a ring all-reduce of float32 gradients takes.
+    """
+    computing = step.operations / gpus / rate
+    keeping = 2 * step.saved / gpus / memory
+    sending = 2 * (gpus - 1) / gpus * 4 * step.parameters / bandwidth
+    return max(computing, keeping, sending)

@@ -7,9 +7,11 @@ left out. Under "parts" a row is the processor seconds of forward, backward, upd
 """
 
 import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import cross_entropy
 
+from mgpu_tutorial.comparison.estimates import StepCost, seconds_at_least
 from mgpu_tutorial.comparison.training import (
     Experiment,
     Setup,
@@ -114,6 +117,28 @@ def parts_table(result: dict[str, Any], network: str) -> Table:
         for name, parts in result["rows"][network].items()
     ]
     return Table(["processor seconds", "forward", "backward", "update", "step"], rows)
+
+
+def bounds_table(
+    steps: Mapping[str, StepCost],
+    gpus: int,
+    rates: Mapping[str, float],
+    memory: float,
+    links: Sequence[float],
+) -> Table:
+    """The least milliseconds of a step by network, format and link, and its longest part."""
+    rows = []
+    for (network, step), (name, rate), link in product(steps.items(), rates.items(), links):
+        roomy = math.inf
+        parts = {
+            "computing": seconds_at_least(step, gpus, rate, roomy, roomy),
+            "memory": seconds_at_least(step, gpus, roomy, memory, roomy),
+            "sending": seconds_at_least(step, gpus, roomy, roomy, link),
+        }
+        longest = max(parts, key=parts.__getitem__)
+        times = [f"{1000 * seconds:.2f} ms" for seconds in parts.values()]
+        rows.append([network, name, f"{link / 1e9:g} GB/s", *times, longest])
+    return Table(["", f"{gpus} GPUs in", "link", *parts, "longest"], rows)
 
 
 def chart(result: dict[str, Any]) -> Plot:

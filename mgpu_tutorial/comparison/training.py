@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial import lab
 from mgpu_tutorial.data_parallel.wrapper import DataParallel
-from mgpu_tutorial.ddp_reducer.hooks import HOOKS
+from mgpu_tutorial.ddp_reducer.hooks import as_bfloat16
 from mgpu_tutorial.lab import Ledger, span
 from mgpu_tutorial.shared.data import Pictures, pictures
 
@@ -134,10 +134,12 @@ def wrap(
     if setup.wrapper == "DDP":
         model = DistributedDataParallel(module, gradient_as_bucket_view=True)
         if setup.hook:
-            HOOKS[setup.hook](model)
+            model.register_comm_hook(None, as_bfloat16)
         return model
+    if setup.wrapper == "DataParallel" and devices[0].type == "cuda":
+        return nn.DataParallel(module)
     if setup.wrapper == "DataParallel":
-        return nn.DataParallel(module) if kind() == "cuda" else DataParallel(module, devices)
+        return DataParallel(module, devices)
     return module
 
 

@@ -1,4 +1,4 @@
-"""Autocast, the life of a loss scaler, and where several ranks average their gradients.
+"""Autocast, the life of a loss scaler, and the end of a step on several ranks.
 
 The forward pass runs in bfloat16 or float16 under `torch.autocast`, the parameters stay in
 float32, and a `GradScaler` keeps small gradients from vanishing
@@ -7,10 +7,10 @@ gradients are averaged: all ranks must see the same infinity, or they take diffe
 """
 
 import copy
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
 from torch.nn.functional import nll_loss
@@ -21,31 +21,22 @@ from torch.optim import Optimizer
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.shared.data import digits
-from mgpu_tutorial.shared.parameters import fingerprint
 
 # One rank: a scaler step by step
 
 
-class ScalerStep(NamedTuple):
-    """One step of a scaler: the scale of its loss, and was the step taken or skipped?"""
-
-    scale: float
-    taken: bool
-
-
 def train_in_float16(
     steps: range, saved: dict | None = None, **settings: float
-) -> tuple[list[ScalerStep], dict]:
+) -> tuple[list[tuple[float, bool]], dict]:
     """Train on one rank under float16 autocast, from a checkpoint `saved` on if given.
 
-    `settings` are those of GradScaler. Returns each step, and a checkpoint.
+    Returns for each step its scale and whether it was taken, and a checkpoint.
     """
     data, (model, optimizer) = digits(), new_model()
-    scaler = GradScaler("cpu", **settings)
+    scaler, log = GradScaler("cpu", **settings), []
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     for name, state in (saved or {}).items():
         parts[name].load_state_dict(state)
-    log = []
     for step in steps:
         mine = slice(100 * step, 100 * step + 100)
         with torch.autocast("cpu", torch.float16):
@@ -55,22 +46,20 @@ def train_in_float16(
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        taken = not torch.equal(before, flat_parameters(model))
-        log.append(ScalerStep(scale, taken))
+        log.append((scale, not torch.equal(before, flat_parameters(model))))
     return log, {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
 
 
-# Several ranks: where the average goes
+# Several ranks: the end of a step
 
-FinishStep = Callable[[nn.Module, Optimizer, GradScaler], None]
-CLIP = 1.0  # the norm that gradients are clipped to
+EndOfStep = Callable[[nn.Module, Optimizer, GradScaler], None]
 
 
-def average_then_look(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
+def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
     """All ranks average the scaled gradients; then each unscales, clips, and steps alike."""
     average_gradients(model)
     scaler.unscale_(optimizer)
-    clip_grad_norm_(model.parameters(), CLIP)
+    clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
 
@@ -79,72 +68,84 @@ def look_then_average(model: nn.Module, optimizer: Optimizer, scaler: GradScaler
     """Wrong: each rank decides from its own gradients, then all average them."""
     scaler.unscale_(optimizer)
     average_gradients(model)
-    clip_grad_norm_(model.parameters(), CLIP)
-    scaler.step(optimizer)
-    scaler.update()
-
-
-def clip_then_unscale(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """Wrong: all ranks average, then clip gradients that are still too long by the scale."""
-    average_gradients(model)
-    clip_grad_norm_(model.parameters(), CLIP)
-    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
 
 
 def leave_out(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
     """Wrong: a rank with an infinity leaves the average out and halves its scale."""
-    if all(p.grad.isfinite().all() for p in model.parameters()):
-        average_then_look(model, optimizer, scaler)
+    if is_finite(p.grad for p in model.parameters()):
+        finish_step(model, optimizer, scaler)
     else:
         scaler.update(scaler.get_scale() / 2)
 
 
-class StepRecord(NamedTuple):
-    """One rank in a step: were the gradients of its backward finite? And after the step:
-    its loss scale, the fingerprint of its weights, are these finite?"""
-
-    finite_gradients: bool
-    scale: float
-    weights: str
-    finite_weights: bool
+def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """True where there is no infinity and no NaN."""
+    return all(tensor.isfinite().all() for tensor in tensors)
 
 
 def train_scaled(
     rank: int,
     world_size: int,
-    finish_step: FinishStep = average_then_look,
+    end_of_step: EndOfStep,
     ddp: bool = False,
     infinite: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float32,
-    **settings: float,
-) -> tuple[list[StepRecord], torch.Tensor]:
-    """All ranks take four steps on scaled losses, each of which `finish_step` ends.
+    init_scale: float = 1024.0,
+) -> list[tuple[bool, float, torch.Tensor]]:
+    """All ranks take four steps on scaled losses, each of which `end_of_step` ends.
 
-    `infinite` = (rank, step) plants an infinity, `settings` are those of GradScaler.
-    Returns a record per step, and the parameters.
+    `infinite` = (rank, step) plants an infinity. Returns for each step whether backward gave
+    this rank finite gradients, the scale after the step, and the parameters.
     """
-    data, (model, optimizer) = digits(), new_model()
+    data, (model, optimizer), records = digits(), new_model(), []
     if ddp:
         model = DistributedDataParallel(model)
     device = data.images.device.type
-    scaler = GradScaler(device, **{"init_scale": 1024.0} | settings)
-    records = []
-    for step, mine in enumerate(four_batches(rank, world_size, len(data))):
+    scaler = GradScaler(device, init_scale=init_scale)
+    batches = global_batches(rank, world_size, len(data), 120, seed=1, epoch=0)
+    for step, mine in enumerate(batches[:4]):
         optimizer.zero_grad()
         with torch.autocast(device, dtype, enabled=dtype.itemsize == 2):
             loss = nll_loss(model(data.images[mine]), data.labels[mine])
         scaler.scale(loss).backward()
         if infinite == (rank, step):
             model.fc2.bias.grad[0] = float("inf")
-        before = all(p.grad.isfinite().all() for p in model.parameters())
-        finish_step(model, optimizer, scaler)
-        after = all(p.isfinite().all() for p in model.parameters())
-        records.append(StepRecord(before, scaler.get_scale(), fingerprint(model), after))
-    return records, flat_parameters(model)
+        finite = is_finite(p.grad for p in model.parameters())
+        end_of_step(model, optimizer, scaler)
+        records.append((finite, scaler.get_scale(), flat_parameters(model)))
+    return records
 
 
-def four_batches(rank: int, world_size: int, samples: int) -> list[list[int]]:
-    """This rank's share of the first four global batches of 120."""
-    return global_batches(rank, world_size, samples, 120, seed=1, epoch=0)[:4]
+def is_finite_everywhere(gradients: Iterable[torch.Tensor]) -> bool:
+    """Are all gradients of all ranks finite? Every rank tells the others with one number."""
+    found = torch.tensor(0.0 if is_finite(gradients) else 1.0)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item() == 0
+
+
+# Eight bits
+
+
+def cast_to_float8(rank: int, world_size: int, agree: bool) -> float:
+    """The ranks gather a matrix of which each has 64 rows, a byte a number.
+
+    The largest number, of all ranks or of rank 0, becomes 448. Returns the relative error.
+    """
+    torch.manual_seed(rank)
+    rows = torch.randn(64, 64) * (1 + 9 * rank)  # rank 1's rows are ten times larger
+    largest = rows.abs().max()
+    if agree:
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    else:
+        dist.broadcast(largest, src=0)
+    scale = 448 / largest
+    short = (rows * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    gathered = torch.empty(world_size, 64, 64, dtype=torch.uint8)
+    dist.all_gather_single(gathered.flatten(), short.view(torch.uint8).flatten())
+    long = gathered.view(torch.float8_e4m3fn).float() / scale
+    true = torch.empty(world_size, 64, 64)
+    dist.all_gather_single(true.flatten(), rows.flatten())
+    return ((long - true).norm() / true.norm()).item()

@@ -10,16 +10,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.run.files import LOOPBACK
-from mgpu_tutorial.processes_and_ranks.meeting import free_port
 from mgpu_tutorial.when_it_breaks import jobs
 
 CHAPTER = Path(__file__).parent
@@ -116,36 +112,10 @@ def end_of(process: subprocess.Popen, limit: float = 100.0) -> End:
     return End(process.returncode, sorted(said.splitlines()), errors)
 
 
-def run_two_nodes(folder: str, accident: str = "none", limit: float = 100.0) -> list[End]:
-    """Run the elastic script on two "nodes", each a torchrun of its own with one rank.
-
-    Where the accident is "node", node 1 is started again as soon as it has gone; its second
-    life is the third in the list.
-    """
-    port = free_port()
-
-    def start(number: int, accident: str, life: int = 0) -> subprocess.Popen:
-        return torchrun(
-            *("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"),
-            *("--rdzv-conf", f"is_host={int(number == 0)}", "--rdzv-id", "run"),
-            *("--local-addr", "127.0.0.1", "--log-dir", f"{folder}/log{number}{life}"),
-            *("-m", "mgpu_tutorial.when_it_breaks.elastic"),
-            *("--folder", folder, "--accident", accident),
-            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-        )
-
-    nodes = [start(number, accident) for number in (0, 1)]
-    with ThreadPoolExecutor() as readers:
-        ends = [readers.submit(end_of, node, limit) for node in nodes]
-        if accident == "node" and ends[1].result().code:
-            ends.append(readers.submit(end_of, start(1, "none", life=1), limit))
-        return [end.result() for end in ends]
-
-
-def restarts(ends: list[End]) -> list[str]:
-    """How the workers died that torchrun saw dying of SIGKILL: "exitcode: -9" for each."""
-    return re.findall(r"failed \((exitcode: -9)", "\n".join(end.errors for end in ends))
+def shell(command: str, **environment: str) -> End:
+    """Run a command that begins with torchrun, as one types it, and wait for its end."""
+    words = command.split()[1:]
+    return end_of(torchrun("--local-addr", "127.0.0.1", *words, **environment))
 
 
 def essence(errors: str) -> str:
@@ -160,30 +130,20 @@ def essence(errors: str) -> str:
     return "\n".join(kept)
 
 
-def same_bits(folders: list[str]) -> list[bool]:
-    """Whether each tensor of model and optimizer has the same bits in the run.pt of both."""
-    first, second = (torch.load(f"{folder}/run.pt", weights_only=True) for folder in folders)
-    pairs = [(first["model"][name], second["model"][name]) for name in first["model"]]
-    momenta = [state["optimizer"]["state"] for state in (first, second)]
-    pairs += [(momenta[0][i][k], momenta[1][i][k]) for i in momenta[0] for k in momenta[0][i]]
-    return [torch.equal(a, b) for a, b in pairs]
-
-
 # Tables
 
 
-def table_of_draws(runs: dict[str, list[jobs.Drawn]]) -> Table:
+def table_of_draws(runs: dict[str, list[tuple]]) -> Table:
     """What the ranks drew with each seed, and how many samples were dealt.
 
     Equal letters are equal draws.
     """
     rows = []
     for seed, ranks in runs.items():
-        dealt = {sample for drawn in ranks for sample in drawn.mine}
-        orders = _letters([drawn.order for drawn in ranks])
-        noises = _letters([drawn.noise for drawn in ranks])
-        rows += [[seed, "order", *orders, f"{len(dealt)} of 12 samples"]]
-        rows += [["", "noise", *noises, ""]]
+        orders, shares, noises = zip(*ranks, strict=True)
+        dealt = set(sum(shares, []))
+        rows += [[seed, "order", *_letters(orders), f"{len(dealt)} of 12 samples"]]
+        rows += [["", "noise", *_letters(noises), ""]]
     ranks = [f"rank {r}" for r in range(len(rows[0]) - 3)]
     return Table(["seed", "", *ranks, "dealt"], rows)
 
@@ -212,14 +172,47 @@ def seconds_in(run: Report, op: str) -> list[float]:
     ]
 
 
-# The checks
+def table_of_jumps(runs: dict[str, list[list[list]]]) -> Table:
+    """The mean loss before and after step 5, and what the ranks know of that step.
+
+    "disagree" is what `replay` returns; the last column is of the rank with the longest
+    gradient.
+    """
+    rows = []
+    for cause, ranks in runs.items():
+        losses = [sum(rank[step][0] for rank in ranks) / len(ranks) for step in (4, 5, 6)]
+        _, norms, exact, disagree = zip(*(rank[5] for rank in ranks), strict=True)
+        longest = norms.index(max(norms))
+        rows.append(
+            [
+                *(cause, " → ".join(f"{loss:.1f}" for loss in losses)),
+                " ".join(f"{norm:.1f}" for norm in norms),
+                *(disagree[0] or "none", f"{exact[longest]:.1f}"),
+            ]
+        )
+    norms = "gradient norms of the ranks"
+    return Table(["job", "loss", norms, "disagree", "longest, in float64"], rows)
 
 
-def ask_each(
-    rank: int, world_size: int, tool: Callable, lists: list[list[int]]
-) -> list[list[int]]:
-    """For each list every rank asks `tool` for the odd ones, and tells it its own number."""
-    return [tool(rank, world_size, numbers[rank]) for numbers in lists]
+GB200 = {512: 1806.7, 1024: 3108.8, 2048: 5589.1, 4096: 10_094, 8192: 20_299}  # MiB: us
+
+
+def bandwidths() -> Table:
+    """An all-reduce over 72 GPUs, published at https://github.com/coreweave/nccl-tests/pull/43.
+
+    The prediction is a latency and a rate, fitted to the first and the last row.
+    """
+    (small, quick), *_, (large, slow) = ((m * 2**20, us) for m, us in GB200.items())
+    rate = (large - small) / (slow - quick)  # bytes per microsecond
+    rows = []
+    for mib, us in GB200.items():
+        seconds, size = us / 1e6, mib * 2**20
+        predicted = quick + (size - small) / rate
+        algorithm = size / seconds / 1e9
+        row = [f"{mib:,}", f"{us:,.0f}", f"{predicted:,.0f}", f"{algorithm:.0f}"]
+        rows.append([*row, f"{algorithm * 2 * 71 / 72:.0f}"])
+    head = ["MiB", "measured (µs)", "predicted (µs)", "algorithm GB/s", "bus GB/s"]
+    return Table(head, rows)
 
 
 # The answers of the checks. Do not look here before you have named a fault.
@@ -245,3 +238,13 @@ def fault_of(job: Callable) -> list[int]:
 def drawn_alike() -> str:
     """What all ranks must draw alike in `draw_epoch`."""
     return "order"
+
+
+def order_remedy() -> str:
+    """Which of the three proposals mends `agree_on_settings`."""
+    return "b"
+
+
+def causes() -> list[str]:
+    """Why the loss of the jobs A, B, C and D jumps."""
+    return ["card", "rate", "numerics", "batch"]

@@ -16,11 +16,9 @@ def run_with_limit(
     rank: int, world_size: int, job: Callable, folder: str, limit: float = 5.0
 ) -> None:
     """Run `job` in a group whose calls wait for `limit` seconds, and leave a record."""
-    wait = timedelta(seconds=limit)
     store = dist.FileStore(f"{folder}/store", world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=wait
-    )
+    who = {"store": store, "rank": rank, "world_size": world_size}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=limit), **who)
     try:
         job(rank, world_size)
         print("has ended")
@@ -31,12 +29,9 @@ def run_with_limit(
 
 
 def write_record(rank: int, folder: str) -> None:
-    """Write the last calls of this rank, oldest first, as PyTorch's analyser reads them.
-
-    On gloo the record does not name the groups as its entries do, so we add their names.
-    """
+    """Write the last calls of this rank, oldest first, as PyTorch's analyser reads them."""
     record = pickle.loads(borrowed.flight_record())
-    record["pg_config"] = {
+    record["pg_config"] = {  # on gloo it does not name the groups as its entries do
         name: {"name": name, "desc": description, "ranks": str(ranks)}
         for name, description, ranks in borrowed.groups()
     }

@@ -50,10 +50,6 @@ def trained_by_hand(steps, weights, autocast, master_weights):
 def test_a_level_takes_the_steps_of_sgd_written_out(
     name, steps, weights, autocast, master_weights
 ):
-    result = opt_levels.train_at_level(opt_levels.LEVELS[name], lr=LR, steps=steps)
+    level = opt_levels.LEVELS[name]
     expected = trained_by_hand(steps, weights, autocast, master_weights)
-    assert (result.first_loss, result.last_loss) == pytest.approx(expected, abs=1e-5)
-    short = str(weights).removeprefix("torch.")
-    product = "bfloat16" if autocast else short
-    dtypes = result.weights, result.products, result.gradients
-    assert dtypes == (short, product, short)
+    assert opt_levels.train_at_level(level, LR, steps) == pytest.approx(expected, abs=1e-5)

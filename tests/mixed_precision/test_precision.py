@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import nll_loss
 from torch.nn.utils import clip_grad_norm_
 
-from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.mixed_precision import figures, precision
 from mgpu_tutorial.shared.data import digits
@@ -67,8 +67,8 @@ def test_a_scaler_halves_at_an_overflow_and_doubles_after_good_steps(steps):
     settings = {"init_scale": 2.0**24, "growth_interval": 3}
     log, saved = precision.train_in_float16(range(steps), **settings)
     powers = (24, 23, 22, 21, 20, 20, 20, 21, 20, 20, 20, 21)[:steps]
-    assert [step.scale for step in log] == [2.0**k for k in powers]
-    assert [step.taken for step in log] == [power == 20 for power in powers]
+    assert [scale for scale, _ in log] == [2.0**k for k in powers]
+    assert [taken for _, taken in log] == [power == 20 for power in powers]
     assert saved["scaler"]["scale"] == 2.0**20
 
 
@@ -92,8 +92,8 @@ def test_a_checkpoint_with_the_scaler_goes_on_as_if_nothing_had_happened():
     assert largest_difference(resumed["model"], at_the_end["model"]) == 0
     del saved["scaler"]
     lost, _ = precision.train_in_float16(range(6, 9), saved, **settings)
-    assert [step.scale for step in lost] == [2.0**24, 2.0**23, 2.0**22]
-    assert not any(step.taken for step in lost)
+    assert [scale for scale, _ in lost] == [2.0**24, 2.0**23, 2.0**22]
+    assert not any(taken for _, taken in lost)
 
 
 # Several ranks
@@ -102,34 +102,37 @@ def test_a_checkpoint_with_the_scaler_goes_on_as_if_nothing_had_happened():
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("ddp", "order"), [(False, precision.average_then_look), (True, look_and_step)]
+    ("ddp", "order"), [(False, precision.finish_step), (True, look_and_step)]
 )
 def test_scaled_ranks_take_the_steps_of_one_process(ranks, world_size, dtype, ddp, order):
     results = ranks(world_size, precision.train_scaled, order, ddp, dtype=dtype).results
-    for records, weights in results:
+    for records in results:
+        weights = records[-1][2]
         assert largest_difference(weights, trained_by_hand(dtype, world_size)) < 1e-6
-        assert [record.scale for record in records] == [1024] * 4
-        assert torch.equal(weights, results[0][1])
+        assert [scale for _, scale, _ in records] == [1024] * 4
+        assert torch.equal(weights, results[0][-1][2])
 
 
 @pytest.mark.parametrize(("world_size", "who"), [(2, 0), (2, 1), (3, 2)])
 def test_one_infinity_makes_all_ranks_skip(ranks, world_size, who):
-    results = ranks(world_size, precision.train_scaled, infinite=(who, 1)).results
-    for rank, (records, weights) in enumerate(results):
-        assert [record.scale for record in records] == [1024, 512, 512, 512]
-        assert [r.finite_gradients for r in records] == [True, rank != who, True, True]
-        assert [r[1:] for r in records] == [r[1:] for r in results[0][0]]
-        assert records[0].weights == records[1].weights != records[2].weights
-        assert largest_difference(weights, trained_by_hand(skipped=1)) < 1e-6
+    end = precision.finish_step
+    results = ranks(world_size, precision.train_scaled, end, infinite=(who, 1)).results
+    for rank, records in enumerate(results):
+        assert [scale for _, scale, _ in records] == [1024, 512, 512, 512]
+        assert [finite for finite, _, _ in records] == [True, rank != who, True, True]
+        weights = [weights for _, _, weights in records]
+        assert all(map(torch.equal, weights, [w for _, _, w in results[0]]))
+        assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+        assert largest_difference(weights[3], trained_by_hand(skipped=1)) < 1e-6
 
 
 def test_ranks_that_look_before_they_average_part(ranks):
     wrong = precision.look_then_average
-    (zero, _), (one, _) = ranks(2, precision.train_scaled, wrong, infinite=(1, 1)).results
-    assert zero[0] == one[0]
-    assert zero[1].scale == 2 * one[1].scale and zero[1].weights != one[1].weights
-    assert not zero[1].finite_weights and one[1].finite_weights
-    assert not one[2].finite_weights  # rank 1 breaks a step later
+    zero, one = ranks(2, precision.train_scaled, wrong, infinite=(1, 1)).results
+    assert zero[0][1] == one[0][1] and torch.equal(zero[0][2], one[0][2])
+    assert zero[1][1] == 2 * one[1][1]
+    assert not zero[1][2].isfinite().all() and one[1][2].isfinite().all()
+    assert not one[2][2].isfinite().all()  # rank 1 breaks a step later
 
 
 def length_of_a_step(rank, world_size, order):
@@ -143,16 +146,10 @@ def length_of_a_step(rank, world_size, order):
 
 
 @pytest.mark.parametrize(
-    ("order", "length"),
-    [
-        (precision.average_then_look, 1),
-        (precision.look_then_average, 1),
-        (precision.leave_out, 1),
-        (precision.clip_then_unscale, 1 / 8),
-    ],
+    "order", [precision.finish_step, precision.look_then_average, precision.leave_out]
 )
-def test_true_gradients_are_clipped_to_1_and_scaled_ones_to_less(ranks, order, length):
-    assert ranks(1, length_of_a_step, order).results[0] == pytest.approx(length, rel=1e-4)
+def test_the_true_gradients_are_clipped_to_1(ranks, order):
+    assert ranks(1, length_of_a_step, order).results[0] == pytest.approx(1, rel=1e-4)
 
 
 @pytest.mark.parametrize("step", [1, 3])
@@ -162,17 +159,23 @@ def test_a_rank_that_leaves_the_average_out_is_waited_for_not_for_ever(ranks, st
 
 
 def test_ranks_that_leave_out_as_many_averages_differ_and_nobody_waits(ranks):
-    results = ranks(2, precision.train_scaled, precision.leave_out, **SHORT).results
-    (zero, first), (one, second) = results
-    assert zero[-1].weights != one[-1].weights
-    assert [record.scale for record in zero] == [2.0**20, 2.0**20, 2.0**19, 2.0**19]
-    assert [record.scale for record in one] == [2.0**20, 2.0**19, 2.0**19, 2.0**19]
-    assert first.isfinite().all() and second.isfinite().all()
+    zero, one = ranks(2, precision.train_scaled, precision.leave_out, **SHORT).results
+    assert not torch.equal(zero[-1][2], one[-1][2])
+    assert [scale for _, scale, _ in zero] == [2.0**20, 2.0**20, 2.0**19, 2.0**19]
+    assert [scale for _, scale, _ in one] == [2.0**20, 2.0**19, 2.0**19, 2.0**19]
+    assert zero[-1][2].isfinite().all() and one[-1][2].isfinite().all()
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_clipping_is_that_of_one_process_without_a_scale(ranks, right):
-    order = None if right else precision.clip_then_unscale
-    for weights in ranks(2, figures.train_clipped, order).results:
-        distance = largest_difference(weights, trained_by_hand(clip=0.05, skipped=1))
-        assert distance < 1e-6 if right else distance > 1e-4
+def test_an_overflow_on_one_rank_is_news_on_all(ranks):
+    def ask(rank, world_size):
+        gradients = [torch.ones(3), torch.full((2,), float("inf") if rank == 1 else 1.0)]
+        return precision.is_finite_everywhere(gradients)
+
+    assert ranks(3, ask).results == [False] * 3
+    assert launch(ask, 1).results == [True]
+
+
+@pytest.mark.parametrize(("agree", "low", "high"), [(True, 0.0, 0.04), (False, 0.5, 1.0)])
+def test_float8_needs_the_largest_number_of_all_ranks(ranks, agree, low, high):
+    for error in ranks(2, precision.cast_to_float8, agree).results:
+        assert low < error < high

@@ -1,10 +1,12 @@
 """Each job has the symptom that the chapter shows, and the tools name the fault."""
 
+import os
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.lab import RankFailed, RanksHung
 from mgpu_tutorial.when_it_breaks import data, figures, jobs, record
@@ -34,7 +36,7 @@ def test_a_rank_that_skips_a_batch_is_missing_in_the_last_call(ranks, tmp_path, 
     assert "Not all ranks joining collective, sequence number: 4" in records
     assert "missing ranks: {1}" in records
     text = FILE.read_text(encoding="utf-8")
-    call = text.splitlines().index("        dist.all_reduce(gradient, op=AVG)")
+    call = text.splitlines().index("        dist.all_reduce(gradient, op=dist.ReduceOp.AVG)")
     assert f"jobs.py:{call + 1}" in records
     assert line_of(jobs.average_labelled) == (1, "continue")
     empty = [[bool((b < 0).all()) for b in data.labels_of(rank)] for rank in range(3)]
@@ -47,7 +49,8 @@ def test_a_histogram_of_another_length_leaves_one_rank_waiting(ranks, monkeypatc
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     with pytest.raises(RankFailed, match="rank 1 raised .* shapes: 4vs 3, at jobs.py"):
         ranks(3, jobs.count_classes)
-    assert line_of(jobs.count_classes) == (1, "counts = torch.bincount(mine)")
+    fault = "counts = torch.bincount(classes[rank::world_size])"
+    assert line_of(jobs.count_classes) == (1, fault)
 
 
 def test_two_calls_in_another_order_stand_still_at_two_lines(ranks):
@@ -87,7 +90,7 @@ def test_the_rank_with_the_longest_sequence_waits_least(ranks):
     waited = figures.seconds_in(run, "all_reduce")
     rank, line = line_of(jobs.train_on_sequences)
     assert rank == 3 == waited.index(min(waited))
-    assert line.startswith("lengths = sorted(LENGTHS)")
+    assert line.startswith("mine = sorted(lengths)")
     # a sleep is never shorter than it was asked to be
     assert figures.seconds_in(run, "span")[3] > 3 * 5e-5 * (66**2 + 70**2) - 0.01
 
@@ -125,9 +128,9 @@ def test_anomaly_detection_names_the_rank_and_the_line_of_forward(ranks):
 @pytest.mark.parametrize("per_rank", [False, True])
 def test_one_seed_for_all_deals_well_and_another_for_each_draws_other_noise(ranks, per_rank):
     drawn = ranks(3, jobs.draw_epoch, per_rank).results
-    dealt = sum((d.mine for d in drawn), [])
+    dealt = sum((mine for _, mine, _ in drawn), [])
     assert len(dealt) == 12 and (sorted(dealt) == list(range(12))) is not per_rank
-    for draws in ([d.order for d in drawn], [d.noise for d in drawn]):
+    for draws in ([order for order, _, _ in drawn], [noise for _, _, noise in drawn]):
         assert len({tuple(draw) for draw in draws}) == (3 if per_rank else 1)
     assert figures.drawn_alike() == "order"  # or no sample has one rank
 
@@ -144,3 +147,39 @@ def test_a_rank_waits_for_the_records_of_all_or_until_its_time_is_up(tmp_path, m
     assert slept == []
     record.wait_for_records(3, str(tmp_path), seconds=60)
     assert len(slept) == 3
+
+
+def in_the_same_order(rank, world_size, how):
+    """The job in another way: "b" the same order, "c" all calls first and then the waits."""
+    samples = torch.tensor([100.0 + rank])
+    rate = torch.tensor([0.1 if rank == 0 else 0.0])
+
+    def add():
+        return dist.all_reduce(samples, async_op=how == "c")
+
+    def tell():
+        return dist.broadcast(rate, src=0, async_op=how == "c")
+
+    calls = [add, tell] if rank == 0 or how == "b" else [tell, add]
+    for work in [call() for call in calls]:
+        if work:
+            work.wait()
+    return samples.item(), round(rate.item(), 3)
+
+
+def test_the_same_order_mends_the_job_and_asynchronous_calls_do_not(ranks):
+    assert figures.order_remedy() == "b"
+    assert ranks(3, in_the_same_order, "b").results == [(303.0, 0.1)] * 3
+    with pytest.raises((RanksHung, RankFailed)):
+        ranks(3, in_the_same_order, "c", timeout=2)
+
+
+def join_on(rank, world_size, folder, interface):
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    store = dist.FileStore(f"{folder}/store", world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+
+def test_gloo_says_which_interface_it_did_not_find(ranks, tmp_path):
+    with pytest.raises(RankFailed, match="Unable to find address for: eth7"):
+        ranks(2, join_on, str(tmp_path), "eth7", backend="none")

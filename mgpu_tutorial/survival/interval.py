@@ -12,5 +12,5 @@ def simulate_waste(
     while done < work:
         until_failure = lot.expovariate(1 / between)
         clock += until_failure
-        done += interval * (until_failure // (interval + save))  # what was saved
+        done += interval * (until_failure // (interval + save))  # only whole intervals
     return clock / done - 1

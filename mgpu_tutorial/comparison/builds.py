@@ -1,0 +1,52 @@
+"""What the estimate of a step must do: the longest of its three parts."""
+
+from collections.abc import Callable
+
+from mgpu_tutorial.comparison import estimates
+from mgpu_tutorial.comparison.estimates import StepCost
+from mgpu_tutorial.lab.teach.build import Builder, expect
+
+ROOMY = 1e30  # operations or bytes a second: a part that takes no time
+
+
+def counts_operations(at_least: Callable) -> None:
+    """be the operations of one GPU over its rate, where memory and link take no time"""
+    step = StepCost(parameters=10, operations=6_000, saved=10)
+    expect(at_least(step, 1, 100.0, ROOMY, ROOMY), 60.0, "6,000 operations, 100 a second")
+    expect(at_least(step, 4, 100.0, ROOMY, ROOMY), 15.0, "the same on 4 GPUs")
+
+
+def counts_memory(at_least: Callable) -> None:
+    """count what is kept for backward twice: it is written, and it is read"""
+    step = StepCost(parameters=10, operations=10, saved=6_000)
+    expect(at_least(step, 1, ROOMY, 100.0, ROOMY), 120.0, "6,000 bytes kept, 100 a second")
+    expect(at_least(step, 3, ROOMY, 100.0, ROOMY), 40.0, "the same on 3 GPUs")
+
+
+def counts_the_ring(at_least: Callable) -> None:
+    """count what each rank of a ring sends of float32 gradients, and nothing on one GPU"""
+    step = StepCost(parameters=1_000, operations=10, saved=10)
+    expect(at_least(step, 2, ROOMY, ROOMY, 100.0), 40.0, "1,000 parameters, 2 GPUs")
+    expect(at_least(step, 4, ROOMY, ROOMY, 100.0), 60.0, "1,000 parameters, 4 GPUs")
+    expect(at_least(step, 1, ROOMY, ROOMY, 100.0), 0.0, "1,000 parameters, 1 GPU", 1e-9)
+
+
+def is_the_longest(at_least: Callable) -> None:
+    """be the longest of the three, and not their sum"""
+    step = StepCost(parameters=1_000, operations=6_000, saved=6_000)
+    expect(at_least(step, 2, 100.0, 100.0, 100.0), 60.0, "30 s, 60 s and 40 s")
+    expect(at_least(step, 2, 20.0, 100.0, 100.0), 150.0, "150 s, 60 s and 40 s")
+    expect(at_least(step, 2, 100.0, 100.0, 50.0), 80.0, "30 s, 60 s and 80 s")
+
+
+build = Builder(
+    "comparison",
+    {
+        estimates.seconds_at_least: [
+            counts_operations,
+            counts_memory,
+            counts_the_ring,
+            is_the_longest,
+        ]
+    },
+)

@@ -1,0 +1,219 @@
+"""What `save_whole`, `resume_or_start` and `samples_of` must do."""
+
+import os
+import random
+import resource
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import nn
+
+from mgpu_tutorial.lab.run.errors import RankFailed
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.shared import checkpoint
+from mgpu_tutorial.survival import accidents, elastic, order
+
+# save_whole
+
+
+def _write(
+    rank: int, world_size: int, save: Callable, path: str, number: int, room: int | None
+) -> None:
+    """Save a state of 8,000 bytes; the system kills the process after `room` bytes."""
+    if room is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    save(path, {"number": number, "weights": torch.full((2000,), float(number))})
+
+
+def _number_in(path: str) -> int:
+    state = torch.load(path, weights_only=True)
+    expect(state["weights"], torch.full((2000,), float(state["number"])), "the weights")
+    return state["number"]
+
+
+def writes_what_can_be_read(save: Callable) -> None:
+    """write a file that torch.load reads, and replace it at the next save"""
+    with TemporaryDirectory() as folder:
+        for number in (1, 2):
+            launch(_write, 1, save, f"{folder}/run.pt", number, None)
+            found = os.path.exists(f"{folder}/run.pt")
+            assert found, f"there is no file at `path`, but {os.listdir(folder)}"
+            expect(_number_in(f"{folder}/run.pt"), number, "what was read")
+
+
+def survives_a_death(save: Callable) -> None:
+    """leave the old file readable if the process is killed while it writes"""
+    with TemporaryDirectory() as folder:
+        path = f"{folder}/run.pt"
+        launch(_write, 1, save, path, 1, None)
+        for room in (0, 100, 5000):
+            with suppress(RankFailed):
+                launch(_write, 1, save, path, 2, room)
+            try:
+                number = _number_in(path)
+            except Exception as error:
+                what = f"killed after {room} bytes of the second save: the file is torn"
+                raise AssertionError(f"{what} ({type(error).__name__})") from None
+            expect(number, 1, f"killed after {room} bytes: the number in the file")
+        launch(_write, 1, save, path, 3, None)
+        expect(_number_in(path), 3, "the next save, after the deaths: the number")
+
+
+# resume_or_start
+
+
+def _steps_of(
+    rank: int, world_size: int, resume: Callable, path: str, steps: int, until: int = 99
+) -> tuple[int, list[int], float]:
+    """The first step, the steps taken, and a weight to which each step adds its number."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    nn.init.zeros_(model.weight)
+    taken = []
+
+    def take_step(step: int) -> None:
+        if step == until:
+            raise KeyError("this life is over")
+        taken.append(step)
+        model.weight.grad = torch.full((1, 1), -float(step))
+        optimizer.step()
+
+    with suppress(KeyError):
+        first = resume(path, model, optimizer, take_step, steps)
+        return first, taken, model.weight.item()
+    return -1, taken, model.weight.item()
+
+
+def starts(resume: Callable) -> None:
+    """take all steps where there is no file yet, and return 0"""
+    with TemporaryDirectory() as folder:
+        for first, taken, _ in launch(_steps_of, 2, resume, f"{folder}/a", 5).results:
+            expect(taken, [0, 1, 2, 3, 4], "the steps")
+            expect(first, 0, "what was returned")
+
+
+def saves_in_between(resume: Callable) -> None:
+    """save after every third step, with the number of the next step"""
+    with TemporaryDirectory() as folder:
+        for until, saved in ((4, 3), (7, 6), (8, 6)):
+            path = f"{folder}/{until}"
+            launch(_steps_of, 2, resume, path, 12, until)
+            assert os.path.exists(path), f"no file after a death in step {until}"
+            step = torch.load(path, weights_only=True).get("step")
+            expect(step, saved, f'after a death in step {until}: the "step" in the file')
+
+
+def goes_on(resume: Callable) -> None:
+    """go on there after a death, with the weights and the momentum of that step"""
+    with TemporaryDirectory() as folder:
+        whole = launch(_steps_of, 2, resume, f"{folder}/whole", 8).results[0]
+        launch(_steps_of, 2, resume, f"{folder}/torn", 8, 5)
+        for first, taken, weight in launch(_steps_of, 2, resume, f"{folder}/torn", 8).results:
+            expect(taken, [3, 4, 5, 6, 7], "the steps of the second life")
+            expect(first, 3, "what was returned")
+            expect(weight, whole[2], "the weight at the end")
+
+
+def has_nothing_left(resume: Callable) -> None:
+    """take no step where the run has ended"""
+    with TemporaryDirectory() as folder:
+        launch(_steps_of, 1, resume, f"{folder}/a", 6)
+        _, taken, _ = launch(_steps_of, 1, resume, f"{folder}/a", 6).results[0]
+        expect(taken, [], "the steps of a third life")
+
+
+def _live(
+    rank: int, world_size: int, resume: Callable, folder: str, victim: int, call: int
+) -> None:
+    elastic.resume_or_start = resume  # in this rank only
+    if rank == victim:
+        accidents.die_at_call(call)
+    elastic.train(rank, world_size, folder, steps=30)
+
+
+def ends_with_the_same_bits(resume: Callable) -> None:
+    """end with the same bits after five deaths at random moments"""
+    lot = random.Random(0)
+    with TemporaryDirectory() as whole, TemporaryDirectory() as killed:
+        launch(elastic.train, 2, whole, 30)
+        for _ in range(5):
+            who, call = lot.randrange(2), lot.randrange(2000, 7000)
+            with suppress(RankFailed):
+                launch(_live, 2, resume, killed, who, call)
+        launch(_live, 2, resume, killed, -1, 0)
+        one, other = (
+            torch.load(f"{folder}/run.pt", weights_only=True) for folder in (whole, killed)
+        )
+        expect(other["step"], one["step"], "the last step saved")
+        for name, tensor in one["model"].items():
+            expect(other["model"][name], tensor, f"{name} at the end")
+
+
+# samples_of
+
+
+def _all_of(samples_of: Callable, step: int, world_size: int, batch: int, samples: int):
+    """The indices of each rank, as lists."""
+    return [
+        list(map(int, samples_of(step, rank, world_size, batch, samples)))
+        for rank in range(world_size)
+    ]
+
+
+def shares_a_batch(samples_of: Callable) -> None:
+    """give 1, 2, 3 and 5 ranks together a batch of different samples, in equal shares"""
+    for world_size in (1, 2, 3, 5):
+        shares = _all_of(samples_of, 1, world_size, 12, 50)
+        together = sum(shares, [])
+        what = f"{world_size} ranks, batch 12 of 50 samples: "
+        expect(len(set(together)), 12, what + "different samples")
+        assert set(together) <= set(range(50)), what + f"{max(together)} is no index"
+        sizes = sorted(map(len, shares))
+        assert sizes[-1] - sizes[0] <= 1, what + f"the shares have {sizes} samples"
+
+
+def asks_no_world_size(samples_of: Callable) -> None:
+    """give the same batch whatever the number of ranks"""
+    for step in (0, 5):
+        one = sorted(sum(_all_of(samples_of, step, 1, 12, 50), []))
+        for world_size in (2, 3):
+            found = sorted(sum(_all_of(samples_of, step, world_size, 12, 50), []))
+            expect(found, one, f"step {step}: the samples of {world_size} ranks together")
+
+
+def sees_each_sample_once(samples_of: Callable) -> None:
+    """show each sample once in an epoch, in another order in the next"""
+    epochs = [
+        [sum(_all_of(samples_of, 4 * epoch + step, 2, 12, 48), []) for step in range(4)]
+        for epoch in (0, 1)
+    ]
+    for number, epoch in enumerate(epochs):
+        seen = sorted(sum(epoch, []))
+        expect(len(set(seen)), 48, f"epoch {number} of 48 samples: different samples")
+    assert set(epochs[0][0]) != set(epochs[1][0]), "both epochs begin with the same batch"
+
+
+def keeps_no_state(samples_of: Callable) -> None:
+    """answer alike in any order of calls, and after any seed"""
+    first = _all_of(samples_of, 7, 2, 12, 50)
+    torch.manual_seed(3)
+    _all_of(samples_of, 2, 2, 12, 50)
+    expect(_all_of(samples_of, 7, 2, 12, 50), first, "step 7, asked again after step 2")
+
+
+build = Builder(
+    "survival",
+    {
+        checkpoint.save_whole: [writes_what_can_be_read, survives_a_death],
+        elastic.resume_or_start: [
+            *(starts, saves_in_between, goes_on, has_nothing_left, ends_with_the_same_bits)
+        ],
+        order.samples_of: [
+            *(shares_a_batch, asks_no_world_size, sees_each_sample_once, keeps_no_state)
+        ],
+    },
+)
