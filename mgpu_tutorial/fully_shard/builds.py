@@ -1,0 +1,140 @@
+"""What the plan and the accumulation of chapter `fully_shard` must do, on real ranks."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from mgpu_tutorial.fully_shard.steps import accumulate_gradients
+from mgpu_tutorial.fully_shard.units import loss_of, new_model, shard_blocks, share_of_batch
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+
+Gradients = dict[str, torch.Tensor]
+
+
+def of_one_process() -> Gradients:
+    """The gradients of the whole batch in one process, without `fully_shard`."""
+    model = new_model(torch.float64)
+    loss_of(model, share_of_batch(0, 1)).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def expect_gradients(results: list[Gradients], who: str) -> None:
+    """Raise AssertionError unless each rank's gradients are those of one process."""
+    expected = of_one_process()
+    for rank, found in enumerate(results):
+        for name, gradient in expected.items():
+            if found[name] is None:
+                raise AssertionError(f"{who}: rank {rank} has no gradient of {name}")
+            if largest_difference(found[name], gradient) > 1e-12:
+                times = found[name].norm() / gradient.norm()
+                raise AssertionError(
+                    f"{who}: the gradient of {name} differs from that of one process "
+                    f"({times:.3g} times as long)"
+                )
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    """The gradients by name, gathered on every rank; plain ones as they are."""
+    whole = {}
+    for name, p in model.named_parameters():
+        is_part = isinstance(p.grad, DTensor)
+        whole[name] = p.grad.full_tensor() if is_part else p.grad
+    return whole
+
+
+# shard_blocks
+
+
+def _step(rank: int, world_size: int, shard: Callable) -> tuple[list[str], list, Gradients]:
+    """Parameters that stay plain, blocks that are whole as each begins, and gradients."""
+    model = new_model(torch.float64)
+    shard(model)
+    plain = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+    whole: list[list[int]] = []
+
+    def look(_block: nn.Module, _inputs: tuple) -> None:
+        firsts = [next(block.parameters()) for block in model.blocks]
+        whole.append([i for i, p in enumerate(firsts) if not isinstance(p, DTensor)])
+
+    for block in model.blocks:
+        block.register_forward_pre_hook(look)  # runs after fully_shard's own
+    loss_of(model, share_of_batch(rank, world_size)).backward()
+    return plain, whole, gradients_of(model)
+
+
+def cuts_every_parameter(shard: Callable) -> None:
+    """cut every parameter, so that a rank holds its part of each between steps"""
+    for plain, _, _ in launch(_step, 2, shard).results:
+        some = ", ".join(plain[:2])
+        assert not plain, f"{len(plain)} parameters stay whole on each rank: {some}, …"
+
+
+def gathers_block_by_block(shard: Callable) -> None:
+    """have one block whole at a time in forward"""
+    for _, whole, _ in launch(_step, 2, shard).results:
+        for i, there in enumerate(whole):
+            expect(there, [i], f"as block {i} begins, the blocks that are whole")
+
+
+def gathers_the_last_once(shard: Callable) -> None:
+    """gather the root and the last block once a step, and the other two blocks twice"""
+    report = launch(_sent, 2, shard, trace=True)
+    calls = [event.op for event in report.events if event.rank == 0]
+    expect(calls.count("all_gather_single"), 6, "all-gathers of a step")
+
+
+def _sent(rank: int, world_size: int, shard: Callable) -> None:
+    model = new_model(torch.float64)
+    shard(model)
+    loss_of(model, share_of_batch(rank, world_size)).backward()
+
+
+def computes_as_one(shard: Callable) -> None:
+    """compute the gradients of one process, on 1, 2 and 3 ranks"""
+    for world_size in (1, 2, 3):
+        found = [result[2] for result in launch(_step, world_size, shard).results]
+        expect_gradients(found, f"on {world_size} ranks")
+
+
+# accumulate_gradients
+
+
+def _in_parts(rank: int, world_size: int, accumulate: Callable, parts: int) -> Gradients:
+    """The gradients after this rank's share in micro-batches."""
+    model = new_model(torch.float64)
+    shard_blocks(model)
+    accumulate(model, share_of_batch(rank, world_size).chunk(parts))
+    return gradients_of(model)
+
+
+def accumulates_as_one(accumulate: Callable) -> None:
+    """leave the gradients of the whole batch: on 1, 2 and 3 ranks, in 1, 2 and 4 parts"""
+    for world_size, parts in ((1, 2), (2, 1), (2, 4), (3, 2)):
+        results = launch(_in_parts, world_size, accumulate, parts).results
+        expect_gradients(results, f"on {world_size} ranks, in {parts} parts")
+
+
+def sends_with_the_last(accumulate: Callable) -> None:
+    """reduce each of the four units once, in four parts as in one"""
+    for parts in (1, 4):
+        report = launch(_in_parts, 2, accumulate, parts, trace=True)
+        calls = [event.op for event in report.events if event.rank == 0]
+        found = calls.count("reduce_scatter_single")
+        expect(found, 4, f"in {parts} parts, the calls of reduce-scatter")
+
+
+build = Builder(
+    "fully_shard",
+    {
+        shard_blocks: [
+            cuts_every_parameter,
+            gathers_block_by_block,
+            gathers_the_last_once,
+            computes_as_one,
+        ],
+        accumulate_gradients: [accumulates_as_one, sends_with_the_last],
+    },
+)

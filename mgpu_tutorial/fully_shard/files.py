@@ -1,0 +1,64 @@
+"""Weights from an ordinary file, and checkpoints that any number of ranks can read."""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.tensor import distribute_tensor
+from torch.optim import Adam
+
+from mgpu_tutorial.fully_shard.units import new_model, shard_blocks, train, whole_values
+
+
+def empty_model() -> nn.Module:
+    """A sharded model that was never whole: memory for this rank's shards, no values yet."""
+    with torch.device("meta"):  # shapes without memory
+        model = new_model()
+    shard_blocks(model)
+    return model.to_empty(device=torch.get_default_device())
+
+
+@torch.no_grad()
+def read_weights(model: nn.Module, path: str) -> None:
+    """Each rank copies its rows out of a file that it maps into memory."""
+    whole = torch.load(path, mmap=True)
+    for name, p in model.named_parameters():
+        mesh, placements = p.device_mesh, p.placements
+        p.copy_(distribute_tensor(whole[name], mesh, placements, src_data_rank=None))
+
+
+def write_weights(model: nn.Module, path: str) -> None:
+    """All ranks gather each weight, and rank 0 writes them into one ordinary file."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = get_model_state_dict(model, options=options)
+    if dist.get_rank() == 0:  # the others have got nothing
+        torch.save(whole, path)
+
+
+def save(rank: int, world_size: int, start: str, folder: str, path: str) -> dict:
+    """Five steps from the weights in `start`; then the shards go to `folder`."""
+    model = empty_model()
+    read_weights(model, start)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    train(model, optimizer, rank, world_size, range(5))
+    weights, state = get_state_dict(model, optimizer)
+    checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    write_weights(model, path)
+    return whole_values(model)
+
+
+def resume(rank: int, world_size: int, folder: str, steps: int = 0) -> dict:
+    """Each rank reads its shards, however many ranks have written them, and trains on."""
+    model = empty_model()
+    optimizer = Adam(model.parameters(), lr=0.01)
+    weights, state = get_state_dict(model, optimizer)
+    checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    train(model, optimizer, rank, world_size, range(5, 5 + steps))
+    return whole_values(model)

@@ -1,0 +1,124 @@
+"""ZeRO 3 with one flat tensor a block, gathered ahead of time.
+
+PyTorch's `fully_shard` works so too, with a DTensor for each parameter.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+
+from mgpu_tutorial.sharding.zero2 import flatten, shard_of, views_of
+from mgpu_tutorial.sharding.zero3 import Gather
+
+
+class Block(nn.Module):
+    """Keeps one flat shard of a module, which is unsharded while it computes."""
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.shapes = {name: p.shape for name, p in trained.items()}
+        self.shard = nn.Parameter(shard_of(flatten(trained.values())).clone())
+        self.dtype = compute_dtype or self.shard.dtype
+        for name in trained:  # the module keeps none of its own
+            parent, _, last = name.rpartition(".")
+            delattr(module.get_submodule(parent), last)
+        self.module, self.whole = module, None
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        inputs = [x.to(self.dtype) if x.is_floating_point() else x for x in inputs]
+        whole = self.unshard()
+        if whole.requires_grad:
+            whole.register_hook(self.reshard)  # once its gradient is complete
+        views = views_of(whole, self.shapes.values())
+        parameters = dict(zip(self.shapes, views, strict=True))
+        self.whole = whole.detach()
+        with saved_tensors_hooks(self.pack, self.unpack):
+            output = functional_call(self.module, parameters, tuple(inputs))
+        self.reshard()
+        return output.to(self.shard.dtype)
+
+    def unshard(self) -> torch.Tensor:
+        return Gather.apply(self.shard.to(self.dtype))
+
+    def reshard(self, gradient: torch.Tensor | None = None) -> None:
+        self.whole = None
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """What autograd keeps: of a parameter only the place in the flat tensor."""
+        whole = self.whole.untyped_storage()
+        if tensor.untyped_storage().data_ptr() != whole.data_ptr():
+            return tensor
+        return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+    def unpack(self, kept: Any) -> torch.Tensor:
+        """Backward asks for what was kept: the first place gathers the block again."""
+        if isinstance(kept, torch.Tensor):
+            return kept
+        if self.whole is None:
+            self.whole = self.unshard().detach()
+        return self.whole.as_strided(*kept)
+
+
+class Arrived(Gather):
+    """Gather, of which the all-gather has begun before."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, shard: torch.Tensor, whole: torch.Tensor, work: dist.Work
+    ) -> torch.Tensor:
+        work.wait()
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return Gather.backward(ctx, gradient), None, None
+
+
+class PrefetchingBlock(Block):
+    """As Block, but while it computes its neighbour's parameters are on their way."""
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
+        super().__init__(module, compute_dtype)
+        self.before, self.after = [], []  # the neighbour, where there is one
+        self.coming = self.work = None
+
+    def begin(self) -> None:
+        """Begin to gather this block, unless it is here or on its way."""
+        if self.whole is None and self.work is None:
+            mine = self.shard.detach().to(self.dtype)
+            self.coming = mine.new_empty(dist.get_world_size() * len(mine))
+            self.work = dist.all_gather_single(self.coming, mine, async_op=True)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        for block in [self, *self.after]:
+            block.begin()
+        return super().forward(*inputs)
+
+    def unpack(self, kept: Any) -> torch.Tensor:
+        if not isinstance(kept, torch.Tensor):
+            for block in [self, *self.before]:
+                block.begin()
+        return super().unpack(kept)
+
+    def unshard(self) -> torch.Tensor:
+        whole = Arrived.apply(self.shard.to(self.dtype), self.coming, self.work)
+        self.coming = self.work = None
+        return whole
+
+    def reshard(self, gradient: torch.Tensor | None = None) -> None:
+        if self.work:  # it came for backward, which did not need it
+            self.work.wait()
+        self.whole = self.coming = self.work = None
+
+
+def linked(blocks: list[Block]) -> list[Block]:
+    """The blocks, each of which knows its neighbours now."""
+    for one, other in pairwise(blocks):
+        one.after, other.before = [other], [one]
+    return blocks

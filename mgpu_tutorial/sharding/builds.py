@@ -1,0 +1,219 @@
+"""What the reader's stages of ZeRO must do, on real ranks."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+
+from mgpu_tutorial.lab import span
+from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.sharding.tower import loss_of, new_tower
+from mgpu_tutorial.sharding.zero1 import by_number, owners, sharded_step
+from mgpu_tutorial.sharding.zero3 import Gather, chain
+
+Values = dict[str, torch.Tensor]  # by the parameter's name
+
+
+# sharded_step
+
+
+def _train(
+    rank: int,
+    world_size: int,
+    step: Callable | None,
+    kind: type[Optimizer],
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Values, Values]:
+    """The tower before and after three steps with `step`; None is one process by itself."""
+    tower = new_tower(dtype)
+    parameters = list(tower.parameters())
+    before = {name: p.detach().clone() for name, p in tower.named_parameters()}
+    owner = by_number(parameters, world_size)
+    mine = [p for p, other in zip(parameters, owner, strict=True) if other == rank]
+    optimizer = kind(mine, lr=0.01)
+    for number in range(3):
+        tower.zero_grad()
+        loss_of(tower, number, rank, world_size).backward()
+        with span(f"step {number}"):
+            step(parameters, owner, optimizer) if step else optimizer.step()
+    return before, {name: p.detach() for name, p in tower.named_parameters()}
+
+
+def _require_one_process(step: Callable, world_size: int, kind: type[Optimizer]) -> None:
+    results = launch(_train, world_size, step, kind).results
+    before, alone = _train(0, 1, None, kind)
+    for rank, (_, found) in enumerate(results):
+        far = {name: (found[name] - alone[name]).abs().max().item() for name in alone}
+        name = max(far, key=far.get)
+        moved = [(after[name] - before[name]).abs().max().item() for after in (found, alone)]
+        assert far[name] < 1e-9, (
+            f"rank {rank} of {world_size} with {kind.__name__}: `{name}` moved by up to "
+            f"{moved[0]:.2g}, and by {moved[1]:.2g} in one process"
+        )
+
+
+def steps_like_one_with_sgd(step: Callable) -> None:
+    """equal one process on one and on two ranks, with SGD"""
+    _require_one_process(step, 1, SGD)
+    _require_one_process(step, 2, SGD)
+
+
+def steps_like_one_with_adam(step: Callable) -> None:
+    """equal one process on three ranks, with Adam"""
+    _require_one_process(step, 3, Adam)
+
+
+def leaves_the_same_bits(step: Callable) -> None:
+    """leave the same bits on all ranks"""
+    results = launch(_train, 3, step, Adam, torch.float32).results
+    for rank, (_, found) in enumerate(results):
+        for name, value in found.items():
+            expect(value, results[0][1][name], f"`{name}` on rank {rank}, beside rank 0's")
+
+
+def sends_the_model_twice(step: Callable) -> None:
+    """send each gradient to one rank, and each new value to all"""
+    report = launch(_train, 2, step, SGD, trace=True)
+    ops = [e.op for e in events_of(report, "step 1") if e.rank == 0 and e.op]
+    wanted = {"reduce": 16, "broadcast": 16}
+    expect({op: ops.count(op) for op in ops}, wanted, "the calls of a step")
+
+
+# owners
+
+
+def _owned(rule: Callable, sizes: list[int], world_size: int) -> list[int]:
+    """How much each rank owns, from the most to the least."""
+    parameters = [nn.Parameter(torch.empty(size)) for size in sizes]
+    found = rule(parameters, world_size)
+    expect(len(found), len(sizes), f"{len(sizes)} parameters: the length of the list")
+    owned = [0] * world_size
+    for owner, size in zip(found, sizes, strict=True):
+        assert owner in range(world_size), f"{owner} is no rank of {world_size}"
+        owned[owner] += size
+    return sorted(owned, reverse=True)
+
+
+def shares_the_tower(rule: Callable) -> None:
+    """give each of four ranks a quarter of the tower"""
+    sizes = [p.numel() for p in new_tower().parameters()]
+    expect(_owned(rule, sizes, 4), [33_088] * 4, "the parameters that a rank owns")
+
+
+def begins_with_the_largest(rule: Callable) -> None:
+    """begin with the largest, and give each to the rank that owns least so far"""
+    for sizes, wanted in (
+        ([1, 1, 1, 1, 1, 1, 9], [9, 3, 3]),
+        ([2, 3, 4, 5, 6, 7], [9, 9, 9]),
+        ([8, 1, 8, 1, 8, 1, 8], [16, 10, 9]),
+    ):
+        expect(_owned(rule, sizes, 3), wanted, f"sizes {sizes} on three ranks")
+
+
+def copes_with_few(rule: Callable) -> None:
+    """leave ranks without a parameter where there are too few"""
+    expect(_owned(rule, [5, 3], 4), [5, 3, 0, 0], "two parameters on four ranks")
+
+
+def _owners_of_the_tower(rank: int, world_size: int, rule: Callable) -> list[int]:
+    return list(rule(list(new_tower().parameters()), world_size))
+
+
+def agrees_on_every_rank(rule: Callable) -> None:
+    """make the same list on every rank"""
+    results = launch(_owners_of_the_tower, 3, rule).results
+    expect(results, [results[0]] * 3, "the lists of three ranks")
+
+
+# Gather and chain
+
+
+def _gather(rank: int, world_size: int, gather: type) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole of shards of two numbers, and a shard's gradient of a loss of its own."""
+    shard = torch.tensor([10.0 * rank, 10.0 * rank + 1], requires_grad=True)
+    with span("forward"):
+        whole = gather.apply(shard)
+    assert isinstance(whole, torch.Tensor), "forward returns no tensor"
+    weights = (rank + 1) * torch.arange(1.0, 1 + len(whole))
+    with span("backward"):
+        (whole * weights).sum().backward()
+    return whole.detach(), shard.grad
+
+
+def gathers_all_shards(gather: type) -> None:
+    """return the shards of all ranks, in their order"""
+    for n in (1, 2, 3):
+        whole = [10.0 * rank + i for rank in range(n) for i in (0, 1)]
+        for rank, (found, _) in enumerate(launch(_gather, n, gather).results):
+            expect(found, torch.tensor(whole), f"rank {rank} of {n}: the whole tensor")
+
+
+def scatters_the_mean(gather: type) -> None:
+    """give back this rank's shard of the mean gradient"""
+    for n in (1, 2, 3):
+        mean = (n + 1) / 2 * torch.arange(1.0, 1 + 2 * n)
+        for rank, (_, found) in enumerate(launch(_gather, n, gather).results):
+            expect(found, mean[2 * rank :][:2], f"rank {rank} of {n}: the gradient", 1e-5)
+
+
+def makes_two_calls(gather: type) -> None:
+    """make one all-gather in forward, and one reduce-scatter in backward"""
+    report = launch(_gather, 2, gather, trace=True)
+    for phase, wanted in (("forward", "all_gather"), ("backward", "reduce_scatter")):
+        ops = [e.op for e in events_of(report, phase) if e.rank == 0 and e.op]
+        assert len(ops) == 1 and wanted in ops[0], f"the calls of {phase}: {', '.join(ops)}"
+
+
+def _chain(
+    rank: int, world_size: int, layers: Callable
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The output of three layers on this rank's rows, and the gradients of its shards."""
+    torch.manual_seed(0)
+    weights, x = torch.randn(3, 9).double(), torch.randn(6, 3).double()
+    padded = nn.functional.pad(weights, (0, -9 % world_size))
+    shards = [w.chunk(world_size)[rank].clone().requires_grad_() for w in padded]
+    output = layers(shards, torch.Size([3, 3]), x.chunk(world_size)[rank])
+    assert isinstance(output, torch.Tensor), "chain returns no tensor"
+    output.square().mean().backward()
+    return output.detach(), [shard.grad for shard in shards]
+
+
+def computes_like_one(layers: Callable) -> None:
+    """equal one process on 1, 2 and 3 ranks, with its gradients"""
+
+    def alone(weights: list[torch.Tensor], shape: torch.Size, x: torch.Tensor):
+        for weight in weights:
+            x = torch.tanh(x @ weight.view(shape))
+        return x
+
+    output, gradients = _chain(0, 1, alone)
+    for n in (1, 2, 3):
+        results = launch(_chain, n, layers).results
+        found = torch.cat([part for part, _ in results])
+        expect(found, output, f"{n} ranks: the output", 1e-12)
+        for i, gradient in enumerate(gradients):
+            whole = torch.cat([shards[i] for _, shards in results])[:9]
+            expect(whole, gradient, f"{n} ranks: the gradient of weight {i}", 1e-12)
+
+
+build = Builder(
+    "sharding",
+    {
+        sharded_step: [
+            steps_like_one_with_sgd,
+            steps_like_one_with_adam,
+            leaves_the_same_bits,
+            sends_the_model_twice,
+        ],
+        owners: [
+            shares_the_tower,
+            begins_with_the_largest,
+            copes_with_few,
+            agrees_on_every_rank,
+        ],
+        Gather: [gathers_all_shards, scatters_the_mean, makes_two_calls],
+        chain: [computes_like_one],
+    },
+)

@@ -1,0 +1,108 @@
+"""ZeRO 3 by blocks: when a block is whole, and when it is on its way."""
+
+import re
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from mgpu_tutorial.lab import note
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.sharding.blocks import Block, PrefetchingBlock, linked
+
+
+def layers(kind=None):
+    """Three layers that no number of ranks divides; before the last a GELU of its own."""
+    torch.manual_seed(0)
+    made = [nn.Linear(3, 5), nn.Linear(5, 7), nn.Sequential(nn.GELU(), nn.Linear(7, 9))]
+    made = [layer.double() for layer in made]
+    blocks = [kind(layer) for layer in made] if kind else made
+    return nn.Sequential(*(linked(blocks) if kind is PrefetchingBlock else blocks))
+
+
+def inputs(rank, world_size):
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
+    return x.chunk(world_size)[rank]
+
+
+def train(rank, world_size, kind):
+    """The shards after three steps; what was gathered before a step is not used after it."""
+    model = layers(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(inputs(rank, world_size)).square().mean().backward()
+        assert all(block.whole is None for block in model) if kind else True
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("kind", [Block, PrefetchingBlock])
+def test_blocks_are_trained_as_one_process(ranks, kind, world_size):
+    alone = train(0, 1, None)
+    expected = [
+        torch.cat([w.flatten(), b]) for w, b in zip(alone[::2], alone[1::2], strict=True)
+    ]
+    results = ranks(world_size, train, kind).results
+    for shards, whole in zip(zip(*results, strict=True), expected, strict=True):
+        assert largest_difference(torch.cat(shards)[: len(whole)], whole) < 1e-14
+
+
+def are_freed(memories):
+    """Is all of it given back? A thread of the process group may let go a little later."""
+    limit = time.monotonic() + 5
+    while not all(memory.expired() for memory in memories) and time.monotonic() < limit:
+        time.sleep(0.01)
+    return all(memory.expired() for memory in memories)
+
+
+def watch_gathered(rank, world_size, kind):
+    """Is the memory of a gathered weight given back after forward, and after backward?"""
+    model, seen = layers(kind), []
+    for linear in [part for part in model.modules() if isinstance(part, nn.Linear)]:
+        linear.register_forward_pre_hook(
+            lambda layer, _: seen.append(StorageWeakRef(layer.weight.untyped_storage()))
+        )
+    loss = model(inputs(rank, world_size)).sum()
+    after_forward = are_freed(seen)
+    loss.backward()
+    return len(seen), after_forward, are_freed(seen)
+
+
+@pytest.mark.parametrize("kind", [Block, PrefetchingBlock])
+def test_nobody_keeps_a_gathered_weight(ranks, kind):
+    assert ranks(2, watch_gathered, kind).results == [(3, True, True)] * 2
+
+
+def take_a_step(rank, world_size, kind):
+    """Three layers note when they have computed and when their backward begins."""
+    made = [nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(7, 9)]
+    for i, layer in enumerate(made):
+        layer.register_forward_hook(lambda *_, i=i: note(f"forward {i}"))
+        layer.register_full_backward_pre_hook(lambda *_, i=i: note(f"backward {i}"))
+    model = nn.Sequential(*linked([kind(layer) for layer in made]))
+    model(torch.ones(2, 3, requires_grad=True)).sum().backward()
+
+
+WHEN_NEEDED = """gather 0, forward 0, gather 1, forward 1, gather 2, forward 2,
+    backward 2, gather 2, scatter 2, backward 1, gather 1, scatter 1, backward 0, gather 0,
+    scatter 0"""
+ONE_AHEAD = """gather 0, gather 1, forward 0, gather 2, forward 1, forward 2,
+    backward 2, gather 2, gather 1, scatter 2, backward 1, gather 0, scatter 1, backward 0,
+    scatter 0"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"), [(Block, WHEN_NEEDED), (PrefetchingBlock, ONE_AHEAD)]
+)
+def test_a_block_is_gathered_when_it_is_needed_or_one_ahead(ranks, kind, order):
+    report = ranks(2, take_a_step, kind, trace=True)
+    names = {}
+    for layer, numbers in enumerate((4 * 5, 6 * 7, 8 * 9)):  # of float32; a rank has half
+        names["all_gather_single", 4 * numbers] = f"gather {layer}"
+        names["reduce_scatter_single", 2 * numbers] = f"scatter {layer}"
+    mine = [e.note or names.get((e.op, e.nbytes)) for e in report.events if e.rank == 0]
+    assert [name for name in mine if name] == re.split(r",\s+", order)

@@ -1,0 +1,39 @@
+"""What belongs to whom, without any rank: owners, flat tensors and their shards."""
+
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as some
+from torch import nn
+
+from mgpu_tutorial.sharding import zero1, zero2
+
+SIZES = some.lists(some.integers(1, 9), min_size=1, max_size=8)
+
+
+@given(SIZES, some.integers(1, 4))
+def test_the_largest_parameter_goes_to_the_rank_that_has_least(sizes, ranks):
+    parameters = [nn.Parameter(torch.ones(size)) for size in sizes]
+    owned, expected = [0] * ranks, [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        expected[i] = min(range(ranks), key=lambda rank: (owned[rank], rank))
+        owned[expected[i]] += sizes[i]
+    assert zero1.owners(parameters, ranks) == expected
+
+
+@given(SIZES, some.integers(1, 5))
+def test_shards_are_equal_and_make_the_whole(sizes, ranks):
+    total, shards = sum(sizes), []
+    parts = torch.arange(1.0, total + 1).split(sizes)
+    for rank in range(ranks):
+        with patch.multiple(dist, get_world_size=lambda: ranks, get_rank=lambda r=rank: r):
+            flat = zero2.flatten(parts)
+            shards.append(zero2.shard_of(flat))
+    assert {len(shard) for shard in shards} == {-(-total // ranks)}
+    padding = [0.0] * (ranks * len(shards[0]) - total)
+    assert torch.cat(shards).tolist() == [*range(1, total + 1), *padding]
+    views = zero2.views_of(flat, [part.shape for part in parts])
+    assert all(torch.equal(view, part) for view, part in zip(views, parts, strict=True))
+    assert {view.untyped_storage().data_ptr() for view in views} == {flat.data_ptr()}

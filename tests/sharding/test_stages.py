@@ -1,0 +1,251 @@
+"""Each stage takes the steps of one process, and its gradients are those of one process."""
+
+from functools import partial
+from inspect import signature
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, AdamW
+
+from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.sharding import figures, stages, zero2, zero3
+from mgpu_tutorial.sharding.wrappers import ShardedModel, ShardedOptimizer
+from mgpu_tutorial.shared.models import SmallTransformer
+
+
+def new_model(dtype=torch.float64, frozen=False, tied=False):
+    """Sizes that no number of ranks divides: a norm has 5 numbers, the embedding 335."""
+    torch.manual_seed(0)
+    model = SmallTransformer(67, width=5, heads=1, depth=2, tied=tied).to(dtype)
+    if frozen:
+        model.position.weight.requires_grad_(False)
+        model.blocks[0].mlp.up.weight.requires_grad_(False)
+    return model
+
+
+def loss_of(model, step, rank, world_size):
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(67, (12, 8), generator=generator).chunk(world_size)[rank]
+    return cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def values(module):
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def train_alone(model, optimizer, steps=3):
+    """One process on whole batches; the gradients of the last step, and the parameters."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step, 0, 1).backward()
+        optimizer.step()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return gradients, values(model)
+
+
+# Gradients
+
+
+def gradients_of(rank, world_size, stage):
+    """This rank's part of the mean gradient: of what it owns, or of its flat shards."""
+    model = new_model()
+    if stage == 1:
+        optimizer = ShardedOptimizer(model.parameters(), SGD, lr=0.0)
+        loss_of(model, 0, rank, world_size).backward()
+        optimizer.step()
+        mine = {p for group in optimizer.inner.param_groups for p in group["params"]}
+        return {name: p.grad for name, p in model.named_parameters() if p in mine}
+    if stage == 2:
+        flat = zero2.FlatParameters(model)
+        loss_of(model, 0, rank, world_size).backward()
+        flat.step(SGD([flat.shard], lr=0.0))
+        assert all(p.grad is None for p in model.parameters())
+        return [(flat.shard.grad, [(n, p.shape) for n, p in model.named_parameters()])]
+    wrapped = ShardedModel(model)
+    loss_of(wrapped, 0, rank, world_size).backward()
+    found = []
+    for prefix, block in wrapped.blocks.items():
+        shapes = [(prefix + name, shape) for name, shape in block.shapes.items()]
+        found.append((block.shard.grad, shapes))
+    return found
+
+
+def put_together(parts):
+    """The whole gradients by name, from the shards of all ranks."""
+    whole = {}
+    for shards in zip(*parts, strict=True):
+        flat = torch.cat([gradient for gradient, _ in shards])
+        for name, shape in shards[0][1]:
+            whole[name], flat = flat[: shape.numel()].view(shape), flat[shape.numel() :]
+    return whole
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_each_gradient_is_that_of_one_process(ranks, stage, world_size):
+    model = new_model()
+    expected, _ = train_alone(model, SGD(model.parameters(), lr=0.0), steps=1)
+    parts = ranks(world_size, gradients_of, stage).results
+    owned = {name: g for part in parts for name, g in part.items()} if stage == 1 else None
+    assert largest_difference(owned or put_together(parts), expected) < 1e-14
+
+
+# Steps
+
+
+def sharded_optimizer(model, kind):
+    optimizer = ShardedOptimizer(model.parameters(), kind)
+    return model, optimizer.zero_grad, optimizer.step, partial(values, model)
+
+
+def flat_parameters(model, kind):
+    flat = zero2.FlatParameters(model)
+    optimizer = kind([flat.shard])
+    step = partial(flat.step, optimizer)
+    return model, optimizer.zero_grad, step, partial(values, model)
+
+
+def sharded_model(model, kind):
+    model = ShardedModel(model)
+    optimizer = kind(p for p in model.parameters() if p.requires_grad)
+
+    def step():
+        model.finish_gradient_synchronization()
+        optimizer.step()
+
+    return model, optimizer.zero_grad, step, model.full_parameters
+
+
+MOMENTUM = partial(SGD, lr=0.1, momentum=0.9)
+DECAY = partial(AdamW, lr=0.01, weight_decay=0.3)
+
+
+def train(rank, world_size, prepare, kind, **settings):
+    model, zero_grad, step, whole = prepare(new_model(**settings), kind)
+    with torch.no_grad():
+        loss_of(model, 0, rank, world_size)  # leaves nothing behind
+    for number in range(3):
+        zero_grad()
+        loss_of(model, number, rank, world_size).backward()
+        step()
+    return whole()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("kind", [MOMENTUM, DECAY], ids=["momentum", "decay"])
+@pytest.mark.parametrize("prepare", [sharded_optimizer, flat_parameters, sharded_model])
+def test_steps_are_those_of_one_process(ranks, prepare, kind, world_size):
+    model = new_model()
+    _, expected = train_alone(model, kind(model.parameters()))
+    found = ranks(world_size, train, prepare, kind).results
+    assert largest_difference(found, [expected] * world_size) < 1e-12
+
+
+@pytest.mark.parametrize("prepare", [sharded_optimizer, sharded_model])
+def test_frozen_parameters_stay_as_they_are(ranks, prepare):
+    model = new_model(frozen=True)
+    _, expected = train_alone(model, DECAY(p for p in model.parameters() if p.requires_grad))
+    found = ranks(3, train, prepare, DECAY, frozen=True).results
+    assert largest_difference(found, [expected] * 3) < 1e-12
+
+
+@pytest.mark.parametrize("stage", stages.STAGES)
+def test_the_chapters_tower_trains_as_one_process(ranks, stage):
+    _, alone = ranks(1, figures.train, stages.zero_0, torch.float64, 3).results[0]
+    results = ranks(3, figures.train, stage, torch.float64, 3).results
+    assert largest_difference([full for _, full in results], [alone] * 3) < 1e-12
+
+
+class OneByOne(nn.Module):
+    """A parametrised model, computed again in backward or not."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.model, self.again = figures.new_tower(torch.float64), again
+        zero3.shard_parameters(self.model)
+
+    def forward(self, x):
+        return figures.Recomputed(*self.model)(x) if self.again else self.model(x)
+
+
+def train_one_by_one(rank, world_size, again):
+    """Bytes of all shards of this rank, and the tower's parameters after three steps."""
+    model = OneByOne(again)
+    optimizer = MOMENTUM(model.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        figures.loss_of(model, step, rank, world_size).backward()
+        optimizer.step()
+    kept = sum(p.nbytes for p in model.parameters())
+    whole = {}
+    for i, block in enumerate(model.model):
+        for name, part in (("up", block.up), ("down", block.down)):
+            whole[f"{i}.{name}.weight"] = part.weight.detach()
+            whole[f"{i}.{name}.bias"] = part.bias.detach()
+    return kept, whole
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_parametrised_shards_are_trained_as_one_process(ranks, again):
+    tower = figures.new_tower(torch.float64)
+    optimizer = MOMENTUM(tower.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        figures.loss_of(tower, step, 0, 1).backward()
+        optimizer.step()
+    for kept, found in ranks(4, train_one_by_one, again).results:
+        assert kept == 8 * 132_352 // 4
+        assert largest_difference(found, values(tower)) < 1e-12
+
+
+# What other programs rely on
+
+
+def start_apart(rank, world_size):
+    """Only what rank 0 has counts."""
+    model = new_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += rank
+    return ShardedModel(model).full_parameters()
+
+
+def test_a_sharded_model_starts_from_rank_0(ranks):
+    assert largest_difference(ranks(2, start_apart).results, [values(new_model())] * 2) == 0
+
+
+def train_short(rank, world_size):
+    model = ShardedModel(new_model(torch.float32), compute_dtype=torch.bfloat16)
+    loss = loss_of(model, 0, rank, world_size)
+    loss.backward()
+    model.finish_gradient_synchronization()
+    kept = {t.dtype for p in model.parameters() for t in (loss, p, p.grad)}
+    return kept, sum(p.grad.double().square().sum() for p in model.parameters())
+
+
+def test_a_short_dtype_travels_and_a_long_one_stays(ranks):
+    report = ranks(2, train_short, trace=True)
+    assert all(kept == {torch.float32} for kept, _ in report.results)
+    model = new_model()
+    gradients, _ = train_alone(model, SGD(model.parameters(), lr=0.0), steps=1)
+    norm = sum(g.square().sum() for g in gradients.values()).sqrt().item()
+    found = sum(square for _, square in report.results).sqrt().item()
+    assert found == pytest.approx(norm, rel=0.03)
+    block = 4 * 5 + 4 * 25 + 100 + 20 + 100 + 5  # numbers, one more to make two shards
+    gathers = [e.nbytes for e in report.events if e.op == "all_gather_single" and not e.rank]
+    assert gathers.count(2 * (block + 1)) == 4  # two blocks, twice
+
+
+def test_a_tied_model_is_refused_on_every_rank(ranks):
+    with pytest.raises(RankFailed, match="ranks 0 and 1 (.|\n)*two layers share a parameter"):
+        ranks(2, lambda rank, _: ShardedModel(new_model(tied=True)))
+
+
+def test_other_suites_call_these_by_name():
+    signature(ShardedOptimizer).bind([], torch.optim.AdamW, lr=0.1, betas=(0.9, 0.99))
+    signature(ShardedModel).bind(nn.Linear(1, 1), compute_dtype=torch.bfloat16)
+    assert {"finish_gradient_synchronization", "full_parameters"} <= set(dir(ShardedModel))
+    assert {"zero_grad", "step"} <= set(dir(ShardedOptimizer))
