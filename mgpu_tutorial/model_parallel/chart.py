@@ -15,7 +15,6 @@ LOOKS = {  # strength of the row's colour, hatch, meaning
     "W": (0.5, "//", "backward, weights only"),
 }
 WIDTH, LEFT, RIGHT = 9.0, 0.11, 0.02  # inches; the margins are shares of the width
-DIGIT = 0.7  # the width of a bold digit, in its font's size
 SMALLEST = 6.0  # points: a smaller number could not be read
 
 
@@ -71,28 +70,13 @@ def _boxes(axes, tasks: list[Task], start: float, place: tuple[float, float], le
     style = {"facecolor": _mixed(own.fill, strength), "edgecolor": INK, "linewidth": 0.7}
     # the lines of a hatch are white, so that a dark number can be read on them
     axes.broken_barh(spans, place, hatch=hatch, hatchcolor="white", **style)
-    look = {"color": own.on if strength == 1 else INK, "ha": "center", "va": "center"}
     points = 72 * WIDTH * (1 - LEFT - RIGHT) / length  # per millisecond
     for task, (x, width) in zip(tasks, spans, strict=True):
-        size, angle = fitting(str(task.micro), width * points, 11 if place[1] > 0.5 else 10)
-        if size:
-            middle = (x + width / 2, place[0] + place[1] / 2)
-            look |= {"fontsize": size, "rotation": angle, "fontweight": "bold"}
-            axes.text(*middle, str(task.micro), **look)
-
-
-def fitting(number: str, width: float, size: float) -> tuple[float, int]:
-    """The font size and the angle at which `number` fits into a box; size 0 where none does.
-
-    `width` is that of the box and `size` the largest font size, both in points. A number of
-    two digits is turned on its side before it is made smaller.
-    """
-    room = max(0.0, width - 1)
-    wanted = DIGIT * size
-    if wanted * len(number) <= room:
-        return size, 0
-    size = min(size, room / DIGIT)  # on its side a digit is as wide as it is high
-    return (size if size >= SMALLEST else 0.0), 90 * (len(number) > 1)
+        size = min(11, width * points / len(str(task.micro)))
+        if size >= SMALLEST:
+            look = {"color": own.on if strength == 1 else INK, "fontsize": size}
+            look |= {"ha": "center", "va": "center", "fontweight": "bold"}
+            axes.text(x + width / 2, place[0] + place[1] / 2, str(task.micro), **look)
 
 
 def _mixed(fill: str, strength: float) -> str:

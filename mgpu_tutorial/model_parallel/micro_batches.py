@@ -5,9 +5,8 @@ it here, so that two cores can stand for two devices.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -31,96 +30,97 @@ def split(
 
 
 class MicroBatchStep:
-    """One training step of a model in stages.
+    """One training step of a model in stages, with a thread for each device.
 
     `parts` are the micro-batches. `saved[s, i]` keeps input and output of stage s and
-    micro-batch i from their forward to their backward. `tasks` notes what each device did
-    when, by `clock`.
+    micro-batch i from their forward to their backward. `tasks` notes for the chart what
+    each device did when.
     """
 
+    clock = staticmethod(time.perf_counter)
+
     def __init__(
-        self,
-        model: nn.Module,
-        images: torch.Tensor,
-        labels: torch.Tensor,
-        micro: int,
-        clock: Callable[[], float] = time.perf_counter,
+        self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
     ) -> None:
-        self.model, self.clock = model, clock
-        self.parts = split(images, labels, micro)
+        self.model, self.parts = model, split(images, labels, micro)
+        self.threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
         self.saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.losses: list[torch.Tensor] = []
+        self.futures: list[Future] = []
         self.tasks: list[Task] = []
 
-    @contextmanager
-    def recorded(self, kind: str, s: int, i: int) -> Iterator[torch.device]:
-        """Note as a task what the block does: F or B of stage s on micro-batch i."""
-        device, begin = self.model.devices[s], self.clock()
-        yield device
-        if device.type == "cuda":  # a GPU works on after its call returned
-            torch.cuda.synchronize(device)
+    def queue(self, task: Callable, s: int, i: int, after: Future | None = None) -> Future:
+        """Device s will call `task`, with the result of `after`; returns at once."""
+        future = self.threads[s].submit(self.call, task, s, i, after)
+        self.futures.append(future)
+        return future
+
+    def call(
+        self, task: Callable, s: int, i: int, after: Future | None
+    ) -> torch.Tensor | None:
+        received = None if after is None else after.result()  # waits until there is one
+        begin = self.clock()
+        passed_on = task(self, s, i, received)
+        if self.model.devices[s].type == "cuda":  # a GPU works on after its call returned
+            torch.cuda.synchronize(self.model.devices[s])
+        kind = "F" if task is forward_stage else "B"
         self.tasks.append(Task(s, s, kind, i, begin, self.clock()))
+        return passed_on
+
+    def finish(self) -> None:
+        """Wait until the queues are empty, and raise here what a task raised."""
+        for thread in self.threads:
+            thread.shutdown()
+        for future in self.futures:
+            future.result()
 
 
 def forward_stage(
-    step: MicroBatchStep, s: int, i: int, output_before: torch.Tensor | None = None
+    step: MicroBatchStep, s: int, i: int, output_before: torch.Tensor | None
 ) -> torch.Tensor:
     """Stage s takes the output of stage s - 1, or images; the last one returns the loss."""
     input_tensor, label = step.parts[i]
     if output_before is not None:  # a new leaf: its gradient is what stage s - 1 needs
         input_tensor = output_before.requires_grad_()
-    with step.recorded("F", s, i) as device:
-        output_tensor = step.model.stages[s](input_tensor.to(device))
-        if s == len(step.model.stages) - 1:
-            loss = cross_entropy(output_tensor, label.to(device))
-            output_tensor = loss / len(step.parts)
+    device = step.model.devices[s]
+    output_tensor = step.model.stages[s](input_tensor.to(device))
+    if s == len(step.model.stages) - 1:
+        loss = cross_entropy(output_tensor, label.to(device))
+        output_tensor = loss / len(step.parts)
+        step.losses.append(output_tensor.detach())
     step.saved[s, i] = input_tensor, output_tensor
     return output_tensor.detach()
 
 
 def backward_stage(
-    step: MicroBatchStep, s: int, i: int, output_tensor_grad: torch.Tensor | None = None
+    step: MicroBatchStep, s: int, i: int, output_tensor_grad: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Stage s takes the gradient of its output, and returns that of its input."""
     input_tensor, output_tensor = step.saved.pop((s, i))
-    with step.recorded("B", s, i):
-        output_tensor.backward(output_tensor_grad)
+    output_tensor.backward(output_tensor_grad)
     return input_tensor.grad
 
 
-def forward_backward(
+def forward_backward(step: MicroBatchStep) -> None:
+    """Stage s works on one micro-batch while stage s + 1 works on the one before."""
+    stages, micro_batches = range(len(step.model.stages)), range(len(step.parts))
+    # all forwards: each waits for the same micro-batch on the stage before
+    for i in micro_batches:
+        task = None
+        for s in stages:
+            task = step.queue(forward_stage, s, i, after=task)
+    # all backwards: from the last stage to the first
+    for i in micro_batches:
+        task = None
+        for s in reversed(stages):
+            task = step.queue(backward_stage, s, i, after=task)
+
+
+def take_step(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
 ) -> tuple[float, list[Task]]:
-    """Stage s works on one micro-batch while stage s + 1 works on the one before.
-
-    Returns the mean loss, and what each device did when. Raises ValueError where the batch
-    does not divide into `micro` equal parts.
-    """
+    """One training step; returns the mean loss, and what each device did when."""
     step = MicroBatchStep(model, images, labels, micro)
-    threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
-    losses, ends = [], []
-    # all forwards: each task waits for the same micro-batch on the stage before
-    for i in range(micro):
-        task = None
-        for s, thread in enumerate(threads):
-            task = thread.submit(after, task, forward_stage, step, s, i)
-        losses.append(task)
-    # all backwards: from the last stage to the first
-    for i in range(micro):
-        task = None
-        for s, thread in reversed(list(enumerate(threads))):
-            task = thread.submit(after, task, backward_stage, step, s, i)
-        ends.append(task)
-    for thread in threads:
-        thread.shutdown()
-    for task in [*losses, *ends]:
-        task.result()  # raises here what a task raised
-    return sum(loss.result().item() for loss in losses), step.tasks
-
-
-def after(
-    task: Future | None, action: Callable, step: MicroBatchStep, s: int, i: int
-) -> torch.Tensor | None:
-    """Call `action` with the result of `task`, once there is one."""
-    if task is None:
-        return action(step, s, i)
-    return action(step, s, i, task.result())
+    forward_backward(step)
+    step.finish()
+    return sum(step.losses).item(), step.tasks

@@ -1,24 +1,22 @@
 """ResNet-50 on several devices of one process: each has a part and hands on activations."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from mgpu_tutorial.lab.simulate.devices import as_device
 from mgpu_tutorial.model_parallel.micro_batches import split
-from mgpu_tutorial.model_parallel.resnet_cuts import BLOCKS, UNITS, check_cuts, cut, units
+from mgpu_tutorial.model_parallel.resnet_cuts import cut, units
 from mgpu_tutorial.shared.vision import torchvision
 
 
 class ModelParallelResNet50(torchvision.models.ResNet):
-    """Stage s computes on devices[s] and hands its activations to the device of stage s + 1.
+    """Stage s computes on devices[s] and hands its activations to the next device.
 
-    A stage begins at each unit in `cuts`. Made under `torch.device("meta")`, the stages get
-    memory and no weights yet. Takes images (N, 3, H, W), returns (N, num_classes) on the
-    last device. Raises ValueError for fewer than two devices and units out of order.
+    A stage begins at each unit in `cuts`. Images (N, 3, H, W) come in, and what comes out,
+    (N, num_classes), lies on the last device.
     """
 
     def __init__(
@@ -27,46 +25,17 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         num_classes: int = 1000,
         cuts: Sequence[str] = ("layer3.0",),
     ) -> None:
-        check_cuts(cuts, devices)
         block = torchvision.models.resnet.Bottleneck
-        super().__init__(block, BLOCKS, num_classes=num_classes)
-        self.devices = [as_device(device) for device in devices]
-        self.stages = cut(self, cuts)  # a list, so the parameters keep their names
-        no_memory = self.fc.weight.is_meta
+        super().__init__(block, [3, 4, 6, 3], num_classes=num_classes)
+        self.stages = cut(self, cuts, devices)  # a list, so parameters keep their names
+        self.devices = [torch.device(device) for device in devices]
         for stage, device in zip(self.stages, self.devices, strict=True):
-            (stage.to_empty if no_memory else stage.to)(device=device)
+            stage.to(device)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = images
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         for stage, device in zip(self.stages, self.devices, strict=True):
             x = stage(x.to(device))
         return x
-
-
-def new_resnet50(own: Container[str] = UNITS) -> nn.Module:
-    """torchvision's ResNet-50 with PyTorch's default weights, drawn unit by unit.
-
-    Units that are not in `own` stay on the meta device, where they need no memory. So each
-    rank makes the weights of its own stage, and all ranks together have one model.
-    """
-    with torch.device("meta"):
-        model = torchvision.models.resnet50()
-    for i, (name, unit) in enumerate(units(model).items()):
-        if name in own:
-            unit.to_empty(device=torch.get_default_device())
-            torch.manual_seed(i)
-            for module in unit.modules():
-                if hasattr(module, "reset_parameters"):
-                    module.reset_parameters()
-    return model
-
-
-def random_images(batch: int = 4, image_size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same random images (N, 3, S, S) and labels (N,) on every rank."""
-    draw = torch.Generator("cpu").manual_seed(1)
-    images = torch.randn(batch, 3, image_size, image_size, generator=draw, device="cpu")
-    labels = torch.randint(1000, (batch,), generator=draw, device="cpu")
-    return images.to(torch.get_default_device()), labels.to(torch.get_default_device())
 
 
 def unsplit_step(
@@ -75,9 +44,6 @@ def unsplit_step(
     """The same step on one device: micro-batches one after the other, gradients add up."""
     for x, y in split(images, labels, micro):
         (cross_entropy(model(x), y) / micro).backward()
-
-
-# Recomputation: keep less for backward, and compute it again when it is needed
 
 
 def forward_in_groups(

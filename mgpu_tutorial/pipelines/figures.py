@@ -98,14 +98,3 @@ def gradients_alone(work: Work, count: int, micro: int) -> list[list[torch.Tenso
     for inputs, targets in split(*work.batch(micro), micro):
         (work.loss(whole(inputs), targets) / micro).backward()
     return [[p.grad for p in module.parameters()] for module in modules]
-
-
-def outputs_of_layers(ranks: int, inputs: int) -> list[torch.Tensor]:
-    """What one process computes where an exercise has a layer on each rank."""
-    layers = []
-    for rank in range(ranks):
-        torch.manual_seed(rank)
-        layers.append(nn.Linear(4, 4))
-    model = nn.Sequential(*layers)
-    with torch.no_grad():
-        return [model(torch.full((2, 4), float(i))) for i in range(inputs)]

@@ -1,8 +1,6 @@
-"""Pipelines across ranks: stages that pass micro-batches on, in the order of a schedule.
+"""PyTorch's schedules: https://docs.pytorch.org/docs/2.13/distributed.pipelining.html.
 
-The schedules are PyTorch's (https://docs.pytorch.org/docs/2.13/distributed.pipelining.html).
-A rank has one stage, or two where the schedule says so. What a stage computes comes from
-outside, as a `Work`.
+A rank has one stage, or two where the schedule says so.
 """
 
 from typing import Any
@@ -69,11 +67,7 @@ def build_pipeline(
         goes_in = torch.empty(*work.shape(index, count, micro)).requires_grad_(index > 0)
         comes_out = torch.empty(*work.shape(index + 1, count, micro)).requires_grad_()
         shapes = {"input_args": goes_in, "output_args": comes_out}
-        builder = getattr(module, "dw_builder", None)
-        stages.append(
-            pp.PipelineStage(
-                module, index, count, goes_in.device, **shapes, dw_builder=builder
-            )
-        )
+        shapes["dw_builder"] = getattr(module, "dw_builder", None)
+        stages.append(pp.PipelineStage(module, index, count, goes_in.device, **shapes))
     runs = stages if len(stages) > 1 else stages[0]
     return stages, SCHEDULES[schedule](runs, micro, loss_fn=work.loss)

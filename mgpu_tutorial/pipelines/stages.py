@@ -18,6 +18,7 @@ class Stage:
 
     def __init__(self, work: Work, micro: int) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.is_last = self.rank == self.ranks - 1
         self.module, self.loss = work.module(self.rank, self.ranks), work.loss
         self.input_shape = work.shape(self.rank, self.ranks, micro)
         self.output_shape = work.shape(self.rank + 1, self.ranks, micro)
@@ -26,13 +27,21 @@ class Stage:
         self.losses: list[float] = []
         agree_on_shapes(self)
 
-    @property
-    def is_last(self) -> bool:
-        return self.rank == self.ranks - 1
-
     def gradients(self) -> Gradients:
-        """Of the stage's parameters, on the CPU."""
         return [parameter.grad.cpu() for parameter in self.module.parameters()]
+
+
+def agree_on_shapes(stage: Stage) -> None:
+    """ValueError on all ranks if one of them sends what the next does not expect."""
+    shapes = [None] * stage.ranks
+    dist.all_gather_object(shapes, (stage.input_shape, stage.output_shape))
+    for rank in range(1, stage.ranks):
+        sends, expects = shapes[rank - 1][1], shapes[rank][0]
+        if sends != expects:
+            raise ValueError(
+                f"stage {rank - 1} sends {sends}, and stage {rank} expects {expects}: "
+                "give every rank the same cuts, batch and image size"
+            )
 
 
 # What a stage computes
@@ -95,26 +104,6 @@ def send_backward(stage: Stage, input_tensor_grad: torch.Tensor | None) -> None:
         dist.send(input_tensor_grad, stage.rank - 1)
 
 
-def agree_on_shapes(stage: Stage) -> None:
-    """Rank r tells r + 1 the shape that it will send: gloo itself compares nothing.
-
-    Raises ValueError where the rank before will send another than this one expects.
-    """
-    if not stage.is_last:
-        numbers = [*stage.output_shape, 0, 0][:4]  # four in any case
-        dist.send(torch.tensor(numbers), stage.rank + 1)
-    if stage.rank > 0:
-        numbers = torch.empty(4, dtype=torch.int64)
-        dist.recv(numbers, stage.rank - 1)
-        sends, expects = [n for n in numbers.tolist() if n], list(stage.input_shape)
-        if sends != expects:
-            raise ValueError(
-                f"stage {stage.rank - 1} sends {sends}, and stage {stage.rank} expects "
-                f"{expects}: give every rank the same cuts, batch and image size"
-            )
-    dist.barrier()  # no rank computes before all of them agree
-
-
 # In which order
 
 
@@ -123,17 +112,22 @@ def run_gpipe(
 ) -> tuple[list[float], Gradients]:
     """All forwards, then all backwards; returns the losses and this rank's gradients."""
     stage = Stage(work, micro)
-    # all forwards: what a backward needs waits until then
     for i in range(micro):
-        input_tensor = recv_forward(stage)
-        output_tensor = forward_step(stage, i, input_tensor)
+        output_tensor = forward_step(stage, i, recv_forward(stage))
         send_forward(stage, output_tensor)
-    # all backwards: the gradients of the parameters add up
     for i in range(micro):
-        output_tensor_grad = recv_backward(stage)
-        input_tensor_grad = backward_step(stage, i, output_tensor_grad)
+        input_tensor_grad = backward_step(stage, i, recv_backward(stage))
         send_backward(stage, input_tensor_grad)
     return stage.losses, stage.gradients()
+
+
+def order_of_1f1b(rank: int, ranks: int, micro: int) -> list[str]:
+    """What `rank` does, such as F0 F1 B0: warm-up, steady state, cool-down."""
+    ahead = min(micro, ranks - 1 - rank)
+    order = [f"F{i}" for i in range(ahead)]
+    for i in range(micro):
+        order += [f"F{ahead + i}"] * (ahead + i < micro) + [f"B{i}"]
+    return order
 
 
 def send_forward_recv_backward(

@@ -1,36 +1,22 @@
-"""What flows through a pipeline: layers that pause, or the parts of ResNet-50."""
+"""What flows through a pipeline: layers that pause, or the parts of ResNet-50.
+
+Every rank asks for the stage that it has: `module(index, count)` is stage `index` of
+`count`, and `shape(index, count, micro)` that of its input for one of `micro` micro-batches
+(of the result where `index` is `count`). `batch(micro)` has the inputs of the first stage
+and the targets of the last, `loss` is the mean loss of a micro-batch.
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from mgpu_tutorial.model_parallel.resnet_cuts import cut, cut_units, stage_shapes
-from mgpu_tutorial.model_parallel.split_resnet import new_resnet50, random_images
+from mgpu_tutorial.model_parallel.resnet_cuts import cut
 from mgpu_tutorial.shared.pause import Pause
-
-
-class Work(Protocol):
-    """Stages, data and loss. Every rank asks for the stage that it has."""
-
-    def module(self, index: int, count: int) -> nn.Module:
-        """Stage `index` of `count`."""
-
-    def shape(self, index: int, count: int, micro: int) -> Sequence[int]:
-        """The input's shape of stage `index` for one of `micro` micro-batches.
-
-        At `index` = `count` it is the shape of the result.
-        """
-
-    def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The whole batch: the inputs of the first stage, and the targets."""
-
-    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The mean loss of a micro-batch."""
+from mgpu_tutorial.shared.vision import torchvision
 
 
 @dataclass(frozen=True)
@@ -48,6 +34,7 @@ class Pauses:
     rows: int = 16
     width: int = 64
     split_backward: bool = False
+    loss = staticmethod(mse_loss)
 
     def module(self, index: int, count: int) -> nn.Module:
         torch.manual_seed(index)
@@ -61,9 +48,6 @@ class Pauses:
         torch.manual_seed(1)
         whole = (micro * self.rows, self.width)
         return torch.randn(whole), torch.zeros(whole)
-
-    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return mse_loss(output, target)
 
 
 class PausingLayer(nn.Module):
@@ -87,34 +71,39 @@ class PausingLayer(nn.Module):
 
 @dataclass(frozen=True)
 class ResNetStages:
-    """ResNet-50, cut before the units in `cuts`: `model`, or each rank makes its own part.
-
-    For half as many stages every second cut is taken. Images are (samples, 3, S, S).
-    """
+    """ResNet-50, cut before the units in `cuts`, and random images (samples, 3, S, S)."""
 
     cuts: Sequence[str] = ("layer3.0",)
     samples: int = 4
     image_size: int = 64
-    model: nn.Module | None = None
+    loss = staticmethod(cross_entropy)
 
     def module(self, index: int, count: int) -> nn.Module:
-        cuts = self.cuts_for(count)
-        model = self.model or new_resnet50(own=cut_units(cuts)[index])
-        return cut(model, cuts)[index]
+        """Only this stage gets memory: the network is made on the meta device."""
+        with torch.device("meta"):
+            stage = cut(torchvision.models.resnet50(), self.cuts, range(count))[index]
+        stage.to_empty(device=torch.get_default_device())
+        torch.manual_seed(index)
+        for module in stage.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        return stage
 
     def shape(self, index: int, count: int, micro: int) -> list[int]:
-        shapes = stage_shapes(self.cuts_for(count), self.samples // micro, self.image_size)
-        return shapes[index]
-
-    def cuts_for(self, count: int) -> Sequence[str]:
-        """The cuts that make `count` stages; ValueError where there are none."""
-        each, rest = divmod(len(self.cuts) + 1, count)
-        if rest:
-            raise ValueError(f"{list(self.cuts)} cannot be joined to {count} stages")
-        return self.cuts[each - 1 :: each]
+        with torch.device("meta"), torch.no_grad():
+            x = torch.empty(self.samples // micro, 3, self.image_size, self.image_size)
+            model = torchvision.models.resnet50(norm_layer=nn.Identity)  # it keeps shapes too
+            for stage in cut(model, self.cuts, range(count))[:index]:
+                x = stage(x)
+        return list(x.shape)
 
     def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return random_images(self.samples, self.image_size)
+        """The same images and labels on every rank, whatever its device."""
+        draw, device = torch.Generator("cpu").manual_seed(1), torch.get_default_device()
+        sides = self.samples, 3, self.image_size, self.image_size
+        images = torch.randn(sides, generator=draw, device="cpu")
+        labels = torch.randint(1000, (self.samples,), generator=draw, device="cpu")
+        return images.to(device), labels.to(device)
 
-    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(output, target)
+
+Work = Pauses | ResNetStages

@@ -1,43 +1,28 @@
-"""Every test takes the same four images, and the same weights."""
+"""torchvision's ResNet-50, drawn once, and four small images."""
 
-import functools
+import copy
 
 import pytest
 import torch
 
-from mgpu_tutorial.model_parallel.split_resnet import new_resnet50
 from mgpu_tutorial.shared.vision import torchvision
-from tests.model_parallel.reference import SIDE, one_process
 
 
 @pytest.fixture(scope="session")
 def data():
+    """Of 40 x 40 pixels: layer4 puts out two by two, so BatchNorm takes a single image."""
     draw = torch.Generator().manual_seed(1)
-    images = torch.randn(4, 3, SIDE, SIDE, generator=draw)
-    return images, torch.randint(1000, (4,), generator=draw)
+    return torch.randn(4, 3, 40, 40, generator=draw), torch.randint(
+        1000, (4,), generator=draw
+    )
 
 
 @pytest.fixture(scope="session")
-def weights():
-    """Those that all ranks together draw, before any step."""
-    return new_resnet50().state_dict()
+def drawn():
+    torch.manual_seed(0)
+    return torchvision.models.resnet50()
 
 
 @pytest.fixture
-def whole(weights):
-    """torchvision's ResNet-50 with these weights."""
-    return torchvisions(weights)
-
-
-def torchvisions(weights):
-    with torch.device("meta"):
-        model = torchvision.models.resnet50()
-    copies = {name: values.clone() for name, values in weights.items()}
-    model.load_state_dict(copies, assign=True)
-    return model
-
-
-@pytest.fixture(scope="session")
-def expected(data, weights):
-    """`expected(micro)`: mean loss and gradients of one process in as many micro-batches."""
-    return functools.cache(lambda micro: one_process(torchvisions(weights), *data, micro))
+def whole(drawn):
+    return copy.deepcopy(drawn)

@@ -3,8 +3,6 @@
 import torch
 from torch.nn.functional import cross_entropy
 
-SIDE = 40  # pixels; layer4 puts out two by two, so one picture is enough for BatchNorm
-
 
 def one_process(model, images, labels, micro):
     """The mean loss, and the gradients by name, of `micro` parts one after the other."""

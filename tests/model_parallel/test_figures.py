@@ -10,33 +10,30 @@ from mgpu_tutorial.model_parallel import figures, micro_batches
 from mgpu_tutorial.model_parallel.resnet_cuts import UNITS
 from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
 from mgpu_tutorial.model_parallel.tasks import Task, in_order
-from tests.model_parallel.reference import SIDE, gradients_of
+from tests.model_parallel.reference import gradients_of
 from tests.model_parallel.test_micro_batches import Stages, batch
-from tests.model_parallel.test_resnet_cuts import PLACES
+from tests.model_parallel.test_split_resnet import PLACES
 
 
 def test_units_add_up_to_the_network(whole):
     measured = figures.measure(128, 64)
-    assert [unit.name for unit in measured] == list(UNITS)
+    assert list(measured) == list(UNITS)
     count = sum(parameter.numel() for parameter in whole.parameters())
-    assert sum(unit.parameters for unit in measured) == count
+    assert sum(unit.parameters for unit in measured.values()) == count
     few = figures.measure(8, 64)
-    assert all(a.flops == 16 * b.flops for a, b in zip(measured, few, strict=True))
-    conv1, *_, fc = few
-    assert fc.flops == 2 * 8 * 2048 * 1000
-    assert conv1.flops == 2 * 8 * 64 * 32 * 32 * 3 * 7 * 7
+    assert all(measured[name].flops == 16 * few[name].flops for name in UNITS)
+    assert few["fc"].flops == 2 * 8 * 2048 * 1000
+    assert few["conv1"].flops == 2 * 8 * 64 * 32 * 32 * 3 * 7 * 7
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("places", [["layer3.0"], ["layer1.0", "layer4.1"], ["fc"]])
-def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, weights, places):
+@pytest.mark.parametrize("places", [["layer3.0"], ["layer1.0", "layer4.1"]])
+def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, places):
     several = devices(len(places) + 1)
-    with torch.device("meta"):
-        model = ModelParallelResNet50(several, cuts=places)
-    model.load_state_dict(weights)
+    model = ModelParallelResNet50(several, cuts=places)
     with Ledger().saved_for_backward(model) as ledger:
         model(data[0].to(several[0]))
-    predicted = figures.stage_costs(figures.measure(batch=4, image_size=SIDE), places)
+    predicted = figures.stage_costs(figures.measure(batch=4, image_size=40), places)
     for device, stage in zip(several, predicted, strict=True):
         assert ledger[device]["parameters"] == 4 * stage.parameters
         assert ledger[device]["activations"] == stage.activation_bytes
@@ -44,12 +41,12 @@ def test_memory_predicted_from_shapes_is_what_the_ledger_counts(data, weights, p
 
 def some_units(parameters, flops, sides, saved):
     """Units with given numbers; neighbours save a storage of 5 bytes together."""
-    return [
-        figures.Unit(name, [1, side], p, f, {i: kept, f"{i // 2} shared": 5})
-        for i, (name, p, f, side, kept) in enumerate(
-            zip(UNITS, parameters, flops, sides, saved, strict=True)
-        )
+    columns = enumerate(zip(parameters, flops, sides, saved, strict=True))
+    units = [
+        figures.Unit(p, f, {i: kept, f"{i // 2} shared": 5}, 4 * side)
+        for i, (p, f, side, kept) in columns
     ]
+    return dict(zip(UNITS, units, strict=True))
 
 
 TWENTY = some.lists(some.integers(1, 100), min_size=20, max_size=20)
@@ -61,15 +58,14 @@ def test_a_stage_needs_what_its_units_need(measured, places):
     ends = [0, *(UNITS.index(name) for name in places), 20]
     stages = figures.stage_costs(measured, places)
     for stage, begin, end in zip(stages, ends[:-1], ends[1:], strict=True):
-        units = measured[begin:end]
+        units = list(measured.values())[begin:end]
         assert stage.parameters == sum(unit.parameters for unit in units)
         assert stage.flops == sum(unit.flops for unit in units)
         shared = {i // 2 for i in range(begin, end)}  # counted once in a stage
         own = sum(unit.saved[begin + i] for i, unit in enumerate(units))
         assert stage.activation_bytes == own + 5 * len(shared)
-        assert sum(figures.first_saved(units)) == stage.activation_bytes
         assert stage.memory == 12 * stage.parameters + stage.activation_bytes
-        assert stage.output_bytes == 4 * units[-1].shape[1]
+        assert stage.output_bytes == units[-1].output_bytes
     work = [stage.flops for stage in stages]
     assert figures.most_work(measured, places) == max(work) / sum(work)
 
@@ -101,15 +97,24 @@ def test_tasks_begin_when_their_row_is_free_and_what_they_wait_for_is_done(stage
         ends[kind, s, i] = clocks[s] = begin + taken
         expected.append(Task(s, s, kind, i, begin, begin + taken))
     placed = figures.lay_out(tasks)
-    assert placed == expected and figures.end_of(placed) == max(clocks)
-    assert figures.work_seconds(placed) == sum(seconds[: len(tasks)])
+    assert placed == expected
 
 
 @pytest.mark.parametrize("micro", [1, 4])
 def test_a_step_alone_computes_what_the_devices_do(micro):
     model, alone = Stages(3), Stages(3)
-    micro_batches.forward_backward(model, *batch(), micro)
-    tasks = figures.step_alone(alone, *batch(), micro)
-    torch.testing.assert_close(gradients_of(alone), gradients_of(model), rtol=0, atol=0)
+    micro_batches.take_step(model, *batch(), micro)
+    tasks = figures.steps_alone(alone, *batch(), [micro])[micro]
+    thrice = {name: 3 * gradient for name, gradient in gradients_of(model).items()}
+    torch.testing.assert_close(gradients_of(alone), thrice)
     order = [f"{kind}{i}" for kind in "FB" for i in range(micro)]
     assert [in_order(tasks, row) for row in range(3)] == [order] * 3
+
+
+def test_recomputation_keeps_the_inputs_of_groups_and_does_every_forward_twice(data, whole):
+    table = figures.recomputation_table(whole, *data, (0, 1, 20))
+    everything, ones, all_at_once = ([float(text) for text in row[1:]] for row in table.rows)
+    assert everything[1] == 0 < ones[0] < everything[0] and all_at_once[0] == 0
+    assert everything[2] == everything[0] and ones[2] == pytest.approx(sum(ones[:2]), abs=0.2)
+    forward = sum(unit.flops for unit in figures.measure(4, 40).values()) / 1e9
+    assert ones[3] == all_at_once[3] == pytest.approx(everything[3] + forward, abs=0.1)

@@ -7,16 +7,16 @@ from tests.model_parallel.reference import equal_stacks, one_process
 
 
 class LinearStages:
-    """Each stage has one of the equal stacks; the stages made are kept to look at."""
+    """Each stage has one of the equal stacks in float64, kept to look at."""
 
     def __init__(self, count, width=4, samples=12):
         self.width, self.samples = width, samples
-        self.stacks = equal_stacks(2, width, count)
+        self.stacks = [stack.double() for stack in equal_stacks(2, width, count)]
 
     def batch(self, micro):
         draw = torch.Generator().manual_seed(0)
-        numbers = torch.randn(self.samples, self.width, generator=draw)
-        return numbers, torch.arange(self.samples) % self.width
+        numbers = torch.randn(self.samples, self.width, generator=draw, dtype=torch.float32)
+        return numbers.double(), torch.arange(self.samples) % self.width
 
     def module(self, index, count):
         return self.stacks[index]

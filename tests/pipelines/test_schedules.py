@@ -18,6 +18,7 @@ def gradients_by_stage(rank, world_size, schedule):
     """What `measure_schedule` returns, and the gradients of this rank's stages."""
     indices = schedules.stages_on_rank(schedule, rank, world_size)
     work = LinearStages(len(indices) * world_size)
+    torch.set_default_dtype(torch.float64)  # in this rank only
     run = figures.measure_schedule(rank, world_size, schedule, 4, work, repeats=2)
     return run, {i: [p.grad for p in work.stacks[i].parameters()] for i in indices}
 

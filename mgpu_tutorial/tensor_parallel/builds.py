@@ -1,0 +1,164 @@
+"""What f and g, and the layers by columns and by rows, must do."""
+
+from copy import deepcopy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.tensor_parallel import block, layers
+
+# f and g
+
+
+def _there_and_back(
+    rank: int, world_size: int, operator: type, size: int
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Rank r gives r + 1 in groups of `size`, and gets the gradient 10 (r + 1)."""
+    groups = [dist.new_group(range(i, i + size)) for i in range(0, world_size, size)]
+    mine = torch.full((2,), rank + 1.0, requires_grad=True)
+    gradient = torch.full((2,), 10 * (rank + 1.0))
+    output = operator.apply(mine, groups[rank // size])
+    result = output.detach().clone()
+    output.backward(gradient)
+    kept = bool((mine == rank + 1).all() and (gradient == 10 * (rank + 1)).all())
+    return result, mine.grad, kept
+
+
+def _compare(operator: type, direction: int, is_sum: bool) -> None:
+    """Compare what f or g gives in forward (`direction` 0) or in backward (1)."""
+    what, factor = [("output", 1.0), ("input's gradient", 10.0)][direction]
+    for n in (1, 2, 3):
+        for rank, found in enumerate(launch(_there_and_back, n, operator, n).results):
+            wanted = factor * (sum(range(1, n + 1)) if is_sum else rank + 1)
+            who = f"rank {rank} of {n}: the {what}"
+            expect(found[direction], torch.full((2,), wanted), who)
+
+
+def hands_on_its_input(operator: type) -> None:
+    """give every rank its own input in forward"""
+    _compare(operator, 0, is_sum=False)
+
+
+def sums_gradients(operator: type) -> None:
+    """give every rank the sum of all ranks' gradients in backward"""
+    _compare(operator, 1, is_sum=True)
+
+
+def sums_its_input(operator: type) -> None:
+    """give every rank the sum of all ranks' parts in forward"""
+    _compare(operator, 0, is_sum=True)
+
+
+def hands_on_gradients(operator: type) -> None:
+    """hand the gradient on as it is in backward"""
+    _compare(operator, 1, is_sum=False)
+
+
+def leaves_tensors_alone(operator: type) -> None:
+    """not write into the tensors that it is given"""
+    for rank, found in enumerate(launch(_there_and_back, 2, operator, 2).results):
+        assert found[2], f"rank {rank}: the input or the gradient has other numbers now"
+
+
+def stays_in_its_group(operator: type) -> None:
+    """sum over the ranks of `group` only"""
+    alone = launch(_there_and_back, 2, operator, 2).results
+    for rank, found in enumerate(launch(_there_and_back, 4, operator, 2).results[:2]):
+        what = f"with ranks 2 and 3 in another group, rank {rank}: the"
+        expect(found[0], alone[rank][0], f"{what} output")
+        expect(found[1], alone[rank][1], f"{what} input's gradient")
+
+
+# Both layers
+
+
+def _run(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    output = layer(x)
+    output.backward(gradient)
+    return [output.detach(), x.grad, layer.weight.grad, layer.bias.grad]
+
+
+def _beside_whole(
+    rank: int, world_size: int, layer: type
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Output and gradients of this rank's layer, and its shares of the whole layer's."""
+    torch.manual_seed(0)
+    whole = nn.Linear(12, 24).double()
+    x, gradient = torch.randn(2, 12).double(), torch.randn(2, 24).double()
+    # how output, input, weight and bias are cut
+    dims = (None, -1, 1, None) if "Row" in layer.__name__ else (-1, None, 0, 0)
+
+    def share(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+        return tensor if dim is None else tensor.chunk(world_size, dim)[rank].contiguous()
+
+    expected = map(share, _run(deepcopy(whole), x, gradient), dims)
+    return _run(layer(whole), share(x, dims[1]), share(gradient, dims[0])), list(expected)
+
+
+def _compare_layer(layer: type, places: dict[int, str]) -> None:
+    for n in (1, 2, 3):
+        for rank, (found, wanted) in enumerate(launch(_beside_whole, n, layer).results):
+            for i, what in places.items():
+                expect(found[i], wanted[i], f"rank {rank} of {n}: the {what}", within=1e-9)
+
+
+def computes_its_columns(layer: type) -> None:
+    """compute this rank's columns of the whole layer's output"""
+    _compare_layer(layer, {0: "output"})
+
+
+def computes_the_whole(layer: type) -> None:
+    """give the whole layer's output on every rank"""
+    _compare_layer(layer, {0: "output"})
+
+
+def has_its_gradients(layer: type) -> None:
+    """have this rank's shares of the whole layer's gradients: input, weight and bias"""
+    gradients = ("input's gradient", "weight's gradient", "bias's gradient")
+    _compare_layer(layer, dict(enumerate(gradients, 1)))
+
+
+def _whole(one: block.Block) -> block.Block:
+    return one
+
+
+def _train_with(rank: int, world_size: int, layer: type) -> dict[str, torch.Tensor]:
+    setattr(block, layer.__name__, layer)  # in this rank only
+    return block.train(rank, world_size)
+
+
+def trains_like_one(layer: type) -> None:
+    """train a transformer's block as one process does, on 2, 3 and 4 ranks"""
+    (one,) = launch(block.train, 1, _whole).results
+    for n in (2, 3, 4):
+        for rank, found in enumerate(launch(_train_with, n, layer).results):
+            for name, value in found.items():
+                expect(value, one[name], f"rank {rank} of {n}: `{name}`", within=1e-9)
+
+
+build = Builder(
+    "tensor_parallel",
+    {
+        layers.CopyToRanks: [
+            hands_on_its_input,
+            sums_gradients,
+            leaves_tensors_alone,
+            stays_in_its_group,
+        ],
+        layers.SumOverRanks: [
+            sums_its_input,
+            hands_on_gradients,
+            leaves_tensors_alone,
+            stays_in_its_group,
+        ],
+        layers.ColumnParallelLinear: [
+            computes_its_columns,
+            has_its_gradients,
+            trains_like_one,
+        ],
+        layers.RowParallelLinear: [computes_the_whole, has_its_gradients, trains_like_one],
+    },
+)

@@ -1,0 +1,267 @@
+"""Apparatus, not the lesson: errors, bytes and rounding, in tables and a picture."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.lab import Ledger, Table, launch, span
+from mgpu_tutorial.lab.colours import COLOURS
+from mgpu_tutorial.lab.draw.drawing import ALARM, Drawing
+from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.record.traffic import ring_passes
+from mgpu_tutorial.tensor_parallel.block import copies, copies_that_differ
+from mgpu_tutorial.tensor_parallel.figures import COPY, PART, PIECE, matrices
+from mgpu_tutorial.tensor_parallel_in_practice.torch_plan import on_a_mesh, step_on_a_mesh
+from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
+    LanguageModel,
+    gradients_of,
+    new_batch,
+    new_model,
+    parallel_cross_entropy,
+    parallelize,
+    whole_gradients,
+)
+
+Prepare = Callable[[LanguageModel], LanguageModel]
+
+
+def placement_picture(held: Sequence[Mapping[str, torch.Tensor]]) -> Drawing:
+    """Draw what each rank holds of some distributed tensors, titled by their placements."""
+    known = {"Replicate": COPY, "Shard": PIECE, "Partial": PART}
+    kinds = {title: known[title.split(": ")[1].partition("(")[0]] for title in held[0]}
+    return matrices(kinds, [list(one.values()) for one in held])
+
+
+# How wrong
+
+
+def whole(model: LanguageModel) -> LanguageModel:
+    """One process has everything: the reference."""
+    return model
+
+
+def step_once(
+    rank: int, world_size: int, prepare: Prepare
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[str]]:
+    """A step of SGD: its loss, all gradients, and which copies then differ between ranks."""
+    model = prepare(new_model())
+    loss = gradients_of(model)
+    gradients = whole_gradients(model)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss, gradients, copies_that_differ(model)
+
+
+def step_table(*prepares: Prepare, ranks: int = 4) -> Table:
+    """Launch a step of each on some ranks; how far from one process, and what differs."""
+    loss, gradients, _ = launch(step_once, 1, whole).results[0]
+    rows = []
+    for prepare in prepares:
+        found = launch(step_once, ranks, prepare).results[0]
+        off = distance(flat(found[1]), flat(gradients))
+        far = f"{abs(found[0] / loss - 1):.1%}", f"{off:.1%}"
+        rows.append([prepare.__name__, *far, len(found[2])])
+    return Table(["", "loss off", "gradients off", "copies that differ"], rows)
+
+
+def flat(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """All gradients side by side, in float64."""
+    return torch.cat([gradient.flatten() for gradient in gradients.values()]).double()
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """How long the difference is, as a share of what is expected."""
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def mesh_step(rank: int, world_size: int, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """A step on a mesh (dp, tp) by PyTorch; all gradients."""
+    device = "cuda" if "nccl" in dist.get_backend() else "cpu"
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "tp"))
+    model = on_a_mesh(new_model(), mesh)
+    step_on_a_mesh(model, mesh)
+    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+
+
+def tabulate_distances(
+    prepares: Sequence[Prepare], shapes: Sequence[tuple[int, int]]
+) -> Table:
+    """Launch a step of each on 1 to 4 ranks, and on meshes: is a gradient off by 1e-14?"""
+    _, gradients, _ = launch(step_once, 1, whole).results[0]
+    found = {
+        (prepare.__name__, f"{n} ranks"): [
+            r[1] for r in launch(step_once, n, prepare).results
+        ]
+        for prepare in prepares
+        for n in (1, 2, 3, 4)
+    }
+    for shape in shapes:
+        name = "PyTorch's, on a mesh", f"{shape[0]} x {shape[1]} ranks"
+        found[name] = launch(mesh_step, 4, shape).results
+    rows = []
+    for name, results in found.items():
+        far = largest_difference(results, [gradients] * len(results))
+        rows.append([*name, "below 1e-14" if far < 1e-14 else f"{far:.0e}"])
+    return Table(["", "", "from one process"], rows)
+
+
+# What is sent, and what is kept
+
+
+def trace_steps(rank: int, world_size: int, prepares: Sequence[Prepare]) -> None:
+    """A step of each, with one block and with two."""
+    for prepare in prepares:
+        for depth in (1, 2):
+            model = prepare(new_model(torch.float32, depth=depth))
+            with span(f"{prepare.__name__} {depth}"):
+                gradients_of(model)
+
+
+def bytes_table(*prepares: Prepare, ranks: Sequence[int] = (2, 4)) -> Table:
+    """Launch each; the bytes that a rank sends per block and step in a ring, and in all."""
+    rows = []
+    for n in ranks:
+        report = launch(trace_steps, n, prepares, trace=True)
+        for prepare in prepares:
+            one, two = (
+                ring_passes(report, f"{prepare.__name__} {depth}") for depth in (1, 2)
+            )
+            sent = Counter({op: nbytes * (n - 1) // n for op, nbytes in (two - one).items()})
+            calls = ", ".join(f"{nbytes:,} {op}" for op, nbytes in sorted(sent.items()))
+            rows.append([prepare.__name__, n, calls, sum(sent.values())])
+    return Table(["", "ranks", "bytes per block and step", "in all"], rows)
+
+
+def count_kept(rank: int, world_size: int, prepare: Prepare) -> int:
+    """The bytes of activations that autograd keeps on this rank after forward."""
+    model = prepare(new_model(torch.float32, width=96))
+    tokens, targets = new_batch(sequences=8, length=24)
+    ledger = Ledger()
+    ledger.add("batch", [tokens, targets])
+    with ledger.saved_for_backward(model):
+        loss = parallel_cross_entropy(model(tokens), targets)
+    found = ledger.saved_now("cpu")
+    loss.backward()
+    return found
+
+
+def kept_table(*prepares: Prepare, ranks: Sequence[int] = (1, 2, 4)) -> Table:
+    """Launch each; the KiB that a rank keeps for backward, a column per world size."""
+    rows = [
+        [p.__name__, *(f"{launch(count_kept, n, p).results[0] / 1024:,.0f}" for n in ranks)]
+        for p in prepares
+    ]
+    return Table(["KiB kept for backward", *(f"of {n}" for n in ranks)], rows)
+
+
+# Rounding: a sum of rounded numbers depends on its order
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def share_otherwise(model: LanguageModel, seed: int) -> LanguageModel:
+    """The same function with its heads and features in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    for block in model.blocks:
+        attention, mlp = block.attention, block.mlp
+        size = attention.per_head
+        order = torch.randperm(attention.out.in_features // size, generator=generator)
+        rows = torch.arange(3 * size * len(order)).view(-1, 3 * size)[order].flatten()
+        columns = torch.arange(size * len(order)).view(-1, size)[order].flatten()
+        features = torch.randperm(mlp.up.out_features, generator=generator)
+        for first, second, outputs, inputs in (
+            (attention.qkv, attention.out, rows, columns),
+            (mlp.up, mlp.down, features, features),
+        ):
+            first.weight.data, first.bias.data = first.weight[outputs], first.bias[outputs]
+            second.weight.data = second.weight[:, inputs]
+    return model
+
+
+def orders(
+    rank: int, world_size: int, dtype: torch.dtype, has_mask: bool, tokens: int
+) -> list[float]:
+    """In each of sixteen orders: how far the copies' gradients are from one process."""
+    one, (batch, targets) = new_model(dtype, vocabulary=tokens), new_batch()
+    wide = one(batch).flatten(0, 1).to(torch.promote_types(dtype, torch.float32))
+    cross_entropy(wide, targets.flatten()).backward()
+    found = []
+    for seed in range(16):
+        model = parallelize(share_otherwise(new_model(dtype, vocabulary=tokens), seed))
+        if not has_mask:
+            model.head.real = len(model.head.weight)
+        gradients_of(model)
+        mine = {name: p.grad for name, p in copies(model).items()}
+        expected = {name: one.get_parameter(name).grad for name in mine}
+        found.append(distance(flat(mine), flat(expected)))
+    return found
+
+
+def measure_orders(tokens: int) -> dict[str, dict[str, list[float]]]:
+    """Launch sixteen orders on four ranks in each precision, right and without the mask."""
+    return {
+        name: {
+            which: launch(orders, 4, dtype, has_mask, tokens).results[0]
+            for which, has_mask in (("right", True), ("without mask", False))
+        }
+        for name, dtype in DTYPES.items()
+    }
+
+
+def orders_picture(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Plot:
+    """Draw the distance from one process of each order, a column per precision."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    looks = {"right": (COLOURS[0], "o", -0.12), "without mask": (ALARM, "x", 0.12)}
+    for place, found in enumerate(measured.values()):
+        for which, values in found.items():
+            ink, marker, shift = looks[which]
+            label = f"{which}, sixteen orders" if place == 0 else None
+            xs = [place + shift] * len(values)
+            axes.scatter(xs, values, 60, color=ink, marker=marker, label=label, alpha=0.7)
+    axes.set_xticks(range(len(measured)), list(measured), fontsize=12)
+    axes.set(yscale="log", ylabel="gradients off, as a share", ylim=(1e-17, 1))
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=11, loc="lower right")
+    words = "distance of sixteen orders from one process, right and without the mask, in "
+    return Plot(figure, words + ", ".join(measured))
+
+
+def orders_table(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    """The least and the greatest distance of the orders, by precision."""
+    rows = [
+        [name, *(f"{min(found[w]):.1e} to {max(found[w]):.1e}" for w in found)]
+        for name, found in measured.items()
+    ]
+    return Table(["gradients off", "right", "without mask"], rows)
+
+
+# On a link
+
+
+def link_table() -> Table:
+    """By formula, in bfloat16: milliseconds per block and step of each dimension and link.
+
+    A width of 8,192, as many tokens in a rank's batch, 8 ranks and 64 replicas; links in GB/s
+    that a rank can send; 4e14 operations a second.
+    """
+    width, tokens, ranks, replicas, links = 8192, 8192, 8, 64, (450, 50, 3)
+    parameters = 12 * width**2 / ranks  # of a block, on a rank
+    sent = {
+        "tensor parallel": 8 * tokens * width * 2 * (ranks - 1) / ranks,
+        "fully_shard": 3 * 2 * parameters * (replicas - 1) / replicas,
+    }
+    rows = [
+        [name, f"{nbytes / 1e6:.0f} MB", *(f"{nbytes / link / 1e6:.1f}" for link in links)]
+        for name, nbytes in sent.items()
+    ]
+    compute = 6 * parameters * tokens / 4e14 * 1e3
+    rows.append(["compute", "", *[f"{compute:.1f}"] * len(links)])
+    return Table(["ms per block", "sent", *(f"{link} GB/s" for link in links)], rows)

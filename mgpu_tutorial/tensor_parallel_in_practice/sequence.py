@@ -1,0 +1,135 @@
+"""Between the products every rank has some tokens of each sequence: two operators for that.
+
+Activations are (batch, sequence, features). Where the shared part begins the ranks gather
+the sequence, and where it ends they scatter it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import embedding, linear
+
+from mgpu_tutorial.tensor_parallel.block import copies
+from mgpu_tutorial.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    Group,
+    RowParallelLinear,
+)
+from mgpu_tutorial.tensor_parallel_in_practice import vocabulary
+
+
+class GatherSequence(torch.autograd.Function):
+    """In place of f: all-gather in forward, and reduce-scatter in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: torch.Tensor, group: Group = None) -> torch.Tensor:
+        ctx.group = group
+        return gathered(mine, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return scattered_sum(gradient, ctx.group), None
+
+
+class ScatterSequence(torch.autograd.Function):
+    """In place of g: reduce-scatter in forward, and all-gather in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: Group = None) -> torch.Tensor:
+        ctx.group = group
+        return scattered_sum(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gathered(gradient, ctx.group), None
+
+
+def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """(batch, sequence / ranks, features) of each rank as (batch, sequence, features)."""
+    ranks = dist.get_world_size(group)
+    every = mine.new_empty(ranks * len(mine), *mine.shape[1:])  # one rank's below another's
+    dist.all_gather_single(every, mine.contiguous(), group=group)
+    return torch.cat(every.chunk(ranks), dim=1)
+
+
+def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
+    ranks, (batch, length, features) = dist.get_world_size(group), part.shape
+    if length % ranks:
+        raise ValueError(
+            f"a sequence of {length} tokens cannot be cut into {ranks} equal parts"
+        )
+    mine = part.new_empty(batch, length // ranks, features)
+    dist.reduce_scatter_single(mine, torch.cat(part.chunk(ranks, dim=1)), group=group)
+    return mine
+
+
+class GatherColumns(ColumnParallelLinear):
+    """(batch, sequence / ranks, inputs) becomes (batch, sequence, outputs / ranks)."""
+
+    def forward(self, mine: torch.Tensor) -> torch.Tensor:
+        x = GatherSequence.apply(mine, self.group)
+        return linear(x, self.weight, self.bias)
+
+
+class RowsScatter(RowParallelLinear):
+    """(batch, sequence, inputs / ranks) becomes (batch, sequence / ranks, outputs)."""
+
+    def forward(self, part: torch.Tensor) -> torch.Tensor:
+        mine = ScatterSequence.apply(linear(part, self.weight), self.group)
+        return mine + self.bias
+
+
+class Positions(nn.Module):
+    """The embeddings of this rank's places; the table is a copy."""
+
+    def __init__(self, whole: nn.Embedding, group: Group = None) -> None:
+        super().__init__()
+        self.weight, self.group = whole.weight, group
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        mine = places.chunk(dist.get_world_size(self.group))[dist.get_rank(self.group)]
+        return embedding(mine, self.weight)
+
+
+def parallelize(
+    model: vocabulary.LanguageModel, group: Group = None
+) -> vocabulary.LanguageModel:
+    """Cut a whole model; between the products every rank then has some of the tokens."""
+    for one in model.blocks:
+        one.attention.qkv = GatherColumns(one.attention.qkv, group)
+        one.attention.out = RowsScatter(one.attention.out, group)
+        one.mlp.up = GatherColumns(one.mlp.up, group)
+        one.mlp.down = RowsScatter(one.mlp.down, group)
+    model.token = vocabulary.VocabularyParallelEmbedding(model.token, group)
+    model.head = vocabulary.VocabularyParallelHead(model.head, group)
+    model.token.leave, model.head.enter = ScatterSequence, GatherSequence
+    model.position = Positions(model.position, group)
+    return model
+
+
+def sum_copies(model: nn.Module, group: Group = None) -> nn.Module:
+    """In each backward, add up over the ranks the gradients of what they have whole."""
+
+    def sum_gradient(parameter: nn.Parameter) -> None:
+        dist.all_reduce(parameter.grad, group=group)
+
+    for parameter in copies(model).values():
+        parameter.register_post_accumulate_grad_hook(sum_gradient)
+    return model
+
+
+@contextmanager
+def own_draws(group: Group = None) -> Iterator[None]:
+    """Inside, every rank draws random numbers of its own; afterwards all draw the same.
+
+    All ranks must have the same seed before, and enter together.
+    """
+    seed = int(torch.randint(2**31, ()))  # a common draw, so a new one for each entry
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + dist.get_rank(group))
+        yield

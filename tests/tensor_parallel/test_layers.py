@@ -1,0 +1,219 @@
+"""Operators, layers and the block on several ranks: as one process gives it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import mse_loss
+
+from mgpu_tutorial.lab import RankFailed, span
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.tensor_parallel.block import (
+    Block,
+    copies,
+    copies_that_differ,
+    gradients_of,
+    new_block,
+    parallelize,
+    train,
+    whole_of,
+)
+from mgpu_tutorial.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    CopyToRanks,
+    RowParallelLinear,
+    SumOverRanks,
+    shard,
+)
+
+
+def draw(seed, *shape):
+    """Whole numbers as float64: their sums are exact in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-9, 10, shape, generator=generator).double()
+
+
+def apply(rank, world_size, operator):
+    """Forward and backward of drawn activations; the output and the input's gradient."""
+    mine = draw(rank, 2, 3, 5).requires_grad_()
+    result = operator.apply(mine)
+    # as it comes from a transposition: not contiguous
+    gradient = draw(100 + rank, 5, 3, 2).transpose(0, 2)
+    kept = gradient.clone()
+    result.backward(gradient)
+    assert torch.equal(mine, draw(rank, 2, 3, 5)) and torch.equal(gradient, kept)
+    return result.detach(), mine.grad
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("operator", [CopyToRanks, SumOverRanks])
+def test_f_and_g_are_each_the_backward_of_the_other(ranks, world_size, operator):
+    inputs = [draw(r, 2, 3, 5) for r in range(world_size)]
+    gradients = [draw(100 + r, 5, 3, 2).transpose(0, 2) for r in range(world_size)]
+    for rank, found in enumerate(ranks(world_size, apply, operator).results):
+        expected = {
+            CopyToRanks: (inputs[rank], sum(gradients)),
+            SumOverRanks: (sum(inputs), gradients[rank]),
+        }
+        assert largest_difference(found, expected[operator]) == 0
+
+
+@given(length=some.integers(1, 12), ranks=some.integers(1, 5), dim=some.integers(0, 1))
+def test_shards_are_equal_and_make_the_whole(length, ranks, dim):
+    whole = nn.Parameter(draw(0, *[(length, 2), (2, length)][dim]))
+    parts = []
+    for rank in range(ranks):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torch.distributed.get_world_size", lambda _: ranks)
+            patch.setattr("torch.distributed.get_rank", lambda _, r=rank: r)
+            if length % ranks:
+                with pytest.raises(ValueError, match=f"{length} features cannot be cut into"):
+                    shard(whole, dim)
+                return
+            parts.append(shard(whole, dim))
+    assert torch.equal(torch.cat(parts, dim), whole)
+    assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts)
+
+
+def two_layers(bias):
+    """Linear layers from 3 to 24 to 5 features, in whole numbers."""
+    layers = nn.Linear(3, 24, bias=bias), nn.Linear(24, 5, bias=bias)
+    for layer in layers:
+        for p in layer.parameters():
+            p.data = draw(p.numel(), *p.shape)
+    return layers
+
+
+def run_layers(up, down):
+    """Output and input's gradient of both layers with a square between them."""
+    x = draw(1, 2, 4, 3).requires_grad_()
+    result = down(up(x).square())
+    result.backward(draw(2, 2, 4, 5))
+    return result.detach(), x.grad
+
+
+def cut_layers(rank, world_size, bias):
+    """Output and gradient, then value and gradient of each parameter, put together."""
+    up, down = two_layers(bias)
+    columns, rows = ColumnParallelLinear(up), RowParallelLinear(down)
+    found = [run_layers(columns, rows)]
+    for p in (*columns.parameters(), *rows.parameters()):
+        found.append((whole_of(p, p), whole_of(p.grad, p)))
+    return found
+
+
+@pytest.mark.parametrize(("world_size", "bias"), [(1, True), (2, False), (3, True)])
+def test_both_layers_are_the_whole_layers(ranks, world_size, bias):
+    up, down = two_layers(bias)
+    expected = [run_layers(up, down)]
+    expected += [(p, p.grad) for p in (*up.parameters(), *down.parameters())]
+    report = ranks(world_size, cut_layers, bias)
+    assert largest_difference(report.results, [expected] * world_size) == 0
+
+
+# The block
+
+
+def attention_by_hand(attention, x):
+    """Head by head and token by token, with loops."""
+    width, per_head = x.shape[-1], attention.per_head
+    mixed = torch.zeros_like(x)
+    for head in range(width // per_head):
+        rows = slice(3 * per_head * head, 3 * per_head * (head + 1))
+        qkv = x @ attention.qkv.weight[rows].T + attention.qkv.bias[rows]
+        q, k, v = qkv.split(per_head, -1)
+        for place in range(x.shape[1]):
+            before = slice(0, place + 1)
+            scores = (k[:, before] @ q[:, place, :, None])[..., 0] / per_head**0.5
+            columns = slice(per_head * head, per_head * (head + 1))
+            weights = scores.softmax(-1)[..., None]
+            mixed[:, place, columns] = (weights * v[:, before]).sum(1)
+    return mixed @ attention.out.weight.T + attention.out.bias
+
+
+def test_attention_looks_back_head_by_head():
+    block = Block(width=12, heads=3).double()
+    x = torch.randn(2, 5, 12).double()
+    assert (
+        largest_difference(block.attention(x), attention_by_hand(block.attention, x)) < 1e-14
+    )
+
+
+def train_alone():
+    """First gradients and last parameters of a plain loop in one process."""
+    torch.manual_seed(0)
+    block, gradients = Block(48, 12).double(), {}
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.1, momentum=0.9)
+    for step in range(5):
+        generator = torch.Generator().manual_seed(step)
+        x, target = torch.randn(2, 4, 12, 48, generator=generator, dtype=torch.float64)
+        optimizer.zero_grad()
+        mse_loss(block(x), target).backward()
+        gradients = gradients or {n: p.grad.clone() for n, p in block.named_parameters()}
+        optimizer.step()
+    return gradients, {n: p.detach() for n, p in block.named_parameters()}
+
+
+def pair_of_mine():
+    """Of four ranks the first two are a group, and the last two."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")).get_group("tp")
+
+
+def take_gradients(rank, world_size, in_pairs):
+    block = parallelize(new_block(), pair_of_mine() if in_pairs else None)
+    gradients_of(block)
+    return {n: whole_of(p.grad, p) for n, p in block.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "in_pairs"), [(1, False), (2, False), (3, False), (4, False), (4, True)]
+)
+def test_gradients_are_those_of_one_process(ranks, world_size, in_pairs):
+    report = ranks(world_size, take_gradients, in_pairs)
+    assert largest_difference(report.results, [train_alone()[0]] * world_size) < 1e-14
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_block_trains_as_one_process(ranks, world_size):
+    results = ranks(world_size, train).results
+    assert largest_difference(results, [train_alone()[1]] * world_size) < 1e-13
+    assert largest_difference(results, [results[0]] * world_size) == 0
+
+
+def step_traced(rank, world_size):
+    block = parallelize(new_block())
+    with span("step"):
+        gradients_of(block)
+
+
+def test_a_block_takes_two_sums_in_forward_and_two_in_backward(ranks):
+    report = ranks(2, step_traced, trace=True)
+    sent = [(e.op, e.nbytes) for e in events_of(report, "step") if e.rank == 0]
+    # the input needs no gradient, but the norm before it does
+    assert sent == [("all_reduce", 4 * 12 * 48 * 8)] * 4
+
+
+def change_a_copy(rank, world_size):
+    """One bit of one copy on the last rank: which copies differ before, and after?"""
+    group = pair_of_mine()
+    block = parallelize(new_block(), group)
+    same = copies_that_differ(block, group)
+    if rank == world_size - 1:
+        with torch.no_grad():
+            block.mlp_norm.weight[3] += 1e-15
+    return same, copies_that_differ(block, group), list(copies(block))
+
+
+def test_one_bit_of_one_copy_is_found_in_its_group(ranks):
+    norms = [f"{n}_norm.{part}" for n in ("attention", "mlp") for part in ("weight", "bias")]
+    for rank, (before, after, names) in enumerate(ranks(4, change_a_copy).results):
+        assert before == [] and after == (["mlp_norm.weight"] if rank > 1 else [])
+        assert set(names) == {*norms, "attention.out.bias", "mlp.down.bias"}
+
+
+def test_heads_that_do_not_divide_are_named_on_every_rank(ranks):
+    with pytest.raises(RankFailed, match="ranks 0, 1, 2, 3 and 4 .*cannot share 12 heads"):
+        ranks(5, train)
