@@ -1,0 +1,137 @@
+"""What `dispatch` and `combine` must do, on real ranks."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.experts.exchange import combine, dispatch
+from mgpu_tutorial.experts.layer import drawn
+from mgpu_tutorial.lab.teach.build import Builder, expect, join_together, launch
+
+EXPERTS = 12  # for 1, 2, 3 and 4 ranks
+SHARES = {1: [6], 2: [5, 2], 3: [4, 0, 3], 4: [3, 1, 2, 4]}  # rows of each rank
+
+
+def rows_of(rank: int, world_size: int, only: int | None = None) -> tuple[torch.Tensor, ...]:
+    """A rank's rows and their experts; the row of place i on rank r begins with 100 r + i."""
+    count = SHARES[world_size][rank]
+    rows = drawn(rank, count, 3)
+    rows[:, 0] = 100 * rank + torch.arange(count)
+    which = torch.tensor([(7 * (i + 1) + 5 * rank) % EXPERTS for i in range(count)]).long()
+    return rows, which if only is None else torch.full_like(which, only)
+
+
+def sends(
+    rank: int, world_size: int, dispatch: Callable, only: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The rows that arrive here, in the order of their names, and their experts."""
+    join_together()
+    gone = dispatch(*rows_of(rank, world_size, only), EXPERTS)
+    if gone is None:
+        return None
+    arrived, which, _ = gone
+    order = arrived[:, 0].argsort()
+    return arrived.detach()[order], which[order]
+
+
+def expect_arrivals(dispatch: Callable, world_size: int, only: int | None = None) -> None:
+    """AssertionError unless each rank has the rows for its experts, and their numbers."""
+    every = [rows_of(r, world_size, only) for r in range(world_size)]
+    rows, which = (torch.cat(parts) for parts in zip(*every, strict=True))
+    own = EXPERTS // world_size
+    for rank, found in enumerate(launch(sends, world_size, dispatch, only).results):
+        mine = which // own == rank
+        who = f"on rank {rank} of {world_size}"
+        if found is None:
+            raise AssertionError(f"{who}: nothing was returned. Is a `return` missing?")
+        names = [f"{name:g}" for name in found[0][:, 0].tolist()]
+        wanted = [f"{name:g}" for name in rows[mine][:, 0].tolist()]
+        assert names == wanted, f"{who} arrive the rows {names}, expected {wanted}"
+        expect(found[0], rows[mine], f"{who} the rows")
+        expect(found[1], which[mine] % own, f"{who} the experts, counted from its own first")
+
+
+def reaches_its_expert(dispatch: Callable) -> None:
+    """bring each row, with the number of its expert, to the rank of that expert."""
+    for world_size in (1, 2, 4):
+        expect_arrivals(dispatch, world_size)
+
+
+def bears_crowds(dispatch: Callable) -> None:
+    """bear a rank without rows, and all rows for one expert."""
+    expect_arrivals(dispatch, 3)
+    expect_arrivals(dispatch, 4, only=5)
+
+
+def returns(rank: int, world_size: int, dispatch: Callable, combine: Callable) -> list | None:
+    """Each token's two rows go to experts that answer a row times their number + 1."""
+    join_together()
+    count = SHARES[world_size][rank]
+    x, weights = drawn(rank, count, 3).requires_grad_(), drawn(9 + rank, count, 2)
+    _, which = rows_of(rank, world_size)
+    chosen = torch.stack([which, (which + 5) % EXPERTS], dim=1)
+    weights.requires_grad_()
+    rows = x.repeat_interleave(2, dim=0)
+    arrived, mine, way = dispatch(rows, chosen.flatten(), EXPERTS)
+    first = EXPERTS // world_size * dist.get_rank()
+    output = combine(arrived * (first + mine + 1)[:, None], way, weights)
+    if output is None:
+        return None
+    expected = x * (weights * (chosen + 1)).sum(dim=1, keepdim=True)
+    wanted = torch.autograd.grad(expected.square().sum(), (x, weights))
+    found = [None, None]
+    if output.shape == x.shape and output.requires_grad:
+        found = torch.autograd.grad(output.square().sum(), (x, weights), allow_unused=True)
+    return [output.detach(), expected.detach(), *found, *wanted]
+
+
+def expect_returned(world_size: int, dispatch: Callable, combine: Callable) -> None:
+    """AssertionError unless output and gradients are those of a plain weighed sum."""
+    results = launch(returns, world_size, dispatch, combine).results
+    for rank, found in enumerate(results):
+        who = f"on rank {rank} of {world_size}"
+        if found is None:
+            raise AssertionError(f"{who}: nothing was returned. Is a `return` missing?")
+        output, expected, dx, dweights, wanted, wanted_weights = found
+        expect(output, expected, f"{who} the output", within=1e-12)
+        for name, one, other in (
+            ("tokens", dx, wanted),
+            ("weights", dweights, wanted_weights),
+        ):
+            assert one is not None, f"{who}: no gradient reaches the {name}"
+            expect(one, other, f"{who} the gradient of the {name}", within=1e-9)
+
+
+def comes_home(combine: Callable) -> None:
+    """give each token the weighed sum of its own results, and gradients too."""
+    for world_size in (1, 2, 4):
+        expect_returned(world_size, dispatch, combine)
+
+
+def comes_home_from_crowds(combine: Callable) -> None:
+    """bear a rank without tokens."""
+    expect_returned(3, dispatch, combine)
+
+
+def lets_gradients_back(dispatch: Callable) -> None:
+    """let the gradients of the rows come back, and bring them to the right row."""
+    for world_size in (1, 4):
+        expect_returned(world_size, dispatch, combine)
+
+
+def sends_twice(dispatch: Callable) -> None:
+    """send the counts and then the rows, and each of them once."""
+    report = launch(sends, 2, dispatch, trace=True)
+    for rank in range(2):
+        ops = [e.op for e in report.events if e.rank == rank and e.op != "barrier"]
+        expect(ops, ["all_to_all_single"] * 2, f"the calls of rank {rank}")
+
+
+build = Builder(
+    "experts",
+    {
+        dispatch: [reaches_its_expert, bears_crowds, lets_gradients_back, sends_twice],
+        combine: [comes_home, comes_home_from_crowds],
+    },
+)

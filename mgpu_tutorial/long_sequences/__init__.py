@@ -1,0 +1,1 @@
+"""Long sequences: the ranks share the tokens of one sequence, and meet in its attention."""

@@ -1,0 +1,184 @@
+"""Each way to share a sequence gives one process's attention, and sends what it says."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.long_sequences import figures, others, ring, theirs
+from mgpu_tutorial.long_sequences.blocks import attend, merge
+from mgpu_tutorial.long_sequences.dealing import contiguous, striped, zigzag
+
+DEALS = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped}
+
+
+def whole(kv_heads):
+    """Inputs of 24 tokens, and by hand: the output of each head, query by query."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, 24, 6, dtype=torch.float64)
+    k, v = torch.randn(2, 2, kv_heads, 24, 6, dtype=torch.float64)
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    q, k, v = inputs
+    rows = []
+    for head in range(4):
+        of = head * kv_heads // 4
+        for i in range(24):
+            scores = (q[:, head, i, None] * k[:, of, : i + 1]).sum(-1) / 6**0.5
+            rows.append((scores.softmax(-1)[..., None] * v[:, of, : i + 1]).sum(1))
+    return inputs, torch.stack(rows, 1).unflatten(1, (4, 24))
+
+
+def distances(rank, world_size, attention, deal, kv_heads):
+    """How far the output and the gradients of this rank's tokens are from the reference."""
+    inputs, wanted = whole(kv_heads)
+    (wanted * torch.arange(6)).square().sum().backward()
+    mine = deal(24, rank, world_size)
+    own = [x.detach()[:, :, mine].clone().requires_grad_() for x in inputs]
+    out = attention(*own, deal)
+    (out * torch.arange(6)).square().sum().backward()
+    far = [largest_difference(out, wanted[:, :, mine])]
+    pairs = zip(own, inputs, strict=True)
+    return far + [largest_difference(a.grad, b.grad[:, :, mine]) for a, b in pairs]
+
+
+def by_autograd(q, k, v, deal):
+    return ring.ring_attention(q, k, v, deal)[0]
+
+
+def by_heads(q, k, v, deal):
+    return others.ulysses(q, k, v)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("deal", DEALS)
+def test_the_ring_is_one_process(ranks, deal, world_size):
+    found = ranks(world_size, distances, ring.RingAttention.apply, DEALS[deal], 4).results
+    assert max(map(max, found)) < 1e-12
+
+
+@pytest.mark.parametrize("attention", [by_autograd, others.gathered_attention])
+@pytest.mark.parametrize("deal", DEALS)
+def test_so_are_autograd_s_ring_and_the_gathered_keys(ranks, attention, deal):
+    found = ranks(4, distances, attention, DEALS[deal], 4).results
+    assert max(map(max, found)) < 1e-12
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_and_with_groups_of_heads(ranks, kv_heads):
+    for attention in (ring.RingAttention.apply, others.gathered_attention):
+        found = ranks(3, distances, attention, contiguous, kv_heads).results
+        assert max(map(max, found)) < 1e-12
+
+
+@pytest.mark.parametrize("world_size, kv_heads", [(1, 2), (2, 4), (2, 2), (4, 2), (4, 1)])
+def test_and_ulysses(ranks, world_size, kv_heads):
+    found = ranks(world_size, distances, by_heads, contiguous, kv_heads).results
+    assert max(map(max, found)) < 1e-12
+
+
+def out_by_heads(rank, world_size):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 4, 32, 8)
+    whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    mine = contiguous(32, rank, world_size)
+    out = others.ulysses(q[:, :, mine], k[:, :, mine], v[:, :, mine])
+    return torch.equal(out, whole[:, :, mine])
+
+
+def test_ulysses_has_the_bits_of_one_process(ranks):
+    assert ranks(4, out_by_heads).results == [True] * 4
+
+
+@given(st.permutations(range(5)), st.floats(-800, 800))
+def test_blocks_merge_in_any_order_at_any_scale(order, shift):
+    q, k, v = torch.linspace(-3, 5, 60, dtype=torch.float64).sin().view(3, 1, 1, 20, 1)
+    k = k + shift
+    never = torch.tensor(False)
+    blocks = [attend(q, k[:, :, i::5], v[:, :, i::5], never) for i in order]
+    out, lse = blocks[0]
+    for block in blocks[1:]:
+        out, lse = merge(out, lse, *block)
+    weights = (q @ k.mT).softmax(-1)
+    torch.testing.assert_close(out, weights @ v, rtol=0, atol=1e-9)
+
+
+def test_a_block_that_is_all_mask_changes_nothing():
+    q, k, v = torch.randn(3, 1, 2, 4, 3, dtype=torch.float64)
+    first = attend(q, k, v, torch.tensor(False))
+    for found, wanted in zip(
+        merge(*first, *attend(q, v, k, torch.tensor(True))), first, strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def too_few_heads(rank, world_size):
+    others.ulysses(*torch.randn(3, 1, 4, 4, 2))
+
+
+def too_few_chunks(rank, world_size):
+    ring.RingAttention.apply(*torch.randn(3, 1, 4, 3, 2), zigzag)
+
+
+@pytest.mark.parametrize(
+    "worker, says",
+    [
+        (too_few_heads, "4 heads and 4 of keys do not divide among 3 ranks"),
+        (too_few_chunks, "9 tokens does not divide into 6 equal chunks: pad it to 12 tokens"),
+    ],
+)
+def test_what_does_not_divide_is_refused_by_all_before_anything_is_sent(ranks, worker, says):
+    with pytest.raises(RankFailed, match="ranks 0, 1 and 2 raised ValueError") as failed:
+        ranks(3, worker, trace=True)
+    assert says in " ".join(str(failed.value).split())
+    assert not [e for e in failed.value.report.events if e.sends or e.kind == "collective"]
+
+
+@given(st.integers(1, 9), st.integers(1, 6), st.sampled_from(list(DEALS)))
+def test_every_token_is_dealt_once_and_each_rank_gets_as_many(world_size, each, name):
+    length = 2 * world_size * each
+    dealt = [DEALS[name](length, rank, world_size).tolist() for rank in range(world_size)]
+    assert sorted(sum(dealt, [])) == list(range(length))
+    assert {len(places) for places in dealt} == {2 * each}
+    if name == "zigzag":
+        assert len({sum(places) for places in dealt}) == 1
+
+
+def test_the_work_by_the_way_to_deal():
+    rows = figures.balance(contiguous, zigzag, striped).rows
+    assert [row[2:] for row in rows] == [[904, "57.5%"], [520, "100.0%"], [544, "95.6%"]]
+
+
+def test_what_is_sent_is_what_the_formula_says():
+    for name, n, kv_heads, formula, forward, backward in figures.sent().rows:
+        u, g = 64 * 32 // n, 8 // kv_heads
+        by_hand = {
+            "ring": (2 * (n - 1) * u // g, (4 * n - 2) * u // g),
+            "all-gather": (2 * (n - 1) * u // g, 2 * (n - 1) * u // g),
+            "ulysses": ((2 * g + 2) * u * (n - 1) // (n * g),) * 2,
+        }[name]
+        assert (formula, forward, backward) == (by_hand[0], *by_hand)
+
+
+def test_backward_keeps_no_block():
+    kept = {(name, n): text for name, n, _, text in figures.kept().rows}
+    assert kept["RingAttention", 4] == "130 KiB"  # 4 x 32 KiB, and 4 bytes for 512 rows
+    assert kept["ring_attention", 4].endswith("MiB")
+
+
+def imported_by_name(rank, world_size):
+    attend_by_name = theirs.functional.scaled_dot_product_attention
+
+    class Named:
+        scaled_dot_product_attention = staticmethod(attend_by_name)
+
+    theirs.functional = Named  # in this rank only
+    return theirs.by_context_parallel(rank, world_size)
+
+
+def test_pytorch_s_is_one_process_unless_its_attention_was_imported_by_name(ranks):
+    for rotate in ("allgather", "alltoall"):
+        found = ranks(4, theirs.by_context_parallel, rotate, device="cpu").results
+        assert max(found) < 1e-13
+    assert min(ranks(4, imported_by_name, device="cpu").results) > 0.1
