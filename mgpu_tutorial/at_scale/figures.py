@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.at_scale import predictions, published
 from mgpu_tutorial.at_scale.failures import HOUR, between_failures, lost
 from mgpu_tutorial.at_scale.hierarchy import Method, flat_ring, hierarchical
 from mgpu_tutorial.at_scale.planner import Choice, rank_plans
@@ -29,98 +28,9 @@ from mgpu_tutorial.shared.cost_model.links import (
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, Cluster
 from mgpu_tutorial.shared.cost_model.models import Model, model_of
 from mgpu_tutorial.shared.cost_model.plans import Plan
-from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
+from mgpu_tutorial.shared.cost_model.step import predict_step
 
-Lines = dict[str, tuple[Sequence[float], Sequence[float]]]  # for `curves`
-
-MEASURED_GIB = (82.4, 67.0)  # torchtitan's tables 1 and 3, without compiling
-
-
-# Sections 1 and 2: a step by its parts, and the published ones
-
-
-def parts_table(steps: Mapping[str, PredictedStep]) -> Table:
-    """The share of each step that its parts take, in per cent: a column per step.
-
-    Parts that take nothing in any of them are left out.
-    """
-    rows = []
-    for name in next(iter(steps.values())).parts._fields:
-        shares = [getattr(step.parts, name) / step.seconds for step in steps.values()]
-        if any(shares):
-            rows.append([name, *(f"{100 * share:.1f}" for share in shares)])
-    rows.append(["seconds", *(f"{step.seconds:.2f}" for step in steps.values())])
-    rows.append(["MFU", *(f"{step.mfu:.1%}" for step in steps.values())])
-    rows.append(["HFU", *(f"{step.hfu:.1%}" for step in steps.values())])
-    return Table(["% of a step", *steps], rows)
-
-
-def selective_steps() -> dict[str, PredictedStep]:
-    """The steps of table 5 with selective recomputation, by the model's size."""
-    rows = predictions.predict("table 5")
-    pairs = [(row.run.name.split(), row.step) for row in rows]
-    return {size: step for (size, way), step in pairs if way == "selective"}
-
-
-def measured_memory() -> Table:
-    """GiB that torchtitan reports for Llama 3.1 8B, and ours."""
-    rows = []
-    for row, gib in zip(predictions.predict("torchtitan 8B"), MEASURED_GIB, strict=True):
-        ours = row.step.memory.total / 2**30
-        rows.append([row.run.name, gib, ours, ours / gib - 1])
-    columns = {"GiB of a GPU": "", "reported": "", "ours": ".1f", "error": "+.0%"}
-    return formatted(columns, rows)
-
-
-def bubble_table() -> Table:
-    """TFLOP/s of table 2: published, and from the first of each model by the bubble alone."""
-    rows, first = [], {}
-    for run in published.table_2():
-        m = run.plan.micro_batches(run.batch)
-        tflops, then = first.setdefault(run.name.split()[0], (run.published, m))
-        alone = predictions.bubble_only(tflops, run.plan.pp, then, m)
-        error = alone / run.published - 1
-        rows.append([run.name, run.plan.pp, m, run.published, alone, error])
-    formats = {"": "", "p": "", "m": ".0f", "published": ""}
-    return formatted(formats | {"by the bubble alone": ".1f", "error": "+.1%"}, rows)
-
-
-def prediction_table(*families: str) -> Table:
-    """Published and predicted figures, a row per run; fitted rows are marked."""
-    rows = []
-    for family in families:
-        for row in predictions.predict(family):
-            run = row.run
-            error = "fitted" if run.fitted else f"{row.error:+.1%}"
-            places = 2 if run.unit == "s" else int(run.published < 1000)
-            numbers = f"{run.published:,.{places}f}", f"{row.predicted:,.{places}f}"
-            rows.append([f"{family}: {run.name}", *numbers, run.unit, error])
-    return Table(["run", "published", "predicted", "unit", "error"], rows)
-
-
-def strong_scaling() -> tuple[Lines, Lines]:
-    """For `curves`: TFLOP/s of the 175B model by GPUs, published and predicted, two ways."""
-    published_lines, predicted_lines = {}, {}
-    for family, name in (("table 2", "TP and PP"), ("ZeRO-3", "ZeRO 3")):
-        rows = [row for row in predictions.predict(family) if row.run.name.startswith("175B")]
-        gpus = [row.run.plan.ranks for row in rows]
-        published_lines[name] = gpus, [row.run.published for row in rows]
-        predicted_lines[f"{name}, predicted"] = gpus, [row.predicted for row in rows]
-    return published_lines, predicted_lines
-
-
-def worst_table() -> Table:
-    """The largest error of each family's rows that were not fitted, and their number."""
-    rows = []
-    for family in published.FAMILIES:
-        free = [row for row in predictions.predict(family) if not row.run.fitted]
-        worst = max(free, key=lambda row: abs(row.error))
-        rows.append([family, len(free), worst.error, worst.run.name])
-    columns = {"family": "", "rows not fitted": "", "largest error": "+.1%", "at": ""}
-    return formatted(columns, rows)
-
-
-# Section 3: pretended ranks
+# Pretended ranks
 
 
 def second_step(*meshes: tuple[int, int, int]) -> Table:
@@ -149,7 +59,7 @@ def second_step(*meshes: tuple[int, int, int]) -> Table:
     return Table(["a step of one rank", *worlds], rows)
 
 
-# Section 4: plans
+# Plans
 
 
 def plan_table(choices: Sequence[Choice]) -> Table:
@@ -204,7 +114,7 @@ def compare_plans(
     return formatted(columns | {"largest beside matmul": "", "GB": ""}, rows)
 
 
-# Section 5: failures, rings, trees and nodes
+# Failures, rings, trees and nodes
 
 
 def failure_table(save: float, restart: float, worlds: Sequence[int]) -> Table:
@@ -217,19 +127,6 @@ def failure_table(save: float, restart: float, worlds: Sequence[int]) -> Table:
         rows.append([f"{gpus:,}", failure / HOUR, interval / 60, loss.total, loss.restarting])
     columns = {"GPUs": "", "hours between failures": ".1f", "save every (min)": ".0f"}
     return formatted(columns | {"time lost": ".1%", "in restarts": ".1%"}, rows)
-
-
-def lost_by_interval(
-    save: float, restart: float, gpus: int, minutes: Sequence[float]
-) -> Lines:
-    """For `curves`: the per cent of the time lost for each interval, and of what."""
-    failure = between_failures(gpus)
-    losses = [lost(save, restart, failure, 60 * m) for m in minutes]
-    parts = {"in all": "total", "saving": "saving", "repeating": "repeating"}
-    return {
-        name: (minutes, [100 * getattr(loss, part) for loss in losses])
-        for name, part in parts.items()
-    }
 
 
 def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Table:

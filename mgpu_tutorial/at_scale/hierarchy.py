@@ -16,7 +16,7 @@ def pass_on(outgoing: torch.Tensor, incoming: torch.Tensor, ranks: Sequence[int]
     sending.wait()
 
 
-def reduce_scatter_ring(chunks: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
+def reduce_scatter_among(chunks: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
     """The rank at place i ends with the sum of chunk i + 1; all of `ranks` call this."""
     here, size = ranks.index(dist.get_rank()), len(ranks)
     for step in range(size - 1):
@@ -26,7 +26,7 @@ def reduce_scatter_ring(chunks: Sequence[torch.Tensor], ranks: Sequence[int]) ->
         target += incoming
 
 
-def all_gather_ring(chunks: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
+def all_gather_among(chunks: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
     """The rank at place i begins with chunk i + 1; all end with the same bits of each."""
     here, size = ranks.index(dist.get_rank()), len(ranks)
     for step in range(size - 1):
@@ -37,8 +37,8 @@ def flat_ring(tensor: torch.Tensor, per_node: int) -> None:
     """The ring of all ranks, which does not care where they are; sums `tensor` in place."""
     ranks = range(dist.get_world_size())
     chunks = tensor.tensor_split(len(ranks))  # views, not copies
-    reduce_scatter_ring(chunks, ranks)
-    all_gather_ring(chunks, ranks)
+    reduce_scatter_among(chunks, ranks)
+    all_gather_among(chunks, ranks)
 
 
 def hierarchical(tensor: torch.Tensor, per_node: int) -> None:
@@ -53,14 +53,14 @@ def hierarchical(tensor: torch.Tensor, per_node: int) -> None:
     peers = range(rank % per_node, world_size, per_node)
     chunks = tensor.tensor_split(per_node)
     # in the node: this rank gets the node's sum of one chunk
-    reduce_scatter_ring(chunks, node)
+    reduce_scatter_among(chunks, node)
     mine = chunks[(rank - start + 1) % per_node]
     # across the nodes: the sum of all nodes, of this chunk only
     parts = mine.tensor_split(len(peers))
-    reduce_scatter_ring(parts, peers)
-    all_gather_ring(parts, peers)
+    reduce_scatter_among(parts, peers)
+    all_gather_among(parts, peers)
     # in the node: everybody gets all chunks
-    all_gather_ring(chunks, node)
+    all_gather_among(chunks, node)
 
 
 def sum_by(rank: int, world_size: int, method: Method, per_node: int, count: int) -> float:

@@ -1,5 +1,6 @@
 """Which plan? All of them for a model, a cluster and a batch, ranked by their seconds."""
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
@@ -29,17 +30,33 @@ def divisors(number: int) -> list[int]:
     return [k for k in range(1, number + 1) if number % k == 0]
 
 
+def splits(gpus: int, tensor: int, context: int, experts: int) -> list[tuple[int, ...]]:
+    """Every (TP, PP, CP, DP, EP) whose product, EP left out, is the number of GPUs.
+
+    TP is at most `tensor` and CP at most `context`. The experts are shared out over ranks of
+    DP, so EP divides DP, and the experts.
+    """
+    found = []
+    for tp in divisors(gpus):
+        for pp in divisors(gpus // tp):
+            for cp in divisors(gpus // tp // pp):
+                dp = gpus // tp // pp // cp
+                for ep in divisors(math.gcd(dp, experts)):
+                    if tp <= tensor and cp <= context:
+                        found.append((tp, pp, cp, dp, ep))
+    return found
+
+
 def plans(model: Model, cluster: Cluster, gpus: int, batch: int) -> Iterator[Plan]:
     """Every plan on exactly `gpus` GPUs that can be run, whether it fits or not.
 
-    Tensor-parallel groups may span two nodes. Micro-batches are powers of two up to 16, and
-    a rank has up to eight stages, all equal.
+    Tensor-parallel groups may span two nodes, a sequence stays whole, and no layer has
+    experts. Micro-batches are powers of two up to 16, and a rank has up to eight stages.
     """
-    for tp in divisors(gpus):
-        for pp in divisors(gpus // tp):
-            sizes = Plan(tp, pp, gpus // tp // pp)
-            if tp <= 2 * cluster.gpus_per_node and can_share(model, sizes, batch):
-                yield from variants(model, sizes, batch)
+    for tp, pp, _, dp, _ in splits(gpus, 2 * cluster.gpus_per_node, context=1, experts=1):
+        sizes = Plan(tp, pp, dp)
+        if can_share(model, sizes, batch):
+            yield from variants(model, sizes, batch)
 
 
 def variants(model: Model, sizes: Plan, batch: int) -> Iterator[Plan]:

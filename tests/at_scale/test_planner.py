@@ -8,6 +8,7 @@ from hypothesis import strategies as some
 
 from mgpu_tutorial.at_scale import __main__ as terminal
 from mgpu_tutorial.at_scale import failures, planner, questions
+from mgpu_tutorial.at_scale.builds import by_hand
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.models import Model, model_of
@@ -21,6 +22,12 @@ SMALL = model_of(7e9)
 @pytest.fixture(scope="module")
 def small():
     return planner.rank_plans(SMALL, H100, 64, 512)
+
+
+@given(some.integers(1, 48), some.integers(1, 9), some.integers(1, 9), some.integers(1, 16))
+def test_every_split_is_found_once(gpus, tensor, context, experts):
+    wanted = by_hand(gpus, tensor, context, experts)
+    assert planner.splits(gpus, tensor, context, experts) == wanted
 
 
 def all_plans(model, per_node, gpus, batch):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mgpu_tutorial.at_scale import predictions, published
 from mgpu_tutorial.at_scale.planner import TIE
 from mgpu_tutorial.shared.cost_model import step
+from mgpu_tutorial.shared.cost_model.fitting import fit_gpu
 from mgpu_tutorial.shared.cost_model.machines import (
     A100,
     A100_40GB,
@@ -16,6 +16,10 @@ from mgpu_tutorial.shared.cost_model.machines import (
 from mgpu_tutorial.shared.cost_model.memory import memory_of
 from mgpu_tutorial.shared.cost_model.models import Model
 from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.step_time import figures, predictions, published
+from tools.published_runs import PAGE, page
+
+OLD = {"sequence_parallel": False, "flash": False}
 
 
 def worst(family):
@@ -52,11 +56,10 @@ def test_the_authors_memory_is_met_within_a_tenth(name):
 
     And theirs are without what one layer holds while it computes its scores again.
     """
-    heads, hidden, layers, pp, batch, micro_batch, v, *_ = published.TABLE_5[name]
-    model = Model(layers, hidden, heads)
-    plain = Plan(8, pp, 1, micro_batch, v, **published.OLD)
-    short = Plan(8, pp, 1, micro_batch, v, recompute="selective", flash=False)
-    scores = 5 * heads * model.sequence / 8 * micro_batch * model.sequence
+    full, short = (run for run in published.runs_of("table 5") if run.name.startswith(name))
+    model, batch = full.model, full.batch
+    plain, short = full.plan._replace(recompute="none"), short.plan
+    scores = 5 * model.heads * model.sequence / 8 * plain.micro_batch * model.sequence
     memory = memory_of(model, plain, batch)
     selective = memory_of(model, short, batch).activations - scores
     ours = [nbytes / 2**30 for nbytes in (sum(memory[:3]), memory.activations, selective)]
@@ -72,9 +75,9 @@ def test_a_layer_takes_what_the_authors_measured():
     cluster = CLUSTERS["A100"]._replace(gpu=predictions.gpu_of("table 5"))
     model = Model(48, 6144, 64)
     for milliseconds, plan in (
-        (19.6, Plan(8, micro_batch=4, flash=False, sequence_parallel=False)),
+        (19.6, Plan(8, micro_batch=4, **OLD)),
         (19.0, Plan(8, micro_batch=4, flash=False)),
-        (27.2, Plan(8, micro_batch=4, recompute="full", **published.OLD)),
+        (27.2, Plan(8, micro_batch=4, recompute="full", **OLD)),
         (20.3, Plan(8, micro_batch=4, recompute="selective", flash=False)),
     ):
         slot = step.micro_batch_seconds(model, cluster, plan)
@@ -96,7 +99,7 @@ def test_the_tie_is_the_models_own_error():
 @pytest.mark.parametrize(("power", "error"), [(1.5, -0.18), (4, 0.23)])
 def test_another_way_to_overlap_changes_zero_3_and_little_else(monkeypatch, power, error):
     """The root of the sum of squares is a choice, on which the notebook says what depends."""
-    others = published.FAMILIES.keys() - {"ZeRO-3"}
+    others = published.TABLES.keys() - {"ZeRO-3"}
     before = {family: worst(family) for family in others}
 
     def exposed(communication, compute):
@@ -106,3 +109,35 @@ def test_another_way_to_overlap_changes_zero_3_and_little_else(monkeypatch, powe
     assert worst("ZeRO-3") == pytest.approx(abs(error), abs=0.005)
     for family in others:
         assert worst(family) == pytest.approx(before[family], abs=0.007)
+
+
+def test_the_null_guess_keeps_the_rate_of_the_nearest_fitted_row():
+    """175B on 1,536 GPUs: 163 TFLOP/s in the row of 1,008B, and 141 here."""
+    row = predictions.predict("table 2")[2]
+    assert row.run.published == 141
+    assert row.null_error == pytest.approx(163 / 141 - 1, abs=2e-3)
+    full, short = predictions.predict("table 5")[4:6]  # 530B, from 175B
+    assert full.null_error > 0.1 and short.null_error < 0.1
+
+
+def test_the_page_of_the_rows_is_what_the_model_says():
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_one_run_by_hand_is_near_the_full_model():
+    """The letters of the page: 8 N s / (t p) at 0.735 of the peak, then messages."""
+    run, step_ = figures.one_run().run, figures.one_run().step
+    parameters = 12 * 96 * 12_288**2
+    slot = 8 * parameters * 2048 / 96 / (0.735 * 312e12)
+    assert 384 * slot == pytest.approx(step_.parts.matmul, rel=0.04)
+    messages = 6 * 8 * 2 * 7 / 8 * 2 * 2048 * 12_288 / 210e9
+    assert 384 * messages == pytest.approx(step_.parts.tensor, rel=0.08)
+    assert run.seconds == pytest.approx(76.8, abs=0.05)
+
+
+def test_a_fit_above_the_data_sheet_warns():
+    """A step that took half of what its products need at the peak."""
+    row = figures.one_run()
+    measured = row.run.measured()._replace(seconds=row.run.seconds / 2)
+    with pytest.warns(UserWarning, match="more than the data sheet allows"):
+        fit_gpu([measured], 0.0)

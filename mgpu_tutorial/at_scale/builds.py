@@ -1,0 +1,66 @@
+"""What the planner's loop must find."""
+
+from collections.abc import Callable
+from itertools import product
+
+from mgpu_tutorial.at_scale import planner
+from mgpu_tutorial.lab.teach.build import Builder, expect
+
+
+def by_hand(gpus: int, tensor: int, context: int, experts: int) -> list[tuple[int, ...]]:
+    """Every five numbers up to `gpus` are tried."""
+    sizes = [k for k in range(1, gpus + 1) if gpus % k == 0]
+    return [
+        (tp, pp, cp, dp, ep)
+        for tp, pp, cp, dp, ep in product(sizes, repeat=5)
+        if tp * pp * cp * dp == gpus and tp <= tensor and cp <= context
+        if dp % ep == 0 and experts % ep == 0
+    ]
+
+
+def agree(splits: Callable, *given: int) -> None:
+    """Compare with every combination, in any order; the first that is wrong is named."""
+    found = splits(*given)
+    call = f"splits{given}"
+    assert found is not None, f"{call}: nothing was returned. Is a `return` missing?"
+    found, wanted = [tuple(one) for one in found], by_hand(*given)
+    for one in found:
+        assert one in wanted, f"{call}: {one} is no plan"
+    for one in wanted:
+        assert one in found, f"{call}: {one} is missing"
+    expect(len(found), len(wanted), f"{call}: the plans, each once")
+
+
+def shares_out_a_few(splits: Callable) -> None:
+    """find every TP, PP and DP of 1, 2 and 12 GPUs, once, with CP and EP 1"""
+    for gpus in (1, 2, 12):
+        agree(splits, gpus, gpus, 1, 1)
+
+
+def keeps_tensor_in_the_node(splits: Callable) -> None:
+    """leave out what has more TP than is allowed"""
+    agree(splits, 16, 4, 1, 1)
+
+
+def shares_sequences(splits: Callable) -> None:
+    """share sequences over CP, up to what is allowed"""
+    agree(splits, 16, 2, 4, 1)
+
+
+def puts_experts_on_replicas(splits: Callable) -> None:
+    """take EP from the ranks of DP, so that it divides DP and the experts"""
+    agree(splits, 8, 2, 2, 8)
+    agree(splits, 24, 1, 1, 4)
+
+
+build = Builder(
+    "at_scale",
+    {
+        planner.splits: [
+            shares_out_a_few,
+            keeps_tensor_in_the_node,
+            shares_sequences,
+            puts_experts_on_replicas,
+        ]
+    },
+)

@@ -1,0 +1,38 @@
+"""A step in the plain case, and a link's two numbers from two measurements."""
+
+
+def step_seconds(
+    operations: float,
+    rate: float,
+    messages: float,
+    stages: int,
+    micro_batches: int,
+    gradients: float,
+    link: float,
+) -> tuple[float, float]:
+    """The least and the most seconds of a step, from seven numbers.
+
+    A micro-batch takes a rank `operations` at a `rate`, and `messages` seconds on top; the
+    rank sends so many bytes of `gradients` at `link` bytes per second when all are done.
+    """
+    slot = operations / rate + messages
+    working = micro_batches * slot
+    waiting = (stages - 1) * slot
+    sending = gradients / link
+    backward = 2 / 3 * slot  # of the last micro-batch, under which gradients can be sent
+    most = working + waiting + sending
+    return most - min(sending, backward), most
+
+
+def alpha_beta(
+    small: tuple[float, float], large: tuple[float, float], ranks: int
+) -> tuple[float, float]:
+    """Seconds of latency, and bytes per second, of an all-reduce over so many ranks.
+
+    `small` and `large` are rows of a benchmark: bytes, and *bus* bandwidth in bytes per
+    second. An all-reduce then takes latency + 2 (n - 1) / n · bytes / bandwidth.
+    """
+    sent = [2 * (ranks - 1) / ranks * nbytes for nbytes, _ in (small, large)]
+    seconds = [sent[0] / small[1], sent[1] / large[1]]
+    bandwidth = (sent[1] - sent[0]) / (seconds[1] - seconds[0])
+    return seconds[0] - sent[0] / bandwidth, bandwidth

@@ -1,0 +1,40 @@
+"""The build takes right answers in any dress, and no wrong one."""
+
+from mgpu_tutorial.at_scale.builds import build
+from tests.builds import right_and_wrong
+
+
+def splits(condition, loops="tp * pp * cp * dp == gpus", pick="tp, pp, cp, dp, ep"):
+    return f"""from itertools import product
+def splits(gpus, tensor, context, experts):
+    found = []
+    for tp, pp, cp, dp, ep in product(range(1, gpus + 1), repeat=5):
+        if {loops} and {condition}:
+            found.append(({pick}))
+    return found
+"""
+
+
+LIMITS = "tp <= tensor and cp <= context"
+EXPERTS = "dp % ep == 0 and experts % ep == 0"
+YIELDED = """def splits(gpus, tensor, context, experts):
+    for tp in range(1, tensor + 1):
+        for cp in range(1, context + 1):
+            rest, left = divmod(gpus, tp * cp)
+            for pp in range(1, rest + 1):
+                dp = rest // pp
+                if left == 0 and rest % pp == 0:
+                    for ep in range(1, dp + 1):
+                        if dp % ep == experts % ep == 0:
+                            yield tp, pp, cp, dp, ep
+"""
+RIGHT = [splits(f"{LIMITS} and {EXPERTS}"), splits(f"{EXPERTS} and {LIMITS}"), YIELDED]
+WRONG = [
+    (splits(f"cp <= context and {EXPERTS}"), "(8, 1, 1, 2, 1) is no plan"),
+    (splits(f"tp <= tensor and {EXPERTS}"), "is no plan"),
+    (splits(f"{LIMITS} and dp % ep == 0"), "is no plan"),
+    (splits(f"{LIMITS} and experts % ep == 0"), "is no plan"),
+    (splits(f"{LIMITS} and ep == 1"), "is missing"),
+    (splits(f"{LIMITS} and {EXPERTS}", "tp * pp * cp * dp * ep == gpus"), "is no plan"),
+]
+test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)
