@@ -1,0 +1,58 @@
+"""Apparatus: losses of several plans, bytes by formula and counted, where a plan lies."""
+
+from collections.abc import Mapping, Sequence
+
+from mgpu_tutorial.lab import Table, curves
+from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.language_model import BATCH
+from mgpu_tutorial.language_model.model import BLOCKS, CONTEXT, WIDTH
+from mgpu_tutorial.language_model.plan import Plan
+
+
+def losses_plot(runs: Mapping[str, Sequence[float]]) -> Plot:
+    """The losses over the steps: of the first run a line, of the others marks upon it."""
+    series = {name: (range(1, len(run) + 1), run) for name, run in runs.items()}
+    (first, line), *others = series.items()
+    return curves(dict(others), {first: line}, "step", "loss", "linear")
+
+
+def handed_over(report: Report, rank: int, op: str, group: Sequence[int] = ()) -> int:
+    """The bytes that a rank gave to one kind of call, in one group if that is named.
+
+    Single numbers, the loss and the norm, don't count.
+    """
+    events = (e for e in report.events if e.rank == rank and e.op == op and e.nbytes > 8)
+    return sum(e.nbytes for e in events if not group or list(e.group) == list(group))
+
+
+def bytes_predicted(plan: Plan, numbers: int, itemsize: int = 4) -> dict[str, int]:
+    """What a rank of the first stage hands over in a step, with `numbers` parameters.
+
+    tp: an all-reduce of the activations twice forward and twice backward, in each of its
+    blocks and micro-batches. dp: an all-reduce of its gradients. pp: its activations.
+    """
+    share = BATCH // plan.dp * CONTEXT * WIDTH * itemsize  # of one activation
+    return {
+        "tp": 4 * BLOCKS // plan.pp * share * (plan.tp > 1),
+        "dp": numbers * itemsize * (plan.dp > 1),
+        "pp": share * (plan.pp > 1),
+    }
+
+
+def plan_table(reports: Mapping[str, tuple[Plan, Report]]) -> Table:
+    """A row for each plan of four ranks: bytes of rank 0 by formula and counted."""
+    rows = []
+    for name, (plan, report) in reports.items():
+        numbers = int(report.stdout[0].split()[1].replace(",", ""))
+        predicted = bytes_predicted(plan, numbers)
+        dp = list(range(0, plan.dp * plan.tp, plan.tp))
+        counted = {
+            "tp": handed_over(report, 0, "all_reduce", range(plan.tp)) * (plan.tp > 1),
+            "dp": handed_over(report, 0, "all_reduce", dp) * (plan.dp > 1),
+            "pp": handed_over(report, 0, "isend"),
+        }
+        rows.append(
+            [name, f"{numbers:,}", *(f"{predicted[k]:,} / {counted[k]:,}" for k in counted)]
+        )
+    return Table(["plan", "numbers on rank 0", "tp", "dp", "pp"], rows)

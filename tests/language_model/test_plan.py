@@ -1,0 +1,147 @@
+"""Every plan takes the steps of one process, which are written out here."""
+
+from functools import cache, partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.language_model import OURS, checkpoint, figures, steps, train
+from mgpu_tutorial.language_model.model import (
+    ALPHABET,
+    batch_of,
+    encoded_text,
+    new_model,
+    text,
+)
+from mgpu_tutorial.language_model.plan import (
+    Plan,
+    cut_model,
+    mesh_of,
+    plan_of,
+    share_products,
+)
+
+PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
+
+
+@cache
+def trained_by_hand(count):
+    """One process in float64: losses, and parameters by name."""
+    model = new_model().double()
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(count):
+        inputs, targets = batch_of(step, 16)
+        loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        adam.zero_grad()
+        loss.backward()
+        norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters()))
+        for parameter in model.parameters():
+            parameter.grad /= max(1.0, norm.item())
+        adam.step()
+        losses.append(loss.item())
+    return losses, {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dp=1",
+        "dp=2",
+        "tp=2",
+        "pp=2",
+        "pp=4",
+        "dp=2,tp=2,pp=2",
+        "dp=4,zero=1",
+        "dp=2,pp=2,zero=1",
+    ],
+)
+def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
+    file = str(tmp_path / "run.pt")
+    how = {"steps": 3, "dtype": "float64", "save": file, "every": 3}
+    report = ranks(plan_of(words).ranks, train, words, **how)
+    losses, parameters = trained_by_hand(3)
+    for found in report.results:
+        assert found == pytest.approx(losses, abs=1e-12)
+    found = {name: t[0] for name, t in checkpoint.load(file)["tensors"].items()}
+    assert largest_difference(found, parameters) < 1e-11
+
+
+def norms(rank, world_size, words):
+    """The norm that clipping sees, and each gradient's own, before the first step."""
+    plan = plan_of(words)
+    mesh = mesh_of(plan)
+    model = cut_model(new_model().double(), mesh, partial(share_products, parts=PARTS))
+    inputs, targets = batch_of(0, 16)
+    share = slice(mesh["dp"].get_local_rank(), None, plan.dp)
+    order = PARTS.order_of_1f1b
+    steps.forward_backward(model, mesh, inputs[share], targets[share], 2, order)
+    steps.average_gradients(model, mesh)
+    return steps.clip_gradients(model, mesh).item()
+
+
+@pytest.mark.parametrize("words", ["dp=2", "tp=2", "pp=2", "dp=2,tp=2"])
+def test_each_parameter_counts_once_in_the_norm(ranks, words):
+    model = new_model().double()
+    inputs, targets = batch_of(0, 16)
+    cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+    expected = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters())).item()
+    found = ranks(plan_of(words).ranks, norms, words).results
+    assert found == pytest.approx([expected] * len(found), abs=1e-12)
+
+
+@pytest.mark.slow
+def test_a_run_changes_its_plan_and_nobody_sees_it(ranks, tmp_path):
+    file, losses = str(tmp_path / "run.pt"), []
+    for words, until in (("dp=2,tp=2", 2), ("pp=2,dp=2,zero=1", 4), ("tp=4", 5)):
+        how = {"steps": until, "dtype": "float64", "save": file, "every": 1}
+        resume = file if losses else ""
+        losses += ranks(4, train, words, resume=resume, **how).results[3]
+    assert losses == pytest.approx(trained_by_hand(5)[0], abs=1e-11)
+
+
+def test_bytes_are_those_of_the_formula(ranks):
+    for words in ("dp=2,tp=2", "tp=2,pp=2"):
+        report = ranks(4, train, words, steps=1, trace=True)
+        (row,) = figures.plan_table({words: (plan_of(words), report)}).rows
+        for predicted, counted in (cell.split(" / ") for cell in row[2:]):
+            assert predicted == counted
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size", "message"),
+    [
+        ("dp=3", 2, "it takes 3 ranks, and there are 2"),
+        ("tp=3", 3, "3 ranks cannot share 8 heads"),
+        ("pp=3", 3, "3 stages cannot share 4 blocks"),
+        ("dp=3", 3, "16 sequences cannot be cut into 3 shares of 2"),
+        ("zero=2", 1, "zero=2 is not 0 or 1"),
+        ("dp=0", 1, "at least 1"),
+        ("dp:2", 2, "expected dp=2,tp=2 or the like"),
+        ("cp=2", 2, "of dp, tp, pp, zero"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_on_every_rank(ranks, words, world_size, message):
+    with pytest.raises(RankFailed, match=message) as refused:
+        ranks(world_size, train, words)
+    assert len(refused.value.tracebacks) == world_size
+
+
+def test_a_checkpoint_of_another_model_is_named(tmp_path):
+    file = tmp_path / "other.pt"
+    torch.save({"step": 1, "tensors": {"0.character.weight": [torch.zeros(96, 32)]}}, file)
+    with pytest.raises(ValueError, match=r"0.character.weight of shape \[96, 32\], expected"):
+        checkpoint.load(file)
+
+
+def test_the_text_is_the_alphabet_and_nothing_else():
+    assert set(text()) <= set(ALPHABET) and len(text()) > 300_000
+    assert len(encoded_text()) == len(text())
+    inputs, targets = batch_of(3, 5)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert str(Plan(dp=2, zero=1)) == "dp=2,zero=1"
