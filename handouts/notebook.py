@@ -71,8 +71,8 @@ class Notebook:
         """Its name in links and files; a README has that of its folder, or "readme"."""
         if self.path.suffix == ".ipynb":
             return self.path.stem
-        folder = self.path.parent.name if self.nested else ""
-        return (folder or self.path.stem).lower()
+        is_of_folder = self.nested and self.path.stem == "README"
+        return (self.path.parent.name if is_of_folder else self.path.stem).lower()
 
     @property
     def number(self) -> str:

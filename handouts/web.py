@@ -27,7 +27,7 @@ PARTS = {  # by the chapter that each begins with
     "processes_and_ranks": "Messages",
     "data_partitioning": "The batch is shared",
     "sharding": "The model is shared",
-    "at_scale": "All together",
+    "step_time": "All together",
 }
 
 

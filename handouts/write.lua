@@ -174,7 +174,7 @@ end
 
 -- The walk, from the outside to the inside: it knows in which cell it is ------------------
 
-local KEPT = { predict = true, listing = true, rich = true }
+local KEPT = { predict = true, listing = true, rich = true, film = true }
 local outside = { traverse = "topdown", Link = link, Image = image, Figure = figure }
 
 function outside.Div(div)

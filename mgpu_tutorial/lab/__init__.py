@@ -7,10 +7,10 @@ if kernel := server.notebook_kernel():  # first: the fork server imports torch w
     server.start()
     server.end_with(kernel)
 
+from mgpu_tutorial.lab.draw.film import film, frame
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.plot import curves
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
-from mgpu_tutorial.lab.draw.stepper import stepper
 from mgpu_tutorial.lab.draw.timeline import timeline
 from mgpu_tutorial.lab.record.memory import Ledger
 from mgpu_tutorial.lab.record.trace import note, span
@@ -21,7 +21,7 @@ from mgpu_tutorial.lab.run.progress import progress, status
 from mgpu_tutorial.lab.run.transfer import CannotTravel
 from mgpu_tutorial.lab.simulate.devices import devices, place
 from mgpu_tutorial.lab.simulate.link import slow_link
-from mgpu_tutorial.lab.simulate.pretend import pretend, without_values
+from mgpu_tutorial.lab.simulate.pretend import pretend
 from mgpu_tutorial.lab.table import Table
 from mgpu_tutorial.lab.teach.checks import check
 from mgpu_tutorial.lab.teach.playground import playground

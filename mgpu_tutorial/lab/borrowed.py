@@ -75,9 +75,6 @@ register_device = Private("torch:_register_device_module")
 map_tree = Private("torch.utils._pytree:tree_map")
 # The store of the backend "fake", which moves nothing; importing it registers that.
 fake_store = Private("torch.testing._internal.distributed.fake_pg:FakeStore")
-# A guard under which tensors have a shape and no values.
-fake_tensor_mode = Private("torch._subclasses.fake_tensor:FakeTensorMode")
-
 
 # The module whose collectives tensor-parallel and compiled code calls.
 functional_collectives = Private("torch.distributed._functional_collectives:")
@@ -86,24 +83,13 @@ dispatch_mode = Private("torch.utils._python_dispatch:TorchDispatchMode")
 # What a tensor class sets as its `__torch_function__` to have none.
 disabled_torch_function = Private("torch:_C._disabled_torch_function_impl")
 
-
-def version_of(tensor: Any) -> int:
-    """How often a tensor, or one that shares its memory, was changed in place."""
-    return tensor._version
+# "allgather" or "alltoall": how `context_parallel` brings the keys and values around.
+rotate_by = Private("torch.distributed.tensor.experimental._attention:set_rotate_method")
 
 
 def schema_of(operator: Any) -> Any:
     """Name and arguments of an operator of `torch.ops`."""
     return operator._schema
-
-
-def refuse_ddp(wrapper: type, why: str) -> None:
-    """Give a class of modules the attribute that DDP asks for first, so that it raises."""
-
-    def ask(module: Any) -> None:
-        raise ValueError(why)
-
-    wrapper._ddp_params_and_buffers_to_ignore = property(ask)
 
 
 def keep_stores_on_loopback() -> None:
@@ -139,3 +125,40 @@ def groups() -> list[tuple[str, str, list[int]]]:
         for group, ranks in members.items()
         if isinstance(group, distributed_c10d.ProcessGroup)
     ]
+
+
+def let_context_parallel_run_on_cpu() -> None:
+    """Teach `context_parallel` the CPU's attention: PyTorch's handlers know the GPU's only.
+
+    Its sums of partial results then keep the dtype of the queries.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
+
+    aten = torch.ops.aten
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    go_back = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+    def attend_to_block(q, k, v, is_causal, **_):
+        return attend(q.contiguous(), k.contiguous(), v.contiguous(), 0.0, is_causal)
+
+    def go_back_through_block(query, key, value, out, logsumexp, is_causal, grad_out, **_):
+        return go_back(grad_out, query, key, value, out, logsumexp, 0.0, is_causal)
+
+    def forward(operator, given, named):
+        mesh, local = given[0].device_mesh, [tensor.to_local() for tensor in given[:3]]
+        is_causal = given[4] if len(given) > 4 else named.get("is_causal", False)
+        ring = theirs._templated_ring_attention
+        found = ring(mesh.get_group(), 2, attend_to_block, *local, is_causal=is_causal)
+        return tuple(DTensor.from_local(x, mesh, given[0].placements) for x in found[:2])
+
+    def backward(operator, given, named):
+        mesh, (gradient, *local) = given[0].device_mesh, [t.to_local() for t in given[:6]]
+        ring = theirs._templated_ring_attention_backward
+        end = go_back_through_block, gradient, "grad_out", *local, given[7]
+        found = ring(mesh.get_group(), 2, *end)
+        return tuple(DTensor.from_local(x, mesh, given[0].placements) for x in found[:3])
+
+    theirs.custom_ops |= {attend: forward, go_back: backward}
+    theirs._cp_options.convert_to_f32 = False

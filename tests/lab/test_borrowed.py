@@ -22,6 +22,7 @@ ATTRIBUTES = [  # that functions of the module read or set, the last one a noteb
     "torch:_C._distributed_c10d._dump_fr_trace",
     "torch.distributed.distributed_c10d:_world.pg_group_ranks",
     "torch.distributed.rendezvous:TCPStore",
+    "torch.distributed.tensor.experimental._context_parallel._attention:custom_ops",
     "torch.cuda:_parse_visible_devices",
 ]
 PUBLIC = {

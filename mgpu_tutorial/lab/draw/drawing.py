@@ -75,5 +75,34 @@ class Drawing:
         return {"text/plain": self.text} | pages
 
 
+SECONDS, ROUNDS, HELD = 1.6, 3, 2  # a frame's time; how often all are shown; the last one's
+
+
+def animated(frames: list[Drawing]) -> Drawing:
+    """One drawing that shows the frames in turn by itself; where nothing moves, the last."""
+    last, turns = len(frames) - 1, len(frames) - 1 + HELD
+    alt = f"A film of {last} steps. " + " ".join(frame.alt for frame in frames)
+    text = "\n".join(frame.text for frame in frames)
+    size = max(frame.width for frame in frames), max(frame.height for frame in frames)
+    drawing = Drawing(*size, text, alt)
+    always = set(frames[0].parts).intersection(*(frame.parts for frame in frames))
+    style, shown = "", "".join(part for part in frames[0].parts if part in always)
+    for i, frame in enumerate(frames):
+        begin, end = 100 * i / turns, 100 if i == last else 100 * (i + 1) / turns
+        before = f"0%,{begin:.3f}%{{visibility:hidden}}" if i else ""
+        after = f"{end:.3f}%,100%{{visibility:hidden}}" if i < last else ""
+        style += (
+            f"@keyframes k{i}{{{before}{begin:.3f}%,{end:.3f}%{{visibility:visible}}{after}}}"
+            f".f{i}{{animation:k{i} {turns * SECONDS:g}s step-end {ROUNDS} both}}"
+        )
+        hidden = "" if i == last else " visibility='hidden'"
+        own = "".join(part for part in frame.parts if part not in always)
+        shown += f"<g class='f{i}'{hidden}>{own}</g>"
+    motion = "@media (prefers-reduced-motion: no-preference)"
+    drawing.parts = [f"<style>{motion}{{{style}}}</style><g {FONT}>", shown.replace(FONT, "")]
+    drawing.parts.append("</g>")
+    return drawing
+
+
 def _dashes(dash: str) -> str:
     return f" stroke-dasharray='{dash}'" if dash else ""

@@ -93,6 +93,7 @@ def kernel_folder() -> Path:
         folder = folder / f"child-{os.getpid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     require_private(folder)
+    folder.chmod(0o700)  # a compiler's cache inside may have made it again, as the umask says
     return folder
 
 

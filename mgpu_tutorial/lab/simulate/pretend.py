@@ -8,7 +8,6 @@ values.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,17 +64,6 @@ def pretend(
     limits = {"backend": "none", "device": "cpu", "timeout": 600}
     report = launch(_as_one_of_many, 1, worker, world_size, args, kwargs, **limits)
     return report.results[0]
-
-
-@contextmanager
-def without_values() -> Iterator[None]:
-    """Inside, tensors have a shape and no values, so that they may be as large as you like.
-
-    Meshes and process groups must be there before. A model is best built and sharded on the
-    device meta before, which is faster, and gets its memory inside by `to_empty`.
-    """
-    with borrowed.fake_tensor_mode(allow_non_fake_inputs=True):  # those of the device meta
-        yield
 
 
 def _as_one_of_many(

@@ -8,6 +8,7 @@ import ast
 import inspect
 import linecache
 import re
+import symtable
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ def read() -> tuple[list[str], list[Piece]]:
 
 
 def listing() -> str:
-    """What is in the reader's library, by chapter; also from the folder above it."""
+    """What is in the reader's library, by chapter."""
     imports, pieces = read()
     if not pieces:
         return f"No {FILE} here yet: what passes a build in a notebook goes there."
@@ -69,14 +70,15 @@ def keep(chapter: str, functions: Sequence[Callable]) -> None:
     pieces = [piece for piece in pieces if piece.names != names]
     kept = {name for piece in pieces for name in piece.names.split(", ")}
     needed, sources = needs(functions, kept)
-    uses = (n for n, p in enumerate(pieces) if set(names.split(", ")) & _names(p.source))
+    own = [n for n, p in enumerate(pieces) if p.chapter == chapter]
+    uses = (n for n in own if set(names.split(", ")) & _names(pieces[n].source))
     place = next(uses, len(pieces))  # a class is there before what is derived from it
     pieces.insert(place, Piece(chapter, names, "\n\n\n".join(sources)))
     order = [path.stem[3:] for path in sorted(FILE.resolve().parent.glob("[0-9]*_*.ipynb"))]
     order += [piece.chapter for piece in pieces]  # of notebooks that lie elsewhere
     pieces.sort(key=lambda piece: order.index(piece.chapter))
-    own = re.compile(rf"from .* import ({'|'.join(kept | set(names.split(', ')))})")
-    imports = [line for line in {*imports, *needed} if not own.fullmatch(line)]
+    built = re.compile(rf"from .* import ({'|'.join(kept | set(names.split(', ')))})")
+    imports = [line for line in {*imports, *needed} if not built.fullmatch(line)]
     blocks = [f"# {piece.chapter}: {piece.names}\n{piece.source}" for piece in pieces]
     text = "\n\n\n".join(["\n".join([HEAD, "", *sorted(imports)]), *blocks])
     FILE.write_text(text + "\n", encoding="utf-8")
@@ -87,10 +89,10 @@ def needs(functions: Sequence[Callable], kept: set[str]) -> tuple[list[str], lis
 
     A helper is what a cell made: a function, a class or a plain value.
     """
-    imports, sources, waiting, seen = [], [], list(functions), set(kept)
+    imports, sources, waiting = [], [], list(functions)
+    seen = kept | {function.__name__ for function in functions}
     while waiting:
         function = waiting.pop()
-        seen.add(function.__name__)
         sources.insert(0, source_of(function))
         around = vars(sys.modules[function.__module__])
         for name in sorted(names_in(function) & around.keys() - seen):
@@ -101,6 +103,7 @@ def needs(functions: Sequence[Callable], kept: set[str]) -> tuple[list[str], lis
                 imports.append(f"import {thing.__name__}{as_name}")
             elif home == function.__module__ and isinstance(thing, FunctionType | type):
                 waiting.append(thing)
+                seen.add(name)
             elif home and hasattr(thing, "__name__"):
                 as_name = "" if thing.__name__ == name else f" as {name}"
                 imports.append(f"from {home} import {thing.__name__}{as_name}")
@@ -111,19 +114,24 @@ def needs(functions: Sequence[Callable], kept: set[str]) -> tuple[list[str], lis
 
 
 def names_in(function: Callable) -> set[str]:
-    """All names that the source of a function or class uses."""
+    """All names from outside that the source of a function or class uses."""
     return _names(source_of(function))
 
 
 def _names(source: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    tables = [symtable.symtable(source, "cell", "exec")]
+    for table in tables:
+        tables += table.get_children()
+    symbols = [symbol for table in tables for symbol in table.get_symbols()]
+    return {s.get_name() for s in symbols if s.is_referenced() and s.is_global()}
 
 
 def source_of(function: Callable) -> str:
     """The source of a function or of a class, of a cell too, where inspect finds no class."""
     if not isinstance(function, type):
         return inspect.cleandoc("\n" + inspect.getsource(function))
-    method = next(part for part in vars(function).values() if isinstance(part, FunctionType))
+    parts = (getattr(part, "__func__", part) for part in vars(function).values())  # static
+    method = next(part for part in parts if isinstance(part, FunctionType))
     lines = linecache.getlines(inspect.unwrap(method).__code__.co_filename)
     body = ast.parse("".join(lines)).body
     node = next(part for part in body if getattr(part, "name", None) == function.__name__)

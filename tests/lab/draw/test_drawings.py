@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from mgpu_tutorial.collectives import calls
-from mgpu_tutorial.collectives.figures import ring_step_by_step
-from mgpu_tutorial.lab import RanksHung, launch, sequence_chart, stepper, timeline, traffic
+from mgpu_tutorial.collectives.ring import reduce_by, ring_all_reduce
+from mgpu_tutorial.lab import RanksHung, film, launch, sequence_chart, timeline, traffic
 from mgpu_tutorial.lab.draw.sequence_chart import message_log
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
@@ -18,19 +18,18 @@ def elements(drawing, tag):
     return root.findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
 
 
-@pytest.mark.parametrize("worker, world_size", [(calls.pairs, 5), (ring_step_by_step, 3)])
-def test_a_chart_is_the_same_from_run_to_run(ranks, worker, world_size):
-    reports = [ranks(world_size, worker, trace=True), launch(worker, world_size, trace=True)]
+def test_a_chart_is_the_same_from_run_to_run(ranks):
+    reports = [ranks(5, calls.pairs, trace=True), launch(calls.pairs, 5, trace=True)]
     first, second = map(sequence_chart, reports)
     assert (first.svg(), repr(first)) == (second.svg(), repr(second))
 
 
 def test_each_message_is_an_arrow_and_arrives_no_higher_than_it_was_sent(ranks):
-    report = ranks(4, ring_step_by_step, trace=True)
+    report = ranks(4, reduce_by, ring_all_reduce, 12, trace=True)
     log = message_log(report)
     assert len(log.messages) == 24 == len(elements(sequence_chart(report), "polygon"))
     assert all(log.rows[source] <= log.rows[target] for source, target in log.messages)
-    assert len(stepper(report).frames) == 7  # the start, and 2 (4 - 1) steps
+    assert len(film(report).frames) > 1  # without noted frames the messages one by one
 
 
 def test_collectives_of_different_groups_are_not_drawn_over_each_other(ranks):
@@ -54,7 +53,7 @@ def test_a_deadlock_is_drawn_with_its_open_ends():
 
 
 def test_drawing_what_was_not_recorded_is_refused():
-    for draw in (sequence_chart, timeline, traffic, stepper):
+    for draw in (sequence_chart, timeline, traffic, film):
         with pytest.raises(ValueError, match="launch with trace=True"):
             draw(Report(2))
 

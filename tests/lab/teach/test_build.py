@@ -104,6 +104,11 @@ def said(build, *functions):
     return shown.stdout.strip()
 
 
+@pytest.mark.parametrize("given", [[], ["add_up"], [None]])
+def test_what_is_no_function_is_one_sentence(build, given):
+    assert "must get the function itself, build(name)" in said(build, *given)
+
+
 def test_what_passes_is_kept_with_its_imports_and_a_second_pass_replaces_it(cell, build):
     assert said(build, *cell("def add_up(number):\n    return number\n")).startswith(
         "not yet"
@@ -149,6 +154,17 @@ def test_a_library_has_the_reader_s_version_where_there_is_one(cell, build, caps
     assert capsys.readouterr().out == "mine.py: add_up; the package: mean\n"
     assert own.mean is mean and own.add_up is not add_up
     assert launch(used_by, 2, own.add_up).results == [torch.tensor([3.0])] * 2
+
+
+def test_functions_of_one_build_that_call_each_other_are_kept_once(
+    cell, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    half = "def half(count):\n    return count / 2"
+    quarter = "def quarter(count):\n    return half(half(count))"
+    mine.keep("first", cell(f"count = 49\n\n\n{half}\n\n\n{quarter}"))
+    kept = f"# first: half, quarter\n{half}\n\n\n{quarter}\n"
+    assert mine.FILE.read_text().endswith(kept)  # each once; an argument is no name outside
 
 
 def test_a_class_is_kept_before_what_is_derived_from_it(cell, tmp_path, monkeypatch):

@@ -1,0 +1,329 @@
+"""A film of what ranks hold and send, from a traced run: step by step, forward and back.
+
+A worker calls `frame` after each step; `film(report)` draws the frames. A *brick* is what a
+rank holds in one slot: a shard, a chunk, a micro-batch, a token. Its fill says whose parts
+are in it, so a sum fills up part by part. What changed in a step is lit, and an arrow leads
+to it from the rank that sent it, as the recorder saw.
+
+    def worker(rank, world_size):
+        mine = torch.tensor([10**rank])
+        frame("Each rank has a number of its own.", {"sum": [rank]})
+        dist.all_reduce(mine)
+        frame("Each rank has the sum of all.", {"sum": range(world_size)})
+
+    film(launch(worker, 4, trace=True))
+"""
+
+import json
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mgpu_tutorial.lab.colours import tone
+from mgpu_tutorial.lab.draw import sequence_chart
+from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing, animated
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.record.trace import note
+from mgpu_tutorial.lab.words import bytes_text
+
+MARK = "frame "
+PART, BRICK, ROW, HEAD, LEFT, GAP = 17, 28, 46, 24, 64, 34  # pixels
+LINE, CURVE = 19, 64
+Brick = tuple  # of the parts' numbers, or of a text and the rank whose colour it has
+
+
+def frame(
+    says: str,
+    bricks: Mapping[str, Iterable[int] | str | tuple[str, int]],
+    came: Mapping[str, tuple[int, str]] | None = None,
+    step: int | None = None,
+    nbytes: int | None = None,
+) -> None:
+    """Note what this rank holds after a step, for the film.
+
+    `says` is the sentence of the step; where ranks differ, the lowest rank's counts. `bricks`
+    has for each slot the ranks whose parts are in it, or a text in this rank's colour, or a
+    text and the rank whose colour it has. `came` names the rank and the slot that a brick
+    came from, where the two slots differ. Ranks that do different things number their steps,
+    from 0. `nbytes` is drawn as a curve under the bricks.
+    """
+    held = {
+        slot: list(brick) if not isinstance(brick, str) else [brick, None]
+        for slot, brick in bricks.items()
+    }
+    fields = {
+        "says": says,
+        "bricks": held,
+        "came": came or {},
+        "step": step,
+        "nbytes": nbytes,
+    }
+    note(MARK + json.dumps(fields))
+
+
+class Film:
+    """Frames to step through by slider and arrow keys; an image where nothing runs."""
+
+    def __init__(self, frames: list[Drawing]) -> None:
+        self.frames = frames
+
+    def __repr__(self) -> str:
+        texts = [f"step {i}\n{frame.text}" for i, frame in enumerate(self.frames)]
+        return "\n".join(texts)
+
+    def widget(self):
+        """The frames sit in the page, and stepping needs no answer from the kernel."""
+        import ipywidgets as widgets
+
+        last = len(self.frames) - 1
+        stack = widgets.Stack([widgets.HTML(frame.html()) for frame in self.frames])
+        stack.selected_index = 0
+        play = widgets.Play(min=0, max=last, interval=1500, tooltip="play the steps")
+        slider = widgets.IntSlider(0, 0, last, description="step", continuous_update=True)
+        widgets.jslink((play, "value"), (slider, "value"))
+        widgets.jslink((slider, "value"), (stack, "selected_index"))
+        return widgets.VBox([widgets.HBox([play, slider]), stack])
+
+    def still(self) -> str:
+        """An image that plays by itself, and the frames: a web page's script steps them."""
+        figures = "".join(
+            f'<figure style="display:inline-block;width:47%;min-width:280px;margin:4px">'
+            f"<figcaption>step {i}</figcaption>{frame.html()}</figure>"
+            for i, frame in enumerate(self.frames)
+        )
+        steps = f"<details><summary>The steps side by side</summary>{figures}</details>"
+        return f'<div class="film">{animated(self.frames).html()}{steps}</div>'
+
+    def _repr_mimebundle_(self, **_: object) -> dict:
+        return self.widget()._repr_mimebundle_() | {
+            "text/plain": repr(self),
+            "text/html": self.still(),
+        }
+
+
+def film(report: Report) -> Film:
+    """The frames that the ranks noted; without any, the messages of the run one by one.
+
+    Raises ValueError where nothing was recorded.
+    """
+    steps = _steps(report)
+    if not steps:
+        return Film(sequence_chart.frames(report))
+    slots = list(dict.fromkeys(s for step in steps for held in step.held for s in held))
+    return Film(
+        [_Frame(steps, i, slots, report.world_size).draw() for i in range(len(steps))]
+    )
+
+
+@dataclass
+class Step:
+    """What every rank holds after a step, and where what is new came from."""
+
+    says: str = ""
+    held: list[dict[str, Brick]] = field(default_factory=list)  # by rank
+    moves: list[tuple[int, str, int, str]] = field(default_factory=list)
+    lit: set[tuple[int, str]] = field(default_factory=set)
+    nbytes: list[int | None] = field(default_factory=list)
+
+
+def _steps(report: Report) -> list[Step]:
+    noted: dict[int, dict[int, dict]] = defaultdict(dict)  # by step and rank
+    sent: dict[int, set[tuple[int, int]]] = defaultdict(set)  # by step: from and to
+    for rank in range(report.world_size):
+        number, since = -1, set()
+        for event in (e for e in report.events if e.rank == rank):
+            if event.kind == "note" and event.note.startswith(MARK):
+                fields = json.loads(event.note.removeprefix(MARK))
+                number = number + 1 if fields["step"] is None else fields["step"]
+                noted[number][rank] = fields
+                sent[number] |= since
+                since = set()
+            elif event.sends:
+                since.add((rank, event.peer))
+            elif event.kind == "collective":
+                since |= {(rank, other) for other in event.group if other != rank}
+    steps, before = [], Step(held=[{}] * report.world_size, nbytes=[None] * report.world_size)
+    for number in sorted(noted):
+        now = noted[number]
+        says = next((f["says"] for _, f in sorted(now.items()) if f["says"]), "")
+        step = Step(says, [dict(h) for h in before.held], nbytes=list(before.nbytes))
+        for rank, fields in now.items():
+            step.held[rank] = {
+                slot: (b[0], rank if b[1] is None else b[1])
+                if b and isinstance(b[0], str)
+                else tuple(sorted(b))
+                for slot, b in fields["bricks"].items()
+                if b
+            }
+            step.nbytes[rank] = fields["nbytes"]
+        if steps:
+            _compare(before, step, now, sent[number])
+        steps.append(step)
+        before = step
+    return steps
+
+
+def _compare(before: Step, step: Step, noted: dict, sent: set[tuple[int, int]]) -> None:
+    """Light what is new, and find who sent it."""
+    for rank, held in enumerate(step.held):
+        came = noted.get(rank, {}).get("came", {})
+        for slot, brick in held.items():
+            old = before.held[rank].get(slot)
+            if brick == old and slot not in came:
+                continue
+            step.lit.add((rank, slot))
+            if slot in came:
+                step.moves.append((*came[slot], rank, slot))
+                continue
+            for other, earlier in enumerate(before.held):
+                there = earlier.get(slot)
+                if (other, rank) in sent and there and _gives(there, brick, old):
+                    step.moves.append((other, slot, rank, slot))
+
+
+def _gives(there: Brick, new: Brick, old: Brick | None) -> bool:
+    """Whether a brick of another rank can be the source of what is new in this one."""
+    if isinstance(new[0], str) or isinstance(there[0], str):
+        return True
+    return bool(set(there) & set(new) - set(old or ()))
+
+
+class _Frame:
+    """One step on paper: a row a rank, a column a slot, the sentence above."""
+
+    def __init__(self, steps: list[Step], number: int, slots: list[str], ranks: int) -> None:
+        self.steps, self.step, self.number = steps, steps[number], number
+        self.slots, self.ranks = slots, ranks
+        bricks = [b for s in steps for held in s.held for b in held.values()]
+        longest = max((len(b[0]) for b in bricks if isinstance(b[0], str)), default=0)
+        self.wide = max(PART * ranks if longest == 0 else 0, 9 * longest + 12, 44)
+        self.width = max(LEFT + (self.wide + GAP) * len(slots), 400)
+        letters = int(self.width / 8.7)
+        self.words = [textwrap.wrap(s.says, letters) for s in steps]
+        self.top = LINE * max(map(len, self.words)) + 14 + HEAD
+        self.has_curve = any(n is not None for s in steps for n in s.nbytes)
+
+    def draw(self) -> Drawing:
+        height = self.top + ROW * self.ranks + (CURVE if self.has_curve else 0) + 4
+        moved = self._said()
+        alt = f"Step {self.number}. {self.step.says} {'; '.join(moved)}".strip()
+        self.drawing = Drawing(self.width, height, self._text(moved), alt)
+        for i, line in enumerate(self.words[self.number]):
+            self.drawing.label(8, 19 + LINE * i, line, 15, anchor="start")
+        for column, slot in enumerate(self.slots):
+            x = LEFT + (self.wide + GAP) * column + self.wide / 2
+            self.drawing.label(x, self.top - 8, slot, 14)
+        for rank in range(self.ranks):
+            y = self.top + ROW * rank
+            self.drawing.label(
+                8, y + 20, f"rank {rank}", 14, tone(rank).text, "start", "bold"
+            )
+            for slot in self.slots:
+                self._brick(rank, slot)
+        self._arrows()
+        if self.has_curve:
+            self._curve()
+        return self.drawing
+
+    def _corner(self, rank: int, slot: str) -> tuple[float, float]:
+        column = self.slots.index(slot)
+        return LEFT + (self.wide + GAP) * column, self.top + ROW * rank
+
+    def _brick(self, rank: int, slot: str) -> None:
+        x, y = self._corner(rank, slot)
+        brick = self.step.held[rank].get(slot)
+        if brick is None:
+            self.drawing.box(x, y, self.wide, BRICK, FAINT, width=1, dash="3 3", radius=3)
+            return
+        if isinstance(brick[0], str):
+            own = tone(brick[1])
+            self.drawing.box(x, y, self.wide, BRICK, own.fill, own.fill, 0, radius=3)
+            self.drawing.label(x + self.wide / 2, y + 19, brick[0], 14, own.on, weight="bold")
+        else:
+            self.drawing.box(x, y, self.wide, BRICK, FAINT, width=0, radius=3)
+            part = self.wide / self.ranks
+            for other in brick:
+                own, left = tone(other), x + part * other
+                self.drawing.box(left, y, part, BRICK, own.fill, own.fill, 0, radius=0)
+                self.drawing.label(left + part / 2, y + 19, other, 13, own.on, weight="bold")
+        is_lit = (rank, slot) in self.step.lit
+        thick = (INK, 3.4) if is_lit else (FAINT, 1)
+        self.drawing.box(x, y, self.wide, BRICK, thick[0], "none", thick[1], radius=3)
+
+    def _arrows(self) -> None:
+        """Within a column they run in the gap beside it, one line for all that meet."""
+        lanes: dict[str, list[tuple[set[int], set[int]]]] = defaultdict(list)
+        for rank, slot, target, into in self.step.moves:
+            if slot != into:
+                self._across(rank, slot, target, into)
+                continue
+            sources, targets = {rank}, {target}
+            for lane in [
+                lane for lane in lanes[slot] if lane[1] & targets or lane[0] & sources
+            ]:
+                lanes[slot].remove(lane)
+                sources, targets = sources | lane[0], targets | lane[1]
+            lanes[slot].append((sources, targets))
+        for slot, columns in lanes.items():
+            for i, (sources, targets) in enumerate(columns):
+                self._beside(slot, sources, targets, 9 + 6 * (i % 4))
+
+    def _beside(self, slot: str, sources: set[int], targets: set[int], off: int) -> None:
+        x = self._corner(0, slot)[0] + self.wide
+        ys = {rank: self._corner(rank, slot)[1] + BRICK / 2 for rank in sources | targets}
+        ink = tone(min(sources)).text if len(sources) == 1 else INK
+        self.drawing.line(x + off, min(ys.values()), x + off, max(ys.values()), ink, 2.4)
+        for rank, y in ys.items():
+            if rank in targets:
+                self.drawing.line(x + off, y, x + 1, y, ink, 2.4, arrow=True)
+            else:
+                self.drawing.line(x, y, x + off, y, ink, 2.4)
+
+    def _across(self, rank: int, slot: str, target: int, into: str) -> None:
+        (x1, y1), (x2, y2) = self._corner(rank, slot), self._corner(target, into)
+        half, own = self.wide / 2, tone(rank).text
+        if rank == target:
+            x1, x2 = (x1 + 2 * half, x2) if x2 > x1 else (x1, x2 + 2 * half)
+            self.drawing.line(x1, y1 + 14, x2, y2 + 14, own, 2.2, arrow=True)
+            return
+        y1, y2 = (y1 + BRICK, y2) if target > rank else (y1, y2 + BRICK)
+        self.drawing.line(x1 + half, y1, x2 + half, y2, own, 2.2, arrow=True)
+
+    def _curve(self) -> None:
+        """The most bytes that any rank holds, step by step; a dot at this one."""
+        most = [max((n for n in s.nbytes if n is not None), default=0) for s in self.steps]
+        bottom, high = self.top + ROW * self.ranks + CURVE - 8, CURVE - 26
+        across = (self.width - LEFT - 90) / max(1, len(most) - 1)
+        at = [(LEFT + across * i, bottom - high * n / max(most)) for i, n in enumerate(most)]
+        self.drawing.line(LEFT, bottom, self.width - 90, bottom, FAINT, 1)
+        for (x1, y1), (x2, y2) in zip(at, at[1:], strict=False):
+            self.drawing.line(x1, y1, x2, y2, INK, 2)
+        x, y = at[self.number]
+        self.drawing.box(x - 5, y - 5, 10, 10, INK, INK, 1, radius=5)
+        self.drawing.label(8, bottom - 14, "bytes", 14, anchor="start")
+        text = bytes_text(most[self.number])
+        self.drawing.label(x + 9, y - 6, text, 14, anchor="start", weight="bold", halo=True)
+
+    def _said(self) -> list[str]:
+        """The arrows in words: what goes from which ranks to which."""
+        origins: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+        for rank, slot, target, into in self.step.moves:
+            origins[slot, into, target].append(rank)
+        said = []
+        for (slot, into, target), ranks in origins.items():
+            where = slot if slot == into else f"{slot} into {into}"
+            who = "rank" if len(ranks) == 1 else "ranks"
+            said.append(f"{where}: {who} {', '.join(map(str, ranks))} → rank {target}")
+        return said
+
+    def _text(self, moved: list[str]) -> str:
+        lines = [self.step.says]
+        for rank, held in enumerate(self.step.held):
+            bricks = [f"{slot} {_in_words(brick)}" for slot, brick in held.items()]
+            lines.append(f"  rank {rank}: {', '.join(bricks) or 'nothing'}")
+        return "\n".join([*lines, *(f"  {said}" for said in moved)])
+
+
+def _in_words(brick: Brick) -> str:
+    return brick[0] if isinstance(brick[0], str) else f"{{{' '.join(map(str, brick))}}}"
