@@ -1,8 +1,8 @@
-"""DDP's four wrappers by model size, from latency-bound to bandwidth-bound.
+"""07's wrappers and torch's DDP by model size, from latency-bound to bandwidth-bound.
 
     python benchmarks/ddp_steps.py [--ranks 2] [--steps 15] [--repeats 5]
 
-All four take their steps in turns inside the same ranks. Prints the median step of each, and
+All take their steps in turns inside the same ranks. Prints the median step of each, and
 how many times as long as torch's DDP it takes: the median over all turns of the ratio of the
 two steps in one turn. Then the same over a network that is set to
 1 ms and 100 MB/s a message, behind a backward of 3 ms a layer; these are waited for.

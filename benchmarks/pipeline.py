@@ -22,6 +22,7 @@ from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.model_parallel.tasks import fastest_step, idle_share, pipeline_steps
 from mgpu_tutorial.pipelines import figures, schedules
 from mgpu_tutorial.pipelines import work as works
+from mgpu_tutorial.shared.vision import torchvision
 
 STEPS = 3
 ORDERS = ["GPipe", "1F1B", "interleaved 1F1B"]
@@ -31,15 +32,16 @@ def one_process(
     rank: int, world_size: int, samples: int, image_size: int, micros: Sequence[int]
 ) -> dict[str, list[float]]:
     """Milliseconds of a step for each number of micro-batches, by what shares the work."""
-    data = resnet.random_images(samples, image_size)
-    whole, split = (resnet.new_resnet50(), resnet.ModelParallelResNet50(("cpu", "cpu")))
+    data = works.ResNetStages(samples=samples, image_size=image_size).batch(1)
+    whole = torchvision.models.resnet50()
+    split = resnet.ModelParallelResNet50(("cpu", "cpu"))
     split.load_state_dict(whole.state_dict())
     every = os.cpu_count() or 1
     times: dict[str, list[float]] = {}
     for name, model, step, threads in (
         ("whole, 1 thread(s)", whole, resnet.unsplit_step, 1),
         (f"whole, {every} thread(s)", whole, resnet.unsplit_step, every),
-        ("split, a queue a stage", split, micro_batches.forward_backward, 1),
+        ("split, a queue a stage", split, micro_batches.take_step, 1),
     ):
         torch.set_num_threads(threads)
         times[name] = [fastest(model, step, *data, micro) for micro in micros]
@@ -60,13 +62,14 @@ def on_ranks(
     rank: int, world_size: int, samples: int, image_size: int, micros: Sequence[int]
 ) -> dict[str, list[float]]:
     """Milliseconds of a step for each number of micro-batches, by schedule."""
-    model, times = resnet.new_resnet50(), {}
+    times: dict[str, list[float]] = {}
     cuts = ("layer2.0", "layer3.0", "layer4.0")
-    work = works.ResNetStages(cuts, samples, image_size, model)
     for name in ORDERS[: 3 if world_size == 2 else 2]:  # ResNet-50 is cut into four at most
         times[name] = []
+        count = len(schedules.stages_on_rank(name, rank, world_size)) * world_size
+        each = 4 // count  # of four parts, joined to as many stages
+        work = works.ResNetStages(cuts[each - 1 :: each], samples, image_size)
         for micro in micros:
-            model.zero_grad()
             seconds = float("nan")
             if name == "GPipe" or micro >= world_size:  # 1F1B refuses fewer
                 run = figures.measure_schedule(rank, world_size, name, micro, work, STEPS)

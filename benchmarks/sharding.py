@@ -12,14 +12,14 @@ from functools import partial
 
 import torch
 from common import median_ms, options, ratio, repeat
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.sharding.figures import held_by
-from mgpu_tutorial.sharding.fsdp import fsdp
-from mgpu_tutorial.sharding.training import Prepared, values_of, zero_1, zero_2, zero_3
+from mgpu_tutorial.sharding.stages import Prepared, zero_1, zero_2, zero_3
 from mgpu_tutorial.shared.models import SmallTransformer
 
 SIZES = {  # of a SmallTransformer, and a rank's sequences and tokens
@@ -35,13 +35,22 @@ def ddp(module) -> Prepared:
     """PyTorch's DDP, with the whole of everything on every rank."""
     model = DistributedDataParallel(module)
     optimizer = Adam(model.parameters(), lr=0.01)
-    return Prepared(model, optimizer, lambda: values_of(module))
+    return Prepared(model, optimizer, optimizer.step, dict)
+
+
+def fsdp(module) -> Prepared:
+    """PyTorch's ZeRO 3, a block at a time."""
+    for block in module.blocks:
+        fully_shard(block)
+    fully_shard(module)
+    optimizer = Adam(module.parameters(), lr=0.01)
+    return Prepared(module, optimizer, optimizer.step, dict)
 
 
 STAGES = {
     "DDP": ddp,
     "ShardedOptimizer": zero_1,
-    "ShardedGradients": zero_2,
+    "FlatParameters": zero_2,
     "ShardedModel": zero_3,
     "fully_shard": fsdp,
 }
@@ -51,15 +60,14 @@ def time_stages(
     rank: int, world_size: int, model: dict[str, int], batch: tuple[int, int], steps: int
 ) -> dict[str, tuple[list[float], int]]:
     """The seconds of each step with each stage, and the bytes that a rank then holds."""
-    prepared = {name: prepare(SmallTransformer(**model)) for name, prepare in STAGES.items()}
+    made = {name: SmallTransformer(**model, tied=False) for name in STAGES}
+    prepared = {name: prepare(made[name]) for name, prepare in STAGES.items()}
     tokens = torch.randint(model["vocabulary"], batch)
 
     def step(one: Prepared) -> None:
-        one.optimizer.zero_grad()
+        one.model.zero_grad()
         one.model(tokens).square().mean().backward()
-        one.after_backward()
-        one.optimizer.step()
-        one.after_step()
+        one.step()
 
     actions = {name: partial(step, one) for name, one in prepared.items()}
     seconds = in_turns(actions, steps, warm_up=2)

@@ -15,13 +15,20 @@ CHAPTERS = (
     "ddp_reducer",
     "ddp_in_practice",
     "when_it_breaks",
+    "survival",
     "mixed_precision",
     "comparison",
     "sharding",
+    "fully_shard",
     "model_parallel",
     "pipelines",
     "tensor_parallel",
+    "tensor_parallel_in_practice",
+    "long_sequences",
+    "experts",
+    "step_time",
     "at_scale",
+    "language_model",
 )
 
 # First of all: in a notebook the lab's fork server then imports torch while we do.

@@ -129,6 +129,8 @@ def _value(name: str, text: str, worker: Callable) -> object:
 
 def main(words: list[str]) -> int:
     given, rest = _parse(words)
+    if given.worker == "mine" and os.path.isdir("notebooks"):
+        os.chdir("notebooks")
     if given.worker in (None, "mine"):
         print(mine.listing() if given.worker else listing())
         return 0
@@ -139,7 +141,8 @@ def main(words: list[str]) -> int:
             under_torchrun(worker, arguments)
         options = {"device": given.device, "timeout": given.timeout}
         options = {name: value for name, value in options.items() if value is not None}
-        ranks = 2 if given.ranks is None else given.ranks
+        usual = getattr(worker, "ranks_for", lambda **_: 2)(**arguments)
+        ranks = usual if given.ranks is None else given.ranks
         print(launch(worker, ranks, **options, **arguments))
         return 0
     except LaunchError as error:

@@ -11,25 +11,6 @@ from tools.assignment import binds, needed, reads
 ROOT = Path(__file__).parent.parent
 
 
-def function(head, body):
-    lines = [f"    {line}" for line in body.strip("\n").split("\n")]
-    return "\n".join([f"def {head}(rank, world_size):", *lines])
-
-
-ADD_UP = "dist.all_reduce(square)"
-NORM = """\
-import torch
-import torch.distributed as dist
-prepared = training.PREPARE[3](training.new_model())
-training.take_step(prepared, step=0)
-mine = [p.grad for p in prepared.model.parameters()]
-"""
-
-
-def norm(*lines):
-    return function("norm", NORM + "\n".join([*lines, "return square.sqrt().item()"]))
-
-
 # The notebook, the name that the reader fills in, the right answers, and the wrong ones
 # with what the verdict says of each.
 EXERCISES = [
@@ -89,24 +70,6 @@ EXERCISES = [
             "lr, decay = 0.01, 0.1": "the distance is 0.",
             "lr, decay = 0.0025, 0.1": "the distance is ",
             "lr, decay = 0.0025 * 1.01, 0.4": "the distance is ",
-        },
-    ),
-    (
-        "13_sharding",
-        "ranks",
-        ["ranks = 19"],
-        {"ranks = 18": "the answer is 18", "ranks = 32": "the answer is 32"},
-    ),
-    (
-        "13_sharding",
-        "norm",
-        [
-            norm("square = sum((g**2).sum() for g in mine)", ADD_UP),
-            norm("square = torch.stack([g.norm() for g in mine]).square().sum()", ADD_UP),
-        ],
-        {
-            norm("square = sum((g**2).sum() for g in mine)"): "rank 0 of 2: ",
-            norm("square = sum(g.norm() for g in mine)", ADD_UP, "square **= 2"): "rank 0",
         },
     ),
 ]

@@ -18,6 +18,7 @@ from mgpu_tutorial.nonblocking import transfers
 from mgpu_tutorial.pipelines import figures, schedules, stages
 from mgpu_tutorial.pipelines import work as works
 from mgpu_tutorial.point_to_point import messages as p2p
+from mgpu_tutorial.shared.vision import torchvision
 from tests.data_parallel import reference
 from tests.lab import ranks
 
@@ -80,13 +81,13 @@ def test_the_ledger_counts_no_more_than_cuda_saw():
 
 
 def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
-    images, labels = (tensor.cuda() for tensor in resnet.random_images(4))
-    whole = resnet.new_resnet50().cuda()
+    images, labels = (tensor.cuda() for tensor in works.ResNetStages().batch(1))
+    whole = torchvision.models.resnet50().cuda()
     split = resnet.ModelParallelResNet50(("cuda:0", "cuda:0"))
     split.load_state_dict(whole.state_dict())
     torch.backends.cudnn.deterministic = True
     resnet.unsplit_step(whole, images, labels, 2)
-    _, tasks = micro_batches.forward_backward(split, images, labels, 2)
+    _, tasks = micro_batches.take_step(split, images, labels, 2)
     assert len(tasks) == 8
     expected = [p.grad for p in whole.parameters()]
     torch.testing.assert_close([p.grad for p in split.parameters()], expected)

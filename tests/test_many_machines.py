@@ -1,4 +1,4 @@
-"""README's section on many machines is run as it is written, its nodes on this machine."""
+"""The section on many machines is run as it is written, its nodes on this machine."""
 
 import os
 import re
@@ -14,8 +14,8 @@ from mgpu_tutorial.processes_and_ranks.meeting import free_port
 
 pytestmark = pytest.mark.slow
 
-README = Path(__file__).parents[1] / "README.md"
-SECTION = README.read_text(encoding="utf-8").split("## On many machines")[1].split("\n## ")[0]
+PAGE = Path(__file__).parents[1] / "docs" / "machines.md"
+SECTION = PAGE.read_text(encoding="utf-8").split("## On many machines")[1].split("\n## ")[0]
 NODE_0, NODE_1, SLURM = re.findall(r"```(?:bash)?\n(.*?)```", SECTION, re.DOTALL)
 
 

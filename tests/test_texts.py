@@ -11,7 +11,7 @@ from tools.open_jupyterlab import arguments
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-TEXTS = [*sorted(ROOT.glob("*.md")), ROOT / "docs" / "courses.md"]
+TEXTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

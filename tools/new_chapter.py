@@ -21,7 +21,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from tools import store  # noqa: E402
 
-TEXTS = ("*.md", "notebooks/*.ipynb", "benchmarks/*.md", "tests/**/*.py", "handouts/*.py")
+TEXTS = (
+    "*.md",
+    "docs/*.md",
+    "notebooks/*.ipynb",
+    "benchmarks/*.md",
+    "tests/**/*.py",
+    "handouts/*.py",
+)
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]*?)(\d\d_\w+)\.ipynb")
 
 

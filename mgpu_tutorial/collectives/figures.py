@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.collectives.ring import naive_seconds, ring_all_reduce
-from mgpu_tutorial.lab import Table, curves, launch, note
+from mgpu_tutorial.lab import Table, curves, frame, launch
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.plot import Plot
@@ -151,24 +151,46 @@ def _as_text(values: Sequence) -> str:
 # The ring, step by step
 
 
-def ring_step_by_step(
+def ring_film(
     rank: int, world_size: int, all_reduce: Callable = ring_all_reduce
 ) -> list[int]:
-    """Look on while the ring sums one small number per chunk: notes before each message."""
-    tensor, original = torch.full((world_size,), 10**rank), dist.isend
+    """Look on while the ring sums chunks: a frame before each message, and one at the end.
 
-    def note_chunks() -> None:
-        note(" ".join(f"{number:04d}" for number in tensor.tolist()))
+    A chunk of rank r begins as 10 to the power r, so its digits say whose parts are in it.
+    """
+    tensor, original, sent = torch.full((world_size,), 10**rank), dist.isend, 0
+
+    def look() -> None:
+        held = {}
+        for i, number in enumerate(tensor.tolist()):
+            digits = f"{number:0{world_size}d}"[::-1]
+            held[f"chunk {i}"] = [r for r in range(world_size) if digits[r] != "0"]
+        frame(_ring_says(sent, world_size - 1), held)
 
     def isend(*args: object, **kwargs: object) -> object:
-        note_chunks()
+        nonlocal sent
+        look()
+        sent += 1
         return original(*args, **kwargs)
 
     dist.isend = isend
     all_reduce(tensor)
     dist.isend = original
-    note_chunks()
+    look()
     return tensor.tolist()
+
+
+def _ring_says(sent: int, each: int) -> str:
+    """The sentence under a frame, after `sent` messages of `each` in both halves."""
+    if sent == 0:
+        return (
+            "Every rank has its own part of each chunk. All ranks need the sum of all parts."
+        )
+    if sent <= each:
+        what = "every rank sends one chunk to the next rank, which adds it to its own"
+        return f"Add up, {sent} of {each}: {what}."
+    what = "a finished chunk goes on to the next rank, which keeps it"
+    return f"Hand out, {sent - each} of {each}: {what}."
 
 
 # Times

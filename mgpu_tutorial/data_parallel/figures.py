@@ -20,7 +20,7 @@ from mgpu_tutorial.data_parallel.wrapper import (
 from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
-from mgpu_tutorial.lab.draw.stepper import Stepper
+from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.simulate.devices import device_of
 
@@ -132,7 +132,7 @@ class Item(NamedTuple):
     shape: str
 
 
-def placement(steps: Sequence[tuple[str, Things]]) -> Stepper:
+def placement(steps: Sequence[tuple[str, Things]]) -> Film:
     """Make a frame of each step: its title, and all that is there after it.
 
     What is new has a thick border, what was there before a thin one.
@@ -148,7 +148,7 @@ def placement(steps: Sequence[tuple[str, Things]]) -> Stepper:
     for title, items in frames:
         drawings.append(_frame(title, items, old, devices, most))
         old = items
-    return Stepper(drawings)
+    return Film(drawings)
 
 
 def items_of(things: Things) -> list[Item]:

@@ -35,12 +35,6 @@ def cut_alone(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
     return list(parts[rank])
 
 
-def classic_lengths(samples: int, parts: int) -> list[int]:
-    """The length of each part as it is usually computed: this loses samples."""
-    fraction = 1.0 / parts
-    return [int(fraction * samples) for _ in range(parts)]
-
-
 def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     """Where each part ends. Rounding the running sum, not each part, loses nothing."""
     return [round(samples * sum(sizes[: part + 1])) for part in range(len(sizes))]

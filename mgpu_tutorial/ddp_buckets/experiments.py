@@ -1,5 +1,6 @@
 """The model on which the wrappers are tried, its batches, a slow network, and training."""
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,31 +11,27 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP, OverlappedDDP
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.lab import slow_link, span
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 from mgpu_tutorial.shared.parameters import fingerprint
-from mgpu_tutorial.shared.pause import Pause
 
 Trained = tuple[list[torch.Tensor], list[torch.Tensor]]  # the gradients, the parameters
 Wrapper = type[nn.Module]
-WRAPPERS = [NaiveDDP, OverlappedDDP, BucketedDDP, DistributedDataParallel]
+WRAPPERS = [NaiveDDP, BucketedDDP, DistributedDataParallel]
 
 
 class Tower(nn.Module):
-    """Square layers and a head; the backward of each layer waits for `pause` seconds."""
+    """Square layers and a small head, which is defined first and used last."""
 
-    def __init__(self, width: int = 64, depth: int = 4, pause: float = 0.0) -> None:
+    def __init__(self, width: int = 64, depth: int = 4) -> None:
         super().__init__()
         self.head = nn.Linear(width, 10)
         self.body = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.pause = pause
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.body:
             x = torch.relu(layer(x))
-            if self.pause:
-                x = Pause.apply(x, 0.0, self.pause)
         return self.head(x)
 
 
@@ -53,7 +50,14 @@ class Setting:
     link: Link | None = None
 
     def tower(self) -> Tower:
-        return Tower(self.width, self.depth, self.pause)
+        tower = Tower(self.width, self.depth)
+        if self.pause:
+            for layer in tower.body:
+                layer.register_forward_hook(self._slow_backward)
+        return tower
+
+    def _slow_backward(self, layer: nn.Module, x: tuple, output: torch.Tensor) -> None:
+        output.register_hook(lambda gradient: time.sleep(self.pause))
 
     def inputs(self) -> torch.Tensor:
         return torch.randn(self.batch, self.width)
@@ -65,14 +69,14 @@ class Setting:
         return slow_link(lambda nbytes: ring_seconds(nbytes, world_size, self.link))
 
 
-# Our three and torch's own, treated alike
+# Our two and torch's own, treated alike
 
 
 def wrap(
     wrapper: Wrapper, module: nn.Module, bucket_cap_mb: float | None = None
 ) -> nn.Module:
-    """Wrap `module` in one of WRAPPERS, of which only the last two have buckets."""
-    if bucket_cap_mb is None or wrapper in (NaiveDDP, OverlappedDDP):
+    """Wrap `module` in one of WRAPPERS, of which the first has no buckets."""
+    if bucket_cap_mb is None or wrapper is NaiveDDP:
         return wrapper(module)
     return wrapper(module, bucket_cap_mb=bucket_cap_mb)
 

@@ -1,4 +1,4 @@
-"""Three wrappers on the way to DistributedDataParallel, as the reader of 07 builds them.
+"""Two wrappers on the way to DistributedDataParallel, as the reader of 07 builds them.
 
 Each holds a replica of a module on every rank, starts it from rank 0's values and leaves
 the mean gradient over all ranks behind. They differ in when they send, and in how much at
@@ -38,25 +38,6 @@ class NaiveDDP(nn.Module):
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
 
 
-class OverlappedDDP(NaiveDDP):
-    """As NaiveDDP, but each call begins during backward, once its gradient is ready."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.works: list[dist.Work] = []
-        for parameter in self.trained:
-            parameter.register_post_accumulate_grad_hook(self.gradient_ready)
-
-    def gradient_ready(self, parameter: nn.Parameter) -> None:
-        work = dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, async_op=True)
-        self.works.append(work)
-
-    def finish_gradient_synchronization(self) -> None:
-        for work in self.works:
-            work.wait()
-        self.works.clear()
-
-
 def into_buckets(
     parameters: list[nn.Parameter], bucket_cap_mb: float
 ) -> list[list[nn.Parameter]]:
@@ -73,23 +54,33 @@ def into_buckets(
     return buckets
 
 
-class BucketedDDP(OverlappedDDP):
-    """As OverlappedDDP, but each call carries a bucket of gradients in one flat tensor."""
+def send_bucket(bucket: list[nn.Parameter]) -> dist.Work:
+    """Begin to average the gradients in one flat tensor; each becomes a view into it."""
+    flat = torch.cat([p.grad.flatten() for p in bucket])
+    sizes = [p.numel() for p in bucket]
+    for p, part in zip(bucket, flat.split(sizes), strict=True):
+        p.grad = part.view_as(p)
+    return dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)
+
+
+class BucketedDDP(NaiveDDP):
+    """As NaiveDDP, but each bucket leaves during backward, as soon as it is complete."""
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25) -> None:
         super().__init__(module)
         self.buckets = into_buckets(self.trained, bucket_cap_mb)
-        self.ready: set[nn.Parameter] = set()
+        self.ready, self.works = set(), []
+        for parameter in self.trained:
+            parameter.register_post_accumulate_grad_hook(self.gradient_ready)
 
     def gradient_ready(self, parameter: nn.Parameter) -> None:
         self.ready.add(parameter)
         for bucket in self.buckets[len(self.works) :]:
             if not self.ready.issuperset(bucket):
                 return
-            self.ready -= set(bucket)
-            flat = torch.cat([p.grad.flatten() for p in bucket])
-            sizes = [p.numel() for p in bucket]
-            for p, part in zip(bucket, flat.split(sizes), strict=True):
-                p.grad = part.view_as(p)
-            work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)
-            self.works.append(work)
+            self.works.append(send_bucket(bucket))
+
+    def finish_gradient_synchronization(self) -> None:
+        for work in self.works:
+            work.wait()
+        self.ready, self.works = set(), []

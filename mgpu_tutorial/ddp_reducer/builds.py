@@ -77,7 +77,7 @@ def loses_nothing(function: Callable) -> None:
         wanted = [torch.stack(each).sum(0) for each in zip(*exact, strict=True)]
         apart = largest_difference([a + b for a, b in zip(total, rest, strict=True)], wanted)
         assert apart < 1e-4, (
-            f"{apart:.2g} is missing or too much, with {world_size} in the group"
+            f"{apart:.2g} is missing or too much, with world_size {world_size}"
         )
 
 

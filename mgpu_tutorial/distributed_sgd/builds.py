@@ -39,6 +39,10 @@ def leaves_the_mean(average: Callable) -> None:
             torch.tensor([[1.0, 10.0]]) * world_size,
             torch.tensor([100.0 * world_size]),
         ]
+        own = torch.tensor([[1.0, 10.0]])  # rank 0's, which is the mean on one rank only
+        assert world_size == 1 or not torch.equal(results[0][0][0], own), (
+            f"on {world_size} ranks .grad is still each rank's own: change it in place"
+        )
         for rank, (gradients, _) in enumerate(results):
             who = f"rank {rank} of {world_size}: the gradient of the"
             expect(gradients[0], wanted[0], f"{who} weight", within=1e-3)

@@ -11,18 +11,18 @@ from torch.optim import Optimizer
 
 
 def save(path: str, model: nn.Module, optimizer: Optimizer, **also: Any) -> None:
-    """Rank 0 alone writes; the file is replaced whole, so a crash leaves the old one.
+    """Rank 0 alone writes: all ranks have the same model and optimizer state."""
+    if dist.get_rank() == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        save_whole(path, state | also)
 
-    All ranks have the same model and optimizer state, so one copy is enough.
-    """
-    if dist.get_rank() > 0:
-        return
+
+def save_whole(path: str, state: dict[str, Any]) -> None:
+    """Replace a file whole: a death at any moment leaves the old one or the new one."""
     draft = Path(f"{path}.draft")
     draft.unlink(missing_ok=True)  # of a crash
-    with open(draft, "xb") as file:  # made anew: no link that somebody put there is followed
-        torch.save(
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict()} | also, file
-        )
+    with open(draft, "xb") as file:  # made anew: no link that is there is followed
+        torch.save(state, file)
     os.replace(draft, path)
 
 

@@ -7,7 +7,7 @@ HEAD = """
 import torch
 import torch.distributed as dist
 from torch import nn
-from mgpu_tutorial.ddp_buckets.wrappers import NaiveDDP, OverlappedDDP, into_buckets
+from mgpu_tutorial.ddp_buckets.wrappers import NaiveDDP, into_buckets, send_bucket
 AVG = dist.ReduceOp.AVG
 """
 
@@ -47,54 +47,45 @@ ONE_BY_ONE = """for p in self.trained:
             p.grad = sum(others, p.grad) / len(every)"""
 
 
-def overlapped(
+def bucketed(
     parameters="self.trained",
-    send="work = dist.all_reduce(parameter.grad, op=AVG, async_op=True)",
-    keep="self.works.append(work)",
-    finish="for work in self.works:\n            work.wait()\n        self.works.clear()",
+    bucket="not self.ready.issuperset(bucket)",
+    send="self.works.append(send_bucket(bucket))",
+    finish="for work in self.works:\n            work.wait()\n"
+    "        self.ready, self.works = set(), []",
 ):
     return f"""{HEAD}
-class OverlappedDDP(NaiveDDP):
-    def __init__(self, module):
+class BucketedDDP(NaiveDDP):
+    def __init__(self, module, bucket_cap_mb=25):
         super().__init__(module)
-        self.works = []
+        self.buckets = into_buckets(self.trained, bucket_cap_mb)
+        self.ready, self.works = set(), []
         for parameter in {parameters}:
             parameter.register_post_accumulate_grad_hook(self.gradient_ready)
 
     def gradient_ready(self, parameter):
-        {send}
-        {keep}
+        self.ready.add(parameter)
+        for bucket in self.buckets[len(self.works) :]:
+            if {bucket}:
+                return
+            {send}
 
     def finish_gradient_synchronization(self):
         {finish}
 """
 
 
-def bucketed(
+def sending(
     flat="torch.cat([p.grad.flatten() for p in bucket])",
     views="for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):\n"
-    "                p.grad = part.view_as(p)",
-    work="dist.all_reduce(flat, op=AVG, async_op=True)",
-    more="",
+    "        p.grad = part.view_as(p)",
+    work="return dist.all_reduce(flat, op=AVG, async_op=True)",
 ):
     return f"""{HEAD}
-class BucketedDDP(OverlappedDDP):
-    def __init__(self, module, bucket_cap_mb=25):
-        super().__init__(module)
-        self.buckets = into_buckets(self.trained, bucket_cap_mb)
-        self.ready = set()
-
-    def gradient_ready(self, parameter):
-        self.ready.add(parameter)
-        for bucket in self.buckets[len(self.works) :]:
-            if not self.ready.issuperset(bucket):
-                return
-            self.ready -= set(bucket)
-            flat = {flat}
-            {views}
-            work = {work}
-            self.works.append(work)
-    {more}
+def send_bucket(bucket):
+    flat = {flat}
+    {views}
+    {work}
 """
 
 
@@ -122,23 +113,28 @@ for parameter in reversed(parameters):
 return buckets + [bucket] * bool(bucket)
 """
 OWN_ORDER = """
-        self.held = {}
+import torch
+import torch.distributed as dist
+from mgpu_tutorial.ddp_buckets.wrappers import NaiveDDP, into_buckets, send_bucket
+
+class BucketedDDP(NaiveDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module)
+        self.buckets = into_buckets(self.trained, bucket_cap_mb)
+        self.ready, self.works = set(), {}
+        for parameter in self.trained:
+            parameter.register_post_accumulate_grad_hook(self.gradient_ready)
 
     def gradient_ready(self, parameter):
         self.ready.add(parameter)
         for i, bucket in enumerate(self.buckets):
-            if i not in self.held and self.ready.issuperset(bucket):
-                self.held[i] = torch.cat([p.grad.flatten() for p in bucket])
-                work = dist.all_reduce(self.held[i], op=AVG, async_op=True)
-                self.works.append(work)
+            if i not in self.works and self.ready.issuperset(bucket):
+                self.works[i] = send_bucket(bucket)
 
     def finish_gradient_synchronization(self):
-        super().finish_gradient_synchronization()
-        for i, flat in self.held.items():
-            sizes = [p.numel() for p in self.buckets[i]]
-            for p, part in zip(self.buckets[i], flat.split(sizes)):
-                p.grad = part.view_as(p)
-        self.ready, self.held = set(), {}
+        for work in self.works.values():
+            work.wait()
+        self.ready, self.works = set(), {}
 """
 
 RIGHT = {
@@ -150,25 +146,25 @@ RIGHT = {
     "a sum that is divided": naive(
         body=f"{SUM}\n            p.grad /= dist.get_world_size()"
     ),
-    "a new list of works": overlapped(
-        keep="self.works += [work]",
-        finish="[work.wait() for work in self.works]\n        self.works = []",
-    ),
-    "divided in the hook": overlapped(
-        send="parameter.grad /= dist.get_world_size()\n"
-        "        work = dist.all_reduce(parameter.grad, async_op=True)",
-        parameters="[p for p in module.parameters() if p.requires_grad]",
-    ),
     "the last bucket grows": buckets(FROM_THE_FRONT),
     "room that is left": buckets(BACKWARDS),
-    "filled part by part": bucketed(
+    "filled part by part": sending(
         flat="torch.empty(sum(p.numel() for p in bucket))",
         views="for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):\n"
-        "                p.grad = part.view_as(p).copy_(p.grad)",
+        "        p.grad = part.view_as(p).copy_(p.grad)",
     ),
-    "divided in the bucket": bucketed(
+    "divided in the bucket": sending(
         flat="torch.cat([p.grad.view(-1) / dist.get_world_size() for p in bucket])",
-        work="dist.all_reduce(flat, async_op=True)",
+        work="work = dist.all_reduce(flat, async_op=True)\n    return work",
+    ),
+    "cleared, and a new list of parameters": bucketed(
+        parameters="[p for p in module.parameters() if p.requires_grad]",
+        finish="[work.wait() for work in self.works]\n"
+        "        self.works.clear()\n        self.ready.clear()",
+    ),
+    "counted": bucketed(
+        bucket="any(p not in self.ready for p in bucket)",
+        send="self.ready -= set(bucket)\n            self.works += [send_bucket(bucket)]",
     ),
 }
 
@@ -192,32 +188,6 @@ WRONG = {
         ),
         "the calls that begin during backward: 8, expected 0",
     ),
-    "nobody waits": (overlapped(finish="self.works.clear()"), ""),
-    "a sum in the hook": (
-        overlapped(send="work = dist.all_reduce(parameter.grad, async_op=True)"),
-        "on 2 ranks, step 0",
-    ),
-    "synchronous": (
-        overlapped(send="dist.all_reduce(parameter.grad, op=AVG)", keep="pass"),
-        "backward waits until each call is over",
-    ),
-    "waited for at once": (
-        overlapped(keep="work.wait()"),
-        "backward waits until each call is over",
-    ),
-    "works of the step before": (
-        overlapped(finish="for work in self.works:\n            work.wait()"),
-        "finish waits once more for the calls of the step before",
-    ),
-    "sent in finish": (
-        overlapped(
-            send="pass",
-            keep="self.works.append(parameter)",
-            finish="for p in self.works:\n            dist.all_reduce(p.grad, op=AVG)\n"
-            "        self.works.clear()",
-        ),
-        "the calls that begin during backward: 0, expected 8",
-    ),
     "the first one first": (
         buckets(FROM_THE_FRONT.replace("[::-1]", "")),
         "of 10, 20, 30 bytes and a cap of 1000: the buckets are [[10, 20, 30]]",
@@ -235,11 +205,54 @@ WRONG = {
         buckets(BACKWARDS.replace("parameter.element_size() * ", "")),
         "80 and 20 bytes in turn",
     ),
-    "no views": (bucketed(views="pass"), "on 2 ranks, step 0"),
-    "whichever is complete first": (
-        bucketed(more=OWN_ORDER.replace("\n        self.held = {}\n", "", 1)).replace(
-            "self.ready = set()\n", "self.ready, self.held = set(), {}\n", 1
+    "no return": (
+        sending(work="dist.all_reduce(flat, op=AVG, async_op=True)"),
+        "Is a `return` missing, or `async_op=True`?",
+    ),
+    "waited for at once": (
+        sending(work="work = dist.all_reduce(flat, op=AVG)\n    return work"),
+        "Is a `return` missing, or `async_op=True`?",
+    ),
+    "no views": (sending(views="pass"), "rank 0 of 3: the gradient of the weight"),
+    "a sum in the bucket": (
+        sending(work="return dist.all_reduce(flat, async_op=True)"),
+        "rank 0 of 3: the gradient of the weight: [30, 33, 36, ",
+    ),
+    "a call per parameter": (
+        sending(
+            flat="None",
+            views="works = [dist.all_reduce(p.grad, op=AVG, async_op=True) for p in bucket]",
+            work="return works[-1]",
         ),
+        "the bytes of each all_reduce: 2 of them, expected 1",
+    ),
+    "copies": (
+        sending(views="flat.wait = lambda: None", work="return flat"),
+        "the bytes of each all_reduce: 0 of them, expected 1",
+    ),
+    "nobody waits": (bucketed(finish="self.ready, self.works = set(), []"), ""),
+    "waits in the hook": (
+        bucketed(
+            send="work = send_bucket(bucket)\n            work.wait()\n"
+            "            self.works.append(work)"
+        ),
+        "backward waits until each call is over",
+    ),
+    "the Work is lost": (bucketed(send="send_bucket(bucket)"), "on "),
+    "works of the step before": (
+        bucketed(finish="for work in self.works:\n            work.wait()"),
+        "on 2 ranks, step 1: rank ",
+    ),
+    "sent in finish": (
+        bucketed(
+            send="pass",
+            finish="for bucket in self.buckets:\n            send_bucket(bucket).wait()",
+        ),
+        "the calls that begin during backward: 0, expected 4",
+    ),
+    "no hook": (bucketed(parameters="[]"), "on 2 ranks, step 0: rank "),
+    "whichever is complete first": (
+        OWN_ORDER,
         "ranks use two layers in different orders: rank 0, number 0: 2.5, expected 3",
     ),
 }

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from mgpu_tutorial.ddp_in_practice import figures, practice
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from tests.test_exercises import try_answers
 
 # Accumulation
 
@@ -162,13 +161,3 @@ def test_the_union_counts_each_moment_once(starts_and_lengths):
     intervals = [(begin, begin + length) for begin, length in starts_and_lengths]
     covered = {moment for begin, end in intervals for moment in range(begin, end)}
     assert practice.union_length(intervals) == len(covered)
-
-
-@pytest.mark.slow
-def test_the_exercise_takes_the_fewest_parts(capsys):
-    wrong = {
-        "micro = ...": "nothing is filled in",
-        "micro = 3": "the answer is 3",
-        "micro = 6": "the answer is 6",
-    }
-    try_answers(capsys, "09_ddp_in_practice", "micro", ["micro = 4"], wrong)

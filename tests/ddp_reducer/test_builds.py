@@ -52,7 +52,7 @@ WRONG = {
         KEEP,
         PUT,
         last="done = torch.futures.Future(); done.set_result(bucket.buffer()); return done",
-    ): "with 2 in the group",
+    ): "with world_size 2",
 }
 
 

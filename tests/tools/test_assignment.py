@@ -24,7 +24,7 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
     made = [exercises(notebook, i + 1) for i in range(count)]
     tagged = [c for c in notebook.cells if "exercise" in c.metadata.get("tags", [])]
     for setup, found in made:
-        assert len(found) == len(tagged) >= 2
+        assert len(found) == len(tagged) >= 1
         for each in found:
             for code in (setup, each.stub, each.solution, each.test, each.hidden):
                 ast.parse(code)
@@ -46,7 +46,7 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
 
 def test_the_setup_is_what_is_needed_and_code_between_the_words_comes_along():
     setup, _ = exercises(read(chapter("collectives")))
-    assert "SIZE =" in setup and "stepper(report)" not in setup
+    assert "SIZE =" in setup and "film(report)" not in setup
     _, found = exercises(read(chapter("data_parallel")))
     assert "def on_four" in found[2].words[1].source
     assert found[2].solution == 'reduction, divisor = "sum", 10'
@@ -82,9 +82,7 @@ def is_right(space, exercise, answer):
     return True
 
 
-@pytest.mark.parametrize(
-    "name", ["data_partitioning", "when_it_breaks", "sharding", "at_scale"]
-)
+@pytest.mark.parametrize("name", ["data_partitioning", "when_it_breaks", "step_time"])
 def test_a_solution_is_right_in_its_own_variant_only(monkeypatch, name):
     """The first exercise with a `check`, of chapters where it takes no launch."""
     notebook = read(chapter(name))

@@ -1,5 +1,6 @@
 """The two numbers of a GPU, from measured steps."""
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ def fit_gpu(runs: Sequence[MeasuredStep], activation_passes: float | None = None
     The fit minimises the squares of the relative errors. A step's seconds are linear in
     `activation_passes` and in 1 / `matmul_efficiency`, apart from what runs under compute,
     so a few rounds of a linear fit find both. With `activation_passes` given, only the
-    efficiency is fitted. Raises ValueError for fewer runs than numbers to fit.
+    efficiency is fitted. Raises ValueError for fewer runs than numbers to fit, and warns
+    where the GPU would have to beat its data sheet.
     """
     free = [0, 1] if activation_passes is None else [0]
     if len(runs) < len(free):
@@ -42,7 +44,14 @@ def fit_gpu(runs: Sequence[MeasuredStep], activation_passes: float | None = None
             slopes.append((_ratios(runs, moved) - ratios) / (moved[column] - at[column]))
         change = torch.linalg.lstsq(torch.stack(slopes, 1), (1 - ratios)[:, None]).solution
         at[free] += change.flatten()
-    return _with_numbers(runs[0].cluster.gpu, at)
+    gpu = _with_numbers(runs[0].cluster.gpu, at)
+    if gpu.matmul_efficiency > 1:
+        warnings.warn(
+            f"the fit says {gpu.matmul_efficiency:.0%} of the peak: more than the data sheet "
+            "allows, so plan, batch or recomputation are not those of the measured step",
+            stacklevel=2,
+        )
+    return gpu
 
 
 def _ratios(runs: Sequence[MeasuredStep], at: torch.Tensor) -> torch.Tensor:

@@ -34,13 +34,15 @@ class Cluster(NamedTuple):
     """Nodes of some GPUs each; `inside` and `between` are nominal, for each GPU.
 
     `inside` is the link to the GPUs of the node, `between` the GPU's share of the node's
-    network cards, both in one direction.
+    network cards, both in one direction. `fixed` are the seconds of a step that no batch
+    makes shorter; none of the published rows tells them, two steps of your own do.
     """
 
     gpu: GPU
     inside: Link
     between: Link
     gpus_per_node: int = 8
+    fixed: float = 0.0
 
     def reached(self) -> tuple[Link, Link]:
         """Both links with the bandwidth that is reached."""

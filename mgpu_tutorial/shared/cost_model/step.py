@@ -10,6 +10,7 @@ pipeline    activations to the next stage                         pipelines
 bubble      (p - 1) / v micro-batches in which a rank waits       pipelines
 data        gradients, and parameters under ZeRO                  sharding
 optimizer   its pass over the state                               sharding
+fixed       what no batch makes shorter                           step time
 """
 
 import math
@@ -47,6 +48,7 @@ class Parts(NamedTuple):
     bubble: float
     data: float
     optimizer: float
+    fixed: float
 
 
 class PredictedStep(NamedTuple):
@@ -124,6 +126,7 @@ def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Parts:
         bubble=(plan.pp - 1) / plan.interleaving * sum(one.values()),
         data=exposed_seconds(sent, under),
         optimizer=OPTIMIZER_TRAFFIC * state / cluster.memory_rate(),
+        fixed=cluster.fixed,
     )
 
 
