@@ -6,58 +6,52 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from mgpu_tutorial.experts.balance import load, move_bias, within_capacity
-from mgpu_tutorial.experts.layer import Experts, choose
+from mgpu_tutorial.experts.exchange import combine, dispatch
+from mgpu_tutorial.experts.layer import Experts, choose, drawn
 from mgpu_tutorial.experts.parallel import WIDTH, Model, run
-from mgpu_tutorial.lab import RankFailed, Table, curves, launch
-from mgpu_tutorial.lab.colours import tone
-from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
+from mgpu_tutorial.lab import RankFailed, Table, curves, frame, launch
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.report import Report
 
-STATIONS = ("at home", "sorted by expert", "with its expert", "home again")
-CELL, ROW, LEFT, TOP = 30, 66, 70, 40
 FAR = 1e-12
 
 
 # The journey
 
 
-def journey(report: Report) -> Drawing:
-    """Draw four stations of a launch of `follow` with k = 1, a line for each rank.
+def travel(rank: int, world_size: int) -> None:
+    """Twelve tokens go to their experts and back, with k = 1 and a film.
 
-    A square is a token in the colour of its home; the number of its expert stands below.
+    A row carries its token, its expert and the place that it leaves from.
     """
-    expert_of, home_of, strips = {}, {}, []
-    for rank, (numbers, chosen, arrived, way, back) in enumerate(report.results):
-        expert_of |= dict(zip(numbers.tolist(), chosen.flatten().tolist(), strict=True))
-        home_of |= dict.fromkeys(numbers.tolist(), rank)
-        stations = numbers, numbers[way.order], arrived.flatten(), back.flatten()
-        strips.append([[int(number) for number in station] for station in stations])
-    widths = [max(4, *(len(strip[i]) for strip in strips)) * CELL + 40 for i in range(4)]
-    lefts = [LEFT + sum(widths[:i]) for i in range(4)]
-    lines = []
-    for rank, strip in enumerate(strips):
-        texts = (" ".join(f"{n}→e{expert_of[n]}" for n in station) for station in strip)
-        pairs = zip(STATIONS, texts, strict=True)
-        lines.append(f"rank {rank}  " + " │ ".join(f"{name}: {text}" for name, text in pairs))
-    alt = f"{len(home_of)} tokens travel to the ranks of their experts and back"
-    width = LEFT + sum(widths)
-    drawing = Drawing(width, TOP + ROW * len(strips), "\n".join(lines), alt)
-    for left, name in zip(lefts, STATIONS, strict=True):
-        arrow = "" if left == LEFT else "→ "
-        drawing.label(left - 18 * bool(arrow), 24, arrow + name, 14, INK, "start", "bold")
-    for rank, strip in enumerate(strips):
-        y = TOP + ROW * rank
-        drawing.label(8, y + 19, f"rank {rank}", 14, tone(rank).text, "start", "bold")
-        drawing.line(8, y + 53, width - 8, y + 53, FAINT, 0.7)
-        for left, station in zip(lefts, strip, strict=True):
-            for x, number in enumerate(station):
-                own, at = tone(home_of[number]), left + CELL * x
-                drawing.box(at, y, CELL - 4, 28, own.fill, own.fill)
-                drawing.label(at + CELL / 2 - 2, y + 19, number, 14, own.on, weight="bold")
-                drawing.label(at + CELL / 2 - 2, y + 43, f"e{expert_of[number]}", 12)
-    return drawing
+    home = torch.arange(12).tensor_split(world_size)
+    chosen = choose(drawn(5, 12, WIDTH) @ drawn(1, WIDTH, world_size), k=1)[home[rank]]
+
+    def say(says: str, rows: torch.Tensor, came_from: Sequence[int] = ()) -> None:
+        bricks, came = {}, {}
+        for place, (token, expert, left) in enumerate(rows.tolist()):
+            owner = next(r for r, tokens in enumerate(home) if token in tokens)
+            bricks[str(place)] = f"{token}→e{expert}", owner
+            if came_from:
+                came[str(place)] = came_from[place], str(left)
+        frame(says, bricks, came)
+
+    rows = torch.stack([home[rank], chosen.flatten(), torch.zeros(3, dtype=torch.int64)], 1)
+    say(
+        "Each rank has three tokens of its own. The router has chosen an expert for each.",
+        rows,
+    )
+    order = chosen.flatten().argsort(stable=True)
+    rows[order, 2] = torch.arange(3)
+    say("Each rank sorts its tokens by expert.", rows[order])
+    arrived, _, way = dispatch(rows, chosen.flatten(), world_size)
+    senders = [r for r, count in enumerate(way.received) for _ in range(count)]
+    say("Each token goes to the rank of its expert, and is answered there.", arrived, senders)
+    arrived[:, 2] = torch.arange(len(arrived))
+    back = combine(arrived, way, torch.ones_like(chosen))
+    says = "The answers come home, and go to the places that the tokens had before the sort."
+    say(says, back, chosen.flatten().tolist())
 
 
 def last_words(error: RankFailed) -> str:

@@ -214,6 +214,7 @@ class _Frame:
         for column, slot in enumerate(self.slots):
             x = LEFT + (self.wide + GAP) * column + self.wide / 2
             self.drawing.label(x, self.top - 8, slot, 14)
+        self._arrows()  # under the bricks, whose texts must be read
         for rank in range(self.ranks):
             y = self.top + ROW * rank
             self.drawing.label(
@@ -221,7 +222,6 @@ class _Frame:
             )
             for slot in self.slots:
                 self._brick(rank, slot)
-        self._arrows()
         if self.has_curve:
             self._curve()
         return self.drawing
