@@ -1,120 +1,43 @@
 """The builds take right answers in any dress, and no wrong one."""
 
 from mgpu_tutorial.data_parallel.builds import build
-from tests.builds import right_and_wrong
+from tests.builds import edited
 
-IMPORTS = """\
-import torch
-import torch.distributed as dist
-from torch.distributed.nn.functional import all_reduce
-from mgpu_tutorial.lab import place
-
-
-"""
-
-
-def function(head, *lines):
-    return IMPORTS + "\n    ".join([f"def {head}:", *lines])
-
-
-def scatter(*lines):
-    return function("scatter(batch, devices)", *lines)
-
-
-def gather(*lines):
-    return function("gather(outputs, device)", *lines)
-
-
-def sync(*lines):
-    first = "channels = images.transpose(0, 1).flatten(1)"
-    end = "return (images - mean.view(-1, 1, 1)) / (variance + eps).sqrt().view(-1, 1, 1)"
-    return function("sync_batch_norm(images, eps=1e-5)", first, *lines, end)
-
-
-MOVED = "moved = [place(output, device) for output in outputs]"
-JOINED = "return torch.cat(moved) if moved[0].dim() else torch.stack(moved)"
-COUNT = "count = torch.full_like(channels[:, 0], channels.shape[1])"
-SUMS = "sums = torch.stack([count, channels.sum(1), (channels**2).sum(1)])"
-ADDED = "count, total, squares = all_reduce(sums)"
-MEAN = "mean, variance = total / count, squares / count - (total / count) ** 2"
-RIGHT = [
-    scatter("return [place(p, d) for p, d in zip(batch.chunk(len(devices)), devices)]"),
-    scatter(
-        "size = -(-len(batch) // len(devices))",
-        "pieces = []",
-        "for r, begin in enumerate(range(0, len(batch), size)):",
-        "    pieces.append(place(batch[begin : begin + size], devices[r]))",
-        "return pieces",
-    ),
-    gather(MOVED, JOINED),
-    gather("return torch.cat([place(o if o.dim() else o[None], device) for o in outputs])"),
-    sync(COUNT, SUMS, ADDED, MEAN),
-    sync(
-        "size = channels.new_tensor([channels.shape[1]])",
-        "sums = torch.cat([size, channels.sum(1), channels.square().sum(1)])",
-        "count, total, squares = all_reduce(sums).split([1, len(channels), len(channels)])",
-        MEAN,
-    ),
+BY_SIZE = """size = -(-len(batch) // len(devices))
+    starts = range(0, len(batch), size)
+    return [place(batch[i : i + size], devices[i // size]) for i in starts]"""
+PIECES = "batch.chunk(len(devices))"
+SCATTER = [
+    ("pieces =…", BY_SIZE),
+    ("place(piece, device)", "piece", "the devices of the pieces: 'cpu"),
+    (PIECES, "[batch[r :: len(devices)] for r in range(len(devices))]", "all rows"),
+    (PIECES, "batch.tensor_split(len(devices))", "10 samples on 4 devices: the rows of each"),
+    (PIECES, "batch.detach().chunk(len(devices))", "does not require grad"),
 ]
-WRONG = [
-    (scatter("return list(batch.chunk(len(devices)))"), "the devices of the pieces: 'cpu"),
-    (
-        scatter("return [place(batch[r :: len(devices)], d) for r, d in enumerate(devices)]"),
-        "all rows",
-    ),
-    (
-        scatter(
-            "pieces = batch.tensor_split(len(devices))",
-            "return [place(p, d) for p, d in zip(pieces, devices)]",
-        ),
-        "10 samples on 4 devices: the rows of each piece",
-    ),
-    (
-        scatter(
-            "pieces = batch.detach().chunk(len(devices))",
-            "return [place(p, d) for p, d in zip(pieces, devices)]",
-        ),
-        "does not require grad",
-    ),
-    (gather("return torch.cat(outputs)"), "virtual:"),
-    (gather(MOVED, "return torch.cat(moved)"), "zero-dimensional"),
-    (gather(MOVED, "return torch.cat(moved[::-1])"), "the rows"),
-    (gather(MOVED, "moved = [m.detach() for m in moved]", JOINED), "does not require grad"),
-    (
-        gather(MOVED, "return torch.cat(moved) if moved[0].dim() else torch.tensor(moved)"),
-        "the vector has lost its way back",
-    ),
-    (sync("mean, variance = channels.mean(1), channels.var(1)"), "the output is"),
-    (
-        sync("mean, variance = channels.mean(1), channels.var(1, correction=0)"),
-        "2 ranks: the output is",
-    ),
-    (
-        sync(
-            "moments = torch.stack([channels.mean(1), channels.square().mean(1)])",
-            "mean, squares = all_reduce(moments) / dist.get_world_size()",
-            "variance = squares - mean**2",
-        ),
-        "3 ranks: the output is",
-    ),
-    (
-        sync(COUNT, SUMS, "with torch.no_grad():", "    dist.all_reduce(sums)")
-        .replace("dist.all_reduce(sums)", "dist.all_reduce(sums.data)")
-        .replace(
-            "\n    return", f"\n    count, total, squares = sums\n    {MEAN}\n    return"
-        ),
-        "2 ranks: the gradient is",
-    ),
-    (
-        sync(
-            COUNT,
-            "count, total = all_reduce(count), all_reduce(channels.sum(1))",
-            "squares = all_reduce(channels.square().sum(1))",
-            MEAN,
-        ),
-        "expected 2",
-    ),
+MOVED, BOTH = "place(output, device)", "torch.cat(moved) if moved[0].dim() else"
+GATHER = [
+    (f"{BOTH} torch.stack(moved)", "torch.cat([m if m.dim() else m[None] for m in moved])"),
+    (MOVED, "output", "virtual:"),
+    (f"{BOTH} torch.stack(moved)", "torch.cat(moved)", "zero-dimensional"),
+    ("cat(moved)", "cat(moved[::-1])", "the rows"),
+    (MOVED, f"{MOVED}.detach()", "does not require grad"),
+    ("torch.stack(moved)", "torch.tensor(moved)", "the vector has lost its way back"),
 ]
-
-
-test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)
+CALL, LOCAL = "count, total, squares = all_reduce(sums)", "count, total, squares = sums"
+NO_GRAD = f"""with torch.no_grad():
+        torch.distributed.all_reduce(sums.data)
+    {LOCAL}"""
+THREE = """count, total = all_reduce(count), all_reduce(channels.sum(1))
+    squares = all_reduce(channels.square().sum(1))"""
+SPLIT = f"{CALL}.split([1, len(channels), len(channels)])"
+VARIANCE = "variance = (squares / count).view(-1, 1, 1) - mean**2"
+SYNC = [
+    ("torch.stack([count,", "torch.cat([count[:1],", CALL, SPLIT),
+    (CALL, LOCAL, VARIANCE, "variance = channels.var(1).view(-1, 1, 1)", "the output is"),
+    (CALL, LOCAL, "2 ranks: the output is"),
+    ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "3 ranks: the output is"),
+    (CALL, NO_GRAD, "2 ranks: the gradient is"),
+    (CALL, THREE, "expected 2"),
+]
+edits = {"scatter": SCATTER, "gather": GATHER, "sync_batch_norm": SYNC}
+test_right, test_wrong = edited(build, edits)

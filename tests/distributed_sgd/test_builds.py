@@ -1,100 +1,47 @@
 """The builds take right answers in any dress, and no wrong one."""
 
 from mgpu_tutorial.distributed_sgd.builds import build
-from tests.builds import right_and_wrong
+from tests.builds import edited
 
-IMPORTS = """\
-import torch
-import torch.distributed as dist
-from torch.nn.functional import nll_loss
-"""
-
-
-def average(*lines):
-    body = "\n        ".join(lines)
-    return (
-        f"{IMPORTS}\ndef average_gradients(model):\n"
-        f"    world_size = dist.get_world_size()\n"
-        f"    for parameter in model.parameters():\n        {body}\n"
-    )
-
-
-TOGETHER = f"""{IMPORTS}
-def average_gradients(model):
-    gradients = [parameter.grad for parameter in model.parameters()]
+TOGETHER = """gradients = [parameter.grad for parameter in model.parameters()]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
-        gradient.copy_(part.view_as(gradient))
-"""
-GATHERED = average(
-    "every = [torch.empty_like(parameter.grad) for _ in range(world_size)]",
-    "dist.all_gather(every, parameter.grad)",
-    "parameter.grad = sum(every) / world_size",
-)
-SUM = "dist.all_reduce(parameter.grad)"
-
-
-def loss(*lines):
-    body = "\n    ".join(lines)
-    return f"{IMPORTS}\ndef shared_loss(output, labels, batch):\n    {body}\n"
-
-
-SUMMED = 'nll_loss(output, labels, reduction="sum")'
-RIGHT = [
-    average("parameter.grad /= world_size", SUM),
-    GATHERED,
-    TOGETHER,
-    loss(f"return dist.get_world_size() * {SUMMED} / batch"),
-    loss(
-        "each = -output[range(len(labels)), labels]",
-        "return each.sum() * dist.get_world_size() / batch",
-    ),
-    loss(
-        "if len(labels) == 0:",
-        "    return output.sum()",
-        "share = len(labels) / batch",
-        "return nll_loss(output, labels) * share * dist.get_world_size()",
-    ),
+        gradient.copy_(part.view_as(gradient))"""
+GATHERED = """every = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, parameter.grad)
+        parameter.grad = sum(every) / len(every)"""
+SUM, DIVIDE = "dist.all_reduce(parameter.grad)", "parameter.grad /= dist.get_world_size()"
+WEIGHT, BOTH = "rank 0 of 2: the gradient of the weight", f"{SUM}\n        {DIVIDE}"
+AVERAGE = [
+    (BOTH, f"{DIVIDE}\n        {SUM}"),
+    (BOTH, GATHERED),
+    ("for parameter…", TOGETHER),
+    (DIVIDE, "", f"{WEIGHT}: [4, 40]"),
+    (DIVIDE, "parameter.grad /= 2", "rank 0 of 1: the gradient of the weight"),
+    (SUM, "", WEIGHT),
+    (DIVIDE, "gradient = parameter.grad / dist.get_world_size()", "rank 0 of 2"),
+    (SUM, f"if parameter.dim() > 1:\n            {SUM}", "the gradient of the bias"),
+    (DIVIDE, f"{DIVIDE}; parameter.data -= parameter.grad", "the parameters"),
+    (SUM, f"if dist.get_rank() == 0:\n            {SUM}", "rank 1"),
 ]
-WRONG = [
-    (average(SUM), "rank 0 of 2: the gradient of the weight: [4, 40]"),
-    (average(SUM, "parameter.grad /= 2"), "rank 0 of 1: the gradient of the weight"),
-    (average("parameter.grad /= world_size"), "rank 0 of 2: the gradient of the weight"),
-    (average(SUM, "gradient = parameter.grad / world_size"), "rank 0 of 2"),
-    (
-        average("if parameter.dim() > 1:", f"    {SUM}", "    parameter.grad /= world_size"),
-        "rank 0 of 2: the gradient of the bias",
-    ),
-    (
-        average(SUM, "parameter.grad /= world_size", "parameter.data -= parameter.grad"),
-        "the parameters",
-    ),
-    (average("if dist.get_rank() == 0:", f"    {SUM}"), "rank 1"),
-    (average("..."), "a `...` is left to fill in"),
-    (loss("return nll_loss(output, labels)"), "shares of 4 and 3"),
-    (loss(f"return {SUMMED}"), "of losses 1 to 7: 28, expected 4"),
-    (loss(f"return {SUMMED} / batch"), "the ranks' average"),
-    (loss("return nll_loss(output, labels) * len(labels) / batch"), "the ranks' average"),
-    (
-        loss(
-            "share = len(labels) / batch",
-            "return nll_loss(output, labels) * share * dist.get_world_size()",
-        ),
-        "the loss of rank 1: nan, expected 0",
-    ),
-    (
-        loss(
-            "if len(labels) == 0:",
-            "    return torch.zeros(())",
-            f"return {SUMMED} * dist.get_world_size() / batch",
-        ),
-        "the 0 isn't computed from `output`",
-    ),
-    (loss(f"{SUMMED} * dist.get_world_size() / batch"), "nothing was returned"),
-    (loss(f"return float({SUMMED} * dist.get_world_size() / batch)"), "backward"),
+BY_HAND = """each = -output[range(len(labels)), labels]
+    return each.sum() * dist.get_world_size() / batch"""
+NO_SHARE = """if len(labels) == 0:
+        return output.sum()
+    share = len(labels) / batch
+    return nll_loss(output, labels) * share * dist.get_world_size()"""
+MEAN = NO_SHARE.partition("return output.sum()\n    ")[2]
+LOSS = [
+    ("return…", BY_HAND),
+    ("return…", NO_SHARE),
+    ("return…", "return nll_loss(output, labels)", "shares of 4 and 3"),
+    (" * dist.get_world_size() / batch", "", "of losses 1 to 7: 28, expected 4"),
+    (" * dist.get_world_size()", "", "the ranks' average"),
+    ("return…", MEAN, "the loss of rank 1: nan, expected 0"),
+    ("return…", NO_SHARE.replace("output.sum()", "torch.zeros(())"), "isn't computed from"),
+    ("return ", "", "nothing was returned"),
+    ("return ", "return float(", " / batch", " / batch)", "backward"),
 ]
-
-
-test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)
+test_right, test_wrong = edited(build, {"average_gradients": AVERAGE, "shared_loss": LOSS})
