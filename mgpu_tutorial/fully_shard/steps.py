@@ -39,7 +39,7 @@ def clip(rank: int, world_size: int, limit: float = 0.1) -> list[str]:
 
 
 def shard_on_a_mesh(model: SmallTransformer, copies: int, shards: int) -> None:
-    """Cut over each `shards` ranks in a row, and average over the `copies` of a shard."""
+    """Cut the model over each row of `shards` ranks, average over each shard's `copies`."""
     device, names = torch.get_default_device().type, ("copies", "shards")
     mesh = init_device_mesh(device, (copies, shards), mesh_dim_names=names)
     shard_blocks(model, mesh=mesh)

@@ -49,9 +49,9 @@ def unsplit_step(
 def forward_in_groups(
     model: nn.Module, images: torch.Tensor, group_size: int
 ) -> torch.Tensor:
-    """As `model(images)`, but of each group of units autograd keeps only what goes in.
+    """Like `model(images)`, but autograd keeps only the input of each group of units.
 
-    The backward pass makes the rest again, with a second forward of the group:
+    The backward pass computes the rest again, with a second forward of the group:
     https://docs.pytorch.org/docs/2.13/checkpoint.html.
     """
     parts = list(units(model).values())

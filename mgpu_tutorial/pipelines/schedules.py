@@ -40,7 +40,7 @@ def bubble(ranks: int, micro: int, stages_per_rank: int = 1) -> float:
 
 
 def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]:
-    """One layer a rank, in the order of 1F1B; the last returns each micro-batch's loss."""
+    """One layer per rank, in the order of 1F1B; the last rank returns the losses."""
     torch.manual_seed(rank)
     x, target = torch.linspace(-1, 1, 128).view(16, 8), torch.zeros(16, 8)
     stage = pp.PipelineStage(nn.Linear(8, 8), rank, world_size, x.device)

@@ -35,14 +35,14 @@ def ends(function: Callable) -> None:
 
 
 def says_who(function: Callable) -> None:
-    """print on each of 3 ranks first its own rank and the world size"""
+    """print its own rank and the world size first, on each of 3 ranks"""
     for rank, said in enumerate(_run(function, 3).stdout):
         seen = f"rank {rank} of 3 printed {said.strip()!r}"
         assert _numbers(said)[:2] == [rank, 3], seen
 
 
 def adds_up(function: Callable) -> None:
-    """print last the sum of all ranks, the same on each of them"""
+    """print the sum of all ranks last, the same on each of them"""
     for world_size in (1, 2, 3):
         total = sum(range(world_size))
         for rank, said in enumerate(_run(function, world_size).stdout):

@@ -190,7 +190,7 @@ class Filmed(Block):
     def unshard(self) -> torch.Tensor:
         whole = super().unshard()
         self.whole = whole.detach()
-        who = "Forward comes to" if torch.is_grad_enabled() else "Backward wants weights of"
+        who = "Forward reaches" if torch.is_grad_enabled() else "Backward needs"
         self.look(f"{who} block {self.row.index(self)}: unshard, by an all-gather.")
         return whole
 
