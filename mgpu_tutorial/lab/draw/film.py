@@ -1,17 +1,27 @@
 """A film of what ranks hold and send, from a traced run: step by step, forward and back.
 
-A worker calls `frame` after each step; `film(report)` draws the frames. A *brick* is what a
-rank holds in one slot: a shard, a chunk, a micro-batch, a token. Its fill says whose parts
-are in it, so a sum fills up part by part. What changed in a step is lit, and an arrow leads
-to it from the rank that sent it, as the recorder saw.
+The short way: `film(launch(worker, 2, trace=True))` shows the messages of any worker one by
+one, and what it computed in a `span`. Where a run hangs, the calls that never come back are
+the last steps: `film(sys.last_value.report)` in the cell after the error.
+
+The long way: a worker, or a wrapper around it in the chapter's `figures`, says with `frame`
+what its rank holds after each step. A *brick* is what is in one slot: a shard, a chunk, a
+micro-batch. A set of ranks says whose parts are in it, so that a sum fills up part by part; a
+text has this rank's colour, or that of the rank beside it. What is new is lit, and an arrow
+leads to it from each rank that sent it, as the recorder saw.
 
     def worker(rank, world_size):
         mine = torch.tensor([10**rank])
-        frame("Each rank has a number of its own.", {"sum": [rank]})
+        frame("Each rank has a number of its own.", {"sum": [rank], "model": ("w", 0)})
         dist.all_reduce(mine)
-        frame("Each rank has the sum of all.", {"sum": range(world_size)})
+        frame("Each rank has the sum of all.", {"sum": range(world_size), "model": ("w", 0)})
 
     film(launch(worker, 4, trace=True))
+
+Every frame names all that the rank holds. One sentence a frame, of 60 letters for each slot;
+at most six slots, eight ranks and a dozen steps. Ranks that do different things number
+their steps (`step=`). The film is a cell's result: it steps in JupyterLab and on web pages,
+plays by itself where no script runs, and is a strip of at most six frames in print.
 """
 
 import json
@@ -24,10 +34,9 @@ from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw import sequence_chart
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing, animated
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.record.trace import note
+from mgpu_tutorial.lab.record.trace import current
 from mgpu_tutorial.lab.words import bytes_text
 
-MARK = "frame "
 PART, BRICK, ROW, HEAD, LEFT, GAP = 17, 28, 46, 24, 64, 34  # pixels
 LINE, CURVE = 19, 64
 Brick = tuple  # of the parts' numbers, or of a text and the rank whose colour it has
@@ -59,7 +68,8 @@ def frame(
         "step": step,
         "nbytes": nbytes,
     }
-    note(MARK + json.dumps(fields))
+    if recorder := current():
+        recorder.end(recorder.begin("frame", note=json.dumps(fields)))
 
 
 class Film:
@@ -133,8 +143,8 @@ def _steps(report: Report) -> list[Step]:
     for rank in range(report.world_size):
         number, since = -1, set()
         for event in (e for e in report.events if e.rank == rank):
-            if event.kind == "note" and event.note.startswith(MARK):
-                fields = json.loads(event.note.removeprefix(MARK))
+            if event.kind == "frame":
+                fields = json.loads(event.note)
                 number = number + 1 if fields["step"] is None else fields["step"]
                 noted[number][rank] = fields
                 sent[number] |= since

@@ -6,18 +6,22 @@ the same picture, however fast each rank was (Lamport's logical clock, 1978,
 https://doi.org/10.1145/359545.359563).
 """
 
+import textwrap
 from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from mgpu_tutorial.lab.colours import colour, tone
-from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
+from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.lab.words import bytes_text
 
-ROW, TOP, PILL = 36, 58, 96
+ROW, TOP, PILL, LINE = 36, 58, 96, 20  # pixels
+TALL = 11  # rows of a frame, where the run has as many
+VEIL = "#ffffffa0"  # white that lets a third through
 Key = tuple[int, int]  # rank and index of an event
 
 
@@ -35,22 +39,36 @@ class MessageLog:
     def height(self) -> int:
         return 1 + max(self.rows.values(), default=-1)
 
-    def steps(self) -> list[tuple[int, int]]:
-        """First and last row of each step: a step ends with a note, else with an arrival."""
-        ends = {self.rows[k] for k, e in self.events.items() if e.kind == "note"}
-        if not ends:
-            ends = {self.rows[target] for _, target in self.messages}
-            ends |= {self.rows[keys[0]] for keys in self.collectives}
-        last = sorted(ends | {self.height - 1})
-        return list(zip([0, *(row + 1 for row in last)], last, strict=False))
+    def steps(self) -> list[set[Key]]:
+        """The events step by step: a step ends with an arrival, and the notes right under it,
+        or with the call whose message arrives later.
+
+        The calls that never came back follow, one more in each step.
+        """
+        done = {key for key, event in self.events.items() if event.end is not None}
+        busy = {self.rows[key] for key in done if self.events[key].kind != "note"}
+        ends = {self.rows[key] for message in self.messages for key in message}
+        ends |= {self.rows[keys[0]] for keys in self.collectives}
+        after = [min((row for row in busy if row > end), default=self.height) for end in ends]
+        steps, before = [], 0
+        for row in sorted({*after, self.height}):
+            steps.append({key for key in done if before <= self.rows[key] < row})
+            before = row
+        stuck = sorted(self.events.keys() - done)
+        return [*filter(None, steps), *(set(stuck[: i + 1]) for i in range(len(stuck)))]
 
 
-def message_log(report: Report) -> MessageLog:
+def message_log(report: Report, with_spans: bool = False) -> MessageLog:
     """Match sends with receives and collectives with each other, and lay out the rows.
 
-    Raises ValueError where nothing was recorded.
+    A span in which a rank called nothing is an event too, where spans are asked for. Raises
+    ValueError where nothing was recorded.
     """
-    events = {(e.rank, e.index): e for e in report.events if e.kind != "span"}
+    events = {}
+    for event, after in pairwise([*report.events, None]):
+        shown = with_spans and _computes(event, after) if event.kind == "span" else True
+        if shown and event.kind != "frame":
+            events[event.rank, event.index] = event
     if not events:
         raise ValueError("nothing was recorded: launch with trace=True")
     log = MessageLog(report.world_size, events)
@@ -62,6 +80,12 @@ def message_log(report: Report) -> MessageLog:
     except CycleError:  # sends that came back before anybody received, as NCCL's do
         _lay_out(log, [])
     return log
+
+
+def _computes(span: Event, after: Event | None) -> bool:
+    """Whether a span is over before its rank calls anything."""
+    is_last = after is None or after.rank != span.rank
+    return span.end is not None and (is_last or after.begin >= span.end)
 
 
 def _match_messages(log: MessageLog) -> None:
@@ -131,43 +155,78 @@ def sequence_chart(report: Report) -> Drawing:
     Raises ValueError where nothing was recorded.
     """
     log = message_log(report)
-    return _Sheet(log, 0, log.height - 1, log.height).draw()
+    sheet = _Sheet(log, 0, log.height)
+    sheet.add(log.events.keys())
+    return sheet.drawing
 
 
 def frames(report: Report) -> list[Drawing]:
-    """Draw each step of the run alone, all frames of one size."""
-    log = message_log(report)
+    """Draw the run step by step: what is new, pale what came before, a sentence below."""
+    log = message_log(report, with_spans=True)
     steps = log.steps()
-    tallest = max(last - first + 1 for first, last in steps)
-    return [_Sheet(log, first, last, tallest).draw() for first, last in steps]
+    rows = [[log.rows[key] for key in step] for step in steps]
+    tall = min(log.height, max([TALL, *(max(each) - min(each) + 1 for each in rows)]))
+    drawings, before, bottom = [], set(), 0
+    for step, own in zip(steps, rows, strict=True):
+        bottom = max(bottom, *own)
+        sheet = _Sheet(log, max(0, min(bottom - tall + 1, *own)), tall)
+        if before:
+            sheet.add(before - step)
+            sheet.fade()
+        sheet.add(step)
+        before |= step
+        drawings.append(sheet.drawing)
+        calls = [f"rank {rank} calls {log.events[rank, i].op}" for rank, i in sorted(step)]
+        sheet.drawing.text = sheet.drawing.text or "\n".join(calls)
+    letters = int(drawings[0].width / 7.7)
+    texts = [
+        [line.replace("  ", ": ", 1) for line in each.text.splitlines()] for each in drawings
+    ]
+    says = [textwrap.wrap(" ".join(f"R{t[1:]}." for t in each), letters) for each in texts]
+    foot = LINE * max(map(len, says)) + 8
+    for i, (drawing, lines) in enumerate(zip(drawings, says, strict=True)):
+        for line, words in enumerate(lines):
+            at = drawing.height + LINE * (line + 0.5)
+            drawing.label(14, at, words, 15, anchor="start")
+        drawing.alt = f"Step {i}. {' '.join(lines)}"
+    for drawing in drawings:
+        drawing.height += foot
+    return drawings
 
 
 class _Sheet:
-    """The rows `first` to `last` of a log on paper that is `tall` rows high."""
+    """The rows of a log from `first` on, `tall` of them."""
 
-    def __init__(self, log: MessageLog, first: int, last: int, tall: int) -> None:
-        self.log, self.first, self.last = log, first, last
+    def __init__(self, log: MessageLog, first: int, tall: int) -> None:
+        self.log, self.first = log, first
         gap = 150 if log.world_size > 4 else 190
         self.xs = [15 + gap * (rank + 0.5) for rank in range(log.world_size)]
         alt = f"Message sequence chart of {log.world_size} ranks"
-        self.drawing = Drawing(gap * log.world_size + 30, TOP + ROW * tall + 10, "", alt)
-        self.lines: list[tuple[int, int, str]] = []  # row, rank, words
+        height = TOP + ROW * tall + 10
+        self.drawing = Drawing(gap * log.world_size + 30, height, "", alt)
+        for rank, x in enumerate(self.xs):
+            self.drawing.line(x, 36, x, height - 8, FAINT, 1.2, "4 4")
+            self.drawing.box(x - 42, 8, 84, 28, colour(rank), colour(rank))
+            look = {"size": 14, "colour": tone(rank).on, "weight": "bold"}
+            self.drawing.label(x, 27, f"rank {rank}", **look)
 
-    def draw(self) -> Drawing:
-        """The finished sheet: what is drawn later lies on top."""
-        self._lifelines()
+    def add(self, keys: Set[Key]) -> None:
+        """Draw these events; what is drawn later lies on top."""
+        self.keys = {key for key in keys if self.log.rows[key] >= self.first}
+        self.lines: list[tuple[int, int, str]] = []  # row, rank, words
         self._collectives()
-        messages = [m for m in self.log.messages if self._shows(m[1])]
+        messages = [m for m in self.log.messages if m[1] in self.keys]
         for source, target in messages:
             self.drawing.line(*self._ends(source, target), colour(source[0]), 2.2, arrow=True)
         self._events()
         for source, target in messages:
             self._label(source, target)
         self.drawing.text = "\n".join(words for _, _, words in sorted(self.lines))
-        return self.drawing
 
-    def _shows(self, key: Key) -> bool:
-        return self.first <= self.log.rows[key] <= self.last
+    def fade(self) -> None:
+        """Make pale what is drawn so far, all but the ranks' names."""
+        sheet = self.drawing
+        sheet.box(0, TOP - 20, sheet.width, sheet.height, PAPER, VEIL, 0, radius=0)
 
     def _y(self, key: Key) -> float:
         return TOP + ROW * (max(self.log.rows[key], self.first - 0.5) - self.first + 0.5)
@@ -175,14 +234,8 @@ class _Sheet:
     def _say(self, key: Key, rank: int, words: str) -> None:
         self.lines.append((self.log.rows[key], rank, words))
 
-    def _lifelines(self) -> None:
-        for rank, x in enumerate(self.xs):
-            self.drawing.line(x, 36, x, self.drawing.height - 8, FAINT, 1.2, "4 4")
-            self.drawing.box(x - 42, 8, 84, 28, colour(rank), colour(rank))
-            self.drawing.label(x, 27, f"rank {rank}", 14, tone(rank).on, weight="bold")
-
     def _collectives(self) -> None:
-        for keys in filter(lambda keys: self._shows(keys[0]), self.log.collectives):
+        for keys in filter(self.keys.issuperset, self.log.collectives):
             event, ranks = self.log.events[keys[0]], [rank for rank, _ in keys]
             call = event.op + (f"  {bytes_text(event.nbytes)}" if event.nbytes else "")
             left, right, y = self.xs[min(ranks)], self.xs[max(ranks)], self._y(keys[0])
@@ -215,7 +268,7 @@ class _Sheet:
     def _events(self) -> None:
         met = {key for keys in self.log.collectives for key in keys}
         for key, event in self.log.events.items():
-            if key in met or not self._shows(key):
+            if key in met or key not in self.keys:
                 continue
             x, y, own = self.xs[event.rank], self._y(key), tone(event.rank)
             if event.kind == "note":
@@ -224,6 +277,10 @@ class _Sheet:
                 self._say(key, event.rank, f"rank {event.rank}  {event.note}")
             elif event.end is None:
                 self._open_call(key, event, x, y)
+            elif event.kind == "span":
+                self.drawing.box(x - PILL / 2, y - 12, PILL, 24, own.fill, own.fill)
+                self.drawing.label(x, y + 5, event.note, 14, own.on, weight="bold")
+                self._say(key, event.rank, f"rank {event.rank} computes {event.note}")
             else:
                 self.drawing.box(x - PILL / 2, y - 12, PILL, 24, own.fill, width=2, radius=12)
                 self.drawing.label(x, y + 5, event.op, 13)

@@ -17,7 +17,7 @@ def events_of(report: Report, during: str | None = None) -> list[Event]:
     events = [
         event
         for event in report.events
-        if event.kind != "note"
+        if event.kind not in ("note", "frame")
         and (event.rank, event.of) not in completed
         and (during is None or _is_inside(event, spans.get(event.rank)))
     ]

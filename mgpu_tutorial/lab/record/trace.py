@@ -62,10 +62,10 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """One of "p2p", "collective", "wait", "span" and "note"."""
+        """One of "p2p", "collective", "wait", "span", "note" and "frame"."""
         if self.op in POINT_TO_POINT:
             return "p2p"
-        return self.op if self.op in ("wait", "span", "note") else "collective"
+        return self.op if self.op in ("wait", "span", "note", "frame") else "collective"
 
     @property
     def sends(self) -> bool:

@@ -3,10 +3,21 @@
 from xml.etree import ElementTree
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.collectives.ring import reduce_by, ring_all_reduce
-from mgpu_tutorial.lab import RanksHung, film, launch, sequence_chart, timeline, traffic
+from mgpu_tutorial.lab import (
+    RanksHung,
+    film,
+    launch,
+    note,
+    sequence_chart,
+    span,
+    timeline,
+    traffic,
+)
 from mgpu_tutorial.lab.draw.sequence_chart import message_log
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
@@ -29,7 +40,6 @@ def test_each_message_is_an_arrow_and_arrives_no_higher_than_it_was_sent(ranks):
     log = message_log(report)
     assert len(log.messages) == 24 == len(elements(sequence_chart(report), "polygon"))
     assert all(log.rows[source] <= log.rows[target] for source, target in log.messages)
-    assert len(film(report).frames) > 1  # without noted frames the messages one by one
 
 
 def test_collectives_of_different_groups_are_not_drawn_over_each_other(ranks):
@@ -49,7 +59,29 @@ def test_a_deadlock_is_drawn_with_its_open_ends():
         launch(p2p.both_send_first, 2, timeout=1, trace=True)
     chart = sequence_chart(caught.value.report)
     assert [text.text for text in elements(chart, "text")].count("?") == 2
-    assert repr(chart) == "rank 0 waits in send for rank 1\nrank 1 waits in send for rank 0"
+    waits = [f"rank {rank} waits in send for rank {1 - rank}" for rank in (0, 1)]
+    assert repr(chart).splitlines() == waits
+    texts = [frame.text.splitlines() for frame in film(caught.value.report).frames]
+    assert texts == [waits[:1], waits]
+
+
+def work_and_send(rank, world_size):
+    with span("work"):
+        pass
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.irecv(torch.ones(1), 0).wait()
+        note("it is here")
+
+
+def test_a_film_of_any_run_shows_what_ranks_compute_and_each_message(ranks):
+    assert [
+        frame.text.splitlines() for frame in film(ranks(2, work_and_send, trace=True)).frames
+    ] == [
+        ["rank 0 computes work", "rank 1 computes work"],
+        ["rank 0 → rank 1  4 B", "rank 1  it is here"],
+    ]
 
 
 def test_drawing_what_was_not_recorded_is_refused():
