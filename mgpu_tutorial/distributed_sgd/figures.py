@@ -41,7 +41,8 @@ def step_film(rank: int, world_size: int) -> torch.Tensor:
     average_gradients(model)
     both = own | {"gradient": range(world_size)}
     frame(
-        "The all-reduce leaves the same mean on every rank, with a part of each.", both | same
+        "The all-reduce leaves the same mean on every rank, with a part from each.",
+        both | same,
     )
     optimizer.step()
     frame(
@@ -95,7 +96,7 @@ def training_table(report: Report) -> Table:
     vector_to_parameters(parameters, model.parameters())
     with torch.no_grad():
         hits = model(test.images).argmax(dim=1) == test.labels
-    print(f"{hits.float().mean():.1%} of {len(test)} other digits are read right")
+    print(f"{hits.float().mean():.1%} of {len(test)} test digits are classified correctly")
     header = ["epoch", *(f"rank {r}" for r in range(report.world_size)), "all samples"]
     rows = [[epoch, *(f"{loss:.3f}" for loss in row)] for epoch, row in enumerate(losses)]
     return Table(header, rows[::2])

@@ -198,7 +198,7 @@ def sees_each_sample_once(samples_of: Callable) -> None:
 
 
 def keeps_no_state(samples_of: Callable) -> None:
-    """answer alike in any order of calls, and after any seed"""
+    """answer the same in any order of calls, and after any seed"""
     first = _all_of(samples_of, 7, 2, 12, 50)
     torch.manual_seed(3)
     _all_of(samples_of, 2, 2, 12, 50)

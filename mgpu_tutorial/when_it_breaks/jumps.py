@@ -44,7 +44,7 @@ def on_card(card: Callable, weight: torch.Tensor) -> Callable:
 
 
 def train_until_it_jumps(rank: int, world_size: int, cause: str) -> list[list]:
-    """Seven steps; of each the loss, the gradient's norm, in float64 too, and `replay`."""
+    """Seven steps; for each the loss, the gradient's norm, in float64 too, and `replay`."""
     weight, seen = torch.zeros(3), []
     for step in range(7):
         batch, card = readings(rank, step, cause), card_of(rank, step, cause)
