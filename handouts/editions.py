@@ -10,9 +10,10 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from handouts.answers import Answer, answers, lead_apart, leads
-from handouts.notebook import Notebook, Piece, elements, place, slug
+from handouts.notebook import Notebook, Piece, elements, place, slug, stringify
 
 STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
+STRIP = 6  # drawings of a film on paper
 
 
 def div(kind: str, blocks: list[dict], /, **attributes: object) -> dict:
@@ -144,8 +145,12 @@ class _Edition:
             blocks = [self._figure(piece, i)]
         kind = "rich" if piece.kind == "html" else piece.kind
         if i in self.figures and piece.kind == "html":
-            steps = sum(e["t"] == "Figure" for e in elements(blocks))
-            caption = piece.about.get("caption", f"Step by step, in {steps} drawings.")
+            steps = [e for e in elements(blocks) if e["t"] == "Figure"]
+            caption = piece.about.get("caption", f"Step by step, in {len(steps)} drawings.")
+            if self.print and len(steps) > STRIP:
+                caption += f" (Here are {STRIP} of the steps 0 to {len(steps) - 1}.)"
+                steps = _that_matter(steps)
+            blocks = steps if self.print else blocks
             about = {"caption": self._numbered(caption, i)}
         return div(kind, blocks, where=self._where(piece), **about)
 
@@ -181,7 +186,10 @@ class _Edition:
         if self._leads(piece, i):
             made["c"][0][1] = ["lead"]
         elif (
-            self.name == STUDENT and piece.kind == "html" and "<details" in str(piece.blocks)
+            self.name == STUDENT
+            and piece.kind == "html"
+            and i not in self.figures
+            and "<details" in str(piece.blocks)
         ):
             self.unfolded.append(piece)
             return
@@ -202,6 +210,13 @@ class _Edition:
                 shown, kind = [named, {"t": "Space"}, *block["c"]], "prose"
             first = {**block, "c": shown}
             yield div(kind, [first, *piece.blocks[1:]], where=self._where(piece))
+
+
+def _that_matter(steps: list[dict]) -> list[dict]:
+    """A few frames of a film: the first, the last, and such as show an arrow."""
+    moved = [step for step in steps[1:-1] if "→" in stringify(step)]
+    found = [steps[0], *moved, steps[-1]] if len(moved) + 2 >= STRIP else steps
+    return [found[round(n * (len(found) - 1) / (STRIP - 1))] for n in range(STRIP)]
 
 
 def _is_figure(piece: Piece) -> bool:

@@ -313,7 +313,7 @@ class _Frame:
         self.drawing.box(x - 5, y - 5, 10, 10, INK, INK, 1, radius=5)
         self.drawing.label(8, bottom - 14, "bytes", 14, anchor="start")
         text = bytes_text(most[self.number])
-        self.drawing.label(x + 9, y - 6, text, 14, anchor="start", weight="bold", halo=True)
+        self.drawing.label(self.width - 80, bottom - 14, text, 14, INK, "start", "bold")
 
     def _said(self) -> list[str]:
         """The arrows in words: what goes from which ranks to which."""

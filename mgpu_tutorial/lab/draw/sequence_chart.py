@@ -19,7 +19,7 @@ from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.lab.words import bytes_text
 
-ROW, TOP, PILL, LINE = 36, 58, 96, 20  # pixels
+ROW, TOP, LINE = 36, 58, 20  # pixels
 TALL = 11  # rows of a frame, where the run has as many
 VEIL = "#ffffffa0"  # white that lets a third through
 Key = tuple[int, int]  # rank and index of an event
@@ -155,7 +155,7 @@ def sequence_chart(report: Report) -> Drawing:
     Raises ValueError where nothing was recorded.
     """
     log = message_log(report)
-    sheet = _Sheet(log, 0, log.height)
+    sheet = _Sheet(log, 0, log.height, 150 if log.world_size > 4 else 190, 96)
     sheet.add(log.events.keys())
     return sheet.drawing
 
@@ -166,10 +166,12 @@ def frames(report: Report) -> list[Drawing]:
     steps = log.steps()
     rows = [[log.rows[key] for key in step] for step in steps]
     tall = min(log.height, max([TALL, *(max(each) - min(each) + 1 for each in rows)]))
+    calls = [len(e.op) + 9 for e in log.events.values() if e.kind == "collective"]
+    gap = max([140, *(7 * letters for letters in calls)])  # narrow, for a phone
     drawings, before, bottom = [], set(), 0
     for step, own in zip(steps, rows, strict=True):
         bottom = max(bottom, *own)
-        sheet = _Sheet(log, max(0, min(bottom - tall + 1, *own)), tall)
+        sheet = _Sheet(log, max(0, min(bottom - tall + 1, *own)), tall, gap, 76)
         if before:
             sheet.add(before - step)
             sheet.fade()
@@ -178,7 +180,7 @@ def frames(report: Report) -> list[Drawing]:
         drawings.append(sheet.drawing)
         calls = [f"rank {rank} calls {log.events[rank, i].op}" for rank, i in sorted(step)]
         sheet.drawing.text = sheet.drawing.text or "\n".join(calls)
-    letters = int(drawings[0].width / 7.7)
+    letters = int((drawings[0].width - 20) / 8.6)
     texts = [
         [line.replace("  ", ": ", 1) for line in each.text.splitlines()] for each in drawings
     ]
@@ -197,9 +199,8 @@ def frames(report: Report) -> list[Drawing]:
 class _Sheet:
     """The rows of a log from `first` on, `tall` of them."""
 
-    def __init__(self, log: MessageLog, first: int, tall: int) -> None:
-        self.log, self.first = log, first
-        gap = 150 if log.world_size > 4 else 190
+    def __init__(self, log: MessageLog, first: int, tall: int, gap: int, pill: int) -> None:
+        self.log, self.first, self.gap, self.pill = log, first, gap, pill
         self.xs = [15 + gap * (rank + 0.5) for rank in range(log.world_size)]
         alt = f"Message sequence chart of {log.world_size} ranks"
         height = TOP + ROW * tall + 10
@@ -243,12 +244,12 @@ class _Sheet:
             for rank in ranks:
                 x = self.xs[rank] - 7
                 self.drawing.box(x, y - 7, 14, 14, INK, colour(rank), 1, "", 7)
-            middle = (self.xs[1] - self.xs[0]) / 2 if len(self.xs) > 1 else 0
+            middle = self.gap / 2 if len(self.xs) > 1 else 0
             self.drawing.label(left + middle, y + 5, call, 13)
             self._say(keys[0], -1, f"ranks {', '.join(map(str, ranks))}  {call}")
 
     def _ends(self, source: Key, target: Key) -> tuple[float, float, float, float]:
-        half = PILL / 2 if target[0] > source[0] else -PILL / 2
+        half = self.pill / 2 if target[0] > source[0] else -self.pill / 2
         x1, x2 = self.xs[source[0]] + half, self.xs[target[0]] - half
         return x1, self._y(source), x2, self._y(target)
 
@@ -278,20 +279,24 @@ class _Sheet:
             elif event.end is None:
                 self._open_call(key, event, x, y)
             elif event.kind == "span":
-                self.drawing.box(x - PILL / 2, y - 12, PILL, 24, own.fill, own.fill)
+                self.drawing.box(x - self.pill / 2, y - 12, self.pill, 24, own.fill, own.fill)
                 self.drawing.label(x, y + 5, event.note, 14, own.on, weight="bold")
                 self._say(key, event.rank, f"rank {event.rank} computes {event.note}")
             else:
-                self.drawing.box(x - PILL / 2, y - 12, PILL, 24, own.fill, width=2, radius=12)
+                self.drawing.box(
+                    x - self.pill / 2, y - 12, self.pill, 24, own.fill, width=2, radius=12
+                )
                 self.drawing.label(x, y + 5, event.op, 13)
 
     def _open_call(self, key: Key, event: Event, x: float, y: float) -> None:
         """A call that never came back: dashed, with a question mark towards its peer."""
-        self.drawing.box(x - PILL / 2, y - 12, PILL, 24, ALARM, "#ffffff", 2, "5 3", 12)
+        self.drawing.box(
+            x - self.pill / 2, y - 12, self.pill, 24, ALARM, "#ffffff", 2, "5 3", 12
+        )
         self.drawing.label(x, y + 5, f"{event.op} …", 13)
         if event.kind == "p2p" and event.peer is not None:
             sign = 1 if event.peer > event.rank else -1
-            near, far = x + sign * PILL / 2, x + sign * (PILL / 2 + 30)
+            near, far = x + sign * self.pill / 2, x + sign * (self.gap / 2 - 17)
             self.drawing.line(near, y, far, y, ALARM, 2, "4 3")
             self.drawing.label(far + sign * 8, y + 5, "?", 15, ALARM, weight="bold")
         whom = f" for rank {event.peer}" if event.peer is not None else ""
