@@ -52,6 +52,62 @@ def test_a_page_is_for_everybody(page, pages, name, width, scheme):
         assert found["violations"] == []
 
 
+@pytest.mark.parametrize("name", ["03_collectives", "14_sharding"])
+def test_a_film_is_stepped_by_the_keyboard_alone(page, pages, name):
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto((pages / f"{name}.html").as_uri())
+    film, press = page.locator(".film").first, page.keyboard.press
+    last = film.locator("figure").count() - 1
+
+    def tab():
+        press("Tab")
+        style = page.evaluate("Object.assign({}, getComputedStyle(document.activeElement))")
+        return style["outlineStyle"] != "none" and int(style["outlineWidth"][0]) >= 2
+
+    def shows(step):
+        alone = film.locator("figure:visible")
+        right = alone.bounding_box()["x"] + alone.bounding_box()["width"]
+        assert f"Step {step}." in alone.locator("img").get_attribute("alt") and right <= 390
+        assert film.locator("span").inner_text() == f"step {step} of {last}"
+
+    while not page.evaluate("Boolean(document.activeElement.closest('.film'))"):
+        press("Tab")
+    shows(0)
+    assert tab()  # to the slider
+    press("ArrowRight")
+    shows(1)
+    press("End")
+    shows(last)
+    assert tab() and tab()  # over "one step on" to "play"
+    press("Enter")  # at the end it begins again
+    shows(0)
+    page.wait_for_timeout(1700)
+    shows(1)
+    press("Enter")
+    page.wait_for_timeout(1700)
+    shows(1)
+    assert tab()  # to the picture
+    press("ArrowLeft")
+    shows(0)
+    press("ArrowLeft")
+    shows(0)
+
+
+def test_where_no_script_runs_a_film_plays_by_itself(browser, pages):
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((pages / "03_collectives.html").as_uri())
+    film = page.locator(".film").first
+    film.scroll_into_view_if_needed()
+    seen = set()
+    for _ in range(3):
+        seen.add(film.locator("> *").first.screenshot())
+        page.wait_for_timeout(1600)
+    assert len(seen) == 3
+    film.locator("summary").click()
+    assert film.locator("figure img:visible").count() == 7
+    page.close()
+
+
 def test_the_search_finds_a_section_and_says_so(page, pages):
     page.goto((pages / "index.html").as_uri())
     page.get_by_label("Search all chapters").fill("(no such [word")
