@@ -98,7 +98,7 @@ WRONG = [
     (step(after="dist.broadcast(p.data, 0)"), "rank 0 of 2 with SGD"),
     (
         rule("return [i % world_size for i in range(len(parameters))]"),
-        "number 0: 65536, expected 33088",
+        "entry 0 of 4: 65536, expected 33088",
     ),
     (rule("return [0] * len(parameters)"), "that a rank owns"),
     (rule("sizes = [p.numel() for p in parameters]"), "TypeError"),

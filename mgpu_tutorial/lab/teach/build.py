@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
+from mgpu_tutorial.lab.run.raised import outcome_of
 from mgpu_tutorial.lab.teach import mine, solution
 from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, plate
 
@@ -56,12 +57,15 @@ def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
     if found is None and expected is not None:
         raise AssertionError(f"{what}: nothing was returned. Is a `return` missing?")
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
-        if len(found) != len(expected):
-            raise AssertionError(f"{what}: {len(found)} of them, expected {len(expected)}")
+        count = len(expected)
+        if len(found) != count:
+            raise AssertionError(f"{what}: {len(found)} of them, expected {count}")
         for i, (one, other) in enumerate(zip(found, expected, strict=True)):
-            expect(one, other, f"{what}, number {i}", within)
+            expect(one, other, f"{what}, entry {i} of {count}", within)
     elif not _same(found, expected, within):
-        raise AssertionError(f"{what}: {_short(found)}, expected {_short(expected)}")
+        shapes = {getattr(value, "shape", None) for value in (found, expected)}
+        pair = [_short(value, len(shapes) > 1) for value in (found, expected)]
+        raise AssertionError(f"{what}: {pair[0]}, expected {pair[1]}")
 
 
 def _same(found: Any, expected: Any, within: float) -> bool:
@@ -74,13 +78,14 @@ def _same(found: Any, expected: Any, within: float) -> bool:
     )
 
 
-def _short(value: Any) -> str:
-    """A value on one line: of a tensor its first numbers, or its shape where that is all."""
+def _short(value: Any, with_shape: bool) -> str:
+    """A value on one line: of a tensor its first numbers, and its shape where shapes differ."""
     if isinstance(value, torch.Tensor):
         numbers = value.flatten()[:6].tolist()
         text = ", ".join(f"{number:g}" for number in numbers)
         more = ", …" if value.numel() > 6 else ""
-        return f"[{text}{more}] of shape {tuple(value.shape)}"
+        shape = f" of shape {tuple(value.shape)}" if with_shape else ""
+        return f"[{text}{more}]{shape}"
     return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
@@ -174,7 +179,9 @@ def _try(behaviour: Behaviour, function: Callable) -> tuple[bool, str]:
     except (AssertionError, LaunchError) as error:
         return False, OUR_LINE.sub("", str(error)).strip() or "it does not"
     except (Exception, SystemExit) as error:  # the reader's code: anything can happen
-        return False, f"{type(error).__name__}: {error}"
+        where = outcome_of(error)["where"]
+        at = f", at {where}  {where.text}" if where else ""
+        return False, OUR_LINE.sub("", f"{type(error).__name__}: {error}{at}")
     return True, ""
 
 

@@ -106,10 +106,9 @@ def _unless_near(said: str, answer: Any, expected: Any, tolerance: float | None)
         return ""
     if is_whole and size < 100:  # a rank or a count
         return said
-    distance = (found - right).abs().max().item()
     if not size:
-        return f"{said}, off by {distance:.2g}"
-    share = 100 * distance / size
+        return f"{said}, expected 0"
+    share = 100 * (found - right).abs().max().item() / size
     percent = f"{share:.2g}" if share < 99.5 else f"{share:.0f}"
     of = " of its largest number" if right.dim() else ""
     return f"{said}, off by {percent} %{of}"
@@ -134,6 +133,8 @@ def _values(things: Any) -> str:
 def _shown(answer: Any) -> str:
     if isinstance(answer, torch.Tensor):
         return f"a tensor of shape {list(answer.shape)}"
+    if isinstance(answer, float):
+        answer = float(f"{answer:.6g}")
     text = " ".join(repr(answer).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
 

@@ -71,12 +71,8 @@ ALONE = "if dist.get_rank() == 0: dist.all_reduce(number)\n    return number"
     [
         ("dist.all_reduce(number[..., :])\n    return number", [True, True], ""),
         ("...", [None, None], "a `...` is left to fill in"),
-        (
-            "return number",
-            [True, False],
-            "the sums, number 0: [1] of shape (1,), expected [3]",
-        ),
-        ("dist.all_reduce(number)", [False, None], "alone, number 0: nothing was returned"),
+        ("return number", [True, False], "the sums, entry 0 of 2: [1], expected [3]"),
+        ("dist.all_reduce(number)", [False, None], "alone, entry 0 of 1: nothing was"),
         ("dist.recv(number, src=0)\n    return number", [False, None], "rank 0 raised"),
         (ALONE, [True, False], "rank 0"),
         ("raise SystemExit(3)", [False, None], "rank 0 raised SystemExit: 3"),
@@ -89,6 +85,16 @@ def test_the_first_behaviour_that_does_not_hold_says_what_was_seen(
     rows = build.rows(*cell(f"{head}def add_up(number):\n    {body}\n"))
     assert [row.holds for row in rows] == verdicts
     assert seen in "".join(row.seen for row in rows)
+
+
+def test_an_error_outside_of_a_launch_names_its_line_too(cell):
+    def takes_a_list(function):
+        function([])
+
+    build = Builder("second", {add_up: [takes_a_list]})
+    (row,) = build.rows(*cell("def add_up(number):\n    return number[5]\n"))
+    assert row.seen.startswith("IndexError: list index out of range, at ")
+    assert row.seen.endswith(":2  return number[5]")
 
 
 def test_other_arguments_and_another_name_are_one_sentence(cell, build):
