@@ -113,12 +113,12 @@ def test_almost_every_output_is_compared(notebook):
     assert all(tags(cell) <= TAGS for cell in cells)
 
 
-def test_after_a_measured_output_something_is_asserted(notebook):
+def test_of_a_measured_output_something_is_asserted(notebook):
     cells = [cell for cell in code(notebook) if not tags(cell) & {"exercise", "solution"}]
     for i, cell in enumerate(cells):
         pictures = any("image/png" in out.get("data", {}) for out in cell.outputs)
         if pictures or "nbval-ignore-output" in tags(cell):
-            assert any("assert" in c.source for c in cells[i + 1 : i + 4]), cell.source
+            assert any("assert" in c.source for c in cells[i : i + 4]), cell.source
 
 
 def test_nothing_of_the_machine_is_stored(notebook, path):

@@ -79,7 +79,7 @@ def _same(found: Any, expected: Any, within: float) -> bool:
 
 
 def _short(value: Any, with_shape: bool) -> str:
-    """A value on one line: of a tensor its first numbers, and its shape where shapes differ."""
+    """A value on one line: of a tensor the first numbers, and on demand the shape."""
     if isinstance(value, torch.Tensor):
         numbers = value.flatten()[:6].tolist()
         text = ", ".join(f"{number:g}" for number in numbers)
