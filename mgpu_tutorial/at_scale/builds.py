@@ -32,13 +32,13 @@ def agree(splits: Callable, *given: int) -> None:
 
 
 def shares_out_a_few(splits: Callable) -> None:
-    """find every TP, PP and DP of 1, 2 and 12 GPUs, once, with CP and EP 1"""
+    """find every mix of TP, PP and DP for 1, 2 and 12 GPUs once, with CP and EP 1"""
     for gpus in (1, 2, 12):
         agree(splits, gpus, gpus, 1, 1)
 
 
 def keeps_tensor_in_the_node(splits: Callable) -> None:
-    """leave out what has more TP than is allowed"""
+    """leave out mixes with more TP than is allowed"""
     agree(splits, 16, 4, 1, 1)
 
 

@@ -33,18 +33,18 @@ QUESTIONS = (
     Question("How many days is that on 512 H100s at an MFU of 40 %?",
              6 * 7e9 * 2e12 / (512 * H100 * 0.4) / DAY, "days",
              "the operations over 512 · 989·10¹² · 0.4 per second"),
-    Question("At 2 dollars per GPU and hour, what does that cost?",
+    Question("At 2 dollars per GPU-hour, what does that cost?",
              6 * 7e9 * 2e12 / (H100 * 0.4) / HOUR * 2, "dollars",
              "GPU hours, which do not depend on the number of GPUs, times 2"),
     Question("A GPU trains 70 billion parameters at 400 TFLOP/s. How many tokens per second?",
              400e12 / (6 * 70e9), "tokens/s", "400·10¹² / (6 · 70·10⁹)"),
-    Question("What MFU are 3,700 tokens per second and A100 with 6.7 billion parameters, "
-             "attention left out?", 3700 * 6 * 6.7e9 / A100, "",
+    Question("An A100 trains 6.7 billion parameters at 3,700 tokens per second. What is its "
+             "MFU, leaving out attention?", 3700 * 6 * 6.7e9 / A100, "",
              "3,700 · 6 · 6.7·10⁹ / 312·10¹²"),
-    Question("With every layer computed again, what is the HFU of an MFU of 0.45?",
+    Question("If every layer is computed again, which HFU goes with an MFU of 0.45?",
              0.45 * 4 / 3, "", "four forwards' worth in place of three"),
-    Question("At hidden 4,096 and four times that inside, from how many tokens of sequence "
-             "on does attention take as many operations as the matrices (all pairs)?",
+    Question("With width 4,096, and four times that in the perceptron, at which sequence "
+             "length does attention (all pairs) take as many operations as the matrices?",
              6 * 4096, "tokens", "4 s h = 24 h², so s = 6 h"),
     # Memory
     Question("How much memory do weights, gradients and Adam of 13 billion parameters take "
@@ -52,8 +52,8 @@ QUESTIONS = (
     Question("And per GPU with ZeRO 3 on 64 GPUs?", 13e9 * 16 / 64 / 1e9, "GB", "208 / 64"),
     Question("And with ZeRO 1 on 64 GPUs (2 + 2 bytes stay, 12 are cut)?",
              13e9 * (4 + 12 / 64) / 1e9, "GB", "13 · (4 + 12/64)"),
-    Question("A GPU holds what 40 layers of hidden 5,120 keep at 34 bytes per number, for "
-             "one sequence of 2,048. How much?", 34 * 2048 * 5120 * 40 / 1e9, "GB",
+    Question("How much does a GPU hold if 40 layers of width 5,120 keep 34 bytes per number, "
+             "for one sequence of 2,048?", 34 * 2048 * 5120 * 40 / 1e9, "GB",
              "34 · s · h · layers"),
     Question("And with full recomputation, which keeps 2 bytes per number and layer?",
              2 * 2048 * 5120 * 40 / 1e9, "GB", "2 · s · h · layers, 17 times less"),
@@ -66,17 +66,17 @@ QUESTIONS = (
              "micro-batches?", 15 / 64, "", "(p − 1) / m"),
     Question("And with four chunks per rank?", 15 / 64 / 4, "", "(p − 1) / (v m)"),
     Question("A batch of 2,048 sequences, 128 replicas, micro-batches of 2: how many "
-             "micro-batches has each pipeline?", 2048 / 128 / 2, "", "2,048 / 128 / 2"),
-    Question("A run of 16 stages makes 400 TFLOP/s with 64 micro-batches. And with 16, by "
-             "the bubble alone?", 400 * (1 + 15 / 64) / (1 + 15 / 16), "TFLOP/s",
+             "micro-batches does each pipeline have?", 2048 / 128 / 2, "", "2,048 / 128 / 2"),
+    Question("A run of 16 stages makes 400 TFLOP/s with 64 micro-batches. How many with 16, "
+             "if only the bubble changes?", 400 * (1 + 15 / 64) / (1 + 15 / 16), "TFLOP/s",
              "400 · (1 + 15/64) / (1 + 15/16)"),
     # Messages
     Question("How many bytes does each GPU send in an all-reduce of 10 GB over 100 GPUs, as "
              "a ring?", 2 * 99 / 100 * 10, "GB", "2 (N − 1)/N of it"),
     Question("How long does that take at 20 GB/s?", 2 * 99 / 100 * 10 / 20, "s",
              "19.8 GB / 20 GB/s"),
-    Question("ZeRO 3 moves 2-byte parameters twice and 2-byte gradients once. How long is it "
-             "for 70 billion, if a node's eight GPUs share 140 GB/s?",
+    Question("ZeRO 3 moves 2-byte parameters twice and 2-byte gradients once. How long does "
+             "that take for 70 billion, if a node's eight GPUs share 140 GB/s?",
              3 * 2 * 70e9 / 140e9, "s", "420 GB / 140 GB/s"),
     Question("How many bytes does one GPU send in the all-reduce of one micro-batch of 2,048 "
              "tokens, hidden 12,288, 16 bits, in a tensor-parallel group of 8?",

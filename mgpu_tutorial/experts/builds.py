@@ -59,7 +59,7 @@ def reaches_its_expert(dispatch: Callable) -> None:
 
 
 def bears_crowds(dispatch: Callable) -> None:
-    """bear a rank without rows, and all rows for one expert."""
+    """work for a rank without rows, and with all rows for one expert."""
     expect_arrivals(dispatch, 3)
     expect_arrivals(dispatch, 4, only=5)
 
@@ -104,13 +104,13 @@ def expect_returned(world_size: int, dispatch: Callable, combine: Callable) -> N
 
 
 def comes_home(combine: Callable) -> None:
-    """give each token the weighed sum of its own results, and gradients too."""
+    """give each token the weighted sum of its own results, and gradients too."""
     for world_size in (1, 2, 4):
         expect_returned(world_size, dispatch, combine)
 
 
 def comes_home_from_crowds(combine: Callable) -> None:
-    """bear a rank without tokens."""
+    """work for a rank without tokens."""
     expect_returned(3, dispatch, combine)
 
 

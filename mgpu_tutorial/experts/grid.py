@@ -9,7 +9,7 @@ from mgpu_tutorial.experts.parallel import ExpertParallel, Model, run
 
 
 def average_gradients(model: Model, copies: Group) -> None:
-    """Sum over the ranks that have a copy, divided by those whose tokens it saw: all."""
+    """Sum over the ranks with a copy, divided by the ranks whose tokens it saw: all."""
     layer = model.experts
     for parameter in (model.below, layer.router):
         dist.all_reduce(parameter.grad)

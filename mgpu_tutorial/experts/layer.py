@@ -44,7 +44,7 @@ class Experts(nn.Module):
         return self.answer(x, chosen, weights)
 
     def answer(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """The sum of what each token's experts say of it, weighed: (tokens, width)."""
+        """The weighted sum of what each token's experts answer: (tokens, width)."""
         rows = x.repeat_interleave(self.k, dim=0)  # one row for each choice
         results = run_experts(rows, chosen.flatten(), self.up, self.down)
         return (weights[..., None] * results.unflatten(0, chosen.shape)).sum(dim=1)

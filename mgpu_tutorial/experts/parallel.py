@@ -31,7 +31,7 @@ class ExpertParallel(Experts):
 
 
 class Model(nn.Module):
-    """A dense layer below, and experts above it, which add to what passes."""
+    """A dense layer, and above it experts that add to its output."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()

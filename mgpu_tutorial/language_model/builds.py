@@ -34,7 +34,7 @@ def _look(cut: Callable, wanted: Plan, which: int, expected: list) -> None:
 
 
 def keeps_the_model(cut: Callable) -> None:
-    """keep all layers in their order where nobody shares them"""
+    """keep all layers in their order on a single rank"""
     _look(cut, Plan(dp=2), 0, [list(range(6))] * 2)
 
 

@@ -44,7 +44,7 @@ def plan_of(words: str) -> Plan:
     except (ValueError, TypeError):
         names = ", ".join(Plan._fields)
         raise ValueError(
-            f"plan {words!r}: expected dp=2,tp=2 or the like, of {names}"
+            f"plan {words!r}: expected something like dp=2,tp=2 with {names}"
         ) from None
 
 
@@ -65,7 +65,7 @@ def require_possible(plan: Plan, world_size: int, batch: int, micro_batches: int
 
 
 def mesh_of(plan: Plan, device: str = "cpu") -> DeviceMesh:
-    """The ranks in three dimensions; those of a tp group have numbers side by side."""
+    """The ranks in three dimensions; a tp group has neighbouring numbers."""
     return init_device_mesh(
         device, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp")
     )

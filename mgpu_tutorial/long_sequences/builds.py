@@ -118,7 +118,7 @@ def _forward(rank: int, world_size: int, ring: Callable) -> None:
 
 
 def deals_each_token_once(function: Callable) -> None:
-    """give each token to one rank, and as many to each"""
+    """give each token to one rank, and equally many to each"""
     for length, n in (24, 4), (12, 3), (6, 1):
         dealt = [function(length, rank, n) for rank in range(n)]
         for rank, places in enumerate(dealt):
@@ -130,13 +130,13 @@ def deals_each_token_once(function: Callable) -> None:
 
 
 def pairs_front_and_end(function: Callable) -> None:
-    """give rank 1 of 4 the second chunk and the last but one"""
+    """give rank 1 of 4 the second chunk and the second-to-last"""
     expect(function(16, 1, 4), torch.tensor([2, 3, 12, 13]), "16 tokens: rank 1 gets")
     expect(function(16, 0, 4), torch.tensor([0, 1, 14, 15]), "16 tokens: rank 0 gets")
 
 
 def balances(function: Callable) -> None:
-    """give every rank as many pairs of a query and an earlier key"""
+    """give every rank equally many pairs of a query and an earlier key"""
     pairs = [int((function(48, rank, 3) + 1).sum()) for rank in range(3)]
     expect(pairs, [392] * 3, "48 tokens on 3 ranks: the pairs of the ranks")
 

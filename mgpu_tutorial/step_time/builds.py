@@ -26,7 +26,7 @@ def waits_for_the_pipeline(seconds: Callable) -> None:
 
 
 def hides_what_backward_can(seconds: Callable) -> None:
-    """send gradients between hidden under two thirds of a slot, and not hidden at all"""
+    """return both ends: gradients hidden under two thirds of a slot, and not hidden at all"""
     found = list(seconds(6e12, 2e12, 0, 1, 4, 1e9, 1e9))
     expect(found, [12.0, 13.0], "12 s of work, 1 s of sending", 1e-9)
 

@@ -52,7 +52,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron, each of a normed input and added to it."""
+    """Attention, then a perceptron; each takes the normed input, and its output is added."""
 
     def __init__(self, width: int = 48, heads: int = 12) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def sum_of(part: torch.Tensor, group: Group = None) -> torch.Tensor:
 class Shard(nn.Parameter):
     """This rank's part of a parameter, cut along the dimension `cut`.
 
-    A parameter that is no Shard is a copy: whole on every rank.
+    A parameter that isn't a Shard is a copy: whole on every rank.
     """
 
     cut: int

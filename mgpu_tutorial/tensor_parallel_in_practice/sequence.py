@@ -113,7 +113,7 @@ def parallelize(
 
 
 def sum_copies(model: nn.Module, group: Group = None) -> nn.Module:
-    """In each backward, add up over the ranks the gradients of what they have whole."""
+    """In each backward, sum the gradients of the copies over the ranks."""
 
     def sum_gradient(parameter: nn.Parameter) -> None:
         dist.all_reduce(parameter.grad, group=group)
@@ -129,7 +129,7 @@ def own_draws(group: Group = None) -> Iterator[None]:
 
     All ranks must have the same seed before, and enter together.
     """
-    seed = int(torch.randint(2**31, ()))  # a common draw, so a new one for each entry
+    seed = int(torch.randint(2**31, ()))  # the same on all ranks, and new at each entry
     with torch.random.fork_rng():
         torch.manual_seed(seed + dist.get_rank(group))
         yield

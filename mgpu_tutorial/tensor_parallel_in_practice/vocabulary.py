@@ -71,7 +71,7 @@ class VocabularyParallelEmbedding(nn.Module):
 class VocabularyParallelHead(nn.Module):
     """Every rank computes the logits of some tokens: (batch, sequence, vocabulary / ranks).
 
-    The logits of rows that only fill up are minus infinity, so that they don't count.
+    The logits of the padding rows are minus infinity, so that they don't count.
     """
 
     enter = CopyToRanks

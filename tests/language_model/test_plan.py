@@ -122,7 +122,7 @@ def test_bytes_are_those_of_the_formula(ranks):
         ("dp=3", 3, "16 sequences cannot be cut into 3 shares of 2"),
         ("zero=2", 1, "zero=2 is not 0 or 1"),
         ("dp=0", 1, "at least 1"),
-        ("dp:2", 2, "expected dp=2,tp=2 or the like"),
+        ("dp:2", 2, "expected something like dp=2,tp=2"),
         ("cp=2", 2, "of dp, tp, pp, zero"),
     ],
 )
