@@ -1,6 +1,5 @@
 """Every collective against the same thing done by one process."""
 
-import re
 import time
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu_tutorial.collectives import calls, figures, ring
-from mgpu_tutorial.lab import film
 from mgpu_tutorial.shared.cost_model.links import Link
 
 
@@ -73,18 +71,6 @@ def test_a_rank_of_the_ring_sends_all_chunks_but_one_to_the_right_twice(
         order = [chunks[(rank - step) % world_size] for step in range(steps)]
         assert [(e.peer, e.nbytes) for e in mine if e.sends] == [(right, n) for n in order]
         assert [e.op for e in mine] == ["isend", "recv", "wait"] * steps
-
-
-@pytest.mark.parametrize("world_size", [3, 4])
-def test_the_film_of_the_ring_shows_which_chunk_is_finished_when(ranks, world_size):
-    frames = film(ranks(world_size, figures.ring_film, trace=True)).frames
-    assert len(frames) == 1 + 2 * (world_size - 1)
-    whole = "{" + " ".join(map(str, range(world_size))) + "}"
-    added = frames[world_size - 1].text.splitlines()
-    for rank in range(world_size):
-        held = re.findall(r"chunk (\d) (\{.*?\})", added[1 + rank])
-        assert [int(n) for n, parts in held if parts == whole] == [(rank + 1) % world_size]
-        assert frames[-1].text.splitlines()[1 + rank].count(whole) == world_size
 
 
 @pytest.mark.parametrize("world_size", [1, 4])

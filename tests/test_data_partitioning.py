@@ -40,12 +40,6 @@ def test_each_rank_cuts_the_same_order_and_keeps_its_own_part(samples, world_siz
     assert parts == cut(shuffled(samples, seed), even(samples, world_size))
 
 
-def test_ranks_agree_without_a_message(ranks):
-    report = ranks(3, dp.cut_alone, samples=23, seed=5, backend="none", trace=True)
-    assert report.results == [dp.cut_alone(rank, 3, 23, 5) for rank in range(3)]
-    assert report.events == []
-
-
 @given(st.integers(1, 200), st.data())
 def test_equal_parts_are_balanced_and_lose_nothing(parts, data):
     samples = data.draw(st.integers(parts, 60_000))

@@ -6,7 +6,6 @@ import pytest
 
 from mgpu_tutorial.ddp_buckets import figures
 from mgpu_tutorial.ddp_buckets.experiments import Setting
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.shared.cost_model.links import Link
@@ -47,17 +46,3 @@ def test_the_model_computes_when_each_step_ends():
     # a link that does not keep up is busy from the first call on
     slow = figures.computed_milliseconds(replace(setting, link=Link(2.5, 20.0)))
     assert slow[1] == pytest.approx(1e3 * (4 + 8 * 5 + 5.2))
-
-
-@pytest.mark.slow
-@pytest.mark.timing
-def test_over_a_slow_link_each_wrapper_ends_when_the_model_says():
-    slow = Setting(256, 6, 8, pause=20e-3, link=Link(2.5e-3, 20e6))
-    ways = [(NaiveDDP, None), (BucketedDDP, 0), (BucketedDDP, 25), (BucketedDDP, 0.25)]
-    computed = figures.computed_milliseconds(slow)
-    assert [round(end) for end in computed] == [269, 169, 204, 144, 138]
-    runs = [figures.draw_step(wrapper, slow, cap)[0] for wrapper, cap in ways]
-    ends = figures.ends_of(runs)
-    for found, expected in zip(ends, computed, strict=False):
-        assert expected < found < 1.5 * expected
-    assert ends[0] > ends[2] > ends[1] > ends[3]

@@ -1,6 +1,5 @@
 """Around the training loop: each mistake gives its error, each cure works."""
 
-import json
 from contextlib import nullcontext
 
 import pytest
@@ -10,38 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_in_practice import figures, practice
+from mgpu_tutorial.ddp_in_practice import practice
 from mgpu_tutorial.lab import RankFailed
-from mgpu_tutorial.lab.measure import largest_difference
 
 # Accumulation
-
-
-def gradients_of_one_process():
-    """One backward over all 24 samples, by hand."""
-    torch.manual_seed(0)
-    head = nn.Linear(512, 10)
-    body = [nn.Linear(512, 512) for _ in range(6)]
-    x = torch.randn(1, 24, 512, generator=torch.Generator().manual_seed(1))[0]
-    for layer in body:
-        x = layer(x).clamp(min=0)
-    parameters = [p for layer in (head, *body) for p in layer.parameters()]
-    return list(torch.autograd.grad((head(x) ** 2).mean(), parameters))
-
-
-@pytest.mark.parametrize(
-    "world_size, micro, parts",
-    [(1, 2, 2), (2, 1, 1), (2, 3, 3), (2, 5, 4), (2, 12, 12), (3, 4, 4)],
-)
-def test_accumulation_keeps_one_part_and_changes_no_gradient(ranks, world_size, micro, parts):
-    """A share of 12 in 5 parts is cut into four of three."""
-    results = ranks(world_size, practice.step_in_parts, practice.accumulate, micro).results
-    # of each sample: the output of each layer behind its ReLU, and that of the head
-    kept = 24 // world_size // parts * 4 * (6 * 512 + 10)
-    for found in results:
-        torch.testing.assert_close(found["gradients"], gradients_of_one_process())
-        assert found["calls"] == 6 and found["kept"] == kept
-        assert largest_difference(found["gradients"], results[0]["gradients"]) == 0
 
 
 def where_no_sync_stands(rank, world_size, around_forward, around_backward):
@@ -135,22 +106,6 @@ def test_the_rank_that_is_late_has_the_short_call(ranks, tmp_path):
     calls = [min(practice.read_trace(str(tmp_path), r, "gloo:all_reduce")) for r in (0, 1)]
     on_time, late = (end - begin for begin, end in calls)
     assert late < on_time < 10_000  # milliseconds
-
-
-def test_a_trace_is_read_in_milliseconds_and_drawn(tmp_path):
-    for rank in (0, 1):
-        events = [
-            {"ph": "X", "name": "gloo:all_reduce", "ts": 2000.0, "dur": 500.0},
-            {"ph": "i", "name": "gloo:all_reduce", "ts": 3000.0},  # a moment has no end
-            {"ph": "X", "name": "a gloo:all_reduce", "ts": 4000.0, "dur": 100.0},
-            {"ph": "X", "name": "gloo:all_reduce", "ts": 5000.0, "dur": 1500.0},
-            {"ph": "X", "name": "autograd::engine: x", "ts": 1000.0, "dur": 1.0},
-        ]
-        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": events}))
-    calls = practice.read_trace(str(tmp_path), 1, "gloo:all_reduce")
-    assert calls == [(2.0, 2.5), (5.0, 6.5)]
-    drawn = repr(figures.draw_trace(str(tmp_path)))
-    assert drawn == "timeline of 2 ranks, 6 intervals: backward, all_reduce"
 
 
 INTERVALS = st.lists(st.tuples(st.integers(-10, 20), st.integers(0, 9)), max_size=8)

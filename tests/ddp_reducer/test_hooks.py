@@ -97,13 +97,3 @@ def test_signs_are_averaged_over_the_ranks(ranks, world_size):
     for mean, *_ in results:
         torch.testing.assert_close(mean, torch.stack(own).mean(0))
         assert torch.equal(mean, results[0][0])
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_batches_of_the_ranks_are_those_of_one_process(world_size):
-    whole = [labels.tolist() for _, labels in hooks.digit_batches(0, 1, 30)]
-    shares = [list(hooks.digit_batches(r, world_size, 30)) for r in range(world_size)]
-    for labels, *parts in zip(whole, *shares, strict=True):
-        assert sorted(labels) == sorted(sum((p.tolist() for _, p in parts), []))
-        assert len({len(p) for _, p in parts}) == 1
-    assert len(whole) == 30 and len({tuple(labels) for labels in whole}) == 30

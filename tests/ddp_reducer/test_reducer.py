@@ -5,30 +5,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
-from mgpu_tutorial.ddp_reducer import figures, reducer
+from mgpu_tutorial.ddp_reducer import reducer
 from tests.ddp_buckets.test_experiments import one_process
-
-NAMES = [name for name, _ in Tower(512, 6).named_parameters()]
-
-
-@pytest.mark.parametrize(
-    "options, sizes",
-    [
-        ({}, ["6.0", "1.0 + 5.0", "1.0 + 5.0"]),  # the first bucket is small only by default
-        ({"bucket_cap_mb": 25}, ["6.0"] * 3),
-        ({"bucket_cap_mb": 2}, ["6.0", "2.0 + 2.0 + 2.0", "2.0 + 2.0 + 2.0"]),
-        ({"gradient_as_bucket_view": True}, ["6.0", "1.0 + 5.0", "1.0 + 5.0"]),
-        ({"static_graph": True}, ["6.0", "6.0", "1.0 + 5.0"]),
-        ({"find_unused_parameters": True}, ["5.0 + 1.0"] * 3),
-    ],
-)
-def test_the_sizes_of_the_buckets_in_three_iterations(ranks, options, sizes):
-    """A Tower of six layers of 1 MiB: 6.03 MiB in all."""
-    first, second = ranks(2, reducer.observe_buckets, width=512, **options).results
-    assert first == second
-    assert figures.sizes_in_mib(first, Tower(512, 6)) == sizes
-    for buckets in first:
-        assert sorted(sum(buckets, [])) == sorted(NAMES)
 
 
 def train_while_noting(rank, world_size):

@@ -15,7 +15,7 @@ def mean_loss(output, labels):
     return losses_of(output, labels).mean()
 
 
-def one_process(batches, loss_of=mean_loss, lr=0.01, decay=0.0, dtype=torch.float32):
+def one_process(batches, loss_of=mean_loss, lr=0.01, dtype=torch.float32):
     """The parameters after a step per batch, of SGD with a momentum of 0.5."""
     torch.manual_seed(0)
     model = SmallConvNet().to(dtype)
@@ -26,7 +26,7 @@ def one_process(batches, loss_of=mean_loss, lr=0.01, decay=0.0, dtype=torch.floa
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
             for p, v, g in zip(model.parameters(), velocity, gradients, strict=True):
-                v.mul_(0.5).add_(g + decay * p)
+                v.mul_(0.5).add_(g)
                 p.sub_(v, alpha=lr)
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
