@@ -1,7 +1,6 @@
-"""Virtual devices, generated data, and one core for each: threads of threads only wait."""
+"""Four virtual devices, and generated data."""
 
 import pytest
-import torch
 
 from mgpu_tutorial.lab import devices
 
@@ -10,10 +9,6 @@ from mgpu_tutorial.lab import devices
 def on_cpu(monkeypatch):
     monkeypatch.setenv("MGPU_DEVICE", "cpu")
     monkeypatch.delenv("MGPU_DATA", raising=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -97,18 +97,6 @@ def test_what_was_named_before_is_not_counted_as_saved():
     assert ledger.saved_now("cpu") == 0
 
 
-def test_several_ledgers_know_the_storage_that_they_share():
-    x, ledgers = torch.empty(100, device="meta", requires_grad=True), []
-    for _ in range(2):  # exp keeps its result, and the next product keeps it again
-        ledgers.append(Ledger())
-        with ledgers[-1].saved_for_backward():
-            x = x.exp() if not ledgers[1:] else x * 2 * x
-    first, second = (ledger.storages("activations") for ledger in ledgers)
-    assert sum(first.values()) == 400 and sum(second.values()) == 800
-    assert sum((first | second).values()) == 800 and first.keys() < second.keys()
-    assert ledgers[0].storages("parameters") == {}
-
-
 def test_nothing_is_watched_afterwards_even_when_the_forward_pass_fails():
     net, ledger = network(), Ledger()
     with pytest.raises(RuntimeError), ledger.saved_for_backward(net):

@@ -33,14 +33,3 @@ def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(monkeypatch):
     first, *_, latest = [data["text/html"] for data in shown]
     assert 'max="40"' in first and "of 40 steps" in latest and first != latest
     assert all(f"rank {rank}</b> loss &lt; " in latest for rank in (0, 1))
-
-
-def test_a_loop_says_before_each_step_how_many_are_done(tmp_path, monkeypatch):
-    monkeypatch.setenv("MGPU_RANK_FOLDER", str(tmp_path))
-    said = [
-        (tmp_path / "progress").read_text().split() for _ in progress(iter("ab"), total=2)
-    ]
-    said += [(tmp_path / "progress").read_text().split()]
-    assert said == [["0", "2"], ["1", "2"], ["2", "2"]]
-    status("any character: \ud800")
-    assert (tmp_path / "status").read_text(encoding="utf-8") == "any character: \\ud800"

@@ -11,35 +11,6 @@ from mgpu_tutorial.lab import slow_link
 NAMES = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 
 
-def reduce_twice(rank, world_size):
-    """Seconds until a waiting and an asynchronous all_reduce came back and were complete."""
-    times = []
-    with slow_link(lambda nbytes: 0.05):
-        for asynchronous in (False, True):
-            tensor = torch.full((3,), float(rank))
-            begin = time.perf_counter()
-            work = dist.all_reduce(tensor, async_op=asynchronous)
-            called = time.perf_counter() - begin
-            if asynchronous:
-                work.wait()
-            times.append((called, time.perf_counter() - begin, tensor.tolist()))
-    return times
-
-
-@pytest.mark.slow
-@pytest.mark.timing
-def test_an_all_reduce_takes_its_time_and_is_recorded_once(ranks):
-    report = ranks(2, reduce_twice, trace=True)
-    for waiting, asynchronous in report.results:
-        assert waiting[0] >= 0.05
-        assert asynchronous[0] < asynchronous[1] and asynchronous[1] >= 0.05
-        assert waiting[2] == asynchronous[2] == [1.0] * 3
-    calls = [e for e in report.events if e.op == "all_reduce"]
-    assert [e.rank for e in calls] == [0, 0, 1, 1]
-    assert [e.done is None for e in calls if e.rank == 0] == [True, False]
-    assert all(e.done - e.begin >= 0.05 for e in calls if e.done)
-
-
 def test_outside_nothing_is_slow():
     before = [getattr(dist, name) for name in NAMES]
     with pytest.raises(KeyError), slow_link(lambda nbytes: 1.0):
@@ -70,8 +41,8 @@ def test_each_half_of_an_all_reduce_takes_half_its_time(ranks, trace):
     for slept, values in report.results:
         assert slept == [0.8, 0.8, 1.6]
         assert values == [[2.0] * 4, [1.0] * 4, [2.0] * 2]
-    calls = {e.op for e in report.events if e.kind == "collective"}
-    assert calls == (set(NAMES) if trace else set())
+    calls = [e.op for e in report.events if e.kind == "collective" and e.rank == 0]
+    assert sorted(calls) == (sorted(NAMES) if trace else [])  # each once
 
 
 def chain(rank, world_size):

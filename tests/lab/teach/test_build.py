@@ -146,14 +146,6 @@ def test_an_earlier_build_is_lent_until_the_reader_has_made_it(cell, build):
     assert space["Mean"].of and space["add_up"] is not add_up
 
 
-def test_the_library_is_in_the_order_of_the_course(cell, build):
-    for name in ("00_first", "01_second"):
-        (mine.FILE.parent / f"{name}.ipynb").touch()
-    said(build, *cell(RIGHT))
-    said(Builder("first", {mean: []}), *cell("def mean(numbers):\n    return sum(numbers)\n"))
-    assert [piece.chapter for piece in mine.read()[1]] == ["first", "second"]
-
-
 def test_a_library_has_the_reader_s_version_where_there_is_one(cell, build, capsys):
     said(build, *cell(RIGHT))
     own = mine.library(add_up, mean)

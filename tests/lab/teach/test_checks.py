@@ -98,12 +98,6 @@ def test_the_tolerance_holds_on_both_sides(capsys, tolerance, expected, allowed)
             assert (found == "correct") is is_right
 
 
-def test_the_answer_has_a_name(capsys):
-    found = said(capsys, 2e-3, 0.0, name="the distance", tolerance=1e-6)
-    assert found == "not yet: the distance is 0.002, expected 0"
-    assert said(capsys, [1, 2], [1, 3], name="the cuts") == "not yet: cuts[1] is 2"
-
-
 @pytest.mark.parametrize("blank", [None, ..., [None, None], [..., [...]], lambda: ...])
 def test_what_was_not_begun_gets_no_hint(capsys, blank):
     assert said(capsys, blank, 3, "think") == BLANK

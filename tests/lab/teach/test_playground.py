@@ -50,16 +50,6 @@ def test_each_move_is_a_run_of_its_own_in_the_place_of_the_old_one(shell):
     assert play.result[0].rows[2] == [2, 3.0] and play.status.value == ""
 
 
-def test_numbers_are_a_slider_and_names_a_menu():
-    choices = {"a": range(2, 4), "b": {"one": 1, "two": [2]}, "c": [sum], "d": [True]}
-    play = playground(lambda **setting: list(setting.values()), first={"a": 3}, **choices)
-    kinds = [type(control).__name__ for control in play.controls.values()]
-    assert kinds == ["SelectionSlider", "Dropdown", "Dropdown", "Dropdown"]
-    assert play.first == "a = 3, b = one, c = sum, d = True"
-    play.controls["b"].label = "two"
-    assert play.result == [3, [2], sum, True]
-
-
 def test_a_run_that_fails_leaves_one_line_and_the_old_result(capsys):
     play = playground(fail_at_two, value=[1, 2, 3])
     assert "printed" in capsys.readouterr().out
