@@ -123,7 +123,7 @@ def test_bytes_are_those_of_the_formula(ranks):
         ("zero=2", 1, "zero=2 is not 0 or 1"),
         ("dp=0", 1, "at least 1"),
         ("dp:2", 2, "expected something like dp=2,tp=2"),
-        ("cp=2", 2, "of dp, tp, pp, zero"),
+        ("cp=2", 2, "with dp, tp, pp, zero"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_on_every_rank(ranks, words, world_size, message):
