@@ -13,9 +13,9 @@ def page() -> str:
         "# Published steps, and what the cost model says",
         "",
         "The rows of [22 Step time](../notebooks/22_step_time.ipynb), in the authors'",
-        "units, per GPU. An error above 0 means too fast a step in TFLOP/s and tokens/s,",
-        "and too slow a step in seconds. The *null guess* keeps the rate per GPU of the",
-        "fitted row.",
+        "units, per GPU. An error above 0 means that we predict too fast a step where the",
+        "unit is TFLOP/s or tokens/s, and too slow a step where it is seconds. The *null",
+        "guess* keeps the rate per GPU of the fitted row.",
         "Plans and shapes are in `mgpu_tutorial/step_time/published.json`.",
     ]
     for family, table in published.TABLES.items():
