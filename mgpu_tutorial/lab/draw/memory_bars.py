@@ -29,7 +29,7 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
         raise ValueError("nothing is counted: use saved_for_backward, record_state or add")
     looks = looks_of(named)
     heights = [TITLE * bool(name) + ROW * len(one.devices) for name, one in named.items()]
-    size = (9, sum(heights) + LEGEND * -(-len(looks) // 4) + 0.15)
+    size = (9, sum(heights) + LEGEND + 0.15)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
     most = max(one.total(device) for one in named.values() for device in one.devices)
@@ -37,9 +37,11 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
         axes.set_xlim(0, 1.16 * most)
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
         _bars(axes, ledger, looks)
-    patches = [Patch(**_style(look), label=name) for name, look in looks.items()]
+    rows = [one[device] for one in named.values() for device in one.devices]
+    seen = {name for row in rows for name in row if row[name] > 0.004 * most}
+    patches = [Patch(**_style(looks[name]), label=name) for name in looks if name in seen]
     style = {"fontsize": 11, "frameon": False, "handlelength": 2.2, "handleheight": 1.1}
-    figure.legend(handles=patches, loc="outside upper left", ncols=4, **style)
+    figure.legend(handles=patches, loc="outside upper left", ncols=5, **style)
     return Plot(figure, _text(named, looks))
 
 

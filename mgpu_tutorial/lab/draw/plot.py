@@ -45,7 +45,8 @@ def curves(
     axes = figure.subplots()
     for i, (name, (xs, ys)) in enumerate(measured.items()):
         style = MARKERS[i] if fitted else f"{MARKERS[i]}-"  # no fit: join the marks
-        axes.plot(xs, ys, style, color=COLOURS[i], lw=1.2, markersize=7, label=name)
+        size = 3 + 8 * (len(measured) - i) / len(measured)  # what is covered looks out
+        axes.plot(xs, ys, style, color=COLOURS[i], lw=size / 2.5, markersize=size, label=name)
     for (name, (xs, ys)), style in zip(fitted.items(), cycle(("-", "--", ":"))):
         axes.plot(xs, ys, style, color=INK, linewidth=1.5, label=name)
     axes.set(xscale=scale, yscale=scale, xlabel=xlabel, ylabel=ylabel)
