@@ -144,16 +144,6 @@ def test_the_recipe_refuses_what_would_go_wrong_in_silence(samples, batch, proce
     assert len(dp.new_loader(range(9), 0, 3, 9, 1, seed=1)) == 1
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_the_recipe_takes_in_each_step_what_one_process_takes(ranks, world_size):
-    results = ranks(world_size, dp.load_epochs, 21, 8, 3).results
-    for epoch in range(3):
-        order = shuffled(21, 1 + epoch)
-        steps = zip(*(epochs[epoch] for epochs in results), strict=True)
-        expected = [sorted(order[:8]), sorted(order[8:16])]
-        assert [sorted(sum(parts, [])) for parts in steps] == expected
-
-
 @pytest.mark.parametrize("processes", [0, 1, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_stream_is_taken_once_and_goes_on_where_it_stopped(ranks, world_size, processes):

@@ -6,23 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.processes_and_ranks import meeting
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_each_rank_says_who_it_is(ranks, world_size):
-    report = ranks(world_size, meeting.who_am_i, device="cpu")
-    assert [said.splitlines() for said in report.stdout] == [
-        [f"rank {r} of {world_size}", f"local rank {r}", "backend gloo", "device cpu"]
-        for r in range(world_size)
-    ]
-
-
-def test_ranks_meet_by_environment_and_wait_for_rank_0(ranks):
-    port = meeting.free_port()
-    first, second = ranks(2, meeting.by_environment, port, backend="none").results
-    assert second > 0.4 and second - first > 0.2  # rank 0 comes 0.5 s late, and counts none
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -53,9 +37,3 @@ def test_a_gpu_is_chosen_by_the_local_rank_and_not_by_the_rank(visible, data):
         patch.setenv("RANK", str(local_rank + 8))
         said = meeting.which_gpu(local_rank + 8, 16)
     assert said == f"local rank {local_rank}, cuda:{local_rank}, is GPU {visible[local_rank]}"
-
-
-def test_a_gpu_that_is_not_visible_belongs_to_nobody(ranks, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
-    with pytest.raises(RankFailed, match="rank 3 raised IndexError"):
-        ranks(4, meeting.which_gpu, device="cpu")

@@ -47,15 +47,6 @@ def test_a_batch_is_enlarged_and_normalised_and_labels_go_with_it(index):
     assert torch.equal(labels, data.labels[index]) and torch.equal(labels, same)
 
 
-@pytest.mark.parametrize("data", [digits, pictures])
-def test_data_is_made_on_the_default_device_and_is_the_callers_own(data):
-    with torch.device("meta"):
-        elsewhere = data()
-    assert elsewhere.images.is_meta and elsewhere.labels.is_meta
-    data().images.zero_()
-    assert data().images.any() and not data().images.is_meta
-
-
 def test_generated_pictures_can_be_learned():
     """The nearest mean of the spectrum tells their class far better than chance."""
 

@@ -85,7 +85,7 @@ class Ledger:
     def add(self, category: str, things: Any) -> None:
         """Count the tensors in `things`: a tensor, or lists, tuples, dicts of such things."""
         if isinstance(things, torch.Tensor):
-            self._count(category, things)
+            self.count(category, things)
         elif isinstance(things, Mapping):
             self.add(category, list(things.values()))
         elif isinstance(things, list | tuple):
@@ -142,7 +142,8 @@ class Ledger:
         self.add("parameters", list(module.parameters()))
         self.add("buffers", list(module.buffers()))
 
-    def _count(self, category: str, tensor: torch.Tensor, saved: bool = False) -> Key:
+    def count(self, category: str, tensor: torch.Tensor, saved: bool = False) -> Key:
+        """Note the storage of one tensor, under the category where it was seen first."""
         storage = tensor.untyped_storage()
         key = Key(storage)  # its address is not used again while we have it
         facts = _Storage(str(tensor.device), category, storage.nbytes(), saved)
@@ -150,7 +151,7 @@ class Ledger:
             self._storages.setdefault(key, facts)
         return key
 
-    def _hold(self, key: Key, by: int) -> None:
+    def hold(self, key: Key, by: int) -> None:
         """Autograd holds a storage once more, or once less."""
         with self._lock:
             was_held = self._holds[key] > 0
@@ -169,8 +170,8 @@ class _Saved:
         self.tensor = tensor.detach()  # an output knows its graph, which would keep itself
         is_saved = not isinstance(tensor, nn.Parameter)
         self._ledger = ledger
-        self._key = ledger._count(name if is_saved else "parameters", tensor, is_saved)
-        ledger._hold(self._key, 1)
+        self._key = ledger.count(name if is_saved else "parameters", tensor, is_saved)
+        ledger.hold(self._key, 1)
 
     def __del__(self) -> None:
-        self._ledger._hold(self._key, -1)
+        self._ledger.hold(self._key, -1)
