@@ -49,7 +49,11 @@ def expect_arrivals(dispatch: Callable, world_size: int, only: int | None = None
         wanted = [f"{name:g}" for name in rows[mine][:, 0].tolist()]
         assert names == wanted, f"{who} arrive the rows {names}, expected {wanted}"
         expect(found[0], rows[mine], f"{who} the rows")
-        expect(found[1], which[mine] % own, f"{who} the experts, counted from its own first")
+        numbers, right = found[1].tolist(), (which[mine] % own).tolist()
+        assert numbers == right, (
+            f"{who} the rows {names} come with the numbers {numbers} of its own experts, "
+            f"expected {right}: are rows and numbers in the same order?"
+        )
 
 
 def reaches_its_expert(dispatch: Callable) -> None:

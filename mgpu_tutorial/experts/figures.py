@@ -125,7 +125,7 @@ def equality(step: Callable) -> Table:
         for ranks in (1, 2, 4):
             pairs = beside_one(launch(step, ranks, 1, k).results, k)
             far = [largest_difference(*pair) for pair in pairs.values()]
-            near = ["below 1e-12" if f < FAR else f"{f:.0e}" for f in far]
+            near = ["< 1e-12" if f < FAR else f"{f:.0e}" for f in far]
             rows.append([f"top-{k}", ranks, *near])
     return Table(["", "ranks", *pairs], rows)
 
@@ -133,20 +133,20 @@ def equality(step: Callable) -> Table:
 # The balance
 
 
-def skewed(batch: int, tokens: int = 1024, experts: int = 16) -> torch.Tensor:
-    """Scores in whole 1/1024, of which the later experts get more: exact everywhere."""
+def skewed(batch: int, slope: int = 24, experts: int = 16) -> torch.Tensor:
+    """Scores of 1,024 tokens in whole 1/1024, exact everywhere; later experts get more."""
     generator = torch.Generator("cpu").manual_seed(batch)
-    size = (4, tokens, experts)
+    size = (4, 1024, experts)
     parts = torch.randint(0, 257, size, generator=generator, device="cpu").sum(dim=0)
-    scores = (parts + 24 * torch.arange(experts, device="cpu")).double() / 1024
+    scores = (parts + slope * torch.arange(experts, device="cpu")).double() / 1024
     return scores.to(torch.get_default_device())
 
 
-def excess(rate: float, steps: int = 400) -> list[float]:
+def excess(rate: float, slope: int = 24, steps: int = 400) -> list[float]:
     """At each step, by how much the busiest expert exceeds the mean load, over the mean."""
     bias, found = torch.zeros(16, dtype=torch.float64), []
     for step in range(steps):
-        counts = load(choose(skewed(step) + bias, k=2), 16)
+        counts = load(choose(skewed(step, slope) + bias, k=2), 16)
         found.append(counts.max().item() / (counts.sum().item() / 16) - 1)
         bias = move_bias(bias, counts, rate)
     return found
@@ -156,7 +156,7 @@ def bias_at_work() -> tuple[Table, Plot]:
     """The busiest expert's excess with and without a bias, as a table and as curves."""
     runs = {f"rate {rate:g}": excess(rate) for rate in (0, 0.001, 0.01)}
     rows = []
-    for name, found in runs.items():
+    for name, found in (runs | {"no preference": excess(0, slope=0)}).items():
         first = next((i for i, value in enumerate(found) if value < 0.25), "never")
         rows.append([name, f"{found[0]:.2f}", f"{sum(found[-100:]) / 100:.2f}", str(first)])
     head = ["", "excess at first", "mean of the last 100 steps", "below 0.25 at step"]

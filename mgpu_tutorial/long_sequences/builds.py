@@ -30,7 +30,8 @@ def _merged(function: Callable, sizes: list[int], scale: float = 1.0) -> None:
     what = f"blocks of {' and '.join(map(str, sizes))} keys: the"
     expect(type(found), tuple, f"{what} type of what is returned")
     wanted = attend(q, k, v, torch.tensor(False))
-    for name, one, other in zip(("output", "log-sum-exp"), found, wanted, strict=True):
+    names = "log-sum-exp", "output"  # which needs the log-sum-exp
+    for name, one, other in zip(names, found[::-1], wanted[::-1], strict=True):
         expect(one, other, f"{what} {name}", within=1e-9 * scale)
 
 
@@ -83,7 +84,7 @@ def _compared(function: Callable, world_sizes: tuple[int, ...], deal: Deal) -> N
         results = launch(_differences, n, function, deal).results
         for name in results[0]:
             for rank, far in enumerate(results):
-                what = f"on {n} ranks, rank {rank}: the {name}"
+                what = f"on rank {rank} of {n}: the {name}"
                 assert far[name] < 1e-9, f"{what} is up to {far[name]:.2g} off"
 
 
@@ -136,7 +137,7 @@ def pairs_front_and_end(function: Callable) -> None:
 
 
 def balances(function: Callable) -> None:
-    """give every rank equally many pairs of a query and an earlier key"""
+    """give every rank equally many pairs of a query and a key up to it"""
     pairs = [int((function(48, rank, 3) + 1).sum()) for rank in range(3)]
     expect(pairs, [392] * 3, "48 tokens on 3 ranks: the pairs of the ranks")
 

@@ -93,7 +93,7 @@ def _saved(rank: int, world_size: int, attention: block.Attention, length: int) 
 def triangles(*deals: Deal, length: int = 16, ranks: int = 4) -> Drawing:
     """For each way to deal: which rank computes which pair of a query and a key."""
     width = CELL * length + 34
-    lines = [f"{length} tokens on {ranks} ranks; pairs of a query and an earlier key"]
+    lines = [f"{length} tokens on {ranks} ranks; pairs of a query and a key up to it"]
     height = TOP + CELL * length + 30
     names = ", ".join(deal.__name__ for deal in deals)
     alt = f"Who computes which part of the causal triangle: {names}"
@@ -120,7 +120,7 @@ def triangles(*deals: Deal, length: int = 16, ranks: int = 4) -> Drawing:
 
 
 def balance(*deals: Deal, length: int = 64, ranks: int = 4) -> Table:
-    """Pairs by rank, and those of the slowest rank, added up over the steps of the ring."""
+    """Pairs by rank, and their mean over what the slowest rank of each step adds up to."""
     rows = []
     for deal in deals:
         places = [deal(length, rank, ranks) for rank in range(ranks)]
@@ -131,8 +131,8 @@ def balance(*deals: Deal, length: int = 64, ranks: int = 4) -> Table:
         slowest = sum(map(max, pairs))
         mine = ", ".join(str(sum(own)) for own in zip(*pairs, strict=True))
         busy = f"{sum(map(sum, pairs)) / ranks / slowest:.1%}"
-        rows.append([deal.__name__, mine, slowest, busy])
-    return Table(["", "pairs by rank", "slowest rank of each step, added up", "busy"], rows)
+        rows.append([deal.__name__, mine, busy])
+    return Table(["", "pairs by rank", "busy"], rows)
 
 
 def sent_by_formula(method: str, ranks: int, d: int, group: int, tokens: int) -> float:

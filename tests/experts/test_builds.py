@@ -79,7 +79,7 @@ RIGHT = [
 WRONG = [
     (
         HEAD + COUNTS + SPLITS + SENDING.replace("rows[order]", "rows") + MINE,
-        "the experts, counted from its own first",
+        "are rows and numbers in the same order?",
     ),
     (HEAD + COUNTS + SPLITS.replace("theirs", "counts", 1) + SENDING + MINE, "rank"),
     (
@@ -91,7 +91,7 @@ WRONG = [
             "repeat_interleave(theirs)",
             "repeat_interleave(theirs.view(ranks, -1).sum(dim=0))",
         ),
-        "the experts, counted from its own first",
+        "are rows and numbers in the same order?",
     ),
     (
         HEAD + COUNTS + SPLITS + SENDING.replace("rows[", "rows.detach()[") + MINE,

@@ -147,7 +147,7 @@ def test_every_token_is_dealt_once_and_each_rank_gets_as_many(world_size, each, 
 
 def test_the_work_by_the_way_to_deal():
     rows = figures.balance(contiguous, zigzag, striped).rows
-    assert [row[2:] for row in rows] == [[904, "57.5%"], [520, "100.0%"], [544, "95.6%"]]
+    assert [row[2] for row in rows] == ["57.5%", "100.0%", "95.6%"]
 
 
 def test_what_is_sent_is_what_the_formula_says():

@@ -89,7 +89,7 @@ RIGHT = [
     ),
 ]
 WRONG = [
-    (merge("return (out + block_out) / 2, lse"), "blocks of 4 and 4 keys: the output"),
+    (merge("return (out + block_out) / 2, lse"), "blocks of 4 and 4 keys: the log-sum-exp"),
     (merge(BOTH, WEIGHED, "return out, lse"), "blocks of 4 and 4 keys: the log-sum-exp"),
     (merge(BOTH, WEIGHED, "return out"), "type of what is returned"),
     (
@@ -98,18 +98,18 @@ WRONG = [
             "out = (lse.exp() * out + block_lse.exp() * block_out) / both.exp()",
             "return out, both",
         ),
-        "nan",
+        "the log-sum-exp",
     ),
     (
         merge(BOTH, "return (lse * out + block_lse * block_out) / (lse + block_lse), both"),
         "blocks of 4 and 4 keys: the output",
     ),
-    (ring([THEIRS, MORE, MERGE]), "on 2 ranks, rank 1: the output"),
-    (ring([HOP, "theirs = mine", MORE, MERGE]), "on 2 ranks, rank 0: the output"),
-    (ring([HOP, THEIRS, MORE, "out, lse = more"]), "on 2 ranks, rank"),
+    (ring([THEIRS, MORE, MERGE]), "on rank 1 of 2: the output"),
+    (ring([HOP, "theirs = mine", MORE, MERGE]), "on rank 0 of 2: the output"),
+    (ring([HOP, THEIRS, MORE, "out, lse = more"]), "on rank"),
     (
         ring([HOP, THEIRS.replace("rank - step", "rank + step"), MORE, MERGE]),
-        "on 3 ranks, rank 1: the output",
+        "on rank 1 of 3: the output",
     ),
     (ring([HOP.replace("kv)", "kv.detach())"), THEIRS, MORE, MERGE]), "the gradient of k"),
     (
@@ -122,7 +122,7 @@ WRONG = [
                 MERGE,
             ]
         ),
-        "on 3 ranks, rank",
+        "on rank",
     ),
     (ring([HOP, THEIRS, MORE, MERGE], last="Shift.apply(kv); return out, lse"), "sends to"),
     (zigzag(CHUNKS, "return torch.cat([chunks[rank], chunks[-rank]])"), "24 tokens"),
