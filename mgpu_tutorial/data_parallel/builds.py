@@ -110,6 +110,7 @@ def _one_process(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 def normalises_alone(normalise: Callable) -> None:
     """be BatchNorm on one rank"""
     ((output, _),) = launch(_normalised, 1, normalise, 4).results
+    _expect_statistics(output, _images(4), _images(4), "one rank")
     _expect_near(output, _one_process(4)[0], "the output")
 
 
@@ -117,15 +118,31 @@ def normalises_together(normalise: Callable) -> None:
     """give the output of one process on 2 and 3 ranks, also where their shares are unequal"""
     for world_size, samples in (2, 4), (3, 7):
         results = launch(_normalised, world_size, normalise, samples).results
+        images = _images(samples)
+        for r, (output, _) in enumerate(results):
+            share = images.tensor_split(world_size)[r]
+            _expect_statistics(output, share, images, f"rank {r} of {world_size}")
         found = torch.cat([output for output, _ in results])
         _expect_near(found, _one_process(samples)[0], f"{world_size} ranks: the output")
+
+
+def _expect_statistics(
+    output: torch.Tensor, share: torch.Tensor, images: torch.Tensor, who: str
+) -> None:
+    """AssertionError unless a share is normalised by the mean and variance of all."""
+    wanted = images.var((0, 2, 3), correction=0), images.mean((0, 2, 3))
+    scale = share.std((0, 2, 3)) / output.std((0, 2, 3))  # what the share was divided by
+    mean = share.mean((0, 2, 3)) - scale * output.mean((0, 2, 3))
+    expect(scale.square() - 1e-5, wanted[0], f"{who}: the variance of each channel", 1e-3)
+    expect(mean, wanted[1], f"{who}: the mean of each channel", 1e-3)
 
 
 def sends_once(normalise: Callable) -> None:
     """send one message forward and one backward"""
     events = launch(_normalised, 2, normalise, 4, trace=True).events
     calls = [event.op for event in events if event.rank == 0 and event.kind == "collective"]
-    expect(len(calls), 2, f"rank 0 called {', '.join(calls) or 'nothing'}: the number")
+    both = f"forward and backward together ({', '.join(calls) or 'none'})"
+    expect(len(calls), 2, f"the calls of rank 0 in {both}")
 
 
 def goes_back(normalise: Callable) -> None:

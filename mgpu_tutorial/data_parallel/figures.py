@@ -41,7 +41,7 @@ def eight_steps(
     Returns the title of each part, and by name what there is after it; the first entry is
     before the step.
     """
-    there: dict[str, Any] = {"batch": images, "module": module}
+    there: dict[str, Any] = {"batch": images, "labels": labels, "module": module}
     steps = [("0. before", dict(there))]
 
     def note_step(title: str, gone: Sequence[str] = (), **new: Any) -> None:
@@ -63,10 +63,11 @@ def eight_steps(
     output = gather(outputs, devices[0])
     gone = ["output"]
     note_step("4. gather: all outputs to the first device", gone, gathered=output)
-    loss = cross_entropy(output, labels.to(devices[0]))
-    note_step("5. loss, on the first device", loss=loss)
+    copied = labels.to(devices[0])
+    loss = cross_entropy(output, copied)
+    note_step("5. loss, on the first device", **{"labels, copied": copied}, loss=loss)
     loss.backward()
-    gone = ["piece", "gathered", "loss"]
+    gone = ["piece", "gathered", "labels, copied", "loss"]
     gradients = [parameter.grad for parameter in copies]
     note_step("6. backward: a gradient for each replica", gone, gradient=gradients)
     gradients = [p.grad for p in module.parameters() if p.requires_grad]
@@ -112,13 +113,17 @@ def one_step(
 def four_and_one(
     net: nn.Module, images: torch.Tensor, labels: torch.Tensor, devices: Devices
 ) -> str:
-    """How far a step on all devices is from one on the first, in words."""
+    """How far a step on all devices is from one on the first, beside the largest number."""
     one, several = (one_step(net, images, labels, on) for on in (devices[:1], devices))
-    gaps = {key: largest_difference(several[key], one[key]) for key in one}
-    return ", ".join(
-        f"{key} differ by " + (f"{gap:.1g}" if gap >= 1e-5 else "less than 1e-5")
-        for key, gap in gaps.items()
-    )
+    words = []
+    for key, expected in one.items():
+        share = largest_difference(several[key], expected) / max(
+            float(tensor.abs().max()) for tensor in expected
+        )
+        words.append(
+            f"{key} differ by {'less than 0.001%' if share < 1e-5 else f'{share:.0%}'}"
+        )
+    return ", ".join(words)
 
 
 # What lies on which device: a column per device, a box per tensor
@@ -153,20 +158,26 @@ def placement(steps: Sequence[tuple[str, Things]]) -> Film:
 
 def items_of(things: Things) -> list[Item]:
     """A row for each tensor or module; several of one name are numbered: "piece 0", …."""
-    items = []
+    items, memories = [], set()
     for name, value in things.items():
         if isinstance(value, list | tuple) and len(value) > 1:
-            items += [Item(f"{name} {i}", *_where(thing)) for i, thing in enumerate(value)]
+            items += [
+                Item(f"{name} {i}", *_where(thing, memories)) for i, thing in enumerate(value)
+            ]
         elif isinstance(value, list | tuple):
-            items += [Item(name, *_where(thing)) for thing in value]
+            items += [Item(name, *_where(thing, memories)) for thing in value]
         else:
-            items.append(Item(name, *_where(value)))
+            items.append(Item(name, *_where(value, memories)))
     return items
 
 
-def _where(thing: Thing) -> tuple[str, str]:
+def _where(thing: Thing, memories: set[int]) -> tuple[str, str]:
+    """The device and the shape; a module in the memory of an earlier one is a view."""
     if isinstance(thing, nn.Module):
-        shape = f"{sum(p.numel() for p in thing.parameters()):,} numbers"
+        memory = next(thing.parameters()).data_ptr()
+        count = f"{sum(p.numel() for p in thing.parameters()):,} numbers"
+        shape = "a view" if memory in memories else count
+        memories.add(memory)
     else:
         shape = "×".join(map(str, thing.shape)) or "scalar"
     return str(device_of(thing)), shape

@@ -33,9 +33,15 @@ SPLIT = f"{CALL}.split([1, len(channels), len(channels)])"
 VARIANCE = "variance = (squares / count).view(-1, 1, 1) - mean**2"
 SYNC = [
     ("torch.stack([count,", "torch.cat([count[:1],", CALL, SPLIT),
-    (CALL, LOCAL, VARIANCE, "variance = channels.var(1).view(-1, 1, 1)", "the output is"),
-    (CALL, LOCAL, "2 ranks: the output is"),
-    ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "3 ranks: the output is"),
+    (
+        CALL,
+        LOCAL,
+        VARIANCE,
+        "variance = channels.var(1).view(-1, 1, 1)",
+        "one rank: the variance",
+    ),
+    (CALL, LOCAL, "rank 0 of 2: the variance of each channel: ["),
+    ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "rank 0 of 3: the variance of each channel"),
     (CALL, NO_GRAD, "2 ranks: the gradient is"),
     (CALL, THREE, "expected 2"),
 ]
