@@ -41,7 +41,7 @@ SYNC = [
         "one rank: the variance",
     ),
     (CALL, LOCAL, "rank 0 of 2: the variance of each channel: ["),
-    ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "rank 0 of 3: the variance of each channel"),
+    ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "rank 0 of 3: the variance"),
     (CALL, NO_GRAD, "2 ranks: the gradient is"),
     (CALL, THREE, "expected 2"),
 ]
