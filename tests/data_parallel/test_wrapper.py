@@ -29,25 +29,16 @@ def pixel_net():
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 20, 1))
 
 
-class Doubles(nn.Module):
-    """Returns 2 x; its hook notes process, thread, device, samples and gradient mode."""
+def doubles(seen):
+    """A module that returns 2 x, and notes process, thread, device, samples and mode."""
 
-    def __init__(self, seen):
-        super().__init__()
-        self.register_forward_hook(
-            lambda module, x, y: seen.append(
-                (
-                    os.getpid(),
-                    threading.get_ident(),
-                    y.device,
-                    len(y),
-                    torch.is_grad_enabled(),
-                )
-            )
-        )
+    class Doubles(nn.Module):
+        def forward(self, x):
+            where = os.getpid(), threading.get_ident(), x.device
+            seen.append((*where, len(x), torch.is_grad_enabled()))
+            return 2 * x
 
-    def forward(self, x):
-        return 2 * x
+    return Doubles()
 
 
 # The stages
@@ -57,7 +48,7 @@ class Doubles(nn.Module):
 def test_each_device_gets_a_piece_in_order_and_as_many_as_chunk_says(samples, count):
     seen, several = [], devices(count)
     x = torch.arange(float(samples))
-    y = wrapper.DataParallel(Doubles(seen), several)(x)
+    y = wrapper.DataParallel(doubles(seen), several)(x)
     size = -(-samples // count)  # as many in each as it takes, and the rest in the last
     pieces = [len(x[i : i + size]) for i in range(0, samples, size)]
     if len(pieces) > 1:
@@ -102,7 +93,7 @@ def test_tied_and_frozen_parameters_stay_so_and_hooks_are_inherited(d):
 def test_threads_of_one_process_record_gradients_where_the_caller_does(d, grad):
     seen = []
     with torch.set_grad_enabled(grad):
-        wrapper.DataParallel(Doubles(seen), d)(torch.zeros(8, requires_grad=True))
+        wrapper.DataParallel(doubles(seen), d)(torch.zeros(8, requires_grad=True))
     assert {(process, mode) for process, _, _, _, mode in seen} == {(os.getpid(), grad)}
     assert threading.get_ident() not in {thread for _, thread, *_ in seen}
 

@@ -4,13 +4,12 @@ import os
 import re
 import socket
 
-import psutil
 import pytest
 import torch
 from torch.nn.functional import nll_loss
 from torch.utils.data import DataLoader
 
-from mgpu_tutorial.ddp_in_practice import practice, train_ddp, train_single
+from mgpu_tutorial.ddp_in_practice import train_ddp, train_single
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
@@ -89,12 +88,3 @@ def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys,
         assert torch.equal(each.bincount(), digits().labels.bincount())
         assert not torch.equal(each, digits().labels)
     assert not torch.equal(*labels)
-
-
-def test_a_process_tells_its_most_memory_in_mib():
-    pid, mib, device = re.fullmatch(
-        r"PID (\d+), (\d+) MiB, (.+)", practice.whoami(torch.device("cpu"))
-    ).groups()
-    now = psutil.Process().memory_info().rss / 2**20
-    assert int(pid) == os.getpid() and device == "cpu"
-    assert 0.9 * now < int(mib) < 100 * now

@@ -69,12 +69,6 @@ def test_a_rank_has_one_thread_the_seed_0_and_the_environment_of_this_moment(mon
     assert launch(total, 4).results == [6.0] * 4
 
 
-def test_a_launch_takes_the_time_of_its_slowest_worker():
-    begin = time.monotonic()
-    seconds = launch(lambda rank, _: time.sleep(0.7 * rank), 2).seconds
-    assert 0.65 <= seconds < time.monotonic() - begin  # they do not begin at once
-
-
 @pytest.mark.slow
 def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
     """Also where TMPDIR is too long for a socket."""

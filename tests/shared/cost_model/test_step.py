@@ -273,9 +273,3 @@ def test_a_fit_finds_the_numbers_that_made_the_times():
     for few, passes in (([], 2.2), (runs[:1], None)):
         with pytest.raises(ValueError, match="too few"):
             fit_gpu(few, passes)
-
-
-def test_a_fixed_cost_is_added_once_per_step():
-    plain = step.predict_step(MODEL, CLUSTER, Plan(dp=2), BATCH)
-    slower = step.predict_step(MODEL, CLUSTER._replace(fixed=0.25), Plan(dp=2), BATCH)
-    assert slower.seconds == pytest.approx(plain.seconds + 0.25)
