@@ -97,9 +97,11 @@ def _panel(report: Report, name: str, call: str, words_at: float) -> Drawing:
         y = TOP + ROW * rank
         drawing.label(8, y + 16, f"rank {rank}", 14, tone(rank).text, "start", "bold")
         _draw_cells(drawing, LEFT, y, before[rank], owners)
-        line = y + HEIGHT / 2
-        drawing.line(middle + 4, line, right - 8, line, arrow=True)
         _draw_cells(drawing, right, y, after[rank], owners)
+        for other in _sources(after[rank], owners, report.world_size):
+            line, ink = y + HEIGHT / 2, tone(other).text
+            begin = TOP + ROW * other + HEIGHT / 2
+            drawing.line(middle + 4, begin, right - 8, line, ink, 1.3, arrow=True)
     drawing.label((middle + right) / 2 - 2, 17, name, 13)
     for i, line in enumerate(textwrap.wrap(call, LETTERS)):
         y = TOP + 16 + LINE * i
@@ -130,6 +132,13 @@ def _owners(before: Sequence[Sequence]) -> dict[int, int]:
         for value in values:
             holders.setdefault(value, set()).add(rank)
     return {value: ranks.pop() for value, ranks in holders.items() if len(ranks) == 1}
+
+
+def _sources(after: Sequence, owners: dict[int, int], ranks: int) -> set[int]:
+    """The ranks whose numbers are in these; in a sum, which nobody had, those of all."""
+    values = [value for value in after if value is not None]
+    is_sum = any(value not in owners for value in values)
+    return set(range(ranks)) if is_sum else {owners[value] for value in values}
 
 
 def _draw_cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: dict) -> None:

@@ -26,11 +26,17 @@ COPY, PIECE, PART = "copy", "piece", "part of a sum"
 def product_picture(products: Sequence[Sequence[torch.Tensor]]) -> Drawing:
     """Draw two products in a row: of each rank X, columns, hidden, rows, part and result."""
     kinds = {"X": COPY, "columns of A": PIECE, "X A": PIECE, "rows of B": PIECE}
-    return matrices(kinds | {"part of X A B": PART, "all-reduce: X A B": COPY}, products)
+    kinds |= {"part of X A B": PART, "all-reduce: X A B": COPY}
+    return matrices(kinds, products, "×=×=→")
 
 
-def matrices(kinds: Mapping[str, str], rows: Sequence[Sequence[torch.Tensor]]) -> Drawing:
-    """Draw a row of matrices per rank; `kinds` are the titles and what each of them is."""
+def matrices(
+    kinds: Mapping[str, str], rows: Sequence[Sequence[torch.Tensor]], signs: str = ""
+) -> Drawing:
+    """Draw a row of matrices per rank; `kinds` are the titles and what each of them is.
+
+    The signs stand between the matrices of a row, and a plus between parts of a sum.
+    """
     titles = [title.split(": ") for title in kinds]
     wide = [
         max(
@@ -56,6 +62,12 @@ def matrices(kinds: Mapping[str, str], rows: Sequence[Sequence[torch.Tensor]]) -
         drawing.label(10, y + 5, f"rank {rank}", 14, tone(rank).text, "start", "bold")
         for x, kind, matrix in zip(xs, kinds.values(), row, strict=True):
             _matrix(drawing, x, y, matrix, rank, kind)
+            if kind == PART and rank:
+                above = y - (SIDE * matrix.shape[0] + GAP) / 2
+                drawing.label(x, above + 6, "+", 18, weight="bold")
+        for sign, matrix, x, wide_x in zip(signs, row, xs, wide, strict=False):
+            right = x + max(wide_x, SIDE * matrix.shape[1]) / 2 + GAP / 2
+            drawing.label(right, y + 6, sign, 18, weight="bold")
     legend = "grey: the same on every rank · filled: only here · dashed: a part of a sum"
     drawing.label(LEFT, height - 10, legend, 14, anchor="start")
     return drawing

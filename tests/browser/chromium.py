@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HOW = (
@@ -16,13 +15,19 @@ HOW = (
 
 def find() -> str | None:
     """The path of a Chromium or Chrome, or None."""
-    from playwright.sync_api import sync_playwright
-
     if named := os.environ.get("CHROMIUM"):
         return shutil.which(named)
+    return next(filter(None, map(shutil.which, NAMES)), None) or _downloaded()
+
+
+def _downloaded() -> str | None:
+    """Playwright's own, where it is installed and has got one."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return None
     with sync_playwright() as playwright:
-        own = Path(playwright.chromium.executable_path)
-    return next(filter(None, map(shutil.which, [*NAMES, own])), None)
+        return shutil.which(playwright.chromium.executable_path)
 
 
 if __name__ == "__main__":

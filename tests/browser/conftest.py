@@ -71,7 +71,8 @@ def browser():
     if path is None:
         pytest.exit(chromium.HOW, returncode=1)
     with sync_playwright() as playwright:
-        window = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        flags = ["--no-sandbox", "--disable-dev-shm-usage"]  # as root, in a container
+        window = playwright.chromium.launch(executable_path=path, args=flags)
         yield window
         window.close()
 
