@@ -16,18 +16,18 @@ EXERCISES = {
     ("processes_and_ranks", "visible"): {
         'visible = "3,2"': "correct",
         'visible = "3, 2"': "correct",
-        'visible = "2,3"': "rank 0 of 2: the answer is 'local rank 0, cuda:0, is GPU 2'",
+        'visible = "2,3"': "rank 0 of 2: its answer, 'local rank 0, cuda:0, is GPU 2',",
         'visible = "3,2,1"': "3 values, expected 2",
     },
     ("point_to_point", "ranks"): {
         "ranks = 7": "correct",
-        "ranks = 6": "the token is 15.0, off by 29 %",
+        "ranks = 6": "the token, 15.0, is off by 29 %",
         "ranks = 7.0": "world_size must be a whole number",
     },
     ("nonblocking", "arguments"): {
         'arguments = {"recv_after": 0.3, "write_after": 0.9}': "correct",
         "arguments = dict(recv_after=0.3, write_after=1)": "correct",
-        'arguments = {"recv_after": 0.3, "write_after": 0}': "what arrived is 2.0",
+        'arguments = {"recv_after": 0.3, "write_after": 0}': "what arrived, 2.0, is",
         'arguments = {"recv_after": 0.3, "write_after": 100}': "rank 0 was at",
     },
     ("collectives", "bytes_sent"): {
@@ -39,22 +39,22 @@ EXERCISES = {
     ("data_partitioning", "sizes"): {
         "sizes = [0.5, 0.25, 0.25]": "correct",
         "sizes = (1 / 2, 1 / 4, 1 / 4)": "correct",
-        "sizes = [0.25, 0.25, 0.5]": "answer[0] is 25",
+        "sizes = [0.25, 0.25, 0.5]": "your answer[0], 25",
         "sizes = [0.5, 0.25]": "2 values, expected 3",
     },
     ("distributed_sgd", "lr"): {
         "lr, decay = 0.01 / 4, 0.4": "correct",
         "decay = 4 * 0.1; lr = torch.tensor(0.0025).item()": "correct",
-        "lr, decay = 0.01, 0.1": "the distance is 0.",
-        "lr, decay = 0.0025, 0.1": "the distance is ",
-        "lr, decay = 0.0025 * 1.01, 0.4": "the distance is ",
+        "lr, decay = 0.01, 0.1": "the distance, 0.",
+        "lr, decay = 0.0025, 0.1": "the distance, ",
+        "lr, decay = 0.0025 * 1.01, 0.4": "the distance, ",
     },
     ("data_parallel", "reduction"): {
         'reduction, divisor = "sum", 10': "correct",
         'reduction, divisor = "none", 10.0': "correct",
         "reduction, divisor = ..., ...": "nothing is filled in",
-        'reduction, divisor = "mean", 4': "the loss is",
-        'reduction, divisor = "sum", 4': "the loss is",
+        'reduction, divisor = "mean", 4': "the loss, ",
+        'reduction, divisor = "sum", 4': "the loss, ",
     },
     ("ddp_reducer", "options"): {
         "options = dict(bucket_cap_mb=2, gradient_as_bucket_view=True)": "correct",

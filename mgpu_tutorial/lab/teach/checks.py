@@ -22,7 +22,7 @@ def verdict(
     expected: Any,
     hint: str = "",
     *,
-    name: str = "the answer",
+    name: str = "your answer",
     tolerance: float | None = None,
 ) -> Verdict:
     """Compare an exercise's answer with what is expected.
@@ -64,31 +64,31 @@ def _difference(answer: Any, expected: Any, name: str, tolerance: float | None) 
     if isinstance(answer, Report) or isinstance(expected, list | tuple | range):
         return _difference_of_lists(answer, expected, name, tolerance)
     answer, expected = _plain(answer), _plain(expected)
-    said = f"{name} is {_shown(answer)}"
+    said = f"{name}, {_shown(answer)},"
     if isinstance(expected, torch.Tensor):
-        answer, said = torch.as_tensor(answer), f"{name} is a tensor of the right shape"
+        answer, said = torch.as_tensor(answer), f"{name}, a tensor of the right shape,"
         if answer.shape != expected.shape:
             return f"{name} has shape {list(answer.shape)}: expected {list(expected.shape)}"
     elif not _is_number(expected):
         if not isinstance(answer, type(expected)):
-            return f"{said}: return a {type(expected).__name__}"
-        return "" if answer == expected else said
+            return f"{said} is not right: return a {type(expected).__name__}"
+        return "" if answer == expected else f"{said} is not right"
     elif not _is_number(answer):
-        return f"{said}: return a number"
+        return f"{said} is not right: return a number"
     return _unless_near(said, answer, expected, tolerance)
 
 
 def _difference_of_lists(answer: Any, expected: Any, name: str, *tolerance: Any) -> str:
-    each = name.replace("the ", "") + "[{}]"
+    each, said = name + "[{}]", f"{name}, {_shown(answer)}, is not right"
     if isinstance(answer, Report):
-        whole = "the answer" if "[" in name else name
+        whole = "its answer" if name.startswith("your answer") else name
         each, answer = f"rank {{}} of {answer.world_size}: {whole}", answer.results
     elif isinstance(answer, torch.Tensor | np.ndarray):
         answer = answer.tolist()
     if not isinstance(answer, list | tuple | range):
-        return f"{name} is {_shown(answer)}: return a list of {_values(expected)}"
+        return f"{said}: return a list of {_values(expected)}"
     if len(answer) != len(expected):
-        return f"{name} is {_shown(answer)}: {_values(answer)}, expected {len(expected)}"
+        return f"{said}: {_values(answer)}, expected {len(expected)}"
     pairs = enumerate(zip(answer, expected, strict=True))
     found = (_difference(a, e, each.format(i), *tolerance) for i, (a, e) in pairs)
     return next((text for text in found if text), "")
@@ -105,13 +105,13 @@ def _unless_near(said: str, answer: Any, expected: Any, tolerance: float | None)
     if torch.allclose(found, right, rtol=0, atol=tolerance * (size or 1), equal_nan=True):
         return ""
     if is_whole and size < 100:  # a rank or a count
-        return said
+        return f"{said} is not right"
     if not size:
-        return f"{said}, expected 0"
+        return f"{said} is not right: expected 0"
     share = 100 * (found - right).abs().max().item() / size
     percent = f"{share:.2g}" if share < 99.5 else f"{share:.0f}"
     of = " of its largest number" if right.dim() else ""
-    return f"{said}, off by {percent} %{of}"
+    return f"{said} is off by {percent} %{of}"
 
 
 def _is_number(value: Any) -> bool:

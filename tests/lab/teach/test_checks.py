@@ -63,20 +63,24 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
 @pytest.mark.parametrize(
     ("answer", "expected", "reason"),
     [
-        (1_600_001, 1_600_000, "the answer is 1600001, off by 6.3e-05 %"),
-        (4, 3, "the answer is 4"),
-        (2e-5, 0.0, "the answer is 2e-05, expected 0"),
-        (math.nan, 2.0, "the answer is nan, off by nan %"),
-        (True, 1, "the answer is True: return a number"),
-        (1, True, "the answer is 1: return a bool"),
-        ("abd", "abc", "the answer is 'abd'"),
-        ([1, 2], [1, 2, 3], "the answer is [1, 2]: 2 values, expected 3"),
-        ([[0, 1], [0, "x"]], [[0, 1], [0, 1]], "answer[1][1] is 'x': return a number"),
-        (torch.ones(3), torch.ones(2), "the answer has shape [3]: expected [2]"),
+        (1_600_001, 1_600_000, "your answer, 1600001, is off by 6.3e-05 %"),
+        (4, 3, "your answer, 4, is not right"),
+        (2e-5, 0.0, "your answer, 2e-05, is not right: expected 0"),
+        (math.nan, 2.0, "your answer, nan, is off by nan %"),
+        (True, 1, "your answer, True, is not right: return a number"),
+        (1, True, "your answer, 1, is not right: return a bool"),
+        ("abd", "abc", "your answer, 'abd', is not right"),
+        ([1, 2], [1, 2, 3], "your answer, [1, 2], is not right: 2 values, expected 3"),
+        (
+            [[0, 1], [0, "x"]],
+            [[0, 1], [0, 1]],
+            "your answer[1][1], 'x', is not right: return a number",
+        ),
+        (torch.ones(3), torch.ones(2), "your answer has shape [3]: expected [2]"),
         (
             torch.tensor([1.0, 4.04]),
             torch.tensor([1.0, 4.0]),
-            "the answer is a tensor of the right shape, off by 1 % of its largest number",
+            "your answer, a tensor of the right shape, is off by 1 % of its largest number",
         ),
     ],
 )
@@ -127,10 +131,12 @@ def test_ranks_are_named_where_there_are_ranks(capsys, ranks):
     assert said(capsys, report, report.results) == "correct"
     for answer, expected in ((report, wrong), ([report] * 2, [report.results, wrong])):
         text = said(capsys, answer, expected)
-        assert text == "not yet: rank 1 of 2: answer[1] is 2"
-    assert said(capsys, report.results, wrong) == "not yet: answer[1][1] is 2"
+        assert text == "not yet: rank 1 of 2: its answer[1], 2, is not right"
+    assert (
+        said(capsys, report.results, wrong) == "not yet: your answer[1][1], 2, is not right"
+    )
     found = said(capsys, ranks(3, sums_up), [3, 3, 2], name="the sum")
-    assert found == "not yet: rank 2 of 3: the sum is 3.0"
+    assert found == "not yet: rank 2 of 3: the sum, 3.0, is not right"
     found = said(capsys, ranks(2, prints), [0, 1], "think")
     assert found == "not yet: the ranks print and return nothing\nhint: think"
 
