@@ -1,4 +1,4 @@
-"""The wrappers: equal to one process and to torch's DDP, and when they communicate."""
+"""When the wrappers communicate, and what a bucket holds."""
 
 import pytest
 import torch
@@ -7,67 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import (
-    WRAPPERS,
-    Setting,
-    Tower,
-    finish_gradient_synchronization,
-    shares,
-    wrap,
-)
+from mgpu_tutorial.ddp_buckets.experiments import Setting
 from mgpu_tutorial.ddp_buckets.figures import count_calls, record_steps
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP, into_buckets
 from mgpu_tutorial.lab import RankFailed
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of
-
-by_name = pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.__name__)
-
-
-def train(rank, world_size, wrapper, kind, cap=0.02, set_to_none=True):
-    """Three steps on this rank's shares; the wrapper None is one process without a wrapper.
-
-    Returns the gradients, and the parameters.
-    """
-    torch.manual_seed(rank)  # another start on each rank: rank 0's must win
-    plain = Tower()
-    if kind == "frozen":
-        plain.body[1].requires_grad_(False)
-    if kind == "tied":
-        plain.body[3].weight = plain.body[2].weight
-    model = wrap(wrapper, plain, cap) if wrapper else plain
-    trained = [p for p in plain.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
-    for batch in shares(rank, world_size, 3, 64):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        model(batch).square().mean().backward()
-        if wrapper:
-            finish_gradient_synchronization(model)
-        optimizer.step()
-    return [p.grad for p in trained], plain.state_dict()
-
-
-VARIANTS = [
-    {"kind": "plain", "cap": 25.0},
-    {"kind": "plain", "cap": 0},
-    {"kind": "frozen"},
-    {"kind": "tied", "cap": 0.008},
-    {"kind": "tied", "set_to_none": False},
-]
-
-
-@by_name
-@pytest.mark.parametrize("settings", VARIANTS, ids=str)
-def test_three_steps_equal_one_process(ranks, wrapper, settings):
-    alone = train(0, 1, None, **settings)
-    for world_size in (1, 3):
-        results = ranks(world_size, train, wrapper, **settings).results
-        for trained in results:
-            torch.testing.assert_close(trained, alone)
-            assert largest_difference(trained, results[0]) == 0
-
-
-# When they communicate
 
 PARAMETERS, WEIGHTS = 14, 6
 NBYTES = 4 * (6 * (128 * 128 + 128) + 128 * 10 + 10)
@@ -78,7 +22,7 @@ CALLS = {  # how many, and how many of them begin during backward
 }
 
 
-@by_name
+@pytest.mark.parametrize("wrapper", CALLS)
 def test_each_wrapper_makes_its_calls_at_its_time(ranks, wrapper):
     a_weight = Setting(width=128, batch=4), 1 / 16  # to a bucket
     report = ranks(2, record_steps, wrapper, *a_weight, trace=True)

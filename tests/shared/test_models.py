@@ -1,37 +1,9 @@
-"""The two networks by hand; the transformer looks back and not ahead."""
+"""The transformer by hand: it looks back and not ahead."""
 
 import pytest
 import torch
-from torch.nn import functional as F
 
-from mgpu_tutorial.shared.models import SmallConvNet, SmallTransformer
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("norm", ["", "batch", "group"])
-def test_the_small_network_by_hand(dropout, norm):
-    torch.manual_seed(0)
-    network, images = SmallConvNet(dropout, norm), torch.randn(4, 1, 28, 28)
-    p = dict(network.named_parameters())
-    torch.manual_seed(1)
-    log_probabilities = network(images)
-    torch.manual_seed(1)
-    x = F.conv2d(images, p["conv1.weight"], p["conv1.bias"])
-    if norm == "batch":
-        x = F.batch_norm(x, None, None, p["norm.weight"], p["norm.bias"], training=True)
-    if norm == "group":
-        x = F.group_norm(x, 2, p["norm.weight"], p["norm.bias"])
-    x = F.max_pool2d(x, 2).relu()
-    x = F.dropout(F.conv2d(x, p["conv2.weight"], p["conv2.bias"]), dropout)
-    x = F.max_pool2d(x, 2).relu().flatten(1)
-    x = F.dropout((x @ p["fc1.weight"].T + p["fc1.bias"]).relu(), dropout)
-    expected = (x @ p["fc2.weight"].T + p["fc2.bias"]).log_softmax(1)
-    torch.testing.assert_close(log_probabilities, expected)
-    assert count(network) == 21_840 + (20 if norm else 0)
-
-
-def count(model):
-    return sum(p.numel() for p in model.parameters())
+from mgpu_tutorial.shared.models import SmallTransformer
 
 
 def model(**more):

@@ -45,23 +45,6 @@ def test_each_half_of_an_all_reduce_takes_half_its_time(ranks, trace):
     assert sorted(calls) == (sorted(NAMES) if trace else [])  # each once
 
 
-def chain(rank, world_size):
-    """A call that the completion of another one makes, as hooks of DDP do; and its sum."""
-    value = torch.full((2,), float(rank))
-    with slow_link(lambda nbytes: 0.02):
-        first = dist.all_reduce(value, async_op=True).get_future()
-
-        def again(done):
-            dist.all_reduce(done.value()[0])
-
-        first.then(again)
-    return value.tolist()  # what is on its way where the link ends is finished there
-
-
-def test_what_waits_for_a_call_may_make_the_next_and_the_end_waits_for_both(ranks):
-    assert ranks(2, chain).results == [[2.0, 2.0]] * 2
-
-
 def loses_its_peer(rank, world_size):
     if rank == 1:
         return None
