@@ -4,7 +4,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import film, note, sequence_chart, span, timeline, traffic
+from mgpu_tutorial.lab import (
+    film,
+    frame,
+    launch,
+    note,
+    sequence_chart,
+    span,
+    timeline,
+    traffic,
+)
 from mgpu_tutorial.lab.draw.sequence_chart import message_log
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
@@ -15,6 +24,25 @@ def test_what_was_sent_late_arrives_late():
     events += [Event(0, 3, "isend", 3, 4, peer=1), Event(1, 0, "recv", 0, 5, peer=0)]
     log = message_log(Report(2, events=events))
     assert log.messages == [((0, 3), (1, 0))] and log.rows[0, 3] == log.rows[1, 0] == 3
+
+
+def swap(rank, world_size):
+    words = ["zero", "one"]
+    frame("Before.", {"mine": words[rank]}, step=0)
+    dist.barrier()
+    there = 1 - rank
+    frame(
+        "After.", {"other": (words[there], there)}, {"other": (there, "mine")}, step=rank + 1
+    )
+
+
+def test_a_brick_from_another_slot_and_steps_by_number():
+    frames = film(launch(swap, 2, trace=True)).frames
+    assert [drawing.text.splitlines()[1:] for drawing in frames] == [
+        ["  rank 0: mine zero", "  rank 1: mine one"],
+        ["  rank 0: other one", "  rank 1: mine one", "  mine into other: rank 1 → rank 0"],
+        ["  rank 0: other one", "  rank 1: other zero", "  mine into other: rank 0 → rank 1"],
+    ]
 
 
 def work_and_send(rank, world_size):

@@ -1,7 +1,10 @@
 """After each test of the launcher nothing is left: no process, no file, no socket."""
 
 import os
+import subprocess
+import sys
 import tempfile
+import textwrap
 import time
 from contextlib import suppress
 from multiprocessing import util
@@ -73,3 +76,19 @@ def after(seconds: float, found) -> list:
     while (left := found()) and time.monotonic() < end:
         time.sleep(0.01)
     return left
+
+
+def start(
+    source: str, folder: Path, temporary: str = "tmp", **options: object
+) -> subprocess.Popen:
+    """Start a program that stands in `folder`, and its temporary folder inside of that."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(source))
+    (folder / temporary).mkdir(exist_ok=True)
+    settings = {
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "TMPDIR": str(folder / temporary),
+    }
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, path]
+    return subprocess.Popen(command, cwd=folder, env=os.environ | settings, **options)

@@ -25,8 +25,7 @@ from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
 from mgpu_tutorial.lab.run import errors, files, raised, server, transfer
 from mgpu_tutorial.lab.run import ranks as running
 from tests.lab import ranks
-from tests.lab.run import programs
-from tests.lab.run.conftest import after, noted
+from tests.lab.run.conftest import after, noted, start
 
 PLACE = re.compile(r"\w+\.py:\d+  ")
 
@@ -171,10 +170,7 @@ EARLY = "rank 1 returned while ranks 0 and 2 still waited for an answer|  rank 0
         ((raise_late, 2), "rank 0 raised ValueError: too late for|  rank 1 was at HERE"),
         ((die_at_once, 1), "rank 0 was killed by SIGKILL, at HERE  def die_at_once(rank"),
         ((lambda *_: {"a": threading.Lock()}, 2), "the result of rank 0['a'] (lock) cannot"),
-        (
-            (lambda *_: Sealed(), 2),
-            "the result of rank 0 was sent, and cannot be loaded here",
-        ),
+        ((lambda *_: Sealed(), 2), "the result of rank 0 was sent, and cannot be"),
         ((lambda *_: launch(print, 2), 2), "rank 0 raised RuntimeError: launch() was called"),
         ((refuse, 2), f"refuse(rank, world_size, who) {CANNOT}): missing a required"),
         ((ranks.total, 2, 7), f"total(rank, world_size) {CANNOT}, <int>)"),
@@ -339,7 +335,7 @@ def test_a_launch_in_a_forked_child_is_refused():
 @pytest.mark.slow
 def test_what_stops_a_server_or_a_rank_before_its_worker_is_told(tmp_path):
     """A torn module in the way of the server; a program that its ranks cannot import."""
-    done = programs.start(
+    done = start(
         """
         import pathlib
         from mgpu_tutorial.lab import launch
@@ -421,11 +417,7 @@ GROUP = ExceptionGroup("two", [ValueError("one"), TypeError("other")])
         (raised_by(partial(lose_the_weights, 900)), "RuntimeError: no checkpoint 900", None),
         (Mute(KeyError()), "Mute: (its message cannot be shown: KeyError)", []),
         (GROUP, "ExceptionGroup: two", ["ValueError: one", "TypeError: other"]),
-        (
-            OSError(f"{PATH}: {PATH}"),
-            "OSError: /…/a_folder_with_a_long_name/run.pt: /…/a_",
-            [],
-        ),
+        (OSError(f"{PATH}: {PATH}"), "OSError: /…/a_folder_with_a_long_name/run.pt: /", []),
         (RuntimeError(MISMATCH), "RuntimeError: Detected mismatch. … Collectives differ", []),
     ],
     ids=range(12),

@@ -20,8 +20,7 @@ from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.run import files, server
 from mgpu_tutorial.lab.run import ranks as running
 from tests.lab.ranks import sleeper, total
-from tests.lab.run import programs
-from tests.lab.run.conftest import after
+from tests.lab.run.conftest import after, start
 
 # What comes back
 
@@ -85,7 +84,7 @@ def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
             pathlib.Path("lesson.py").write_text(text)
             print(launch(lesson.worker, 2, more=2).results)
     """
-    out, err = programs.start(program, tmp_path, temporary="x" * 90).communicate(timeout=100)
+    out, err = start(program, tmp_path, temporary="x" * 90).communicate(timeout=100)
     assert out == "['before', 'before']\n['the text after', 'the text after']\n", err
     assert list((tmp_path / ("x" * 90)).iterdir()) == []
 
@@ -176,7 +175,7 @@ def test_a_killed_kernel_takes_everything_with_it(tmp_path, kill, number):
         if __name__ == "__main__":
             launch(hold_the_interpreter, 2, "pid")
     """
-    kernel = programs.start(program, tmp_path, start_new_session=True)
+    kernel = start(program, tmp_path, start_new_session=True)
     assert after(60, lambda: len(list(tmp_path.glob("pid.*"))) < 2) is False
     family = psutil.Process(kernel.pid).children(recursive=True)
     assert len(family) >= 4  # the fork server, two ranks, the child of one
@@ -197,7 +196,7 @@ def test_two_notebooks_launch_at_once_and_each_in_three_threads(tmp_path):
             with ThreadPoolExecutor(3) as pool:
                 print([*pool.map(lambda size: launch(total, size).results, [3] * 10)])
     """
-    kernels = [programs.start(program, tmp_path) for _ in range(2)]
+    kernels = [start(program, tmp_path) for _ in range(2)]
     for kernel in kernels:
         out, err = kernel.communicate(timeout=100)
         assert out == f"{[[3.0] * 3] * 10}\n", err
