@@ -11,8 +11,9 @@ import torch.distributed as dist
 from mgpu_tutorial.at_scale.failures import HOUR, between_failures, lost
 from mgpu_tutorial.at_scale.hierarchy import Method, flat_ring, hierarchical
 from mgpu_tutorial.at_scale.planner import Choice, rank_plans
+from mgpu_tutorial.at_scale.pretend import pretend
 from mgpu_tutorial.at_scale.world import steps_of_one_rank
-from mgpu_tutorial.lab import Table, launch, pretend
+from mgpu_tutorial.lab import Table, launch
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.table import formatted

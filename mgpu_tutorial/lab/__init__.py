@@ -21,7 +21,6 @@ from mgpu_tutorial.lab.run.progress import progress, status
 from mgpu_tutorial.lab.run.transfer import CannotTravel
 from mgpu_tutorial.lab.simulate.devices import devices, place
 from mgpu_tutorial.lab.simulate.link import slow_link
-from mgpu_tutorial.lab.simulate.pretend import pretend
 from mgpu_tutorial.lab.table import Table
 from mgpu_tutorial.lab.teach.checks import check
 from mgpu_tutorial.lab.teach.playground import playground

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.at_scale import figures, hierarchy
+from mgpu_tutorial.at_scale.pretend import pretend
 from mgpu_tutorial.at_scale.world import steps_of_one_rank
-from mgpu_tutorial.lab import pretend
 from mgpu_tutorial.shared.cost_model.links import Link, hierarchical_seconds, ring_seconds
 from mgpu_tutorial.shared.cost_model.models import Model
 

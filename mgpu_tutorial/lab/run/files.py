@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import util
 from pathlib import Path
@@ -129,13 +129,6 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
             time.sleep(0.01)
-
-
-def disk_is_full(folder: Path) -> bool:
-    """Whether so little is left that a rank cannot write how it ended."""
-    with suppress(OSError):
-        return shutil.disk_usage(folder).free < 2**16
-    return False
 
 
 def text_of(path: Path) -> str:

@@ -52,8 +52,6 @@ def launch(
     """
     _check_program()
     _check_worker(worker)
-    options = {"timeout": timeout, "device": device, "backend": backend, "trace": trace}
-    _check_names(worker, args, options)
     world_size = _whole_number(world_size)
     if isinstance(timeout, str | None) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
@@ -177,24 +175,6 @@ def _check_worker(worker: Any) -> None:
             raise TypeError(
                 f"calling {name_of(worker)} would not run its body. A worker is an ordinary "
                 "function that returns its result."
-            )
-
-
-def _check_names(worker: Callable, args: tuple, options: dict[str, Any]) -> None:
-    """Refuse a worker with a parameter of a name that launch keeps for itself."""
-    try:
-        signature = inspect.signature(worker)
-        bound = signature.bind_partial(0, 0, *args).arguments
-    except (TypeError, ValueError):  # the ranks say what does not fit
-        return
-    usual = inspect.signature(launch).parameters
-    for name in options.keys() & signature.parameters.keys() - bound.keys():
-        parameter = signature.parameters[name]
-        if options[name] != usual[name].default or parameter.default is parameter.empty:
-            raise TypeError(
-                f"{name_of(worker)}{signature} has a parameter {name!r}, which launch keeps "
-                "for itself and does not hand on. Give the parameter another name, or pass "
-                "it by its position after world_size."
             )
 
 

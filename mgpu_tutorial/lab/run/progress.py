@@ -1,17 +1,14 @@
 """How far the ranks are: what a worker says of it, and the bar that shows it.
 
-In a terminal it is tqdm's. In a notebook it is emptied at the end: what is stored must not
-depend on how long a cell took. It starts as a blank image, which nbval does not compare.
+It stands in a notebook only, and is emptied at the end: what is stored must not depend on how
+long a cell took. It starts as a blank image, which nbval does not compare.
 """
 
 import html
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.run import files
@@ -58,37 +55,25 @@ class ProgressBar:
         self._homes = [files.home_of(folder, rank) for rank in range(world_size)]
         self._timeout = timeout
         self._next = AFTER
-        self._bar: tqdm | None = None
         self._handle = None
 
     def __enter__(self) -> "ProgressBar":
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
         if self._handle is not None:
             self._handle.update({}, raw=True)
 
     def show(self, seconds: float) -> None:
         """Draw the state after `seconds`, if it is time to draw."""
-        if seconds < self._next or not (notebook_kernel() or sys.stderr.isatty()):
+        from IPython.display import display
+
+        if seconds < self._next or not notebook_kernel():
             return
         self._next = seconds + EVERY
         texts = [files.text_of(home / files.PROGRESS).split() for home in self._homes]
         done, total = (sum(int(text[i]) for text in texts if text) for i in (0, 1))
         lines = [files.text_of(home / files.STATUS) for home in self._homes]
-        if notebook_kernel():
-            self._show_html(done, total, lines, seconds)
-            return
-        if self._bar is None:
-            self._bar = tqdm(leave=False, unit="step")
-        self._bar.total, self._bar.n = total or None, done
-        self._bar.set_postfix_str(max(lines, key=bool))
-
-    def _show_html(self, done: int, total: int, lines: list[str], seconds: float) -> None:
-        from IPython.display import display
-
         if self._handle is None:
             self._handle = display(BLANK, raw=True, display_id=True)
         values = f'value="{done}" max="{total}"' if total else ""

@@ -155,8 +155,6 @@ class Ranks:
     def _last_words(self, job: Job) -> str:
         if not job.home.exists():
             return f"somebody has removed {job.home}, a folder of this launch"
-        if files.disk_is_full(self.folder):
-            return f"no space is left on the disk of {self.folder.parent.parent}"
         if self._processes[job.rank].exitcode == 255:  # or nobody was left to tell its code
             end = time.monotonic() + 0.5
             while server.is_alive() and time.monotonic() < end:  # a process dies bit by bit

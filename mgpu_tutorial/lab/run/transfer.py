@@ -6,7 +6,6 @@ of a notebook cell go by value (cloudpickle), package functions by reference,
 so that a rank always runs the text that is on disk now.
 """
 
-import functools
 import types
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from typing import Any
 import cloudpickle
 import torch
 
-from mgpu_tutorial.lab.run.files import disk_is_full, require_private
+from mgpu_tutorial.lab.run.files import require_private
 
 DEEPEST = 20  # steps into containers and functions in search of what cannot be pickled
-WASTE = 2**16  # bytes of a storage from which on a small view of it travels alone
-CACHED = type(functools.cache(len))
 EMPTY = types.CellType()  # of a name that the function around has not given a value
 
 
@@ -26,42 +23,15 @@ class CannotTravel(TypeError):
     """An argument or a result that no pickle can hold; the message names it."""
 
 
-class _Pickler(cloudpickle.Pickler):
-    """Sends a small view of a large tensor without the rest of it, and cached helpers."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is torch.Tensor and _is_small_view(value):
-            alone = value.detach().clone().requires_grad_(value.requires_grad)
-            return alone.__reduce_ex__(2)
-        if isinstance(value, CACHED) and value.__module__ == "__main__":
-            return _cached, (value.__wrapped__, value.cache_parameters())
-        return super().reducer_override(value)
-
-
-def _cached(function: Any, parameters: dict[str, Any]) -> Any:
-    return functools.lru_cache(**parameters)(function)
-
-
-def _is_small_view(tensor: torch.Tensor) -> bool:
-    if tensor.layout != torch.strided or tensor.device.type == "meta":
-        return False
-    whole = tensor.untyped_storage().nbytes()
-    return whole >= WASTE and 2 * tensor.numel() * tensor.element_size() < whole
-
-
 def write(value: object, path: Path, name: str, parts: dict[str, Any] | None = None) -> None:
-    """Store `value` at `path`; tensors keep their aliasing, unless they are small views.
+    """Store `value` at `path`; tensors keep their aliasing.
 
     Raises CannotTravel, which says which part of `name`, or which of `parts`, cannot be
-    stored, and OSError where the disk is full.
+    stored.
     """
     try:
-        pickler = types.SimpleNamespace(Pickler=_Pickler, __name__="cloudpickle")
-        torch.save(value, path, pickle_module=pickler)
+        torch.save(value, path, pickle_module=cloudpickle)
     except Exception as error:
-        if disk_is_full(path.parent):
-            place = path.parent.parent.parent
-            raise OSError(f"no space is left on the disk of {place}") from None
         problem = _culprit(parts or value, name, error)
         raise CannotTravel(
             f"{problem}. Send numbers, strings, tensors, or lists and "

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
-from mgpu_tutorial.lab.run import errors, files, raised, server, transfer
+from mgpu_tutorial.lab.run import errors, files, raised, server
 from mgpu_tutorial.lab.run import ranks as running
 from tests.lab import ranks
 from tests.lab.run.conftest import after, noted, start
@@ -459,33 +459,13 @@ def test_what_cannot_travel_is_named(worker, args, part):
 
 def test_what_a_worker_of_a_cell_uses_travels_with_it():
     worker = in_a_cell("""
-import functools
 FACTOR = 10
-@functools.cache
 def fibonacci(n):
     return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 def worker(rank, world_size, *, shift):
     return FACTOR * rank + shift(rank) + fibonacci(20)
 """)
     assert launch(worker, 2, shift=lambda rank: rank + 1).results == [6766, 6777]
-
-
-def test_a_small_view_of_a_large_tensor_travels_alone(tmp_path):
-    large = torch.arange(1_000_000)
-    transfer.write({"view": large[3:5], "all": [large, large]}, tmp_path / "both", "")
-    transfer.write(large[3:5], tmp_path / "view", "")
-    assert (tmp_path / "view").stat().st_size < 10_000
-    assert (tmp_path / "both").stat().st_size < 8_100_000
-    loaded = transfer.read(tmp_path / "both")
-    assert torch.equal(loaded["view"], torch.tensor([3, 4]))
-    first, second = loaded["all"]
-    assert first.data_ptr() == second.data_ptr()  # what is whole keeps its aliasing
-
-
-def test_a_full_disk_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(transfer, "disk_is_full", lambda folder: True)
-    with pytest.raises(OSError, match=f"no space is left on the disk of {tmp_path}"):
-        transfer.write([1], tmp_path / "1" / "2" / "3" / "missing", "the result")
 
 
 # What cannot work
@@ -495,21 +475,11 @@ async def asynchronous(rank, world_size):
     return rank
 
 
-def with_option(rank, world_size, timeout=1):
-    return timeout
-
-
-def needs_option(rank, world_size, device):
-    pass
-
-
 @pytest.mark.parametrize(
     "worker, size, options, kind, says",
     [
         (None, 2, {}, TypeError, r"Write launch\(worker, 2\)"),
         (asynchronous, 2, {}, TypeError, "calling asynchronous would not run its body"),
-        (with_option, 2, {"timeout": 5}, TypeError, "a parameter 'timeout', which launch k"),
-        (needs_option, 2, {}, TypeError, "has a parameter 'device', which launch keeps"),
         (ranks.total, 2, {}, ValueError, "by the variable MGPU_DEVICE: device must be"),
         *(
             (ranks.total, size, {}, ValueError, "world_size must be a whole number")
