@@ -1,6 +1,6 @@
 """What an error says of a circle, of who waits, of what was printed."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from mgpu_tutorial.lab.record.report import Report
@@ -10,6 +10,7 @@ from mgpu_tutorial.lab.run.errors import RankOutcome
 from mgpu_tutorial.lab.run.launch import _device_of
 
 
+@example([2, 0, 1])
 @given(some.lists(some.none() | some.integers(0, 5), min_size=1, max_size=6))
 def test_a_circle_is_told_in_its_direction_where_there_is_one_and_only_there(peers):
     """Whoever follows the waits of every rank for as many steps as there are ranks."""
