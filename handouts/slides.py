@@ -38,7 +38,7 @@ RISE = {
 }
 
 
-class _Deck:
+class Deck:
     """Goes through the cells once; knows what stands on the slide so far."""
 
     def __init__(self, notebook: Notebook) -> None:
@@ -185,7 +185,7 @@ def write_one(path: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(__file__).parent / "rise.css", target.parent / "rise.css")
     with tempfile.TemporaryDirectory() as media:
-        deck = _Deck(read(path, Path(media)))
+        deck = Deck(read(path, Path(media)))
         nbformat.write(deck.made(), target)
         (target.parent / DRAWINGS).mkdir(exist_ok=True)
         for name in deck.drawings:

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_in_practice import practice
-from mgpu_tutorial.lab import RankFailed
 
 # Accumulation
 
@@ -34,15 +33,6 @@ def test_the_forward_decides_whether_backward_sends(
 
 
 # Uneven batches
-
-
-def test_uneven_inputs_need_join(ranks):
-    with pytest.raises(RankFailed, match="rank 1 returned while rank 0 still waited"):
-        ranks(2, practice.train_on_uneven_batches, join=False, timeout=10)
-    left = [3, 2, 2, 1, 1]  # ranks that still have a batch
-    results = ranks(3, practice.train_on_uneven_batches, join=True).results
-    for rank, means in enumerate(results):
-        assert means == pytest.approx([n / 3 for n in left[: 5 - 2 * rank]])
 
 
 def learn_while_joined(rank, world_size, **options):
@@ -71,18 +61,6 @@ def test_join_hands_on_the_last_ranks_parameters_and_not_its_optimizer(ranks):
 def test_join_can_divide_by_the_ranks_that_are_left(ranks):
     report = ranks(2, learn_while_joined, divide_by_initial_world_size=False)
     assert [gradients for gradients, *_ in report.results] == [[1.0] * 5, [1.0] * 3]
-
-
-# Buffers
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_before_each_forward_the_buffers_of_rank_0_go_to_all(ranks, world_size):
-    results = ranks(world_size, practice.follow_the_running_mean).results
-    of_first = [0.0, 1.0, 1.9, 2.71, 3.439]
-    for rank, means in enumerate(results):
-        expected = [0.9 * mean + rank + 1 for mean in of_first[:-1]]
-        assert means == pytest.approx(expected, abs=2e-3)
 
 
 # The trace of a step

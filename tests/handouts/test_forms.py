@@ -70,8 +70,7 @@ def test_a_chapter_in_each_form(path, tmp_path):
         same = ours.cell_type == "markdown" or ours.source == theirs.source
         assert ours.id == theirs.id and same
 
-    slides.write_one(path, tmp_path / path.name)
-    deck = nbformat.read(tmp_path / path.name, 4)
+    deck = slides.Deck(notebook).made()
     nbformat.validate(deck)
     assert notebook.question.endswith("?") and notebook.question in deck.cells[0].source
     shown = "\n".join(cell.source for cell in deck.cells if kind(cell) != "notes")

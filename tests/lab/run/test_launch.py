@@ -166,8 +166,9 @@ def hold_the_interpreter(rank, world_size, marker):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["kernel", "its group"])
+@pytest.mark.parametrize(
+    "kill, number", [(os.kill, signal.SIGKILL), (os.killpg, signal.SIGTERM)]
+)
 def test_a_killed_kernel_takes_everything_with_it(tmp_path, kill, number):
     program = """
         from mgpu_tutorial.lab import launch
