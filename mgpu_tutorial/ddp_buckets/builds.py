@@ -236,7 +236,7 @@ def expect_buckets(
 ) -> None:
     """AssertionError unless parameters of these bytes are cut so."""
     found = sizes_of(function, sizes, cap)
-    given = f"parameters of {', '.join(map(str, sizes))} bytes and a cap of {cap}"
+    given = f"parameters of {', '.join(map(str, sizes))} bytes, a cap of {cap}/2**20 MiB"
     assert found == expected, f"{given}: the buckets are {found}, expected {expected}"
 
 
@@ -263,8 +263,11 @@ def counts_bytes(function: Callable) -> None:
     given = [
         nn.Parameter(torch.zeros(10, dtype=dtype)) for dtype in (torch.float64, torch.half)
     ]
-    buckets = [len(bucket) for bucket in function([*given, *given], 80 / 2**20)]
-    expect(buckets, [2, 2], "the parameters in each bucket, of 80 and 20 bytes in turn")
+    buckets = [len(bucket) for bucket in function([*given, *given], 100 / 2**20)]
+    assert buckets == [2, 2], (
+        "parameters of 80 and 20 bytes in turn, a cap of 100 bytes: the buckets have "
+        f"{buckets} parameters, expected [2, 2]"
+    )
 
 
 def send(rank: int, world_size: int, function: Callable) -> tuple | None:
@@ -273,6 +276,7 @@ def send(rank: int, world_size: int, function: Callable) -> tuple | None:
     weight.grad = torch.arange(6.0).view(2, 3) + 10 * rank
     bias.grad = torch.arange(6.0, 9.0) + 10 * rank
     work = function([weight, bias])
+    note("returned")
     if work is None:
         return None
     work.wait()
@@ -281,12 +285,18 @@ def send(rank: int, world_size: int, function: Callable) -> tuple | None:
 
 
 def sends_one_tensor(function: Callable) -> None:
-    """send a weight of 6 numbers and a bias of 3 in one call, and return its Work."""
+    """send a weight of 6 numbers and a bias of 3 in one call, and return its Work at once."""
     report = launch(send, 2, function, trace=True)
-    sent = [event for event in report.events if event.rank == 0 and event.op == "all_reduce"]
+    mine = [event for event in report.events if event.rank == 0]
+    sent = [event for event in mine if event.op == "all_reduce"]
     nothing = "nothing was returned. Is a `return` missing, or `async_op=True`?"
     assert report.results[0] is not None, nothing
     expect([event.nbytes for event in sent], [36], "the bytes of each all_reduce")
+    ops = [event.note or event.op for event in mine]
+    waits = "wait" in ops[: ops.index("returned")]
+    assert not waits, (
+        "it waits for the mean before it returns, and backward would stand still"
+    )
 
 
 def averages_in_place(function: Callable) -> None:
@@ -309,13 +319,13 @@ build = Builder(
             takes_odd_layers,
             sends_after_backward,
         ],
-        into_buckets: [begins_with_the_last, closes_at_the_cap, keeps_the_rest, counts_bytes],
+        into_buckets: [begins_with_the_last, counts_bytes, closes_at_the_cap, keeps_the_rest],
         send_bucket: [sends_one_tensor, averages_in_place],
         BucketedDDP: [
+            sends_buckets_early,
             equals_with_buckets,
             leaves_same_bits,
             takes_odd_layers,
-            sends_buckets_early,
             sends_in_one_order,
         ],
     },

@@ -3,9 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
+import torch.distributed as dist
+from torch import nn
+
 from mgpu_tutorial.ddp_buckets.experiments import (
     WRAPPERS,
     Setting,
+    Tower,
     Wrapper,
     calling_from_python,
     follow_one_step,
@@ -16,7 +21,8 @@ from mgpu_tutorial.ddp_buckets.experiments import (
     train_replicas,
     wrap,
 )
-from mgpu_tutorial.lab import Table, launch, timeline
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
+from mgpu_tutorial.lab import Table, frame, launch, timeline
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
@@ -47,6 +53,59 @@ def draw_step(
     report = launch(record_steps, 2, wrapper, setting, bucket_cap_mb, trace=True)
     run = shortest_step(report)
     return run, timeline(run, like, during="shortest")
+
+
+SAYS = [
+    "Forward is over. Three buckets wait for their gradients.",
+    "Backward begins with the head. Its bucket is full at once, but it is the last and must "
+    "not leave yet.",
+    "The gradients of layer 3 are two of the four in bucket 0.",
+    "Layer 2 fills bucket 0, and bucket 0 leaves. Backward goes on.",
+    "While backward was in layer 1, the mean of bucket 0 has arrived.",
+    "Layer 0 fills bucket 1, which leaves, and bucket 2 leaves behind it.",
+    "Backward is over. Only the means that are still on their way have to be waited for.",
+]
+
+
+class Filmed(BucketedDDP):
+    """Notes a frame after each layer, in which what the layer before sent has arrived."""
+
+    def __init__(self, module: nn.Module, bucket_cap_mb: float) -> None:
+        super().__init__(module, bucket_cap_mb)
+        self.number = 0
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        sent = len(self.works)
+        super().gradient_ready(parameter)
+        for layer in self.module.modules():
+            own = set(layer.parameters(recurse=False))
+            if parameter in own and own <= self.ready:
+                self.note_frame(sent)
+
+    def note_frame(self, arrived: int) -> None:
+        for work in self.works[:arrived]:
+            work.wait()
+        bricks = {}
+        for i, bucket in enumerate(self.buckets):
+            if i < arrived:
+                bricks[f"bucket {i}"] = range(dist.get_world_size())
+            elif i < len(self.works):
+                bricks[f"bucket {i}"] = "sent"
+            else:
+                ready = len(self.ready & set(bucket))
+                bricks[f"bucket {i}"] = f"{ready} of {len(bucket)}"
+        frame(SAYS[self.number], bricks)
+        self.number += 1
+
+
+def fill_buckets(rank: int, world_size: int) -> None:
+    """Two ranks go backward through four layers and a head, with two layers to a bucket."""
+    layer = 64 * 64 * 4 / 2**20
+    model = Filmed(Tower(64, depth=4), 2 * layer)
+    loss = model(torch.ones(2, 64)).sum()
+    model.note_frame(0)
+    loss.backward()
+    model.note_frame(len(model.works))
 
 
 class Calls(NamedTuple):
@@ -81,17 +140,11 @@ def ends_of(runs: Sequence[Report]) -> list[float]:
 
 
 def tabulate_ends(runs: Sequence[Report], setting: Setting) -> Table:
-    """When a step of each of RUNS is over: by the model of the link, and measured."""
-    columns = RUNS, map(round, computed_milliseconds(setting)), map(round, ends_of(runs))
-    rows = [*zip(*columns, strict=True)]
-    return Table(["", "computed, no forward (ms)", "measured (ms)"], rows)
-
-
-def tabulate_calls(runs: Sequence[Report]) -> Table:
-    """The calls of a step of each of RUNS."""
-    counts = [count_calls(run, "shortest") for run in runs]
-    rows = [[name, *count] for name, count in zip(RUNS, counts, strict=True)]
-    return Table(["", "calls", "begun in backward", "bytes"], rows)
+    """The calls of a step of each of RUNS, and its end: by the model, and measured."""
+    calls = [count_calls(run, "shortest").count for run in runs]
+    computed, measured = computed_milliseconds(setting), ends_of(runs)
+    rows = [*zip(RUNS, calls, map(round, computed), map(round, measured), strict=True)]
+    return Table(["", "calls", "computed, no forward (ms)", "measured (ms)"], rows)
 
 
 def computed_milliseconds(setting: Setting, ranks: int = 2) -> list[float]:

@@ -37,10 +37,12 @@ REST = "if bucket:\n        buckets.append(bucket)"
 BUCKETS = [
     ("buckets, bucket, nbytes =…", LAST_GROWS),
     ("reversed(parameters)", "parameters", "the buckets are [[10, 20, 30]]"),
-    (">=", ">", "a cap of 100"),
+    (">=", ">", "the buckets have [3, 1] parameters, expected [2, 2]"),
+    ("bucket_cap_mb * 2**20", "bucket_cap_mb * 1e6", "a cap of 100/2**20 MiB"),
+    ("parameter.nbytes", "parameter.numel() * 4", "[3, 1] parameters, expected [2, 2]"),
     (REST, "", "the buckets are [], expected [[30, 20, 10]]"),
     (REST, "buckets.append(bucket)", "[60, 40], []], expected [[1, 59, 40], [60, 40]]"),
-    ("parameter.nbytes", "parameter.numel()", "80 and 20 bytes in turn"),
+    ("parameter.nbytes", "parameter.numel()", "[4] parameters, expected [2, 2]"),
 ]
 FLAT = "flat = torch.cat([p.grad.flatten() for p in bucket])"
 VIEW, ASYNC = "part.view_as(p)", ", async_op=True"
@@ -60,6 +62,7 @@ SENDING = [
     (ASYNC, "", "Is a `return` missing, or `async_op=True`?"),
     ("p.grad = part.view_as(p)", "pass", "rank 0 of 3: the gradient of the weight"),
     ("op=dist.ReduceOp.AVG, ", "", "rank 0 of 3: the gradient of the weight: [30, 33, 36, "),
+    (CALL, f"{CALL.replace('return', 'work =')}; work.wait(); return work", "it waits for"),
     (CALL, EACH, "the bytes of each all_reduce: 2 of them, expected 1"),
     (CALL, "flat.wait = lambda: None\n    return flat", "all_reduce: 0 of them, expected 1"),
 ]
@@ -82,14 +85,14 @@ BUCKETED = [
     (INCOMPLETE, "any(p not in self.ready for p in bucket)", LEAVES, TAKEN),
     ("            work.wait()", "            pass", ""),
     (LEAVES, AT_ONCE, "backward waits until each call is over"),
-    (LEAVES, "send_bucket(bucket)", "on "),
+    (LEAVES, "send_bucket(bucket)", "the calls of a step: "),
     (
         "work.wait()\n        self.ready, self.works = set(), []",
         "work.wait()",
-        "2 ranks, step 1",
+        "'NoneType' object has no attribute 'flatten'",
     ),
     (LEAVES, "pass", "for work…", LATE, "begin during backward: 0, expected 4"),
-    ("in self.trained", "in []", "on 2 ranks, step 0: rank "),
+    ("in self.trained", "in []", "the calls of a step: 0, expected 4"),
     ("set(), []", "set(), {}", "for bucket…", WHOEVER, "use two layers in different orders"),
 ]
 test_right, test_wrong = edited(
