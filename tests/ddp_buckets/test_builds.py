@@ -41,7 +41,7 @@ BUCKETS = [
     ("bucket_cap_mb * 2**20", "bucket_cap_mb * 1e6", "a cap of 100/2**20 MiB"),
     ("parameter.nbytes", "parameter.numel() * 4", "[3, 1] parameters, expected [2, 2]"),
     (REST, "", "the buckets are [], expected [[30, 20, 10]]"),
-    (REST, "buckets.append(bucket)", "[60, 40], []], expected [[1, 59, 40], [60, 40]]"),
+    (REST, "buckets.append(bucket)", "[2, 2, 0] parameters, expected [2, 2]"),
     ("parameter.nbytes", "parameter.numel()", "[4] parameters, expected [2, 2]"),
 ]
 FLAT = "flat = torch.cat([p.grad.flatten() for p in bucket])"
@@ -89,6 +89,11 @@ BUCKETED = [
     (
         "work.wait()\n        self.ready, self.works = set(), []",
         "work.wait()",
+        "the calls of a step: 0, expected 4",
+    ),
+    (
+        "work.wait()\n        self.ready, self.works = set(), []",
+        "work.wait()\n        self.works = []",
         "'NoneType' object has no attribute 'flatten'",
     ),
     (LEAVES, "pass", "for work…", LATE, "begin during backward: 0, expected 4"),
