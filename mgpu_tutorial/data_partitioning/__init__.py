@@ -6,7 +6,7 @@ takes its own part of it.
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 
 import torch
 from torch.utils.data import (
@@ -185,11 +185,13 @@ class StreamShare(IterableDataset):
     def __iter__(self) -> Iterator[list]:
         info = get_worker_info()  # of the loader process; None in the rank itself
         process, processes = (info.id, info.num_workers) if info else (0, 1)
-        samples, step = islice(self.stream, self.done * self.batch, None), 0
-        while len(whole := list(islice(samples, self.batch))) == self.batch:
+        samples = islice(self.stream, self.done * self.batch, None)
+        for step in count():
+            whole = list(islice(samples, self.batch))
+            if len(whole) < self.batch:
+                return
             if step % processes == process:
                 yield whole[self.rank :: self.world_size]
-            step += 1
 
 
 def load_stream(

@@ -41,8 +41,10 @@ def pads(function: Rule) -> None:
     """give ten samples to three ranks, four to each, and lose none"""
     found = parts(function, 3, 10, 0, False)
     same_lengths(found, 4, "ten samples")
-    missing = sorted(set(range(10)) - set(sum(found, [])))
+    dealt = set(sum(found, []))
+    missing, strange = sorted(set(range(10)) - dealt), sorted(dealt - set(range(10)))
     assert not missing, f"no rank has sample {missing[0]}"
+    assert not strange, f"a rank has sample {strange[0]}, and there are only 0 to 9"
 
 
 def drops(function: Rule) -> None:

@@ -33,7 +33,7 @@ def unequal_sizes(rank: int, world_size: int, sent: int, room: int) -> None:
 
 
 def wrong_dtype(rank: int, world_size: int) -> None:
-    """Rank 0 sends a float32, rank 1 receives an int32: the bits arrive, not the number."""
+    """Rank 0 sends a float32, rank 1 receives an int32."""
     if rank == 0:
         dist.send(torch.tensor([1.0]), dst=1)
     else:

@@ -73,15 +73,14 @@ QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def torchrun(function: Callable, ranks: int, limit: float = 60.0) -> None:
-    """Write `function` into a script, start it with torchrun, and print both.
+    """Write `function` into a script, print it, and start it with torchrun.
 
-    A function that is still the stub is replaced by ours. Nothing stays on the disk.
+    In place of a function that is still the stub, ours runs. Nothing stays on the disk.
     """
-    if is_blank(function):
-        print(f"# {function.__name__} is not filled in yet, so this is ours")
-        function = hello
-    text = script_of(function)
-    print(f"{text}\n$ torchrun --nproc-per-node {ranks} hello.py")
+    blank = is_blank(function)
+    text = script_of(hello if blank else function)
+    print(f"# {function.__name__} is not filled in yet, so ours runs" if blank else text)
+    print(f"$ torchrun --nproc-per-node {ranks} hello.py")
     with tempfile.TemporaryDirectory() as folder:
         script, logs = Path(folder, "hello.py"), Path(folder, "logs")
         script.write_text(text, encoding="utf-8")

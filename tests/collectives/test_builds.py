@@ -36,7 +36,7 @@ ALL_GATHER = [
     (RECV, f"{ARRIVES}{TARGET}.add_(incoming - {TARGET})", "is not what was sent"),
     (RECV, f"dist.recv({TARGET}.clone(), left)", "chunk"),
     ("(rank + 1 - step)", "(rank - step)", "chunk"),
-    ("range(world_size - 1)", "range(world_size - 2)", "on 2 ranks, chunk"),
+    ("range(world_size - 1)", "range(world_size - 2)", "chunk"),
 ]
 RING = [
     ("tensor.tensor_split(", "torch.tensor_split(tensor, "),
