@@ -40,7 +40,7 @@ class Setting:
     """A Tower of `width` and `depth`, a rank's `batch`, and the network between the ranks.
 
     `pause` is in seconds, for the backward of each layer. `link` replaces this machine's own
-    network.
+    network, and `model` is a kind of Tower.
     """
 
     width: int = 512
@@ -48,9 +48,10 @@ class Setting:
     batch: int = 128
     pause: float = 0.0
     link: Link | None = None
+    model: type[Tower] = Tower
 
     def tower(self) -> Tower:
-        tower = Tower(self.width, self.depth)
+        tower = self.model(self.width, self.depth)
         if self.pause:
             for layer in tower.body:
                 layer.register_forward_hook(self._slow_backward)

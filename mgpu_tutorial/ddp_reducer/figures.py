@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower, run_each_setting, train_alone
@@ -14,8 +15,9 @@ from mgpu_tutorial.ddp_reducer.reducer import (
     observe_buckets,
     train_with_options,
 )
-from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab import Table, curves, frame, launch
 from mgpu_tutorial.lab.draw.drawing import INK, Drawing
+from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text
@@ -79,6 +81,46 @@ def train_with_each(hooks: list[str]) -> dict[str, Report]:
 def mean_losses(report: Report) -> list[float]:
     """The loss of each global batch in `train_digits`: the mean over the ranks."""
     return [sum(losses) / len(losses) for losses in zip(*report.results, strict=True)]
+
+
+def loss_curves(trained: Mapping[str, Report]) -> Plot:
+    """The loss of each step of `train_digits` by the hook's name."""
+    losses = {name: mean_losses(report) for name, report in trained.items()}
+    measured = {name: (range(len(values)), values) for name, values in losses.items()}
+    return curves(measured, {}, "step", "loss", scale="linear")
+
+
+def last_losses(trained: Mapping[str, Report]) -> dict[str, float]:
+    """The mean loss of the last six steps by the hook's name."""
+    return {name: sum(mean_losses(report)[-6:]) / 6 for name, report in trained.items()}
+
+
+# The first two iterations as a film
+
+
+def follow_buckets(rank: int, world_size: int, seen: list[Buckets]) -> None:
+    """Fill the buckets that `note_buckets` saw, two layers at a time, with a frame each."""
+    thirds = [["head", "body.5", "body.4"], ["body.3", "body.2"], ["body.1", "body.0"]]
+    for iteration, buckets in enumerate(seen[:2], 1):
+        ready, sent = [], 0
+        _note_frame(f"Iteration {iteration}: before backward.", buckets, ready, 0)
+        for layers in thirds:
+            ready += [name for name in sum(buckets, []) if name.rpartition(".")[0] in layers]
+            before = sent
+            while sent < len(buckets) and set(buckets[sent]) <= set(ready):
+                dist.all_reduce(torch.zeros(1))
+                sent += 1
+            leaves = f"bucket {sent - 1} leaves" if sent > before else "nothing leaves"
+            says = f"Iteration {iteration}: after {' and '.join(layers)} {leaves}."
+            _note_frame(says, buckets, ready, sent)
+
+
+def _note_frame(says: str, buckets: Buckets, ready: Sequence[str], sent: int) -> None:
+    bricks = {}
+    for i, bucket in enumerate(buckets):
+        full = f"{len(set(bucket) & set(ready))} of {len(bucket)}"
+        bricks[f"bucket {i}"] = "sent" if i < sent else full
+    frame(says, bricks)
 
 
 # Which parameter travels in which bucket: a row per iteration, a box per bucket

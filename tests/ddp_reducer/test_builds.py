@@ -19,11 +19,11 @@ EDITS = [
     ("wanted =…", f"{ADDED}\n        {PUT}\n    {SEND}"),
     ("gradient + rest.get(parameter, 0)", "gradient", "is missing or too much"),
     (KEEP, f"{PUT}\n        rest[parameter] = gradient - sent", "the rest of gradient 0: [0"),
-    (PUT, "gradient = sent", "alone, gradient 0"),
+    (PUT, "gradient = sent", "still holds the gradients themselves"),
     (KEEP, "", "after one step `rest` has 0 of the 8 parameters as its keys"),
     (KEEP, "rest[bucket.index()] = wanted - sent", "has 0 of the 8"),
     (" * wanted.abs().mean()", "", "alone, gradient 0"),
     (SEND, "return bucket.buffer()", "rank 0 raised"),
-    (SEND, NO_SUM, "with world_size 2"),
+    (SEND, NO_SUM, "ranks in all: 2"),
 ]
 test_right, test_wrong = edited(build, {"signs_with_feedback": EDITS})
