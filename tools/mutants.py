@@ -2,9 +2,9 @@
 
 tools/mutants/ has a list for each chapter: a text that stands once in a file, what stands
 there instead, in as many lines, and what then goes wrong. Each is made in a copy of the tree.
-The test file that mirrors the changed one runs there, then all tests of the chapter, then
-its notebook, until one fails; tests that compare times are left out. What is seen only in a
-listing of the source is no behaviour, and counts as "text only".
+The test file that mirrors the changed one runs there, then all tests of the chapter, what
+its builds must do, then its notebook, until one fails; tests that compare times are left out.
+What is seen only in a listing of the source is no behaviour, and counts as "text only".
 
 `make mutants NAMES="point_to_point lab:3"` takes this chapter and this mistake.
 """

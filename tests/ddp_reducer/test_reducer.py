@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
 from mgpu_tutorial.ddp_reducer import reducer
-from tests.ddp_buckets.test_experiments import one_process
+from tests.ddp_buckets.test_wrappers import one_process
 
 
 def train_while_noting(rank, world_size):

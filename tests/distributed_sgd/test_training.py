@@ -11,13 +11,57 @@ from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
-from tests.distributed_sgd.reference import (
-    batches_of,
-    losses_of,
-    mean_loss,
-    one_process,
-    require_equal,
-)
+
+# One process: nothing of it is the chapter's
+
+
+def losses_of(output, labels):
+    return -output.gather(1, labels[:, None])[:, 0]
+
+
+def mean_loss(output, labels):
+    return losses_of(output, labels).mean()
+
+
+def one_process(batches, loss_of=mean_loss, lr=0.01, dtype=torch.float32):
+    """The parameters after a step per batch, of SGD with a momentum of 0.5."""
+    torch.manual_seed(0)
+    model = SmallConvNet().to(dtype)
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+    data = digits(dtype=dtype)
+    for batch in batches:
+        loss = loss_of(model(data.images[batch]), data.labels[batch])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, v, g in zip(model.parameters(), velocity, gradients, strict=True):
+                v.mul_(0.5).add_(g)
+                p.sub_(v, alpha=lr)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def batches_of(batch, epoch=0):
+    generator = torch.Generator().manual_seed(1 + epoch)
+    return torch.randperm(len(digits()), generator=generator).split(batch)
+
+
+def require_equal(results, expected, within=1e-6):
+    """All ranks have the same bits, and nearly those of one process."""
+    assert all(torch.equal(other, results[0]) for other in results)
+    assert largest_difference(results[0], expected) < within
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_n_processes_take_the_steps_of_one(ranks, world_size):
+    results = ranks(world_size, sgd.take_steps, steps=3, batch=12).results
+    require_equal(results, one_process(batches_of(12)[:3]))
+
+
+def test_each_parameter_is_averaged_once_a_step(ranks):
+    report = ranks(3, sgd.take_steps, steps=3, batch=12, trace=True)
+    sent = [event.nbytes for event in report.events if event.rank == 0]
+    assert {event.op for event in report.events} == {"all_reduce"}
+    assert len(sent) == 3 * 8 and sum(sent) == 3 * 4 * 21_840
+
 
 # Four steps an epoch; the last has one sample, so that only rank 0 has a share in it.
 RUN = {"epochs": 2, "batch": 479, "lr": 0.1, "double": True}
