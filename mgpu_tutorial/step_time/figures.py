@@ -12,13 +12,14 @@ from mgpu_tutorial.step_time.predictions import Prediction
 
 Lines = dict[str, tuple[Sequence[float], Sequence[float]]]  # for `curves`
 
-MEASURED_GIB = (82.4, 67.0)  # torchtitan's tables 1 and 3, without compiling
+MEASURED_GIB = (82.4, 67.0)  # of 96 GB: torchtitan's tables 1 and 3, without compiling
 PROGRAMS = {
-    "Megatron-LM": ("table 1", "table 2", "table 5"),
-    "ZeRO-3 of 2021": ("ZeRO-3",),
+    "Megatron-LM": ("Megatron 2021, table 1", "Megatron 2021, table 2", "Megatron 2022"),
+    "ZeRO-3 of 2021": ("ZeRO-3 of 2021",),
     "FSDP": ("MPT, FSDP", "torchtitan 8B"),
     "405B": ("Llama 3 405B", "torchtitan 405B"),
     "MegaScale's baseline": ("MegaScale's baseline",),
+    "NeMo": ("NeMo on H100s",),
 }
 
 # Two nodes of 8 H100s: KiB of an all-reduce, and its bus bandwidth in GB/s, from
@@ -34,7 +35,7 @@ TWO_NODES = {
 def bubble_table() -> Table:
     """TFLOP/s of table 2: published, and from the first of each model by the bubble alone."""
     rows, first = [], {}
-    for run in published.runs_of("table 2"):
+    for run in published.runs_of("Megatron 2021, table 2"):
         m = run.plan.micro_batches(run.batch)
         tflops, then = first.setdefault(run.name.split()[0], (run.published, m))
         alone = predictions.bubble_only(tflops, run.plan.pp, then, m)
@@ -46,7 +47,7 @@ def bubble_table() -> Table:
 
 def one_run() -> Prediction:
     """The run that the page works out: 175 billion parameters on 384 GPUs."""
-    return predictions.predict("table 2")[0]
+    return predictions.predict("Megatron 2021, table 2")[0]
 
 
 def parts_table(steps: Mapping[str, PredictedStep]) -> Table:
@@ -67,7 +68,7 @@ def parts_table(steps: Mapping[str, PredictedStep]) -> Table:
 
 def selective_steps() -> dict[str, PredictedStep]:
     """The steps of table 5 with selective recomputation, by the model's size."""
-    rows = predictions.predict("table 5")
+    rows = predictions.predict("Megatron 2022")
     pairs = [(row.run.name.split(), row.step) for row in rows]
     return {size: step for (size, way), step in pairs if way == "selective"}
 
@@ -90,6 +91,40 @@ def free_rows(family: str) -> list[Prediction]:
     return [row for row in predictions.predict(family) if not row.run.fitted]
 
 
+def fits_table() -> Table:
+    """The fitted numbers, and the rows that told them; a borrowed number has brackets."""
+    rows = []
+    for family in published.TABLES.keys() - predictions.BORROWED.keys():
+        gpu = predictions.gpu_of(family)
+        names = ", ".join(run.name for run in predictions.fitted_runs(family))
+        passes = f"{gpu.activation_passes:.2f}"
+        if family not in predictions.TWO_NUMBERS:
+            passes = f"({passes})"
+        rows.append([family, gpu.name, gpu.matmul_efficiency, passes, names])
+    rows.sort(key=lambda row: list(published.TABLES).index(row[0]))
+    columns = {"program": "", "GPU": "", "share of the peak": ".1%", "passes": ""}
+    return formatted(columns | {"fitted to": ""}, rows)
+
+
+def family_table(family: str) -> Table:
+    """Each row of a family: seconds, ours, and the two errors of the rate."""
+    rows = []
+    for row in predictions.predict(family):
+        errors = [f"{row.error:+.1%}", f"{row.null_error:+.1%}"]
+        errors = ["fitted", ""] if row.run.fitted else errors
+        rows.append([row.run.name, str(row.run.plan), row.run.seconds, row.step.seconds])
+        rows[-1] += errors
+    columns = {family: "", "plan": "", "published s": ".2f", "predicted s": ".2f"}
+    return formatted(columns | {"error": "", "null guess": ""}, rows)
+
+
+def bubble_of(name: str) -> list[float]:
+    """Micro-batches per pipeline in a row of MegaScale's, and the bubble in per cent."""
+    run = next(r for r in published.runs_of("MegaScale's baseline") if r.name == name)
+    m = run.plan.micro_batches(run.batch)
+    return [m, 100 * (run.plan.pp - 1) / (run.plan.interleaving * m)]
+
+
 def worst_table() -> Table:
     """Per family the largest error of the rows that were not fitted, and the null guess's."""
     rows = []
@@ -98,28 +133,29 @@ def worst_table() -> Table:
         worst = max(free, key=lambda row: abs(row.error))
         null = max((row.null_error for row in free), key=abs)
         rows.append([family, len(free), worst.error, worst.run.name, null])
-    columns = {"family": "", "rows not fitted": "", "largest error": "+.1%", "at": ""}
+    columns = {"rate per GPU": "", "predicted rows": "", "largest error": "+.1%", "at": ""}
     return formatted(columns | {"largest of the null guess": "+.0%"}, rows)
 
 
 def measured_memory() -> Table:
-    """GiB that torchtitan reports for Llama 3.1 8B, and ours."""
+    """GB that torchtitan reports for Llama 3.1 8B, and ours."""
     rows = []
     for row, gib in zip(predictions.predict("torchtitan 8B"), MEASURED_GIB, strict=True):
-        ours = row.step.memory.total / 2**30
-        rows.append([row.run.name, gib, ours, ours / gib - 1])
-    columns = {"GiB of a GPU": "", "reported": "", "ours": ".1f", "error": "+.0%"}
+        reported, ours = gib * 2**30 / 1e9, row.step.memory.total / 1e9
+        rows.append([row.run.name, reported, ours, ours / reported - 1])
+    columns = {"GB of a GPU": "", "reported": ".1f", "ours": ".1f", "error": "+.0%"}
     return formatted(columns, rows)
 
 
 def link_table() -> Table:
-    """Bus bandwidth of 16 GPUs: published, and from the rows of 1 MiB and 16 GiB alone."""
+    """Bus bandwidth of 16 GPUs, every third row: published, and from two rows alone."""
     ends = [(kib * 2**10, TWO_NODES[kib] * 1e9) for kib in (2**10, 2**24)]
     alpha, beta = alpha_beta(*ends, ranks=16)
     rows = []
-    for kib, published_rate in TWO_NODES.items():
+    for kib in list(TWO_NODES)[::3] + [2**24]:
         sent = 2 * 15 / 16 * kib * 2**10
         rate = sent / (alpha + sent / beta) / 1e9
-        error = "fitted" if kib in (2**10, 2**24) else f"{rate / published_rate - 1:+.0%}"
+        published_rate = TWO_NODES[kib]
+        error = "fitted" if kib == 2**24 else f"{rate / published_rate - 1:+.0%}"
         rows.append([bytes_text(kib * 2**10), published_rate, rate, error])
     return formatted({"": "", "published": ".1f", "by two rows": ".1f", "error": ""}, rows)

@@ -12,8 +12,8 @@ def step_seconds(
 ) -> tuple[float, float]:
     """The least and the most seconds of a step, from seven numbers.
 
-    A micro-batch takes a rank `operations` at a `rate`, and `messages` seconds on top; the
-    rank sends so many bytes of `gradients` at `link` bytes per second when all are done.
+    For each micro-batch a rank does `operations` at `rate`, plus `messages` seconds; then
+    it sends `gradients` bytes at `link` bytes per second, once, after the last one.
     """
     slot = operations / rate + messages
     working = micro_batches * slot

@@ -9,8 +9,11 @@ from mgpu_tutorial.shared.cost_model.step import PredictedStep, hardware_flops, 
 from mgpu_tutorial.step_time.published import Run, runs_of
 
 # Whose fitted numbers a family without fitted rows takes: same program, same machine.
-BORROWED = {"table 2": "table 1", "ZeRO-3": "table 1"}
-TWO_NUMBERS = ("table 1", "table 5")  # the others have one fitted row
+BORROWED = {
+    "Megatron 2021, table 2": "Megatron 2021, table 1",
+    "ZeRO-3 of 2021": "Megatron 2021, table 1",
+}
+TWO_NUMBERS = ("Megatron 2021, table 1", "Megatron 2022")  # the others have one fitted row
 
 
 class Prediction(NamedTuple):
@@ -27,13 +30,13 @@ class Prediction(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of the published figure."""
-        return self.predicted / self.run.published - 1
+        """Of the rate, whatever the authors' unit: above 0 we predict too fast a step."""
+        return self.run.seconds / self.step.seconds - 1
 
     @property
     def null_error(self) -> float:
-        """Of the null guess, in the same unit."""
-        return self.run.in_unit(self.null) / self.run.published - 1
+        """Of the null guess, counted in the same way."""
+        return self.run.seconds / self.null - 1
 
 
 def gpu_of(family: str) -> GPU:
@@ -41,7 +44,7 @@ def gpu_of(family: str) -> GPU:
     measured = [run.measured() for run in fitted_runs(family)]
     if family in TWO_NUMBERS or family in BORROWED:
         return fit_gpu(measured)
-    return fit_gpu(measured, gpu_of("table 5").activation_passes)
+    return fit_gpu(measured, gpu_of("Megatron 2022").activation_passes)
 
 
 def fitted_runs(family: str) -> list[Run]:

@@ -37,15 +37,32 @@ WRONG = [
     (seconds(SLOT, "return micro_batches * slot, micro_batches * slot"), "three stages"),
     (
         seconds(SLOT, ALL.replace(" - 1", ""), SENT, "return all + sent, all + sent"),
-        "6e12 operations",
+        "one micro-batch of 3 s",
     ),
-    (seconds(SLOT, ALL, SENT, "return all, all + sent"), "5 s of sending"),
+    (seconds(SLOT, ALL, SENT, "return all, all + sent"), "5 s of sending: the least"),
+    (
+        seconds(
+            SLOT,
+            ALL,
+            SENT,
+            "hidden = min(sent, 2 / 3 * operations / rate)",
+            "return all + sent - hidden, all + sent",
+        ),
+        "5 s of sending: the least seconds",
+    ),
     (seconds(SLOT, ALL, SENT, "return all + sent, all + sent"), "1 s of sending"),
     (
         seconds("slot = operations / rate", ALL, "return all + messages, all + messages"),
         "0.5 s of messages",
     ),
-    (fit("return small[0] / small[1], large[1]"), "the latency"),
-    (fit("n, b = small", "return 0, large[1]"), "the latency"),
+    (fit("return small[0] / small[1], large[1]"), "2 ranks: the bandwidth"),
+    (
+        fit(
+            "(n, b), (N, B) = small, large",
+            "beta = (N - n) / (N / B - n / b)",
+            "return n / b - n / beta, beta",
+        ),
+        "8 ranks: the latency in µs: 11.4",
+    ),
 ]
 test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)
