@@ -13,14 +13,8 @@ def page() -> str:
         "# Published steps, and what the cost model says",
         "",
         "The rows of [22 Step time](../notebooks/22_step_time.ipynb), in the authors'",
-<<<<<<< HEAD
-        "units, per GPU. An error above 0 means that we predict too fast a step where the",
-        "unit is TFLOP/s or tokens/s, and too slow a step where it is seconds. The *null",
-        "guess* keeps the rate per GPU of the fitted row.",
-=======
         "units, per GPU. All errors are of the rate: above 0 we predict too fast a step. The",
         "*null guess* keeps the rate per GPU of the fitted row.",
->>>>>>> edea699 (22: where the shares come from, a step of one's own fitted, six rows of NeMo, errors in one unit)
         "Plans and shapes are in `mgpu_tutorial/step_time/published.json`.",
     ]
     for family, table in published.TABLES.items():
