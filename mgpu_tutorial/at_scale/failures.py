@@ -1,25 +1,9 @@
 """How often a job of many GPUs breaks, and how often it should save itself."""
 
-from typing import NamedTuple
-
 DAY, HOUR = 86_400.0, 3_600.0
 
 # Llama 3 405B, https://arxiv.org/abs/2407.21783, table 5
 INTERRUPTIONS, DAYS, GPUS = 419, 54, 16_384
-
-
-class Loss(NamedTuple):
-    """Shares of the time that are lost, and the `interval` between checkpoints, seconds."""
-
-    interval: float
-    saving: float
-    repeating: float
-    restarting: float
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.saving + self.repeating + self.restarting
 
 
 def between_failures(gpus: int) -> float:
@@ -31,6 +15,8 @@ def between_failures(gpus: int) -> float:
     return one_gpu / gpus
 
 
-def lost(save: float, restart: float, failure: float, interval: float) -> Loss:
-    """What saving, repeating and restarting cost; all times in seconds."""
-    return Loss(interval, save / interval, interval / 2 / failure, restart / failure)
+def lost(
+    save: float, restart: float, failure: float, interval: float
+) -> tuple[float, float, float]:
+    """The shares of the time for saving, repeating and restarting; all times in seconds."""
+    return save / interval, interval / 2 / failure, restart / failure

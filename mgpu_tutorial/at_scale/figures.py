@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.at_scale.failures import HOUR, between_failures, lost
 from mgpu_tutorial.at_scale.hierarchy import Method, flat_ring, hierarchical
 from mgpu_tutorial.at_scale.planner import Choice, rank_plans
 from mgpu_tutorial.at_scale.pretend import pretend
-from mgpu_tutorial.at_scale.world import steps_of_one_rank
-from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.at_scale.world import share_out, steps_of_one_rank
+from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.table import formatted
@@ -43,7 +44,7 @@ def second_step(*meshes: tuple[int, int, int]) -> Table:
     columns = []
     for mesh in meshes:
         once, twice = (
-            pretend(steps_of_one_rank, mesh, steps, world_size=math.prod(mesh))
+            pretend(steps_of_one_rank, share_out, mesh, steps, world_size=math.prod(mesh))
             for steps in (1, 2)
         )
         column = []
@@ -61,6 +62,58 @@ def second_step(*meshes: tuple[int, int, int]) -> Table:
 
 
 # Plans
+
+
+def plan_film(rank: int, world_size: int) -> None:
+    """A micro-batch of each replica on two nodes of four: TP 2 · PP 2 · DP 2, with a film."""
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    stage, _, half = mesh.get_coordinate()
+    groups = {name: mesh[name].get_group() for name in ("tp", "dp")}
+    pair = dist.get_process_group_ranks(groups["tp"])
+    x, model = torch.ones(2), {"model": (f"{stage + 1}{'ab'[half]}", 2 * stage + half)}
+
+    def say(says: str, **parts: Sequence[int]) -> None:
+        """Parts of several ranks, added up, have the colour of the first."""
+        bricks = {slot: ("+".join(map(str, of)), of[0]) for slot, of in parts.items() if of}
+        frame(says, model | bricks)
+
+    say("Ranks 0 to 3 are a node, 4 to 7 the other. A rank has half (a or b) of a stage.")
+    ours = [rank] if stage == 0 else []
+    say(
+        "Two replicas: ranks 0, 1 and ranks 2, 3 compute on different sequences.",
+        forward=ours,
+    )
+    if stage == 0:
+        dist.all_reduce(x, group=groups["tp"])
+        ours = pair
+    say("TP: in every layer a pair adds up its products, inside the node.", forward=ours)
+    if stage == 0:
+        dist.send(x, rank + 4)
+    else:
+        dist.recv(x, rank - 4)
+        ours = [other - 4 for other in pair]
+    say("PP: the activations go to the next stage, once, on the other node.", forward=ours)
+    back = [rank] if stage == 1 else []
+    says = "Stage 2 computes the loss, and backward begins."
+    say(says, forward=ours, backward=back)
+    if stage == 1:
+        dist.all_reduce(x, group=groups["tp"])
+        back = pair
+    says = "TP again: forward and backward of each layer need two sums each."
+    say(says, forward=ours, backward=back)
+    if stage == 1:
+        dist.send(x, rank - 4)
+    else:
+        dist.recv(x, rank + 4)
+        back = [other + 4 for other in pair]
+    says = (
+        "PP: the gradient of the activations goes back, and each rank has that of its part."
+    )
+    say(says, forward=ours, backward=back, gradient=[rank])
+    dist.all_reduce(x, group=groups["dp"])
+    both = dist.get_process_group_ranks(groups["dp"])
+    says = "DP: once per step, ranks with the same part of the model average its gradients."
+    say(says, forward=ours, backward=back, gradient=both)
 
 
 def plan_table(choices: Sequence[Choice]) -> Table:
@@ -125,7 +178,7 @@ def failure_table(save: float, restart: float, worlds: Sequence[int]) -> Table:
         failure = between_failures(gpus)
         interval = best_interval(save, failure)
         loss = lost(save, restart, failure, interval)
-        rows.append([f"{gpus:,}", failure / HOUR, interval / 60, loss.total, loss.restarting])
+        rows.append([f"{gpus:,}", failure / HOUR, interval / 60, sum(loss), loss[2]])
     columns = {"GPUs": "", "hours between failures": ".1f", "save every (min)": ".0f"}
     return formatted(columns | {"time lost": ".1%", "in restarts": ".1%"}, rows)
 

@@ -1,17 +1,14 @@
 """Twenty-five estimates: how long, how much memory, how many bytes. Answers are computed.
 
-Round numbers are what such a question is about: within a fifth of the answer is right.
+Round numbers are what such a question is about: within a fifth of the answer is near enough.
 """
 
 import html
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from mgpu_tutorial.at_scale.failures import DAY, HOUR, between_failures
-from mgpu_tutorial.lab import Table
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 
-NEAR = 1.2  # an answer may be off by this factor
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -97,20 +94,26 @@ class Cards:
     """All questions, each with its answer folded; on paper the answers come at the end."""
 
     def __repr__(self) -> str:
-        asked = [f"{i}. {q.text}" for i, q in enumerate(QUESTIONS, 1)]
+        asked = [f"{i}. {asked_text(q)}" for i, q in enumerate(QUESTIONS, 1)]
         answers = [f"{i}. {answer_text(q)}: {q.working}" for i, q in enumerate(QUESTIONS, 1)]
         return "\n".join([*asked, "", "Answers", *answers])
 
     def _repr_html_(self) -> str:
         items = []
         for i, question in enumerate(QUESTIONS, 1):
-            text, answer = html.escape(question.text), html.escape(answer_text(question))
+            text = html.escape(asked_text(question))
+            answer = html.escape(answer_text(question))
             working = html.escape(question.working)
             items.append(
                 f"<details><summary>{i}. {text}</summary>"
                 f"<p style='margin:0 0 6px 24px'><b>{answer}</b> ({working})</p></details>"
             )
         return "".join(items)
+
+
+def asked_text(question: Question) -> str:
+    """The question, with the unit of its answer."""
+    return f"{question.text} [{question.unit}]" if question.unit else question.text
 
 
 def answer_text(question: Question) -> str:
@@ -126,19 +129,3 @@ def answer_text(question: Question) -> str:
 def cards() -> Cards:
     """The questions, to be shown by the notebook."""
     return Cards()
-
-
-def mark(answers: Mapping[int, float]) -> Table:
-    """A row for each of your answers, by the question's number: within a fifth, or not yet.
-
-    Raises KeyError for a number that is no question's.
-    """
-    rows = []
-    for number, value in answers.items():
-        if not 1 <= number <= len(QUESTIONS):
-            raise KeyError(f"there is no question {number}, only 1 to {len(QUESTIONS)}")
-        question = QUESTIONS[number - 1]
-        near = 1 / NEAR <= value / question.answer <= NEAR
-        verdict = "near enough" if near else f"not yet: try {question.working}"
-        rows.append([f"question {number}", f"{value:,.3g} {question.unit}".rstrip(), verdict])
-    return Table(["", "yours", ""], rows)

@@ -4,6 +4,8 @@ Which calls a rank makes and on how many bytes follows from shapes, so one proce
 out with `pretend`, which takes it for rank 0 of as many as we like.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -18,36 +20,41 @@ from torch.distributed.tensor.parallel import (
 
 from mgpu_tutorial.shared.models import SmallTransformer
 
-# Each pair of products is cut by columns and then by rows, and added up once at its end.
-SHARED = {
-    "attention": PrepareModuleInput(  # so that query, key and value add up together
-        input_layouts=Replicate(), desired_input_layouts=Replicate()
-    ),
-    "attention.query": ColwiseParallel(),
-    "attention.key": ColwiseParallel(),
-    "attention.value": ColwiseParallel(),
-    "attention.out": RowwiseParallel(),
-    "mlp.up": ColwiseParallel(),
-    "mlp.down": RowwiseParallel(),
-}
-
 
 def share_out(model: SmallTransformer, mesh: DeviceMesh) -> None:
-    """Cut each block's matrices over `tp`, and what is left of them over `dp`."""
+    """Cut each block's matrices over `tp`, and what is left of them over `dp`.
+
+    Each pair of products is cut by columns and then by rows, and added up once at its end.
+    The first entry lets query, key and value add up their gradients together.
+    """
+    alike = {"input_layouts": Replicate(), "desired_input_layouts": Replicate()}
+    shared = {
+        "attention": PrepareModuleInput(**alike),
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.out": RowwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }
     for block in model.blocks:
-        parallelize_module(block, mesh["tp"], SHARED)
+        parallelize_module(block, mesh["tp"], shared)
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
 
 
 def steps_of_one_rank(
-    rank: int, world_size: int, mesh: tuple[int, int, int], steps: int = 1
+    rank: int,
+    world_size: int,
+    share: Callable[[SmallTransformer, DeviceMesh], None],
+    mesh: tuple[int, int, int],
+    steps: int = 1,
 ) -> dict[str, int]:
     """Steps of one stage on 64 tokens, in a world of PP · DP · TP ranks, as in `mesh`."""
     mesh = init_device_mesh("cpu", mesh, mesh_dim_names=("pp", "dp", "tp"))
     stage = SmallTransformer(vocabulary=512, width=1024, heads=8, depth=2)
     whole = sum(p.numel() for p in stage.parameters())
-    share_out(stage, mesh)
+    share(stage, mesh)
     mine = sum(p.to_local().numel() for p in stage.parameters())
     tokens = torch.zeros(1, 64, dtype=torch.long)
     for _ in range(steps):

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from mgpu_tutorial.at_scale import figures, hierarchy
 from mgpu_tutorial.at_scale.pretend import pretend
-from mgpu_tutorial.at_scale.world import steps_of_one_rank
+from mgpu_tutorial.at_scale.world import share_out, steps_of_one_rank
 from mgpu_tutorial.shared.cost_model.links import Link, hierarchical_seconds, ring_seconds
 from mgpu_tutorial.shared.cost_model.models import Model
 
@@ -80,7 +80,7 @@ def test_a_rank_calls_and_computes_what_the_cost_model_counts():
     An eighth of the matrices and the whole head; PyTorch counts no attention here.
     """
     first, both = (
-        pretend(steps_of_one_rank, (16, 16, 8), steps, world_size=2048) for steps in (1, 2)
+        pretend(steps_of_one_rank, share_out, (16, 16, 8), n, world_size=2048) for n in (1, 2)
     )
     calls = {name: both.calls[name] - first.calls[name] for name in both.calls}
     assert calls == {"all_reduce": 8, "all_gather": 5, "reduce_scatter": 3, "broadcast": 0}

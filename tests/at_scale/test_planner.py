@@ -8,7 +8,6 @@ from hypothesis import strategies as some
 
 from mgpu_tutorial.at_scale import __main__ as terminal
 from mgpu_tutorial.at_scale import failures, planner, questions
-from mgpu_tutorial.at_scale.builds import by_hand
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.models import Model, model_of
@@ -22,12 +21,6 @@ SMALL = model_of(7e9)
 @pytest.fixture(scope="module")
 def small():
     return planner.rank_plans(SMALL, H100, 64, 512)
-
-
-@given(some.integers(1, 48), some.integers(1, 9), some.integers(1, 9), some.integers(1, 16))
-def test_every_split_is_found_once(gpus, tensor, context, experts):
-    wanted = by_hand(gpus, tensor, context, experts)
-    assert planner.splits(gpus, tensor, context, experts) == wanted
 
 
 def all_plans(model, per_node, gpus, batch):
@@ -123,15 +116,11 @@ SECONDS = some.floats(1, 1e6)
 @given(save=SECONDS, restart=SECONDS, failure=SECONDS, interval=SECONDS)
 def test_what_is_lost_and_the_interval_that_loses_least(save, restart, failure, interval):
     loss = failures.lost(save, restart, failure, interval)
-    assert loss.interval == interval
-    assert loss.saving == pytest.approx(save / interval)
-    assert loss.repeating == pytest.approx(interval / (2 * failure))
-    assert loss.restarting == pytest.approx(restart / failure)
-    assert loss.total == pytest.approx(sum(loss[1:]))
+    by_hand = save / interval, interval / (2 * failure), restart / failure
+    assert loss == pytest.approx(by_hand)
     least = failures.lost(save, restart, failure, best_interval(save, failure))
-    assert least.saving == pytest.approx(least.repeating)
-    assert least.total <= loss.total * (1 + 1e-9)
-    # 54 days over 419 for 16,384 GPUs
+    assert least[0] == pytest.approx(least[1])
+    assert sum(least) <= sum(loss) * (1 + 1e-9)
     gpus = round(interval)
     between = failures.between_failures(gpus)
     assert between * gpus == pytest.approx(54 * 86_400 / 419 * 16_384)
@@ -149,18 +138,6 @@ def test_the_answers_by_hand():
     }  # fmt: skip
     answers = {i: question.answer for i, question in enumerate(questions.QUESTIONS, 1)}
     assert answers == pytest.approx(expected, rel=5e-3)
-
-
-@given(some.integers(1, 25), some.floats(-3, 3, allow_nan=False))
-def test_answers_are_marked_within_a_fifth(number, factor):
-    question = questions.QUESTIONS[number - 1]
-    ((name, _, verdict),) = questions.mark({number: factor * question.answer}).rows
-    near = 1 / 1.2 <= factor <= 1.2
-    if abs(factor - 1.2) > 1e-9 and abs(factor - 1 / 1.2) > 1e-9:
-        assert verdict == ("near enough" if near else f"not yet: try {question.working}")
-    assert name == f"question {number}"
-    with pytest.raises(KeyError, match="only 1 to 25"):
-        questions.mark({number - 26: 1, 26: 1})
 
 
 # The command line
