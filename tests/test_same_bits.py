@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from mgpu_tutorial.at_scale.hierarchy import flat_ring, hierarchical
 from mgpu_tutorial.collectives.ring import naive_all_reduce, ring_all_reduce
 from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, finish_gradient_synchronization
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
@@ -18,12 +17,9 @@ from mgpu_tutorial.tensor_parallel.layers import sum_of
 
 every_number_of_ranks = pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 SIZES = [1, 7, 8, 1001]  # fewer numbers than ranks, no multiple of them
-ALL_REDUCES = {  # nodes of two ranks, or two nodes, where the ranks can be paired
+ALL_REDUCES = {
     "ring": lambda tensor, _: ring_all_reduce(tensor),
     "naive": lambda tensor, _: naive_all_reduce(tensor),
-    "flat ring": flat_ring,
-    "nodes of two": lambda tensor, n: hierarchical(tensor, 2 if n % 2 == 0 else 1),
-    "two nodes": lambda tensor, n: hierarchical(tensor, max(1, n // 2)),
     "sum_of": lambda tensor, _: tensor.copy_(sum_of(tensor, None)),
 }
 

@@ -5,7 +5,7 @@
 `world.py`        the real code of a rank of 16,384, in one process
 `failures.py`     how often it breaks, and what that costs
 `hierarchy.py`    an all-reduce that knows which ranks share a node
-`figures.py`      apparatus: tables, and two nodes that are timed and counted
+`figures.py`      apparatus: a film, and tables
 
 The cost model is `mgpu_tutorial/shared/cost_model/`. From a terminal:
 `python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512`.

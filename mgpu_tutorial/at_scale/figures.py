@@ -1,29 +1,22 @@
-"""Apparatus, not the lesson: the tables, and two nodes that are timed and counted."""
+"""Apparatus, not the lesson: a film, and the tables."""
 
-import functools
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.at_scale.failures import HOUR, between_failures, lost
-from mgpu_tutorial.at_scale.hierarchy import Method, flat_ring, hierarchical
 from mgpu_tutorial.at_scale.planner import Choice, rank_plans
 from mgpu_tutorial.at_scale.pretend import pretend
 from mgpu_tutorial.at_scale.world import share_out, steps_of_one_rank
-from mgpu_tutorial.lab import Table, frame, launch
-from mgpu_tutorial.lab.measure import in_turns
-from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab import Table, frame
 from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.shared.cost_model.links import (
-    Link,
     hierarchical_seconds,
-    message_seconds,
     ring_seconds,
     tree_seconds,
 )
@@ -197,75 +190,3 @@ def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Tabl
         rows.append([bytes_text(size), *(1e3 * value for value in seconds)])
     columns = {"ms": "", "flat ring": ",.2f", "tree": ",.2f", "by node, then rings": ",.2f"}
     return formatted(columns, rows)
-
-
-def time_methods(
-    rank: int,
-    world_size: int,
-    methods: Sequence[Method],
-    per_node: int,
-    nbytes: int,
-    inside: Link,
-    between: Link,
-) -> list[float]:
-    """The least seconds of each method over slow links, until the last rank has the sum.
-
-    Each `recv` of this rank lasts as long as the link to the sender needs. Waiting takes no
-    processor, and different pairs wait at the same time, as over cards of their own.
-    """
-    recv = dist.recv
-
-    def slow_recv(tensor: torch.Tensor, source: int) -> None:
-        recv(tensor, source)
-        same_node = source // per_node == rank // per_node
-        time.sleep(message_seconds(tensor.nbytes, inside if same_node else between))
-
-    def run(method: Method) -> None:
-        method(torch.ones(nbytes // 4), per_node)
-        dist.barrier()
-
-    dist.recv = slow_recv  # until this process ends
-    times = in_turns({method: functools.partial(run, method) for method in methods}, 3)
-    return [min(taken) for taken in times.values()]
-
-
-def time_hierarchy(inside: Link, between: Link, nbytes: int = 2**20) -> dict[str, float]:
-    """Launches two nodes of four ranks; the least seconds of each method by its name."""
-    methods = [flat_ring, hierarchical]
-    seconds = launch(time_methods, 8, methods, 4, nbytes, inside, between).results[0]
-    return {method.__name__: s for method, s in zip(methods, seconds, strict=True)}
-
-
-def hierarchy_table(times: Mapping[str, float], inside: Link, between: Link) -> Table:
-    """Measured milliseconds of both methods for 1 MiB, and those of the formulas."""
-    size = 2**20
-    formulas = {
-        "flat_ring": ring_seconds(size, 8, between),
-        "hierarchical": hierarchical_seconds(size, 2, 4, inside, between),
-    }
-    rows = [[name, 1e3 * seconds, 1e3 * times[name]] for name, seconds in formulas.items()]
-    return formatted({"ms": "", "by formula": ".1f", "measured": ".1f"}, rows)
-
-
-def crossings(worker: Callable[[int, int], object], per_node: int = 4) -> list:
-    """Launches two nodes of ranks; what each returned, and the messages between nodes.
-
-    Just `...` where no rank returned anything yet.
-    """
-    report = launch(worker, 2 * per_node, trace=True)
-    if all(value is ... for value in report.results):
-        return ...
-    return [report.results, count_crossings(report, per_node)]
-
-
-def count_crossings(report: Report, per_node: int) -> int:
-    """The messages of a launch from one node to another, and those of its collectives.
-
-    A collective needs at least one for each of its ranks that is on another node than its
-    first rank.
-    """
-    pairs = [(event.rank, event.peer) for event in report.events if event.sends]
-    for event in report.events:
-        if event.kind == "collective" and event.nbytes and event.rank == event.group[0]:
-            pairs += [(event.rank, member) for member in event.group]
-    return sum(one // per_node != other // per_node for one, other in pairs)
