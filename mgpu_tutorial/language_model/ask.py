@@ -26,16 +26,22 @@ def attend_one(attention: Attention, x: torch.Tensor, cache: dict) -> torch.Tens
 
 @torch.no_grad()
 def write(
-    rank: int, world_size: int, prompt: str = "torch.", count: int = 40, file: str = ""
+    rank: int,
+    world_size: int,
+    prompt: str = "torch.",
+    count: int = 40,
+    file: str = "",
+    parts: SimpleNamespace | None = None,
 ) -> tuple[str, float]:
     """All ranks share every product, and go on from `prompt` with the likeliest characters.
 
-    Returns the text, of at most 64 characters, and the least distance of the two best
+    Returns the text, of at most 64 characters, and the smallest gap between the two best
     scores: where it is much larger than rounding, every processor writes the same.
     """
     if len(prompt) + count > CONTEXT:
         raise ValueError(f"{len(prompt)} + {count} characters: the model sees {CONTEXT}")
-    model, parts = new_model(), SimpleNamespace(**{part.__name__: part for part in OURS})
+    model = new_model()
+    parts = parts or SimpleNamespace(**{part.__name__: part for part in OURS})
     checkpoint.put_parameters(model, checkpoint.load(file or checkpoint.SHIPPED))
     embedding, *blocks, head = model
     for block in blocks:

@@ -23,14 +23,22 @@ def _parts(rank: int, world_size: int, cut: Callable, wanted: Plan) -> tuple:
     mesh = mesh_of(wanted, torch.get_default_device().type)
     layers = list(model)
     mine = cut(model, mesh, share)
-    return mine if mine is None else [layers.index(layer) for layer in mine], shared
+    if mine is None:
+        return None, shared
+    strange = [layer for layer in mine if layer not in layers]
+    said = "is no layer of the model. `share` cuts a block in place, and returns nothing"
+    assert not strange, f"{strange[0]} {said}"
+    return [layers.index(layer) for layer in mine], shared
 
 
 def _look(cut: Callable, wanted: Plan, which: int, expected: list) -> None:
     results = launch(_parts, wanted.ranks, cut, wanted).results
     what = ("layers (0 is the embedding, 1 to 4 are blocks, 5 is the head)", "shared blocks")
     for rank, found in enumerate(results):
-        expect(found[which], expected[rank], f"{wanted}, rank {rank}: its {what[which]}")
+        where = f"{wanted}, rank {rank}: its {what[which]}"
+        assert found[0] is not None, f"{where}: nothing was returned. Is a `return` missing?"
+        same = found[which] == expected[rank]
+        assert same, f"{where}: {found[which]}, expected {expected[rank]}"
 
 
 def keeps_the_model(cut: Callable) -> None:

@@ -9,6 +9,8 @@ from mgpu_tutorial.language_model import BATCH
 from mgpu_tutorial.language_model.model import BLOCKS, CONTEXT, WIDTH
 from mgpu_tutorial.language_model.plan import Plan
 
+CHEAPEST = "pp=4"  # of four ranks: 262,144 bytes, and at most 60,224 numbers on a rank
+
 
 def losses_plot(runs: Mapping[str, Sequence[float]]) -> Plot:
     """The losses over the steps: of the first run a line, of the others marks upon it."""
@@ -30,12 +32,13 @@ def bytes_predicted(plan: Plan, numbers: int, itemsize: int = 4) -> dict[str, in
     """What a rank of the first stage hands over in a step, with `numbers` parameters.
 
     tp: an all-reduce of the activations twice forward and twice backward, in each of its
-    blocks and micro-batches. dp: an all-reduce of its gradients. pp: its activations.
+    blocks and micro-batches. dp: an all-reduce of its gradients, and with ZeRO 1 broadcasts
+    of the new parameters. pp: its activations.
     """
     share = BATCH // plan.dp * CONTEXT * WIDTH * itemsize  # of one activation
     return {
         "tp": 4 * BLOCKS // plan.pp * share * (plan.tp > 1),
-        "dp": numbers * itemsize * (plan.dp > 1),
+        "dp": numbers * itemsize * (plan.dp > 1) * (1 + plan.zero),
         "pp": share * (plan.pp > 1),
     }
 
@@ -49,7 +52,8 @@ def plan_table(reports: Mapping[str, tuple[Plan, Report]]) -> Table:
         dp = list(range(0, plan.dp * plan.tp, plan.tp))
         counted = {
             "tp": handed_over(report, 0, "all_reduce", range(plan.tp)) * (plan.tp > 1),
-            "dp": handed_over(report, 0, "all_reduce", dp) * (plan.dp > 1),
+            "dp": handed_over(report, 0, "all_reduce", dp) * (plan.dp > 1)
+            + handed_over(report, 0, "broadcast", dp),
             "pp": handed_over(report, 0, "isend"),
         }
         rows.append(

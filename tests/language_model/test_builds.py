@@ -65,6 +65,17 @@ WRONG = [
         "tp=2,pp=2, rank 0: its shared blocks",
     ),
     (cut(STAGE, EACH, BLOCKS, SHARE, *ENDS), "nothing was returned"),
+    (
+        cut(
+            STAGE,
+            EACH,
+            BLOCKS,
+            'blocks = [share(block, mesh["tp"].get_group()) for block in blocks]',
+            *ENDS,
+            RETURN,
+        ),
+        "`share` cuts a block in place, and returns nothing",
+    ),
     (cut("..."), "a `...` is left to fill in"),
 ]
 

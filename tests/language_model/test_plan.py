@@ -106,7 +106,7 @@ def test_a_run_changes_its_plan_and_nobody_sees_it(ranks, tmp_path):
 
 
 def test_bytes_are_those_of_the_formula(ranks):
-    for words in ("dp=2,tp=2", "tp=2,pp=2"):
+    for words in ("dp=2,tp=2", "tp=2,pp=2", "dp=4,zero=1"):
         report = ranks(4, train, words, steps=1, trace=True)
         (row,) = figures.plan_table({words: (plan_of(words), report)}).rows
         for predicted, counted in (cell.split(" / ") for cell in row[2:]):
