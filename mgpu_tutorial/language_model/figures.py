@@ -9,8 +9,6 @@ from mgpu_tutorial.language_model import BATCH
 from mgpu_tutorial.language_model.model import BLOCKS, CONTEXT, WIDTH
 from mgpu_tutorial.language_model.plan import Plan
 
-CHEAPEST = "pp=4"  # of four ranks: 262,144 bytes, and at most 60,224 numbers on a rank
-
 
 def losses_plot(runs: Mapping[str, Sequence[float]]) -> Plot:
     """The losses over the steps: of the first run a line, of the others marks upon it."""

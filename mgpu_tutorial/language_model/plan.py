@@ -28,12 +28,8 @@ class Plan(NamedTuple):
         return self.dp * self.tp * self.pp
 
     def __str__(self) -> str:
-        parts = [
-            f"{name}={n}"
-            for name, n in self._asdict().items()
-            if n != self._field_defaults[name]
-        ]
-        return ",".join(parts) or "dp=1"
+        pairs = zip(self, Plan(), self._fields, strict=True)
+        return ",".join(f"{name}={n}" for n, default, name in pairs if n != default) or "dp=1"
 
 
 def plan_of(words: str) -> Plan:
