@@ -39,15 +39,6 @@ class Pretended:
     flops: int = 0
     returned: Any = None
 
-    def __str__(self) -> str:
-        lines = [f"one rank of {self.world_size:,}, pretended"]
-        for name, count in sorted(self.calls.items()):
-            calls = f"{count} call{'s' * (count > 1)}"
-            lines.append(f"  {name}: {calls}, {bytes_text(self.nbytes[name])}")
-        return "\n".join([*lines, f"  {self.flops / 1e9:,.1f} GFLOP"])
-
-    __repr__ = __str__
-
 
 def pretend(
     worker: Callable[..., Any], *args: Any, world_size: int = 1024, **kwargs: Any
