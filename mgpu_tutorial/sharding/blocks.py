@@ -19,40 +19,38 @@ from mgpu_tutorial.sharding.zero3 import Gather
 class Block(nn.Module):
     """Keeps one flat shard of a module, which is unsharded while it computes."""
 
-    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.shapes = {name: p.shape for name, p in trained.items()}
         self.shard = nn.Parameter(shard_of(flatten(trained.values())).clone())
-        self.dtype = compute_dtype or self.shard.dtype
         for name in trained:  # the module keeps none of its own
             parent, _, last = name.rpartition(".")
             delattr(module.get_submodule(parent), last)
         self.module, self.whole = module, None
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        inputs = [x.to(self.dtype) if x.is_floating_point() else x for x in inputs]
         whole = self.unshard()
         if whole.requires_grad:
-            whole.register_hook(self.reshard)  # once its gradient is complete
+            whole.register_hook(self.reshard)
         views = views_of(whole, self.shapes.values())
         parameters = dict(zip(self.shapes, views, strict=True))
-        self.whole = whole.detach()
+        self.whole = whole.detach()  # the same memory, without its graph
         with saved_tensors_hooks(self.pack, self.unpack):
-            output = functional_call(self.module, parameters, tuple(inputs))
+            output = functional_call(self.module, parameters, inputs)
         self.reshard()
-        return output.to(self.shard.dtype)
+        return output
 
     def unshard(self) -> torch.Tensor:
-        return Gather.apply(self.shard.to(self.dtype))
+        return Gather.apply(self.shard)
 
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
         self.whole = None
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """What autograd keeps: of a parameter only the place in the flat tensor."""
-        whole = self.whole.untyped_storage()
-        if tensor.untyped_storage().data_ptr() != whole.data_ptr():
+        """Autograd would keep a tensor: of a view of `whole` it keeps the place only."""
+        memory = self.whole.untyped_storage()
+        if tensor.untyped_storage().data_ptr() != memory.data_ptr():
             return tensor
         return tensor.shape, tensor.stride(), tensor.storage_offset()
 
@@ -83,15 +81,15 @@ class Arrived(Gather):
 class PrefetchingBlock(Block):
     """As Block, but while it computes its neighbour's parameters are on their way."""
 
-    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
-        super().__init__(module, compute_dtype)
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
         self.before, self.after = [], []  # the neighbour, where there is one
         self.coming = self.work = None
 
     def begin(self) -> None:
         """Begin to gather this block, unless it is here or on its way."""
         if self.whole is None and self.work is None:
-            mine = self.shard.detach().to(self.dtype)
+            mine = self.shard.detach()
             self.coming = mine.new_empty(dist.get_world_size() * len(mine))
             self.work = dist.all_gather_single(self.coming, mine, async_op=True)
 
@@ -107,7 +105,7 @@ class PrefetchingBlock(Block):
         return super().unpack(kept)
 
     def unshard(self) -> torch.Tensor:
-        whole = Arrived.apply(self.shard.to(self.dtype), self.coming, self.work)
+        whole = Arrived.apply(self.shard, self.coming, self.work)
         self.coming = self.work = None
         return whole
 

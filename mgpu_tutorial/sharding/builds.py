@@ -1,19 +1,41 @@
 """What the reader's stages of ZeRO must do, on real ranks."""
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
+from torch.overrides import TorchFunctionMode
 
-from mgpu_tutorial.lab import span
+from mgpu_tutorial.lab import note, span
 from mgpu_tutorial.lab.record.intervals import events_of
-from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.run.errors import LaunchError
+from mgpu_tutorial.lab.teach.build import Builder, expect
+from mgpu_tutorial.lab.teach.build import launch as launch_ranks
 from mgpu_tutorial.sharding.tower import loss_of, new_tower
 from mgpu_tutorial.sharding.zero1 import by_number, owners, sharded_step
 from mgpu_tutorial.sharding.zero3 import Gather, chain
 
 Values = dict[str, torch.Tensor]  # by the parameter's name
+LOGGED = re.compile(r"\[rank\d+\]:\[\w+ [^\]]*\] ")  # what gloo puts before its words
+KILLED = re.compile(r"(killed by \w+), at .*")
+
+
+def launch(worker: Callable, n: int, *given: Any, **more: Any) -> Report:
+    """As `launch`; an error says on how many ranks, and of a killed one no line of ours."""
+    try:
+        return launch_ranks(worker, n, *given, **more)
+    except LaunchError as error:
+        seen = KILLED.sub(r"\1. Does every rank make every call?", LOGGED.sub("", str(error)))
+        raise AssertionError(f"on {ranks(n)}: {seen}") from None
+
+
+def ranks(n: int) -> str:
+    """How many ranks, in words."""
+    return "1 rank" if n == 1 else f"{n} ranks"
 
 
 # sharded_step
@@ -85,21 +107,23 @@ def sends_the_model_twice(step: Callable) -> None:
 
 
 def _owned(rule: Callable, sizes: list[int], world_size: int) -> list[int]:
-    """How much each rank owns, from the most to the least."""
+    """How many numbers each rank owns."""
     parameters = [nn.Parameter(torch.empty(size)) for size in sizes]
     found = rule(parameters, world_size)
+    assert found is not None, "nothing was returned. Is a `return` missing?"
     expect(len(found), len(sizes), f"{len(sizes)} parameters: the length of the list")
     owned = [0] * world_size
     for owner, size in zip(found, sizes, strict=True):
         assert owner in range(world_size), f"{owner} is no rank of {world_size}"
         owned[owner] += size
-    return sorted(owned, reverse=True)
+    return owned
 
 
 def shares_the_tower(rule: Callable) -> None:
     """give each of four ranks a quarter of the tower"""
     sizes = [p.numel() for p in new_tower().parameters()]
-    expect(_owned(rule, sizes, 4), [33_088] * 4, "the parameters that a rank owns")
+    for rank, owned in enumerate(_owned(rule, sizes, 4)):
+        assert owned == 33_088, f"rank {rank} owns {owned:,} numbers, expected 33,088"
 
 
 def begins_with_the_largest(rule: Callable) -> None:
@@ -109,12 +133,20 @@ def begins_with_the_largest(rule: Callable) -> None:
         ([2, 3, 4, 5, 6, 7], [9, 9, 9]),
         ([8, 1, 8, 1, 8, 1, 8], [16, 10, 9]),
     ):
-        expect(_owned(rule, sizes, 3), wanted, f"sizes {sizes} on three ranks")
+        _expect_owned(rule, sizes, wanted)
 
 
 def copes_with_few(rule: Callable) -> None:
     """leave ranks without a parameter where there are too few"""
-    expect(_owned(rule, [5, 3], 4), [5, 3, 0, 0], "two parameters on four ranks")
+    _expect_owned(rule, [5, 3], [5, 3, 0, 0])
+
+
+def _expect_owned(rule: Callable, sizes: list[int], wanted: list[int]) -> None:
+    owned = sorted(_owned(rule, sizes, len(wanted)), reverse=True)
+    assert owned == wanted, (
+        f"parameters of {sizes} numbers: the {len(wanted)} ranks own {owned} numbers, "
+        f"expected {wanted}"
+    )
 
 
 def _owners_of_the_tower(rank: int, world_size: int, rule: Callable) -> list[int]:
@@ -123,19 +155,24 @@ def _owners_of_the_tower(rank: int, world_size: int, rule: Callable) -> list[int
 
 def agrees_on_every_rank(rule: Callable) -> None:
     """make the same list on every rank"""
-    results = launch(_owners_of_the_tower, 3, rule).results
-    expect(results, [results[0]] * 3, "the lists of three ranks")
+    first, *others = launch(_owners_of_the_tower, 3, rule).results
+    for rank, found in enumerate(others, 1):
+        assert found == first, f"rank 0 has {first}, and rank {rank} {found}"
 
 
 # Gather and chain
 
 
-def _gather(rank: int, world_size: int, gather: type) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(
+    rank: int, world_size: int, gather: type, is_forward_only: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The whole of shards of two numbers, and a shard's gradient of a loss of its own."""
     shard = torch.tensor([10.0 * rank, 10.0 * rank + 1], requires_grad=True)
     with span("forward"):
         whole = gather.apply(shard)
     assert isinstance(whole, torch.Tensor), "forward returns no tensor"
+    if is_forward_only:
+        return whole.detach(), None
     weights = (rank + 1) * torch.arange(1.0, 1 + len(whole))
     with span("backward"):
         (whole * weights).sum().backward()
@@ -146,7 +183,7 @@ def gathers_all_shards(gather: type) -> None:
     """return the shards of all ranks, in their order"""
     for n in (1, 2, 3):
         whole = [10.0 * rank + i for rank in range(n) for i in (0, 1)]
-        for rank, (found, _) in enumerate(launch(_gather, n, gather).results):
+        for rank, (found, _) in enumerate(launch(_gather, n, gather, True).results):
             expect(found, torch.tensor(whole), f"rank {rank} of {n}: the whole tensor")
 
 
@@ -166,6 +203,15 @@ def makes_two_calls(gather: type) -> None:
         assert len(ops) == 1 and wanted in ops[0], f"the calls of {phase}: {', '.join(ops)}"
 
 
+class NotesOfTanh(TorchFunctionMode):
+    """Records when a layer has computed, between the calls of a traced run."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ == "tanh":
+            note("tanh")
+        return function(*args, **(kwargs or {}))
+
+
 def _chain(
     rank: int, world_size: int, layers: Callable
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -174,7 +220,8 @@ def _chain(
     weights, x = torch.randn(3, 9).double(), torch.randn(6, 3).double()
     padded = nn.functional.pad(weights, (0, -9 % world_size))
     shards = [w.chunk(world_size)[rank].clone().requires_grad_() for w in padded]
-    output = layers(shards, torch.Size([3, 3]), x.chunk(world_size)[rank])
+    with NotesOfTanh():
+        output = layers(shards, torch.Size([3, 3]), x.chunk(world_size)[rank])
     assert isinstance(output, torch.Tensor), "chain returns no tensor"
     output.square().mean().backward()
     return output.detach(), [shard.grad for shard in shards]
@@ -198,6 +245,15 @@ def computes_like_one(layers: Callable) -> None:
             expect(whole, gradient, f"{n} ranks: the gradient of weight {i}", 1e-12)
 
 
+def gathers_one_by_one(layers: Callable) -> None:
+    """gather a weight only when x has come to it"""
+    events = launch(_chain, 2, layers, trace=True).events
+    calls = [e.note if e.kind == "note" else e.op for e in events if e.rank == 0]
+    first = calls[: calls.index("tanh")]
+    gathers = sum("all_gather" in call for call in first)
+    assert gathers == 1, f"{gathers} weights are gathered before the first layer computes"
+
+
 build = Builder(
     "sharding",
     {
@@ -214,6 +270,6 @@ build = Builder(
             agrees_on_every_rank,
         ],
         Gather: [gathers_all_shards, scatters_the_mean, makes_two_calls],
-        chain: [computes_like_one],
+        chain: [computes_like_one, gathers_one_by_one],
     },
 )

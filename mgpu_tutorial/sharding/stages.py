@@ -14,51 +14,52 @@ from mgpu_tutorial.sharding.zero2 import FlatParameters
 
 
 class Prepared(NamedTuple):
-    """What computes the loss, Adam of this rank, the step after backward, whole values."""
+    """What computes the loss, the optimizer of this rank, and the step after backward."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     step: Callable[[], None]
-    full_parameters: Callable[[], dict[str, torch.Tensor]]
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole parameters by name, on every rank; all ranks call it."""
+        if isinstance(self.model, ShardedModel):
+            return self.model.full_parameters()
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
 
-def zero_0(module: nn.Module) -> Prepared:
+ADAM = partial(Adam, lr=0.01)
+
+
+def zero_0(module: nn.Module, kind: Callable = ADAM) -> Prepared:
     """Every rank holds everything, and the gradients are averaged."""
-    optimizer = Adam(module.parameters(), lr=0.01)
+    optimizer = kind(module.parameters())
 
     def step() -> None:
         average_gradients(module)
         optimizer.step()
 
-    return Prepared(module, optimizer, step, partial(values_of, module))
+    return Prepared(module, optimizer, step)
 
 
-def zero_1(module: nn.Module) -> Prepared:
+def zero_1(module: nn.Module, kind: Callable = ADAM) -> Prepared:
     """Every rank keeps the moments of the parameters that it owns."""
-    optimizer = ShardedOptimizer(module.parameters(), Adam, lr=0.01)
-    return Prepared(module, optimizer.inner, optimizer.step, partial(values_of, module))
+    optimizer = ShardedOptimizer(module.parameters(), kind)
+    return Prepared(module, optimizer.inner, optimizer.step)
 
 
-def zero_2(module: nn.Module) -> Prepared:
+def zero_2(module: nn.Module, kind: Callable = ADAM) -> Prepared:
     """Every rank keeps a shard of the gradients, and its moments."""
     flat = FlatParameters(module)
-    optimizer = Adam([flat.shard], lr=0.01)
-    return Prepared(
-        module, optimizer, partial(flat.step, optimizer), partial(values_of, module)
-    )
+    optimizer = kind([flat.shard])
+    return Prepared(module, optimizer, partial(flat.step, optimizer))
 
 
-def zero_3(module: nn.Module) -> Prepared:
+def zero_3(module: nn.Module, kind: Callable = ADAM) -> Prepared:
     """Every rank keeps a shard of everything, block by block."""
     model = ShardedModel(module)
-    optimizer = Adam(model.parameters(), lr=0.01)
-    return Prepared(model, optimizer, optimizer.step, model.full_parameters)
-
-
-def values_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters of a module that is whole, by name."""
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
+    optimizer = kind(p for p in model.parameters() if p.requires_grad)
+    return Prepared(model, optimizer, optimizer.step)
 
 
 STAGES = [zero_0, zero_1, zero_2, zero_3]
-Prepare = Callable[[nn.Module], Prepared]  # one of them
+Prepare = Callable[..., Prepared]  # one of them

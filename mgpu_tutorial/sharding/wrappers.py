@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mgpu_tutorial.sharding.blocks import PrefetchingBlock, linked
+from mgpu_tutorial.sharding.blocks import Block
 from mgpu_tutorial.sharding.zero1 import owners, sharded_step
 from mgpu_tutorial.sharding.zero2 import views_of
 from mgpu_tutorial.sharding.zero3 import Gather
@@ -39,11 +39,25 @@ class ShardedOptimizer:
         sharded_step(self.parameters, self.owner, self.inner)
 
 
-class ShardedModel(nn.Module):
-    """A module that starts from rank 0's values, with its blocks sharded and prefetched.
+class ShortBlock(Block):
+    """Computes and sends in a shorter dtype; the shard keeps its own, as master weights."""
 
-    The blocks stand in the order of their use. Gradients are complete after backward.
-    Raises ValueError where two layers share a parameter.
+    def __init__(self, module: nn.Module, dtype: torch.dtype | None) -> None:
+        super().__init__(module)
+        self.dtype = dtype or self.shard.dtype
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        short = [x.to(self.dtype) if x.is_floating_point() else x for x in inputs]
+        return super().forward(*short).to(self.shard.dtype)
+
+    def unshard(self) -> torch.Tensor:
+        return Gather.apply(self.shard.to(self.dtype))
+
+
+class ShardedModel(nn.Module):
+    """A module that starts from rank 0's values, sharded block by block.
+
+    Gradients are complete after backward. Raises ValueError where layers share a parameter.
     """
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
@@ -57,18 +71,27 @@ class ShardedModel(nn.Module):
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, src=0)
         self.frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
-        self.module = module
-        found = shard_blocks(self, compute_dtype)
-        self.blocks = {name.removeprefix("module."): block for name, block in found.items()}
-        linked(list(self.blocks.values()))
+        self.module, self.dtype = module, compute_dtype
+        self.shard_blocks(self)
+        parts = self.named_modules()
+        self.blocks = {f"{n[7:]}.": part for n, part in parts if isinstance(part, ShortBlock)}
+
+    def shard_blocks(self, module: nn.Module) -> None:
+        """Wrap what stands in a Sequential or ModuleList, and else what has parameters."""
+        is_stack = isinstance(module, nn.Sequential | nn.ModuleList)
+        for name, child in list(module.named_children()):
+            is_layer = any(p.requires_grad for p in child.parameters(recurse=False))
+            is_trained = any(p.requires_grad for p in child.parameters())
+            if is_layer or (is_stack and is_trained):
+                setattr(module, name, ShortBlock(child, self.dtype))
+            else:
+                self.shard_blocks(child)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         return self.module(*inputs, **options)
 
     def finish_gradient_synchronization(self) -> None:
-        """The gradients are there already; let go of what was gathered in vain."""
-        for block in self.blocks.values():
-            block.reshard()
+        """Nothing is left to do: the shards have their gradients."""
 
     @torch.no_grad()
     def full_parameters(self) -> dict[str, torch.Tensor]:
@@ -78,20 +101,3 @@ class ShardedModel(nn.Module):
             views = views_of(Gather.apply(block.shard), block.shapes.values())
             full |= {prefix + name: v for name, v in zip(block.shapes, views, strict=True)}
         return full
-
-
-def shard_blocks(
-    module: nn.Module, compute_dtype: torch.dtype | None, prefix: str = ""
-) -> dict[str, PrefetchingBlock]:
-    """Wrap what stands in a Sequential or ModuleList, and else what has own parameters."""
-    is_stack, found = isinstance(module, nn.Sequential | nn.ModuleList), {}
-    for name, child in module.named_children():
-        is_layer = any(p.requires_grad for p in child.parameters(recurse=False))
-        is_trained = any(p.requires_grad for p in child.parameters())
-        if is_layer or (is_stack and is_trained):
-            block = PrefetchingBlock(child, compute_dtype)
-            setattr(module, name, block)
-            found[f"{prefix}{name}."] = block
-        else:
-            found |= shard_blocks(child, compute_dtype, f"{prefix}{name}.")
-    return found

@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.sharding import figures, stages, zero2, zero3
+from mgpu_tutorial.sharding import figures, stages
 from mgpu_tutorial.sharding.wrappers import ShardedModel, ShardedOptimizer
 from mgpu_tutorial.shared.models import SmallTransformer
 
@@ -52,22 +52,18 @@ def train_alone(model, optimizer, steps=3):
 def gradients_of(rank, world_size, stage):
     """This rank's part of the mean gradient: of what it owns, or of its flat shards."""
     model = new_model()
+    names = {p: name for name, p in model.named_parameters()}
+    shapes = [(name, p.shape) for name, p in model.named_parameters()]
+    prepared = stages.STAGES[stage](model, partial(SGD, lr=0.0))
+    loss_of(prepared.model, 0, rank, world_size).backward()
+    prepared.step()
     if stage == 1:
-        optimizer = ShardedOptimizer(model.parameters(), SGD, lr=0.0)
-        loss_of(model, 0, rank, world_size).backward()
-        optimizer.step()
-        mine = {p for group in optimizer.inner.param_groups for p in group["params"]}
-        return {name: p.grad for name, p in model.named_parameters() if p in mine}
+        return {names[p]: p.grad for p in prepared.optimizer.param_groups[0]["params"]}
     if stage == 2:
-        flat = zero2.FlatParameters(model)
-        loss_of(model, 0, rank, world_size).backward()
-        flat.step(SGD([flat.shard], lr=0.0))
         assert all(p.grad is None for p in model.parameters())
-        return [(flat.shard.grad, [(n, p.shape) for n, p in model.named_parameters()])]
-    wrapped = ShardedModel(model)
-    loss_of(wrapped, 0, rank, world_size).backward()
+        return [(prepared.optimizer.param_groups[0]["params"][0].grad, shapes)]
     found = []
-    for prefix, block in wrapped.blocks.items():
+    for prefix, block in prepared.model.blocks.items():
         shapes = [(prefix + name, shape) for name, shape in block.shapes.items()]
         found.append((block.shard.grad, shapes))
     return found
@@ -96,109 +92,47 @@ def test_each_gradient_is_that_of_one_process(ranks, stage, world_size):
 # Steps
 
 
-def sharded_optimizer(model, kind):
-    optimizer = ShardedOptimizer(model.parameters(), kind)
-    return model, optimizer.zero_grad, optimizer.step, partial(values, model)
-
-
-def flat_parameters(model, kind):
-    flat = zero2.FlatParameters(model)
-    optimizer = kind([flat.shard])
-    step = partial(flat.step, optimizer)
-    return model, optimizer.zero_grad, step, partial(values, model)
-
-
-def sharded_model(model, kind):
-    model = ShardedModel(model)
-    optimizer = kind(p for p in model.parameters() if p.requires_grad)
-
-    def step():
-        model.finish_gradient_synchronization()
-        optimizer.step()
-
-    return model, optimizer.zero_grad, step, model.full_parameters
-
-
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9)
 DECAY = partial(AdamW, lr=0.01, weight_decay=0.3)
 
 
-def train(rank, world_size, prepare, kind, **settings):
-    model, zero_grad, step, whole = prepare(new_model(**settings), kind)
+def train(rank, world_size, stage, kind, **settings):
+    prepared = stages.STAGES[stage](new_model(**settings), kind)
     with torch.no_grad():
-        loss_of(model, 0, rank, world_size)  # leaves nothing behind
+        loss_of(prepared.model, 0, rank, world_size)  # leaves nothing behind
     for number in range(3):
-        zero_grad()
-        loss_of(model, number, rank, world_size).backward()
-        step()
-    return whole()
+        prepared.model.zero_grad()
+        loss_of(prepared.model, number, rank, world_size).backward()
+        prepared.step()
+    return prepared.full_parameters()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("kind", [MOMENTUM, DECAY], ids=["momentum", "decay"])
-@pytest.mark.parametrize("prepare", [sharded_optimizer, flat_parameters, sharded_model])
-def test_steps_are_those_of_one_process(ranks, prepare, kind, world_size):
+@pytest.mark.parametrize("stage", range(4))
+def test_steps_are_those_of_one_process(ranks, stage, kind, world_size):
     model = new_model()
     _, expected = train_alone(model, kind(model.parameters()))
-    found = ranks(world_size, train, prepare, kind).results
+    found = ranks(world_size, train, stage, kind).results
     assert largest_difference(found, [expected] * world_size) < 1e-12
 
 
-@pytest.mark.parametrize("prepare", [sharded_optimizer, sharded_model])
-def test_frozen_parameters_stay_as_they_are(ranks, prepare):
+@pytest.mark.parametrize("stage", [1, 3])
+def test_frozen_parameters_stay_as_they_are(ranks, stage):
     model = new_model(frozen=True)
     _, expected = train_alone(model, DECAY(p for p in model.parameters() if p.requires_grad))
-    found = ranks(3, train, prepare, DECAY, frozen=True).results
+    found = ranks(3, train, stage, DECAY, frozen=True).results
     assert largest_difference(found, [expected] * 3) < 1e-12
 
 
-@pytest.mark.parametrize("stage", stages.STAGES)
-def test_the_chapters_tower_trains_as_one_process(ranks, stage):
-    _, alone = ranks(1, figures.train, stages.zero_0, torch.float64, 3).results[0]
-    results = ranks(3, figures.train, stage, torch.float64, 3).results
-    assert largest_difference([full for _, full in results], [alone] * 3) < 1e-12
-
-
-class OneByOne(nn.Module):
-    """A parametrised model, computed again in backward or not."""
-
-    def __init__(self, again):
-        super().__init__()
-        self.model, self.again = figures.new_tower(torch.float64), again
-        zero3.shard_parameters(self.model)
-
-    def forward(self, x):
-        return figures.Recomputed(*self.model)(x) if self.again else self.model(x)
-
-
-def train_one_by_one(rank, world_size, again):
-    """Bytes of all shards of this rank, and the tower's parameters after three steps."""
-    model = OneByOne(again)
-    optimizer = MOMENTUM(model.parameters())
-    for step in range(3):
-        optimizer.zero_grad()
-        figures.loss_of(model, step, rank, world_size).backward()
-        optimizer.step()
-    kept = sum(p.nbytes for p in model.parameters())
-    whole = {}
-    for i, block in enumerate(model.model):
-        for name, part in (("up", block.up), ("down", block.down)):
-            whole[f"{i}.{name}.weight"] = part.weight.detach()
-            whole[f"{i}.{name}.bias"] = part.bias.detach()
-    return kept, whole
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_parametrised_shards_are_trained_as_one_process(ranks, again):
-    tower = figures.new_tower(torch.float64)
-    optimizer = MOMENTUM(tower.parameters())
-    for step in range(3):
-        optimizer.zero_grad()
-        figures.loss_of(tower, step, 0, 1).backward()
-        optimizer.step()
-    for kept, found in ranks(4, train_one_by_one, again).results:
-        assert kept == 8 * 132_352 // 4
-        assert largest_difference(found, values(tower)) < 1e-12
+@pytest.mark.parametrize("stage", range(4))
+def test_a_rank_holds_what_the_formula_says(ranks, stage):
+    whole = [4 * 132_352, 4 * 132_352, 8 * 132_352]  # of float32, in a step of Adam
+    sharded = [stage >= 3, stage >= 2, stage >= 1]
+    expected = [n // 4 if cut else n for n, cut in zip(whole, sharded, strict=True)]
+    results = ranks(4, figures.train, stages.STAGES[stage], torch.float32, 1).results
+    assert [held for held, _ in results] == [expected] * 4
+    assert figures.held(132_352, 4, stage, (4, 4, 8)) == expected
 
 
 # What other programs rely on
