@@ -9,7 +9,8 @@ from torch.distributed.tensor import DTensor
 from mgpu_tutorial.fully_shard.steps import accumulate_gradients
 from mgpu_tutorial.fully_shard.units import loss_of, new_model, shard_blocks, share_of_batch
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.teach.build import Builder, expect
+from mgpu_tutorial.sharding.builds import launch, ranks
 
 Gradients = dict[str, torch.Tensor]
 
@@ -27,7 +28,10 @@ def expect_gradients(results: list[Gradients], who: str) -> None:
     for rank, found in enumerate(results):
         for name, gradient in expected.items():
             if found[name] is None:
-                raise AssertionError(f"{who}: rank {rank} has no gradient of {name}")
+                raise AssertionError(
+                    f"{who}: rank {rank} has no gradient of {name}. "
+                    "Is the reduce switched on for the last micro-batch?"
+                )
             if largest_difference(found[name], gradient) > 1e-12:
                 times = found[name].norm() / gradient.norm()
                 raise AssertionError(
@@ -67,7 +71,12 @@ def _step(rank: int, world_size: int, shard: Callable) -> tuple[list[str], list,
 
 def cuts_every_parameter(shard: Callable) -> None:
     """cut every parameter, so that a rank holds its part of each between steps"""
-    for plain, _, _ in launch(_step, 2, shard).results:
+    try:
+        results = launch(_step, 2, shard).results
+    except AssertionError as error:
+        late = " (the root comes after its blocks)" if "Invariant" in str(error) else ""
+        raise AssertionError(f"{error}{late}") from None
+    for plain, _, _ in results:
         some = ", ".join(plain[:2])
         assert not plain, f"{len(plain)} parameters stay whole on each rank: {some}, …"
 
@@ -76,7 +85,8 @@ def gathers_block_by_block(shard: Callable) -> None:
     """have one block whole at a time in forward"""
     for _, whole, _ in launch(_step, 2, shard).results:
         for i, there in enumerate(whole):
-            expect(there, [i], f"as block {i} begins, the blocks that are whole")
+            names = " and ".join(map(str, there)) or "none"
+            assert there == [i], f"as block {i} begins, whole blocks: {names}, expected {i}"
 
 
 def gathers_the_last_once(shard: Callable) -> None:
@@ -96,25 +106,40 @@ def computes_as_one(shard: Callable) -> None:
     """compute the gradients of one process, on 1, 2 and 3 ranks"""
     for world_size in (1, 2, 3):
         found = [result[2] for result in launch(_step, world_size, shard).results]
-        expect_gradients(found, f"on {world_size} ranks")
+        expect_gradients(found, f"on {ranks(world_size)}")
 
 
 # accumulate_gradients
 
 
-def _in_parts(rank: int, world_size: int, accumulate: Callable, parts: int) -> Gradients:
-    """The gradients after this rank's share in micro-batches."""
-    model = new_model(torch.float64)
+def _in_parts(
+    rank: int, world_size: int, accumulate: Callable, parts: int
+) -> tuple[Gradients, list[str]]:
+    """The gradients after this rank's share in micro-batches; forwards and backwards."""
+    model, order = new_model(torch.float64), []
     shard_blocks(model)
+
+    def look(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
+        order.append("forward")
+        output.register_hook(lambda _gradient: order.append("backward"))
+
+    model.norm.register_forward_hook(look)
     accumulate(model, share_of_batch(rank, world_size).chunk(parts))
-    return gradients_of(model)
+    return gradients_of(model), order
 
 
 def accumulates_as_one(accumulate: Callable) -> None:
     """leave the gradients of the whole batch: on 1, 2 and 3 ranks, in 1, 2 and 4 parts"""
     for world_size, parts in ((1, 2), (2, 1), (2, 4), (3, 2)):
         results = launch(_in_parts, world_size, accumulate, parts).results
-        expect_gradients(results, f"on {world_size} ranks, in {parts} parts")
+        expect_gradients([g for g, _ in results], f"on {ranks(world_size)}, in {parts} parts")
+
+
+def goes_back_after_each(accumulate: Callable) -> None:
+    """go back after each micro-batch, so that no two have activations at once"""
+    for _, order in launch(_in_parts, 2, accumulate, 4).results:
+        first = order.index("backward")
+        assert first == 1, f"{first} micro-batches go forward before the first goes back"
 
 
 def sends_with_the_last(accumulate: Callable) -> None:
@@ -135,6 +160,6 @@ build = Builder(
             gathers_the_last_once,
             computes_as_one,
         ],
-        accumulate_gradients: [accumulates_as_one, sends_with_the_last],
+        accumulate_gradients: [accumulates_as_one, goes_back_after_each, sends_with_the_last],
     },
 )

@@ -11,23 +11,28 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Adam, Muon
+from torch.optim import Adam
 from torch.profiler import ProfilerActivity, profile
 
 from mgpu_tutorial.fully_shard.files import empty_model, read_weights
-from mgpu_tutorial.fully_shard.large import muon_step
-from mgpu_tutorial.fully_shard.units import loss_of, new_model, shard_blocks, share_of_batch
+from mgpu_tutorial.fully_shard.units import (
+    loss_of,
+    new_model,
+    shard_blocks,
+    share_of_batch,
+    watch_units,
+)
 from mgpu_tutorial.lab import Ledger, Table, launch, span
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.record.intervals import events_of, payload
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.models import SmallTransformer
 
 MODEL = 4 * 41_888  # bytes in float32
 PASSES = {"all_reduce": 2, "all_gather_single": 1, "reduce_scatter_single": 1, "broadcast": 1}
 Prepare = Callable[[nn.Module], nn.Module | None]
+Ways = Mapping[str, Sequence[Prepare]]  # by name, what prepares the model, in its order
 
 
 # Any way to prepare the model and to go back
@@ -53,6 +58,7 @@ def measure(
     backward: Callable = each_is_sent,
     parts: int = 1,
     dtype: torch.dtype = torch.float32,
+    name: str = "step",
 ) -> dict[str, object]:
     """One step of the model as `prepare` leaves it: what this rank holds, its gradients."""
     model = new_model(dtype)
@@ -60,7 +66,6 @@ def measure(
         wrapped = change(model) or model
     micro_batches = share_of_batch(rank, world_size).chunk(parts)
     seen: dict[str, object] = {}
-    whole_bytes: list[int] = []
     ledger, before = Ledger(), held()
 
     def look_between(*_given: object) -> None:
@@ -68,18 +73,16 @@ def measure(
 
     def look(block: nn.Module, _inputs: tuple) -> None:
         whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
-        whole_bytes.append(sum(p.nbytes for p in whole))
-        ledger.add("parameters", whole)
+        ledger.add("parameters", whole)  # which are no activations
 
-    if parts > 1:
-        model.register_forward_pre_hook(
-            look_between, prepend=True
-        )  # before fully_shard's own
+    if parts > 1:  # before fully_shard's own
+        model.register_forward_pre_hook(look_between, prepend=True)
+    whole_bytes = watch_units(model)
     for block in model.blocks:
-        block.register_forward_pre_hook(look)  # after fully_shard's own
+        block.register_forward_pre_hook(look)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = Adam(trained)
-    with ledger.saved_for_backward(), span("step"):
+    with ledger.saved_for_backward(), span(name):
         backward(wrapped, micro_batches)
     optimizer.step()
     moments = [s[key] for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
@@ -88,8 +91,11 @@ def measure(
     seen["parameters"] = sum(here(p).nbytes for p in model.parameters())
     seen["gradients"] = sum(here(p.grad).nbytes for p in trained)
     seen["Adam"] = sum(here(moment).nbytes for moment in moments)
-    named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
-    seen["whole"] = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in named}
+    if dtype == torch.float64:  # to be compared
+        named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
+        seen["whole"] = {
+            n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in named
+        }
     return seen
 
 
@@ -111,10 +117,28 @@ def held() -> int:
     return sum(nbytes for place, nbytes in storages.items() if place)
 
 
-def traffic_of(report: Report) -> dict[str, float]:
+def measure_each(rank: int, world_size: int, ways: Ways, **step: object) -> dict[str, dict]:
+    """The same of each way to prepare the model, one after the other."""
+    return {
+        name: measure(rank, world_size, prepare, name=name, **step)
+        for name, prepare in ways.items()
+    }
+
+
+def measure_parts(rank: int, world_size: int, backwards: Sequence[Callable]) -> dict:
+    """The same of each way to go back, in four micro-batches."""
+    return {
+        backward.__name__: measure(
+            rank, world_size, [shard_blocks], backward, parts=4, name=backward.__name__
+        )
+        for backward in backwards
+    }
+
+
+def traffic_of(report: Report, name: str = "step") -> dict[str, float]:
     """How often the model passes a ring in rank 0's step: gathered, scattered, averaged."""
     passed: Counter[str] = Counter()
-    for event in events_of(report, "step"):
+    for event in events_of(report, name):
         if event.rank == 0 and event.op in PASSES and len(event.group) > 1:
             sides = len(event.group) if event.op == "reduce_scatter_single" else 1
             passed[event.op] += PASSES[event.op] * sides * event.nbytes
@@ -123,35 +147,42 @@ def traffic_of(report: Report) -> dict[str, float]:
     return {name: f"{passed[op] / MODEL:.2f}" for name, op in names.items()}
 
 
-def compare(ways: Mapping[str, Sequence[Prepare]], *columns: str, ranks: int = 2) -> Table:
+def compare(ways: Ways, *columns: str, ranks: int = 2) -> Table:
     """Launches each way to prepare the model; bytes of rank 0, and traffic in models."""
+    report = launch(measure_each, ranks, ways, trace=True)
     rows = []
-    for name, prepare in ways.items():
-        report = launch(measure, ranks, prepare, trace=True)
-        found = report.results[0] | traffic_of(report)
+    for name, found in report.results[0].items():
+        found |= traffic_of(report, name)
         rows.append([name, *(found[column] for column in columns)])
     return Table(["", *columns], rows)
 
 
 def accumulation_table(way: Callable) -> Table:
     """Launches two ranks with four micro-batches; what is sent, and what stays between."""
+    report = launch(measure_parts, 2, [each_is_sent, way], trace=True)
     rows = []
-    for backward in (each_is_sent, way):
-        report = launch(measure, 2, [shard_blocks], backward, parts=4, trace=True)
-        found = report.results[0] | traffic_of(report)
-        columns = "gathered", "reduced", "between"
-        rows.append([backward.__name__, *(found[column] for column in columns)])
+    for name, found in report.results[0].items():
+        found |= traffic_of(report, name)
+        rows.append([name, *(found[column] for column in ("gathered", "reduced", "between"))])
     return Table(["four micro-batches", "gathered", "reduced", "bytes in between"], rows)
 
 
-def furthest(ranks: int, prepare: Sequence[Prepare], **step: object) -> float:
-    """Launches a step in float64; how far any gradient is from that of one process."""
+def furthest(rank: int, world_size: int, ways: Ways) -> dict[str, float]:
+    """How far any gradient of each way is from that of one process."""
     alone = new_model(torch.float64)
     loss_of(alone, share_of_batch(0, 1)).backward()
     expected = {name: p.grad for name, p in alone.named_parameters()}
-    found = launch(measure, ranks, prepare, dtype=torch.float64, **step).results
-    whole = [{name: result["whole"][name] for name in expected} for result in found]
-    return largest_difference(whole, [expected] * ranks)
+    found = measure_each(rank, world_size, ways, dtype=torch.float64)
+    return {name: largest_difference(one["whole"], expected) for name, one in found.items()}
+
+
+def distances_table(ways: Ways, ranks: int) -> Table:
+    """Launches each way in float64, and compares the gradients of all ranks."""
+    results, rows = launch(furthest, ranks, ways).results, []
+    for way in ways:
+        far = max(result[way] for result in results)
+        rows.append([way, "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
+    return Table([f"{ranks} ranks, float64", "from one process"], rows)
 
 
 # Files
@@ -181,31 +212,46 @@ def each_rank_maps(path: str) -> nn.Module:
     return model
 
 
-def peak_of(rank: int, world_size: int, path: str, load: Callable) -> int:
-    """The most bytes that were allocated at one moment; a mapped file is not among them."""
-    with (
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record,
-        span("step"),
-    ):
-        load(path)
-    events = sorted(record.events(), key=lambda event: event.time_range.end)
-    changes = [event.self_cpu_memory_usage for event in events]
-    mapped = Path(path).stat().st_size
-    return max(itertools.accumulate(change for change in changes if abs(change) != mapped))
+LOADS = (every_rank_reads, rank_0_sends, each_rank_maps)
+
+
+def peaks_of(rank: int, world_size: int, path: str) -> list[int]:
+    """The most bytes allocated at one moment by each of LOADS, without a mapped file's."""
+    peaks, mapped = [], Path(path).stat().st_size
+    for load in LOADS:
+        gc.collect()
+        watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        with watched as record, span(load.__name__):
+            load(path)
+        events = sorted(record.events(), key=lambda event: event.time_range.end)
+        changes = [event.self_cpu_memory_usage for event in events]
+        kept = [change for change in changes if abs(change) != mapped]
+        peaks.append(max(itertools.accumulate(kept)))
+    return peaks
 
 
 def loading_table(path: str) -> Table:
-    """Launches four ranks with each way to load a file."""
-    rows = []
-    for load in (every_rank_reads, rank_0_sends, each_rank_maps):
-        report = launch(peak_of, 4, path, load, trace=True)
-        peak = report.results[0] / MODEL
-        sent = sum(e.nbytes for e in report.events if e.rank == 0 and e.op == "broadcast")
-        rows.append([load.__name__, f"{peak:.1f}", f"{sent / MODEL:.1f}"])
+    """Launches four ranks that load a file in each way."""
+    report, rows = launch(peaks_of, 4, path, trace=True), []
+    for load, peak in zip(LOADS, report.results[0], strict=True):
+        sent = payload(report, load.__name__) / MODEL
+        rows.append([load.__name__, f"{peak / MODEL:.1f}", f"{sent:.1f}"])
     return Table(["whole models", "peak of rank 0", "sent by rank 0"], rows)
 
 
-# The compiler, and Muon
+def state_table(saved: dict, resumed: dict) -> Table:
+    """Of two whole files, how many parameters and moments they have, and how many alike."""
+    pairs: dict[str, list[tuple]] = {"parameters": [], "exp_avg": [], "exp_avg_sq": []}
+    for name, moments in saved["optimizer"]["state"].items():
+        others = resumed["optimizer"]["state"][name]
+        pairs["parameters"].append((saved["model"][name], resumed["model"][name]))
+        for key in ("exp_avg", "exp_avg_sq"):
+            pairs[key].append((moments[key], others[key]))
+    rows = [[k, len(p), sum(torch.equal(*one) for one in p)] for k, p in pairs.items()]
+    return Table(["", "saved by 2 ranks", "the same on 3"], rows)
+
+
+# The compiler
 
 
 class Notes:
@@ -231,11 +277,9 @@ def compile_ways(rank: int, world_size: int, ways: Sequence[str]) -> list[list[i
         if way == "fully_shard, each block compiled":
             for block in model.blocks:
                 block.compile(backend=notes)
-        if "fully_shard" in way:
             shard_blocks(model)
-        if "DDP" in way:
+        else:
             model = DistributedDataParallel(model, bucket_cap_mb=1 if "1 MB" in way else None)
-        if way.startswith("compile"):
             model = torch.compile(model, backend=notes)
         for step in range(2):
             loss_of(model, share_of_batch(rank, world_size, step)).backward()
@@ -248,41 +292,3 @@ def compile_table(*ways: str) -> Table:
     found = launch(compile_ways, 2, ways).results[0]
     rows = [[w, len(n), ", ".join(map(str, n))] for w, n in zip(ways, found, strict=True)]
     return Table(["", "graphs", "operations in each"], rows)
-
-
-def muon(rank: int, world_size: int, step: Callable) -> tuple[int, list[torch.Tensor]]:
-    """A step on the matrices of the blocks: how many collectives, and how they moved."""
-    model = new_model(torch.float64)
-    shard_blocks(model)
-    loss_of(model, share_of_batch(rank, world_size)).backward()
-    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
-    before = [p.full_tensor().detach().clone() for p in matrices]
-    with CommDebugMode() as calls:
-        step(matrices)
-    after = [p.full_tensor().detach() for p in matrices]
-    return calls.get_total_counts(), [b - a for a, b in zip(before, after, strict=True)]
-
-
-def on_dtensors(matrices: list[nn.Parameter]) -> None:
-    """Muon as it is, on sharded parameters."""
-    Muon(matrices, lr=0.1).step()
-
-
-def on_shards(matrices: list[nn.Parameter]) -> None:
-    """A mistake: each rank steps its rows as if they were a matrix."""
-    mine = [nn.Parameter(p.to_local()) for p in matrices]
-    for part, p in zip(mine, matrices, strict=True):
-        part.grad = p.grad.to_local()
-    Muon(mine, lr=0.1).step()
-
-
-def muon_table() -> Table:
-    """Launches two ranks with each way to step, and one process; are they alike?"""
-    (_, one), rows = launch(muon, 1, muon_step).results[0], []
-    size = torch.cat([x.flatten() for x in one]).norm()
-    for step in (on_shards, on_dtensors, muon_step):
-        calls, moved = launch(muon, 2, step).results[0]
-        apart = torch.cat([(x - y).flatten() for x, y in zip(moved, one, strict=True)])
-        within = "yes" if apart.norm() < 0.1 * size else "no"
-        rows.append([step.__name__, calls, within])
-    return Table(["", "collectives", "within 10 % of one process"], rows)

@@ -6,14 +6,13 @@ import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
 from torch.distributed.tensor import distribute_tensor
 from torch.optim import Adam
 
-from mgpu_tutorial.fully_shard.units import new_model, shard_blocks, train, whole_values
+from mgpu_tutorial.fully_shard.units import loss_of, new_model, shard_blocks, share_of_batch
 
 
 def empty_model() -> nn.Module:
@@ -33,32 +32,31 @@ def read_weights(model: nn.Module, path: str) -> None:
         p.copy_(distribute_tensor(whole[name], mesh, placements, src_data_rank=None))
 
 
-def write_weights(model: nn.Module, path: str) -> None:
-    """All ranks gather each weight, and rank 0 writes them into one ordinary file."""
+def write_whole(model: nn.Module, optimizer: Adam, path: str) -> None:
+    """All ranks gather weights and moments, and rank 0 writes them into one ordinary file."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = get_model_state_dict(model, options=options)
+    weights, state = get_state_dict(model, optimizer, options=options)
     if dist.get_rank() == 0:  # the others have got nothing
-        torch.save(whole, path)
+        torch.save({"model": weights, "optimizer": state}, path)
 
 
-def save(rank: int, world_size: int, start: str, folder: str, path: str) -> dict:
-    """Five steps from the weights in `start`; then the shards go to `folder`."""
+def save(rank: int, world_size: int, start: str, folder: str, path: str) -> None:
+    """A step from the weights in `start`; then the shards go to `folder`."""
     model = empty_model()
     read_weights(model, start)
     optimizer = Adam(model.parameters(), lr=0.01)
-    train(model, optimizer, rank, world_size, range(5))
+    loss_of(model, share_of_batch(rank, world_size)).backward()
+    optimizer.step()
     weights, state = get_state_dict(model, optimizer)
     checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
-    write_weights(model, path)
-    return whole_values(model)
+    write_whole(model, optimizer, path)
 
 
-def resume(rank: int, world_size: int, folder: str, steps: int = 0) -> dict:
-    """Each rank reads its shards, however many ranks have written them, and trains on."""
+def resume(rank: int, world_size: int, folder: str, path: str) -> None:
+    """Each rank reads its shards, however many ranks have written them."""
     model = empty_model()
     optimizer = Adam(model.parameters(), lr=0.01)
     weights, state = get_state_dict(model, optimizer)
     checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
-    train(model, optimizer, rank, world_size, range(5, 5 + steps))
-    return whole_values(model)
+    write_whole(model, optimizer, path)

@@ -1,11 +1,9 @@
-"""What goes into a model before it is sharded, and an optimizer of whole matrices."""
+"""What goes into a model before it is sharded: adapters and recomputation."""
 
 from functools import partial
 
 import torch
 from torch import nn
-from torch.distributed.tensor import distribute_tensor
-from torch.optim import Muon
 from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.shared.models import SmallTransformer
@@ -37,14 +35,3 @@ def recompute(model: SmallTransformer) -> None:
     """Each block keeps its input only, and computes the rest again in backward."""
     for block in model.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-
-@torch.no_grad()
-def muon_step(matrices: list[nn.Parameter]) -> None:
-    """Gather each matrix and its gradient, step the whole one, and keep this rank's rows."""
-    for matrix in matrices:
-        whole = nn.Parameter(matrix.full_tensor())
-        whole.grad = matrix.grad.full_tensor()
-        Muon([whole], lr=0.1).step()
-        mesh, placements = matrix.device_mesh, matrix.placements
-        matrix.copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None))

@@ -1,13 +1,11 @@
 """A small transformer, the plan that shards it, and the ways that look like the plan."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam
 
 from mgpu_tutorial.shared.models import SmallTransformer
 
@@ -43,30 +41,34 @@ def shard_blocks(model: SmallTransformer, **settings: object) -> None:
     fully_shard(model, **settings)
 
 
+def watch_units(model: SmallTransformer) -> list[int]:
+    """A list: the bytes of parameters that are whole on this rank as each block begins."""
+    whole = []
+
+    def look(block: nn.Module, inputs: tuple) -> None:
+        there = [p for p in model.parameters() if not isinstance(p, DTensor)]
+        whole.append(sum(p.nbytes for p in there))
+
+    for block in model.blocks:
+        block.register_forward_pre_hook(look)  # runs after fully_shard's own
+    return whole
+
+
 # Mistakes that give wrong numbers and no error
 
 
-def train(
-    model: nn.Module, optimizer: Optimizer, rank: int, world_size: int, steps: Iterable[int]
-) -> list[float]:
-    """Ordinary steps on this rank's shares of these batches; their losses."""
-    losses = []
-    for step in steps:
+def optimizer_too_early(rank: int, world_size: int) -> list[float]:
+    """The optimizer before the plan: the losses of twenty steps on the same batch."""
+    model, losses = new_model(), []
+    optimizer = Adam(model.parameters(), lr=0.01)
+    shard_blocks(model)  # puts other parameters in the place of those
+    for _ in range(20):
         optimizer.zero_grad()
-        loss = loss_of(model, share_of_batch(rank, world_size, step))
+        loss = loss_of(model, share_of_batch(rank, world_size))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def optimizer_too_early(rank: int, world_size: int) -> list[str]:
-    """The optimizer before the plan: the losses of steps 1 and 20 on the same batch."""
-    model = new_model()
-    optimizer = Adam(model.parameters(), lr=0.01)
-    shard_blocks(model)  # puts other parameters in the place of those
-    losses = train(model, optimizer, rank, world_size, [0] * 20)
-    return [f"{losses[i]:.1f}" for i in (0, -1)]
 
 
 def forget_the_root(rank: int, world_size: int) -> tuple[int, str]:
@@ -77,8 +79,3 @@ def forget_the_root(rank: int, world_size: int) -> tuple[int, str]:
     loss_of(model, share_of_batch(rank, world_size)).backward()
     plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
     return len(plain), f"{model.norm.bias.grad.norm():.2f}"
-
-
-def whole_values(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters by name, gathered on every rank."""
-    return {name: p.full_tensor().detach() for name, p in model.named_parameters()}

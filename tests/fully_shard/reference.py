@@ -23,12 +23,10 @@ def gradients(step=0):
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def adam_steps(steps, dtype=torch.float32):
-    """The parameters after ordinary steps of Adam."""
-    model = new_model(dtype)
+def adam_step():
+    """The model after an ordinary step of Adam, and the optimizer with its moments."""
+    model = new_model(torch.float32)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    return {name: p.detach() for name, p in model.named_parameters()}
+    loss_of(model).backward()
+    optimizer.step()
+    return model, optimizer

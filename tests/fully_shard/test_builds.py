@@ -1,80 +1,36 @@
 """The builds take right answers in any dress, and no wrong one."""
 
 from mgpu_tutorial.fully_shard.builds import build
-from tests.builds import right_and_wrong
+from tests.builds import edited
 
-IMPORTS = """\
-from torch.distributed.fsdp import fully_shard
-from mgpu_tutorial.fully_shard.units import loss_of
-"""
-
-
-def plan(*lines):
-    body = "\n    ".join(lines)
-    return f"{IMPORTS}\ndef shard_blocks(model):\n    {body}\n"
-
-
-def parts(*lines):
-    head = "def accumulate_gradients(model, micro_batches):\n    count = len(micro_batches)"
-    return f"{IMPORTS}\n{head}\n    " + "\n    ".join(lines) + "\n"
-
-
+BLOCKS = "for block in others:\n        fully_shard(block, **settings)"
+LAST = "fully_shard(last, reshard_after_forward=False, **settings)"
+ROOT = "fully_shard(model, **settings)"
+KEPT = BLOCKS.replace("**settings", "reshard_after_forward=False")
+PLAN = [
+    (ROOT, "fully_shard(model, reshard_after_forward=False)"),
+    (ROOT, "", "4 parameters stay whole on each rank"),
+    (LAST, "fully_shard(last)", "all-gathers of a step: 7, expected 6"),
+    (LAST, "", "as block 0 begins, whole blocks: 0 and 2, expected 0"),
+    (BLOCKS, "", LAST, "", "whole blocks: 0 and 1 and 2, expected 0"),
+    (BLOCKS, KEPT, "as block 1 begins, whole blocks: 0 and 1, expected 1"),
+    (ROOT, "", "*others", f"{ROOT}\n    *others", "the root comes after its blocks"),
+]
+SYNC = "model.set_requires_gradient_sync(i == len(micro_batches) - 1)"
+BACK = "(loss_of(model, tokens) / len(micro_batches)).backward()"
 LOOP = "for i, tokens in enumerate(micro_batches):"
-BACK = "    (loss_of(model, tokens) / count).backward()"
-RIGHT = [
-    plan(
-        "for block in model.blocks:",
-        "    fully_shard(block, reshard_after_forward=block is not model.blocks[-1])",
-        "fully_shard(model)",
-    ),
-    plan(
-        "fully_shard(model.blocks[-1], reshard_after_forward=False)",
-        "for block in reversed(model.blocks[:-1]):",
-        "    fully_shard(block)",
-        "fully_shard(model, reshard_after_forward=False)",
-    ),
-    parts(LOOP, "    model.set_requires_gradient_sync(i + 1 == count)", BACK),
-    parts(
-        "*first, last = micro_batches",
-        "model.set_requires_gradient_sync(False)",
-        "for tokens in first:",
-        BACK,
-        "model.set_requires_gradient_sync(True)",
-        "(loss_of(model, last) / count).backward()",
-    ),
-]
-EACH = "for block in model.blocks:"
-WRONG = [
-    (plan("fully_shard(model)"), "as block 0 begins, the blocks that are whole"),
-    (plan(EACH, "    fully_shard(block)"), "4 parameters stay whole on each rank"),
-    (
-        plan(EACH, "    fully_shard(block)", "fully_shard(model)"),
-        "all-gathers of a step: 7, expected 6",
-    ),
-    (
-        plan(
-            EACH, "    fully_shard(block, reshard_after_forward=False)", "fully_shard(model)"
-        ),
-        "as block 1 begins, the blocks that are whole",
-    ),
-    (plan("fully_shard(model)", EACH, "    fully_shard(block)"), "value was None"),
-    (plan("..."), "a `...` is left to fill in"),
-    (parts(LOOP, BACK), "in 4 parts, the calls of reduce-scatter: 16, expected 4"),
-    (
-        parts(
-            LOOP,
-            "    model.set_requires_gradient_sync(i + 1 == count)",
-            "    loss_of(model, tokens).backward()",
-        ),
-        "(2 times as long)",
-    ),
-    (parts(LOOP, "    model.set_requires_gradient_sync(False)", BACK), "has no gradient of"),
-    (parts(LOOP, "    model.set_requires_gradient_sync(i == 0)", BACK), "differs from that"),
-    (
-        parts("(loss_of(model, micro_batches[-1]) / count).backward()"),
-        "differs from that of one process",
-    ),
+SUM = "sum(loss_of(model, tokens) for tokens in micro_batches) / len(micro_batches)"
+ACCUMULATE = [
+    (SYNC, "model.set_requires_gradient_sync(i + 1 == len(micro_batches))"),
+    (SYNC, "pass", "in 4 parts, the calls of reduce-scatter: 16, expected 4"),
+    (BACK, "loss_of(model, tokens).backward()", "(2 times as long)"),
+    (SYNC, "model.set_requires_gradient_sync(False)", "Is the reduce switched on"),
+    (SYNC, "model.set_requires_gradient_sync(i == 0)", "differs from that of one process"),
+    (LOOP, "for tokens in micro_batches[-1:]:", SYNC, "pass", "differs from that"),
+    (f"{LOOP}\n        {SYNC}\n        {BACK}", f"({SUM}).backward()")
+    + ("4 micro-batches go forward before the first goes back",),
 ]
 
-
-test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)
+test_right, test_wrong = edited(
+    build, {"shard_blocks": PLAN, "accumulate_gradients": ACCUMULATE}
+)
