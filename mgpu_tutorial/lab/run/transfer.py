@@ -6,7 +6,6 @@ of a notebook cell go by value (cloudpickle), package functions by reference,
 so that a rank always runs the text that is on disk now.
 """
 
-import types
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ import cloudpickle
 import torch
 
 from mgpu_tutorial.lab.run.files import require_private
-
-DEEPEST = 20  # steps into containers and functions in search of what cannot be pickled
-EMPTY = types.CellType()  # of a name that the function around has not given a value
 
 
 class CannotTravel(TypeError):
@@ -32,7 +28,7 @@ def write(value: object, path: Path, name: str, parts: dict[str, Any] | None = N
     try:
         torch.save(value, path, pickle_module=cloudpickle)
     except Exception as error:
-        problem = _culprit(parts or value, name, error)
+        problem = _culprit(value, parts or {}, name, error)
         raise CannotTravel(
             f"{problem}. Send numbers, strings, tensors, or lists and "
             "dicts of them, and make everything else inside the worker."
@@ -48,29 +44,13 @@ def read(path: Path) -> object:
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
-def _culprit(value: object, name: str, error: Exception, *around: object) -> str:
-    """Descend into containers and functions to the part that does not pickle."""
-    if len(around) < DEEPEST:
-        around = (*around, value)
-        for part_name, part in _parts(value, name):
-            try:
-                if not any(part is one for one in around):
-                    cloudpickle.dumps(part)
-            except Exception as part_error:
-                return _culprit(part, part_name, part_error, *around)
+def _culprit(value: object, parts: dict[str, Any], name: str, error: Exception) -> str:
+    """Which part does not pickle, by its name; else the whole."""
+    for part_name, part in parts.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as part_error:
+            value, name, error = part, part_name, part_error
+            break
     reason = next(iter(str(error).splitlines()), type(error).__name__)
     return f"{name} ({type(value).__name__}) cannot be sent between processes: {reason}"
-
-
-def _parts(value: object, name: str) -> list[tuple[str, object]]:
-    """What a container holds, or a function of a cell uses, each with its name."""
-    if isinstance(value, dict):
-        return [(f"{name}[{key!r}]" if name else str(key), v) for key, v in value.items()]
-    if isinstance(value, list | tuple):
-        return [(f"{name}[{i}]", v) for i, v in enumerate(value)]
-    if isinstance(value, types.FunctionType) and value.__module__ == "__main__":
-        used = {n: value.__globals__.get(n) for n in value.__code__.co_names}
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        used |= {n: cell.cell_contents for n, cell in cells if cell != EMPTY}
-        return [(f"{n}, which {name} uses,", part) for n, part in used.items()]
-    return []

@@ -134,26 +134,6 @@ class VirtualTensor(torch.Tensor):
     def __tensor_unflatten__(*_: Any) -> torch.Tensor:
         raise NotImplementedError("virtual devices do not run compiled code")
 
-    @property
-    def data(self) -> torch.Tensor:
-        """As on any tensor. `Module.to` sets it to move a parameter: see the setter."""
-        return self.detach()
-
-    @data.setter
-    def data(self, value: torch.Tensor) -> None:
-        if value.device == self.label:
-            torch.Tensor.data.__set__(self, value)
-            return
-        # Module.to, back to the CPU: the same Python object must become a plain tensor,
-        # because the optimizer holds it.
-        needs_grad = self.requires_grad
-        grad = None if self.grad is None else self.grad.to(value.device)
-        self.grad = None
-        plain = nn.Parameter(value) if isinstance(self, nn.Parameter) else value.detach()
-        torch.utils.swap_tensors(self, plain)
-        self.requires_grad_(needs_grad)
-        self.grad = grad
-
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
         """Check that all tensors agree, compute on the CPU, label what comes out."""

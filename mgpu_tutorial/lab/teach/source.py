@@ -4,7 +4,6 @@ Or take a copy of it into a cell, where it can be changed.
 """
 
 import ast
-import html
 import inspect
 from collections.abc import Callable, Iterable
 from difflib import unified_diff
@@ -13,17 +12,12 @@ from textwrap import dedent
 from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
-PLATES = {  # the looks of a line that comes, and of one that goes
-    "+": "background:#dcf3e0;color:#0f4a24;padding:1px 0 3px",
-    "-": "background:#fbe0e2;color:#8a0019;padding:1px 0 3px",
-}
 
 
 class Listing:
     """A fenced listing: highlighted in JupyterLab, stored with the notebook, printable.
 
     Below it stand links to its files, as they are reached from the folder of notebooks.
-    A diff, which JupyterLab would show all in black, has colours of its own besides.
     """
 
     def __init__(self, text: str, files: Iterable[Path], language: str = "python") -> None:
@@ -37,19 +31,7 @@ class Listing:
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         links = " · ".join(f"[{file}](../{file})" for file in self.files)
         page = f"```{self.language}\n{self.text}\n```" + (f"\n\n{links}" if links else "")
-        bundle = {"text/plain": self.text, "text/markdown": page}
-        return bundle | ({"text/html": self._coloured()} if self.language == "diff" else {})
-
-    def _coloured(self) -> str:
-        """The lines of a diff, green where they come and red where they go."""
-        lines = []
-        for line in self.text.split("\n"):
-            style = "" if line.startswith(("+++", "---")) else PLATES.get(line[:1], "")
-            text = html.escape(line)
-            lines.append(f'<span style="{style}">{text}</span>' if style else text)
-        links = " · ".join(f'<a href="../{file}">{file}</a>' for file in self.files)
-        page = '<pre style="white-space:pre-wrap">' + "\n".join(lines) + "</pre>"
-        return page + (f"<p>{links}</p>" if links else "")
+        return {"text/plain": self.text, "text/markdown": page}
 
 
 def show_source(*functions: Callable, numbered: bool = False) -> Listing:

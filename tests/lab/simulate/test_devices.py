@@ -125,12 +125,12 @@ def test_operations_and_their_gradients_are_those_of_the_cpu(pair, operation):
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
-def test_a_module_comes_and_goes_and_its_optimizer_stays(pair):
+def test_a_module_is_moved_and_its_optimizer_stays(pair):
     net = small_net()
     net[4].bias.requires_grad_(False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     weight, before = net[0].weight, net[0].weight.detach().clone()
-    for device in (pair[0], pair[1], "cpu", pair[0]):
+    for device in pair:
         net.to(device)
         assert net[0].weight is weight and isinstance(weight, nn.Parameter)
         assert device_of(net) == torch.device(device)
@@ -139,9 +139,7 @@ def test_a_module_comes_and_goes_and_its_optimizer_stays(pair):
         net(images().to(device)).sum().backward()
         assert weight.grad.device == torch.device(device)
     optimizer.step()
-    assert not torch.equal(weight.cpu(), before) and device_of(net) == pair[0]
-    net.to("cpu")
-    assert type(net[0].weight) is nn.Parameter and type(net[1].running_mean) is torch.Tensor
+    assert not torch.equal(weight.cpu(), before) and device_of(net) == pair[1]
 
 
 def test_a_module_on_two_devices_says_so(pair):
