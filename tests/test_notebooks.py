@@ -210,6 +210,12 @@ def test_the_readme_lists_every_notebook_and_links_lead_somewhere():
     assert rows == [f"notebooks/{path.name}" for path in PATHS]
 
 
+def test_a_listing_ends_its_cell(notebook):
+    for cell in code(notebook):
+        for part in ast.parse(cell.source).body[:-1]:  # of which nothing is shown
+            assert not ast.unparse(part).startswith("show_source(")
+
+
 def minutes_of(notebook):
     """Of a first reader: 150 words or 10 lines in one, and what there is to do."""
     words = len(re.findall(r"\w+", re.sub(r"\]\([^)]*\)", "]", "\n".join(prose(notebook)))))
