@@ -37,7 +37,7 @@ EXERCISES = {
     "data_partitioning": {
         "sizes = [0.5, 0.25, 0.25]": "correct",
         "sizes = (1 / 2, 1 / 4, 1 / 4)": "correct",
-        "sizes = [0.25, 0.25, 0.5]": "your answer[0], 25",
+        "sizes = [0.25, 0.25, 0.5]": "where the parts end[0], 25",
         "sizes = [0.5, 0.25]": "2 values, expected 3",
     },
     "distributed_sgd": {
