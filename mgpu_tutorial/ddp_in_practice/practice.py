@@ -111,7 +111,7 @@ def read_trace(folder: str, rank: int, name: str) -> list[Interval]:
     return [
         (event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3)
         for event in json.loads(text)["traceEvents"]
-        if event["ph"] == "X" and event["name"].startswith(name)
+        if event["ph"] == "X" and event["name"].startswith(name)  # X: has a duration
     ]
 
 

@@ -19,6 +19,8 @@ def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
@@ -40,8 +42,8 @@ def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
     if rank == 0:
         torch.save(model.module.state_dict(), f"{folder}/model.pt")
     print(f"rank {rank}: {whoami(device)}: {len(loader)} batches an epoch")
-    dist.barrier()  # no rank leaves while another, or a thread of its own, is still at work
-    del model  # a precaution: its Reducer ends before the group
+    dist.barrier()  # no rank leaves while another is still at work
+    del model  # its Reducer ends before the group
     dist.destroy_process_group()
 
 
