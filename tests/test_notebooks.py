@@ -202,6 +202,13 @@ def test_exercises_begin_not_yet_and_end_correct(notebook):
     assert any("def " in cells[i].source for i in exercises)
 
 
+def test_a_hint_stands_before_what_it_helps_with(notebook):
+    for i, cell in enumerate(notebook.cells):
+        if "<summary>Hint" in cell.source:
+            below = next(c for c in notebook.cells[i + 1 :] if c.cell_type == "code")
+            assert "exercise" in tags(below), cell.source
+
+
 def test_the_readme_lists_every_notebook_and_links_lead_somewhere():
     text = (ROOT / "README.md").read_text("utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
