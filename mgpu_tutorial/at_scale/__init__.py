@@ -3,6 +3,7 @@
 `questions.py`    twenty-five estimates, with worked answers
 `planner.py`      all plans for a model and a cluster, ranked
 `world.py`        the real code of a rank of 16,384, in one process
+`pretend.py`      one process as one rank of a large world
 `failures.py`     how often it breaks, and what that costs
 `hierarchy.py`    an all-reduce that knows which ranks share a node
 `figures.py`      apparatus: a film, and tables
