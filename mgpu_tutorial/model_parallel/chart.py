@@ -8,12 +8,7 @@ from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.model_parallel.tasks import Task, duration, idle_share, in_order
 
 IDLE = "#e4e4e4"
-LOOKS = {  # strength of the row's colour, hatch, meaning
-    "F": (0.22, "", "forward"),
-    "B": (1.0, "", "backward"),
-    "I": (1.0, "", "backward, input only"),
-    "W": (0.5, "//", "backward, weights only"),
-}
+LOOKS = {"F": (0.22, "forward"), "B": (1.0, "backward")}  # strength of the row's colour
 WIDTH, LEFT, RIGHT = 9.0, 0.11, 0.02  # inches; the margins are shares of the width
 SMALLEST = 6.0  # points: a smaller number could not be read
 
@@ -35,7 +30,7 @@ def pipeline_chart(tasks: Sequence[Task], title: str, row_name: str = "rank") ->
         height = 0.84 / len(stages[key[0]])
         y = rows.index(key[0]) - 0.42 + height * stages[key[0]].index(key[1])
         _boxes(axes, alike, start, (y, height), length)
-    _legend(figure, {t.kind for t in tasks})
+    _legend(figure)
     axes.set_title(f"{title}: idle {idle_share(tasks):.0%}", loc="left", fontsize=12)
     text = "\n".join(f"{row_name} {n}: {' '.join(in_order(tasks, n))}" for n in rows)
     return Plot(figure, f"{title}\n{text}")
@@ -65,11 +60,10 @@ def _canvas(rows: list[int], stages: dict[int, list[int]], name: str):
 
 def _boxes(axes, tasks: list[Task], start: float, place: tuple[float, float], length: float):
     """The tasks of one kind in one row, each with the number of its micro-batch."""
-    own, (strength, hatch, _) = tone(tasks[0].row), LOOKS[tasks[0].kind]
+    own, (strength, _) = tone(tasks[0].row), LOOKS[tasks[0].kind]
     spans = [(1e3 * t.begin - start, 1e3 * (t.end - t.begin)) for t in tasks]
     style = {"facecolor": _mixed(own.fill, strength), "edgecolor": INK, "linewidth": 0.7}
-    # the lines of a hatch are white, so that a dark number can be read on them
-    axes.broken_barh(spans, place, hatch=hatch, hatchcolor="white", **style)
+    axes.broken_barh(spans, place, **style)
     points = 72 * WIDTH * (1 - LEFT - RIGHT) / length  # per millisecond
     for task, (x, width) in zip(tasks, spans, strict=True):
         size = min(11, width * points / len(str(task.micro)))
@@ -85,15 +79,13 @@ def _mixed(fill: str, strength: float) -> str:
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
-def _legend(figure, kinds: set[str]) -> None:
+def _legend(figure) -> None:
     from matplotlib.patches import Patch
 
     patches = []
-    for kind, (strength, hatch, meaning) in LOOKS.items():
-        if kind in kinds:  # in the colour of the first row: a grey box would look idle
-            look = {"facecolor": _mixed(tone(0).fill, strength), "hatchcolor": "white"}
-            look |= {"edgecolor": INK, "hatch": hatch, "label": f"{kind}: {meaning}"}
-            patches.append(Patch(**look))
+    for kind, (strength, meaning) in LOOKS.items():
+        fill = _mixed(tone(0).fill, strength)  # a grey box would look idle
+        patches.append(Patch(facecolor=fill, edgecolor=INK, label=f"{kind}: {meaning}"))
     patches.append(Patch(facecolor=IDLE, edgecolor=INK, linewidth=0.5, label="idle"))
     look = {"ncols": len(patches), "frameon": False, "fontsize": 10, "borderpad": 0}
     figure.legend(handles=patches, loc="upper right", bbox_to_anchor=(0.98, 0.98), **look)

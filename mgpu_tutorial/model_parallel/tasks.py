@@ -1,8 +1,7 @@
 """The steps of a pipeline: which stage worked on which micro-batch, and when.
 
-A rank marks each task with `span("F 2 5")`: the forward of stage 2 on micro-batch 5. F is a
-forward and B a backward; where a schedule splits the backward, I makes the gradient of the
-stage's input and W those of its weights. A `span("step")` stands around each step.
+A rank marks each task with `span("F 2 5")`: the forward of stage 2 on micro-batch 5. B is a
+backward. A `span("step")` stands around each step.
 """
 
 import re
@@ -31,7 +30,7 @@ def pipeline_steps(report: Report) -> list[list[Task]]:
         step = -1
         for event in (e for e in report.events if e.rank == rank and e.kind == "span"):
             step += event.note == "step"
-            mark = re.fullmatch(r"([FBIW]) (\d+) (\d+)", event.note)
+            mark = re.fullmatch(r"([FB]) (\d+) (\d+)", event.note)
             if mark and event.end is not None:
                 kind, stage, micro = mark[1], int(mark[2]), int(mark[3])
                 steps[step].append(Task(rank, stage, kind, micro, event.begin, event.end))
@@ -57,16 +56,11 @@ def idle_share(tasks: Sequence[Task]) -> float:
 
 
 def in_flight(tasks: Sequence[Task], row: int) -> int:
-    """The most micro-batches that a row held: forward done, backward not yet.
-
-    A backward that is split ends with I, after which the gradient of the input can be sent.
-    What W needs is kept longer and not counted.
-    """
-    waiting = most = 0
+    """The most micro-batches that a row held: forward done, backward not yet."""
+    waiting = [0]
     for name in in_order(tasks, row):
-        waiting += {"F": 1, "B": -1, "I": -1, "W": 0}[name[0]]
-        most = max(most, waiting)
-    return most
+        waiting.append(waiting[-1] + (1 if name[0] == "F" else -1))
+    return max(waiting)
 
 
 def in_order(tasks: Sequence[Task], row: int) -> list[str]:

@@ -1,44 +1,40 @@
-"""Apparatus, not the lesson: pipelines timed and counted, and one process beside them."""
+"""Apparatus, not the lesson: pipelines timed and shown, and one process beside them."""
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-from mgpu_tutorial.lab import Ledger, span
-from mgpu_tutorial.model_parallel.micro_batches import split
+from mgpu_tutorial.lab import frame, launch, span
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.model_parallel.figures import lay_out
+from mgpu_tutorial.model_parallel.tasks import (
+    Task,
+    duration,
+    fastest_step,
+    in_flight,
+    pipeline_steps,
+)
 from mgpu_tutorial.pipelines.schedules import build_pipeline
-from mgpu_tutorial.pipelines.work import Work
-
-
-class ScheduleResult(NamedTuple):
-    """What one rank measured of a pipeline's steps.
-
-    `seconds` of the fastest step; `saved_bytes`, the most that autograd kept for backward
-    beside parameters, buffers and the batch; `loss`, the mean over the last step's
-    micro-batches, 0 where another rank has the last stage.
-    """
-
-    seconds: float
-    saved_bytes: int
-    loss: float
+from mgpu_tutorial.pipelines.work import Pauses, Work
 
 
 def measure_schedule(
     rank: int, world_size: int, schedule: str, micro: int, work: Work, repeats: int = 2
-) -> ScheduleResult:
-    """Take `repeats` steps in the order of one of PyTorch's schedules, each in a span."""
+) -> float:
+    """Take steps in the order of one of PyTorch's schedules, each in a span.
+
+    Returns the seconds of the fastest.
+    """
     stages, runner = build_pipeline(work, schedule, micro, rank, world_size)
     inputs, targets = work.batch(micro)
-    ledger, times = Ledger(), []
-    ledger.add("batch", [inputs, targets])
     for stage in stages:
         mark(stage)
-        ledger.record_state(stage.submod)
+    times = []
     for _ in range(repeats):
         for stage in stages:
             stage.submod.zero_grad()
@@ -46,28 +42,24 @@ def measure_schedule(
         # the first stage's rank puts the batch in, the last stage's rank gets the losses
         given = [inputs] if stages[0].is_first else []
         wanted = targets if stages[-1].is_last else None
-        losses: list[torch.Tensor] = []
         begin = time.perf_counter()
-        with span("step"), ledger.saved_for_backward():
-            runner.step(*given, target=wanted, losses=losses)
+        with span("step"):
+            runner.step(*given, target=wanted)
         times.append(time.perf_counter() - begin)
-    loss = sum(loss.item() for loss in losses) / micro
-    return ScheduleResult(min(times), ledger.saved_peak(inputs.device), loss)
+    return min(times)
 
 
-def measure_own(
-    rank: int,
-    world_size: int,
-    run: Callable[[int, int, Work, int], object],
-    work: Work,
-    micro: int,
-    repeats: int = 2,
-) -> None:
-    """Call `run` several times, for the chart: each time in a span, from a common start."""
-    for _ in range(repeats):
+def measure_own(rank: int, world_size: int, run: Callable, *given: object) -> None:
+    """Call `run` twice, for the chart: each time in a span, from a common start."""
+    for _ in range(2):
         dist.barrier()
         with span("step"):
-            run(rank, world_size, work, micro)
+            run(rank, world_size, *given)
+
+
+def timed(worker: Callable, *given: object) -> Sequence[Task]:
+    """The tasks of the faster step of four ranks: the other lost more time to programs."""
+    return fastest_step(pipeline_steps(launch(worker, 4, *given, trace=True)))
 
 
 def mark(stage: PipelineStage) -> None:
@@ -77,8 +69,7 @@ def mark(stage: PipelineStage) -> None:
         original = getattr(stage, name)
 
         def call(i: int, *args: Any, **kwargs: Any) -> Any:
-            input_only = kind == "B" and not kwargs.get("full_backward", True)
-            with span(f"{'I' if input_only else kind} {stage.stage_index} {i}"):
+            with span(f"{kind} {stage.stage_index} {i}"):
                 result = original(i, *args, **kwargs)
                 if torch.cuda.is_initialized():  # a GPU works on after its call returned
                     torch.cuda.synchronize()
@@ -88,13 +79,69 @@ def mark(stage: PipelineStage) -> None:
 
     wrap("forward_one_chunk", "F")
     wrap("backward_one_chunk", "B")
-    wrap("backward_weight_one_chunk", "W")
+
+
+# Slot by slot
+
+
+def in_slots(worker: Callable, *given: object, ranks: int = 4, micro: int = 5) -> Report:
+    """Run a pipeline, and note for a film what each rank did and held in each slot.
+
+    A slot is a forward or a backward, which here take equally long; a task begins as soon as
+    its rank is free and what it waits for is done.
+    """
+    work = Pauses(ranks, forward=0.0)
+    (tasks,) = pipeline_steps(launch(worker, ranks, work, micro, *given, trace=True))
+    tasks = sorted(tasks, key=lambda task: task.begin)
+    slots = lay_out(task._replace(begin=0, end=1) for task in tasks)
+    return launch(note_slots, ranks, slots, trace=True)
+
+
+def note_slots(rank: int, world_size: int, tasks: Sequence[Task]) -> None:
+    """A frame for each slot: this rank's task, and the micro-batches that it holds."""
+    micro, last = 1 + max(task.micro for task in tasks), int(duration(tasks))
+    held = {}
+    for slot in range(last):
+        now = {task.row: task for task in tasks if task.begin == slot}
+        bricks, came = {"now": ()} | {f"holds {i}": () for i in range(micro)}, {}
+        if task := now.get(rank):
+            bricks["now"] = f"{task.kind}{task.micro}"
+            source = rank - 1 if task.kind == "F" else rank + 1
+            if 0 <= source < world_size:
+                came["now"] = source, "now"
+            held[f"holds {task.micro}"] = str(task.micro)
+        idle = ", ".join(f"rank {r}" for r in range(world_size) if r not in now) or "none"
+        frame(f"Slot {slot + 1} of {last}. Idle: {idle}.", bricks | held, came, slot)
+        if task and task.kind == "B":
+            del held[f"holds {task.micro}"]
+
+
+# What was held, and what one process computes
+
+
+def held(tasks: Sequence[Task]) -> list[float]:
+    """The most micro-batches that each rank held; of several stages each counts its part."""
+    stages = len({task.stage for task in tasks}) / len({task.row for task in tasks})
+    return [in_flight(tasks, row) / stages for row in sorted({task.row for task in tasks})]
+
+
+def beside_one(results: Sequence[tuple], work: Work, micro: int) -> str:
+    """How many of the ranks' gradients are those of one process."""
+    alone = gradients_alone(work, len(results), micro)
+    pairs = [
+        pair
+        for (_, found), one in zip(results, alone, strict=True)
+        for pair in zip(found, one, strict=True)
+    ]
+    near = [(a - b).norm() <= 1e-4 * b.norm() for a, b in pairs]
+    return f"{sum(near)} of {len(near)} gradients within rounding"
 
 
 def gradients_alone(work: Work, count: int, micro: int) -> list[list[torch.Tensor]]:
     """All stages in one process, one micro-batch after the other: each stage's gradients."""
     modules = [work.module(index, count) for index in range(count)]
     whole = nn.Sequential(*modules)
-    for inputs, targets in split(*work.batch(micro), micro):
+    batch = (part.chunk(micro) for part in work.batch(micro))
+    for inputs, targets in zip(*batch, strict=True):
         (work.loss(whole(inputs), targets) / micro).backward()
     return [[p.grad for p in module.parameters()] for module in modules]

@@ -15,19 +15,13 @@ SCHEDULES = {
     "GPipe": pp.ScheduleGPipe,
     "1F1B": pp.Schedule1F1B,
     "interleaved 1F1B": pp.ScheduleInterleaved1F1B,
-    "zero bubble": pp.ScheduleZBVZeroBubble,
 }
 
 
 def stages_on_rank(schedule: str, rank: int, world_size: int) -> list[int]:
-    """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {schedule!r}")
-    if schedule == "interleaved 1F1B":
-        return [rank, world_size + rank]
-    if schedule == "zero bubble":
-        return [rank, 2 * world_size - 1 - rank]
-    return [rank]
+    """The stages that `rank` has: one, or two in rounds, 0 1 0 1."""
+    is_interleaved = schedule == "interleaved 1F1B"
+    return [rank, world_size + rank] if is_interleaved else [rank]
 
 
 def bubble(ranks: int, micro: int, stages_per_rank: int = 1) -> float:
@@ -48,10 +42,8 @@ def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]
     losses: list[torch.Tensor] = []
     if rank == 0:
         schedule.step(x)
-    elif rank == world_size - 1:
-        schedule.step(target=target, losses=losses)
     else:
-        schedule.step()
+        schedule.step(target=target, losses=losses)
     return [loss.item() for loss in losses]
 
 
@@ -67,7 +59,6 @@ def build_pipeline(
         goes_in = torch.empty(*work.shape(index, count, micro)).requires_grad_(index > 0)
         comes_out = torch.empty(*work.shape(index + 1, count, micro)).requires_grad_()
         shapes = {"input_args": goes_in, "output_args": comes_out}
-        shapes["dw_builder"] = getattr(module, "dw_builder", None)
         stages.append(pp.PipelineStage(module, index, count, goes_in.device, **shapes))
     runs = stages if len(stages) > 1 else stages[0]
     return stages, SCHEDULES[schedule](runs, micro, loss_fn=work.loss)

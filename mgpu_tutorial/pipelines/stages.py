@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mgpu_tutorial.lab import span
-from mgpu_tutorial.model_parallel.micro_batches import split
 from mgpu_tutorial.pipelines.work import Work
 
-Gradients = list[torch.Tensor]
-Exchange = Callable[["Stage", torch.Tensor], torch.Tensor | None]
+Gradients = list[Tensor]
 
 
 class Stage:
@@ -22,36 +21,25 @@ class Stage:
         self.module, self.loss = work.module(self.rank, self.ranks), work.loss
         self.input_shape = work.shape(self.rank, self.ranks, micro)
         self.output_shape = work.shape(self.rank + 1, self.ranks, micro)
-        self.parts = split(*work.batch(micro), micro)
-        self.waiting: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        inputs, targets = (whole.chunk(micro) for whole in work.batch(micro))
+        self.parts = list(zip(inputs, targets, strict=True))
+        self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
         self.losses: list[float] = []
-        agree_on_shapes(self)
 
     def gradients(self) -> Gradients:
         return [parameter.grad.cpu() for parameter in self.module.parameters()]
 
 
-def agree_on_shapes(stage: Stage) -> None:
-    """ValueError on all ranks if one of them sends what the next does not expect."""
-    shapes = [None] * stage.ranks
-    dist.all_gather_object(shapes, (stage.input_shape, stage.output_shape))
-    for rank in range(1, stage.ranks):
-        sends, expects = shapes[rank - 1][1], shapes[rank][0]
-        if sends != expects:
-            raise ValueError(
-                f"stage {rank - 1} sends {sends}, and stage {rank} expects {expects}: "
-                "give every rank the same cuts, batch and image size"
-            )
-
-
 # What a stage computes
 
 
-def forward_step(stage: Stage, i: int, input_tensor: torch.Tensor | None) -> torch.Tensor:
+def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
     """The forward of micro-batch i; on the last rank the output is the loss."""
     inputs, targets = stage.parts[i]
     if input_tensor is None:  # the first stage takes the batch
         input_tensor = inputs
+    else:  # a new leaf: rank - 1 waits for its gradient
+        input_tensor.requires_grad_()
     with span(f"F {stage.rank} {i}"):
         output_tensor = stage.module(input_tensor)
         if stage.is_last:
@@ -61,9 +49,7 @@ def forward_step(stage: Stage, i: int, input_tensor: torch.Tensor | None) -> tor
     return output_tensor.detach()
 
 
-def backward_step(
-    stage: Stage, i: int, output_tensor_grad: torch.Tensor | None
-) -> torch.Tensor | None:
+def backward_step(stage: Stage, i: int, output_tensor_grad: Tensor | None) -> Tensor | None:
     """The backward of micro-batch i; returns the gradient of its input."""
     input_tensor, output_tensor = stage.waiting.pop(i)
     with span(f"B {stage.rank} {i}"):
@@ -74,34 +60,26 @@ def backward_step(
 # What it sends and receives
 
 
-def recv_forward(stage: Stage) -> torch.Tensor | None:
-    """The input from rank - 1; None on the first rank."""
-    if stage.rank == 0:
+def receive(shape: list[int], source: int) -> Tensor | None:
+    """A tensor from rank `source`, or None where there is no such rank."""
+    if not 0 <= source < dist.get_world_size():
         return None
-    input_tensor = torch.empty(*stage.input_shape)
-    dist.recv(input_tensor, stage.rank - 1)
-    return input_tensor.requires_grad_()  # a new leaf: rank - 1 waits for its gradient
+    tensor = torch.empty(*shape)
+    dist.recv(tensor, source)
+    return tensor
 
 
-def send_forward(stage: Stage, output_tensor: torch.Tensor) -> None:
-    """The output to rank + 1, if there is one."""
-    if not stage.is_last:
-        dist.send(output_tensor, stage.rank + 1)
+def send(tensor: Tensor | None, target: int) -> None:
+    """The tensor to rank `target`, if there is one."""
+    if 0 <= target < dist.get_world_size():
+        dist.send(tensor, target)
 
 
-def recv_backward(stage: Stage) -> torch.Tensor | None:
-    """The gradient of the output from rank + 1; None on the last rank."""
-    if stage.is_last:
-        return None
-    output_tensor_grad = torch.empty(*stage.output_shape)
-    dist.recv(output_tensor_grad, stage.rank + 1)
-    return output_tensor_grad
-
-
-def send_backward(stage: Stage, input_tensor_grad: torch.Tensor | None) -> None:
-    """The gradient of the input to rank - 1, if there is one."""
-    if stage.rank > 0:
-        dist.send(input_tensor_grad, stage.rank - 1)
+def isend(tensor: Tensor, target: int) -> dist.Work | None:
+    """Begin to send, and go on; the request that it returns must be waited for."""
+    if 0 <= target < dist.get_world_size():
+        return dist.isend(tensor, target)
+    return None
 
 
 # In which order
@@ -113,11 +91,11 @@ def run_gpipe(
     """All forwards, then all backwards; returns the losses and this rank's gradients."""
     stage = Stage(work, micro)
     for i in range(micro):
-        output_tensor = forward_step(stage, i, recv_forward(stage))
-        send_forward(stage, output_tensor)
+        input_tensor = receive(stage.input_shape, rank - 1)
+        send(forward_step(stage, i, input_tensor), rank + 1)
     for i in range(micro):
-        input_tensor_grad = backward_step(stage, i, recv_backward(stage))
-        send_backward(stage, input_tensor_grad)
+        output_tensor_grad = receive(stage.output_shape, rank + 1)
+        send(backward_step(stage, i, output_tensor_grad), rank - 1)
     return stage.losses, stage.gradients()
 
 
@@ -125,51 +103,24 @@ def order_of_1f1b(rank: int, ranks: int, micro: int) -> list[str]:
     """What `rank` does, such as F0 F1 B0: warm-up, steady state, cool-down."""
     ahead = min(micro, ranks - 1 - rank)
     order = [f"F{i}" for i in range(ahead)]
-    for i in range(micro):
-        order += [f"F{ahead + i}"] * (ahead + i < micro) + [f"B{i}"]
-    return order
-
-
-def send_forward_recv_backward(
-    stage: Stage, output_tensor: torch.Tensor
-) -> torch.Tensor | None:
-    """Both at once: rank + 1 may be sending its gradient just now."""
-    if stage.is_last:
-        return None
-    sending = dist.isend(output_tensor, stage.rank + 1)
-    output_tensor_grad = recv_backward(stage)
-    sending.wait()
-    return output_tensor_grad
-
-
-def send_and_then_receive(stage: Stage, output_tensor: torch.Tensor) -> torch.Tensor | None:
-    """One after the other: a mistake."""
-    send_forward(stage, output_tensor)
-    return recv_backward(stage)
-
-
-def run_1f1b(
-    rank: int,
-    world_size: int,
-    work: Work,
-    micro: int,
-    exchange: Exchange = send_forward_recv_backward,
-) -> tuple[list[float], Gradients]:
-    """One forward, one backward, as soon as there is one; returns what `run_gpipe` does."""
-    stage = Stage(work, micro)
-    ahead = min(micro, world_size - 1 - rank)
-    # warm-up: forwards, until the last rank has its first micro-batch
-    for i in range(ahead):
-        output_tensor = forward_step(stage, i, recv_forward(stage))
-        send_forward(stage, output_tensor)
-    # steady state: one forward, one backward
     for i in range(ahead, micro):
-        output_tensor = forward_step(stage, i, recv_forward(stage))
-        output_tensor_grad = exchange(stage, output_tensor)
-        input_tensor_grad = backward_step(stage, i - ahead, output_tensor_grad)
-        send_backward(stage, input_tensor_grad)
-    # cool-down: the backwards that are left
-    for i in range(micro - ahead, micro):
-        input_tensor_grad = backward_step(stage, i, recv_backward(stage))
-        send_backward(stage, input_tensor_grad)
+        order += [f"F{i}", f"B{i - ahead}"]
+    return order + [f"B{i}" for i in range(micro - ahead, micro)]
+
+
+def run_in_order(
+    rank: int, world_size: int, work: Work, micro: int, order_of: Callable, send_on: Callable
+) -> tuple[list[float], Gradients]:
+    """Each rank in its own order; returns what `run_gpipe` does."""
+    stage, requests = Stage(work, micro), []
+    for name in order_of(rank, world_size, micro):
+        i = int(name[1:])
+        if name[0] == "F":
+            input_tensor = receive(stage.input_shape, rank - 1)
+            requests.append(send_on(forward_step(stage, i, input_tensor), rank + 1))
+        else:
+            output_tensor_grad = receive(stage.output_shape, rank + 1)
+            send(backward_step(stage, i, output_tensor_grad), rank - 1)
+    for request in filter(None, requests):
+        request.wait()
     return stage.losses, stage.gradients()

@@ -6,8 +6,7 @@ Every rank asks for the stage that it has: `module(index, count)` is stage `inde
 and the targets of the last, `loss` is the mean loss of a micro-batch.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,21 +24,18 @@ class Pauses:
 
     A rank pauses `forward` seconds in each forward of a micro-batch and twice as long in
     each backward; several stages share these. So ranks do not compete for cores, and only
-    the schedule shows. With `split_backward` a schedule may take the gradients of input and
-    weights apart. Micro-batches are (rows, width).
+    the schedule shows. Micro-batches are (rows, width).
     """
 
     ranks: int
     forward: float = 0.008
     rows: int = 16
     width: int = 64
-    split_backward: bool = False
     loss = staticmethod(mse_loss)
 
     def module(self, index: int, count: int) -> nn.Module:
         torch.manual_seed(index)
-        share = self.forward * self.ranks / count
-        return PausingLayer(self.width, share, self.split_backward)
+        return PausingLayer(self.width, self.forward * self.ranks / count)
 
     def shape(self, index: int, count: int, micro: int) -> list[int]:
         return [self.rows, self.width]
@@ -51,22 +47,14 @@ class Pauses:
 
 
 class PausingLayer(nn.Module):
-    """A linear layer and a ReLU, and then a pause; `dw_builder` pauses for the weights.
+    """A linear layer and a ReLU, and then a pause, in backward twice as long."""
 
-    PyTorch's stages call what `dw_builder()` returns where they make the weights' gradients.
-    """
-
-    def __init__(self, width: int, seconds: float, split_backward: bool) -> None:
+    def __init__(self, width: int, seconds: float) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
-        self.seconds = seconds
-        self.backward_seconds = seconds if split_backward else 2 * seconds
-        self.dw_builder: Callable[[], Callable[[], None]] | None = None
-        if split_backward:
-            self.dw_builder = lambda: lambda: time.sleep(seconds)
+        self.linear, self.seconds = nn.Linear(width, width), seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Pause.apply(self.linear(x).relu(), self.seconds, self.backward_seconds)
+        return Pause.apply(self.linear(x).relu(), self.seconds, 2 * self.seconds)
 
 
 @dataclass(frozen=True)
