@@ -20,14 +20,13 @@ def main() -> None:
     rows = []
     for name in schedules.SCHEDULES:
         stages = len(schedules.stages_on_rank(name, 0, 4))
-        zero_bubble = name == "zero bubble"
         for micro in (4, 8, 16):
-            what = name, micro, work.Pauses(4, 0.02, split_backward=zero_bubble)
+            what = name, micro, work.Pauses(4, 0.02)
             shares = []
             for _ in range(given.repeats):
                 report = launch(figures.measure_schedule, 4, *what, trace=True)
                 shares.append(idle_share(fastest_step(pipeline_steps(report))))
-            formula = "-" if zero_bubble else f"{schedules.bubble(4, micro, stages):.0%}"
+            formula = f"{schedules.bubble(4, micro, stages):.0%}"
             rows.append([name, micro, formula, f"{statistics.median(shares):.0%}"])
     print("four ranks that pause for 20 ms a forward, 40 ms a backward")
     print(Table(["schedule", "micro-batches", "formula", "measured idle share"], rows))

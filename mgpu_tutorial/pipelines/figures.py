@@ -1,5 +1,6 @@
 """Apparatus, not the lesson: pipelines timed and shown, and one process beside them."""
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from mgpu_tutorial.model_parallel.tasks import (
     in_flight,
     pipeline_steps,
 )
-from mgpu_tutorial.pipelines.schedules import build_pipeline
+from mgpu_tutorial.pipelines.schedules import bubble, build_pipeline
 from mgpu_tutorial.pipelines.work import Pauses, Work
 
 
@@ -119,10 +120,16 @@ def note_slots(rank: int, world_size: int, tasks: Sequence[Task]) -> None:
 # What was held, and what one process computes
 
 
-def held(tasks: Sequence[Task]) -> list[float]:
+def held(tasks: Sequence[Task]) -> str:
     """The most micro-batches that each rank held; of several stages each counts its part."""
-    stages = len({task.stage for task in tasks}) / len({task.row for task in tasks})
-    return [in_flight(tasks, row) / stages for row in sorted({task.row for task in tasks})]
+    rows = sorted({task.row for task in tasks})
+    stages = len({task.stage for task in tasks}) // len(rows)
+    return ", ".join(f"{in_flight(tasks, row) / stages:g}" for row in rows)
+
+
+def fewest(ranks: int, limit: float) -> int:
+    """The fewest micro-batches with which the bubble stays under `limit`."""
+    return next(micro for micro in itertools.count(1) if bubble(ranks, micro) < limit)
 
 
 def beside_one(results: Sequence[tuple], work: Work, micro: int) -> str:
