@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from mgpu_tutorial.lab import Ledger, Table
-from mgpu_tutorial.lab.colours import colour, tone
-from mgpu_tutorial.lab.draw.drawing import INK
-from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.table import formatted
+from mgpu_tutorial.lab import Ledger, Table, devices
+from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.model_parallel.micro_batches import MicroBatchStep, forward_backward
+from mgpu_tutorial.model_parallel.micro_batches import (
+    MicroBatchStep,
+    forward_backward,
+    take_step,
+)
 from mgpu_tutorial.model_parallel.resnet_cuts import UNITS, cut_units, units
-from mgpu_tutorial.model_parallel.split_resnet import forward_in_groups
+from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50, unsplit_step
 from mgpu_tutorial.model_parallel.tasks import Task, duration
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -101,6 +101,12 @@ def best_cuts(measured: Mapping[str, Unit]) -> dict[str, str]:
     }
 
 
+def best_table(*batches: tuple[int, int]) -> Table:
+    """The best cut for each aim, by size of the batch and of the images."""
+    best = [(*batch, *best_cuts(measure(*batch)).values()) for batch in batches]
+    return Table(["batch", "image size", "memory", "balance", "traffic"], best)
+
+
 def cut_table(measured: Mapping[str, Unit]) -> Table:
     """A row for each possible cut into two: parameters, activations, work, bytes sent."""
     rows = []
@@ -113,42 +119,6 @@ def cut_table(measured: Mapping[str, Unit]) -> Table:
         rows.append([*row, bytes_text(first.output_bytes)])
     header = ["cut before", "parameters 0", "1", "activations 0", "1"]
     return Table([*header, "fuller device", "work 0", "sends"], rows)
-
-
-def cut_picture(measured: Mapping[str, Unit], cuts: Sequence[str]) -> Plot:
-    """What each device has of the parameters, activations and work, and what crosses."""
-    from matplotlib.figure import Figure  # a second to import: not for the ranks
-
-    stages = stage_costs(measured, cuts)
-    panels = {
-        "parameters": [(s.parameters, f"{s.parameters / 1e6:.2f} M") for s in stages],
-        "activations": [(s.activation_bytes, bytes_text(s.activation_bytes)) for s in stages],
-        "work": [(s.flops, f"{s.flops / 1e9:.2f} GFLOP") for s in stages],
-    }
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
-    axes = figure.subplots()
-    for y, amounts in enumerate(panels.values()):
-        whole, left, narrow = sum(amount for amount, _ in amounts), 0.0, []
-        for s, (amount, text) in enumerate(amounts):
-            share = amount / whole
-            axes.barh(y, share, 0.7, left, color=colour(s), edgecolor=INK)
-            if share > 0.16:
-                look = {"ha": "center", "va": "center", "color": tone(s).on, "fontsize": 11}
-                axes.text(left + share / 2, y, f"device {s}\n{text}", **look)
-            else:
-                narrow.append(f"device {s}: {text}")
-            left += share
-        axes.text(1.01, y, "\n".join(narrow), va="center", color=INK, fontsize=11)
-    axes.set_yticks(range(len(panels)), panels, fontsize=12)
-    axes.set(xticks=[], xlim=(0, 1.25), ylim=(2.5, -0.5))
-    axes.spines[:].set_visible(False)
-    sent = ", ".join(
-        f"{bytes_text(s.output_bytes)} before {c}" for s, c in zip(stages, cuts, strict=False)
-    )
-    title = f"sent in each direction: {sent}"
-    axes.set_title(title, loc="left", fontsize=12)
-    texts = (f"{name}: {', '.join(text for _, text in panels[name])}" for name in panels)
-    return Plot(figure, "\n".join([title, *texts]))
 
 
 def steps_alone(
@@ -212,23 +182,24 @@ def step_table(steps: Mapping[str, Mapping[int, Sequence[Task]]]) -> Table:
     return Table(["ms", "m", "device 0 works", "device 1 works", "equal slots", "step"], rows)
 
 
-def recomputation_table(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, sizes: Iterable[int]
-) -> Table:
-    """A step for each size of a group, 0 without: MiB that autograd keeps, and operations."""
-    measured, rows = measure(len(images), images.shape[-1]), []
-    for size in sizes:
-        ledger = Ledger()
-        ledger.record_state(model)
-        ledger.add("images", images)
-        with FlopCounterMode(display=False) as flops:
-            with ledger.saved_for_backward():
-                output = forward_in_groups(model, images, size) if size else model(images)
-            kept = ledger.saved_now(images.device) / 2**20
-            cross_entropy(output, labels).backward()
-        groups = stage_costs(measured, UNITS[size::size]) if size else []
-        group = max((stage.activation_bytes for stage in groups), default=0) / 2**20
-        name = f"groups of {size}" if size else "keep everything"
-        rows.append([name, kept, group, kept + group, flops.get_total_flops() / 1e9])
-    columns = dict.fromkeys(["kept, MiB", "largest group", "together", "GFLOP"], ".1f")
-    return formatted({"": ""} | columns, rows)
+def equality(start: Mapping, images: torch.Tensor, labels: torch.Tensor) -> Table:
+    """How many of the split model's gradients, of four micro-batches, are one device's.
+
+    In float64; one device takes the same micro-batches, and then the batch at once.
+    """
+    images, where = images.double(), devices(2)
+
+    def after(take: Callable, network: nn.Module, micro: int) -> list[torch.Tensor]:
+        network.double().load_state_dict(start)
+        take(network, images, labels, micro)
+        return [p.grad.cpu() for p in network.parameters()]
+
+    split, rows = after(take_step, ModelParallelResNet50(where), 4), []
+    for how, micro in (("in the same four micro-batches", 4), ("at once", 1)):
+        one = after(unsplit_step, torchvision.models.resnet50().to(images.device), micro)
+        far = [
+            largest_difference(a, b) / b.abs().max().item()
+            for a, b in zip(split, one, strict=True)
+        ]
+        rows.append([how, f"{sum(share < 1e-9 for share in far)} of {len(far)}"])
+    return Table(["one device takes them", "gradients within rounding"], rows)

@@ -33,7 +33,7 @@ class MicroBatchStep:
     """One training step of a model in stages, with a thread for each device.
 
     `parts` are the micro-batches. `saved[s, i]` keeps input and output of stage s and
-    micro-batch i from their forward to their backward. `tasks` notes for the chart what
+    micro-batch i from their forward to their backward. `done` notes for the chart what
     each device did when.
     """
 
@@ -47,7 +47,7 @@ class MicroBatchStep:
         self.saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.losses: list[torch.Tensor] = []
         self.futures: list[Future] = []
-        self.tasks: list[Task] = []
+        self.done: list[tuple] = []
 
     def queue(self, task: Callable, s: int, i: int, after: Future | None = None) -> Future:
         """Device s will call `task`, with the result of `after`; returns at once."""
@@ -63,9 +63,13 @@ class MicroBatchStep:
         passed_on = task(self, s, i, received)
         if self.model.devices[s].type == "cuda":  # a GPU works on after its call returned
             torch.cuda.synchronize(self.model.devices[s])
-        kind = "F" if task is forward_stage else "B"
-        self.tasks.append(Task(s, s, kind, i, begin, self.clock()))
+        self.done.append((task, s, i, begin, self.clock()))
         return passed_on
+
+    @property
+    def tasks(self) -> list[Task]:
+        kinds = {forward_stage: "F", backward_stage: "B"}
+        return [Task(s, s, kinds[task], *when) for task, s, *when in self.done]
 
     def finish(self) -> None:
         """Wait until the queues are empty, and raise here what a task raised."""

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.model_parallel.micro_batches import split
-from mgpu_tutorial.model_parallel.resnet_cuts import cut, units
+from mgpu_tutorial.model_parallel.resnet_cuts import cut
 from mgpu_tutorial.shared.vision import torchvision
 
 
@@ -44,19 +43,3 @@ def unsplit_step(
     """The same step on one device: micro-batches one after the other, gradients add up."""
     for x, y in split(images, labels, micro):
         (cross_entropy(model(x), y) / micro).backward()
-
-
-def forward_in_groups(
-    model: nn.Module, images: torch.Tensor, group_size: int
-) -> torch.Tensor:
-    """Like `model(images)`, but autograd keeps only the input of each group of units.
-
-    The backward pass computes the rest again, with a second forward of the group:
-    https://docs.pytorch.org/docs/2.13/checkpoint.html.
-    """
-    parts = list(units(model).values())
-    x = images
-    for begin in range(0, len(parts), group_size):
-        group = nn.Sequential(*parts[begin : begin + group_size])
-        x = checkpoint(group, x, use_reentrant=False)
-    return x

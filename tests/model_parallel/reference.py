@@ -5,19 +5,13 @@ from torch.nn.functional import cross_entropy
 
 
 def one_process(model, images, labels, micro):
-    """The mean loss, and the gradients by name, of `micro` parts one after the other."""
-    model.zero_grad()
+    """The mean loss, and the gradients, of `micro` parts one after the other."""
     losses = []
     for x, y in zip(images.chunk(micro), labels.chunk(micro), strict=True):
         loss = cross_entropy(model(x), y)
         (loss / micro).backward()
         losses.append(loss.item())
-    return sum(losses) / micro, gradients_of(model)
-
-
-def gradients_of(model):
-    """Those of a model whose parts lie on several devices, on the CPU."""
-    return {name: p.grad.cpu().clone() for name, p in model.named_parameters()}
+    return sum(losses) / micro, [parameter.grad for parameter in model.parameters()]
 
 
 def equal_stacks(depth, width, count):

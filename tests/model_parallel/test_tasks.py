@@ -30,7 +30,7 @@ def test_the_idle_share_counts_what_is_between_the_boxes(rows, stages, start):
     assert pipeline.fastest_step([later, tasks, later]) is tasks
 
 
-@given(some.permutations([(kind, i) for i in range(3) for kind in "FBIW"]))
+@given(some.permutations([(kind, i) for i in range(3) for kind in "FB"]))
 def test_a_micro_batch_is_in_flight_until_its_gradient_is_sent(names):
     tasks = [Task(1, 1, kind, i, 10.0 - t, 10.5 - t) for t, (kind, i) in enumerate(names)]
     others = [task._replace(row=0, kind="F") for task in tasks]
@@ -38,17 +38,17 @@ def test_a_micro_batch_is_in_flight_until_its_gradient_is_sent(names):
     assert pipeline.in_order(tasks + others, 1) == order
     held = [0]
     for name in order:
-        held.append(held[-1] + (name[0] == "F") - (name[0] in "BI"))
+        held.append(held[-1] + (1 if name[0] == "F" else -1))
     assert pipeline.in_flight(tasks + others, 1) == max(held)
 
 
 def test_the_steps_of_a_launch_are_told_apart():
-    notes = ["step", "F 1 0", "I 1 0", "W 1 0", "load", "step", "F 1 12", "B 1 12"]
+    notes = ["step", "F 1 0", "B 1 0", "load", "step", "F 1 12", "B 1 12"]
     events = [Event(0, t, "span", t, t + 0.5, note=note) for t, note in enumerate(notes)]
     events.append(Event(0, 8, "span", 8.0, None, note="F 1 13"))  # it never ended
     events.append(Event(0, 9, "note", 9.0, 9.0, note="F 1 14"))
     first, second = pipeline.pipeline_steps(Report(1, events=events))
-    assert first == [Task(0, 1, kind, 0, t, t + 0.5) for t, kind in enumerate("FIW", 1)]
-    assert second == [Task(0, 1, kind, 12, t, t + 0.5) for t, kind in enumerate("FB", 6)]
+    assert first == [Task(0, 1, kind, 0, t, t + 0.5) for t, kind in enumerate("FB", 1)]
+    assert second == [Task(0, 1, kind, 12, t, t + 0.5) for t, kind in enumerate("FB", 5)]
     with pytest.raises(ValueError, match="launch with trace=True"):
         pipeline.pipeline_steps(Report(1))
