@@ -29,7 +29,6 @@ NETWORK = [
 
 FORWARD, BACKWARD = "forward_stage, s, i, after=task", "backward_stage, s, i, after=task"
 SECOND = "for i in micro_batches:\n        task = None\n        for s in reversed"
-LAST = "# all backwards: from the last stage to the first"
 BY_STAGE = """tasks = {}
     for s in stages:
         for i in micro_batches:
@@ -48,7 +47,11 @@ ORDER = [
         SECOND.replace("        task = None\n        for", "        for"),
         "stage 0's gradient",
     ),
-    (LAST, "task.result()", "does the loop wait for a result?"),
+    (
+        f"{FORWARD})",
+        f"{FORWARD})\n            task.result()",
+        "does the loop wait for a result?",
+    ),
 ]
 test_right, test_wrong = edited(
     build, {"ModelParallelResNet50": NETWORK, "forward_backward": ORDER}
