@@ -1,7 +1,6 @@
 """Apparatus, not the lesson: pipelines timed and shown, and one process beside them."""
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,28 +25,21 @@ from mgpu_tutorial.pipelines.work import Pauses, Work
 
 def measure_schedule(
     rank: int, world_size: int, schedule: str, micro: int, work: Work, repeats: int = 2
-) -> float:
-    """Take steps in the order of one of PyTorch's schedules, each in a span.
-
-    Returns the seconds of the fastest.
-    """
+) -> None:
+    """Take steps in the order of one of PyTorch's schedules, each in a span."""
     stages, runner = build_pipeline(work, schedule, micro, rank, world_size)
     inputs, targets = work.batch(micro)
     for stage in stages:
         mark(stage)
-    times = []
+    # the first stage's rank puts the batch in, the last stage's rank needs the targets
+    given = [inputs] if stages[0].is_first else []
+    wanted = targets if stages[-1].is_last else None
     for _ in range(repeats):
         for stage in stages:
             stage.submod.zero_grad()
         dist.barrier()
-        # the first stage's rank puts the batch in, the last stage's rank gets the losses
-        given = [inputs] if stages[0].is_first else []
-        wanted = targets if stages[-1].is_last else None
-        begin = time.perf_counter()
         with span("step"):
             runner.step(*given, target=wanted)
-        times.append(time.perf_counter() - begin)
-    return min(times)
 
 
 def measure_own(rank: int, world_size: int, run: Callable, *given: object) -> None:
