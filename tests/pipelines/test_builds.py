@@ -23,7 +23,11 @@ GPIPE = [
     (OUT, "forward_step(stage, i, input_tensor)", "had not returned"),
     (OUT, "forward_step(stage, i, input_tensor)", BACKWARD, LATER, "F0 F1 send send"),
     (RETURN, "", "nothing was returned"),
-    (RETURN, f"stage.losses.clear()\n    {RETURN}", "the losses, number 2: 0, expected 5"),
+    (
+        RETURN,
+        f"stage.losses.clear()\n    {RETURN}",
+        "the losses, entry 2 of 3: 0, expected 5",
+    ),
     (BACKWARD, ZERO, "a gradient"),
 ]
 
