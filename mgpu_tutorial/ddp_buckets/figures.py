@@ -56,7 +56,6 @@ def draw_step(
 
 
 SAYS = [
-    "Forward is over. Three buckets wait for their gradients.",
     "Backward begins with the head. Its bucket is full at once, but it is the last and must "
     "not leave yet.",
     "The gradients of layer 3 are two of the four in bucket 0.",
@@ -102,9 +101,7 @@ def fill_buckets(rank: int, world_size: int) -> None:
     """Two ranks go backward through four layers and a head, with two layers to a bucket."""
     layer = 64 * 64 * 4 / 2**20
     model = Filmed(Tower(64, depth=4), 2 * layer)
-    loss = model(torch.ones(2, 64)).sum()
-    model.note_frame(0)
-    loss.backward()
+    model(torch.ones(2, 64)).sum().backward()
     model.note_frame(len(model.works))
 
 
