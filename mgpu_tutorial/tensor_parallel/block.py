@@ -1,12 +1,11 @@
 """A block of a transformer, its layers on several ranks, and what must be the same on all."""
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import gelu, mse_loss, scaled_dot_product_attention
+from torch.nn.functional import mse_loss, scaled_dot_product_attention
 
+from mgpu_tutorial.shared.models import MLP
 from mgpu_tutorial.shared.parameters import fingerprint
 from mgpu_tutorial.tensor_parallel.layers import (
     ColumnParallelLinear,
@@ -37,18 +36,6 @@ class Attention(nn.Module):
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-class MLP(nn.Module):
-    """Two linear layers with a GELU between them, four times as wide inside."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(gelu(self.up(x)))
 
 
 class Block(nn.Module):
@@ -107,7 +94,7 @@ def whole_of(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     return torch.cat(every, parameter.cut)
 
 
-# Training
+# A step
 
 
 def new_block() -> Block:
@@ -123,16 +110,3 @@ def gradients_of(block: Block, step: int = 0) -> torch.Tensor:
     loss = mse_loss(block(x), target)
     loss.backward()
     return loss.detach()
-
-
-def train(
-    rank: int, world_size: int, prepare: Callable[[Block], Block] = parallelize
-) -> dict[str, torch.Tensor]:
-    """Five steps of SGD; returns the whole parameters by name, on every rank."""
-    block = prepare(new_block())
-    optimizer = torch.optim.SGD(block.parameters(), lr=0.1, momentum=0.9)
-    for step in range(5):
-        optimizer.zero_grad()
-        gradients_of(block, step)
-        optimizer.step()
-    return {name: whole_of(p, p) for name, p in block.named_parameters()}

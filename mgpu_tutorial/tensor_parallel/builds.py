@@ -1,5 +1,6 @@
 """What f and g, and the layers by columns and by rows, must do."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 import torch
@@ -9,19 +10,26 @@ from torch import nn
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.tensor_parallel import block, layers
 
+
+def _group_of(rank: int, world_size: int, size: int) -> dist.ProcessGroup:
+    """The ranks are in groups of `size` neighbours."""
+    groups = [dist.new_group(range(i, i + size)) for i in range(0, world_size, size)]
+    return groups[rank // size]
+
+
 # f and g
 
 
 def _there_and_back(
-    rank: int, world_size: int, operator: type, size: int
-) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    rank: int, world_size: int, operator: type, size: int, is_back: bool = True
+) -> tuple[torch.Tensor, torch.Tensor | None, bool]:
     """Rank r gives r + 1 in groups of `size`, and gets the gradient 10 (r + 1)."""
-    groups = [dist.new_group(range(i, i + size)) for i in range(0, world_size, size)]
     mine = torch.full((2,), rank + 1.0, requires_grad=True)
     gradient = torch.full((2,), 10 * (rank + 1.0))
-    output = operator.apply(mine, groups[rank // size])
+    output = operator.apply(mine, _group_of(rank, world_size, size))
     result = output.detach().clone()
-    output.backward(gradient)
+    if is_back:
+        output.backward(gradient)
     kept = bool((mine == rank + 1).all() and (gradient == 10 * (rank + 1)).all())
     return result, mine.grad, kept
 
@@ -30,7 +38,8 @@ def _compare(operator: type, direction: int, is_sum: bool) -> None:
     """Compare what f or g gives in forward (`direction` 0) or in backward (1)."""
     what, factor = [("output", 1.0), ("input's gradient", 10.0)][direction]
     for n in (1, 2, 3):
-        for rank, found in enumerate(launch(_there_and_back, n, operator, n).results):
+        report = launch(_there_and_back, n, operator, n, is_back=direction == 1)
+        for rank, found in enumerate(report.results):
             wanted = factor * (sum(range(1, n + 1)) if is_sum else rank + 1)
             who = f"rank {rank} of {n}: the {what}"
             expect(found[direction], torch.full((2,), wanted), who)
@@ -82,57 +91,86 @@ def _run(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> list[torc
 
 
 def _beside_whole(
-    rank: int, world_size: int, layer: type
+    rank: int, world_size: int, layer: type, size: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Output and gradients of this rank's layer, and its shares of the whole layer's."""
-    torch.manual_seed(0)
+    """Output and gradients of this rank's layer, and its shares of the whole layer's.
+
+    The ranks are in groups of `size`, each with a layer of its own.
+    """
+    group = _group_of(rank, world_size, size)
+    torch.manual_seed(rank // size)
     whole = nn.Linear(12, 24).double()
     x, gradient = torch.randn(2, 12).double(), torch.randn(2, 24).double()
     # how output, input, weight and bias are cut
     dims = (None, -1, 1, None) if "Row" in layer.__name__ else (-1, None, 0, 0)
 
     def share(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-        return tensor if dim is None else tensor.chunk(world_size, dim)[rank].contiguous()
+        return tensor if dim is None else tensor.chunk(size, dim)[rank % size].contiguous()
 
     expected = map(share, _run(deepcopy(whole), x, gradient), dims)
-    return _run(layer(whole), share(x, dims[1]), share(gradient, dims[0])), list(expected)
+    found = _run(layer(whole, group), share(x, dims[1]), share(gradient, dims[0]))
+    return found, list(expected)
 
 
-def _compare_layer(layer: type, places: dict[int, str]) -> None:
+WHAT = ("output", "input's gradient", "weight's gradient", "bias's gradient")
+
+
+def _compare_layer(layer: type, places: Sequence[int]) -> None:
     for n in (1, 2, 3):
-        for rank, (found, wanted) in enumerate(launch(_beside_whole, n, layer).results):
-            for i, what in places.items():
-                expect(found[i], wanted[i], f"rank {rank} of {n}: the {what}", within=1e-9)
+        for rank, (found, wanted) in enumerate(launch(_beside_whole, n, layer, n).results):
+            for i in places:
+                who = f"rank {rank} of {n}: the {WHAT[i]}"
+                expect(found[i], wanted[i], who, within=1e-9)
 
 
 def computes_its_columns(layer: type) -> None:
     """compute this rank's columns of the whole layer's output"""
-    _compare_layer(layer, {0: "output"})
+    _compare_layer(layer, [0])
 
 
 def computes_the_whole(layer: type) -> None:
     """give the whole layer's output on every rank"""
-    _compare_layer(layer, {0: "output"})
+    _compare_layer(layer, [0])
 
 
 def has_its_gradients(layer: type) -> None:
     """have this rank's shares of the whole layer's gradients: input, weight and bias"""
-    gradients = ("input's gradient", "weight's gradient", "bias's gradient")
-    _compare_layer(layer, dict(enumerate(gradients, 1)))
+    _compare_layer(layer, [1, 2, 3])
+
+
+def shares_within_its_group(layer: type) -> None:
+    """be cut over the ranks of `group` only, and sum over them only"""
+    for rank, (found, wanted) in enumerate(launch(_beside_whole, 4, layer, 2).results):
+        for what, one, other in zip(WHAT, found, wanted, strict=True):
+            who = f"with ranks 2 and 3 in another group, rank {rank}: the {what}"
+            expect(one, other, who, within=1e-9)
 
 
 def _whole(one: block.Block) -> block.Block:
     return one
 
 
+def _train(
+    rank: int, world_size: int, prepare: Callable[[block.Block], block.Block]
+) -> dict[str, torch.Tensor]:
+    """Five steps of SGD; returns the whole parameters by name, on every rank."""
+    one = prepare(block.new_block())
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9)
+    for step in range(5):
+        optimizer.zero_grad()
+        block.gradients_of(one, step)
+        optimizer.step()
+    return {name: block.whole_of(p, p) for name, p in one.named_parameters()}
+
+
 def _train_with(rank: int, world_size: int, layer: type) -> dict[str, torch.Tensor]:
     setattr(block, layer.__name__, layer)  # in this rank only
-    return block.train(rank, world_size)
+    return _train(rank, world_size, block.parallelize)
 
 
 def trains_like_one(layer: type) -> None:
     """train a transformer's block as one process does, on 2, 3 and 4 ranks"""
-    (one,) = launch(block.train, 1, _whole).results
+    (one,) = launch(_train, 1, _whole).results
     for n in (2, 3, 4):
         for rank, found in enumerate(launch(_train_with, n, layer).results):
             for name, value in found.items():
@@ -157,8 +195,14 @@ build = Builder(
         layers.ColumnParallelLinear: [
             computes_its_columns,
             has_its_gradients,
+            shares_within_its_group,
             trains_like_one,
         ],
-        layers.RowParallelLinear: [computes_the_whole, has_its_gradients, trains_like_one],
+        layers.RowParallelLinear: [
+            computes_the_whole,
+            has_its_gradients,
+            shares_within_its_group,
+            trains_like_one,
+        ],
     },
 )

@@ -4,18 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.colours import colour, tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.tensor_parallel.block import (
     Block,
     copies_that_differ,
     gradients_of,
     new_block,
-    train,
     whole_of,
 )
+from mgpu_tutorial.tensor_parallel.layers import sum_of
 
 # Matrices: what each rank holds of them
 
@@ -96,6 +95,44 @@ def _matrix(
             drawing.label(*middle, number, 13, ink, weight="bold")
 
 
+# Forward and back
+
+
+def travel(
+    rank: int, world_size: int, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> None:
+    """Two products of the first token x, and their gradients; a film of what a rank holds.
+
+    The loss is the sum of the result. What all ranks have alike is in a colour of its own.
+    """
+    held, same = {}, world_size
+
+    def say(says: str, slot: str, value: torch.Tensor, owner: int = rank) -> None:
+        held[slot] = " ".join(map(str, value.flatten().tolist())), owner
+        frame(says, held)
+
+    x, columns, rows = x[:1], a.chunk(world_size, 1)[rank], b.chunk(world_size, 0)[rank]
+    say("All ranks have the whole input x: one token with two features.", "x", x, same)
+    hidden = x @ columns
+    says = "Each rank multiplies it by its columns of A. These are finished numbers."
+    say(says, "x A", hidden)
+    part = hidden @ rows
+    says = "Then by its rows of B. Each rank has its part of both sums."
+    say(says, "x A B", part)
+    says = "g adds up the parts. From here on all ranks have the same."
+    say(says, "x A B", sum_of(part), same)
+    ones = torch.ones_like(part)
+    says = "Back. All ranks have the gradient (∇) of the result, and g hands it on: no sum."
+    say(says, "∇ x A B", ones, same)
+    back = ones @ rows.T
+    say("Each rank goes back through its rows of B.", "∇ x A", back)
+    mine = back @ columns.T
+    says = "And through its columns of A. Each rank has its part of the gradient of x."
+    say(says, "∇ x", mine)
+    says = "f adds up these parts. Without f the gradient stays as it was a step ago."
+    say(says, "∇ x", sum_of(mine), same)
+
+
 # How wrong
 
 Prepare = Callable[[Block], Block]
@@ -119,20 +156,17 @@ def step_once(
 
 def step_table(*prepares: Prepare) -> Table:
     """Launch a step of each on two ranks; how far from one process, and what differs."""
-    loss, gradients, _ = launch(step_once, 1, whole).results[0]
+    return distances(step_once, whole, prepares, ranks=2)
+
+
+def distances(
+    step: Callable, whole: Callable, prepares: Sequence[Callable], ranks: int
+) -> Table:
+    """Launch `step` with each of `prepares`; how far rank 0 is from one process."""
+    loss, gradients, _ = launch(step, 1, whole).results[0]
     rows = []
     for prepare in prepares:
-        found = launch(step_once, 2, prepare).results[0]
+        found = launch(step, ranks, prepare).results[0]
         far = abs(found[0] / loss - 1), (found[1] - gradients).norm() / gradients.norm()
-        rows.append([prepare.__name__, *(f"{off:.0%}" for off in far), len(found[2])])
+        rows.append([prepare.__name__, *(f"{off:.1%}" for off in far), len(found[2])])
     return Table(["", "loss off", "gradients off", "copies that differ"], rows)
-
-
-def tabulate_distances(*ranks: int) -> Table:
-    """Launch `train` on each number of ranks; is any parameter of any rank off by 1e-12?"""
-    (one,) = launch(train, 1, whole).results
-    rows = []
-    for count in ranks:
-        far = largest_difference(launch(train, count).results, [one] * count)
-        rows.append([count, "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
-    return Table(["ranks", "from one process"], rows)

@@ -81,6 +81,8 @@ class ColumnParallelLinear(nn.Module):
     (…, outputs / ranks).
     """
 
+    f = CopyToRanks
+
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
         self.weight = shard(whole.weight, 0, group)
@@ -88,8 +90,7 @@ class ColumnParallelLinear(nn.Module):
         self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = CopyToRanks.apply(x, self.group)
-        return linear(x, self.weight, self.bias)
+        return linear(self.f.apply(x, self.group), self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -99,6 +100,8 @@ class RowParallelLinear(nn.Module):
     (…, outputs). The bias is whole on every rank and is added once, to the sum.
     """
 
+    g = SumOverRanks
+
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
         self.weight = shard(whole.weight, 1, group)
@@ -106,5 +109,4 @@ class RowParallelLinear(nn.Module):
         self.group = group
 
     def forward(self, part: torch.Tensor) -> torch.Tensor:
-        total = SumOverRanks.apply(linear(part, self.weight), self.group)
-        return total if self.bias is None else total + self.bias
+        return self.g.apply(linear(part, self.weight), self.group) + self.bias

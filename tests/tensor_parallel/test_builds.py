@@ -126,7 +126,28 @@ WRONG = [
         ),
         "rank 0 of 2: the input's gradient",
     ),
+    (
+        columns(0, "return CopyToRanks.apply(x) @ self.weight.T + self.bias"),
+        "with ranks 2 and 3 in another group, rank 0: the input's gradient",
+    ),
+    (
+        rows(1, "return SumOverRanks.apply(x @ self.weight.T) + self.bias"),
+        "with ranks 2 and 3 in another group, rank 0: the output",
+    ),
+    (
+        rows(
+            1,
+            "return SumOverRanks.apply(x @ self.weight.T, self.group) + self.bias",
+            bias="whole.bias.detach()",
+        ),
+        "rank 0 of 1: the bias's gradient: None",
+    ),
 ]
 
 
 test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)
+
+
+def test_forward_is_not_blamed_for_backward(cell):
+    rows = build.rows(*cell(g("return sum_of(x, group)", "return gradient")))
+    assert [row.holds for row in rows] == [True, False, None, None]

@@ -55,7 +55,8 @@ def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
     two numbers, or of two tensors, that is still right.
     """
     if found is None and expected is not None:
-        raise AssertionError(f"{what}: nothing was returned. Is a `return` missing?")
+        why = "it was not set, or nothing was returned. Is a `return` missing?"
+        raise AssertionError(f"{what}: None. Either {why}")
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
         count = len(expected)
         if len(found) != count:
