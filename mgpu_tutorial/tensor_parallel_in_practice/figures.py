@@ -1,4 +1,4 @@
-"""Apparatus, not the lesson: errors, bytes and rounding, in tables and a picture."""
+"""Apparatus, not the lesson: errors, bytes and rounding in tables, a film and a picture."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -8,17 +8,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab import Ledger, Table, launch, span
+from mgpu_tutorial.lab import Ledger, Table, frame, launch, span
 from mgpu_tutorial.lab.colours import COLOURS
-from mgpu_tutorial.lab.draw.drawing import ALARM, Drawing
+from mgpu_tutorial.lab.draw.drawing import ALARM
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.traffic import ring_passes
+from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel.block import copies, copies_that_differ
-from mgpu_tutorial.tensor_parallel.figures import COPY, PART, PIECE, matrices
+from mgpu_tutorial.tensor_parallel.figures import distances
 from mgpu_tutorial.tensor_parallel_in_practice.torch_plan import on_a_mesh, step_on_a_mesh
 from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
-    LanguageModel,
     gradients_of,
     new_batch,
     new_model,
@@ -27,45 +27,57 @@ from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
     whole_gradients,
 )
 
-Prepare = Callable[[LanguageModel], LanguageModel]
+Prepare = Callable[[SmallTransformer], SmallTransformer]
 
 
-def placement_picture(held: Sequence[Mapping[str, torch.Tensor]]) -> Drawing:
-    """Draw what each rank holds of some distributed tensors, titled by their placements."""
-    known = {"Replicate": COPY, "Shard": PIECE, "Partial": PART}
-    kinds = {title: known[title.split(": ")[1].partition("(")[0]] for title in held[0]}
-    return matrices(kinds, [list(one.values()) for one in held])
+# Two dimensions
+
+
+def travel(rank: int, world_size: int) -> None:
+    """A layer on a mesh of 2 x 2 ranks, forward and back; a film of what a rank holds."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    row, column = ({rank // 2 * 2, rank // 2 * 2 + 1}, {rank % 2, rank % 2 + 2})
+    held = {"reads": (f"batch {rank // 2}", min(row)), "layer": [rank]}
+    number = torch.ones(4)
+    says = "Each rank has a quarter of the layer. The ranks of a row read the same."
+    frame(says, held)
+    dist.all_reduce(number, group=mesh.get_group("dp"))
+    held["layer"] = column
+    frame("dp: fully_shard gathers the layer's half, in the columns of the mesh.", held)
+    held["product"] = [rank]
+    frame("Each rank multiplies by its half, and has a part of the product.", held)
+    dist.all_reduce(number, group=mesh.get_group("tp"))
+    held["product"] = row
+    frame("tp: g adds up the parts of the product, in the rows.", held)
+    held["gradient"] = [rank]
+    frame("Back. Each rank has the gradient of its half, from what its row read.", held)
+    dist.all_reduce(number, group=mesh.get_group("dp"))
+    held |= {"gradient": column, "layer": [rank]}
+    frame("dp: the columns add it up. Each rank keeps its quarter.", held)
 
 
 # How wrong
 
 
-def whole(model: LanguageModel) -> LanguageModel:
+def whole(model: SmallTransformer) -> SmallTransformer:
     """One process has everything: the reference."""
     return model
 
 
 def step_once(
     rank: int, world_size: int, prepare: Prepare
-) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[str]]:
+) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
     """A step of SGD: its loss, all gradients, and which copies then differ between ranks."""
     model = prepare(new_model())
     loss = gradients_of(model)
-    gradients = whole_gradients(model)
+    gradients = flat(whole_gradients(model))
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     return loss, gradients, copies_that_differ(model)
 
 
-def step_table(*prepares: Prepare, ranks: int = 4) -> Table:
-    """Launch a step of each on some ranks; how far from one process, and what differs."""
-    loss, gradients, _ = launch(step_once, 1, whole).results[0]
-    rows = []
-    for prepare in prepares:
-        found = launch(step_once, ranks, prepare).results[0]
-        off = distance(flat(found[1]), flat(gradients))
-        far = f"{abs(found[0] / loss - 1):.1%}", f"{off:.1%}"
-        rows.append([prepare.__name__, *far, len(found[2])])
-    return Table(["", "loss off", "gradients off", "copies that differ"], rows)
+def step_table(*prepares: Prepare) -> Table:
+    """Launch a step of each on four ranks; how far from one process, and what differs."""
+    return distances(step_once, whole, prepares, ranks=4)
 
 
 def flat(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -78,35 +90,35 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found - expected).norm() / expected.norm()).item()
 
 
-def mesh_step(rank: int, world_size: int, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+def mesh_step(rank: int, world_size: int, shape: tuple[int, int]) -> torch.Tensor:
     """A step on a mesh (dp, tp) by PyTorch; all gradients."""
     device = "cuda" if "nccl" in dist.get_backend() else "cpu"
     mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "tp"))
     model = on_a_mesh(new_model(), mesh)
-    step_on_a_mesh(model, mesh)
-    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    step_on_a_mesh(model, mesh, *new_batch())
+    return flat({name: p.grad.full_tensor() for name, p in model.named_parameters()})
 
 
 def tabulate_distances(
     prepares: Sequence[Prepare], shapes: Sequence[tuple[int, int]]
 ) -> Table:
     """Launch a step of each on 1 to 4 ranks, and on meshes: is a gradient off by 1e-14?"""
-    _, gradients, _ = launch(step_once, 1, whole).results[0]
+    _, expected, _ = launch(step_once, 1, whole).results[0]
     found = {
-        (prepare.__name__, f"{n} ranks"): [
-            r[1] for r in launch(step_once, n, prepare).results
+        (p.__name__, "1, 2, 3 and 4 ranks"): [
+            result[1] for n in (1, 2, 3, 4) for result in launch(step_once, n, p).results
         ]
-        for prepare in prepares
-        for n in (1, 2, 3, 4)
+        for p in prepares
     }
-    for shape in shapes:
-        name = "PyTorch's, on a mesh", f"{shape[0]} x {shape[1]} ranks"
-        found[name] = launch(mesh_step, 4, shape).results
+    meshes = ", ".join(f"{dp} x {tp}" for dp, tp in shapes)
+    found["PyTorch's, on meshes", f"{meshes} ranks"] = [
+        result for shape in shapes for result in launch(mesh_step, 4, shape).results
+    ]
     rows = []
     for name, results in found.items():
-        far = largest_difference(results, [gradients] * len(results))
+        far = largest_difference(results, [expected] * len(results))
         rows.append([*name, "below 1e-14" if far < 1e-14 else f"{far:.0e}"])
-    return Table(["", "", "from one process"], rows)
+    return Table(["", "", "every gradient of every rank"], rows)
 
 
 # What is sent, and what is kept
@@ -163,7 +175,7 @@ def kept_table(*prepares: Prepare, ranks: Sequence[int] = (1, 2, 4)) -> Table:
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def share_otherwise(model: LanguageModel, seed: int) -> LanguageModel:
+def share_otherwise(model: SmallTransformer, seed: int) -> SmallTransformer:
     """The same function with its heads and features in another order."""
     generator = torch.Generator().manual_seed(seed)
     for block in model.blocks:
@@ -213,23 +225,25 @@ def measure_orders(tokens: int) -> dict[str, dict[str, list[float]]]:
 
 
 def orders_picture(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Plot:
-    """Draw the distance from one process of each order, a column per precision."""
+    """Draw the distance from one process of each order, by precision; bfloat16 once more."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    every, last = figure.subplots(1, 2, width_ratios=(3, 2))
     looks = {"right": (COLOURS[0], "o", -0.12), "without mask": (ALARM, "x", 0.12)}
-    for place, found in enumerate(measured.values()):
-        for which, values in found.items():
-            ink, marker, shift = looks[which]
-            label = f"{which}, sixteen orders" if place == 0 else None
-            xs = [place + shift] * len(values)
-            axes.scatter(xs, values, 60, color=ink, marker=marker, label=label, alpha=0.7)
-    axes.set_xticks(range(len(measured)), list(measured), fontsize=12)
-    axes.set(yscale="log", ylabel="gradients off, as a share", ylim=(1e-17, 1))
-    axes.grid(axis="y", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=11, loc="lower right")
+    for axes, names in ((every, list(measured)), (last, list(measured)[-1:])):
+        for place, name in enumerate(names):
+            for which, values in measured[name].items():
+                ink, marker, shift = looks[which]
+                label = f"{which}, sixteen orders" if place == 0 else None
+                xs = [place + shift] * len(values)
+                axes.scatter(xs, values, 60, color=ink, marker=marker, label=label, alpha=0.7)
+        axes.set_xticks(range(len(names)), names, fontsize=12)
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    every.set(yscale="log", ylabel="gradients off, as a share", ylim=(1e-17, 1))
+    every.legend(frameon=False, fontsize=11, loc="lower right")
+    last.set(xlim=(-0.5, 0.5), title="the last column alone, not in powers of ten")
     words = "distance of sixteen orders from one process, right and without the mask, in "
     return Plot(figure, words + ", ".join(measured))
 
@@ -241,27 +255,3 @@ def orders_table(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table
         for name, found in measured.items()
     ]
     return Table(["gradients off", "right", "without mask"], rows)
-
-
-# On a link
-
-
-def link_table() -> Table:
-    """By formula, in bfloat16: milliseconds per block and step of each dimension and link.
-
-    A width of 8,192, as many tokens in a rank's batch, 8 ranks and 64 replicas; links in GB/s
-    that a rank can send; 4e14 operations a second.
-    """
-    width, tokens, ranks, replicas, links = 8192, 8192, 8, 64, (450, 50, 3)
-    parameters = 12 * width**2 / ranks  # of a block, on a rank
-    sent = {
-        "tensor parallel": 8 * tokens * width * 2 * (ranks - 1) / ranks,
-        "fully_shard": 3 * 2 * parameters * (replicas - 1) / replicas,
-    }
-    rows = [
-        [name, f"{nbytes / 1e6:.0f} MB", *(f"{nbytes / link / 1e6:.1f}" for link in links)]
-        for name, nbytes in sent.items()
-    ]
-    compute = 6 * parameters * tokens / 4e14 * 1e3
-    rows.append(["compute", "", *[f"{compute:.1f}"] * len(links)])
-    return Table(["ms per block", "sent", *(f"{link} GB/s" for link in links)], rows)

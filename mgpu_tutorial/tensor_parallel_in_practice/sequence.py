@@ -4,21 +4,16 @@ Activations are (batch, sequence, features). Where the shared part begins the ra
 the sequence, and where it ends they scatter it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
+from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel.block import copies
-from mgpu_tutorial.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    Group,
-    RowParallelLinear,
-)
+from mgpu_tutorial.tensor_parallel.layers import Group
 from mgpu_tutorial.tensor_parallel_in_practice import vocabulary
 
 
@@ -59,29 +54,9 @@ def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
 def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
     ranks, (batch, length, features) = dist.get_world_size(group), part.shape
-    if length % ranks:
-        raise ValueError(
-            f"a sequence of {length} tokens cannot be cut into {ranks} equal parts"
-        )
     mine = part.new_empty(batch, length // ranks, features)
     dist.reduce_scatter_single(mine, torch.cat(part.chunk(ranks, dim=1)), group=group)
     return mine
-
-
-class GatherColumns(ColumnParallelLinear):
-    """(batch, sequence / ranks, inputs) becomes (batch, sequence, outputs / ranks)."""
-
-    def forward(self, mine: torch.Tensor) -> torch.Tensor:
-        x = GatherSequence.apply(mine, self.group)
-        return linear(x, self.weight, self.bias)
-
-
-class RowsScatter(RowParallelLinear):
-    """(batch, sequence, inputs / ranks) becomes (batch, sequence / ranks, outputs)."""
-
-    def forward(self, part: torch.Tensor) -> torch.Tensor:
-        mine = ScatterSequence.apply(linear(part, self.weight), self.group)
-        return mine + self.bias
 
 
 class Positions(nn.Module):
@@ -96,19 +71,15 @@ class Positions(nn.Module):
         return embedding(mine, self.weight)
 
 
-def parallelize(
-    model: vocabulary.LanguageModel, group: Group = None
-) -> vocabulary.LanguageModel:
+def parallelize(model: SmallTransformer, group: Group = None) -> SmallTransformer:
     """Cut a whole model; between the products every rank then has some of the tokens."""
-    for one in model.blocks:
-        one.attention.qkv = GatherColumns(one.attention.qkv, group)
-        one.attention.out = RowsScatter(one.attention.out, group)
-        one.mlp.up = GatherColumns(one.mlp.up, group)
-        one.mlp.down = RowsScatter(one.mlp.down, group)
-    model.token = vocabulary.VocabularyParallelEmbedding(model.token, group)
-    model.head = vocabulary.VocabularyParallelHead(model.head, group)
-    model.token.leave, model.head.enter = ScatterSequence, GatherSequence
+    vocabulary.parallelize(model, group)
     model.position = Positions(model.position, group)
+    for layer in model.modules():
+        if hasattr(layer, "f"):
+            layer.f = GatherSequence
+        if hasattr(layer, "g"):
+            layer.g = ScatterSequence
     return model
 
 
@@ -121,15 +92,3 @@ def sum_copies(model: nn.Module, group: Group = None) -> nn.Module:
     for parameter in copies(model).values():
         parameter.register_post_accumulate_grad_hook(sum_gradient)
     return model
-
-
-@contextmanager
-def own_draws(group: Group = None) -> Iterator[None]:
-    """Inside, every rank draws random numbers of its own; afterwards all draw the same.
-
-    All ranks must have the same seed before, and enter together.
-    """
-    seed = int(torch.randint(2**31, ()))  # the same on all ranks, and new at each entry
-    with torch.random.fork_rng():
-        torch.manual_seed(seed + dist.get_rank(group))
-        yield

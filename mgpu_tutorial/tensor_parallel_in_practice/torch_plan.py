@@ -1,5 +1,6 @@
 """PyTorch's own: a plan names the layers and how each is cut; `fully_shard` goes around."""
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -12,7 +13,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import LanguageModel, new_batch
+from mgpu_tutorial.shared.models import SmallTransformer
 
 
 def plan() -> dict[str, ParallelStyle]:
@@ -27,7 +28,7 @@ def plan() -> dict[str, ParallelStyle]:
     }
 
 
-def on_a_mesh(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
+def on_a_mesh(model: SmallTransformer, mesh: DeviceMesh) -> SmallTransformer:
     """First cut the layers along "tp", then shard what is left of them along "dp"."""
     parallelize_module(model, mesh["tp"], plan())
     for block in model.blocks:
@@ -35,10 +36,10 @@ def on_a_mesh(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
     return fully_shard(model, mesh=mesh["dp"])
 
 
-def step_on_a_mesh(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Forward and backward; all ranks of one "tp" group read the same sequences."""
+def step_on_a_mesh(model: SmallTransformer, mesh: DeviceMesh, *batch: torch.Tensor) -> None:
+    """Forward and backward of `batch`; the ranks of a "tp" group read the same sequences."""
     replicas, replica = mesh["dp"].size(), mesh["dp"].get_local_rank()
-    tokens, targets = (part.chunk(replicas)[replica] for part in new_batch())
+    tokens, targets = (part.chunk(replicas)[replica] for part in batch)
     with loss_parallel():
         logits = model(tokens)
         cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()

@@ -3,39 +3,19 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import embedding, linear, pad
+from torch.nn.functional import embedding, pad
 
+from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel import block
-from mgpu_tutorial.tensor_parallel.layers import CopyToRanks, Group, SumOverRanks, shard
+from mgpu_tutorial.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    Group,
+    SumOverRanks,
+    shard,
+)
 
 
-class LanguageModel(nn.Module):
-    """Token numbers (batch, sequence) become logits (batch, sequence, vocabulary)."""
-
-    def __init__(
-        self,
-        vocabulary: int = 61,
-        width: int = 48,
-        heads: int = 12,
-        depth: int = 2,
-        length: int = 64,
-    ) -> None:
-        super().__init__()
-        self.token = nn.Embedding(vocabulary, width)
-        self.position = nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(block.Block(width, heads) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.token(tokens) + self.position(places)
-        for one in self.blocks:
-            x = one(x)
-        return self.head(self.norm(x))
-
-
-def parallelize(model: LanguageModel, group: Group = None) -> LanguageModel:
+def parallelize(model: SmallTransformer, group: Group = None) -> SmallTransformer:
     """Cut embedding, blocks and head; the model then returns this rank's logits."""
     model.token = VocabularyParallelEmbedding(model.token, group)
     for one in model.blocks:
@@ -44,47 +24,45 @@ def parallelize(model: LanguageModel, group: Group = None) -> LanguageModel:
     return model
 
 
-def padded(weight: torch.Tensor, group: Group) -> torch.Tensor:
-    """A row per token, and rows of zeros below, so that the ranks can share them evenly."""
-    missing = -len(weight) % dist.get_world_size(group)
-    return pad(weight.detach(), (0, 0, 0, missing))
+def padded(whole: nn.Module, group: Group = None) -> nn.Module:
+    """An embedding or a head, with rows of zeros below: the ranks can share it evenly."""
+    missing = -len(whole.weight) % dist.get_world_size(group)
+    whole.weight = nn.Parameter(pad(whole.weight.detach(), (0, 0, 0, missing)))
+    return whole
 
 
 class VocabularyParallelEmbedding(nn.Module):
     """Every rank has the rows of some tokens and gives zeros for all others."""
 
-    leave = SumOverRanks
+    g = SumOverRanks
 
     def __init__(self, whole: nn.Embedding, group: Group = None) -> None:
         super().__init__()
-        self.weight = shard(padded(whole.weight, group), 0, group)
+        self.weight = shard(padded(whole, group).weight, 0, group)
         self.vocabulary, self.group = whole.num_embeddings, group
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        require_known(tokens, self.vocabulary)
+        if tokens.min() < 0 or tokens.max() >= self.vocabulary:
+            raise IndexError(f"a token is not in a vocabulary of {self.vocabulary}")
         local = tokens - dist.get_rank(self.group) * len(self.weight)
         here = (local >= 0) & (local < len(self.weight))
         rows = embedding(local.where(here, 0), self.weight)
-        return self.leave.apply(rows * here.unsqueeze(-1), self.group)
+        return self.g.apply(rows * here.unsqueeze(-1), self.group)
 
 
-class VocabularyParallelHead(nn.Module):
+class VocabularyParallelHead(ColumnParallelLinear):
     """Every rank computes the logits of some tokens: (batch, sequence, vocabulary / ranks).
 
     The logits of the padding rows are minus infinity, so that they don't count.
     """
 
-    enter = CopyToRanks
-
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
-        super().__init__()
-        self.weight = shard(padded(whole.weight, group), 0, group)
+        super().__init__(padded(whole, group), group)
         first = dist.get_rank(group) * len(self.weight)
         self.real = min(max(whole.out_features - first, 0), len(self.weight))
-        self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits = linear(self.enter.apply(x, self.group), self.weight)
+        logits = super().forward(x)
         logits[..., self.real :] = float("-inf")
         return logits
 
@@ -112,22 +90,17 @@ def parallel_cross_entropy(
     return (total.log() - right).mean()
 
 
-def require_known(tokens: torch.Tensor, vocabulary: int) -> None:
-    """IndexError, on every rank, for a token that would be on no rank."""
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= vocabulary:
-        raise IndexError(
-            f"tokens from {low} to {high}, but a vocabulary of {vocabulary}: no rank has them"
-        )
-
-
 # A step
 
 
-def new_model(dtype: torch.dtype = torch.float64, **sizes: int) -> LanguageModel:
-    """Two blocks and 61 tokens unless told otherwise; the same on every rank."""
+def new_model(
+    dtype: torch.dtype = torch.float64, vocabulary: int = 61, width: int = 48, depth: int = 2
+) -> SmallTransformer:
+    """A language model with blocks of 18; the same on every rank."""
     torch.manual_seed(0)
-    return LanguageModel(**sizes).to(dtype)
+    model = SmallTransformer(vocabulary, width, depth=0, tied=False)
+    model.blocks.extend(block.Block(width) for _ in range(depth))
+    return model.to(dtype)
 
 
 def new_batch(sequences: int = 4, length: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,7 +110,7 @@ def new_batch(sequences: int = 4, length: int = 12) -> tuple[torch.Tensor, torch
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def gradients_of(model: LanguageModel) -> torch.Tensor:
+def gradients_of(model: SmallTransformer) -> torch.Tensor:
     """Forward and backward of a batch that all ranks have; returns the loss."""
     tokens, targets = new_batch()
     loss = parallel_cross_entropy(model(tokens), targets)
@@ -145,7 +118,7 @@ def gradients_of(model: LanguageModel) -> torch.Tensor:
     return loss.detach()
 
 
-def whole_gradients(model: LanguageModel) -> dict[str, torch.Tensor]:
+def whole_gradients(model: SmallTransformer) -> dict[str, torch.Tensor]:
     """The gradients of the whole parameters by name, without rows that only fill up."""
     rows = {name: len(p) for name, p in new_model().named_parameters()}
     every = model.named_parameters()

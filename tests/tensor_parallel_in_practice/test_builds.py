@@ -9,7 +9,7 @@ RIGHT_LOGIT = "right = SumOverRanks.apply(mine, group)"
 MEAN = "(total.log() - right).mean()"
 
 
-def loss(maximum=MAX, total=TOTAL, right=RIGHT_LOGIT, result=MEAN, hide="* here"):
+def loss(maximum=MAX, total=TOTAL, right=RIGHT_LOGIT, result=MEAN, hide=".where(here, 0)"):
     return f"""
 import torch
 import torch.distributed as dist
@@ -32,8 +32,9 @@ def parallel_cross_entropy(logits, targets, group=None):
 RIGHT = [
     loss(),
     loss(hide=".masked_fill(~here, 0)"),
+    loss(total="total = shifted.exp().sum(-1); dist.all_reduce(total, group=group)"),
     loss(  # both sums in one call
-        total="mine = shifted.gather(-1, index).squeeze(-1) * here",
+        total="mine = shifted.gather(-1, index).squeeze(-1).where(here, 0)",
         right="both = torch.stack([shifted.exp().sum(-1), mine]); "
         "total, right = SumOverRanks.apply(both, group)",
     ),
@@ -49,6 +50,11 @@ WRONG = [
         "the logits' gradient",
     ),
     (loss(maximum="largest = torch.zeros_like(largest)"), "[inf]"),
+    (loss(hide="* here"), "rank 0 of 3: the loss: [nan]"),
+    (
+        loss(right="right = SumOverRanks.apply(mine)"),
+        "with ranks 2 and 3 in another group, rank 0: the loss",
+    ),
     (
         loss(total=f"{TOTAL}; total = CopyToRanks.apply(total, group)"),
         "rank 0 of 2: the logits' gradient",

@@ -7,33 +7,15 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.tensor_parallel.block import copies, copies_that_differ
+from mgpu_tutorial.tensor_parallel.block import copies_that_differ
 from mgpu_tutorial.tensor_parallel_in_practice import figures, vocabulary
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import (
     GatherSequence,
     ScatterSequence,
-    own_draws,
     parallelize,
     sum_copies,
 )
-
-
-def draw(seed, *shape):
-    """Whole numbers as float64: their sums are exact in any order."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-9, 10, shape, generator=generator).double()
-
-
-def apply(rank, world_size, operator, length, length_after):
-    """Forward and backward of drawn activations; the output and the input's gradient."""
-    mine = draw(rank, 2, length, 5).requires_grad_()
-    result = operator.apply(mine)
-    # as it comes from a transposition: not contiguous
-    gradient = draw(100 + rank, 5, length_after, 2).transpose(0, 2)
-    kept = gradient.clone()
-    result.backward(gradient)
-    assert torch.equal(mine, draw(rank, 2, length, 5)) and torch.equal(gradient, kept)
-    return result.detach(), mine.grad
+from tests.tensor_parallel.test_layers import apply, draw
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -54,11 +36,9 @@ def test_gather_and_scatter_are_each_the_backward_of_the_other(ranks, world_size
 # A whole model
 
 
-def alone(tokens=61, step=0):
+def alone():
     """Loss and gradients of one process, with PyTorch's loss."""
-    torch.manual_seed(0)
-    model = vocabulary.LanguageModel(tokens).double()
-    generator = torch.Generator().manual_seed(0)
+    model, generator = vocabulary.new_model(), torch.Generator().manual_seed(0)
     numbers = torch.randint(61, (4, 13), generator=generator)
     loss = cross_entropy(model(numbers[:, :-1]).flatten(0, 1), numbers[:, 1:].flatten())
     loss.backward()
@@ -79,7 +59,7 @@ def test_gradients_are_those_of_one_process(ranks, world_size, prepare):
     results = ranks(world_size, figures.step_once, PREPARES[prepare]).results
     for found, other, different in results:
         assert found == pytest.approx(loss.item(), abs=1e-14) and different == []
-        assert largest_difference(other, gradients) < 1e-14
+        assert largest_difference(other, figures.flat(gradients)) < 1e-14
 
 
 def step_in_pairs(rank, world_size, prepare):
@@ -105,36 +85,11 @@ def test_groups_work_side_by_side(ranks, prepare):
     assert largest_difference(results[2][0], results[3][0]) == 0
 
 
-def without_sum(model):
-    return parallelize(model)
-
-
-def without_mask(model):
-    model = vocabulary.parallelize(model)
-    model.head.real = len(model.head.weight)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("prepare", "loss_off", "gradients_off", "differ"),
-    [
-        (without_sum, (0, 1e-12), (0.1, 0.2), 15),
-        (without_mask, (0.005, 0.02), (0.01, 0.02), 0),
-    ],
-)
-def test_mistakes_are_as_the_chapter_says(ranks, prepare, loss_off, gradients_off, differ):
-    loss, gradients = alone()
-    for found, mine, different in ranks(4, figures.step_once, prepare).results:
-        off = figures.distance(figures.flat(mine), figures.flat(gradients))
-        assert loss_off[0] <= abs(found / loss - 1) <= loss_off[1]
-        assert gradients_off[0] <= off <= gradients_off[1] and len(different) == differ
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2), (4, 1)])
 def test_pytorch_on_a_mesh_is_one_process(ranks, shape):
     results = ranks(4, figures.mesh_step, shape).results
-    assert largest_difference(results, [alone()[1]] * 4) < 1e-14
+    assert largest_difference(results, [figures.flat(alone()[1])] * 4) < 1e-14
 
 
 @pytest.mark.slow
@@ -144,7 +99,7 @@ def test_another_order_is_the_same_function(ranks, has_mask):
     assert (max(found) < 1e-14) == has_mask and len(set(found)) > 1
 
 
-# Vocabulary: a last rank with nothing but padding, and short numbers
+# Vocabulary: a last rank with nothing but padding, short numbers, no token at all
 
 
 def look_up_and_predict(rank, world_size, tokens):
@@ -186,58 +141,9 @@ def test_the_loss_is_computed_in_float32_at_least(ranks, dtype):
         torch.testing.assert_close(gradient, logits.grad.chunk(3, -1)[rank].to(dtype))
 
 
-# What is sent, and what is drawn
+def test_a_number_that_is_no_token_is_refused_on_every_rank(ranks):
+    def look_up(rank, world_size):
+        vocabulary.parallelize(vocabulary.new_model())(torch.tensor([[0, 61]]))
 
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_slices_send_the_same_bytes_and_those_of_the_copies(world_size):
-    table = figures.bytes_table(vocabulary.parallelize, in_slices, ranks=(world_size,))
-    expected = 8 * 4 * 12 * 48 * 4 * (world_size - 1) // world_size  # batch, tokens, width
-    names = 2 * 6 * 48 * 4 * (world_size - 1) // world_size  # two norms, two biases
-    assert [row[-1] for row in table.rows] == [expected, expected + names]
-
-
-def draw_often(rank, world_size):
-    """Numbers drawn in common, twice by each rank for itself, and in common again."""
-    group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")).get_group("tp")
-    torch.manual_seed(1)
-    drawn = [torch.rand(8).tolist()]
-    for _ in range(2):
-        with own_draws(group):
-            drawn.append(torch.rand(8).tolist())
-    return [*drawn, torch.rand(8).tolist()]
-
-
-def test_copies_draw_alike_and_parts_do_not(ranks):
-    before, first, second, after = zip(*ranks(4, draw_often).results, strict=True)
-    assert before == (before[0],) * 4 and after == (after[0],) * 4 and after[0] != before[0]
-    assert len({str(drawn) for drawn in first + second}) == 4
-    assert first[:2] == first[2:]  # another group draws as if it were alone
-
-
-MISUSES = {  # by what is said of them
-    "tokens from 0 to 99, but a vocabulary of 61": lambda rank, _: vocabulary.parallelize(
-        vocabulary.new_model()
-    )(torch.arange(100).view(2, 50)),
-    "a sequence of 10 tokens cannot be cut into 4": lambda rank, _: parallelize(
-        vocabulary.new_model()
-    )(torch.ones(2, 10, dtype=torch.long)),
-}
-
-
-@pytest.mark.parametrize("says", MISUSES)
-def test_a_misuse_is_named_on_every_rank(ranks, says):
-    with pytest.raises(RankFailed, match=f"ranks 0, 1, 2 and 3 (.|\\n)*Error: .*{says}"):
-        ranks(4, MISUSES[says])
-
-
-def test_what_every_rank_has_whole(ranks):
-    def names(rank, world_size):
-        return list(copies(parallelize(vocabulary.new_model(depth=1))))
-
-    for found in ranks(2, names).results:
-        norms = [
-            f"blocks.0.{n}_norm.{p}" for n in ("attention", "mlp") for p in ("weight", "bias")
-        ]
-        biases = ["blocks.0.attention.out.bias", "blocks.0.mlp.down.bias"]
-        assert set(found) == {"position.weight", "norm.weight", "norm.bias", *norms, *biases}
+    with pytest.raises(RankFailed, match="ranks 0, 1 and 2 .*not in a vocabulary of 61"):
+        ranks(3, look_up)
