@@ -243,7 +243,7 @@ def orders_picture(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Plo
         axes.spines[["top", "right"]].set_visible(False)
     every.set(yscale="log", ylabel="gradients off, as a share", ylim=(1e-17, 1))
     every.legend(frameon=False, fontsize=11, loc="lower right")
-    last.set(xlim=(-0.5, 0.5), title="the last column alone, not in powers of ten")
+    last.set(xlim=(-0.5, 0.5), title="the last column, enlarged")
     words = "distance of sixteen orders from one process, right and without the mask, in "
     return Plot(figure, words + ", ".join(measured))
 
