@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.colours import colour, tone
@@ -138,9 +139,9 @@ def travel(
 Prepare = Callable[[Block], Block]
 
 
-def whole(block: Block) -> Block:
+def whole(model: nn.Module) -> nn.Module:
     """One process has everything: the reference."""
-    return block
+    return model
 
 
 def step_once(
@@ -156,12 +157,10 @@ def step_once(
 
 def step_table(*prepares: Prepare) -> Table:
     """Launch a step of each on two ranks; how far from one process, and what differs."""
-    return distances(step_once, whole, prepares, ranks=2)
+    return distances(step_once, prepares, ranks=2)
 
 
-def distances(
-    step: Callable, whole: Callable, prepares: Sequence[Callable], ranks: int
-) -> Table:
+def distances(step: Callable, prepares: Sequence[Callable], ranks: int) -> Table:
     """Launch `step` with each of `prepares`; how far rank 0 is from one process."""
     loss, gradients, _ = launch(step, 1, whole).results[0]
     rows = []

@@ -16,7 +16,7 @@ from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.traffic import ring_passes
 from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel.block import copies, copies_that_differ
-from mgpu_tutorial.tensor_parallel.figures import distances
+from mgpu_tutorial.tensor_parallel.figures import distances, whole
 from mgpu_tutorial.tensor_parallel_in_practice.torch_plan import on_a_mesh, step_on_a_mesh
 from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
     gradients_of,
@@ -59,11 +59,6 @@ def travel(rank: int, world_size: int) -> None:
 # How wrong
 
 
-def whole(model: SmallTransformer) -> SmallTransformer:
-    """One process has everything: the reference."""
-    return model
-
-
 def step_once(
     rank: int, world_size: int, prepare: Prepare
 ) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
@@ -77,7 +72,7 @@ def step_once(
 
 def step_table(*prepares: Prepare) -> Table:
     """Launch a step of each on four ranks; how far from one process, and what differs."""
-    return distances(step_once, whole, prepares, ranks=4)
+    return distances(step_once, prepares, ranks=4)
 
 
 def flat(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
