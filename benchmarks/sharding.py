@@ -35,7 +35,7 @@ def ddp(module) -> Prepared:
     """PyTorch's DDP, with the whole of everything on every rank."""
     model = DistributedDataParallel(module)
     optimizer = Adam(model.parameters(), lr=0.01)
-    return Prepared(model, optimizer, optimizer.step, dict)
+    return Prepared(model, optimizer, optimizer.step)
 
 
 def fsdp(module) -> Prepared:
@@ -44,7 +44,7 @@ def fsdp(module) -> Prepared:
         fully_shard(block)
     fully_shard(module)
     optimizer = Adam(module.parameters(), lr=0.01)
-    return Prepared(module, optimizer, optimizer.step, dict)
+    return Prepared(module, optimizer, optimizer.step)
 
 
 STAGES = {

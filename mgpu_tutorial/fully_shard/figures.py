@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,12 +24,12 @@ from mgpu_tutorial.fully_shard.units import (
 )
 from mgpu_tutorial.lab import Ledger, Table, launch, span
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.record.intervals import events_of, payload
+from mgpu_tutorial.lab.record.intervals import payload
 from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.record.traffic import ring_passes
 from mgpu_tutorial.shared.models import SmallTransformer
 
 MODEL = 4 * 41_888  # bytes in float32
-PASSES = {"all_reduce": 2, "all_gather_single": 1, "reduce_scatter_single": 1, "broadcast": 1}
 Prepare = Callable[[nn.Module], nn.Module | None]
 Ways = Mapping[str, Sequence[Prepare]]  # by name, what prepares the model, in its order
 
@@ -135,16 +134,11 @@ def measure_parts(rank: int, world_size: int, backwards: Sequence[Callable]) -> 
     }
 
 
-def traffic_of(report: Report, name: str = "step") -> dict[str, float]:
+def traffic_of(report: Report, name: str) -> dict[str, float]:
     """How often the model passes a ring in rank 0's step: gathered, scattered, averaged."""
-    passed: Counter[str] = Counter()
-    for event in events_of(report, name):
-        if event.rank == 0 and event.op in PASSES and len(event.group) > 1:
-            sides = len(event.group) if event.op == "reduce_scatter_single" else 1
-            passed[event.op] += PASSES[event.op] * sides * event.nbytes
-    names = {"gathered": "all_gather_single", "reduced": "reduce_scatter_single"}
-    names |= {"averaged": "all_reduce", "sent": "broadcast"}
-    return {name: f"{passed[op] / MODEL:.2f}" for name, op in names.items()}
+    passed, calls = ring_passes(report, name), {"averaged": "all_reduce"}
+    calls |= {"gathered": "all_gather_single", "reduced": "reduce_scatter_single"}
+    return {column: f"{passed[op] / MODEL:.2f}" for column, op in calls.items()}
 
 
 def compare(ways: Ways, *columns: str, ranks: int = 2) -> Table:

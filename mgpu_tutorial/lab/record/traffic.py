@@ -38,12 +38,12 @@ PASSES |= {"reduce_scatter_single": 1, "all_gather_single": 1}
 def ring_passes(report: Report, during: str) -> Counter[str]:
     """The bytes that pass a ring in rank 0's span `during`, by collective.
 
-    Of each of the N ranks' tensors; a rank sends (N - 1) / N of it.
+    Of each of the N ranks' tensors; a rank sends (N - 1) / N of it, and nothing if N is 1.
     """
     passed: Counter[str] = Counter()
     for event in events_of(report, during):
-        if event.rank == 0 and event.op in PASSES:
+        if event.rank == 0 and event.op in PASSES and len(event.group) > 1:
             # the recorder notes the smaller side of a reduce_scatter, the output
-            sides = report.world_size if event.op == "reduce_scatter_single" else 1
+            sides = len(event.group) if event.op == "reduce_scatter_single" else 1
             passed[event.op] += PASSES[event.op] * sides * event.nbytes
     return passed
