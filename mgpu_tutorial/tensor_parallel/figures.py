@@ -108,30 +108,32 @@ def travel(
     """
     held, same = {}, world_size
 
-    def say(says: str, slot: str, value: torch.Tensor, owner: int = rank) -> None:
+    def hold(slot: str, value: torch.Tensor, owner: int = rank) -> None:
         held[slot] = " ".join(map(str, value.flatten().tolist())), owner
-        frame(says, held)
 
     x, columns, rows = x[:1], a.chunk(world_size, 1)[rank], b.chunk(world_size, 0)[rank]
-    say("All ranks have the whole input x: one token with two features.", "x", x, same)
     hidden = x @ columns
-    says = "Each rank multiplies it by its columns of A. These are finished numbers."
-    say(says, "x A", hidden)
+    hold("x", x, same)
+    hold("x A", hidden)
+    says = "All ranks have the input x, one token. Each multiplies it by its columns of A."
+    frame(says, held)
     part = hidden @ rows
-    says = "Then by its rows of B. Each rank has its part of both sums."
-    say(says, "x A B", part)
-    says = "g adds up the parts. From here on all ranks have the same."
-    say(says, "x A B", sum_of(part), same)
+    hold("x A B", part)
+    frame("Then by its rows of B. Each rank has its part of both sums.", held)
+    hold("x A B", sum_of(part), same)
+    frame("g adds up the parts. From here on all ranks have the same.", held)
     ones = torch.ones_like(part)
-    says = "Back. All ranks have the gradient (∇) of the result, and g hands it on: no sum."
-    say(says, "∇ x A B", ones, same)
+    hold("∇ x A B", ones, same)
+    says = "Back. All ranks have the gradient (∇) of the result. g passes it on: no sum."
+    frame(says, held)
     back = ones @ rows.T
-    say("Each rank goes back through its rows of B.", "∇ x A", back)
     mine = back @ columns.T
-    says = "And through its columns of A. Each rank has its part of the gradient of x."
-    say(says, "∇ x", mine)
-    says = "f adds up these parts. Without f the gradient stays as it was a step ago."
-    say(says, "∇ x", sum_of(mine), same)
+    hold("∇ x A", back)
+    hold("∇ x", mine)
+    says = "Back through its rows of B and its columns of A: a part of the gradient of x."
+    frame(says, held)
+    hold("∇ x", sum_of(mine), same)
+    frame("f adds up these parts. Without f they stay as they were a step ago.", held)
 
 
 # How wrong
