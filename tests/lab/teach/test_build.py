@@ -71,7 +71,7 @@ MEAN += "def mean(number):\n    return add_up(number) / dist.get_world_size()\n"
         ("dist.all_reduce(number[..., :])\n    return number", [True, True], ""),
         ("...", [None, None], "a `...` is left to fill in"),
         ("return number", [True, False], "the sums, entry 0 of 2: [1], expected [3]"),
-        ("dist.all_reduce(number)", [False, None], "alone, entry 0 of 1: nothing was"),
+        ("dist.all_reduce(number)", [False, None], "alone, entry 0 of 1: None"),
         ("raise SystemExit(3)", [False, None], "rank 0 raised SystemExit: 3"),
     ],
 )
