@@ -40,9 +40,8 @@ def measure_row(
     count = (gpus or 2) if setup.wrapper else 1
     ranks = count if setup.wrapper == "DDP" else 1
     device = "cuda" if gpus else "cpu"
-    report = launch(
-        train_setup, ranks, setup, experiment, count, device=device, timeout=timeout
-    )
+    what = setup, experiment, count
+    report = launch(train_setup, ranks, *what, device=device, timeout=timeout)
     return summarise(report.results) | {"devices": count}
 
 

@@ -1,6 +1,5 @@
 """Start N real ranks from a notebook cell and bring back what they did."""
 
-import inspect
 import os
 import re
 import time
@@ -169,13 +168,6 @@ def _check_worker(worker: Any) -> None:
             f"{type(worker).__name__}: {worker!r}. "
             "Write launch(worker, 2), not launch(worker(0, 2), 2)."
         )
-    function = getattr(worker, "func", worker)
-    for kind in (inspect.isgeneratorfunction, inspect.iscoroutinefunction):
-        if kind(function):
-            raise TypeError(
-                f"calling {name_of(worker)} would not run its body. A worker is an ordinary "
-                "function that returns its result."
-            )
 
 
 def _whole_number(world_size: Any) -> int:

@@ -464,15 +464,10 @@ def worker(rank, world_size, *, shift):
 # What cannot work
 
 
-async def asynchronous(rank, world_size):
-    return rank
-
-
 @pytest.mark.parametrize(
     "worker, size, options, kind, says",
     [
         (None, 2, {}, TypeError, r"Write launch\(worker, 2\)"),
-        (asynchronous, 2, {}, TypeError, "calling asynchronous would not run its body"),
         (ranks.total, 2, {}, ValueError, "by the variable MGPU_DEVICE: device must be"),
         *(
             (ranks.total, size, {}, ValueError, "world_size must be a whole number")
