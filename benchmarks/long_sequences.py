@@ -1,0 +1,80 @@
+"""One sequence on several ranks: a ring, gathered keys and exchanged heads in one run.
+
+    python benchmarks/long_sequences.py [--ranks 2] [--tokens 1024] [--turns 5] [--repeats 1]
+
+Each way computes causal attention forward and backward, in turns inside the same ranks.
+Prints the median milliseconds of both, what autograd keeps between them, counted, and the
+bytes that a rank sends.
+"""
+
+from functools import partial
+
+import torch
+from common import median_ms, options, repeat
+
+from mgpu_tutorial.lab import Ledger, Table
+from mgpu_tutorial.lab.measure import in_turns
+from mgpu_tutorial.lab.words import bytes_text
+from mgpu_tutorial.long_sequences.dealing import contiguous
+from mgpu_tutorial.long_sequences.figures import METHODS, sent_by_formula
+from mgpu_tutorial.long_sequences.ring import ring_attention
+
+WAYS = {
+    "ring_attention, by autograd": lambda *given: ring_attention(*given)[0],
+    "RingAttention": METHODS["ring"],
+    "all-gather": METHODS["all-gather"],
+    "ulysses": METHODS["ulysses"],
+}
+SENDS = "ring", "ring", "all-gather", "ulysses"
+HEADS, SIZE = 8, 32
+
+
+def measure(
+    rank: int, world_size: int, tokens: int, kv_heads: int, turns: int
+) -> dict[str, tuple[int, list[float], list[float]]]:
+    """The kept bytes of each way, and the seconds of its forward and of its backward."""
+    shapes = [(1, heads, tokens // world_size, SIZE) for heads in (HEADS, kv_heads, kv_heads)]
+    inputs = [torch.randn(shape).requires_grad_() for shape in shapes]
+    out, kept = {}, {}
+
+    def forward(name: str) -> None:
+        out[name] = WAYS[name](*inputs, contiguous)
+
+    def backward(name: str) -> None:
+        out.pop(name).sum().backward()
+
+    for name in WAYS:
+        ledger = Ledger()
+        with ledger.saved_for_backward():
+            forward(name)
+        kept[name] = ledger.saved_now("cpu")
+        backward(name)
+    parts = {
+        (part, name): partial(part, name) for name in WAYS for part in (forward, backward)
+    }
+    seconds = in_turns(parts, turns, warm_up=1)
+    return {
+        name: (kept[name], seconds[forward, name], seconds[backward, name]) for name in WAYS
+    }
+
+
+def main() -> None:
+    given = options(__doc__, ranks=2, tokens=1024, turns=5, repeats=1)
+    rows = []
+    for kv_heads in (HEADS, 2):
+        call = given.tokens, kv_heads, given.turns
+        runs = repeat(given.repeats, given.ranks, measure, *call)
+        for (name, launches), method in zip(runs.items(), SENDS, strict=True):
+            kept = launches[0][0]
+            times = [sum((one[part] for one in launches), []) for part in (1, 2)]
+            group = HEADS // kv_heads
+            numbers = sent_by_formula(method, given.ranks, HEADS * SIZE, group, given.tokens)
+            row = [kv_heads, name, *map(median_ms, times)]
+            rows.append([*row, bytes_text(kept), bytes_text(4 * numbers)])
+    print(f"{given.ranks} ranks, gloo on CPU, {given.tokens} tokens, {HEADS} heads of {SIZE}")
+    header = ["KV heads", "", "forward ms", "backward ms", "kept", "sent in forward"]
+    print(Table(header, rows))
+
+
+if __name__ == "__main__":
+    main()
