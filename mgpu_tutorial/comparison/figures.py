@@ -1,4 +1,4 @@
-"""Apparatus: processor seconds by parts, and the stored comparison as tables and a chart.
+"""Apparatus: processor seconds by parts, and the stored comparison as tables.
 
 `benchmarks/comparison.py` measured it and wrote comparison.json beside this file. There a
 row is one setup, with the seconds of 20 iterations of the slowest rank, the bytes that each
@@ -29,15 +29,9 @@ from mgpu_tutorial.comparison.training import (
     wrap,
 )
 from mgpu_tutorial.lab import Table
-from mgpu_tutorial.lab.colours import COLOURS
-from mgpu_tutorial.lab.draw.drawing import INK
-from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.words import bytes_text
 
 STORED = Path(__file__).with_name("comparison.json")
-OLD_NOTE = "an old unpublished note, other hardware (s at iteration 100)"
-OLD_FIGURES = {"DataParallel": 20.4, "DDP": 8.7, "best half precision": 7.2}
-ONE_THREAD = "backward: one thread on a CPU"
 
 
 class Parts(NamedTuple):
@@ -122,14 +116,20 @@ def parts_table(result: dict[str, Any], network: str) -> Table:
 def bounds_table(
     steps: Mapping[str, StepCost],
     gpus: int,
-    rates: Mapping[str, float],
+    formats: Mapping[str, tuple[float, float]],
     memory: float,
     links: Sequence[float],
 ) -> Table:
-    """The least milliseconds of a step by network, format and link, and its longest part."""
-    rows = []
-    for (network, step), (name, rate), link in product(steps.items(), rates.items(), links):
-        roomy = math.inf
+    """The least milliseconds of a step by network, format and link, and its longest part.
+
+    A format has a rate, and the share of float32's bytes that it keeps for backward.
+    """
+    rows, roomy = [], math.inf
+    for (network, step), (name, given), link in product(
+        steps.items(), formats.items(), links
+    ):
+        rate, kept = given
+        step = step._replace(saved=kept * step.saved)
         parts = {
             "computing": seconds_at_least(step, gpus, rate, roomy, roomy),
             "memory": seconds_at_least(step, gpus, roomy, memory, roomy),
@@ -139,51 +139,3 @@ def bounds_table(
         times = [f"{1000 * seconds:.2f} ms" for seconds in parts.values()]
         rows.append([network, name, f"{link / 1e9:g} GB/s", *times, longest])
     return Table(["", f"{gpus} GPUs in", "link", *parts, "longest"], rows)
-
-
-def chart(result: dict[str, Any]) -> Plot:
-    """Seconds of 20 iterations as bars, a panel per network, the old figures below.
-
-    All bars have one scale. The text has the same numbers, which come from the file.
-    """
-    from matplotlib.figure import Figure
-
-    panels = {
-        f"{network}: {result['device']} (s per 20 iterations)": {
-            name: row["seconds"] for name, row in rows.items()
-        }
-        for network, rows in result["rows"].items()
-    }
-    remarks = {}
-    if result["device"].startswith("CPU"):
-        remarks = {(title, "DataParallel"): f" ({ONE_THREAD})" for title in panels}
-    panels[OLD_NOTE] = OLD_FIGURES
-    heights = [1 + len(panel) for panel in panels.values()]
-    figure = Figure(figsize=(9, 0.36 * sum(heights)), layout="constrained")
-    grid = figure.subplots(len(panels), 1, height_ratios=heights, sharex=True)
-    lines = ["Seconds of 20 iterations as bars, by how they were trained"]
-    for axes, (title, panel) in zip(grid, panels.items(), strict=True):
-        axes.set_title(title, loc="left", fontsize=11, weight="bold")
-        lines.append(title)
-        for name, seconds in panel.items():
-            remark = remarks.get((title, name), "")
-            _draw_bar(axes, name, seconds, remark, quoted=panel is OLD_FIGURES)
-            lines.append(f"  {name}: {seconds}{remark}")
-        axes.tick_params(axis="y", length=0, labelsize=11)
-        axes.invert_yaxis()
-        axes.spines[["top", "right", "bottom"]].set_visible(False)
-    longest = max(seconds for panel in panels.values() for seconds in panel.values())
-    grid[0].set(xlim=(0, 1.5 * longest), xticks=[])
-    return Plot(figure, "\n".join(lines))
-
-
-def _draw_bar(axes, name: str, seconds: float, remark: str, quoted: bool) -> None:
-    """One bar with its number behind it; hatches tell autocast apart without colours."""
-    autocast = "autocast" in name
-    style = {"color": COLOURS[1] if autocast else COLOURS[0]}
-    if quoted:
-        style = {"color": "white", "linestyle": "--"}
-    style |= {"edgecolor": INK, "hatch": "//" if autocast else ""}
-    axes.barh(name, seconds, height=0.72, **style)
-    text = axes.text(seconds, name, f" {seconds:.1f}", va="center", weight="bold")
-    axes.annotate(remark, (1, 0.5), xycoords=text, va="center", fontsize=10)

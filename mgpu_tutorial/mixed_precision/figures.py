@@ -82,5 +82,5 @@ def steps_table(report: Report) -> Table:
         states = ["finite" if w.isfinite().all() else "broken" for _, _, w in pair]
         where = "both" if len(met) == 2 else "".join(met)
         rows.append([step, where, *scales, alike, *states])
-    head = ["step", "inf or NaN on", "scale 0", "scale 1", "weights", "rank 0", "rank 1"]
+    head = ["step", "inf or NaN on", "scale 0", "scale 1", "both", "weights 0", "weights 1"]
     return Table(head, rows)

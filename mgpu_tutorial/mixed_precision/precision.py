@@ -20,19 +20,19 @@ from torch.optim import Optimizer
 
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters, new_model
-from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.shared.data import Digits, digits
 
 # One rank: a scaler step by step
 
 
 def train_in_float16(
-    steps: range, saved: dict | None = None, **settings: float
+    data: Digits, steps: range, saved: dict | None = None, **settings: float
 ) -> tuple[list[tuple[float, bool]], dict]:
     """Train on one rank under float16 autocast, from a checkpoint `saved` on if given.
 
     Returns for each step its scale and whether it was taken, and a checkpoint.
     """
-    data, (model, optimizer) = digits(), new_model()
+    model, optimizer = new_model()
     scaler, log = GradScaler("cpu", **settings), []
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     for name, state in (saved or {}).items():

@@ -4,9 +4,14 @@ import os
 import random
 import resource
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,25 +50,44 @@ def writes_what_can_be_read(save: Callable) -> None:
             expect(_number_in(f"{folder}/run.pt"), number, "what was read")
 
 
+def _write_watched(rank: int, world_size: int, save: Callable, path: str) -> list[str]:
+    """Save over a file, and look at it before each call: the calls with no whole file."""
+    old, torn = Path(path).read_bytes(), []
+
+    def look(frame: FrameType, event: str, function: Any) -> None:
+        if event not in ("call", "c_call") or torn:
+            return
+        try:
+            if Path(path).read_bytes() != old:
+                _number_in(path)
+        except Exception as error:
+            name = function.__name__ if event == "c_call" else frame.f_code.co_name
+            torn.append(f"{name}: the file is torn or gone ({type(error).__name__})")
+
+    sys.setprofile(look)
+    _write(rank, world_size, save, path, 2, None)
+    sys.setprofile(None)
+    return torn
+
+
 def survives_a_death(save: Callable) -> None:
-    """leave the old file readable if the process is killed while it writes"""
+    """leave the old file or the new one whole, at whichever call the process is killed"""
     with TemporaryDirectory() as folder:
         path = f"{folder}/run.pt"
         launch(_write, 1, save, path, 1, None)
-        for room in (0, 100, 5000):
-            with suppress(RankFailed):
-                launch(_write, 1, save, path, 2, room)
-            try:
-                number = _number_in(path)
-            except Exception as error:
-                what = f"killed after {room} bytes of the second save: the file is torn"
-                raise AssertionError(f"{what} ({type(error).__name__})") from None
-            expect(number, 1, f"killed after {room} bytes: the number in the file")
-        launch(_write, 1, save, path, 3, None)
-        expect(_number_in(path), 3, "the next save, after the deaths: the number")
+        for call in launch(_write_watched, 1, save, path).results[0]:
+            raise AssertionError(f"killed in the second save, at its call of {call}")
+        with suppress(RankFailed):
+            launch(_write, 1, save, path, 3, 5000)
+        launch(_write, 1, save, path, 4, None)
+        expect(_number_in(path), 4, "the next save, after a death in the middle: the number")
 
 
 # resume_or_start
+
+
+class LifeIsOver(Exception):
+    """A training dies in a step."""
 
 
 def _steps_of(
@@ -77,12 +101,12 @@ def _steps_of(
 
     def take_step(step: int) -> None:
         if step == until:
-            raise KeyError("this life is over")
+            raise LifeIsOver
         taken.append(step)
         model.weight.grad = torch.full((1, 1), -float(step))
         optimizer.step()
 
-    with suppress(KeyError):
+    with suppress(LifeIsOver):
         first = resume(path, model, optimizer, take_step, steps)
         return first, taken, model.weight.item()
     return -1, taken, model.weight.item()
@@ -103,8 +127,10 @@ def saves_in_between(resume: Callable) -> None:
             path = f"{folder}/{until}"
             launch(_steps_of, 2, resume, path, 12, until)
             assert os.path.exists(path), f"no file after a death in step {until}"
-            step = torch.load(path, weights_only=True).get("step")
-            expect(step, saved, f'after a death in step {until}: the "step" in the file')
+            state = torch.load(path, weights_only=True)
+            assert "step" in state, f'there is no "step" in the file, but {sorted(state)}'
+            what = f'after a death in step {until}: the "step" in the file'
+            expect(state["step"], saved, what)
 
 
 def goes_on(resume: Callable) -> None:
@@ -166,10 +192,10 @@ def _all_of(samples_of: Callable, step: int, world_size: int, batch: int, sample
 
 def shares_a_batch(samples_of: Callable) -> None:
     """give 1, 2, 3 and 5 ranks together a batch of different samples, in equal shares"""
-    for world_size in (1, 2, 3, 5):
-        shares = _all_of(samples_of, 1, world_size, 12, 50)
+    for world_size, step in product((1, 2, 3, 5), (1, 4, 8)):  # 4 and 8 begin an epoch
+        shares = _all_of(samples_of, step, world_size, 12, 50)
         together = sum(shares, [])
-        what = f"{world_size} ranks, batch 12 of 50 samples: "
+        what = f"{world_size} ranks, batch 12 of 50 samples, step {step}: "
         expect(len(set(together)), 12, what + "different samples")
         assert set(together) <= set(range(50)), what + f"{max(together)} is no index"
         sizes = sorted(map(len, shares))
@@ -198,10 +224,13 @@ def sees_each_sample_once(samples_of: Callable) -> None:
 
 
 def keeps_no_state(samples_of: Callable) -> None:
-    """answer the same in any order of calls, and after any seed"""
+    """answer the same in any order of calls, after any seed, and leave that seed alone"""
     first = _all_of(samples_of, 7, 2, 12, 50)
     torch.manual_seed(3)
+    dropout = torch.rand(4)
+    torch.manual_seed(3)
     _all_of(samples_of, 2, 2, 12, 50)
+    expect(torch.rand(4), dropout, "what dropout draws from torch's generator after the call")
     expect(_all_of(samples_of, 7, 2, 12, 50), first, "step 7, asked again after step 2")
 
 

@@ -89,27 +89,33 @@ def step_in(folder: str) -> int:
     return torch.load(path, weights_only=True)["step"] if os.path.exists(path) else 0
 
 
-def from_four_ranks(world_sizes: tuple[int, ...] = (4, 2, 3)) -> Table:
-    """Ten steps on four ranks, ten more on others: how far from twenty on one process?"""
+def on_other_ranks(*pairs: tuple[int, int]) -> Table:
+    """Ten steps on some ranks, ten more on others: how far from twenty on one process?"""
     start = torch.zeros(4, dtype=torch.float64)
     one = launch(order.train_on, 1, start, range(20)).results[0]
-    half = launch(order.train_on, 4, start, range(10)).results[0]
     rows = []
-    for world_size in world_sizes:
-        ends = launch(order.train_on, world_size, half, range(10, 20)).results
+    for before, after in pairs:
+        half = launch(order.train_on, before, start, range(10)).results[0]
+        ends = launch(order.train_on, after, half, range(10, 20)).results
         far = max((end - one).abs().max().item() for end in ends)
-        rows.append([f"4, then {world_size}", "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
+        limit = "below 1e-12" if far < 1e-12 else f"{far:.0e}"
+        rows.append([f"{before}, then {after}", limit])
     return Table(["ranks", "distance from one process"], rows)
 
 
 def waste(save: float, intervals: tuple[float, ...]) -> Table:
-    """The share of the time that is lost, by the formula and in a run that is played."""
+    """What is lost of the time trained, also with the best interval: formula, simulation."""
     rows = []
     for minutes in sorted([*intervals, best_interval(save, BETWEEN)]):
         formula = save / minutes + minutes / (2 * BETWEEN)
         played = interval.simulate_waste(minutes, save, BETWEEN)
         rows.append([round(minutes), f"{formula:.1%}", f"{played:.1%}"])
     return Table(["save every (min)", "lost, by the formula", "simulated"], rows)
+
+
+def best_minutes(save: float, gpus: int) -> float:
+    """How often to save on so many of the GPUs on which Llama 3 was trained."""
+    return best_interval(save, BETWEEN * 16384 / gpus)
 
 
 def from_one_process(folder: str) -> float:

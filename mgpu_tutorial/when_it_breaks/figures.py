@@ -191,7 +191,7 @@ def table_of_jumps(runs: dict[str, list[list[list]]]) -> Table:
             ]
         )
     norms = "gradient norms of the ranks"
-    return Table(["job", "loss", norms, "disagree", "longest, in float64"], rows)
+    return Table(["job", "loss", norms, "disagree", "the longest, in float64"], rows)
 
 
 GB200 = {512: 1806.7, 1024: 3108.8, 2048: 5589.1, 4096: 10_094, 8192: 20_299}  # MiB: us
@@ -200,7 +200,7 @@ GB200 = {512: 1806.7, 1024: 3108.8, 2048: 5589.1, 4096: 10_094, 8192: 20_299}  #
 def bandwidths() -> Table:
     """An all-reduce over 72 GPUs, published at https://github.com/coreweave/nccl-tests/pull/43.
 
-    The prediction is a latency and a rate, fitted to the first and the last row.
+    The prediction is a straight line through the first and the last row.
     """
     (small, quick), *_, (large, slow) = ((m * 2**20, us) for m, us in GB200.items())
     rate = (large - small) / (slow - quick)  # bytes per microsecond
@@ -215,6 +215,11 @@ def bandwidths() -> Table:
     return Table(head, rows)
 
 
+def bus_bandwidth(gpus: int, seconds: float) -> float:
+    """GB/s on the bus, of an all-reduce of 1 GiB."""
+    return 2 * (gpus - 1) / gpus * 2**30 / seconds / 1e9
+
+
 # The answers of the checks. Do not look here before you have named a fault.
 
 FAULTS = {  # the rank that does otherwise, and the line that makes it do so
@@ -224,7 +229,6 @@ FAULTS = {  # the rank that does otherwise, and the line that makes it do so
     jobs.average_in_pairs: (2, "rank // 3"),
     jobs.average_file: (0, "torch.ones(2**17)"),
     jobs.train_on_sequences: (3, "sorted("),
-    jobs.spread_points: (2, ".sqrt()"),
 }
 
 
@@ -238,6 +242,11 @@ def fault_of(job: Callable) -> list[int]:
 def drawn_alike() -> str:
     """What all ranks must draw alike in `draw_epoch`."""
     return "order"
+
+
+def bad_gap() -> int:
+    """The distance of two points whose gradient is NaN in `spread_points`."""
+    return 0
 
 
 def order_remedy() -> str:

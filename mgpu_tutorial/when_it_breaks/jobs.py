@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -10,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import span
-from mgpu_tutorial.when_it_breaks.data import labels_of, points_of
 
 
-def average_labelled(rank: int, world_size: int) -> None:
+def average_labelled(rank: int, world_size: int, labels_of: Callable) -> None:
     """Should average one gradient over all ranks for each of four batches."""
     for labels in labels_of(rank):
         known = labels[labels >= 0]
@@ -81,7 +81,9 @@ def train_on_sequences(rank: int, world_size: int) -> None:
         dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
 
 
-def spread_points(rank: int, world_size: int, detect: bool = False) -> list[list[float]]:
+def spread_points(
+    rank: int, world_size: int, points_of: Callable, detect: bool = False
+) -> list[list[float]]:
     """Should train a weight for three steps; returns this rank's loss and the weight."""
     weight = torch.ones(2, requires_grad=True)
     seen = []

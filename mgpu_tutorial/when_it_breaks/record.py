@@ -1,11 +1,10 @@
 """A job as it runs without a launcher like ours: with a time limit, and a flight record."""
 
-import os
 import pickle
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -13,19 +12,20 @@ from mgpu_tutorial.lab import borrowed
 
 
 def run_with_limit(
-    rank: int, world_size: int, job: Callable, folder: str, limit: float = 5.0
+    rank: int, world_size: int, folder: str, job: Callable, *given: Any, limit: float = 5.0
 ) -> None:
     """Run `job` in a group whose calls wait for `limit` seconds, and leave a record."""
     store = dist.FileStore(f"{folder}/store", world_size)
     who = {"store": store, "rank": rank, "world_size": world_size}
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit), **who)
     try:
-        job(rank, world_size)
+        job(rank, world_size, *given)
         print("has ended")
     except RuntimeError as error:
         print(error)
     write_record(rank, folder)
-    wait_for_records(world_size, folder, 1.5 * limit)  # the others must not lose us
+    store.set(f"written by {rank}", "")  # stay until all have: the others must not lose us
+    store.wait([f"written by {other}" for other in range(world_size)])
 
 
 def write_record(rank: int, folder: str) -> None:
@@ -35,14 +35,4 @@ def write_record(rank: int, folder: str) -> None:
         name: {"name": name, "desc": description, "ranks": str(ranks)}
         for name, description, ranks in borrowed.groups()
     }
-    draft = Path(folder, f"draft_{rank}")
-    draft.write_bytes(pickle.dumps(record))
-    os.replace(draft, Path(folder, f"rank_{rank}"))  # whole or not at all
-
-
-def wait_for_records(world_size: int, folder: str, seconds: float) -> None:
-    """Keep the connections of this rank open until all have written, or for `seconds`."""
-    end = time.monotonic() + seconds
-    missing = [Path(folder, f"rank_{rank}") for rank in range(world_size)]
-    while not all(path.exists() for path in missing) and time.monotonic() < end:
-        time.sleep(0.01)
+    Path(folder, f"rank_{rank}").write_bytes(pickle.dumps(record))

@@ -4,7 +4,7 @@ from mgpu_tutorial.survival.builds import build
 from tests.builds import right_and_wrong
 
 SAVE = """
-import os, tempfile, torch
+import os, shutil, tempfile, torch
 
 def save_whole(path, state):
 """
@@ -57,35 +57,50 @@ test_right, test_wrong = right_and_wrong(
     order = torch.randperm(samples, generator=lot).tolist()
     begin = batch * (step % per_epoch)
     return order[begin + rank : begin + batch : world_size]""",
-        ORDER
-        + """    import random
-    per_epoch = samples // batch
-    order = random.Random(step // per_epoch).sample(range(samples), samples)
-    begin = batch * (step % per_epoch)
-    mine = order[begin : begin + batch]
-    return mine[rank * batch // world_size : (rank + 1) * batch // world_size]""",
     ],
     wrong=[
         (SAVE + "    torch.save(state, path)", "the file is torn"),
         (
             SAVE
-            + """    if os.path.exists(path):
-        os.remove(path)
-    torch.save(state, path + '.draft')
-    os.rename(path + '.draft', path)""",
+            + """    torch.save(state, path + '.new')
+    shutil.copy(path + '.new', path)""",
             "the file is torn",
         ),
+        (
+            SAVE
+            + """    torch.save(state, path + '.draft')
+    if os.path.exists(path):
+        os.remove(path)
+    os.rename(path + '.draft', path)""",
+            "rename: the file is torn or gone (FileNotFoundError)",
+        ),
+        (
+            SAVE
+            + """    with open(path + '.draft', 'xb') as file:
+        torch.save(state, file)
+    os.replace(path + '.draft', path)""",
+            "the next save, after a death",
+        ),
         (SAVE + "    torch.save(state, path + '.draft')", "there is no file"),
-        (resume(first="0"), "the steps of the second life"),
+        (resume(first="state['step']"), "KeyError"),
+        (resume(save="checkpoint.save(path, model, optimizer, epoch=1)"), 'no "step" in'),
         (resume(save=KEEP.replace("step + 1", "step")), 'the "step" in the file'),
         (resume(when="step % 3 == 0"), 'the "step" in the file'),
-        (resume(first="state.get('step', -1) + 1"), "the steps of the second life"),
         (resume(when="False"), "no file after a death"),
         (
             ORDER
-            + """    lot = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randperm(samples, generator=lot)[: batch // world_size]""",
-            "different samples",
+            + """    epoch, place = divmod(step * batch, samples)
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
+    return order[place : place + batch].tensor_split(world_size)[rank]""",
+            "step 4: different samples: 2, expected 12",
+        ),
+        (
+            ORDER
+            + """    epoch, place = divmod(step, samples // batch)
+    torch.manual_seed(epoch)
+    mine = torch.randperm(samples)[place * batch :][:batch]
+    return mine.tensor_split(world_size)[rank]""",
+            "what dropout draws",
         ),
         (
             ORDER
@@ -97,25 +112,10 @@ test_right, test_wrong = right_and_wrong(
         ),
         (
             ORDER
-            + """    torch.manual_seed(step)
-    return torch.randperm(samples)[:batch].tensor_split(world_size)[rank]""",
-            "of 48 samples: different samples",
-        ),
-        (
-            ORDER
             + """    lot = torch.Generator().manual_seed(world_size)
     order = torch.randperm(samples, generator=lot)
     return order[:batch].tensor_split(world_size)[rank]""",
             "the samples of 2 ranks together",
-        ),
-        (
-            ORDER
-            + """    epoch, place = divmod(step, samples // batch)
-    lot = torch.Generator().manual_seed(epoch)
-    order = torch.randperm(samples, generator=lot)
-    size = batch // world_size
-    return order[place * batch + rank * size :][:size]""",
-            "5 ranks, batch 12",
         ),
     ],
 )

@@ -1,6 +1,5 @@
 """A run that loses a process, or a whole node, ends with the bits of an undisturbed one."""
 
-import itertools
 import random
 
 import pytest
@@ -59,16 +58,6 @@ def test_the_run_of_two_ranks_is_that_of_one_process_written_out(undisturbed):
     assert largest_difference(parameters(undisturbed), dict(model.state_dict())) < 1e-4
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(ranks, tmp_path, undisturbed):
-    assert ranks(2, elastic.train, str(tmp_path), 7).results == [
-        0,
-        0,
-    ]  # the last save is at 6
-    assert ranks(2, elastic.train, str(tmp_path), 12).results == [6, 6]
-    assert ranks(2, elastic.train, str(tmp_path)).results == [12, 12]  # nothing is left
-    assert all(figures.same_bits([str(tmp_path), str(undisturbed)]))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_twenty_deaths_at_random_calls_cost_no_bit(ranks, tmp_path):
@@ -93,36 +82,6 @@ def test_a_process_dies_at_the_call_that_was_chosen(ranks):
         ranks(1, die_in_a_loop, 8)
     assert failed.value.report.stdout[0].split() != [str(i) for i in range(10)]
     ranks(1, die_in_a_loop, 100_000)
-
-
-def test_one_other_bit_is_found(tmp_path):
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    changed = {
-        "one": torch.zeros(1),
-        "momentum": state["optimizer"]["state"][1]["momentum_buffer"],
-        "weight": state["model"]["weight"],
-    }
-    for name, tensor in changed.items():
-        tensor += 1e-6
-        (tmp_path / name).mkdir()
-        torch.save(state, tmp_path / name / "run.pt")
-    one, momentum, weight = (str(tmp_path / name) for name in changed)
-    assert figures.same_bits([one, one]) == [True] * 4
-    assert figures.same_bits([one, momentum]) == [True, True, True, False]
-    assert figures.same_bits([momentum, weight]) == [False, True, True, True]
-
-
-def test_no_two_batches_are_the_same():
-    pairs = list(itertools.product(range(12), range(4)))
-    batches = {pair: elastic.batch_of(*pair) for pair in pairs}
-    assert len({tuple(inputs.flatten().tolist()) for inputs, _ in batches.values()}) == 48
-    inputs, targets = elastic.batch_of(3, 1)
-    assert torch.equal(inputs, batches[3, 1][0])
-    assert torch.equal(targets, (inputs**2).sum(1, keepdim=True))
 
 
 # How often to save

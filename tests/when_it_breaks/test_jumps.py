@@ -23,10 +23,6 @@ def test_each_cause_leaves_its_own_marks(ranks, cause):
     assert all(step[3] == [] for rank in results for step in rank[:5])
 
 
-def test_the_names_of_the_causes():
-    assert figures.causes() == ["card", "rate", "numerics", "batch"]
-
-
 def test_a_usual_training_is_that_of_one_process(ranks):
     weight = torch.zeros(3, dtype=torch.float64)
     norms = []
