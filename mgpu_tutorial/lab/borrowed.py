@@ -7,6 +7,7 @@ PyTorch is imported where it is used, because the fork server begins before it.
 
 import importlib
 import multiprocessing as mp
+import pickle
 import socket
 from functools import cached_property, reduce
 from multiprocessing import forkserver
@@ -111,20 +112,20 @@ def keep_stores_on_loopback() -> None:
 def flight_record() -> bytes:
     """What the flight recorder holds of this process, pickled; with the stacks of Python."""
     from torch._C import _distributed_c10d
-
-    return _distributed_c10d._dump_fr_trace(True, True, False)
-
-
-def groups() -> list[tuple[str, str, list[int]]]:
-    """Name, description and ranks of each process group that this rank is in."""
     from torch.distributed import distributed_c10d
 
+    record = pickle.loads(_distributed_c10d._dump_fr_trace(True, True, False))
     members = distributed_c10d._world.pg_group_ranks  # with a number where it is no member
-    return [
-        (group.group_name, group.group_desc, sorted(ranks))
-        for group, ranks in members.items()
-        if isinstance(group, distributed_c10d.ProcessGroup)
-    ]
+    record["pg_config"] = {  # on gloo it does not name the groups as its entries do
+        g.group_name: {
+            "name": g.group_name,
+            "desc": g.group_desc,
+            "ranks": str(sorted(ranks)),
+        }
+        for g, ranks in members.items()
+        if isinstance(g, distributed_c10d.ProcessGroup)
+    }
+    return pickle.dumps(record)
 
 
 def let_context_parallel_run_on_cpu() -> None:

@@ -1,7 +1,7 @@
 """A job as it runs without a launcher like ours: with a time limit, and a flight record."""
 
-import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,8 @@ def run_with_limit(
         print("has ended")
     except RuntimeError as error:
         print(error)
-    write_record(rank, folder)
-    store.set(f"written by {rank}", "")  # stay until all have: the others must not lose us
-    store.wait([f"written by {other}" for other in range(world_size)])
-
-
-def write_record(rank: int, folder: str) -> None:
-    """Write the last calls of this rank, oldest first, as PyTorch's analyser reads them."""
-    record = pickle.loads(borrowed.flight_record())
-    record["pg_config"] = {  # on gloo it does not name the groups as its entries do
-        name: {"name": name, "desc": description, "ranks": str(ranks)}
-        for name, description, ranks in borrowed.groups()
-    }
-    Path(folder, f"rank_{rank}").write_bytes(pickle.dumps(record))
+    Path(folder, f"rank_{rank}").write_bytes(borrowed.flight_record())
+    store.set(f"written by {rank}", "")
+    written = [f"written by {other}" for other in range(world_size)]
+    with suppress(RuntimeError):  # stay a while: the others must not lose this rank
+        store.wait(written, timedelta(seconds=1.5 * limit))

@@ -79,7 +79,7 @@ test_right, test_wrong = right_and_wrong(
             + """    with open(path + '.draft', 'xb') as file:
         torch.save(state, file)
     os.replace(path + '.draft', path)""",
-            "the next save, after a death",
+            "FileExistsError",
         ),
         (SAVE + "    torch.save(state, path + '.draft')", "there is no file"),
         (resume(first="state['step']"), "KeyError"),

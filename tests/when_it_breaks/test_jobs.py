@@ -1,7 +1,6 @@
 """What the chapter says of its jobs and does not show."""
 
 import inspect
-import os
 
 import pytest
 import torch
@@ -85,14 +84,3 @@ def test_the_same_order_mends_the_job_and_asynchronous_calls_do_not(ranks):
     assert ranks(3, in_the_same_order, "b").results == [(303.0, 0.1)] * 3
     with pytest.raises((RanksHung, RankFailed)):
         ranks(3, in_the_same_order, "c", timeout=2)
-
-
-def join_on(rank, world_size, folder, interface):
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    store = dist.FileStore(f"{folder}/store", world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-
-
-def test_gloo_says_which_interface_it_did_not_find(ranks, tmp_path):
-    with pytest.raises(RankFailed, match="Unable to find address for: eth7"):
-        ranks(2, join_on, str(tmp_path), "eth7", backend="none")
