@@ -215,11 +215,6 @@ def bandwidths() -> Table:
     return Table(head, rows)
 
 
-def bus_bandwidth(gpus: int, seconds: float) -> float:
-    """GB/s on the bus, of an all-reduce of 1 GiB."""
-    return 2 * (gpus - 1) / gpus * 2**30 / seconds / 1e9
-
-
 # The answers of the checks. Do not look here before you have named a fault.
 
 FAULTS = {  # the rank that does otherwise, and the line that makes it do so
