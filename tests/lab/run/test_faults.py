@@ -169,7 +169,7 @@ EARLY = "rank 1 returned while ranks 0 and 2 still waited for an answer|  rank 0
         ((meet_nobody, 2), "rank 1 raised DistNetworkError: The client socket has timed"),
         ((raise_late, 2), "rank 0 raised ValueError: too late for|  rank 1 was at HERE"),
         ((die_at_once, 1), "rank 0 was killed by SIGKILL, at HERE  def die_at_once(rank"),
-        ((lambda *_: {"a": threading.Lock()}, 2), "the result of rank 0['a'] (lock) cannot"),
+        ((lambda *_: {"a": threading.Lock()}, 2), "the result of rank 0 (dict) cannot"),
         ((lambda *_: Sealed(), 2), "the result of rank 0 was sent, and cannot be"),
         ((lambda *_: launch(print, 2), 2), "rank 0 raised RuntimeError: launch() was called"),
         ((refuse, 2), f"refuse(rank, world_size, who) {CANNOT}): missing a required"),
