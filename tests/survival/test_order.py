@@ -24,6 +24,13 @@ def test_the_ranks_share_the_batch_of_one(step, world_size, batch, more):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+def test_five_ranks_with_unequal_shares_take_the_steps_of_one(ranks):
+    start, steps = torch.zeros(4, dtype=torch.float64), range(4)
+    (one,) = ranks(1, order.train_on, start, steps).results
+    for weight in ranks(5, order.train_on, start, steps).results:
+        torch.testing.assert_close(weight, one, rtol=0, atol=1e-12)
+
+
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 4), st.integers(0, 3))
 def test_an_epoch_has_each_sample_at_most_once(batch, batches, rest, epoch):
     samples = batch * batches + rest % batch
