@@ -5,7 +5,7 @@
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, EPUB, web pages and live slides, in build/
 # make slides        only the live slides, in build/slides/: open one in JupyterLab, press Alt+R
-# make student       notebooks with open predictions, in student/ (those that are there are kept)
+# make student       only the copies with open predictions that make lab opens, in student/
 # make site          everything for static hosting, in build/site/
 # make assignment NAME=point_to_point [VARIANT=2]   its exercises for otter and nbgrader
 # make new-chapter NAME=my_topic [AFTER=point_to_point]   one more chapter, the rest renumbered
@@ -28,7 +28,7 @@ PYTHON ?= $(shell for p in `cat $(VENV)/python 2>/dev/null` \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: lab setup test quick check test-processors test-gpu test-browser mutants notebooks handouts student site slides publish assignment new-chapter update bench audit clean
-lab: $(VENV)/installed
+lab: student/README.md
 	@$(BIN)/python tools/open_jupyterlab.py $(LAB)
 
 setup: $(VENV)/installed
@@ -96,7 +96,7 @@ notebooks: $(VENV)/installed
 handouts: $(VENV)/installed
 	@$(BIN)/python -m handouts
 
-student: $(VENV)/installed
+student student/README.md: $(VENV)/installed README.md $(wildcard notebooks/[0-9]*.ipynb)
 	@$(BIN)/python -m handouts --student
 
 site: $(VENV)/installed

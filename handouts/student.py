@@ -1,11 +1,13 @@
-"""Notebooks whose predictions are still open: `make student` writes them to student/.
+"""Notebooks whose predictions are still open: `make lab` writes them to student/.
 
 What the cells under a prediction showed is cleared, and the paragraph that explains it is
 folded; everything else stays, and a link leads to the notebook with all its outputs. A
-notebook that is there already is kept: it may hold somebody's work.
+notebook that is there already is kept: it may hold somebody's work. The README beside them
+has the repository's text, and its table leads to these copies.
 """
 
 import copy
+import re
 import tempfile
 from itertools import groupby
 from pathlib import Path
@@ -36,7 +38,15 @@ def student_copy(notebook: Notebook, stored: str) -> nbformat.NotebookNode:
     head = made.cells[0]
     title, _, rest = head.source.partition("\n")
     head.source = f"{title}\n\n{HEAD.format(stored)}\n{rest}"
+    for cell in made.cells:
+        cell.source = cell.source.replace("](../README.md", "](README.md")
     return made
+
+
+def contents(readme: str) -> str:
+    """The README as it reads from student/: notebooks are beside it, all else is above."""
+    here = re.sub(r"\]\(notebooks/(?=\d\d_)", "](", readme)
+    return re.sub(r"\]\((?!\w+://|#|\d\d_)", "](../", here)
 
 
 def _fold(cell: nbformat.NotebookNode, texts: list[str]) -> None:
@@ -51,18 +61,22 @@ def _fold(cell: nbformat.NotebookNode, texts: list[str]) -> None:
 
 
 def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> list[str]:
-    """Write the students' notebooks that are not there yet; returns a line for each."""
+    """Write the students' notebooks that are not there yet; returns what was done."""
     out.mkdir(parents=True, exist_ok=True)
-    said = []
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (out / "README.md").write_text(contents(readme), "utf-8")
+    said, kept = [], 0
     with tempfile.TemporaryDirectory() as media:
         for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
             target = out / path.name
             if not path.name.startswith(tuple(names) or ""):
                 continue
             if target.exists():
-                said.append(f"{path.name} is kept as it was (delete it to have it anew)")
+                kept += 1
                 continue
             made = student_copy(read(path, Path(media)), f"../notebooks/{path.name}")
             nbformat.write(made, target)
             said.append(f"{path.name} is written")
+    if kept:
+        said.append(f"{kept} kept as they were (delete one to have it anew)")
     return said

@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ROOT / "tools" / "jupyterlab_settings"
-START = "README.md"  # what the notebooks are, in which order, how long each takes
+# What the notebooks are, in which order, how long each takes: of the copies for a reader.
+START = "student/README.md" if (ROOT / "student" / "README.md").exists() else "README.md"
 
 
 def arguments(words: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handouts import slides
+from handouts import slides, student
 
 sys.path.insert(0, str(Path(__file__).parent))
 import chromium
@@ -33,6 +33,7 @@ def lab(tmp_path_factory):
     for path in ROOT.glob("*.md"):
         shutil.copyfile(path, copy / path.name)
     slides.write(copy / "build" / "slides", ("03",), copy / "notebooks")
+    student.write(copy / "student", ("00",), copy / "notebooks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -17,9 +17,9 @@ def test_lab_opens_on_the_contents_which_lead_to_a_notebook_and_back(opened):
         assert path.stem[:2] in text and re.search(r"\b\d+ min\b", text), text
     table.locator("a").first.click()
     page.wait_for_selector(".jp-Notebook .jp-CodeCell")
-    assert page.evaluate(where) == f"notebooks/{PATHS[0].name}"
+    assert page.evaluate(where) == f"student/{PATHS[0].name}"
     page.locator(".jp-Notebook a", has_text="Contents").first.click()
-    page.wait_for_function(f"{where} === 'README.md'")
+    page.wait_for_function(f"{where} === 'student/README.md'")
     assert page.locator(".jp-MarkdownViewer:visible table").count()
     assert not opened.said
 

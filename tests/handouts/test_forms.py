@@ -26,10 +26,23 @@ def test_a_student_gets_open_questions(small, tmp_path):
     assert re.search(finding, cells[10].source, re.S)
 
 
+def test_the_links_of_a_students_contents_lead_somewhere(tmp_path):
+    student.write(tmp_path / "student", ("no notebook",))
+    for target in re.findall(
+        r"\]\((?!http)([^)#]+)", (tmp_path / "student" / "README.md").read_text()
+    ):
+        place = (
+            ROOT / "notebooks" / target
+            if re.match(r"\d\d_", target)
+            else ROOT / "student" / target
+        )
+        assert place.resolve().exists(), target
+
+
 def test_the_work_of_a_student_is_kept(small, tmp_path):
     (tmp_path / small.name).write_text("mine")
     (said,) = student.write(tmp_path, folder=small.parent)
-    assert "kept" in said and (tmp_path / small.name).read_text() == "mine"
+    assert said.startswith("1 kept") and (tmp_path / small.name).read_text() == "mine"
 
 
 def kind(cell):
