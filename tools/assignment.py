@@ -6,7 +6,7 @@ Written to build/assignment/NAME/, from the cells tagged `exercise` and `solutio
     nbgrader/source/NAME/NAME.ipynb     for `nbgrader generate_assignment`, with its config
 
 Both hold the cell of the exercise, whose check tells the student how it stands, the solution,
-and the same check as a hidden test, worth the points of the cell's metadata ("handout":
+and the same check as a test, worth the points of the cell's metadata ("handout":
 {"points": 2}, else 1). In front stand the chapter's first cell and the statements that make
 the names that the exercises use.
 
@@ -40,6 +40,8 @@ from mgpu_tutorial.lab.teach.checks import verdict
 def graded(*answer, **more):
     said = verdict(*answer, **more)
     assert said.is_right, said"""
+WHY = "**Why?** Say in two sentences why this is right, and what a wrong answer would do."
+READ = "To be read by a person."
 CONFIG = """\
 c = get_config()  # noqa: F821
 c.CourseDirectory.course_id = "mgpu_tutorial"
@@ -63,7 +65,7 @@ class Exercise:
     needs: set[str]
 
     @property
-    def hidden(self) -> str:
+    def graded(self) -> str:
         """A grader's test: it raises where the notebook's own only tells."""
         graded = re.sub(r"^check\(", "graded(", self.test, flags=re.MULTILINE)
         return re.sub(r"^build\(", "build.require(", graded, flags=re.MULTILINE)
@@ -203,10 +205,13 @@ def otter(title: str, setup: str, found: list[Exercise]) -> Cell:
         right = "\n\n\n".join([each.stub, each.solution, each.test])
         prompt = f'""" # BEGIN PROMPT\n{each.stub}\n\n\n{each.test}\n"""; # END PROMPT'
         solved = f"# BEGIN SOLUTION NO PROMPT\n{right}\n# END SOLUTION\n{prompt}"
-        solution, hidden = new_code_cell(solved), new_code_cell(f"# HIDDEN\n{each.hidden}")
+        solution, test = new_code_cell(solved), new_code_cell(each.graded)
         head = f"# BEGIN QUESTION\nname: q{each.number}\npoints: {each.points}"
         parts = [head, *each.words, "# BEGIN SOLUTION", solution, "# END SOLUTION"]
-        parts += ["# BEGIN TESTS", hidden, "# END TESTS", "# END QUESTION"]
+        parts += ["# BEGIN TESTS", test, "# END TESTS", "# END QUESTION"]
+        parts += [f"# BEGIN QUESTION\nname: q{each.number}_why\npoints: 1\nmanual: true"]
+        parts += [new_markdown_cell(WHY), "# BEGIN SOLUTION", new_markdown_cell(READ)]
+        parts += ["# END SOLUTION", "# END QUESTION"]
         cells += [new_raw_cell(part) if isinstance(part, str) else part for part in parts]
     return new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
 
@@ -227,10 +232,13 @@ def nbgrader(title: str, setup: str, found: list[Exercise]) -> Cell:
             is_code = cell.cell_type == "code"
             cells.append(code(cell.source, f"{name}-given-{i}") if is_code else cell)
         solved = f"{each.stub}\n### BEGIN SOLUTION\n{each.solution}\n### END SOLUTION"
-        test = f"### BEGIN HIDDEN TESTS\n{each.hidden}\n### END HIDDEN TESTS"
+        tested = code(each.graded, f"{name}-test", grade=True, points=each.points)
+        why = code("", f"{name}-why", grade=True, solution=True, locked=False, points=1)
         cells += [
             code(f"{solved}\n\n\n{each.test}", name, solution=True, locked=False),
-            code(test, f"{name}-test", grade=True, points=each.points),
+            tested,
+            new_markdown_cell(WHY),
+            new_markdown_cell(READ, metadata=why.metadata),
         ]
     return new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
 

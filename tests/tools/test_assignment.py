@@ -26,7 +26,7 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
     for setup, found in made:
         assert len(found) == len(tagged) >= 1
         for each in found:
-            for code in (setup, each.stub, each.solution, each.test, each.hidden):
+            for code in (setup, each.stub, each.solution, each.test, each.graded):
                 ast.parse(code)
             asks, grades = ("check(", "graded(")
             if each.test.startswith("build("):
@@ -35,7 +35,7 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
             else:
                 assert re.match(r"\*\*\d\.\*\* ", each.words[0].source)
             assert asks in each.test and asks not in each.stub + each.solution
-            assert grades in each.hidden and each.points > 0
+            assert grades in each.graded and each.points > 0
     page = (ROOT / "docs" / "courses.md").read_text("utf-8")
     listed = page.partition("### Variants")[2].partition(" stay as they are")[0]
     assert (count > 1) == (f"`{name}`" in listed)
@@ -56,11 +56,15 @@ def test_both_graders_get_valid_notebooks_with_the_points_of_the_exercises(tmp_p
     for_otter, for_nbgrader = assignment.write(chapter("ddp_buckets"), tmp_path, 2)
     _, found = exercises(read(chapter("ddp_buckets")))
     raw = "\n".join(cell.source for cell in read(for_otter).cells)
-    assert raw.count("# BEGIN QUESTION") == raw.count("# HIDDEN") == len(found)
+    assert raw.count("# BEGIN TESTS") == raw.count("manual: true") == len(found)
+    assert "HIDDEN" not in raw
     nbformat.validate(read(for_nbgrader))
-    cells = [c for c in read(for_nbgrader).cells if c.cell_type == "code"]
-    points = [c.metadata.nbgrader.points for c in cells if c.metadata.nbgrader.grade]
-    assert points == [each.points for each in found]
+    cells = [
+        c for c in read(for_nbgrader).cells if c.metadata.get("nbgrader", {}).get("grade")
+    ]
+    by_test = [c.metadata.nbgrader.points for c in cells if c.cell_type == "code"]
+    assert by_test == [each.points for each in found]
+    assert sum(c.cell_type == "markdown" for c in cells) == len(found)
 
 
 @pytest.mark.parametrize("variant", ["0", "4", "²"])
@@ -74,9 +78,9 @@ def test_a_variant_or_a_chapter_that_is_not_there_is_one_line(capsys, variant):
 
 
 def is_right(space, exercise, answer):
-    """True if an answer passes the hidden test of an exercise, in a space of its own."""
+    """True if an answer passes the test of an exercise, in a space of its own."""
     try:
-        exec("\n".join([exercise.stub, answer, exercise.hidden]), dict(space))
+        exec("\n".join([exercise.stub, answer, exercise.graded]), dict(space))
     except AssertionError:
         return False
     return True
