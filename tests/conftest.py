@@ -20,6 +20,19 @@ settings.register_profile("same in every run", derandomize=True, deadline=None)
 settings.load_profile("same in every run")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--once", action="store_true", help="parametrised tests: the last case")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """`make quick` tries each test once: of its cases the last, mostly that of most ranks."""
+    if config.getoption("once"):
+        last = {item.nodeid.partition("[")[0]: item for item in items}
+        config.hook.pytest_deselected(items=[i for i in items if i not in last.values()])
+        items[:] = last.values()
+
+
 def pytest_configure(config):
     """Before the first test; a process that only hands tests to others needs none of it."""
     if config.getoption("numprocesses", None):
