@@ -1,7 +1,7 @@
 # make lab           set everything up and open JupyterLab on the contents
 # make test          set everything up and run every check, the notebooks included
-# make quick         the tests that are not marked slow: a minute
-# make check NAME=point_to_point   one chapter's style, tests and notebook
+# make quick         each test once, but for the slow ones: a minute
+# make check NAME=point_to_point   one chapter's style, tests and notebook (ALL=1: slow ones too)
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, EPUB, web pages and live slides, in build/
 # make slides        only the live slides, in build/slides/: open one in JupyterLab, press Alt+R
@@ -53,7 +53,7 @@ quick: $(VENV)/installed
 	@$(BEGIN); \
 	step style $(BIN)/ruff check --quiet .; \
 	step format $(BIN)/ruff format --check --quiet .; \
-	step tests $(PYTEST) $(TWO) -m "not slow and not timing" tests; \
+	step tests $(PYTEST) $(TWO) --once -m "not slow and not timing" tests; \
 	$(END)
 
 BOOK = $(wildcard notebooks/[0-9][0-9]_$(NAME).ipynb)
@@ -64,9 +64,8 @@ check: $(VENV)/installed
 	@$(BEGIN); \
 	step style $(BIN)/ruff check --quiet $(CODE); \
 	step format $(BIN)/ruff format --check --quiet $(CODE); \
-	step tests $(PYTEST) $(TWO) $(TESTS); \
-	step anatomy $(PYTEST) tests/test_notebooks.py tests/test_reached.py -k "$(NAME) or reached"; \
-	step notebook $(PYTEST) $(NBVAL) $(BOOK); \
+	step tests $(PYTEST) $(TWO) $(NBVAL) $(if $(ALL),,-m "not slow") -k "$(NAME) or reached" \
+		$(BOOK) $(TESTS) tests/test_notebooks.py tests/test_reached.py; \
 	$(END)
 
 # The libraries under PyTorch choose their kernels by what the processor can do, and each choice

@@ -165,6 +165,7 @@ def test_a_depthwise_convolution_is_counted_once_forward_and_twice_backward():
     assert estimates.count_operations(network, images) == 2 * expected
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_a_real_step_saves(ranks):
     measured = train_all(ranks, "one device").results[0]["one device"].memory[0]
     assert estimates.count_step(TINY).saved == pytest.approx(

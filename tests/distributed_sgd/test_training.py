@@ -116,6 +116,7 @@ def train_until_a_power_cut(rank, world_size, steps, **run):
     training.train(rank, world_size, **run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_interrupted_and_resumed_is_uninterrupted(ranks, tmp_path, world_size):
     run = RUN | {"checkpoint": str(tmp_path / "run.pt")}
@@ -129,6 +130,7 @@ def test_interrupted_and_resumed_is_uninterrupted(ranks, tmp_path, world_size):
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks_and_with_no_other_setting(
     trained, tmp_path
 ):

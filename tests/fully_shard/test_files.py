@@ -27,6 +27,7 @@ def test_each_way_to_load_gives_the_weights_of_the_file(ranks, start, world_size
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_mapped_file_needs_no_whole_copy(ranks, start):
     whole = 4 * 41_888
     for reads, _, maps in ranks(4, figures.peaks_of, start).results:
@@ -34,6 +35,7 @@ def test_a_mapped_file_needs_no_whole_copy(ranks, start):
         assert reads >= 2 * whole
 
 
+@pytest.mark.slow
 def test_three_ranks_read_what_two_have_saved(ranks, start, tmp_path):
     folder, (saved, resumed) = str(tmp_path / "shards"), [str(tmp_path / n) for n in "ab"]
     ranks(2, files.save, start, folder, saved)

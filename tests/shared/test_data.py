@@ -23,6 +23,7 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [True, False])
 def test_every_fifth_of_the_small_digits_is_for_testing(train):
     from sklearn.datasets import load_digits
