@@ -1,10 +1,7 @@
 """Groups, the ring, and what they cost."""
 
-import time
-
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,18 +43,6 @@ def test_the_naive_way_costs_two_latencies_and_each_other_tensor_twice(nbytes, r
     latency, bandwidth = link
     way_in = latency + sum([nbytes / bandwidth] * (ranks - 1))
     assert ring.naive_seconds(nbytes, ranks, link) == pytest.approx(2 * way_in)
-
-
-def rank_1_sleeps(tensor, seconds=[0, 1, 0.2, 1]):  # noqa: B006
-    print(tensor.nbytes)
-    time.sleep(seconds.pop(0) if dist.get_rank() == 1 else 0)
-
-
-def test_the_least_time_until_the_slowest_rank_is_done_but_for_a_warm_up(ranks):
-    report = ranks(2, figures.time_methods, [rank_1_sleeps], [2**25], turns=3)
-    assert report.stdout == [f"{2**25}\n" * 4] * 2
-    for times in report.results:
-        assert 0.1 < times["rank_1_sleeps", 2**25] < 0.9
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11), st.integers(2, 64))

@@ -86,17 +86,6 @@ def test_every_device_is_counted(ranks, name):
     assert [result.peaks for result in results] == [[]] * len(results)  # no GPU
 
 
-def clocked_steps(rank, world_size):
-    """The clock is asked twice an iteration and says 0, 1, 4, 9, …; twice that on rank 1."""
-    ticks = iter(range(100))
-    training.now = lambda: next(ticks) ** 2 * (1.0 + rank)
-    return training.train_setup(rank, world_size, training.SETUPS["DDP"], TINY).seconds
-
-
-def test_the_first_iteration_does_not_count_and_the_clock_is_asked_around_each(ranks):
-    assert ranks(2, clocked_steps, device="cpu").results == [[5.0, 9.0], [10.0, 18.0]]
-
-
 def test_the_slowest_rank_counts_and_its_median():
     def rank(seconds, pid):
         return training.SetupResult(seconds, [], [{"parameters": pid}], [pid], pid)
@@ -140,17 +129,6 @@ def test_each_rank_computes_its_share_and_sends_it_or_not(ranks):
     assert report.results == [{(BATCH // 2, 3, SIDE, SIDE)}] * 2
     assert payload(report, "average True") == 2 * NUMBERS * (ITERATIONS + 1)
     assert payload(report, "average False") == 0
-
-
-def clocked_parts(rank, world_size):
-    """Processor seconds by a clock that stands still in the first step, then jumps."""
-    ticks = iter([50, 50, 50, 50, 0, 1, 3, 7, 20, 22, 23, 30])
-    figures.process_time = lambda: next(ticks)
-    return figures.time_parts(rank, world_size, training.Setup(), TINY)
-
-
-def test_the_least_of_each_part_counts_and_the_first_step_does_not(ranks):
-    assert ranks(1, clocked_parts, device="cpu").results == [figures.Parts(1, 1, 4)]
 
 
 # What is counted without computing it

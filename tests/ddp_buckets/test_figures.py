@@ -6,28 +6,7 @@ import pytest
 
 from mgpu_tutorial.ddp_buckets import figures
 from mgpu_tutorial.ddp_buckets.experiments import Setting
-from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.shared.cost_model.links import Link
-
-
-@pytest.mark.parametrize("begin, early", [(1.5, 0), (3, 1), (3.9, 1), (4.5, 0), (None, 0)])
-def test_a_call_is_early_only_while_backward_runs(begin, early):
-    """The span of backward is from 2 to 4, the step from 1 to 5."""
-    events = [
-        Event(0, 0, "span", 1.0, 5.0, note="step 2"),
-        Event(0, 1, "span", 2.0, 4.0, note="backward"),
-        Event(1, 0, "span", 1.0, 5.0, note="step 2"),
-        Event(1, 1, "span", 2.0, 4.0, note="backward"),
-        Event(1, 2, "all_reduce", 3.0, 3.1, nbytes=100),  # of another rank
-        Event(0, 2, "barrier", 3.0, 3.1),
-        Event(0, 9, "all_reduce", 6.0, 6.1, nbytes=100),  # of another step
-    ]
-    if begin:
-        events += [Event(0, 3, "all_reduce", begin, begin + 0.1, nbytes=8)]
-        events += [Event(0, 4, "all_reduce", 4.5, 4.6, nbytes=4)]
-    calls = figures.count_calls(Report(2, events=events))
-    assert calls == ((2, early, 12) if begin else (0, 0, 0))
 
 
 def test_the_model_computes_when_each_step_ends():

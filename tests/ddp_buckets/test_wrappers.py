@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, Setting
 from mgpu_tutorial.ddp_buckets.figures import count_calls, record_steps
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP, into_buckets
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.record.intervals import events_of
 
@@ -66,17 +64,6 @@ def test_each_wrapper_makes_its_calls_at_its_time(ranks, wrapper):
         ends = {e.rank: e.end for e in report.events if e.note == step}
         sent = [e for e in events if e.op == "all_reduce" and e.done]
         assert all(e.end < e.done <= ends[e.rank] for e in sent)
-
-
-@given(st.lists(st.integers(1, 5)), st.integers(1, 40))
-def test_a_bucket_is_closed_once_it_holds_its_size(sizes, cap):
-    given = [nn.Parameter(torch.zeros(n)) for n in sizes]
-    buckets = into_buckets(given, cap / 2**20)
-    assert [id(p) for bucket in buckets for p in bucket] == [*map(id, reversed(given))]
-    nbytes = [[4 * len(p) for p in bucket] for bucket in buckets]
-    assert all(sum(bucket) >= cap for bucket in nbytes[:-1])
-    assert all(sum(bucket[:-1]) < cap for bucket in nbytes)
-    assert all(nbytes)
 
 
 def leave_a_parameter_out(rank, world_size, wrapper):

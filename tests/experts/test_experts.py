@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu_tutorial.experts import balance, figures, grid
-from mgpu_tutorial.experts.exchange import Exchange, dispatch
+from mgpu_tutorial.experts.exchange import Exchange
 from mgpu_tutorial.experts.layer import Experts, choose, drawn
 from mgpu_tutorial.experts.parallel import ExpertParallel, Model, run
 from mgpu_tutorial.lab import RankFailed
@@ -122,17 +122,6 @@ def test_gradients_take_the_way_back(ranks, sent):
     for rank, (arrived, gradient) in enumerate(ranks(3, both_ways, sent).results):
         assert arrived == [float(r) for r in range(3) for _ in range(sent[r][rank])]
         assert gradient == [float(r) for r in range(3) for _ in range(sent[rank][r])]
-
-
-def everybody_to(rank, world_size, expert):
-    which = torch.full((rank + 1,), expert)
-    arrived, mine, _ = dispatch(drawn(rank, rank + 1, 2), which, EXPERTS)
-    return len(arrived), mine.unique().tolist()
-
-
-def test_all_rows_can_go_to_one_expert(ranks):
-    found = ranks(4, everybody_to, 5).results
-    assert found == [(0, []), (0, []), (10, [1]), (0, [])]
 
 
 def test_the_bytes_that_the_recorder_counts_are_those_of_the_splits(ranks):

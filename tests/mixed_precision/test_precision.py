@@ -4,7 +4,6 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import nll_loss
 from torch.nn.utils import clip_grad_norm_
 
@@ -99,23 +98,6 @@ def test_one_infinity_makes_all_ranks_skip(ranks, world_size, who):
         assert all(map(torch.equal, weights, [w for _, _, w in results[0]]))
         assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
         assert largest_difference(weights[3], trained_by_hand(skipped=1)) < 1e-6
-
-
-def length_of_a_step(rank, world_size, order):
-    """How far a step of learning rate 1 goes on a gradient of length 50, scaled by 8."""
-    model = nn.Linear(3, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(model(torch.tensor([30.0, 40.0, 0.0])).sum()).backward()
-    order(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler)
-    return model.weight.norm().item()
-
-
-@pytest.mark.parametrize(
-    "order", [precision.finish_step, precision.look_then_average, precision.leave_out]
-)
-def test_the_true_gradients_are_clipped_to_1(ranks, order):
-    assert ranks(1, length_of_a_step, order).results[0] == pytest.approx(1, rel=1e-4)
 
 
 def test_ranks_that_leave_out_as_many_averages_differ_and_nobody_waits(ranks):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mgpu_tutorial.lab import film
-from mgpu_tutorial.model_parallel.tasks import in_order, pipeline_steps
 from mgpu_tutorial.pipelines import figures, stages
 from tests.pipelines.linear_stages import LinearStages, expected_of
 
@@ -25,19 +24,6 @@ def test_ranks_have_the_gradients_of_one_process(ranks, run, world_size, micro):
     results = ranks(world_size, on_linear_stages, micro, *run, trace=True).results
     torch.testing.assert_close([own for _, own in results], gradients, rtol=0, atol=1e-12)
     assert sum(results[-1][0]) == pytest.approx(loss)
-
-
-@pytest.mark.parametrize("world_size, micro", SIZES)
-def test_1f1b_works_in_its_order(ranks, world_size, micro):
-    """p - r forwards, then a backward and a forward in turns, as long as there are any."""
-    report = ranks(world_size, on_linear_stages, micro, *OWN[1], trace=True)
-    (tasks,) = pipeline_steps(report)
-    for rank in range(world_size):
-        first = min(micro, world_size - rank)
-        order = [f"F{i}" for i in range(first)]
-        for i in range(micro):
-            order += [f"B{i}"] + [f"F{first + i}"] * (first + i < micro)
-        assert in_order(tasks, rank) == order
 
 
 def test_an_output_is_sent_without_blocking_and_waited_for(ranks):

@@ -1,68 +1,32 @@
-"""The builds take right answers in any dress, and no wrong one."""
+"""The builds take right answers in other words, and say what is wrong with the others."""
 
 from mgpu_tutorial.step_time.builds import build
-from tests.builds import right_and_wrong
+from tests.builds import edited
 
-NAMES = "operations, rate, messages, stages, micro_batches, gradients, link"
-
-
-def seconds(*lines):
-    return f"def step_seconds({NAMES}):\n    " + "\n    ".join(lines) + "\n"
-
-
-def fit(*lines):
-    return "def alpha_beta(small, large, ranks):\n    " + "\n    ".join(lines) + "\n"
-
-
-SLOT = "slot = operations / rate + messages"
-ALL = "all = (micro_batches + stages - 1) * slot"
-SENT = "sent = gradients / link"
-BY_TIME = (
-    "share = 2 * (ranks - 1) / ranks",
-    "(n, b), (N, B) = small, large",
-    "t, T = share * n / b, share * N / B",
-)
-RIGHT = [
-    seconds(SLOT, ALL, SENT, "return all + max(0, sent - slot * 2 / 3), all + sent"),
-    seconds(
-        SLOT,
-        "bubble = 1 + (stages - 1) / micro_batches",
-        ALL.replace("(micro_batches + stages - 1)", "micro_batches * bubble"),
-        "least = all - 2 / 3 * slot + max(gradients / link, 2 / 3 * slot)",
-        "return [least, all + gradients / link]",
-    ),
-    fit(*BY_TIME, "beta = share * (N - n) / (T - t)", "return T - share * N / beta, beta"),
+BY_BUBBLE = """slot = operations / rate + messages
+    all = micro_batches * slot * (1 + (stages - 1) / micro_batches)
+    least = all - 2 / 3 * slot + max(gradients / link, 2 / 3 * slot)
+    return [least, all + gradients / link]"""
+HIDDEN, MOST = "most - min(sending, backward), most", "working + waiting + sending"
+STEP = [
+    (HIDDEN, "working + waiting + max(0, sending - backward), most"),
+    ("slot =…", BY_BUBBLE),
+    (MOST, "working", HIDDEN, "most, most", "three stages"),
+    ("stages - 1", "stages", HIDDEN, "most, most", "one micro-batch of 3 s"),
+    (HIDDEN, "most - sending, most", "5 s of sending: the least"),
+    ("2 / 3 * slot", "2 / 3 * operations / rate", "5 s of sending: the least seconds"),
+    (HIDDEN, "most, most", "1 s of sending"),
+    ("operations / rate + messages", "operations / rate")
+    + (HIDDEN, "most + messages, most + messages", "0.5 s of messages"),
 ]
-WRONG = [
-    (seconds(SLOT, "return micro_batches * slot, micro_batches * slot"), "three stages"),
-    (
-        seconds(SLOT, ALL.replace(" - 1", ""), SENT, "return all + sent, all + sent"),
-        "one micro-batch of 3 s",
-    ),
-    (seconds(SLOT, ALL, SENT, "return all, all + sent"), "5 s of sending: the least"),
-    (
-        seconds(
-            SLOT,
-            ALL,
-            SENT,
-            "hidden = min(sent, 2 / 3 * operations / rate)",
-            "return all + sent - hidden, all + sent",
-        ),
-        "5 s of sending: the least seconds",
-    ),
-    (seconds(SLOT, ALL, SENT, "return all + sent, all + sent"), "1 s of sending"),
-    (
-        seconds("slot = operations / rate", ALL, "return all + messages, all + messages"),
-        "0.5 s of messages",
-    ),
-    (fit("return small[0] / small[1], large[1]"), "2 ranks: the bandwidth"),
-    (
-        fit(
-            "(n, b), (N, B) = small, large",
-            "beta = (N - n) / (N / B - n / b)",
-            "return n / b - n / beta, beta",
-        ),
-        "8 ranks: the latency in µs: 11.4",
-    ),
+BY_TIME = """share = 2 * (ranks - 1) / ranks
+    (n, b), (N, B) = small, large
+    t, T = share * n / b, share * N / B
+    beta = share * (N - n) / (T - t)
+    return T - share * N / beta, beta"""
+FIT = [
+    ("sent =…", BY_TIME),
+    ("sent =…", "return small[0] / small[1], large[1]", "2 ranks: the bandwidth"),
+    ("2 * (ranks - 1) / ranks * nbytes", "nbytes", "8 ranks: the latency in µs: 11.4"),
 ]
-test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)
+test_right, test_wrong = edited(build, {"step_seconds": STEP, "alpha_beta": FIT})

@@ -19,44 +19,13 @@ from mgpu_tutorial.tensor_parallel.block import (
     parallelize,
     whole_of,
 )
-from mgpu_tutorial.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    CopyToRanks,
-    RowParallelLinear,
-    SumOverRanks,
-    shard,
-)
+from mgpu_tutorial.tensor_parallel.layers import shard
 
 
 def draw(seed, *shape):
     """Whole numbers as float64: their sums are exact in any order."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-9, 10, shape, generator=generator).double()
-
-
-def apply(rank, world_size, operator, length=3, length_after=3):
-    """Forward and backward of drawn activations; the output and the input's gradient."""
-    mine = draw(rank, 2, length, 5).requires_grad_()
-    result = operator.apply(mine)
-    # as it comes from a transposition: not contiguous
-    gradient = draw(100 + rank, 5, length_after, 2).transpose(0, 2)
-    kept = gradient.clone()
-    result.backward(gradient)
-    assert torch.equal(mine, draw(rank, 2, length, 5)) and torch.equal(gradient, kept)
-    return result.detach(), mine.grad
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("operator", [CopyToRanks, SumOverRanks])
-def test_f_and_g_are_each_the_backward_of_the_other(ranks, world_size, operator):
-    inputs = [draw(r, 2, 3, 5) for r in range(world_size)]
-    gradients = [draw(100 + r, 5, 3, 2).transpose(0, 2) for r in range(world_size)]
-    for rank, found in enumerate(ranks(world_size, apply, operator).results):
-        expected = {
-            CopyToRanks: (inputs[rank], sum(gradients)),
-            SumOverRanks: (sum(inputs), gradients[rank]),
-        }
-        assert largest_difference(found, expected[operator]) == 0
 
 
 @given(length=some.integers(1, 12), ranks=some.integers(1, 5), dim=some.integers(0, 1))
@@ -74,42 +43,6 @@ def test_shards_are_equal_and_make_the_whole(length, ranks, dim):
             parts.append(shard(whole, dim))
     assert torch.equal(torch.cat(parts, dim), whole)
     assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts)
-
-
-def two_layers():
-    """Linear layers from 3 to 24 to 5 features, in whole numbers."""
-    layers = nn.Linear(3, 24), nn.Linear(24, 5)
-    for layer in layers:
-        for p in layer.parameters():
-            p.data = draw(p.numel(), *p.shape)
-    return layers
-
-
-def run_layers(up, down):
-    """Output and input's gradient of both layers with a square between them."""
-    x = draw(1, 2, 4, 3).requires_grad_()
-    result = down(up(x).square())
-    result.backward(draw(2, 2, 4, 5))
-    return result.detach(), x.grad
-
-
-def cut_layers(rank, world_size):
-    """Output and gradient, then value and gradient of each parameter, put together."""
-    up, down = two_layers()
-    columns, rows = ColumnParallelLinear(up), RowParallelLinear(down)
-    found = [run_layers(columns, rows)]
-    for p in (*columns.parameters(), *rows.parameters()):
-        found.append((whole_of(p, p), whole_of(p.grad, p)))
-    return found
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_both_layers_are_the_whole_layers(ranks, world_size):
-    up, down = two_layers()
-    expected = [run_layers(up, down)]
-    expected += [(p, p.grad) for p in (*up.parameters(), *down.parameters())]
-    report = ranks(world_size, cut_layers)
-    assert largest_difference(report.results, [expected] * world_size) == 0
 
 
 # The block

@@ -15,7 +15,16 @@ from mgpu_tutorial.tensor_parallel_in_practice.sequence import (
     parallelize,
     sum_copies,
 )
-from tests.tensor_parallel.test_layers import apply, draw
+from tests.tensor_parallel.test_layers import draw
+
+
+def apply(rank, world_size, operator, length, length_after):
+    """Forward and backward of drawn activations; the output and the input's gradient."""
+    mine = draw(rank, 2, length, 5).requires_grad_()
+    result = operator.apply(mine)
+    # as it comes from a transposition: not contiguous
+    result.backward(draw(100 + rank, 5, length_after, 2).transpose(0, 2))
+    return result.detach(), mine.grad
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
