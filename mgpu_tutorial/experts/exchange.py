@@ -10,10 +10,7 @@ Group = dist.ProcessGroup | None  # None: all ranks
 
 
 class Exchange(torch.autograd.Function):
-    """Send `sent[r]` rows to rank r and receive `received[r]` from it.
-
-    The gradients take the same way back.
-    """
+    """Send `sent[r]` rows to rank r and receive `received[r]`; gradients go the way back."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, sent: list, received: list, group: Group = None) -> Tensor:

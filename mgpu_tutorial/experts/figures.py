@@ -8,12 +8,13 @@ import torch
 from mgpu_tutorial.experts.balance import load, move_bias, within_capacity
 from mgpu_tutorial.experts.exchange import combine, dispatch
 from mgpu_tutorial.experts.layer import Experts, choose, drawn
-from mgpu_tutorial.experts.parallel import WIDTH, Model, run
+from mgpu_tutorial.experts.parallel import Model, run
 from mgpu_tutorial.lab import RankFailed, Table, curves, frame, launch
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.report import Report
 
+WIDTH = 16
 FAR = 1e-12
 
 

@@ -6,8 +6,6 @@ from torch import Tensor, nn
 from mgpu_tutorial.experts.exchange import Group, combine, dispatch
 from mgpu_tutorial.experts.layer import Experts, drawn, run_experts
 
-WIDTH = 16
-
 
 class ExpertParallel(Experts):
     """The same layer, but each rank of the group keeps only its share of the experts."""
@@ -16,9 +14,7 @@ class ExpertParallel(Experts):
         super().__init__(experts, k)
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         if experts % ranks:
-            raise ValueError(
-                f"{experts} experts on {ranks} ranks: take a multiple of {ranks}."
-            )
+            raise ValueError(f"{experts} experts on {ranks} ranks: use a multiple of {ranks}")
         self.group = group
         self.up = nn.Parameter(self.up.detach().chunk(ranks)[rank].clone())
         self.down = nn.Parameter(self.down.detach().chunk(ranks)[rank].clone())
@@ -35,7 +31,7 @@ class Model(nn.Module):
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
-        self.below = nn.Parameter(drawn(4, WIDTH, WIDTH))
+        self.below = nn.Parameter(drawn(4, 16, 16))
         self.experts = experts
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,14 +40,12 @@ class Model(nn.Module):
 
 
 def run(model: Model, tokens: int = 24) -> Tensor:
-    """Forward and backward of this rank's share of `tokens`; returns the output.
-
-    The mean of the ranks' losses is the loss of all tokens, whatever the shares.
-    """
+    """Forward and backward of this rank's share of `tokens`; returns the output."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    data = drawn(5, 2, tokens, WIDTH)  # the input and its target
+    data = drawn(5, 2, tokens, 16)  # the input and its target
     x, target = data.tensor_split(world_size, dim=1)[rank]
     output = model(x)
-    loss = (output - target).square().sum() * world_size / (tokens * WIDTH)
+    # The mean of the ranks' losses is the loss of all tokens, whatever the shares.
+    loss = (output - target).square().sum() * world_size / (tokens * 16)
     loss.backward()
     return output.detach()

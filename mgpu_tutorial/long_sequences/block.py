@@ -63,6 +63,12 @@ def count_all(valid: Tensor) -> Tensor:
     return valid
 
 
+def part_of_mean(logits: Tensor, following: Tensor) -> Tensor:
+    """What this rank's tokens add to the mean loss over the tokens of all ranks."""
+    losses = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
+    return losses / count_all((following != -100).sum())
+
+
 def loss_and_gradients(
     rank: int,
     world_size: int,
@@ -75,12 +81,10 @@ def loss_and_gradients(
     torch.manual_seed(0)
     model, (tokens, following) = Block().double(), text()
     length = tokens.shape[1]
-    mine = tokens[:, deal(length, rank, world_size)]
-    wanted = following[:, deal_following(length, rank, world_size)]
+    tokens = tokens[:, deal(length, rank, world_size)]
+    following = following[:, deal_following(length, rank, world_size)]
     places = deal_places(length, rank, world_size)
-    logits = model(mine, places, attention, deal)
-    losses = cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
-    loss = losses / count_all((wanted != -100).sum())
+    loss = part_of_mean(model(tokens, places, attention, deal), following)
     loss.backward()
     loss = loss.detach()
     dist.all_reduce(loss)

@@ -58,10 +58,8 @@ def ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of neighbouring tokens: each rank has some heads of all tokens."""
     world_size, heads, kv_heads = dist.get_world_size(), q.shape[1], k.shape[1]
     if heads % world_size or (kv_heads % world_size and world_size % kv_heads):
-        raise ValueError(
-            f"{heads} heads and {kv_heads} of keys do not divide among {world_size} ranks: "
-            "take fewer ranks, or a ring, which cuts no head"
-        )
+        text = f"{heads} heads and {kv_heads} of keys do not divide among {world_size} ranks"
+        raise ValueError(f"{text}: take fewer ranks, or a ring, which cuts no head")
     k, v = (spread(x, max(world_size, kv_heads)) for x in (k, v))
     q, k, v = (Exchange.apply(x, 1, 2) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -139,7 +139,7 @@ def build_layer(rank, world_size, experts, k):
 @pytest.mark.parametrize(
     "experts, k, said",
     [
-        (6, 2, "6 experts on 4 ranks: take a multiple of 4."),
+        (6, 2, "6 experts on 4 ranks: use a multiple of 4"),
         (2, 3, "k is 3, but there are 2 experts: take a smaller k."),
     ],
 )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.long_sequences import figures, others, ring, theirs
+from mgpu_tutorial.long_sequences.block import loss_and_gradients
 from mgpu_tutorial.long_sequences.blocks import attend, merge
 from mgpu_tutorial.long_sequences.dealing import contiguous, striped, zigzag
 
@@ -114,17 +115,22 @@ def test_a_block_that_is_all_mask_changes_nothing():
 
 
 def too_few_heads(rank, world_size):
-    others.ulysses(*torch.randn(3, 1, 4, 4, 2))
+    others.ulysses(*torch.randn(3, 1, 2, 4, 2))
 
 
 def too_few_chunks(rank, world_size):
     ring.RingAttention.apply(*torch.randn(3, 1, 4, 3, 2), zigzag)
 
 
+def uneven_length(rank, world_size):
+    loss_and_gradients(rank, world_size, deal=contiguous)
+
+
 @pytest.mark.parametrize(
     "worker, says",
     [
-        (too_few_heads, "4 heads and 4 of keys do not divide among 3 ranks"),
+        (too_few_heads, "2 heads and 2 of keys do not divide among 3 ranks"),
+        (uneven_length, "32 tokens does not divide into 3 equal chunks: pad it to 33 tokens"),
         (too_few_chunks, "9 tokens does not divide into 6 equal chunks: pad it to 12 tokens"),
     ],
 )
