@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from mgpu_tutorial.comparison.figures import STORED, parts_table, summarise, table, time_parts
+from mgpu_tutorial.comparison import figures
+from mgpu_tutorial.comparison.figures import STORED, summarise, time_parts
 from mgpu_tutorial.comparison.training import SETUPS, Experiment, Setup, train_setup
 from mgpu_tutorial.lab import launch
 
@@ -128,7 +129,9 @@ def main() -> None:
         result["date"] = date.today().isoformat()
     for network, batch, side, _ in experiments:
         print(f"\n{network}, global batch {batch}, {side} x {side}")
-        print((parts_table if given.parts else table)(result, network))
+        print("" if given.parts else figures.table(result, network))
+    if given.parts:
+        print(figures.parts_picture(result))
     if given.save:
         save(result, kind)
 

@@ -29,9 +29,14 @@ from mgpu_tutorial.comparison.training import (
     wrap,
 )
 from mgpu_tutorial.lab import Table
+from mgpu_tutorial.lab.draw.drawing import INK
+from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.words import bytes_text
 
 STORED = Path(__file__).with_name("comparison.json")
+FORWARD = {"facecolor": "#a9c9e8", "edgecolor": INK, "linewidth": 0.6}
+BACKWARD = {**FORWARD, "facecolor": "#f2b36b", "hatch": "////"}
+NUMBER = {"facecolor": "white", "linewidth": 0, "pad": 1.2}
 
 
 class Parts(NamedTuple):
@@ -104,13 +109,31 @@ def table(result: dict[str, Any], network: str) -> Table:
     return Table(header, rows)
 
 
-def parts_table(result: dict[str, Any], network: str) -> Table:
-    """A row per setup: processor seconds of the parts of a step, and of all together."""
-    rows = [
-        [name, *(f"{part:.3f}" for part in (*parts, sum(parts)))]
-        for name, parts in result["rows"][network].items()
-    ]
-    return Table(["processor seconds", "forward", "backward", "update", "step"], rows)
+def parts_picture(result: dict[str, Any]) -> Plot:
+    """Processor seconds of forward and backward, and the step as a share of one device's."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    panels = figure.subplots(1, len(result["rows"]), sharey=True, squeeze=False)[0]
+    lines = []
+    for axes, (network, rows) in zip(panels, result["rows"].items(), strict=True):
+        forward, backward, _ = zip(*rows.values(), strict=True)
+        shares = [f"{sum(parts) / sum(rows['one device']):.2f}" for parts in rows.values()]
+        first = axes.barh(list(rows), forward, 0.72, label="forward", **FORWARD)
+        rest = axes.barh(list(rows), backward, 0.72, forward, label="backward", **BACKWARD)
+        for bars in (first, rest):
+            axes.bar_label(bars, fmt="%.1f", label_type="center", bbox=NUMBER)
+        axes.bar_label(rest, shares, padding=6, fontsize=11, fontweight="bold")
+        axes.set_title(network, loc="left", fontweight="bold")
+        axes.margins(x=0.25)
+        axes.tick_params(bottom=False, left=False, labelbottom=False, labelsize=11)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+        for name, f, b, share in zip(rows, forward, backward, shares, strict=True):
+            lines.append(f"{network}, {name}: {f:.2f} + {b:.2f} s, {share}")
+    axes.invert_yaxis()
+    look = {"loc": "outside upper right", "ncols": 2, "frameon": False}
+    figure.legend(*axes.get_legend_handles_labels(), **look)
+    return Plot(figure, "\n".join(lines))
 
 
 def bounds_table(

@@ -131,6 +131,12 @@ def test_each_rank_computes_its_share_and_sends_it_or_not(ranks):
     assert payload(report, "average False") == 0
 
 
+def test_the_picture_says_the_seconds_and_the_share_of_one_device():
+    rows = {"one device": [1.0, 2.5, 0.5], "half": [0.5, 1.0, 0.5]}
+    said = "net, one device: 1.00 + 2.50 s, 1.00\nnet, half: 0.50 + 1.00 s, 0.50"
+    assert repr(figures.parts_picture({"rows": {"net": rows}})) == said
+
+
 # What is counted without computing it
 
 
