@@ -19,7 +19,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 from handouts.answers import answers
 from handouts.notebook import ROOT, Notebook, Piece, elements, read, stringify, without_fold
 
-LINES = 29  # of code and outputs, on one slide
+LINES = 26  # of code and outputs, on one slide
 PICTURE = 15  # lines that a picture takes
 HEADING = 5
 DRAWINGS = "drawings"  # the folder beside the decks
@@ -114,7 +114,7 @@ class Deck:
         """True for what the hall should read: tasks, tables, formulas, the summary."""
         if TASK.match(piece.text) and self.lines > HEADING:
             self._again()
-        task = self.title == "Exercises" and role == "exercise"
+        task = self.title == "Exercises" and not piece.text.startswith("<details>")
         kinds = {element["t"] for element in elements(piece.blocks)}
         shown = kinds & {"Table", "DisplayMath", "Image"}
         return bool(task or shown) or self.title == "Summary"
@@ -135,7 +135,7 @@ class Deck:
         cell.metadata.pop("jupyter", None)
         if role == "solution":
             cell.source = without_fold(cell.source)
-        if role or pieces[0].cell in self.cleared:
+        if role or steps or pieces[0].cell in self.cleared:
             cell.outputs, cell.execution_count = [], None
             pieces = pieces[:1]
         if cell.source.startswith("edit("):
@@ -157,7 +157,7 @@ class Deck:
             image = next(e for e in elements(figure) if e["t"] == "Image")
             self._again()
             self.drawings.append(image["c"][2][0])
-            self._show(f"![{stringify(image)}]({DRAWINGS}/{self.drawings[-1]})")
+            self._show(f"![{stringify(image)}]({DRAWINGS}/{self.drawings[-1]})", lines=LINES)
 
     def _listing(self, pieces: list[Piece]) -> None:
         """Whole functions, as many on a slide as have room."""
