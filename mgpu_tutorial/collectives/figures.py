@@ -22,6 +22,17 @@ ARROW, MARGIN, LINE, LETTERS = 116, 10, 18, 38
 GAP = 14
 
 
+TREE_SAYS = (
+    "The ring cuts each rank's tensor into four chunks. The tree leaves it whole.",
+    "Ring: every rank sends a chunk. Tree: ranks 1 and 3 send their whole tensors.",
+    "Ring: every rank sends a chunk. Tree: rank 2 sends, and rank 0 has the sum.",
+    "Ring: each rank has one finished chunk. Tree: the sum goes back to rank 2.",
+    "Ring: finished chunks go on. Tree: the last two ranks hear the sum. It is done.",
+    "Ring: finished chunks go on. The tree was done after 4 steps.",
+    "Ring: done after 6 steps, but each sent only a quarter of the tensor.",
+)
+
+
 # What each rank holds before and after
 
 # Where an operation has its input; the others have theirs first.
@@ -170,10 +181,7 @@ def ring_film(
     tensor, original, sent = torch.full((world_size,), 10**rank), dist.isend, 0
 
     def look() -> None:
-        held = {}
-        for i, number in enumerate(tensor.tolist()):
-            digits = f"{number:0{world_size}d}"[::-1]
-            held[f"chunk {i}"] = [r for r in range(world_size) if digits[r] != "0"]
+        held = {f"chunk {i}": _parts(number) for i, number in enumerate(tensor.tolist())}
         frame(_ring_says(sent, world_size - 1), held)
 
     def isend(*args: object, **kwargs: object) -> object:
@@ -189,6 +197,10 @@ def ring_film(
     return tensor.tolist()
 
 
+def _parts(number: int) -> list[int]:
+    return [rank for rank, digit in enumerate(reversed(str(number))) if digit != "0"]
+
+
 def _ring_says(sent: int, each: int) -> str:
     """The sentence under a frame, after `sent` messages of `each` in both halves."""
     if sent == 0:
@@ -200,6 +212,53 @@ def _ring_says(sent: int, each: int) -> str:
         return f"Add up, {sent} of {each}: {what}."
     what = "a finished chunk goes on to the next rank, which keeps it"
     return f"Hand out, {sent - each} of {each}: {what}."
+
+
+# The tree beside it
+
+
+def tree_film(rank: int, world_size: int) -> list[int]:
+    """A step of the ring and a level of the tree at a time, on four ranks, as a film.
+
+    Up the tree the upper half of each pair sends its whole tensor, and down it is sent one.
+    """
+    ring, tree = torch.full((4,), 10**rank), torch.tensor([10**rank])
+    original, says, held, came = dist.isend, iter(TREE_SAYS), {}, {}
+    levels = iter([(1, True), (2, True), (2, False), (1, False)])
+
+    def look() -> None:
+        now = {f"ring {i}": _parts(number) for i, number in enumerate(ring.tolist())}
+        changed = [slot for slot in now if held and now[slot] != held[slot]]
+        came.update({slot: ((rank - 1) % 4, slot) for slot in changed})
+        held.update(now, tree=_parts(tree.item()))
+        frame(next(says), held, came)
+        came.clear()
+
+    def climb(apart: int, is_up: bool) -> None:
+        """Send or receive the whole tensor, if it is this rank's turn."""
+        place = rank % (2 * apart)
+        peer = rank + apart if place == 0 else rank - apart
+        if place not in (0, apart):
+            return
+        if (place == apart) == is_up:
+            dist.send(tree, peer)
+            return
+        incoming = torch.empty_like(tree)
+        dist.recv(incoming, peer)
+        tree.copy_(tree + incoming if is_up else incoming)
+        came["tree"] = peer, "tree"
+
+    def isend(*args: object) -> object:
+        look()
+        if level := next(levels, None):
+            climb(*level)
+        return original(*args)
+
+    dist.isend = isend
+    ring_all_reduce(ring)
+    dist.isend = original
+    look()
+    return [*ring.tolist(), tree.item()]
 
 
 # Times

@@ -103,6 +103,8 @@ def follow_buckets(rank: int, world_size: int, seen: list[Buckets]) -> None:
     thirds = [["head", "body.5", "body.4"], ["body.3", "body.2"], ["body.1", "body.0"]]
     for iteration, buckets in enumerate(seen[:2], 1):
         ready, sent = [], 0
+        count = "one bucket" if len(buckets) == 1 else f"{len(buckets)} buckets"
+        _note_frame(f"Iteration {iteration} begins, with {count}.", buckets, ready, sent)
         for layers in thirds:
             ready += [name for name in sum(buckets, []) if name.rpartition(".")[0] in layers]
             before = sent

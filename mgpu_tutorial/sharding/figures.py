@@ -171,34 +171,49 @@ def gathered_table() -> Table:
 
 
 class FilmedBlock(Block):
-    """Shows after each change which shards of each block a rank has; `row` has all blocks."""
+    """Shows after each change what of each block a rank has; `row` has all blocks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.gradient = None  # of the whole block
+        self.shard.register_post_accumulate_grad_hook(self.scattered)
 
     def look(self, says: str) -> None:
-        held = {
-            f"block {i}": [dist.get_rank()] if block.whole is None else range(2)
-            for i, block in enumerate(self.row)
-        }
-        tensors = [t for b in self.row for t in (b.shard, b.whole) if t is not None]
-        frame(says, held, nbytes=sum(t.nbytes for t in tensors))
+        mine, held, tensors = [dist.get_rank()], {}, []
+        for i, block in enumerate(self.row):
+            held[f"block {i}"] = mine if block.whole is None else range(2)
+            own = mine if block.gradient is not None else []
+            held[f"gradient {i}"] = own if block.shard.grad is None else range(2)
+            tensors += block.shard, block.whole, block.gradient, block.shard.grad
+        nbytes = sum(t.nbytes for t in tensors if t is not None)
+        frame(says, held, nbytes=nbytes)
 
     def unshard(self) -> torch.Tensor:
         whole = super().unshard()
         self.whole = whole.detach()
         caller = "forward" if torch.is_grad_enabled() else "unpack"
-        self.look(f"Block {self.row.index(self)}, {caller}: unshard, by an all-gather.")
+        self.look(f"{self.name}, {caller}: unshard, by an all-gather. Then it computes.")
         return whole
 
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
         super().reshard()
-        caller = "forward" if gradient is None else "the gradient's hook"
-        self.look(f"Block {self.row.index(self)}, {caller}: reshard.")
+        self.gradient = gradient
+        if gradient is None:
+            self.look(f"{self.name}, forward: reshard.")
+        else:
+            self.look(f"{self.name}, the gradient's hook: reshard. Its gradient stays.")
+
+    def scattered(self, shard: nn.Parameter) -> None:
+        self.gradient = None
+        says = "the gradients' sum, and its own shard only, by a reduce-scatter."
+        self.look(f"{self.name}, Gather.backward: {says}")
 
 
 def film_blocks(rank: int, world_size: int) -> None:
     """One forward and backward of two blocks, a frame after each change."""
     tower = nn.Sequential(*map(FilmedBlock, new_tower()[:2]))
-    for block in tower:
-        block.row = list(tower)  # a plain list is no submodule
+    for i, block in enumerate(tower):
+        block.row, block.name = list(tower), f"Block {i}"  # a plain list is no submodule
     tower[0].look("Between steps each rank has its shard of every block.")
     loss_of(tower, 0, rank, world_size).backward()
 

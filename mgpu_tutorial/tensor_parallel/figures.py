@@ -104,9 +104,9 @@ def travel(
 ) -> None:
     """Two products of the first token x, and their gradients; a film of what a rank holds.
 
-    The loss is the sum of the result. What all ranks have alike is in a colour of its own.
+    The loss is the sum of the result. What all ranks have alike is grey.
     """
-    held, same = {}, world_size
+    held, same = {}, 7  # grey: no rank's colour here
 
     def hold(slot: str, value: torch.Tensor, owner: int = rank) -> None:
         held[slot] = " ".join(map(str, value.flatten().tolist())), owner

@@ -1,4 +1,4 @@
-"""Apparatus, not the lesson: errors, bytes and rounding in tables, a film and a picture."""
+"""Apparatus, not the lesson: errors, bytes and rounding in tables, films and a picture."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +17,7 @@ from mgpu_tutorial.lab.record.traffic import ring_passes
 from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel.block import copies, copies_that_differ
 from mgpu_tutorial.tensor_parallel.figures import distances, whole
+from mgpu_tutorial.tensor_parallel_in_practice.sequence import gathered, scattered_sum
 from mgpu_tutorial.tensor_parallel_in_practice.torch_plan import on_a_mesh, step_on_a_mesh
 from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
     gradients_of,
@@ -30,7 +31,61 @@ from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
 Prepare = Callable[[SmallTransformer], SmallTransformer]
 
 
-# Two dimensions
+GREY = 7  # the number of a colour that is no rank's here
+
+
+# The vocabulary, the sequence and the mesh as films
+
+
+def share_vocabulary(rank: int, world_size: int) -> float:
+    """A token through embedding, head and loss on two ranks, which have three tokens each."""
+    logits = torch.tensor([[1.0, 3.0, 2.0], [4.0, 0.0, 5.0]])[rank]
+    largest, here = logits.max(), torch.tensor(float(rank))  # token 4 is on rank 1
+    held = {"tokens": ("0 1 2", "3 4 5")[rank]}
+    frame("Each rank has the rows of three tokens. It has to look up token 4.", held)
+    held["lookup"] = ("zeros", "row 4")[rank]
+    frame("The rank that has token 4 takes its row. The other takes zeros.", held)
+    dist.all_reduce(here)
+    held["lookup"] = "row 4", GREY
+    frame("g adds them up, by an all-reduce: every rank has the right row.", held)
+    held |= {"logits": " ".join(f"{number:g}" for number in logits), "max": f"{largest:g}"}
+    frame(
+        "After the head each rank has the logits of its own tokens, and their maximum.", held
+    )
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    held["max"] = f"{largest:g}", GREY
+    frame("All-reduce: the largest logit of all. Every rank subtracts it.", held)
+    total, right = (logits - largest).exp().sum(), torch.zeros(())
+    if rank == 0:  # the right next token is 0
+        right = logits[0] - largest
+    held |= {"sum": f"{total:.2f}", "right": f"{right:g}"}
+    says = "Each has a part of the sum. The right token is 0: rank 0 has its logit, 1 − 5."
+    frame(says, held)
+    dist.all_reduce(total)
+    dist.all_reduce(right)
+    held |= {"sum": (f"{total:.2f}", GREY), "right": (f"{right:g}", GREY)}
+    frame("Two more all-reduces, and every rank has the loss: log(sum) − right.", held)
+    return (total.log() - right).item()
+
+
+def share_sequence(rank: int, world_size: int) -> torch.Tensor:
+    """A layer of attention on two ranks: four tokens in two slices, four heads."""
+    tokens = torch.full((1, 2, 1), float(rank))
+    held = {"slice": ("0 1", "2 3")[rank]}
+    frame("Norm: each rank has two of the four tokens, and all their features.", held)
+    whole, other = gathered(tokens), 1 - rank
+    held["input"] = range(world_size)
+    says = "All-gather, in place of f: every rank has both slices."
+    frame(says, held, {"input": (other, "slice")})
+    held["heads"] = ("0 1", "2 3")[rank]
+    frame("Attention: each rank computes its own heads, for all tokens.", held)
+    held["product"] = [rank]
+    frame("Its rows of the last matrix: a part of the sum, for all tokens.", held)
+    mine = scattered_sum(whole)
+    held["sum"] = range(world_size)
+    says = "Reduce-scatter, in place of g: the whole sum, but only for its own slice."
+    frame(says, held, {"sum": (other, "product")})
+    return mine
 
 
 def travel(rank: int, world_size: int) -> None:

@@ -24,6 +24,7 @@ their steps (`step=`). The film is a cell's result: it steps in JupyterLab and o
 plays by itself where no script runs, and is a strip of at most six frames in print.
 """
 
+import html
 import json
 import textwrap
 from collections import defaultdict
@@ -103,7 +104,9 @@ class Film:
             for i, frame in enumerate(self.frames)
         )
         steps = f"<details><summary>The steps side by side</summary>{figures}</details>"
-        return f'<div class="film">{animated(self.frames).html()}{steps}</div>'
+        said = f"<pre>{html.escape(repr(self))}</pre>"  # where a viewer takes pictures out
+        words = f"<details><summary>The steps in words</summary>{said}</details>"
+        return f'<div class="film">{animated(self.frames).html()}{steps}{words}</div>'
 
     def _repr_mimebundle_(self, **_: object) -> dict:
         return self.widget()._repr_mimebundle_() | {
