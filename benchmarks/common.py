@@ -5,27 +5,35 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mgpu_tutorial.lab import launch
+from mgpu_tutorial.lab import Table, launch
 
 
-def options(doc: str, **defaults: int) -> argparse.Namespace:
-    """The numbers that the command line gives, such as --ranks 4; else these."""
+def options(doc: str, *flags: str, **defaults: int) -> argparse.Namespace:
+    """What the command line gives: numbers such as --ranks 4, else these; and flags."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
     for name, default in defaults.items():
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=int, default=default, help=f"instead of {default}")
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name in flags:
+        parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_args()
 
 
-def repeat(repeats: int, ranks: int, worker: Callable, *args: Any) -> dict[str, list]:
-    """What rank 0 of each of several launches returns under each name."""
-    returned: dict[str, list] = {}
-    for _ in range(repeats):
-        report = launch(worker, ranks, *args, device="cpu", timeout=600)
-        for name, value in report.results[0].items():
-            returned.setdefault(name, []).append(value)
-    return returned
+def all_turns(given: argparse.Namespace, worker: Callable, *args: Any) -> dict[Any, list]:
+    """What rank 0 measured under each name, in the turns of all launches."""
+    turns: dict[Any, list] = {}
+    for _ in range(given.repeats):
+        report = launch(worker, given.ranks, *args, device="cpu", timeout=600)
+        for name, measured in report.results[0].items():
+            turns.setdefault(name, []).extend(measured)
+    return turns
+
+
+def show(given: argparse.Namespace, header: Sequence[str], rows: list) -> None:
+    """The table, and with what it was measured."""
+    numbers = ", ".join(f"{name} {number}" for name, number in vars(given).items())
+    print(f"gloo on CPU: {numbers}")
+    print(Table(header, rows))
 
 
 def median_ms(seconds: Sequence[float], digits: int = 1) -> float:
@@ -33,7 +41,7 @@ def median_ms(seconds: Sequence[float], digits: int = 1) -> float:
     return round(1e3 * statistics.median(seconds), digits)
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float], digits: int = 2) -> str:
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """How many times as long ours takes: the median over the turns of their two times."""
     pairs = zip(ours, theirs, strict=True)
-    return f"{statistics.median(our / their for our, their in pairs):.{digits}f}"
+    return f"{statistics.median(our / their for our, their in pairs):.2f}"

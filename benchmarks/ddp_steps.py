@@ -10,7 +10,7 @@ two steps in one turn. Then the same over a network that is set to
 
 from functools import partial
 
-from common import median_ms, options, ratio, repeat
+from common import all_turns, median_ms, options, ratio, show
 
 from mgpu_tutorial.ddp_buckets.experiments import (
     WRAPPERS,
@@ -19,7 +19,6 @@ from mgpu_tutorial.ddp_buckets.experiments import (
     finish_gradient_synchronization,
     wrap,
 )
-from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.shared.cost_model.links import Link
 
@@ -62,13 +61,10 @@ def main() -> None:
     given = options(__doc__, ranks=2, steps=15, repeats=5)
     rows = []
     for size, (setting, cap) in SIZES.items():
-        runs = repeat(given.repeats, given.ranks, time_steps, setting, cap, given.steps)
-        seconds = {name: sum(runs[name], []) for name in runs}
-        for name in runs:
-            times = median_ms(seconds[name]), ratio(seconds[name], seconds[REAL])
-            rows.append([size, name, *times])
-    print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
-    print(Table(["gradients", "wrapper", "ms a step", "by torch's DDP"], rows))
+        turns = all_turns(given, time_steps, setting, cap, given.steps)
+        for name, seconds in turns.items():
+            rows.append([size, name, median_ms(seconds), ratio(seconds, turns[REAL])])
+    show(given, ["gradients", "wrapper", "ms a step", "by torch's DDP"], rows)
 
 
 if __name__ == "__main__":

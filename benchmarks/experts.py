@@ -13,11 +13,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from common import median_ms, options, ratio, repeat
+from common import all_turns, median_ms, options, ratio, show
 
 from mgpu_tutorial.experts.exchange import combine, dispatch
 from mgpu_tutorial.experts.layer import run_experts
-from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.measure import in_turns
 
 TOKENS, EXPERTS, K, WIDTH, HIDDEN = 512, 8, 2, 256, 1024
@@ -52,15 +51,13 @@ def time_shares(rank: int, world_size: int, steps: int) -> dict[float, list[floa
 
 def main() -> None:
     given = options(__doc__, ranks=4, steps=10, repeats=3)
-    runs = repeat(given.repeats, given.ranks, time_shares, given.steps)
-    turns = {share: sum(runs[share], []) for share in SHARES}
+    turns = all_turns(given, time_shares, given.steps)
     rows = []
     for share in SHARES:
         busiest = (1 - share) + share * given.ranks
         times = ratio(turns[share], turns[0.0])
         rows.append([f"{share:.0%}", f"{busiest:.2f}", median_ms(turns[share]), times])
-    print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
-    print(Table(["to rank 0", "busiest", "ms", "times even"], rows))
+    show(given, ["to rank 0", "busiest", "ms", "times even"], rows)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ bytes that a rank sends.
 from functools import partial
 
 import torch
-from common import median_ms, options, repeat
+from common import all_turns, median_ms, options, show
 
-from mgpu_tutorial.lab import Ledger, Table
+from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.long_sequences.dealing import contiguous
@@ -31,7 +31,7 @@ HEADS, SIZE = 8, 32
 
 def measure(
     rank: int, world_size: int, tokens: int, kv_heads: int, turns: int
-) -> dict[str, tuple[int, list[float], list[float]]]:
+) -> dict[str, list[tuple[int, float, float]]]:
     """The kept bytes of each way, and the seconds of its forward and of its backward."""
     shapes = [(1, heads, tokens // world_size, SIZE) for heads in (HEADS, kv_heads, kv_heads)]
     inputs = [torch.randn(shape).requires_grad_() for shape in shapes]
@@ -53,27 +53,23 @@ def measure(
         (part, name): partial(part, name) for name in WAYS for part in (forward, backward)
     }
     seconds = in_turns(parts, turns, warm_up=1)
-    return {
-        name: (kept[name], seconds[forward, name], seconds[backward, name]) for name in WAYS
-    }
+    times = {n: zip(seconds[forward, n], seconds[backward, n], strict=True) for n in WAYS}
+    return {name: [(kept[name], *both) for both in times[name]] for name in WAYS}
 
 
 def main() -> None:
     given = options(__doc__, ranks=2, tokens=1024, turns=5, repeats=1)
     rows = []
     for kv_heads in (HEADS, 2):
-        call = given.tokens, kv_heads, given.turns
-        runs = repeat(given.repeats, given.ranks, measure, *call)
-        for (name, launches), method in zip(runs.items(), SENDS, strict=True):
-            kept = launches[0][0]
-            times = [sum((one[part] for one in launches), []) for part in (1, 2)]
+        runs = all_turns(given, measure, given.tokens, kv_heads, given.turns)
+        for (name, turns), method in zip(runs.items(), SENDS, strict=True):
+            (kept, *_), *times = zip(*turns, strict=True)
             group = HEADS // kv_heads
             numbers = sent_by_formula(method, given.ranks, HEADS * SIZE, group, given.tokens)
             row = [kv_heads, name, *map(median_ms, times)]
             rows.append([*row, bytes_text(kept), bytes_text(4 * numbers)])
-    print(f"{given.ranks} ranks, gloo on CPU, {given.tokens} tokens, {HEADS} heads of {SIZE}")
     header = ["KV heads", "", "forward ms", "backward ms", "kept", "sent in forward"]
-    print(Table(header, rows))
+    show(given, header, rows)
 
 
 if __name__ == "__main__":

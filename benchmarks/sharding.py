@@ -11,12 +11,11 @@ gradients and Adam's moments.
 from functools import partial
 
 import torch
-from common import median_ms, options, ratio, repeat
+from common import all_turns, median_ms, options, ratio, show
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
-from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.sharding.figures import held_by
 from mgpu_tutorial.sharding.stages import Prepared, zero_1, zero_2, zero_3
@@ -58,7 +57,7 @@ STAGES = {
 
 def time_stages(
     rank: int, world_size: int, model: dict[str, int], batch: tuple[int, int], steps: int
-) -> dict[str, tuple[list[float], int]]:
+) -> dict[str, list[tuple[float, int]]]:
     """The seconds of each step with each stage, and the bytes that a rank then holds."""
     made = {name: SmallTransformer(**model, tied=False) for name in STAGES}
     prepared = {name: prepare(made[name]) for name, prepare in STAGES.items()}
@@ -71,22 +70,20 @@ def time_stages(
 
     actions = {name: partial(step, one) for name, one in prepared.items()}
     seconds = in_turns(actions, steps, warm_up=2)
-    return {name: (seconds[name], sum(held_by(one))) for name, one in prepared.items()}
+    held = {name: sum(held_by(one)) for name, one in prepared.items()}
+    return {name: [(taken, held[name]) for taken in seconds[name]] for name in STAGES}
 
 
 def main() -> None:
     given = options(__doc__, ranks=2, steps=10, repeats=3)
     rows = []
     for size, (model, batch) in SIZES.items():
-        what = time_stages, model, batch, given.steps
-        runs = repeat(given.repeats, given.ranks, *what)
-        seconds = {name: sum((taken for taken, _ in runs[name]), []) for name in runs}
-        for name in runs:
-            times = median_ms(seconds[name]), ratio(seconds[name], seconds["fully_shard"])
-            _, nbytes = runs[name][-1]
-            rows.append([size, name, *times, f"{nbytes / 1e6:.1f}"])
-    print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
-    print(Table(["parameters", "way", "ms a step", "by fully_shard", "MB on a rank"], rows))
+        turns = all_turns(given, time_stages, model, batch, given.steps)
+        seconds = {name: [taken for taken, _ in turns[name]] for name in turns}
+        for name, taken in seconds.items():
+            times = median_ms(taken), ratio(taken, seconds["fully_shard"])
+            rows.append([size, name, *times, f"{turns[name][0][1] / 1e6:.1f}"])
+    show(given, ["parameters", "way", "ms a step", "by fully_shard", "MB on a rank"], rows)
 
 
 if __name__ == "__main__":

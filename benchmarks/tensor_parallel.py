@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from common import median_ms, options, ratio, repeat
+from common import all_turns, median_ms, options, ratio, show
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import (
@@ -20,7 +20,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.tensor_parallel.block import Block, parallelize
 
@@ -47,11 +46,7 @@ WAYS = {"ours": parallelize, "PyTorch's": by_torch}
 
 
 def time_ways(
-    rank: int,
-    world_size: int,
-    model: tuple[int, int, int],
-    batch: tuple[int, int],
-    steps: int,
+    rank: int, world_size: int, model: tuple, batch: tuple[int, int], steps: int
 ) -> dict[str, list[tuple[float, float]]]:
     """The seconds of each way's forward and of its backward, in turns."""
     width, heads, depth = model
@@ -78,16 +73,15 @@ def main() -> None:
     given = options(__doc__, ranks=2, steps=10, repeats=3)
     rows = []
     for size, (model, batch) in SIZES.items():
-        runs = repeat(given.repeats, given.ranks, time_ways, model, batch, given.steps)
-        ours, theirs = (sum(runs[name], []) for name in WAYS)
+        turns = all_turns(given, time_ways, model, batch, given.steps)
         row: list[object] = [size]
-        for part in range(2):  # forward, backward
-            mine, other = ([turn[part] for turn in turns] for turns in (ours, theirs))
-            row += [median_ms(mine), median_ms(other), ratio(mine, other)]
+        for ours, theirs in zip(
+            *(zip(*turns[name], strict=True) for name in WAYS), strict=True
+        ):
+            row += [median_ms(ours), median_ms(theirs), ratio(ours, theirs)]
         rows.append(row)
-    print(f"{given.ranks} ranks, gloo on CPU, {given.repeats} runs of {given.steps} steps")
     head = [f"{part} {what}" for part in ("forward", "backward") for what in COLUMNS]
-    print(Table(["parameters", *head], rows))
+    show(given, ["parameters", *head], rows)
 
 
 if __name__ == "__main__":

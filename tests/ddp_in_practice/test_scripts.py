@@ -69,6 +69,7 @@ def test_the_ranks_train_what_one_process_trains_and_one_stores_it(
     torch.testing.assert_close(stored, train_by_hand(batches), rtol=0, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys, monkeypatch):
     seen = []
 

@@ -80,6 +80,7 @@ def losses_of_one_process(steps):
     return losses
 
 
+@pytest.mark.slow
 def test_whole_gradients_learn_as_one_process_and_signs_only_with_their_rest(ranks):
     losses = {
         name: figures.mean_losses(ranks(2, hooks.train_digits, name)) for name in hooks.HOOKS

@@ -18,6 +18,7 @@ def written_by_hand(prompt, count):
     return decode(characters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_write_what_one_process_writes_without_a_cache(ranks, world_size):
     for found, margin in ranks(world_size, ask.write, "Returns ", 12).results:

@@ -105,6 +105,7 @@ def test_a_run_changes_its_plan_and_nobody_sees_it(ranks, tmp_path):
     assert losses == pytest.approx(trained_by_hand(5)[0], abs=1e-11)
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_formula(ranks):
     for words in ("dp=2,tp=2", "tp=2,pp=2", "dp=4,zero=1"):
         report = ranks(4, train, words, steps=1, trace=True)

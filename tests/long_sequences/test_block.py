@@ -34,6 +34,7 @@ def test_loss_and_gradients_are_those_of_one_process(ranks, one, world_size):
         assert largest_difference(gradients, one[1]) < 1e-13
 
 
+@pytest.mark.slow
 def test_so_they_are_by_all_gather_and_by_heads():
     assert {row[2] for row in figures.equality().rows} == {"below 1e-13"}
 

@@ -36,6 +36,7 @@ def trained_by_hand(steps, weights, autocast):
         return before, loss(0, 600).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, steps, weights, autocast",
     [

@@ -14,6 +14,7 @@ from tests.model_parallel.test_micro_batches import Stages, batch
 from tests.model_parallel.test_split_resnet import PLACES
 
 
+@pytest.mark.slow
 def test_units_add_up_to_the_network():
     measured, few = figures.measure(128, 64), figures.measure(8, 64)
     assert sum(unit.parameters for unit in measured.values()) == 25_557_032

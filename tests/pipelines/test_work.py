@@ -18,6 +18,7 @@ def test_the_stages_of_a_rank_share_its_pauses(monkeypatch, per_rank):
     assert [per_rank * pause for pause in pauses] == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cuts", [(), ("layer3.0",), ("maxpool", "layer2.3", "avgpool", "fc")]
 )
@@ -30,6 +31,7 @@ def test_a_stage_turns_the_shape_before_it_into_the_next(cuts):
     assert list(x.shape) == work.shape(count, count, 2) == [2, 1000]
 
 
+@pytest.mark.slow
 def test_a_stage_is_drawn_alike_on_every_rank_and_has_its_own_weights_only():
     work = ResNetStages(("layer1.1", "fc"))
     once, again = work.module(1, 3), work.module(1, 3)

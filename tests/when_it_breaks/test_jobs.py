@@ -79,6 +79,7 @@ def in_the_same_order(rank, world_size, how):
     return samples.item(), round(rate.item(), 3)
 
 
+@pytest.mark.slow
 def test_the_same_order_mends_the_job_and_asynchronous_calls_do_not(ranks):
     assert figures.order_remedy() == "b"
     assert ranks(3, in_the_same_order, "b").results == [(303.0, 0.1)] * 3
