@@ -10,7 +10,6 @@ import gc
 import linecache
 import sys
 import types
-from pkgutil import walk_packages
 
 import cloudpickle
 import pytest
@@ -43,20 +42,20 @@ def pytest_configure(config):
     gc.disable()  # until all is imported: it would look at each module again and again
     import torch
 
-    import mgpu_tutorial
-    from mgpu_tutorial.lab.run import server
-
     torch.set_num_threads(1)  # as the ranks have; on a busy machine more only wait
-    server.PRELOAD += [
-        module.name
-        for module in walk_packages(mgpu_tutorial.__path__, "mgpu_tutorial.")
-        if module.name.split(".")[1] in mgpu_tutorial.CHAPTERS
-    ]
-    server.PRELOAD += ["pytest", "psutil", "torch.distributed.checkpoint.state_dict"]
 
 
 def pytest_collection_finish():
     """All is imported, and stays; Python need not look for garbage in it."""
+    from mgpu_tutorial import CHAPTERS
+    from mgpu_tutorial.lab.run import server
+
+    server.PRELOAD += [
+        name
+        for name in sys.modules
+        if name.startswith("mgpu_tutorial.") and name.split(".")[1] in CHAPTERS
+    ]
+    server.PRELOAD += ["pytest", "psutil", "torch.distributed.checkpoint.state_dict"]
     gc.collect()
     gc.freeze()
     gc.enable()
