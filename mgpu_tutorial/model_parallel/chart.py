@@ -8,7 +8,12 @@ from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.model_parallel.tasks import Task, duration, idle_share, in_order
 
 IDLE = "#e4e4e4"
-LOOKS = {"F": (0.22, "forward"), "B": (1.0, "backward")}  # strength of the row's colour
+LOOKS = {  # strength of the row's colour
+    "F": (0.22, "forward"),
+    "B": (1.0, "backward"),
+    "I": (1.0, "backward, input"),
+    "W": (0.55, "backward, weights"),
+}
 WIDTH, LEFT, RIGHT = 9.0, 0.11, 0.02  # inches; the margins are shares of the width
 SMALLEST = 6.0  # points: a smaller number could not be read
 
@@ -30,7 +35,7 @@ def pipeline_chart(tasks: Sequence[Task], title: str, row_name: str = "rank") ->
         height = 0.84 / len(stages[key[0]])
         y = rows.index(key[0]) - 0.42 + height * stages[key[0]].index(key[1])
         _boxes(axes, alike, start, (y, height), length)
-    _legend(figure)
+    _legend(figure, {t.kind for t in tasks})
     axes.set_title(f"{title}: idle {idle_share(tasks):.0%}", loc="left", fontsize=12)
     text = "\n".join(f"{row_name} {n}: {' '.join(in_order(tasks, n))}" for n in rows)
     return Plot(figure, f"{title}\n{text}")
@@ -79,11 +84,11 @@ def _mixed(fill: str, strength: float) -> str:
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
-def _legend(figure) -> None:
+def _legend(figure, kinds: set[str]) -> None:
     from matplotlib.patches import Patch
 
     patches = []
-    for kind, (strength, meaning) in LOOKS.items():
+    for kind, (strength, meaning) in ((k, LOOKS[k]) for k in LOOKS if k in kinds):
         fill = _mixed(tone(0).fill, strength)  # a grey box would look idle
         patches.append(Patch(facecolor=fill, edgecolor=INK, label=f"{kind}: {meaning}"))
     patches.append(Patch(facecolor=IDLE, edgecolor=INK, linewidth=0.5, label="idle"))

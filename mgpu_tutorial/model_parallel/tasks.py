@@ -1,7 +1,8 @@
 """The steps of a pipeline: which stage worked on which micro-batch, and when.
 
 A rank marks each task with `span("F 2 5")`: the forward of stage 2 on micro-batch 5. B is a
-backward. A `span("step")` stands around each step.
+backward; of a split one I is the half for the input and W the half for the weights. A
+`span("step")` stands around each step.
 """
 
 import re
@@ -30,7 +31,7 @@ def pipeline_steps(report: Report) -> list[list[Task]]:
         step = -1
         for event in (e for e in report.events if e.rank == rank and e.kind == "span"):
             step += event.note == "step"
-            mark = re.fullmatch(r"([FB]) (\d+) (\d+)", event.note)
+            mark = re.fullmatch(r"([FBIW]) (\d+) (\d+)", event.note)
             if mark and event.end is not None:
                 kind, stage, micro = mark[1], int(mark[2]), int(mark[3])
                 steps[step].append(Task(rank, stage, kind, micro, event.begin, event.end))
@@ -56,10 +57,10 @@ def idle_share(tasks: Sequence[Task]) -> float:
 
 
 def in_flight(tasks: Sequence[Task], row: int) -> int:
-    """The most micro-batches that a row held: forward done, backward not yet."""
+    """The most micro-batches that a row held: forward done, backward (or I) not yet."""
     waiting = [0]
     for name in in_order(tasks, row):
-        waiting.append(waiting[-1] + (1 if name[0] == "F" else -1))
+        waiting.append(waiting[-1] + {"F": 1, "W": 0}.get(name[0], -1))
     return max(waiting)
 
 

@@ -1,6 +1,5 @@
 """Apparatus, not the lesson: pipelines timed and shown, and one process beside them."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from mgpu_tutorial.model_parallel.tasks import (
     in_flight,
     pipeline_steps,
 )
-from mgpu_tutorial.pipelines.schedules import bubble, build_pipeline
+from mgpu_tutorial.pipelines.schedules import build_pipeline
 from mgpu_tutorial.pipelines.work import Pauses, Work
 
 
@@ -62,7 +61,8 @@ def mark(stage: PipelineStage) -> None:
         original = getattr(stage, name)
 
         def call(i: int, *args: Any, **kwargs: Any) -> Any:
-            with span(f"{kind} {stage.stage_index} {i}"):
+            is_half = kind == "B" and not kwargs.get("full_backward", True)
+            with span(f"{'I' if is_half else kind} {stage.stage_index} {i}"):
                 result = original(i, *args, **kwargs)
                 if torch.cuda.is_initialized():  # a GPU works on after its call returned
                     torch.cuda.synchronize()
@@ -72,6 +72,7 @@ def mark(stage: PipelineStage) -> None:
 
     wrap("forward_one_chunk", "F")
     wrap("backward_one_chunk", "B")
+    wrap("backward_weight_one_chunk", "W")
 
 
 # Slot by slot
@@ -117,11 +118,6 @@ def held(tasks: Sequence[Task]) -> str:
     rows = sorted({task.row for task in tasks})
     stages = len({task.stage for task in tasks}) // len(rows)
     return ", ".join(f"{in_flight(tasks, row) / stages:g}" for row in rows)
-
-
-def fewest(ranks: int, limit: float) -> int:
-    """The fewest micro-batches with which the bubble stays under `limit`."""
-    return next(micro for micro in itertools.count(1) if bubble(ranks, micro) < limit)
 
 
 def beside_one(results: Sequence[tuple], work: Work, micro: int) -> str:

@@ -15,13 +15,14 @@ SCHEDULES = {
     "GPipe": pp.ScheduleGPipe,
     "1F1B": pp.Schedule1F1B,
     "interleaved 1F1B": pp.ScheduleInterleaved1F1B,
+    "zero bubble": pp.ScheduleZBVZeroBubble,
 }
 
 
 def stages_on_rank(schedule: str, rank: int, world_size: int) -> list[int]:
-    """The stages that `rank` has: one, or two in rounds, 0 1 0 1."""
-    is_interleaved = schedule == "interleaved 1F1B"
-    return [rank, world_size + rank] if is_interleaved else [rank]
+    """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
+    second = {"interleaved 1F1B": world_size + rank, "zero bubble": 2 * world_size - 1 - rank}
+    return [rank, second[schedule]] if schedule in second else [rank]
 
 
 def bubble(ranks: int, micro: int, stages_per_rank: int = 1) -> float:
@@ -59,6 +60,7 @@ def build_pipeline(
         goes_in = torch.empty(*work.shape(index, count, micro)).requires_grad_(index > 0)
         comes_out = torch.empty(*work.shape(index + 1, count, micro)).requires_grad_()
         shapes = {"input_args": goes_in, "output_args": comes_out}
+        shapes["dw_builder"] = getattr(module, "dw_builder", None)
         stages.append(pp.PipelineStage(module, index, count, goes_in.device, **shapes))
     runs = stages if len(stages) > 1 else stages[0]
     return stages, SCHEDULES[schedule](runs, micro, loss_fn=work.loss)

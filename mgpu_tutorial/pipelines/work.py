@@ -6,7 +6,8 @@ Every rank asks for the stage that it has: `module(index, count)` is stage `inde
 and the targets of the last, `loss` is the mean loss of a micro-batch.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,18 +25,20 @@ class Pauses:
 
     A rank pauses `forward` seconds in each forward of a micro-batch and twice as long in
     each backward; several stages share these. So ranks do not compete for cores, and only
-    the schedule shows. Micro-batches are (rows, width).
+    the schedule shows. With `is_split`, half of a backward is for the gradients of the
+    weights, and a schedule may put it off. Micro-batches are (rows, width).
     """
 
     ranks: int
     forward: float = 0.008
     rows: int = 16
     width: int = 64
+    is_split: bool = False
     loss = staticmethod(mse_loss)
 
     def module(self, index: int, count: int) -> nn.Module:
         torch.manual_seed(index)
-        return PausingLayer(self.width, self.forward * self.ranks / count)
+        return PausingLayer(self.width, self.forward * self.ranks / count, self.is_split)
 
     def shape(self, index: int, count: int, micro: int) -> list[int]:
         return [self.rows, self.width]
@@ -47,14 +50,22 @@ class Pauses:
 
 
 class PausingLayer(nn.Module):
-    """A linear layer and a ReLU, and then a pause, in backward twice as long."""
+    """A linear layer and a ReLU, and then a pause, in backward twice as long.
 
-    def __init__(self, width: int, seconds: float) -> None:
+    PyTorch's stages call what `dw_builder()` returns for the weights' half of a backward.
+    """
+
+    dw_builder: Callable[[], Callable[[], None]] | None = None
+
+    def __init__(self, width: int, seconds: float, is_split: bool) -> None:
         super().__init__()
         self.linear, self.seconds = nn.Linear(width, width), seconds
+        self.backward_seconds = seconds if is_split else 2 * seconds
+        if is_split:
+            self.dw_builder = lambda: lambda: time.sleep(seconds)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Pause.apply(self.linear(x).relu(), self.seconds, 2 * self.seconds)
+        return Pause.apply(self.linear(x).relu(), self.seconds, self.backward_seconds)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,7 @@ from mgpu_tutorial.tensor_parallel.layers import (
 
 
 class Attention(nn.Module):
-    """Each token looks at itself and at those before it; (batch, sequence, width) both ways.
-
-    How many heads there are follows from `qkv`: a rank can have some of them.
-    """
+    """Each token looks at itself and those before it; (batch, sequence, width) both ways."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -54,10 +51,7 @@ class Block(nn.Module):
 
 
 def parallelize(block: Block, group: Group = None) -> Block:
-    """Attention by heads and the MLP by features: columns first, then rows.
-
-    Raises ValueError on every rank where the ranks cannot share the heads evenly.
-    """
+    """Attention by heads, the MLP by features; ValueError where the heads don't divide."""
     attention, mlp, ranks = block.attention, block.mlp, dist.get_world_size(group)
     heads = attention.out.in_features // attention.per_head
     if heads % ranks:

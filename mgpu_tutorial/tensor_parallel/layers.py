@@ -51,10 +51,7 @@ def sum_of(part: torch.Tensor, group: Group = None) -> torch.Tensor:
 
 
 class Shard(nn.Parameter):
-    """This rank's part of a parameter, cut along the dimension `cut`.
-
-    A parameter that isn't a Shard is a copy: whole on every rank.
-    """
+    """This rank's part of a parameter, cut along the dimension `cut`."""
 
     cut: int
     group: Group
