@@ -19,6 +19,7 @@ from torch.optim import Adam
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.sharding.figures import held_by
 from mgpu_tutorial.sharding.stages import Prepared, zero_1, zero_2, zero_3
+from mgpu_tutorial.sharding.zero3 import shard_parameters
 from mgpu_tutorial.shared.models import SmallTransformer
 
 SIZES = {  # of a SmallTransformer, and a rank's sequences and tokens
@@ -37,6 +38,13 @@ def ddp(module) -> Prepared:
     return Prepared(model, optimizer, optimizer.step)
 
 
+def parametrized(module) -> Prepared:
+    """The page's first ZeRO 3: each parameter is gathered when it is read."""
+    shard_parameters(module)
+    optimizer = Adam(module.parameters(), lr=0.01)
+    return Prepared(module, optimizer, optimizer.step)
+
+
 def fsdp(module) -> Prepared:
     """PyTorch's ZeRO 3, a block at a time."""
     for block in module.blocks:
@@ -50,6 +58,7 @@ STAGES = {
     "DDP": ddp,
     "ShardedOptimizer": zero_1,
     "FlatParameters": zero_2,
+    "shard_parameters": parametrized,
     "ShardedModel": zero_3,
     "fully_shard": fsdp,
 }

@@ -1,6 +1,6 @@
 """PyTorch's `fully_shard` at work: units, steps, meshes, files, and what goes on top.
 
 `units` has the model and the plan, `steps` what a step sets, `files` weights and checkpoints,
-`large` adapters and recomputation. `figures` only measures; `builds` says what the
+`large` adapters. `figures` only measures; `builds` says what the
 reader's functions must do.
 """

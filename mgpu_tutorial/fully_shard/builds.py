@@ -23,17 +23,18 @@ def of_one_process() -> Gradients:
 
 
 def expect_gradients(results: list[Gradients], who: str) -> None:
-    """Raise AssertionError unless each rank's gradients are those of one process."""
-    expected = of_one_process()
-    for rank, found in enumerate(results):
-        for name, gradient in expected.items():
-            if found[name] is None:
-                raise AssertionError(
-                    f"{who}: rank {rank} has no gradient of {name}. "
-                    "Is the reduce switched on for the last micro-batch?"
-                )
-            if largest_difference(found[name], gradient) > 1e-12:
-                times = found[name].norm() / gradient.norm()
+    """Raise AssertionError unless the ranks' gradients are those of one process."""
+    for name, expected in of_one_process().items():
+        parts = [found[name] for found in results]
+        for rank, part in enumerate(parts):
+            assert part is not None, (
+                f"{who}: rank {rank} has no gradient of {name}. "
+                "Is the reduce switched on for the last micro-batch?"
+            )
+        is_cut = len(parts[0]) < len(expected)
+        for gradient in [torch.cat(parts)] if is_cut else parts:
+            if largest_difference(gradient, expected) > 1e-12:
+                times = gradient.norm() / expected.norm()
                 raise AssertionError(
                     f"{who}: the gradient of {name} differs from that of one process "
                     f"({times:.3g} times as long)"
@@ -41,19 +42,18 @@ def expect_gradients(results: list[Gradients], who: str) -> None:
 
 
 def gradients_of(model: nn.Module) -> Gradients:
-    """The gradients by name, gathered on every rank; plain ones as they are."""
-    whole = {}
-    for name, p in model.named_parameters():
-        is_part = isinstance(p.grad, DTensor)
-        whole[name] = p.grad.full_tensor() if is_part else p.grad
-    return whole
+    """This rank's rows of the gradients, by name; plain ones are whole."""
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return {n: g.to_local() if isinstance(g, DTensor) else g for n, g in gradients.items()}
 
 
 # shard_blocks
 
 
-def _step(rank: int, world_size: int, shard: Callable) -> tuple[list[str], list, Gradients]:
-    """Parameters that stay plain, blocks that are whole as each begins, and gradients."""
+def _forward(
+    rank: int, world_size: int, shard: Callable
+) -> tuple[list[str], list[list[int]]]:
+    """Parameters that stay plain, and the blocks that are whole as each begins."""
     model = new_model(torch.float64)
     shard(model)
     plain = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
@@ -65,25 +65,25 @@ def _step(rank: int, world_size: int, shard: Callable) -> tuple[list[str], list,
 
     for block in model.blocks:
         block.register_forward_pre_hook(look)  # runs after fully_shard's own
-    loss_of(model, share_of_batch(rank, world_size)).backward()
-    return plain, whole, gradients_of(model)
+    loss_of(model, share_of_batch(rank, world_size))
+    return plain, whole
 
 
 def cuts_every_parameter(shard: Callable) -> None:
     """cut every parameter, so that a rank holds its part of each between steps"""
     try:
-        results = launch(_step, 2, shard).results
+        results = launch(_forward, 2, shard).results
     except AssertionError as error:
         late = " (the root comes after its blocks)" if "Invariant" in str(error) else ""
         raise AssertionError(f"{error}{late}") from None
-    for plain, _, _ in results:
+    for plain, _ in results:
         some = ", ".join(plain[:2])
         assert not plain, f"{len(plain)} parameters stay whole on each rank: {some}, …"
 
 
 def gathers_block_by_block(shard: Callable) -> None:
     """have one block whole at a time in forward"""
-    for _, whole, _ in launch(_step, 2, shard).results:
+    for _, whole in launch(_forward, 2, shard).results:
         for i, there in enumerate(whole):
             names = " and ".join(map(str, there)) or "none"
             assert there == [i], f"as block {i} begins, whole blocks: {names}, expected {i}"
@@ -91,21 +91,22 @@ def gathers_block_by_block(shard: Callable) -> None:
 
 def gathers_the_last_once(shard: Callable) -> None:
     """gather the root and the last block once a step, and the other two blocks twice"""
-    report = launch(_sent, 2, shard, trace=True)
+    report = launch(_step, 2, shard, trace=True)
     calls = [event.op for event in report.events if event.rank == 0]
     expect(calls.count("all_gather_single"), 6, "all-gathers of a step")
 
 
-def _sent(rank: int, world_size: int, shard: Callable) -> None:
+def _step(rank: int, world_size: int, shard: Callable) -> Gradients:
     model = new_model(torch.float64)
     shard(model)
     loss_of(model, share_of_batch(rank, world_size)).backward()
+    return gradients_of(model)
 
 
 def computes_as_one(shard: Callable) -> None:
     """compute the gradients of one process, on 1, 2 and 3 ranks"""
     for world_size in (1, 2, 3):
-        found = [result[2] for result in launch(_step, world_size, shard).results]
+        found = launch(_step, world_size, shard).results
         expect_gradients(found, f"on {ranks(world_size)}")
 
 

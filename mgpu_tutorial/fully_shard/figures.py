@@ -2,7 +2,9 @@
 
 import gc
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,11 +12,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 from torch.profiler import ProfilerActivity, profile
 
-from mgpu_tutorial.fully_shard.files import empty_model, read_weights
+from mgpu_tutorial.fully_shard import files
 from mgpu_tutorial.fully_shard.units import (
     loss_of,
     new_model,
@@ -58,14 +61,15 @@ def measure(
     parts: int = 1,
     dtype: torch.dtype = torch.float32,
     name: str = "step",
+    steps: bool = False,
 ) -> dict[str, object]:
-    """One step of the model as `prepare` leaves it: what this rank holds, its gradients."""
+    """Forward and backward of the model as `prepare` leaves it, and one step if `steps`."""
     model = new_model(dtype)
     for change in prepare:
         wrapped = change(model) or model
     micro_batches = share_of_batch(rank, world_size).chunk(parts)
     seen: dict[str, object] = {}
-    ledger, before = Ledger(), held()
+    ledger, before = Ledger(), held() if parts > 1 else 0
 
     def look_between(*_given: object) -> None:
         seen["between"] = held() - before
@@ -80,16 +84,18 @@ def measure(
     for block in model.blocks:
         block.register_forward_pre_hook(look)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = Adam(trained)
     with ledger.saved_for_backward(), span(name):
         backward(wrapped, micro_batches)
-    optimizer.step()
-    moments = [s[key] for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
     seen |= {f"as block {i} begins": nbytes for i, nbytes in enumerate(whole_bytes)}
     seen["activations"] = ledger.saved_peak(torch.get_default_device())
     seen["parameters"] = sum(here(p).nbytes for p in model.parameters())
     seen["gradients"] = sum(here(p.grad).nbytes for p in trained)
-    seen["Adam"] = sum(here(moment).nbytes for moment in moments)
+    if steps:
+        optimizer = Adam(trained)
+        optimizer.step()
+        states = optimizer.state.values()
+        moments = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
+        seen["Adam"] = sum(here(moment).nbytes for moment in moments)
     if dtype == torch.float64:  # to be compared
         named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
         seen["whole"] = {
@@ -143,8 +149,7 @@ def traffic_of(report: Report, name: str) -> dict[str, float]:
 
 def compare(ways: Ways, *columns: str, ranks: int = 2) -> Table:
     """Launches each way to prepare the model; bytes of rank 0, and traffic in models."""
-    report = launch(measure_each, ranks, ways, trace=True)
-    rows = []
+    report, rows = launch(measure_each, ranks, ways, steps="Adam" in columns, trace=True), []
     for name, found in report.results[0].items():
         found |= traffic_of(report, name)
         rows.append([name, *(found[column] for column in columns)])
@@ -179,6 +184,38 @@ def distances_table(ways: Ways, ranks: int) -> Table:
     return Table([f"{ranks} ranks, float64", "from one process"], rows)
 
 
+# Muon
+
+
+def muon_ways(rank: int, world_size: int, move: Callable) -> list[list]:
+    """How far `move` moves this rank's rows from where one process does, and its calls."""
+    alone, model, rows = new_model(), new_model(), []
+    shard_blocks(model)
+    loss_of(alone, share_of_batch(0, 1)).backward()
+    loss_of(model, share_of_batch(rank, world_size)).backward()
+    whole, gradient = (m.blocks[0].attention.query.weight.grad for m in (alone, model))
+    mine = move(whole).chunk(world_size)[rank]
+    given_by = {
+        "gradient.to_local()": gradient.to_local,
+        "gradient": lambda: gradient,
+        "gradient.full_tensor()": gradient.full_tensor,
+    }
+    for name, given in given_by.items():
+        with CommDebugMode() as calls:
+            moved = here(move(given()))
+        if len(moved) > len(mine):
+            moved = moved.chunk(world_size)[rank]
+        far = float((moved - mine).norm() / mine.norm())
+        rows.append([f"moved_by_muon({name})", f"{far:.1f}", calls.get_total_counts()])
+    return rows
+
+
+def muon_table(move: Callable) -> Table:
+    """Launches two ranks that step by Muon: on a rank's rows, on a DTensor, on all rows."""
+    rows = launch(muon_ways, 2, move).results[0]
+    return Table(["", "off by", "calls of collectives"], rows)
+
+
 # Files
 
 
@@ -194,25 +231,28 @@ def rank_0_sends(path: str) -> nn.Module:
     """Rank 0 reads the whole file, and sends each tensor to the others."""
     whole = torch.load(path) if torch.distributed.get_rank() == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    model = empty_model()
+    model = files.empty_model()
     set_model_state_dict(model, whole, options=options)
     return model
 
 
 def each_rank_maps(path: str) -> nn.Module:
     """Ours: each rank maps the file and copies its rows."""
-    model = empty_model()
-    read_weights(model, path)
+    model = files.empty_model()
+    files.read_weights(model, path)
     return model
 
 
 LOADS = (every_rank_reads, rank_0_sends, each_rank_maps)
 
 
-def peaks_of(rank: int, world_size: int, path: str) -> list[int]:
-    """The most bytes allocated at one moment by each of LOADS, without a mapped file's."""
+def peaks_of(rank: int, world_size: int, path: str, looks: int = 0) -> list[int]:
+    """The most bytes that rank `looks` has in each of LOADS, without a mapped file's."""
     peaks, mapped = [], Path(path).stat().st_size
     for load in LOADS:
+        if rank != looks:
+            load(path)
+            continue
         gc.collect()
         watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with watched as record, span(load.__name__):
@@ -224,13 +264,50 @@ def peaks_of(rank: int, world_size: int, path: str) -> list[int]:
     return peaks
 
 
-def loading_table(path: str) -> Table:
+@contextmanager
+def ordinary_file() -> Iterator[str]:
+    """The path of a file with the model's weights, as torch.save writes them."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(new_model().state_dict(), f"{folder}/weights.pt")
+        yield f"{folder}/weights.pt"
+
+
+def loading_table() -> Table:
     """Launches four ranks that load a file in each way."""
-    report, rows = launch(peaks_of, 4, path, trace=True), []
+    rows = []
+    with ordinary_file() as path:
+        report = launch(peaks_of, 4, path, trace=True)
     for load, peak in zip(LOADS, report.results[0], strict=True):
         sent = payload(report, load.__name__) / MODEL
         rows.append([load.__name__, f"{peak / MODEL:.1f}", f"{sent:.1f}"])
     return Table(["whole models", "peak of rank 0", "sent by rank 0"], rows)
+
+
+def save_once(rank: int, world_size: int, start: str, folder: str, whole: str) -> None:
+    """A step from the weights in `start`; then shards in a folder, and one whole file."""
+    model = each_rank_maps(start)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    loss_of(model, share_of_batch(rank, world_size)).backward()
+    optimizer.step()
+    files.save(model, optimizer, folder)
+    files.write_whole(model, optimizer, whole)
+
+
+def resume_once(rank: int, world_size: int, folder: str, whole: str) -> None:
+    """The shards in a folder, as one whole file."""
+    model = files.empty_model()
+    optimizer = Adam(model.parameters(), lr=0.01)
+    files.resume(model, optimizer, folder)
+    files.write_whole(model, optimizer, whole)
+
+
+def resume_table() -> Table:
+    """Two ranks save after a step, three resume: the numbers of both whole files."""
+    with ordinary_file() as path:
+        shards, *whole = (f"{path}.{name}" for name in ("shards", "a", "b"))
+        launch(save_once, 2, path, shards, whole[0])
+        launch(resume_once, 3, shards, whole[1])
+        return state_table(*map(torch.load, whole))
 
 
 def state_table(saved: dict, resumed: dict) -> Table:
@@ -260,15 +337,22 @@ class Notes:
         return graph.forward
 
 
-def compile_ways(rank: int, world_size: int, ways: Sequence[str]) -> list[list[int]]:
+COMPILED = (
+    "compile(DDP(model))",
+    "compile(DDP(model)), buckets of 1 MB",
+    "fully_shard, each block compiled",
+)
+
+
+def compile_ways(rank: int, world_size: int) -> list[list[int]]:
     """Two steps of a model of 9.6 MB in each way; how many operations each graph has."""
     lengths = []
-    for way in ways:
+    for way in COMPILED:
         torch.manual_seed(0)
         torch.compiler.reset()  # each way compiles anew
         model: nn.Module = SmallTransformer(vocabulary=64, width=256, heads=4, depth=3)
         notes = Notes()
-        if way == "fully_shard, each block compiled":
+        if way == COMPILED[2]:
             for block in model.blocks:
                 block.compile(backend=notes)
             shard_blocks(model)
@@ -281,8 +365,8 @@ def compile_ways(rank: int, world_size: int, ways: Sequence[str]) -> list[list[i
     return lengths
 
 
-def compile_table(*ways: str) -> Table:
-    """Launches two ranks; the graphs that the compiler gets in each way."""
-    found = launch(compile_ways, 2, ways).results[0]
-    rows = [[w, len(n), ", ".join(map(str, n))] for w, n in zip(ways, found, strict=True)]
+def compile_table() -> Table:
+    """Launches one rank, for all get the same: the graphs that the compiler sees."""
+    found = launch(compile_ways, 1).results[0]
+    rows = [[w, len(n), ", ".join(map(str, n))] for w, n in zip(COMPILED, found, strict=True)]
     return Table(["", "graphs", "operations in each"], rows)

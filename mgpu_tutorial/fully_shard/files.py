@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import distribute_tensor
 from torch.optim import Adam
 
-from mgpu_tutorial.fully_shard.units import loss_of, new_model, shard_blocks, share_of_batch
+from mgpu_tutorial.fully_shard.units import new_model, shard_blocks
 
 
 def empty_model() -> nn.Module:
@@ -40,23 +40,14 @@ def write_whole(model: nn.Module, optimizer: Adam, path: str) -> None:
         torch.save({"model": weights, "optimizer": state}, path)
 
 
-def save(rank: int, world_size: int, start: str, folder: str, path: str) -> None:
-    """A step from the weights in `start`; then the shards go to `folder`."""
-    model = empty_model()
-    read_weights(model, start)
-    optimizer = Adam(model.parameters(), lr=0.01)
-    loss_of(model, share_of_batch(rank, world_size)).backward()
-    optimizer.step()
+def save(model: nn.Module, optimizer: Adam, folder: str) -> None:
+    """Each rank writes its shards of the weights and moments."""
     weights, state = get_state_dict(model, optimizer)
     checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
-    write_whole(model, optimizer, path)
 
 
-def resume(rank: int, world_size: int, folder: str, path: str) -> None:
+def resume(model: nn.Module, optimizer: Adam, folder: str) -> None:
     """Each rank reads its shards, however many ranks have written them."""
-    model = empty_model()
-    optimizer = Adam(model.parameters(), lr=0.01)
     weights, state = get_state_dict(model, optimizer)
     checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
-    write_whole(model, optimizer, path)

@@ -1,10 +1,7 @@
-"""What goes into a model before it is sharded: adapters and recomputation."""
-
-from functools import partial
+"""Adapters, which go into a model before it is sharded."""
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.shared.models import SmallTransformer
 
@@ -29,9 +26,3 @@ def adapt(model: SmallTransformer, rank: int = 4) -> None:
     for block in model.blocks:
         block.attention.query = Adapted(block.attention.query, rank)
         block.attention.value = Adapted(block.attention.value, rank)
-
-
-def recompute(model: SmallTransformer) -> None:
-    """Each block keeps its input only, and computes the rest again in backward."""
-    for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

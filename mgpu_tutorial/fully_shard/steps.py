@@ -1,4 +1,4 @@
-"""What a step sets around `fully_shard`: micro-batches, precision, clipping, a mesh."""
+"""What a step sets around `fully_shard`: micro-batches, precision, clipping, Muon, a mesh."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Muon
 
 from mgpu_tutorial.fully_shard.units import loss_of, new_model, shard_blocks, share_of_batch
 from mgpu_tutorial.shared.models import SmallTransformer
@@ -36,6 +37,14 @@ def clip(rank: int, world_size: int, limit: float = 0.1) -> list[str]:
     mine = [p.grad.to_local().norm() for p in model.parameters()]
     norm = clip_grad_norm_(model.parameters(), limit)
     return [f"{torch.stack(mine).norm():.2f}", f"{norm.full_tensor():.2f}"]
+
+
+def moved_by_muon(gradient: torch.Tensor) -> torch.Tensor:
+    """How one step of Muon moves a matrix that has this gradient."""
+    matrix = nn.Parameter(torch.zeros_like(gradient))
+    matrix.grad = gradient
+    Muon([matrix], lr=1.0).step()
+    return matrix.detach()
 
 
 def shard_on_a_mesh(model: SmallTransformer, copies: int, shards: int) -> None:

@@ -16,7 +16,7 @@ from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.teach.build import Builder, expect
 from mgpu_tutorial.lab.teach.build import launch as launch_ranks
 from mgpu_tutorial.sharding.tower import loss_of, new_tower
-from mgpu_tutorial.sharding.zero1 import by_number, owners, sharded_step
+from mgpu_tutorial.sharding.zero1 import owners, sharded_step
 from mgpu_tutorial.sharding.zero3 import Gather, chain
 
 Values = dict[str, torch.Tensor]  # by the parameter's name
@@ -52,7 +52,7 @@ def _train(
     tower = new_tower(dtype)
     parameters = list(tower.parameters())
     before = {name: p.detach().clone() for name, p in tower.named_parameters()}
-    owner = by_number(parameters, world_size)
+    owner = [i % world_size for i in range(len(parameters))]
     mine = [p for p, other in zip(parameters, owner, strict=True) if other == rank]
     optimizer = kind(mine, lr=0.01)
     for number in range(3):

@@ -18,6 +18,7 @@ from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.traffic import ring_passes
+from mgpu_tutorial.sharding import zero3
 from mgpu_tutorial.sharding.blocks import Block, linked
 from mgpu_tutorial.sharding.stages import STAGES, Prepare, Prepared, zero_0
 from mgpu_tutorial.sharding.tower import Residual, loss_of, new_tower
@@ -135,20 +136,29 @@ def stage_film(*stages: int) -> Film:
 # Stage 3: what is whole, and when
 
 
-class KeepingBlock(Block):
-    """Leaves to autograd what it wants to keep."""
+def parametrized() -> nn.Sequential:
+    """The tower, with each parameter gathered when it is read."""
+    tower = new_tower()
+    zero3.shard_parameters(tower)
+    return tower
 
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+
+def recomputed() -> nn.Sequential:
+    """The same, with each block computed again in backward."""
+    tower = parametrized()
+    for block in tower:
+        zero3.recompute(block)
+    return tower
 
 
-def watch_gathered(rank: int, world_size: int, kind: type[Block]) -> tuple[int, int]:
+def in_blocks() -> nn.Sequential:
+    """The tower as flat blocks, which keep no weights for backward."""
+    return nn.Sequential(*map(Block, new_tower()))
+
+
+def watch_gathered(rank: int, world_size: int, make: Callable) -> tuple[int, int]:
     """The bytes of gathered tensors that are alive after forward; all gathers of a step."""
-    tower, gathered, original = (
-        nn.Sequential(*map(kind, new_tower())),
-        [],
-        dist.all_gather_single,
-    )
+    tower, gathered, original = make(), [], dist.all_gather_single
 
     def watch(whole: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         gathered.append((StorageWeakRef(whole.untyped_storage()), whole.nbytes))
@@ -162,11 +172,11 @@ def watch_gathered(rank: int, world_size: int, kind: type[Block]) -> tuple[int, 
     return alive, len(gathered)
 
 
-def gathered_table() -> Table:
-    """Launches two ranks without and with `pack`: what autograd keeps, and the calls."""
-    kinds = {"autograd keeps the weights": KeepingBlock, "`pack` keeps their places": Block}
-    seen = [launch(watch_gathered, 2, kind).results[0] for kind in kinds.values()]
-    rows = [[kind, f"{alive:,}", n] for kind, (alive, n) in zip(kinds, seen, strict=True)]
+def gathered_table(*names: str) -> Table:
+    """Launches two ranks in each of these ways: what stays whole for backward, the calls."""
+    makes = {"parametrized": parametrized, "recomputed": recomputed, "flat blocks": in_blocks}
+    seen = {name: launch(watch_gathered, 2, makes[name]).results[0] for name in names}
+    rows = [[name, f"{alive:,}", calls] for name, (alive, calls) in seen.items()]
     return Table(["ZeRO 3", "whole bytes between forward and backward", "all-gathers"], rows)
 
 

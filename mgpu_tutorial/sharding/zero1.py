@@ -8,11 +8,6 @@ import torch.distributed as dist
 from torch import nn
 
 
-def by_number(parameters: list[nn.Parameter], world_size: int) -> list[int]:
-    """The owner of each parameter: number i belongs to rank i % world_size."""
-    return [i % world_size for i in range(len(parameters))]
-
-
 def owners(parameters: list[nn.Parameter], world_size: int) -> list[int]:
     """The owner of each parameter: the largest first, each to the rank with least so far."""
     owner, owned = [0] * len(parameters), [0] * world_size

@@ -3,10 +3,16 @@
 The all-gather and its backward (https://arxiv.org/abs/1910.02054, section 5.3).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.checkpoint import checkpoint
+
+from mgpu_tutorial.sharding.zero2 import flatten, shard_of
 
 
 class Gather(torch.autograd.Function):
@@ -31,3 +37,30 @@ def chain(shards: list[torch.Tensor], shape: torch.Size, x: torch.Tensor) -> tor
         weight = Gather.apply(shard)[: shape.numel()].view(shape)
         x = torch.tanh(x @ weight)
     return x
+
+
+class Unsharded(nn.Module):
+    """Keeps a parameter as this rank's shard, and gives the whole one to whoever reads it."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def right_inverse(self, whole: torch.Tensor) -> torch.Tensor:
+        return shard_of(flatten([whole])).clone()
+
+    def forward(self, shard: torch.Tensor) -> torch.Tensor:
+        return Gather.apply(shard)[: self.shape.numel()].view(self.shape)
+
+
+def shard_parameters(module: nn.Module) -> None:
+    """Keep a shard of every parameter, which is gathered each time it is read."""
+    for part in list(module.modules()):
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            unsharded = Unsharded(parameter.shape)
+            register_parametrization(part, name, unsharded, unsafe=True)
+
+
+def recompute(block: nn.Module) -> None:
+    """The block keeps its input only, and computes the rest again in backward."""
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)

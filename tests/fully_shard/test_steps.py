@@ -13,8 +13,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.utils import clip_grad_norm_
 
-from mgpu_tutorial.fully_shard import figures, large, steps, units
+from mgpu_tutorial.fully_shard import figures, steps, units
 from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.sharding.zero3 import recompute
 from tests.fully_shard.reference import gradients
 
 PLAN = [units.shard_blocks]
@@ -23,6 +24,11 @@ IN_PARTS = {"backward": steps.accumulate_gradients, "parts": 4}
 
 def on_a_mesh(copies, shards):
     return [partial(steps.shard_on_a_mesh, copies=copies, shards=shards)]
+
+
+def recomputed(model):
+    for block in model.blocks:
+        recompute(block)
 
 
 def offloaded(model):
@@ -36,7 +42,7 @@ def offloaded(model):
         (3, PLAN, {}),
         (2, PLAN, IN_PARTS),
         (2, PLAN, {"parts": 3}),
-        (2, [large.recompute, *PLAN], {}),
+        (2, [recomputed, *PLAN], {}),
         (4, on_a_mesh(2, 2), {}),
         (4, on_a_mesh(4, 1), {}),
         (2, [offloaded], {}),

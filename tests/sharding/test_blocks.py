@@ -10,6 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mgpu_tutorial.lab import note
 from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.record.intervals import milliseconds
+from mgpu_tutorial.sharding import figures, zero3
 from mgpu_tutorial.sharding.blocks import Block, PrefetchingBlock, linked
 
 
@@ -34,7 +36,7 @@ def train(rank, world_size, kind):
     for _ in range(3):
         optimizer.zero_grad()
         model(inputs(rank, world_size)).square().mean().backward()
-        assert all(block.whole is None for block in model) if kind else True
+        assert all(getattr(block, "whole", None) is None for block in model)
         optimizer.step()
     return [p.detach() for p in model.parameters()]
 
@@ -49,6 +51,26 @@ def test_blocks_are_trained_as_one_process(ranks, kind, world_size):
     results = ranks(world_size, train, kind).results
     for shards, whole in zip(zip(*results, strict=True), expected, strict=True):
         assert largest_difference(torch.cat(shards)[: len(whole)], whole) < 1e-14
+
+
+def parametrized(layer):
+    zero3.shard_parameters(layer)
+    return layer
+
+
+def recomputed(layer):
+    zero3.shard_parameters(layer)
+    zero3.recompute(layer)
+    return layer
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("kind", [parametrized, recomputed])
+def test_parameters_that_are_gathered_when_read_are_trained_so_too(ranks, kind, world_size):
+    results = ranks(world_size, train, kind).results
+    for shards, whole in zip(zip(*results, strict=True), train(0, 1, None), strict=True):
+        found = torch.cat(shards)[: whole.numel()].view(whole.shape)
+        assert largest_difference(found, whole) < 1e-14
 
 
 def are_freed(memories):
@@ -106,3 +128,9 @@ def test_a_block_is_gathered_when_it_is_needed_or_one_ahead(ranks, kind, order):
         names["reduce_scatter_single", 2 * numbers] = f"scatter {layer}"
     mine = [e.note or names.get((e.op, e.nbytes)) for e in report.events if e.rank == 0]
     assert [name for name in mine if name] == re.split(r",\s+", order)
+
+
+@pytest.mark.timing
+def test_what_is_gathered_ahead_comes_while_a_block_computes():
+    (without, _), (ahead, _) = map(figures.draw_prefetch, (Block, PrefetchingBlock))
+    assert milliseconds(ahead, "shortest") < milliseconds(without, "shortest")
