@@ -10,8 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mgpu_tutorial.lab import note
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.record.intervals import milliseconds
-from mgpu_tutorial.sharding import figures, zero3
+from mgpu_tutorial.sharding import zero3
 from mgpu_tutorial.sharding.blocks import Block, PrefetchingBlock, linked
 
 
@@ -128,9 +127,3 @@ def test_a_block_is_gathered_when_it_is_needed_or_one_ahead(ranks, kind, order):
         names["reduce_scatter_single", 2 * numbers] = f"scatter {layer}"
     mine = [e.note or names.get((e.op, e.nbytes)) for e in report.events if e.rank == 0]
     assert [name for name in mine if name] == re.split(r",\s+", order)
-
-
-@pytest.mark.timing
-def test_what_is_gathered_ahead_comes_while_a_block_computes():
-    (without, _), (ahead, _) = map(figures.draw_prefetch, (Block, PrefetchingBlock))
-    assert milliseconds(ahead, "shortest") < milliseconds(without, "shortest")
