@@ -16,11 +16,11 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("same in every run", derandomize=True, deadline=None)
-settings.load_profile("same in every run")
+settings.register_profile("few", settings.get_profile("same in every run"), max_examples=20)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--once", action="store_true", help="each test with one of its cases")
+    parser.addoption("--once", action="store_true", help="one case of each test")
 
 
 @pytest.hookimpl(trylast=True)
@@ -37,6 +37,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_configure(config):
     """Before the first test; a process that only hands tests to others needs none of it."""
+    settings.load_profile("few" if config.getoption("once") else "same in every run")
     if config.getoption("numprocesses", None):
         return
     gc.disable()  # until all is imported: it would look at each module again and again

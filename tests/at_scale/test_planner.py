@@ -160,6 +160,7 @@ def test_the_terminal_prints_plans_days_and_cost(capsys, small):
     assert code == 1 and "No plan fits" in out
 
 
+@pytest.mark.slow
 def test_a_network_changes_its_rate_and_not_its_latency(capsys):
     """50 GB/s is what the cluster has."""
     _, plain = run(capsys)

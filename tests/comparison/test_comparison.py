@@ -63,6 +63,7 @@ def train_all(ranks, name):
     return ranks(size, training.train_each, names, TINY, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARES)
 def test_all_setups_train_the_network_of_one_process(ranks, name):
     expected = losses_of_one_process(SHARES[name], "autocast" in name, "hook" in name)
@@ -72,6 +73,7 @@ def test_all_setups_train_the_network_of_one_process(ranks, name):
     assert list(SHARES) == list(training.SETUPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARES)
 def test_every_device_is_counted(ranks, name):
     results = [result[name] for result in train_all(ranks, name).results]

@@ -212,6 +212,7 @@ def test_what_a_capacity_drops_and_leaves_empty(counts, quarters):
         assert found == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_bias_balances_and_without_it_nothing_does():
     none, slow = figures.excess(0, steps=200), figures.excess(0.001, steps=200)
     assert min(none) > 1.5 and none[0] == slow[0] and slow[-1] < 0.25

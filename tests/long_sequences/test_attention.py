@@ -156,6 +156,7 @@ def test_the_work_by_the_way_to_deal():
     assert [row[2] for row in rows] == ["57.5%", "100.0%", "95.6%"]
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_what_the_formula_says():
     for name, n, kv_heads, formula, forward, backward in figures.sent().rows:
         u, g = 64 * 32 // n, 8 // kv_heads
@@ -167,6 +168,7 @@ def test_what_is_sent_is_what_the_formula_says():
         assert (formula, forward, backward) == (by_hand[0], *by_hand)
 
 
+@pytest.mark.slow
 def test_backward_keeps_no_block():
     kept = {(name, n): text for name, n, _, text in figures.kept().rows}
     assert kept["RingAttention", 4] == "130 KiB"  # 4 x 32 KiB, and 4 bytes for 512 rows

@@ -104,6 +104,7 @@ def test_the_tie_is_the_models_own_error():
         assert worst(family) < TIE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("power", "error"), [(1.5, -0.18), (4, 0.23)])
 def test_another_way_to_overlap_changes_zero_3_and_little_else(monkeypatch, power, error):
     """The root of the sum of squares is a choice, on which the notebook says what depends."""

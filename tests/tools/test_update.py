@@ -7,6 +7,7 @@ import pytest
 from tools import update
 
 
+@pytest.mark.slow
 def test_a_version_is_written_everywhere_and_back(tmp_path):
     for name in ("mgpu_tutorial", "notebooks"):
         shutil.copytree(update.ROOT / name, tmp_path / name)

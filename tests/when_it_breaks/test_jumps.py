@@ -8,6 +8,7 @@ from mgpu_tutorial.when_it_breaks import data, figures, jumps
 LONG = {"A": [2], "B": [0, 1, 2, 3], "C": [1], "D": [1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", "ABCD")
 def test_each_cause_leaves_its_own_marks(ranks, cause):
     results = ranks(4, jumps.train_until_it_jumps, cause).results

@@ -203,6 +203,7 @@ def test_two_notebooks_launch_at_once_and_each_in_three_threads(tmp_path):
         assert out == f"{[[3.0] * 3] * 10}\n", err
 
 
+@pytest.mark.slow
 def test_ten_launches_leave_nothing_behind():
     def state():
         gc.collect()  # exceptions of earlier tests still hold their launches
