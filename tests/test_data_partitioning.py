@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler
 
 from mgpu_tutorial import data_partitioning as dp
 
@@ -87,17 +86,6 @@ def test_sizes_that_cannot_work_are_refused(sizes, says):
         dp.DataPartitioner(range(10), sizes)
     for least in ([0.5, 0.5 + 1e-10], [0.06, 0.94]):  # rounding is no error, 1 is a part
         assert dp.DataPartitioner(range(10), least).parts
-
-
-@given(st.integers(1, 60), world_sizes, seeds, st.integers(0, 9), st.booleans())
-def test_the_rule_of_the_sampler_is_that_of_pytorch(samples, ranks, seed, epoch, drop_last):
-    for rank in range(ranks):
-        found = dp.rank_indices(rank, ranks, samples, seed, epoch, drop_last)
-        sampler = DistributedSampler(
-            range(samples), ranks, rank, seed=seed, drop_last=drop_last
-        )
-        sampler.set_epoch(epoch)
-        assert found == list(sampler)
 
 
 @given(st.integers(1, 60), st.integers(1, 20), world_sizes, seeds, st.integers(0, 9))

@@ -1,4 +1,4 @@
-"""Each setup trains what its name says; the slowest rank counts; the result is read."""
+"""Each setup trains what its name says."""
 
 import pytest
 import torch
@@ -6,8 +6,6 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks import comparison as benchmark
 from mgpu_tutorial.comparison import estimates, figures, training
-from mgpu_tutorial.lab import span
-from mgpu_tutorial.lab.record.intervals import payload
 from mgpu_tutorial.shared.data import pictures
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -88,49 +86,11 @@ def test_every_device_is_counted(ranks, name):
     assert [result.peaks for result in results] == [[]] * len(results)  # no GPU
 
 
-def test_the_slowest_rank_counts_and_its_median():
-    def rank(seconds, pid):
-        return training.SetupResult(seconds, [], [{"parameters": pid}], [pid], pid)
-
-    row = figures.summarise([rank([1.0, 6.0, 2.0], 8), rank([3.0, 1.0, 4.0], 9)])
-    assert row["seconds"] == 20 * 4.0  # the slowest take 3, 6 and 4 seconds
-    assert row["memory"] == [{"parameters": 8}, {"parameters": 9}]
-    assert (row["processes"], row["peaks"]) == (2, [8, 9])
-    assert figures.summarise([rank([1.0], 8), rank([1.0], 8)])["processes"] == 1
-
-
 @pytest.mark.slow
 def test_a_row_is_run_in_processes_of_its_own():
     setup, experiment = training.SETUPS["DDP"], TINY._replace(iterations=1)
     row = benchmark.measure_row(setup, experiment, gpus=0, timeout=100)
     assert row["devices"] == row["processes"] == len(row["memory"]) == 2
-
-
-# The parts of a step
-
-
-def time_both(rank, world_size):
-    """What the network was called with; a hook's messages are traced."""
-    shapes = []
-
-    def new_network(*arguments):
-        module, *others = training.new_network(*arguments)
-        module.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
-        return module, *others
-
-    figures.new_network = new_network
-    setup = training.SETUPS["DDP + compression hook"]
-    for average in (True, False):
-        with span(f"average {average}"):
-            figures.time_parts(rank, world_size, setup, TINY, average)
-    return {tuple(shape) for shape in shapes}
-
-
-def test_each_rank_computes_its_share_and_sends_it_or_not(ranks):
-    report = ranks(2, time_both, device="cpu", trace=True)
-    assert report.results == [{(BATCH // 2, 3, SIDE, SIDE)}] * 2
-    assert payload(report, "average True") == 2 * NUMBERS * (ITERATIONS + 1)
-    assert payload(report, "average False") == 0
 
 
 def test_the_picture_says_the_seconds_and_the_share_of_one_device():

@@ -1,4 +1,4 @@
-"""Our DataParallel does what PyTorch's does and what one device does."""
+"""Our DataParallel does what one device does; test_gpu.py compares it with PyTorch's."""
 
 import copy
 import os
@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.data_parallel import experiments, wrapper
 from mgpu_tutorial.lab import devices
-from tests.data_parallel import reference
 
 
 def batch(count=24, side=8):
@@ -119,13 +118,6 @@ def test_what_a_thread_raises_is_raised_here(d, failing):
 
     with pytest.raises(KeyError, match="nothing there"):
         wrapper.DataParallel(Fails(), d)(torch.zeros(8, 1))
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_a_step_is_that_of_pytorchs_data_parallel(monkeypatch, count):
-    several = devices(count)
-    reference.on_virtual_devices(monkeypatch)
-    reference.compare_steps(several)
 
 
 # One device and several
