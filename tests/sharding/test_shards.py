@@ -1,4 +1,4 @@
-"""What belongs to whom, without any rank: owners, flat tensors and their shards."""
+"""What belongs to whom, without any rank: flat tensors and their shards."""
 
 from unittest.mock import patch
 
@@ -6,21 +6,10 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as some
-from torch import nn
 
-from mgpu_tutorial.sharding import zero1, zero2
+from mgpu_tutorial.sharding import zero2
 
 SIZES = some.lists(some.integers(1, 9), min_size=1, max_size=8)
-
-
-@given(SIZES, some.integers(1, 4))
-def test_the_largest_parameter_goes_to_the_rank_that_has_least(sizes, ranks):
-    parameters = [nn.Parameter(torch.ones(size)) for size in sizes]
-    owned, expected = [0] * ranks, [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        expected[i] = min(range(ranks), key=lambda rank: (owned[rank], rank))
-        owned[expected[i]] += sizes[i]
-    assert zero1.owners(parameters, ranks) == expected
 
 
 @given(SIZES, some.integers(1, 5))

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.survival import accidents, elastic, figures, interval
+from mgpu_tutorial.survival import elastic, figures, interval
 
 LIMIT = 170.0  # seconds: each node imports PyTorch four times, on a busy machine
 
@@ -69,19 +68,6 @@ def test_twenty_deaths_at_random_calls_cost_no_bit(ranks, tmp_path):
     assert len(steps) == 20 and steps == sorted(steps)
     assert len(set(steps)) > 3  # some lives saved something, and some did not
     assert all(figures.same_bits([str(killed), str(whole)]))
-
-
-def die_in_a_loop(rank, world_size, number):
-    accidents.die_at_call(number)
-    for i in range(10):
-        print(i, flush=True)
-
-
-def test_a_process_dies_at_the_call_that_was_chosen(ranks):
-    with pytest.raises(RankFailed, match="rank 0 was killed by SIGKILL") as failed:
-        ranks(1, die_in_a_loop, 8)
-    assert failed.value.report.stdout[0].split() != [str(i) for i in range(10)]
-    ranks(1, die_in_a_loop, 100_000)
 
 
 # How often to save
