@@ -46,4 +46,4 @@ def attend_backward(
     weights = (scores_of(q, k, later) - lse).exp()
     dscores = weights * (gradient @ v.mT - inner) / q.shape[-1] ** 0.5
     dkv = torch.stack([dscores.mT @ q, weights.mT @ gradient])
-    return dscores @ k, dkv.unflatten(2, (kv.shape[2], -1)).sum(3)  # of each group
+    return dscores @ k, dkv.unflatten(2, (kv.shape[2], -1)).sum(3)  # over each group
