@@ -242,13 +242,13 @@ class Busy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
         ctx.name = name
-        with span(f"{name} forward"):
+        with span(f"{name} block forward"):
             time.sleep(20e-3)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        with span(f"{ctx.name} backward"):
+        with span(f"{ctx.name} block backward"):
             time.sleep(40e-3)
         return gradient, None
 

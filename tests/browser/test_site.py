@@ -103,8 +103,10 @@ def test_where_no_script_runs_a_film_plays_by_itself(browser, pages):
         seen.add(film.locator("> *").first.screenshot())
         page.wait_for_timeout(1600)
     assert len(seen) == 3
-    film.locator("summary").click()
+    film.locator("summary").first.click()
     assert film.locator("figure img:visible").count() == 7
+    film.locator("summary").last.click()
+    assert "rank 3: chunk 0 {3}" in film.locator("pre:visible").inner_text()
     page.close()
 
 

@@ -77,7 +77,8 @@ def _legend(figure, events: Sequence[Event]) -> dict[str, str]:
     collectives = dict.fromkeys(e.op for e in events if e.kind == "collective")
     hatches = {"wait": ".."} | dict(zip(collectives, cycle(HATCHES), strict=False))
     grey, patches = NAMELESS.fill, []
-    spans = dict.fromkeys(e.note.split()[0] for e in events if e.kind == "span")
+    names = [e.note for e in events if e.kind == "span"]  # "0 block forward" is a block
+    spans = dict.fromkeys(name.lstrip("0123456789 ").split()[0] for name in names)
     if spans:
         patches.append(Patch(facecolor=grey, alpha=0.35, label=", ".join(spans)))
     alike: dict[tuple[str, bool], list[str]] = {}  # operations that look alike
