@@ -1,7 +1,7 @@
 # make lab           set everything up and open JupyterLab on the contents
 # make test          set everything up and run every check, the notebooks included
 # make quick         each test once, but for the slow ones: a minute
-# make check NAME=point_to_point   one chapter's style, tests and notebook (ALL=1: slow ones too)
+# make check NAME=point_to_point   one chapter's style, tests (each once; ALL=1: all) and notebook
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, EPUB, web pages and live slides, in build/
 # make slides        only the live slides, in build/slides/: open one in JupyterLab, press Alt+R
@@ -64,7 +64,8 @@ check: $(VENV)/installed
 	@$(BEGIN); \
 	step style $(BIN)/ruff check --quiet $(CODE); \
 	step format $(BIN)/ruff format --check --quiet $(CODE); \
-	step tests $(PYTEST) $(TWO) $(NBVAL) $(if $(ALL),,-m "not slow") -k "$(NAME) or reached" \
+	step tests $(PYTEST) $(TWO) $(NBVAL) $(if $(ALL),,--once -m "not slow") \
+		-k "($(NAME) and not $(NAME)_in_practice) or reached" \
 		$(BOOK) $(TESTS) tests/test_notebooks.py tests/test_reached.py; \
 	$(END)
 
