@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from mgpu_tutorial.at_scale import fewer
 from mgpu_tutorial.at_scale.failures import HOUR, between_failures, lost
 from mgpu_tutorial.at_scale.planner import Choice, rank_plans
 from mgpu_tutorial.at_scale.pretend import pretend
 from mgpu_tutorial.at_scale.world import share_out, steps_of_one_rank
-from mgpu_tutorial.lab import Table, frame
+from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.shared.cost_model.failures import best_interval
@@ -159,6 +160,40 @@ def compare_plans(
         rows.append([name, step.seconds, slow.seconds, step.mfu, step.bottleneck, memory])
     columns = {"plan": "", "s": ".2f", "s, half the network": ".2f", "MFU": ".0%"}
     return formatted(columns | {"largest beside matmul": "", "GB": ""}, rows)
+
+
+# Fewer messages
+
+
+def fewer_table(intervals: Sequence[int]) -> Table:
+    """How often four ranks average, what each sends, and how far it leads from averaging
+    the gradients of every step, which one process can do."""
+    by_ddp, rows = one_process(), []
+    for every in intervals:
+        report = launch(fewer.local_sgd, 4, every, trace=True)
+        nbytes = sum(e.nbytes for e in report.events if e.rank == 0 and e.op == "all_reduce")
+        far = (report.results[0] - by_ddp).abs().max().item()
+        rows.append([every, f"{nbytes:,}", f"{far:.3f}" if far > 1e-12 else "only rounding"])
+    return Table(["averaged every", "bytes of a rank", "farthest from DDP"], rows)
+
+
+def one_process(ranks: int = 4, steps: int = 8) -> torch.Tensor:
+    """The same model, data and SGD, with the mean gradient of all ranks' data each time."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
+    )
+    model = model.double()
+    generators = [torch.Generator().manual_seed(rank) for rank in range(ranks)]
+    for _ in range(steps):
+        xs = [torch.randn(32, 16, generator=g, dtype=torch.float64) for g in generators]
+        x = torch.cat(xs)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 # Failures, rings, trees and nodes

@@ -47,14 +47,17 @@ def splits(gpus: int, tensor: int, context: int, experts: int) -> list[tuple[int
     return found
 
 
-def plans(model: Model, cluster: Cluster, gpus: int, batch: int) -> Iterator[Plan]:
+def plans(
+    model: Model, cluster: Cluster, gpus: int, batch: int, context: int = 1
+) -> Iterator[Plan]:
     """Every plan on exactly `gpus` GPUs that can be run, whether it fits or not.
 
-    Tensor-parallel groups may span two nodes, a sequence stays whole, and no layer has
-    experts. Micro-batches are powers of two up to 16, and a rank has up to eight stages.
+    Tensor-parallel groups may span two nodes, and up to `context` ranks share a sequence.
+    Micro-batches are powers of two up to 16, and a rank has up to eight stages.
     """
-    for tp, pp, _, dp, _ in splits(gpus, 2 * cluster.gpus_per_node, context=1, experts=1):
-        sizes = Plan(tp, pp, dp)
+    tensor = 2 * cluster.gpus_per_node
+    for tp, pp, cp, dp, ep in splits(gpus, tensor, context, model.experts):
+        sizes = Plan(tp, pp, dp, cp=cp, ep=ep)
         if can_share(model, sizes, batch):
             yield from variants(model, sizes, batch)
 
@@ -69,8 +72,8 @@ def variants(model: Model, sizes: Plan, batch: int) -> Iterator[Plan]:
 
 
 def can_share(model: Model, plan: Plan, batch: int) -> bool:
-    """True where heads, layers and sequences divide into equal shares."""
-    equal = equal_stages(model, plan.pp)
+    """True where heads, layers, tokens and sequences divide into equal shares."""
+    equal = equal_stages(model, plan.pp) and model.sequence % (2 * plan.cp) == 0  # zig-zag
     return equal and model.heads % plan.tp == 0 and batch % plan.dp == 0
 
 
@@ -98,20 +101,23 @@ def stages_of_zero(plan: Plan) -> tuple[int, ...]:
     A pipeline with ZeRO 2 or 3 would add gradients up or gather for each micro-batch, so
     there only 0 and 1 are tried; without replicas there is nothing to shard.
     """
-    if plan.dp == 1:
+    if plan.shards == 1:
         return (0,)
     return (0, 1) if plan.pp > 1 else (0, 1, 2, 3)
 
 
-def rank_plans(model: Model, cluster: Cluster, gpus: int, batch: int) -> list[Choice]:
+def rank_plans(
+    model: Model, cluster: Cluster, gpus: int, batch: int, context: int = 1
+) -> list[Choice]:
     """The plans that fit, the fastest first; those within `TIE` of the first of a rank tie.
 
-    Of each TP, PP, DP and ZeRO 3 or not, there is the fastest variant only. Raises
+    Up to `context` ranks share a sequence, and ranks of DP share the experts.
+    Of each TP, PP, CP, DP, EP and ZeRO 3 or not, there is the fastest variant only. Raises
     ValueError for fewer than one GPU or sequence.
     """
     ranked: list[Choice] = []
     first = rank = 0
-    for plan, step in fastest_that_fit(model, cluster, gpus, batch):
+    for plan, step in fastest_that_fit(model, cluster, gpus, batch, context):
         if step.seconds > (1 + TIE) * first:
             first, rank = step.seconds, len(ranked) + 1
         ranked.append(Choice(rank, plan, step))
@@ -119,17 +125,17 @@ def rank_plans(model: Model, cluster: Cluster, gpus: int, batch: int) -> list[Ch
 
 
 def fastest_that_fit(
-    model: Model, cluster: Cluster, gpus: int, batch: int
+    model: Model, cluster: Cluster, gpus: int, batch: int, context: int
 ) -> list[tuple[Plan, PredictedStep]]:
-    """The fastest variant of each TP, PP, DP and ZeRO 3 or not, the fastest of all first."""
+    """The fastest variant of each mix and ZeRO 3 or not, the fastest of all first."""
     if gpus < 1 or batch < 1:
         raise ValueError(f"gpus and batch must be 1 or more, got {gpus} and {batch}")
     fastest: dict[tuple, tuple[Plan, PredictedStep]] = {}
-    for plan in plans(model, cluster, gpus, batch):
+    for plan in plans(model, cluster, gpus, batch, context):
         step = predict_step(model, cluster, plan, batch)
         if step.memory.total > USABLE * cluster.gpu.memory:
             continue
-        kind = plan.tp, plan.pp, plan.dp, plan.zero == 3
+        kind = plan.tp, plan.pp, plan.cp, plan.dp, plan.ep, plan.zero == 3
         if kind not in fastest or order(plan, step) < order(*fastest[kind]):
             fastest[kind] = plan, step
     return sorted(fastest.values(), key=lambda pair: order(*pair))
@@ -137,7 +143,8 @@ def fastest_that_fit(
 
 def order(plan: Plan, step: PredictedStep) -> tuple:
     """The fastest first; where that is equal, the plan with less to it."""
-    return round(step.seconds, 9), plan.zero, plan.pp, plan.tp, plan.interleaving
+    simple = plan.zero, plan.pp, plan.cp, plan.ep, plan.tp, plan.interleaving
+    return round(step.seconds, 9), *simple
 
 
 def training(

@@ -1,4 +1,4 @@
-"""A small language model on a plan of one's own: data, tensor and pipeline parallel."""
+"""A small language model on a plan of one's own: who shares batch, products and layers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab import status
 from mgpu_tutorial.language_model import checkpoint
-from mgpu_tutorial.language_model.model import batch_of, new_model
+from mgpu_tutorial.language_model.model import CONTEXT, batch_of, new_model
 from mgpu_tutorial.language_model.plan import (
     cut_model,
     mesh_of,
@@ -17,6 +17,7 @@ from mgpu_tutorial.language_model.plan import (
     require_possible,
     said,
     share_products,
+    share_sequence,
 )
 from mgpu_tutorial.language_model.steps import (
     Adam,
@@ -24,12 +25,19 @@ from mgpu_tutorial.language_model.steps import (
     clip_gradients,
     forward_backward,
 )
+from mgpu_tutorial.long_sequences.dealing import zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
 from mgpu_tutorial.sharding.zero1 import owners
-from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mgpu_tutorial.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    CopyToRanks,
+    RowParallelLinear,
+    SumOverRanks,
+)
 
 BATCH, MICRO_BATCHES = 16, 2
-OURS = cut_model, ColumnParallelLinear, RowParallelLinear, order_of_1f1b, owners
+LAYERS = ColumnParallelLinear, RowParallelLinear, CopyToRanks, SumOverRanks
+OURS = cut_model, *LAYERS, order_of_1f1b, owners, zigzag
 
 
 def train(
@@ -59,6 +67,10 @@ def train(
     if resume:
         checkpoint.put_parameters(whole, state)
     model = parts.cut_model(whole, mesh, partial(share_products, parts=parts))
+    places = parts.zigzag(CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
+    if plan.cp > 1:
+        f, g = parts.CopyToRanks.apply, parts.SumOverRanks.apply
+        share_sequence(model, places, mesh["cp"].get_group(), f, g)
     who = parts.owners(list(model.parameters()), plan.dp) if plan.zero else None
     adam = Adam(model, mesh, lr, who)
     if resume:
@@ -67,14 +79,15 @@ def train(
     for step in range(state["step"], steps):
         inputs, targets = (part.to(device) for part in batch_of(step, BATCH))
         share = slice(mesh["dp"].get_local_rank(), None, plan.dp)  # every dp-th sequence
-        order, batch = parts.order_of_1f1b, (inputs[share], targets[share])
+        batch = inputs[share][:, places], targets[share][:, places]
+        order = parts.order_of_1f1b
         loss = forward_backward(model, mesh, *batch, MICRO_BATCHES, order)
         average_gradients(model, mesh)
         clip_gradients(model, mesh)
         adam.step()
-        for name in ("pp", "dp"):  # only the last stage knows it, each dp rank of its share
+        for name in ("pp", "dp", "cp"):  # only the last stage knows it, of its own share
             dist.all_reduce(loss, group=mesh[name].get_group())
-        losses.append(loss.item() / plan.dp)
+        losses.append(loss.item() / plan.dp / plan.cp)
         status(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
         if save and (step + 1) % every == 0:
             checkpoint.save(save, checkpoint.whole_state(model, adam, mesh, step + 1))

@@ -48,7 +48,7 @@ def write(
         share_products(block, None, parts)
     caches, written, margin = [{} for _ in blocks], encode(prompt), float("inf")
     for place in range(len(prompt) + count - 1):
-        x = embedding(written[None, place : place + 1], first=place)
+        x = embedding(written[None, place : place + 1], torch.tensor([place]))
         for block, cache in zip(blocks, caches, strict=True):
             x = x + attend_one(block.attention, block.attention_norm(x), cache)
             x = x + block.mlp(block.mlp_norm(x))

@@ -67,6 +67,14 @@ def load(path: Path) -> dict:
     return state
 
 
+def first_gradients(path: Path) -> dict[str, torch.Tensor]:
+    """The gradients behind a checkpoint of the first step, by the names of the parameters.
+
+    Adam's first moment is then a tenth of the gradient, since 1 - beta is 0.1.
+    """
+    return {name: tensors[1] / 0.1 for name, tensors in load(path)["tensors"].items()}
+
+
 def put_parameters(model: nn.Sequential, state: dict) -> None:
     """Give a whole model the parameters of a checkpoint."""
     with torch.no_grad():

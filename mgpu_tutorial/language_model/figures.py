@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from mgpu_tutorial.lab import Table, curves
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.report import Report
@@ -31,13 +33,17 @@ def bytes_predicted(plan: Plan, numbers: int, itemsize: int = 4) -> dict[str, in
 
     tp: an all-reduce of the activations twice forward and twice backward, in each of its
     blocks and micro-batches. dp: an all-reduce of its gradients, and with ZeRO 1 broadcasts
-    of the new parameters. pp: its activations.
+    of the new parameters. pp: its activations. cp: an all-reduce of the keys and values of
+    whole sequences forward and one backward, and one of its gradients.
     """
-    share = BATCH // plan.dp * CONTEXT * WIDTH * itemsize  # of one activation
+    whole = BATCH // plan.dp * CONTEXT * WIDTH * itemsize  # one activation of whole sequences
+    share = whole // plan.cp
+    keys = 4 * BLOCKS // plan.pp * whole // plan.tp
     return {
         "tp": 4 * BLOCKS // plan.pp * share * (plan.tp > 1),
         "dp": numbers * itemsize * (plan.dp > 1) * (1 + plan.zero),
         "pp": share * (plan.pp > 1),
+        "cp": (keys + numbers * itemsize) * (plan.cp > 1),
     }
 
 
@@ -47,14 +53,42 @@ def plan_table(reports: Mapping[str, tuple[Plan, Report]]) -> Table:
     for name, (plan, report) in reports.items():
         numbers = int(report.stdout[0].split()[1].replace(",", ""))
         predicted = bytes_predicted(plan, numbers)
-        dp = list(range(0, plan.dp * plan.tp, plan.tp))
+        inner = plan.cp * plan.tp
+        dp, cp = range(0, plan.dp * inner, inner), range(0, inner, plan.tp)
         counted = {
             "tp": handed_over(report, 0, "all_reduce", range(plan.tp)) * (plan.tp > 1),
             "dp": handed_over(report, 0, "all_reduce", dp) * (plan.dp > 1)
             + handed_over(report, 0, "broadcast", dp),
             "pp": handed_over(report, 0, "isend"),
+            "cp": handed_over(report, 0, "all_reduce", cp) * (plan.cp > 1),
         }
         rows.append(
             [name, f"{numbers:,}", *(f"{predicted[k]:,} / {counted[k]:,}" for k in counted)]
         )
-    return Table(["plan", "numbers on rank 0", "tp", "dp", "pp"], rows)
+    return Table(["plan", "numbers on rank 0", *counted], rows)
+
+
+KINDS = {"character": "embedding", "position": "embedding", "scores": "head"}
+KINDS |= {"attention": "attention", "mlp": "perceptron"}  # all others are norms
+ROUNDING = 1e-14
+
+
+def gradient_table(
+    one: Mapping[str, torch.Tensor], others: Mapping[str, Mapping[str, torch.Tensor]]
+) -> Table:
+    """By kind of parameter: one process's largest gradient, and how far each plan is off."""
+    kinds = {name: KINDS.get(name.split(".")[1], "norms") for name in one}
+    names = list(dict.fromkeys(kinds.values()))
+
+    def largest(sizes: Mapping[str, torch.Tensor]) -> list[float]:
+        return [
+            max(sizes[name].abs().max().item() for name in one if kinds[name] == kind)
+            for kind in names
+        ]
+
+    rows = [["one process: largest", *(f"{size:.1e}" for size in largest(one))]]
+    for plan, gradients in others.items():
+        far = largest({name: gradients[name] - gradient for name, gradient in one.items()})
+        shown = (f"< {ROUNDING:.0e}" if size < ROUNDING else f"{size:.0e}" for size in far)
+        rows.append([plan, *shown])
+    return Table(["off by at most", *names], rows)

@@ -70,9 +70,11 @@ class Embedding(nn.Module):
         self.character = nn.Embedding(characters, width)
         self.position = nn.Embedding(context, width)
 
-    def forward(self, characters: torch.Tensor, first: int = 0) -> torch.Tensor:
-        length = characters.shape[1]
-        places = torch.arange(first, first + length, device=characters.device)
+    def forward(
+        self, characters: torch.Tensor, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if places is None:
+            places = torch.arange(characters.shape[1], device=characters.device)
         return self.character(characters) + self.position(places)
 
 

@@ -1,18 +1,21 @@
-"""A plan: who shares the batch, who shares a product, who has which layers."""
+"""A plan: who shares the batch, a product, a sequence, and who has which layers."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.language_model.model import BLOCKS, HEADS
+from mgpu_tutorial.language_model.model import BLOCKS, CONTEXT, HEADS, Embedding
 from mgpu_tutorial.tensor_parallel.block import Block
 
 
 class Plan(NamedTuple):
-    """How many ranks share the batch (dp), a product (tp) and the layers (pp).
+    """How many ranks share the batch (dp), a product (tp), the layers (pp), a sequence (cp).
 
     With `zero` = 1 each rank of a dp group keeps Adam's moments of its own parameters only.
     """
@@ -20,12 +23,13 @@ class Plan(NamedTuple):
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    cp: int = 1
     zero: int = 0
 
     @property
     def ranks(self) -> int:
         """The number of ranks that the plan takes."""
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.pp * self.cp
 
     def __str__(self) -> str:
         pairs = zip(self, Plan(), self._fields, strict=True)
@@ -34,25 +38,31 @@ class Plan(NamedTuple):
 
 def plan_of(words: str) -> Plan:
     """The plan that a text such as "dp=2,tp=2" names; ValueError for any other text."""
+    names = ", ".join(Plan._fields)
     try:
         pairs = [part.split("=") for part in words.replace(" ", "").split(",")]
-        return Plan(**{name: int(number) for name, number in pairs})
-    except (ValueError, TypeError):
-        names = ", ".join(Plan._fields)
+        sizes = {name: int(number) for name, number in pairs}
+    except ValueError:
         raise ValueError(
             f"plan {words!r}: expected something like dp=2,tp=2 with {names}"
         ) from None
+    for name in sizes.keys() - set(Plan._fields):
+        why = ", because the model has no experts" if name == "ep" else ""
+        raise ValueError(f"plan {words!r}: there is no {name}{why}, only {names}")
+    return Plan(**sizes)
 
 
 def require_possible(plan: Plan, world_size: int, batch: int, micro_batches: int) -> None:
     """Raise ValueError, the same on every rank, where the plan cannot be."""
-    smallest = min(plan.dp, plan.tp, plan.pp)
+    smallest = min(plan.dp, plan.tp, plan.pp, plan.cp)
     wrong = {
-        "dp, tp and pp must be at least 1": smallest < 1,
+        "dp, tp, pp and cp must be at least 1": smallest < 1,
         f"zero={plan.zero} is not 0 or 1": plan.zero not in (0, 1),
         f"it takes {plan.ranks} ranks, and there are {world_size}": plan.ranks != world_size,
         f"{plan.tp} ranks cannot share {HEADS} heads evenly": HEADS % max(1, plan.tp),
         f"{plan.pp} stages cannot share {BLOCKS} blocks evenly": BLOCKS % max(1, plan.pp),
+        f"{plan.cp} ranks cannot share the two halves of {CONTEXT} characters evenly": CONTEXT
+        % max(1, 2 * plan.cp),
         f"{batch} sequences cannot be cut into {plan.dp} shares of {micro_batches} "
         "equal micro-batches": batch % max(1, plan.dp * micro_batches),
     }
@@ -61,10 +71,9 @@ def require_possible(plan: Plan, world_size: int, batch: int, micro_batches: int
 
 
 def mesh_of(plan: Plan, device: str = "cpu") -> DeviceMesh:
-    """The ranks in three dimensions; a tp group has neighbouring numbers."""
-    return init_device_mesh(
-        device, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp")
-    )
+    """The ranks in four dimensions; a tp group has neighbouring numbers."""
+    sizes, names = (plan.pp, plan.dp, plan.cp, plan.tp), ("pp", "dp", "cp", "tp")
+    return init_device_mesh(device, sizes, mesh_dim_names=names)
 
 
 def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
@@ -74,6 +83,35 @@ def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
     attention.out = parts.RowParallelLinear(attention.out, group)
     mlp.up = parts.ColumnParallelLinear(mlp.up, group)
     mlp.down = parts.RowParallelLinear(mlp.down, group)
+
+
+def share_sequence(
+    model: nn.Sequential,
+    places: torch.Tensor,
+    group: dist.ProcessGroup,
+    f: Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor],
+    g: Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor],
+) -> None:
+    """Each rank of a cp group has some places of each sequence, and attends to all of them.
+
+    The keys and values of all places are the sum (g) of what each rank knows, with zeros
+    elsewhere. Backward adds up what all ranks have for their gradients (f).
+    """
+    length = len(places) * dist.get_world_size(group)
+    earlier = torch.arange(length, device=places.device) <= places[:, None]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch, heads, _, size = q.shape
+        zeros = q.new_zeros(2, batch, heads, length, size)
+        mine = zeros.index_copy(3, places, torch.stack([k, v]))
+        k, v = f(g(mine, group), group)
+        return scaled_dot_product_attention(q, k, v, attn_mask=earlier)
+
+    for layer in model:
+        if isinstance(layer, Block):
+            layer.attention.attend = attend
+        elif isinstance(layer, Embedding):
+            layer.forward = partial(layer.forward, places=places)
 
 
 def cut_model(
@@ -94,14 +132,15 @@ def cut_model(
 
 
 def said(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> str:
-    """What this rank holds, and with whom it shares what, in three lines."""
+    """What this rank holds, and what it sends to whom, in three lines."""
     numbers = sum(parameter.numel() for parameter in model.parameters())
     layers = ", ".join(type(layer).__name__ for layer in model)
-    with_whom = {
-        n: dist.get_process_group_ranks(mesh[n].get_group()) for n in ("dp", "tp", "pp")
-    }
+    names = ("dp", "tp", "pp", "cp")
+    ranks = {n: dist.get_process_group_ranks(mesh[n].get_group()) for n in names}
+    keys = f"; gradients, keys and values with {ranks['cp']}" if plan.cp > 1 else ""
     return (
         f"holds {numbers:,} numbers: {layers}\n"
-        f"shares products with ranks {with_whom['tp']}, the batch with {with_whom['dp']}\n"
-        f"is stage {mesh['pp'].get_local_rank()} of {plan.pp}, along ranks {with_whom['pp']}"
+        f"adds up activations with ranks {ranks['tp']}, gradients with {ranks['dp']}{keys}\n"
+        f"is stage {mesh['pp'].get_local_rank()} of {plan.pp}: "
+        f"activations go along ranks {ranks['pp']}"
     )

@@ -59,12 +59,14 @@ def forward_backward(
 
 
 def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
-    """One all-reduce of all gradients, over the ranks with the same part of the model."""
+    """Average all gradients at once, over the ranks with the same part of the model."""
     flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    dist.all_reduce(flat, group=mesh["dp"].get_group())
+    for name in ("dp", "cp"):
+        dist.all_reduce(flat, group=mesh[name].get_group())
+    copies = mesh["dp"].size() * mesh["cp"].size()
     sizes = [parameter.numel() for parameter in model.parameters()]
     for parameter, mean in zip(model.parameters(), flat.split(sizes), strict=True):
-        parameter.grad.copy_(mean.view_as(parameter) / mesh["dp"].size())
+        parameter.grad.copy_(mean.view_as(parameter) / copies)
 
 
 def clip_gradients(model: nn.Module, mesh: DeviceMesh, longest: float = 1.0) -> torch.Tensor:

@@ -63,6 +63,27 @@ def test_every_plan_that_can_be_run_is_tried_once(layers, heads, per_node, gpus,
         predict_step(model, cluster, plan, batch)
 
 
+def test_sequences_and_experts_are_shared_where_that_is_allowed():
+    model = Model(4, 512, 8, sequence=4096, experts=4, active=2)
+    found = {
+        (p.tp, p.pp, p.cp, p.dp, p.ep) for p in planner.plans(model, H100, 8, 16, context=2)
+    }
+    expected = set(planner.splits(8, 16, 2, 4)) - {(1, 8, 1, 1, 1)}  # four layers
+    assert found == expected
+    ranked = planner.rank_plans(model, H100, 8, 16, context=2)
+    assert {c.plan.cp for c in ranked} == {1, 2} and {c.plan.ep for c in ranked} == {1, 2, 4}
+    assert len(
+        {(*c.plan[:3], c.plan.cp, c.plan.ep, c.plan.zero == 3) for c in ranked}
+    ) == len(ranked)
+    assert all(c.plan.cp == 1 for c in planner.rank_plans(model, H100, 8, 16))
+
+
+def test_long_sequences_get_the_plan_that_llama_3_was_trained_with():
+    model = Model(126, 16_384, 128, 131_072, 128_256, 8, 53_248, gated=True, tied=False)
+    best = planner.rank_plans(model, H100, 16_384, 128, context=16)[0]
+    assert str(best.plan) == "TP 8 · CP 16 · PP 16 · DP 8"
+
+
 def test_the_ranking_is_by_seconds_and_ties_share_a_rank(small):
     seconds = [choice.step.seconds for choice in small]
     assert seconds == sorted(seconds)

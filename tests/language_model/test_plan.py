@@ -30,10 +30,10 @@ PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
 
 @cache
 def trained_by_hand(count):
-    """One process in float64: losses, and parameters by name."""
+    """One process in float64: losses, parameters and first gradients, clipped, by name."""
     model = new_model().double()
     adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
+    losses, first = [], {}
     for step in range(count):
         inputs, targets = batch_of(step, 16)
         loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
@@ -42,9 +42,16 @@ def trained_by_hand(count):
         norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters()))
         for parameter in model.parameters():
             parameter.grad /= max(1.0, norm.item())
+        first = first or {name: p.grad.clone() for name, p in model.named_parameters()}
         adam.step()
         losses.append(loss.item())
-    return losses, {name: p.detach() for name, p in model.named_parameters()}
+    return losses, {name: p.detach() for name, p in model.named_parameters()}, first
+
+
+def train_twice(rank, world_size, words, first, file):
+    """One step and its checkpoint, then three from the beginning."""
+    train(rank, world_size, words, steps=1, dtype="float64", save=first, every=1)
+    return train(rank, world_size, words, steps=3, dtype="float64", save=file, every=3)
 
 
 @pytest.mark.slow
@@ -54,22 +61,27 @@ def trained_by_hand(count):
         "dp=1",
         "dp=2",
         "tp=2",
-        "pp=2",
         "pp=4",
+        "cp=4",
         "dp=2,tp=2,pp=2",
+        "tp=2,pp=2,cp=2",
         "dp=4,zero=1",
         "dp=2,pp=2,zero=1",
+        "dp=2,cp=2,zero=1",
     ],
 )
 def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
-    file = str(tmp_path / "run.pt")
-    how = {"steps": 3, "dtype": "float64", "save": file, "every": 3}
-    report = ranks(plan_of(words).ranks, train, words, **how)
-    losses, parameters = trained_by_hand(3)
+    first, file = str(tmp_path / "first.pt"), str(tmp_path / "run.pt")
+    report = ranks(plan_of(words).ranks, train_twice, words, first, file)
+    losses, parameters, gradients = trained_by_hand(3)
     for found in report.results:
         assert found == pytest.approx(losses, abs=1e-12)
     found = {name: t[0] for name, t in checkpoint.load(file)["tensors"].items()}
     assert largest_difference(found, parameters) < 1e-11
+    found = checkpoint.first_gradients(first)
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert largest_difference(found[name], gradient) < 1e-13, name
 
 
 def norms(rank, world_size, words):
@@ -107,7 +119,7 @@ def test_a_run_changes_its_plan_and_nobody_sees_it(ranks, tmp_path):
 
 @pytest.mark.slow
 def test_bytes_are_those_of_the_formula(ranks):
-    for words in ("dp=2,tp=2", "tp=2,pp=2", "dp=4,zero=1"):
+    for words in ("dp=2,tp=2", "tp=2,pp=2", "dp=2,cp=2", "tp=2,cp=2", "dp=4,zero=1"):
         report = ranks(4, train, words, steps=1, trace=True)
         (row,) = figures.plan_table({words: (plan_of(words), report)}).rows
         for predicted, counted in (cell.split(" / ") for cell in row[2:]):
@@ -124,7 +136,9 @@ def test_bytes_are_those_of_the_formula(ranks):
         ("zero=2", 1, "zero=2 is not 0 or 1"),
         ("dp=0", 1, "at least 1"),
         ("dp:2", 2, "expected something like dp=2,tp=2"),
-        ("cp=2", 2, "with dp, tp, pp, zero"),
+        ("cp=3", 3, "3 ranks cannot share the two halves of 64 characters"),
+        ("ep=2", 2, "there is no ep, because the model has no experts, only dp, tp, pp, cp"),
+        ("sp=2", 2, "there is no sp, only dp, tp, pp, cp, zero"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_on_every_rank(ranks, words, world_size, message):

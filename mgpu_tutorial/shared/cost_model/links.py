@@ -66,6 +66,20 @@ def all_gather_seconds(
     return latency + max(moved_inside, moved_between)
 
 
+def all_to_all_seconds(
+    nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
+) -> float:
+    """Every rank sends `nbytes` in equal parts to all of the group; its own part stays.
+
+    All messages start at once; those inside a node and those between nodes use other links.
+    """
+    here = min(ranks, per_node)
+    moved_inside = nbytes * (here - 1) / ranks
+    moved_between = nbytes * (ranks - here) / ranks
+    latency = inside.latency if ranks == here else between.latency
+    return latency + max(moved_inside / inside.bandwidth, moved_between / between.bandwidth)
+
+
 def all_reduce_seconds(
     nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
 ) -> float:

@@ -44,10 +44,12 @@ class Activations(NamedTuple):
 
 def saved_activations(model: Model, flash: bool) -> Activations:
     """What a layer saves: 10 h, 24 h and 5 a s bytes per token in a plain GPT."""
-    h, ffn = model.hidden, model.ffn_width
+    h = model.hidden
     dropout = 0 if model.gated else 2 * h
     attention = 2 * h + 2 * (h + 2 * model.kv_width)
-    mlp = (6 if model.gated else 4) * ffn
+    mlp = model.active * (6 if model.gated else 4) * model.ffn_width
+    if model.experts > 1:  # each expert keeps what it was sent
+        mlp += model.active * 2 * h
     scores = 0 if flash else 5 * model.heads * model.sequence
     return Activations(8 * h + dropout, attention + mlp, scores)
 
@@ -61,7 +63,7 @@ def recomputed_activations(model: Model, flash: bool) -> Activations:
     saved = saved_activations(model, flash)
     if saved.scores:
         return Activations(0, 0, saved.scores)
-    return Activations(4 * model.hidden, 2 * model.ffn_width, 0)
+    return Activations(4 * model.hidden, 2 * model.active * model.ffn_width, 0)
 
 
 def by_rank(layer: Activations, plan: Plan) -> Activations:
@@ -72,18 +74,25 @@ def by_rank(layer: Activations, plan: Plan) -> Activations:
 
 def stage_parameters(model: Model, plan: Plan) -> float:
     """The mean parameters of a rank's part of the model, before ZeRO."""
-    return model.parameters / (plan.tp * plan.pp)
+    elsewhere = model.expert_parameters * (1 - 1 / plan.ep)
+    return (model.parameters - elsewhere) / (plan.tp * plan.pp)
 
 
 def memory_of(model: Model, plan: Plan, batch: int) -> Memory:
     """The bytes of a GPU of the first stage, which holds the most micro-batches."""
+    experts = model.expert_parameters / plan.pp / plan.tp
     per_stage = model.layers * model.layer_parameters / plan.pp
     ends = model.embedding_parameters / (1 if plan.pp == 1 or model.tied else 2)
-    mine = (per_stage + ends) / plan.tp
+    dense = (per_stage + ends) / plan.tp - experts
     cut = [plan.shards if plan.zero >= stage else 1 for stage in (3, 2, 1)]
     kinds = (WEIGHT, plan.gradient_bytes, OPTIMIZER)
-    state = [nbytes * mine / ranks for nbytes, ranks in zip(kinds, cut, strict=True)]
-    unit = model.layer_parameters / plan.tp
+    # plan.ep ranks share the experts in any case, and ZeRO their copies
+    state = [
+        nbytes * (dense / ranks + experts / max(ranks, plan.ep))
+        for nbytes, ranks in zip(kinds, cut, strict=True)
+    ]
+    elsewhere = model.expert_parameters / model.layers * (1 - 1 / plan.ep)
+    unit = (model.layer_parameters - elsewhere) / plan.tp
     # a layer that computes, its gradient, and the next layer on the way
     gathered = unit * (2 * WEIGHT + plan.gradient_bytes) if plan.zero == 3 else 0.0
     tokens = plan.micro_batch * model.sequence / plan.cp

@@ -9,7 +9,9 @@ class Model(NamedTuple):
 
     `kv_heads` heads of keys and values (0: as many as `heads`), `ffn` inside the perceptron
     (0: four times `hidden`). A `gated` perceptron has three matrices instead of two, as in
-    Llama, and such models have no dropout. With `tied` the head shares the embedding.
+    Llama, and such models have no dropout. With `tied` the head shares the embedding. Each
+    layer has `experts` such perceptrons, of which a token uses `active`; the router's few
+    parameters don't count.
     """
 
     layers: int
@@ -21,6 +23,8 @@ class Model(NamedTuple):
     ffn: int = 0
     gated: bool = False
     tied: bool = True
+    experts: int = 1
+    active: int = 1
 
     @property
     def kv_width(self) -> float:
@@ -34,9 +38,19 @@ class Model(NamedTuple):
 
     @property
     def layer_parameters(self) -> float:
-        """Of one layer: attention and perceptron, without norms and biases."""
+        """Of one layer: attention and perceptrons, without norms and biases."""
         attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn_width
+        return attention + self.experts * self.mlp_parameters
+
+    @property
+    def mlp_parameters(self) -> float:
+        """Of one perceptron, or of one expert."""
+        return (3 if self.gated else 2) * self.hidden * self.ffn_width
+
+    @property
+    def expert_parameters(self) -> float:
+        """Of all experts of all layers; none where each layer has one perceptron."""
+        return self.layers * self.experts * self.mlp_parameters * (self.experts > 1)
 
     @property
     def embedding_parameters(self) -> float:
@@ -49,8 +63,9 @@ class Model(NamedTuple):
         return self.layers * self.layer_parameters + self.embedding_parameters
 
     def layer_flops(self) -> float:
-        """Operations of one token in the matrices of one layer, forward: two a parameter."""
-        return 2 * self.layer_parameters
+        """Operations of one token in one layer's matrices, forward: two a parameter used."""
+        idle = self.experts - self.active
+        return 2 * (self.layer_parameters - idle * self.mlp_parameters)
 
     def attention_flops(self, causal: bool = False) -> float:
         """Operations of one token between queries, keys and values of one layer, forward.

@@ -11,6 +11,7 @@ class Plan(NamedTuple):
     """What each rank holds and computes; the world is tp · cp · pp · dp ranks.
 
     `tp` ranks share each matrix, `cp` each sequence, `pp` the layers, and `dp` the batch.
+    `ep` of the `dp` ranks share out the experts of a layer, and send each other tokens.
     `micro_batch` is in sequences; a rank of the pipeline has `interleaving` stages. `zero`
     is the stage of ZeRO over the ranks of `dp` and `cp`. `recompute` is "none", "selective"
     (the scores of the attention; with `flash`, which keeps none, norms and the activation
@@ -37,6 +38,7 @@ class Plan(NamedTuple):
     overlap: bool = True
     gradient_bytes: int = 4
     share_node: bool = True
+    ep: int = 1
 
     @property
     def ranks(self) -> int:
@@ -54,13 +56,14 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         sizes = [("TP", self.tp), ("CP", self.cp), ("PP", self.pp), ("DP", self.dp)]
+        sizes.append(("EP", self.ep))
         text = " · ".join(f"{name} {size}" for name, size in sizes if size > 1)
         return text or "one GPU"
 
 
 def check_plan(model: Model, plan: Plan, batch: int) -> None:
     """Raises ValueError where the plan cannot be run with this model and batch."""
-    for name in ("tp", "pp", "dp", "cp", "micro_batch", "interleaving"):
+    for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch", "interleaving"):
         if getattr(plan, name) < 1:
             raise ValueError(f"{name} must be 1 or more, got {getattr(plan, name)}")
     if plan.recompute not in RECOMPUTATIONS:
@@ -81,5 +84,7 @@ def check_plan(model: Model, plan: Plan, batch: int) -> None:
         raise ValueError(f"{model.layers} layers do not make {stages} stages")
     if plan.pp == 1 and plan.interleaving > 1:
         raise ValueError("interleaving needs a pipeline, and pp is 1")
+    if plan.dp % plan.ep or model.experts % plan.ep:
+        raise ValueError(f"ep = {plan.ep} does not divide dp and {model.experts} experts")
     if model.sequence % plan.cp:
         raise ValueError(f"cp = {plan.cp} does not divide {model.sequence} tokens")

@@ -6,6 +6,7 @@ elementwise what lies between them, through the GPU's memory      tensor paralle
 weights     weights read, gradients added up, per micro-batch     pipelines
 tensor      all-reduces of the tensor-parallel group              collectives
 context     keys and values of the other parts of a sequence      collectives
+experts     tokens to the ranks of their experts, and back        experts
 pipeline    activations to the next stage                         pipelines
 bubble      (p - 1) / v micro-batches in which a rank waits       pipelines
 data        gradients, and parameters under ZeRO                  sharding
@@ -16,7 +17,11 @@ fixed       what no batch makes shorter                           step time
 import math
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model.links import all_gather_seconds, all_reduce_seconds
+from mgpu_tutorial.shared.cost_model.links import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+)
 from mgpu_tutorial.shared.cost_model.machines import Cluster
 from mgpu_tutorial.shared.cost_model.memory import (
     WEIGHT,
@@ -44,6 +49,7 @@ class Parts(NamedTuple):
     weights: float
     tensor: float
     context: float
+    experts: float
     pipeline: float
     bubble: float
     data: float
@@ -119,7 +125,9 @@ def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Parts:
     else:  # under the last micro-batch's backward, two thirds of it
         under = 2 / 3 * sum(one.values()) if hidden else 0.0
     whole = {name: micro_batches * seconds for name, seconds in one.items()}
-    state = stage_parameters(model, plan) / (plan.shards if plan.zero else 1)
+    state = stage_parameters(model, plan)
+    if plan.zero:
+        state = model.parameters / (plan.tp * plan.pp * plan.shards)
     return Parts(
         **whole,
         pipeline=micro_batches * pipeline_seconds(model, cluster, plan),
@@ -163,6 +171,7 @@ def micro_batch_seconds(model: Model, cluster: Cluster, plan: Plan) -> dict[str,
         "weights": weights * stage_parameters(model, plan) / cluster.memory_rate(),
         "tensor": layers * tensor_seconds(model, cluster, plan, tokens),
         "context": layers * context_seconds(model, cluster, plan, tokens),
+        "experts": layers * expert_seconds(model, cluster, plan, tokens),
     }
 
 
@@ -191,6 +200,21 @@ def context_seconds(model: Model, cluster: Cluster, plan: Plan, tokens: float) -
     return trips * all_gather_seconds(nbytes, plan.cp, per_node, *cluster.reached())
 
 
+def expert_seconds(model: Model, cluster: Cluster, plan: Plan, tokens: float) -> float:
+    """Tokens to their experts and back, forward and backward: four exchanges of one layer.
+
+    Each token goes to `active` experts, all of which get equally many. Ranks that share a
+    matrix stand next to each other, so the ranks of an `ep` group are `tp` apart.
+    """
+    if plan.ep == 1:
+        return 0.0
+    trips = 6 if plan.recompute == "full" else 4
+    share = plan.tp if plan.sequence_parallel else 1  # of a token's width, on each rank
+    nbytes = WEIGHT * tokens * model.active * model.hidden / share
+    per_node = max(1, cluster.gpus_per_node // plan.tp)
+    return trips * all_to_all_seconds(nbytes, plan.ep, per_node, *cluster.reached())
+
+
 def pipeline_seconds(model: Model, cluster: Cluster, plan: Plan) -> float:
     """Activations and their gradients to the neighbours, for one micro-batch."""
     if plan.pp == 1:
@@ -209,16 +233,23 @@ def data_seconds(
 
     ZeRO 0 adds gradients up; ZeRO 1 and 2 scatter them and gather parameters once. ZeRO 3
     gathers each layer twice and scatters its gradients, for every micro-batch; in a
-    pipeline, where that would be too much, parameters stay after the first gathering.
+    pipeline, where that would be too much, parameters stay after the first gathering. An
+    expert has fewer copies: one in each of the groups of `ep` ranks.
     """
-    ranks = plan.shards
-    if ranks == 1:
+    if plan.shards == 1:
         return 0.0, False
     per_node = max(1, cluster.gpus_per_node // plan.tp) if plan.share_node else 1
-    mine = stage_parameters(model, plan)
+    experts = model.expert_parameters / plan.ep / (plan.tp * plan.pp)
+    dense = stage_parameters(model, plan) - experts
     units = model.layers / plan.pp if plan.zero == 3 else 1
+    kinds = [(dense, plan.shards, per_node)]
+    if experts:
+        kinds.append((experts, plan.shards // plan.ep, max(1, per_node // plan.ep)))
     gather, scatter = (
-        units * all_gather_seconds(nbytes * mine / units, ranks, per_node, *cluster.reached())
+        sum(
+            units * all_gather_seconds(nbytes * mine / units, *ranks, *cluster.reached())
+            for mine, *ranks in kinds
+        )
         for nbytes in (WEIGHT, plan.gradient_bytes)
     )
     if plan.zero == 0:

@@ -32,6 +32,7 @@ PLANS = st.builds(
     overlap=st.booleans(),
     gradient_bytes=st.sampled_from([2, 4]),
     share_node=st.booleans(),
+    ep=st.just(1),
 ).map(lambda plan: plan if plan.pp > 1 else plan._replace(interleaving=1))
 SIZE = st.integers(1, 64)
 
@@ -197,6 +198,41 @@ def test_what_a_rank_sends(plan, tp, pieces):
     assert hidden == (not alone and (plan.overlap or plan.zero == 3 and plan.pp == 1))
 
 
+def test_experts_by_hand():
+    """Eight experts of 2 · 8 · 32 parameters in 4 layers, two for each token; TP 2, EP 4."""
+    model = MODEL._replace(experts=8, active=2)
+    attention, expert = 4 * 8 * 8, 2 * 8 * 32
+    assert model.expert_parameters == 4 * 8 * expert
+    assert model.layer_parameters == attention + 8 * expert
+    assert model.layer_flops() == 2 * (attention + 2 * expert)
+    assert memory.saved_activations(model, flash=True).matmul == 64 + 2 * (4 * 32 + 2 * 8)
+    dense = (4 * attention + 32 * 8) / 2  # on each rank of two that share matrices
+    for zero, copies, own in ((0, 1, 4), (1, 8, 8)):
+        plan = Plan(tp=2, dp=8, ep=4, zero=zero)
+        state = memory.memory_of(model, plan, BATCH)
+        assert state.optimizer == 12 * (dense / copies + 4 * 8 * expert / 2 / own)
+        assert state.parameters == 2 * (dense + 4 * 8 * expert / 2 / 4)
+    # 16 tokens in halves of 4 numbers of 2 bytes, to two experts each; two GPUs of a node
+    # are in the group, and two elsewhere
+    nbytes = 16 * 4 * 2 * 2
+    between = SLOW.latency + nbytes * 2 / 4 / SLOW.bandwidth
+    assert step.expert_seconds(model, CLUSTER, plan, 16) == pytest.approx(4 * between)
+    full = plan._replace(recompute="full", tp=1)
+    inside = FAST.latency + 2 * nbytes * 3 / 4 / FAST.bandwidth
+    assert step.expert_seconds(model, CLUSTER, full, 16) == pytest.approx(6 * inside)
+    # dense gradients over all eight, two to a node; of each expert there are two copies
+    mine = 4 * 8 * expert / 2 / 4
+    sent = sum(
+        all_gather_seconds(size * dense, 8, 2, FAST, SLOW)
+        + all_gather_seconds(size * mine, 2, 1, FAST, SLOW)
+        for size in (2, 4)
+    )
+    assert step.data_seconds(model, CLUSTER, plan, 1)[0] == pytest.approx(sent)
+    whole = step.predict_step(model, CLUSTER, plan, BATCH)
+    assert whole.parts.experts == pytest.approx(2 * 4 * 4 * between)
+    assert whole.seconds == pytest.approx(sum(whole.parts))
+
+
 @given(PLANS)
 def test_a_step_is_the_sum_of_its_parts(plan):
     result = step.predict_step(MODEL, CLUSTER, plan, BATCH)
@@ -254,6 +290,7 @@ def test_a_plan_fits_up_to_the_last_byte(spare, fits):
         ({"pp": 3, "interleaving": 2}, {"pp": 4, "interleaving": 2}, "do not make 8 stages"),
         ({}, {"interleaving": 2}, "needs a pipeline"),
         ({"cp": 16}, {"cp": 3}, "does not divide 16 tokens"),
+        ({"dp": 2}, {"dp": 2, "ep": 2}, "ep = 2 does not divide dp and 1 experts"),
     ],
 )
 def test_what_cannot_be_run_is_refused_and_what_just_can_is_taken(just, too_much, words):
