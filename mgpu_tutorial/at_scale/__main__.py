@@ -39,6 +39,7 @@ def main(words: list[str] | None = None) -> int:
     add("--gpus", type=whole, required=True, help="GPUs, all of which are used")
     add("--batch", type=whole, default=2048, help="sequences per step, on all GPUs (2048)")
     add("--sequence", type=whole, default=2048, help="tokens per sequence (2048)")
+    add("--context", type=whole, default=1, help="GPUs that may share a sequence (1)")
     add("--cluster", choices=CLUSTERS, default="H100", help="GPUs and links (H100)")
     add("--between", type=positive, help="GB/s per GPU and direction between nodes")
     add("--tokens", type=positive, default=1e12, help="tokens to train on (1e12)")
@@ -49,7 +50,7 @@ def main(words: list[str] | None = None) -> int:
         cluster = with_network(cluster, given.between)
     try:
         model = model_of(given.params, given.sequence)
-        choices = rank_plans(model, cluster, given.gpus, given.batch)
+        choices = rank_plans(model, cluster, given.gpus, given.batch, given.context)
     except ValueError as error:
         parser.error(str(error))
     print(

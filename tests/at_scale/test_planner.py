@@ -177,6 +177,8 @@ def test_the_terminal_prints_plans_days_and_cost(capsys, small):
     assert all(str(c.plan) in line for c, line in zip(small[:8], lines, strict=True))
     days, cost_of_it = planner.training(small[0].step, 2e12, 64, 3.0)
     assert f"2e+12 tokens with the first: {days:,.1f} days, {cost_of_it / 1e6:,.2f} " in out
+    code, out = run(capsys, "--sequence", "131072", "--batch", "16", "--context", "8")
+    assert code == 0 and "CP 4" in out
     code, out = run(capsys, "--params", "405e9", "--gpus", "8")
     assert code == 1 and "No plan fits" in out
 
