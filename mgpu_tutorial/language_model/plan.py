@@ -89,8 +89,8 @@ def share_sequence(
     model: nn.Sequential,
     places: torch.Tensor,
     group: dist.ProcessGroup,
-    f: Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor],
-    g: Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor],
+    f: Callable,
+    g: Callable,
 ) -> None:
     """Each rank of a cp group has some places of each sequence, and attends to all of them.
 
