@@ -192,8 +192,8 @@ class FilmedBlock(Block):
         mine, held, tensors = [dist.get_rank()], {}, []
         for i, block in enumerate(self.row):
             held[f"block {i}"] = mine if block.whole is None else range(2)
-            own = mine if block.gradient is not None else []
-            held[f"gradient {i}"] = own if block.shard.grad is None else range(2)
+            own = "whole" if block.gradient is not None else []
+            held[f"gradient {i}"] = own if block.shard.grad is None else "sum ½"
             tensors += block.shard, block.whole, block.gradient, block.shard.grad
         nbytes = sum(t.nbytes for t in tensors if t is not None)
         frame(says, held, nbytes=nbytes)
