@@ -35,8 +35,7 @@ def write(
 ) -> tuple[str, float]:
     """All ranks share every product, and go on from `prompt` with the likeliest characters.
 
-    Returns the text, of at most 64 characters, and the smallest gap between the two best
-    scores: where it is much larger than rounding, every processor writes the same.
+    Returns the text, of at most 64 characters, and the smallest gap between the best two.
     """
     if len(prompt) + count > CONTEXT:
         raise ValueError(f"{len(prompt)} + {count} characters: the model sees {CONTEXT}")

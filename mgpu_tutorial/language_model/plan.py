@@ -92,10 +92,9 @@ def share_sequence(
     f: Callable,
     g: Callable,
 ) -> None:
-    """Each rank of a cp group has some places of each sequence, and attends to all of them.
+    """Each rank of a cp group has some `places` of each sequence, and attends to all.
 
-    The keys and values of all places are the sum (g) of what each rank knows, with zeros
-    elsewhere. Backward adds up what all ranks have for their gradients (f).
+    g adds up the ranks' keys and values, forward; f adds up their gradients, backward.
     """
     length = len(places) * dist.get_world_size(group)
     earlier = torch.arange(length, device=places.device) <= places[:, None]
