@@ -12,7 +12,7 @@ from mgpu_tutorial.distributed_sgd.sgd import (
     new_model,
     shared_loss,
 )
-from mgpu_tutorial.lab import progress, status
+from mgpu_tutorial.lab import status
 from mgpu_tutorial.shared import checkpoint as checkpoints
 from mgpu_tutorial.shared.data import Digits, digits
 
@@ -37,7 +37,7 @@ def train(
     losses, same = [], {"batch": batch, "lr": lr, "double": double}
     if checkpoint:
         losses = checkpoints.load(checkpoint, model, optimizer, **same).get("losses", [])
-    for epoch in progress(range(len(losses), epochs)):
+    for epoch in range(len(losses), epochs):
         mine = train_epoch(model, optimizer, data, epoch, batch)
         losses.append(mean_losses(mine))
         line = f"epoch {epoch}: loss {losses[-1][rank]:.4f}, all ranks {losses[-1][-1]:.4f}"

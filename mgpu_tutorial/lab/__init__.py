@@ -17,7 +17,7 @@ from mgpu_tutorial.lab.record.trace import note, span
 from mgpu_tutorial.lab.record.traffic import traffic
 from mgpu_tutorial.lab.run.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.run.launch import launch
-from mgpu_tutorial.lab.run.progress import progress, status
+from mgpu_tutorial.lab.run.progress import status
 from mgpu_tutorial.lab.run.transfer import CannotTravel
 from mgpu_tutorial.lab.simulate.devices import devices, place
 from mgpu_tutorial.lab.simulate.link import slow_link

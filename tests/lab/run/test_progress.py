@@ -4,12 +4,12 @@ import time
 
 import IPython.display
 
-from mgpu_tutorial.lab import launch, progress, status
+from mgpu_tutorial.lab import launch, status
 from mgpu_tutorial.lab.run import progress as bar
 
 
 def slow(rank, world_size):
-    for step in progress(range(20)):
+    for step in range(20):
         status(f"loss < {step}")
         time.sleep(0.1)
 
@@ -31,5 +31,5 @@ def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(monkeypatch):
     blank, *shown, last = screen
     assert blank == bar.BLANK and last == {}
     first, *_, latest = [data["text/html"] for data in shown]
-    assert 'max="40"' in first and "of 40 steps" in latest and first != latest
+    assert "the ranks are at work" in latest and first != latest
     assert all(f"rank {rank}</b> loss &lt; " in latest for rank in (0, 1))
