@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from mgpu_tutorial.lab import borrowed
-from mgpu_tutorial.lab.record import source_lines
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 COLLECTIVES = (
@@ -58,7 +57,6 @@ class Event:
     nbytes: int = 0
     note: str = ""
     of: int | None = None
-    line: str = field(default="", repr=False)
 
     @property
     def kind(self) -> str:
@@ -96,36 +94,35 @@ class Recorder:
         """Wrap the operations of torch.distributed in this process, for good."""
         for name in (*POINT_TO_POINT, *COLLECTIVES):
             if original := getattr(c10d, name, None):
-                wrapped = self._wrap(name, original)
-                setattr(c10d, name, wrapped)  # P2POp compares with this one
-                setattr(dist, name, wrapped)
+                setattr(c10d, name, self.wrapped(name, original))  # P2POp compares with it
+                setattr(dist, name, getattr(c10d, name))
         functional = borrowed.functional_collectives.thing
         for name in (*COLLECTIVES, *FUNCTIONAL):
             if original := getattr(functional, name, None):
-                setattr(functional, name, self._wrap(name, original))
+                setattr(functional, name, self.wrapped(name, original))
 
-    def _wrap(self, op: str, original: Callable) -> Callable:
+    def wrapped(self, op: str, original: Callable) -> Callable:
+        """The same call, which is recorded."""
         signature = inspect.signature(original)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._inside:  # recv calls irecv: the learner made one call
-                return call.original(*args, **kwargs)
+                return original(*args, **kwargs)
             self._inside = True
             try:
                 given = signature.bind_partial(*args, **kwargs).arguments
                 index = self.begin(op, **_describe(op, given))
-                result = call.original(*args, **kwargs)
+                result = original(*args, **kwargs)
                 self.end(index, **({"peer": result} if op == "recv" else {}))
             finally:
                 self._inside = False
             is_collective = given.get("async_op")
             if result is None or not (is_collective or op in ("isend", "irecv")):
                 return result
-            work = TracedWork(result, self, index)
-            if is_collective and "nccl" not in dist.get_backend(given.get("group")):
-                work.watch()  # NCCL's future only knows "queued"
-            return work
+            # NCCL's future only knows "queued"
+            known = is_collective and "nccl" not in dist.get_backend(given.get("group"))
+            return TracedWork(result, self, index, known)
 
         call.recorder = self
         call.original = original  # what slow_link puts itself around
@@ -133,16 +130,18 @@ class Recorder:
 
 
 class TracedWork:
-    """A torch.distributed Work whose `wait` is recorded; all else passes through."""
+    """A torch.distributed Work whose `wait` is recorded; all else passes through.
 
-    def __init__(self, work: Any, recorder: Recorder, index: int) -> None:
+    Where its end is `known` that is recorded too: of gloo's reduce_scatter, which has no
+    future, when it was waited for.
+    """
+
+    def __init__(self, work: Any, recorder: Recorder, index: int, known: bool) -> None:
         self._work, self._recorder, self._index = work, recorder, index
         self._is_done_when_waited_for = False
-
-    def watch(self) -> None:
-        """Record when it is done; of gloo's reduce_scatter, without a future, at `wait`."""
         try:
-            self._work.get_future().add_done_callback(lambda _: self._done())
+            if known:
+                work.get_future().add_done_callback(lambda _: self._done())
         except RuntimeError:
             self._is_done_when_waited_for = True
 
@@ -150,12 +149,11 @@ class TracedWork:
         self._recorder.write(index=self._index, done=time.monotonic())
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
-        index = self._recorder.begin("wait", of=self._index, line=_line())
+        index = self._recorder.begin("wait", of=self._index)
         result = self._work.wait(*args, **kwargs)
         self._recorder.end(index)
         if self._is_done_when_waited_for:
             self._done()
-            self._is_done_when_waited_for = False
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -171,7 +169,7 @@ def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
     tensors = [v for k, v in given.items() if k not in ("group", "op", "reduceOp")]
     nbytes = next(filter(None, map(_nbytes, tensors)), 0)  # of the first that has any
     tag = given.get("tag", 0)
-    return {"peer": peer, "tag": tag, "group": members, "nbytes": nbytes, "line": _line()}
+    return {"peer": peer, "tag": tag, "group": members, "nbytes": nbytes}
 
 
 def _members(group: Any) -> list[int]:
@@ -199,25 +197,16 @@ def _nbytes(value: Any) -> int:
     return 0
 
 
-def _line() -> str:
-    return str(source_lines.of_frame(inspect.currentframe()) or "")
-
-
 def current() -> Recorder | None:
     """The recorder of this rank; None where nobody records."""
     return getattr(dist.barrier, "recorder", None)
-
-
-def start(path: Path) -> None:
-    """Record every operation of this process from now on into the file `path`."""
-    Recorder(path).install()
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """Mark a phase of a worker, such as `with span("backward"):`, for the timeline."""
     recorder = current()
-    index = recorder.begin("span", note=name, line=_line()) if recorder else None
+    index = recorder.begin("span", note=name) if recorder else None
     yield
     if recorder:
         recorder.end(index)
@@ -225,9 +214,8 @@ def span(name: str) -> Iterator[None]:
 
 def note(text: object) -> None:
     """Write a remark beside this rank's lifeline, such as the value it holds now."""
-    recorder = current()
-    if recorder:
-        recorder.end(recorder.begin("note", note=str(text), line=_line()))
+    if recorder := current():
+        recorder.end(recorder.begin("note", note=str(text)))
 
 
 def read(path: Path, rank: int, origin: float) -> list[Event]:

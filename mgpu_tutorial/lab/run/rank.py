@@ -67,7 +67,7 @@ def _run(job: Job, trail: "Trail") -> dict[str, Any]:
     """Load the worker, join the group, call the worker; say how it ended."""
     try:
         if job.trace:
-            trace.start(job.home / files.EVENTS)
+            trace.Recorder(job.home / files.EVENTS).install()
         worker, args, kwargs = transfer.read(job.folder / files.PAYLOAD)
         _check_signature(worker, job, args, kwargs)
         prepare(job.device)

@@ -6,6 +6,7 @@ Between machines or GPUs a transfer takes its time while the processors are free
 link would have done it.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from mgpu_tutorial.lab.record.trace import current
 
 # What an all_reduce consists of, and the share of its time that each takes.
 SHARES = {"all_reduce": 1.0, "reduce_scatter_single": 0.5, "all_gather_single": 0.5}
@@ -32,13 +35,13 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     on_the_way: list[SlowWork] = []
 
     def slowed(real: Callable, share: float) -> Callable:
+        @functools.wraps(real)
         def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> "SlowWork | None":
             is_asynchronous = kwargs.pop("async_op", False)
             sides = [t for t in (tensor, *args) if isinstance(t, torch.Tensor)]
             duration = share * seconds(max(t.nbytes for t in sides))
-            work = SlowWork(
-                wire, real(tensor, *args, **kwargs, async_op=True), tensor, duration
-            )
+            begun = real(tensor, *args, **kwargs, async_op=True)
+            work = SlowWork(wire, begun, tensor, duration)
             on_the_way.append(work)
             if is_asynchronous:
                 return work
@@ -47,25 +50,17 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
         return slow
 
     calls = {name: getattr(dist, name) for name in SHARES}
-    # PyTorch's own, or what the recorder's around it calls
-    reals = {name: getattr(call, "original", call) for name, call in calls.items()}
-    for name, share in SHARES.items():
-        _put_inside(name, calls[name], reals[name], slowed(reals[name], share))
+    recorder = current()
+    for name, call in calls.items():
+        slow = slowed(getattr(call, "original", call), SHARES[name])
+        setattr(dist, name, recorder.wrapped(name, slow) if recorder else slow)
     try:
         yield
     finally:
-        for name in SHARES:
-            _put_inside(name, calls[name], reals[name], reals[name])
+        for name, call in calls.items():
+            setattr(dist, name, call)
         for work in on_the_way:  # what waits for one may append the next
             work.carrier.join()
-
-
-def _put_inside(name: str, outer: Callable, real: Callable, new: Callable) -> None:
-    """Let `new` be called where `real` was: by the recorder, or by everybody."""
-    if outer is real:
-        setattr(dist, name, new)
-    else:
-        outer.original = new
 
 
 class SlowWork:
