@@ -4,6 +4,7 @@ import linecache
 import os
 import re
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -60,6 +61,14 @@ def of_frame(frame: FrameType | None) -> SourceLine | None:
         if is_own(code.co_filename):
             return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
+    return None
+
+
+def of_function(function: Callable) -> SourceLine | None:
+    """The own line at which a function begins, or what a partial calls."""
+    code = getattr(getattr(function, "func", function), "__code__", None)
+    if code and is_own(code.co_filename):
+        return SourceLine(code.co_filename, code.co_firstlineno, code.co_name)
     return None
 
 

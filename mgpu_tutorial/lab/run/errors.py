@@ -222,12 +222,6 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
     return RanksHung("\n".join(lines), report)
 
 
-def interrupted(outcomes: list[RankOutcome]) -> Interrupted:
-    """Compose what is shown after Ctrl-C."""
-    lines = [outcome.line() for outcome in outcomes]
-    return Interrupted("\n".join(["the launch was interrupted", *lines]))
-
-
 def _ranks(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

@@ -55,7 +55,6 @@ class Job:
     world_size: int
     backend: str
     trace: bool
-    timeout: float
 
     @property
     def home(self) -> Path:

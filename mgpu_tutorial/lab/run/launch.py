@@ -58,11 +58,14 @@ def launch(
     backend = backend or ("nccl" if device == "cuda" else "gloo")
     with Interrupts() as interrupts, workspace(world_size) as folder:
         with interrupts.allowed():
-            _send(folder / files.PAYLOAD, worker, args, kwargs)
+            name = name_of(worker)
+            parts = {f"the worker {name}": worker}
+            for key, value in [*enumerate(args), *kwargs.items()]:
+                parts[f"argument {key} of {name}"] = value
+            transfer.write((worker, args, kwargs), folder / files.PAYLOAD, parts)
             server.await_server()
-        same = world_size, backend, trace, timeout
-        ranks = range(world_size)
-        jobs = [Job(folder, rank, _device_of(rank, device), *same) for rank in ranks]
+        same = world_size, backend, trace
+        jobs = [Job(folder, r, _device_of(r, device), *same) for r in range(world_size)]
         return _run(jobs, timeout, interrupts)
 
 
@@ -75,7 +78,8 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
             end, seconds = ranks.watch(timeout)
             outcomes = [] if end == "ended" else ranks.outcomes()
     except KeyboardInterrupt:
-        raise errors.interrupted(ranks.outcomes()) from None
+        lines = [outcome.line() for outcome in ranks.outcomes()]
+        raise errors.Interrupted("\n".join(["the launch was interrupted", *lines])) from None
     finally:
         ranks.stop()
     with interrupts.allowed():
@@ -112,15 +116,6 @@ def _results(jobs: list[Job], report: Report) -> list:
                 report,
             ) from None
     return results
-
-
-def _send(path: Path, worker: Callable, args: tuple, kwargs: dict) -> None:
-    """Store the call for the ranks; if it cannot be, say which part of it."""
-    name = name_of(worker)
-    given = [*enumerate(args), *kwargs.items()]
-    parts = {f"the worker {name}": worker}
-    parts |= {f"argument {key} of {name}": value for key, value in given}
-    transfer.write((worker, args, kwargs), path, "", parts)
 
 
 def _environment(job: Job) -> dict[str, str]:

@@ -49,7 +49,6 @@ def enter(job: Job, environment: dict[str, str]) -> None:
     trail = _watch(job)
     outcome = _run(job, trail)
     files.write_whole(job.home / files.OUTCOME, json.dumps(outcome))
-    _flush()
     if outcome["kind"] == "returned":
         # Whoever closes first must not cut a last message: stay for the others a moment.
         everybody = _wait_for_all(job, files.OUTCOME, LINGER)
@@ -63,7 +62,7 @@ def enter(job: Job, environment: dict[str, str]) -> None:
     os._exit(0)  # closes the sockets at once: a peer that still waits learns it now
 
 
-def _run(job: Job, trail: "Trail") -> dict[str, Any]:
+def _run(job: Job, trail: int) -> dict[str, Any]:
     """Load the worker, join the group, call the worker; say how it ended."""
     try:
         if job.trace:
@@ -79,13 +78,14 @@ def _run(job: Job, trail: "Trail") -> dict[str, Any]:
             borrowed.keep_stores_on_loopback()
         (job.home / files.READY).touch()
         _wait_for_all(job, files.READY)  # so that no worker outruns the others' joining
-        trail.mark_first_line(worker)
+        _note_place(trail, source_lines.of_function(worker))
         began = time.monotonic()
         result = worker(job.rank, job.world_size, *args, **kwargs)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # an error of a kernel is the worker's
         if result is not None:
-            transfer.write(result, job.home / files.RESULT, f"the result of rank {job.rank}")
+            parts = {f"the result of rank {job.rank}": result}
+            transfer.write(result, job.home / files.RESULT, parts)
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a worker too
         return raised.outcome_of(error)
     return {"kind": "returned", "began": began, "ended": time.monotonic()}
@@ -152,7 +152,7 @@ def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
         print(f"[rank {rank}]", "\n".join(returned(result)), flush=True)
     dist.barrier()
     dist.destroy_process_group()
-    _flush()
+    sys.stdout.flush()
     os._exit(0)  # a thread of gloo's may outlive its group, and abort Python's own end
 
 
@@ -183,27 +183,14 @@ def _own_environment(environment: dict[str, str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-class Trail:
-    """The last own line that this rank was seen at, in a file that outlives it."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
-
-    def mark(self, place: source_lines.SourceLine | None) -> None:
-        """Replace what stands there, if this is an own line."""
-        if place:
-            with suppress(OSError):  # a full disk
-                os.pwrite(self._file, json.dumps(place).encode().ljust(1024), 0)
-
-    def mark_first_line(self, worker: Callable) -> None:
-        """The worker's first line, until the guard has seen another."""
-        code = getattr(getattr(worker, "func", worker), "__code__", None)
-        if code and source_lines.is_own(code.co_filename):
-            place = (code.co_filename, code.co_firstlineno, code.co_name)
-            self.mark(source_lines.SourceLine(*place))
+def _note_place(trail: int, place: source_lines.SourceLine | None) -> None:
+    """Replace the line in the file `trail`, which outlives this rank, by an own line."""
+    if place:
+        with suppress(OSError):  # a full disk
+            os.pwrite(trail, json.dumps(place).encode().ljust(1024), 0)
 
 
-def _watch(job: Job) -> Trail:
+def _watch(job: Job) -> int:
     """Leave a trail for the kernel, and die with it."""
     os.setsid()  # Ctrl-C belongs to the kernel; the launcher can stop our children
     stack = open(job.home / files.STACK, "a")  # noqa: SIM115  (as long as the process)
@@ -212,12 +199,12 @@ def _watch(job: Job) -> Trail:
     (job.home / files.PID).write_text(str(os.getpid()))  # now the kernel may ask
     if sys.platform == "linux":  # the fork server's death is the kernel's death
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    trail = Trail(job.home / files.WHERE)
+    trail = os.open(job.home / files.WHERE, os.O_CREAT | os.O_WRONLY, 0o600)
     threading.Thread(target=_guard, args=(job, trail), name="guard", daemon=True).start()
     return trail
 
 
-def _guard(job: Job, trail: Trail) -> None:
+def _guard(job: Job, trail: int) -> None:
     """Note where the worker is; end a rank that cannot end, or that nobody waits for."""
     main, parent = threading.main_thread().ident, parent_process()
     end = float("inf")
@@ -225,7 +212,7 @@ def _guard(job: Job, trail: Trail) -> None:
         parent.join(GUARD)
         if not parent.is_alive() or not job.home.exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        trail.mark(source_lines.of_frame(sys._current_frames().get(main)))
+        _note_place(trail, source_lines.of_frame(sys._current_frames().get(main)))
         if _wait_for_all(job, files.OUTCOME, limit=0.0):
             end = min(end, time.monotonic() + EXIT_LIMIT)
         if time.monotonic() > end and (names := ", ".join(_lasting())):
@@ -256,9 +243,3 @@ def _lasting() -> list[str]:
         and thread is not threading.main_thread()
     ]
     return threads + [child.name for child in active_children()]
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()

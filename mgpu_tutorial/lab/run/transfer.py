@@ -19,20 +19,17 @@ class CannotTravel(TypeError):
     """An argument or a result that no pickle can hold; the message names it."""
 
 
-def write(value: object, path: Path, name: str, parts: dict[str, Any] | None = None) -> None:
+def write(value: object, path: Path, parts: dict[str, Any]) -> None:
     """Store `value` at `path`; tensors keep their aliasing.
 
-    Raises CannotTravel, which says which part of `name`, or which of `parts`, cannot be
-    stored.
+    Raises CannotTravel, which names the one of its `parts` that no pickle can hold.
     """
     try:
         torch.save(value, path, pickle_module=cloudpickle)
-    except Exception as error:
-        problem = _culprit(value, parts or {}, name, error)
-        raise CannotTravel(
-            f"{problem}. Send numbers, strings, tensors, or lists and "
-            "dicts of them, and make everything else inside the worker."
-        ) from None
+    except Exception:
+        for name, part in parts.items():
+            _check_part(name, part)
+        raise  # of the disk
 
 
 def read(path: Path) -> object:
@@ -44,13 +41,13 @@ def read(path: Path) -> object:
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
-def _culprit(value: object, parts: dict[str, Any], name: str, error: Exception) -> str:
-    """Which part does not pickle, by its name; else the whole."""
-    for part_name, part in parts.items():
-        try:
-            cloudpickle.dumps(part)
-        except Exception as part_error:
-            value, name, error = part, part_name, part_error
-            break
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return f"{name} ({type(value).__name__}) cannot be sent between processes: {reason}"
+def _check_part(name: str, part: object) -> None:
+    try:
+        cloudpickle.dumps(part)
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CannotTravel(
+            f"{name} ({type(part).__name__}) cannot be sent between processes: {reason}. "
+            "Send numbers, strings, tensors, or lists and dicts of them, and make "
+            "everything else inside the worker."
+        ) from None
