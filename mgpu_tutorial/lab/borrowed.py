@@ -74,6 +74,8 @@ make_subclass = Private("torch:Tensor._make_subclass")
 register_device = Private("torch:_register_device_module")
 # map_tree(function, tree): apply it to every leaf of nested lists, tuples and dicts.
 map_tree = Private("torch.utils._pytree:tree_map")
+# leaves_of(tree): all of them, in order.
+leaves_of = Private("torch.utils._pytree:tree_leaves")
 # The store of the backend "fake", which moves nothing; importing it registers that.
 fake_store = Private("torch.testing._internal.distributed.fake_pg:FakeStore")
 

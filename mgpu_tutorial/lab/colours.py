@@ -32,7 +32,7 @@ COLOURS = tuple(tone.fill for tone in TONES)
 
 
 def tone(rank: int) -> Tone:
-    """The colour of a rank, the same in every panel and drawing."""
+    """The colour of a rank."""
     return TONES[rank % len(TONES)]
 
 

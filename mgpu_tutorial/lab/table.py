@@ -37,8 +37,8 @@ class Table:
         return f'<div style="overflow-x:auto">{table}</div>'
 
     def _numeric(self) -> list[bool]:
-        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
-        return [all(isinstance(value, int | float) for value in column) for column in columns]
+        places = range(len(self.header))
+        return [all(isinstance(row[i], int | float) for row in self.rows) for i in places]
 
 
 def formatted(columns: Mapping[str, str], rows: Iterable[Sequence[object]]) -> Table:

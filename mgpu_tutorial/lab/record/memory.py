@@ -11,7 +11,7 @@ besides. What an operation needs only while it runs is not seen.
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef as Key  # of a storage
+
+from mgpu_tutorial.lab import borrowed
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer state", "activations")
 
@@ -47,12 +49,9 @@ class Ledger:
         self._peak: Counter[str] = Counter()
         self._lock = threading.RLock()  # freeing a tensor may interrupt the counting of one
 
-    def _counted(self) -> list[_Storage]:
-        return list(self._storages.values())  # another thread may count meanwhile
-
     def __getitem__(self, device: torch.device | str) -> dict[str, int]:
         row: Counter[str] = Counter()
-        for storage in self._counted():
+        for storage in [*self._storages.values()]:  # another thread may count meanwhile
             if storage.device == str(device):
                 row[storage.category] += storage.nbytes
         return dict(row)
@@ -60,7 +59,7 @@ class Ledger:
     @property
     def devices(self) -> list[str]:
         """The devices that hold anything, in order."""
-        return sorted({storage.device for storage in self._counted()})
+        return sorted({storage.device for storage in [*self._storages.values()]})
 
     def total(self, device: torch.device | str) -> int:
         """All bytes of one device."""
@@ -71,7 +70,7 @@ class Ledger:
 
         So the union of two ledgers counts once what both have seen.
         """
-        found = list(self._storages.items())
+        found = [*self._storages.items()]
         return {key: storage.nbytes for key, storage in found if storage.category == category}
 
     def saved_now(self, device: torch.device | str) -> int:
@@ -84,13 +83,9 @@ class Ledger:
 
     def add(self, category: str, things: Any) -> None:
         """Count the tensors in `things`: a tensor, or lists, tuples, dicts of such things."""
-        if isinstance(things, torch.Tensor):
-            self.count(category, things)
-        elif isinstance(things, Mapping):
-            self.add(category, list(things.values()))
-        elif isinstance(things, list | tuple):
-            for thing in things:
-                self.add(category, thing)
+        for thing in borrowed.leaves_of(things):
+            if isinstance(thing, torch.Tensor):
+                self.count(category, thing)
 
     def record_state(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None

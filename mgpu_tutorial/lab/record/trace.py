@@ -190,11 +190,7 @@ def _members(group: Any) -> list[int]:
 
 
 def _nbytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, list | tuple):
-        return sum(_nbytes(v) for v in value)
-    return 0
+    return sum(t.nbytes for t in borrowed.leaves_of(value) if isinstance(t, torch.Tensor))
 
 
 def current() -> Recorder | None:

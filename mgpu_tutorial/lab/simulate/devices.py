@@ -14,6 +14,7 @@ and `__torch_dispatch__` (https://docs.pytorch.org/docs/2.13/notes/extending.htm
 
 import functools
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -31,8 +32,7 @@ Placed = TypeVar("Placed", torch.Tensor, nn.Module)
 def devices(count: int) -> tuple[torch.device, ...]:
     """`count` devices: GPUs where this machine has as many, else virtual devices.
 
-    MGPU_DEVICE=cpu in the environment asks for virtual ones everywhere. Raises ValueError
-    for a count that is no positive whole number.
+    MGPU_DEVICE=cpu in the environment asks for virtual ones everywhere.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a whole number of devices from 1, got {count!r}.")
@@ -108,10 +108,7 @@ class VirtualTensor(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
-            raise TypeError(
-                f"can't convert {self.label} device type tensor to numpy. Use Tensor.cpu() "
-                "to copy the tensor to host memory first."
-            )
+            raise TypeError(f"can't convert {self.label} tensor to numpy: use Tensor.cpu()")
         return self.detach().to(CPU).numpy()
 
     def __repr__(self) -> str:
@@ -187,23 +184,13 @@ def _device_of_call(func: Any, args: tuple, kwargs: dict) -> torch.device:
         for tensor in _tensors(value):
             on_host = tensor.device == CPU and (tensor.dim() == 0 or name == "indices")
             if tensor.device != label and not on_host:
-                raise RuntimeError(
-                    _refusal(func, name, tensor.device, label, tensors[0].device)
+                method = f"wrapper_{NAME}_{schema.name.removeprefix('aten::')}"
+                raise RuntimeError(  # PyTorch's words
+                    f"Expected all tensors to be on the same device, but got {name} is on "
+                    f"{tensor.device}, different from other tensors on {label} "
+                    f"(when checking argument in method {method})"
                 )
     return label
-
-
-def _refusal(func: Any, name: str, other: Any, label: Any, first: Any) -> str:
-    """PyTorch's words: one sentence from elementwise kernels, another from all others."""
-    start = "Expected all tensors to be on the same device, but"
-    if torch.Tag.pointwise in func.tags:
-        second = label if other == first else other
-        return f"{start} found at least two devices, {first} and {second}!"
-    method = f"wrapper_{NAME}_{borrowed.schema_of(func).name.removeprefix('aten::')}"
-    return (
-        f"{start} got {name} is on {other}, different from other tensors on {label} "
-        f"(when checking argument in method {method})"
-    )
 
 
 def _checked_copy(target: torch.Tensor, source: torch.Tensor) -> torch.device:
@@ -228,23 +215,18 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _register() -> torch.library.Library:
     """Teach PyTorch the device name, and what new memory on such a device is."""
     torch.utils.rename_privateuse1_backend(NAME)
-    module = SimpleNamespace(
-        is_available=lambda: False,
-        is_initialized=lambda: True,
-        device_count=lambda: 0,
-        manual_seed_all=lambda seed: None,
-        _is_in_bad_fork=lambda: False,
-    )
-    borrowed.register_device(NAME, module)
+    answers = {"is_available": False, "is_initialized": True, "device_count": 0}
+    answers |= {"manual_seed_all": None, "_is_in_bad_fork": False}
+    module = {name: lambda *_, answer=answer: answer for name, answer in answers.items()}
+    borrowed.register_device(NAME, SimpleNamespace(**module))
 
-    def empty(size, *, dtype=None, device=None, memory_format=None, **_: Any):
-        new = torch.empty(size, dtype=dtype, memory_format=memory_format)
-        return _with_label(new, as_device(device))
-
-    def empty_strided(size, stride, *, dtype=None, device=None, **_: Any):
-        return _with_label(torch.empty_strided(size, stride, dtype=dtype), as_device(device))
+    def new(make: Callable, *shape: Any, device: Any, dtype: Any = None, **_: Any) -> Any:
+        return _with_label(make(*shape, dtype=dtype), as_device(device))
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl("empty.memory_format", empty, "PrivateUse1")
-    library.impl("empty_strided", empty_strided, "PrivateUse1")
+    for name, make in {
+        "empty.memory_format": torch.empty,
+        "empty_strided": torch.empty_strided,
+    }.items():
+        library.impl(name, functools.partial(new, make), "PrivateUse1")
     return library

@@ -13,7 +13,6 @@ from mgpu_tutorial.lab import check, launch
 from mgpu_tutorial.lab.teach.checks import verdict
 
 BLANK = "not yet: nothing is filled in"
-PARAMETERS = torch.tensor([0.5, -2.0, 1e-7, 0.0])
 
 
 def rank_and_size(rank, world_size):
@@ -48,11 +47,10 @@ def said(capsys, *given, **more):
         (np.float32(0.3), 0.3),
         (np.array([3]), 3),
         (math.inf, math.inf),
-        (math.nan, math.nan),
         ("abc", "abc"),
         ([(1, [2, "x"]), torch.tensor(2)], [[1, (2, "x")], 2.0]),
         ([0, 3, 6], range(0, 9, 3)),
-        (PARAMETERS.double().requires_grad_(), PARAMETERS),
+        (torch.tensor([0.5, 2.0], requires_grad=True), [0.5, 2]),
         (lambda: 3.0, 3),
     ],
 )
@@ -76,12 +74,7 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
             [[0, 1], [0, 1]],
             "your answer[1][1], 'x', is not right: return a number",
         ),
-        (torch.ones(3), torch.ones(2), "your answer has shape [3]: expected [2]"),
-        (
-            torch.tensor([1.0, 4.04]),
-            torch.tensor([1.0, 4.0]),
-            "your answer, a tensor of the right shape, is off by 1 % of its largest number",
-        ),
+        (torch.ones(3, 2).sum(1), [2.0, 4.0, 2.0], "your answer[1], 2.0, is off by 50 %"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_distance(capsys, answer, expected, reason):
@@ -93,13 +86,9 @@ def test_what_is_wrong_is_told_with_its_distance(capsys, answer, expected, reaso
     [(0.05, 100, 5), (0.05, -100.0, 5), (None, 100, 1e-7), (None, 0.25, 2.5e-6)],
 )
 def test_the_tolerance_holds_on_both_sides(capsys, tolerance, expected, allowed):
-    both = torch.tensor([expected, 0.0], dtype=torch.float64)
     for factor, is_right in ((0.9, True), (-0.9, True), (1.1, False), (-1.1, False)):
         found = said(capsys, expected + factor * allowed, expected, tolerance=tolerance)
         assert (found == "correct") is is_right
-        if isinstance(expected, float):  # a tensor has no whole numbers
-            found = said(capsys, both + factor * allowed, both, tolerance=tolerance)
-            assert (found == "correct") is is_right
 
 
 @pytest.mark.parametrize("blank", [None, ..., [None, None], [..., [...]], lambda: ...])
@@ -129,9 +118,8 @@ def test_what_the_answer_raises_is_part_of_the_verdict(capsys, error, reason):
 def test_ranks_are_named_where_there_are_ranks(capsys, ranks):
     report, wrong = ranks(2, rank_and_size), [(0, 2), (1, 3)]
     assert said(capsys, report, report.results) == "correct"
-    for answer, expected in ((report, wrong), ([report] * 2, [report.results, wrong])):
-        text = said(capsys, answer, expected)
-        assert text == "not yet: rank 1 of 2: its answer[1], 2, is not right"
+    text = said(capsys, report, wrong)
+    assert text == "not yet: rank 1 of 2: its answer[1], 2, is not right"
     assert (
         said(capsys, report.results, wrong) == "not yet: your answer[1][1], 2, is not right"
     )
