@@ -66,8 +66,9 @@ def message_log(report: Report, with_spans: bool = False) -> MessageLog:
     """
     events = {}
     for event, after in pairwise([*report.events, None]):
-        shown = with_spans and _computes(event, after) if event.kind == "span" else True
-        if shown and event.kind != "frame":
+        is_last = after is None or after.rank != event.rank
+        is_over = event.end is not None and (is_last or after.begin >= event.end)
+        if event.kind != "frame" and (event.kind != "span" or with_spans and is_over):
             events[event.rank, event.index] = event
     if not events:
         raise ValueError("nothing was recorded: launch with trace=True")
@@ -80,12 +81,6 @@ def message_log(report: Report, with_spans: bool = False) -> MessageLog:
     except CycleError:  # sends that came back before anybody received, as NCCL's do
         _lay_out(log, [])
     return log
-
-
-def _computes(span: Event, after: Event | None) -> bool:
-    """Whether a span is over before its rank calls anything."""
-    is_last = after is None or after.rank != span.rank
-    return span.end is not None and (is_last or after.begin >= span.end)
 
 
 def _match_messages(log: MessageLog) -> None:
@@ -181,18 +176,16 @@ def frames(report: Report) -> list[Drawing]:
         calls = [f"rank {rank} calls {log.events[rank, i].op}" for rank, i in sorted(step)]
         sheet.drawing.text = sheet.drawing.text or "\n".join(calls)
     letters = int((drawings[0].width - 20) / 8.6)
-    texts = [
-        [line.replace("  ", ": ", 1) for line in each.text.splitlines()] for each in drawings
-    ]
-    says = [textwrap.wrap(" ".join(f"R{t[1:]}." for t in each), letters) for each in texts]
-    foot = LINE * max(map(len, says)) + 8
+    says = []
+    for drawing in drawings:
+        texts = [line.replace("  ", ": ", 1) for line in drawing.text.splitlines()]
+        says.append(textwrap.wrap(" ".join(f"R{t[1:]}." for t in texts), letters))
     for i, (drawing, lines) in enumerate(zip(drawings, says, strict=True)):
         for line, words in enumerate(lines):
             at = drawing.height + LINE * (line + 0.5)
             drawing.label(14, at, words, 15, anchor="start")
         drawing.alt = f"Step {i}. {' '.join(lines)}"
-    for drawing in drawings:
-        drawing.height += foot
+        drawing.height += LINE * max(map(len, says)) + 8
     return drawings
 
 
@@ -234,6 +227,9 @@ class _Sheet:
 
     def _say(self, key: Key, rank: int, words: str) -> None:
         self.lines.append((self.log.rows[key], rank, words))
+
+    def _pill(self, x: float, y: float, *look: object) -> None:
+        self.drawing.box(x - self.pill / 2, y - 12, self.pill, 24, *look)
 
     def _collectives(self) -> None:
         for keys in filter(self.keys.issuperset, self.log.collectives):
@@ -279,20 +275,16 @@ class _Sheet:
             elif event.end is None:
                 self._open_call(key, event, x, y)
             elif event.kind == "span":
-                self.drawing.box(x - self.pill / 2, y - 12, self.pill, 24, own.fill, own.fill)
+                self._pill(x, y, own.fill, own.fill)
                 self.drawing.label(x, y + 5, event.note, 14, own.on, weight="bold")
                 self._say(key, event.rank, f"rank {event.rank} computes {event.note}")
             else:
-                self.drawing.box(
-                    x - self.pill / 2, y - 12, self.pill, 24, own.fill, width=2, radius=12
-                )
+                self._pill(x, y, own.fill, PAPER, 2, "", 12)
                 self.drawing.label(x, y + 5, event.op, 13)
 
     def _open_call(self, key: Key, event: Event, x: float, y: float) -> None:
         """A call that never came back: dashed, with a question mark towards its peer."""
-        self.drawing.box(
-            x - self.pill / 2, y - 12, self.pill, 24, ALARM, "#ffffff", 2, "5 3", 12
-        )
+        self._pill(x, y, ALARM, PAPER, 2, "5 3", 12)
         self.drawing.label(x, y + 5, f"{event.op} …", 13)
         if event.kind == "p2p" and event.peer is not None:
             sign = 1 if event.peer > event.rank else -1

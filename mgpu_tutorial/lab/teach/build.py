@@ -22,12 +22,11 @@ from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
 from mgpu_tutorial.lab.run.raised import outcome_of
 from mgpu_tutorial.lab.teach import mine, solution
-from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, plate
+from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, page_of, plate
 
 Behaviour = Callable[[Callable], None]
 BLANK = "a `...` is left to fill in"
 OUR_LINE = re.compile(r", at builds\.py:\d+  .*")  # says nothing to the reader
-PRE = "margin:2px 0;white-space:pre-wrap;word-break:normal"
 ITSELF = "get the function itself, build(name), with no quotes or brackets around the name"
 WORDS = {True: "yes", False: "no", None: "not tried"}
 
@@ -237,15 +236,8 @@ class Outcome(NamedTuple):
         names = _and([f"<code>{html.escape(name)}</code>" for name in self.names])
         body = f"<tr><th {style}>{names} must</th><th {style}></th></tr>"
         for row in self.rows:
-            first, _, rest = row.seen.partition("\n")
-            seen = f" {html.escape(first)}" if first else ""
-            if rest:
-                rest = html.escape(rest)
-                seen += f'<pre style="{PRE}">{rest}</pre>'
-            must = html.escape(row.must)
-            body += (
-                f"<tr><td {style}>{must}</td><td {style}>{plates[row.holds]}{seen}</td></tr>"
-            )
+            must, seen = html.escape(row.must), page_of(plates[row.holds], row.seen)
+            body += f"<tr><td {style}>{must}</td><td {style}>{seen}</td></tr>"
         last = f"<p>{html.escape(self._last)}</p>" if self._last else ""
         return f'{MARK}<div style="overflow-x:auto"><table>{body}</table></div>{last}</div>'
 

@@ -7,6 +7,7 @@ import html
 from dataclasses import dataclass
 
 RIGHT, WRONG, OPEN = "#1b6e3c", "#b00020", "#595959"  # white stands out from each
+PRE = "margin:2px 0;white-space:pre-wrap;word-break:normal"
 MARK = ' \n<div class="verdict">'  # of a folded output the lab shows the first line, as text
 
 
@@ -14,6 +15,13 @@ def plate(word: str, background: str) -> str:
     """A word (as HTML already) in white on its colour."""
     style = f"background:{background};color:#ffffff;font-weight:bold"
     return f'<span style="{style};padding:1px 8px;border-radius:4px">{word}</span>'
+
+
+def page_of(label: str, reason: str) -> str:
+    """A plate with what is said beside it; further lines stand below as they are."""
+    first, _, rest = reason.partition("\n")
+    said = f" {html.escape(first)}" if first else ""
+    return label + said + (f'<pre style="{PRE}">{html.escape(rest)}</pre>' if rest else "")
 
 
 @dataclass
@@ -33,13 +41,9 @@ class Verdict:
         return f"{said}\nhint: {self.hint}" if self.hint else said
 
     def _repr_html_(self) -> str:
-        first, _, rest = self.reason.partition("\n")
         marks = {True: ("✓ ", RIGHT), False: ("✗ ", WRONG), None: ("", OPEN)}
         mark, background = marks[self.is_right]
-        body = plate(mark + self.word, background)
-        body += f" {html.escape(first)}" if first else ""
-        if rest:
-            body += f'<pre style="margin:2px 0">{html.escape(rest)}</pre>'
+        body = page_of(plate(mark + self.word, background), self.reason)
         if self.hint:
             body += f"<br><i>hint: {html.escape(self.hint)}</i>"
         return f"{MARK}{body}</div>"
