@@ -16,28 +16,27 @@ OTHERS = (("#d8c3e8", "xxxx"), ("#f7e08b", "----"), ("#eec0c8", "\\\\\\\\"))
 ROW, TITLE, LEGEND = 0.42, 0.3, 0.3  # inches
 
 
-def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
-    """Draw a bar for each device, cut by category; several named ledgers share one scale.
+def memory_bars(named: Mapping[str, Ledger]) -> Plot:
+    """Draw a bar for each device of each named ledger, cut by category; all on one scale.
 
     Raises ValueError for a ledger in which nothing is counted.
     """
     from matplotlib.figure import Figure  # a second to import: not for the ranks
     from matplotlib.patches import Patch
 
-    named = {"": ledgers} if isinstance(ledgers, Ledger) else dict(ledgers)
     if not all(ledger.devices for ledger in named.values()):
         raise ValueError("nothing is counted: use saved_for_backward, record_state or add")
-    looks = looks_of(named)
-    heights = [TITLE * bool(name) + ROW * len(one.devices) for name, one in named.items()]
+    rows = [ledger[device] for ledger in named.values() for device in ledger.devices]
+    looks = _looks_of(rows)
+    heights = [TITLE + ROW * len(ledger.devices) for ledger in named.values()]
     size = (9, sum(heights) + LEGEND + 0.15)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
-    most = max(one.total(device) for one in named.values() for device in one.devices)
+    most = max(sum(row.values()) for row in rows)
     for axes, (name, ledger) in zip(panels, named.items(), strict=True):
         axes.set_xlim(0, 1.16 * most)
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
         _bars(axes, ledger, looks)
-    rows = [one[device] for one in named.values() for device in one.devices]
     seen = {name for row in rows for name in row if row[name] > 0.004 * most}
     patches = [Patch(**_style(looks[name]), label=name) for name in looks if name in seen]
     style = {"fontsize": 11, "frameon": False, "handlelength": 2.2, "handleheight": 1.1}
@@ -45,13 +44,11 @@ def memory_bars(ledgers: Ledger | Mapping[str, Ledger]) -> Plot:
     return Plot(figure, _text(named, looks))
 
 
-def looks_of(named: Mapping[str, Ledger]) -> dict[str, tuple[str, str]]:
+def _looks_of(rows: Iterable[Mapping[str, int]]) -> dict[str, tuple[str, str]]:
     """Colour and hatch of each category, the usual categories first."""
-    rows = [ledger[device] for ledger in named.values() for device in ledger.devices]
     found = dict.fromkeys(name for row in rows for name in row)
-    usual = {name: LOOKS[name] for name in LOOKS if name in found}
-    others = [name for name in found if name not in LOOKS]
-    return usual | dict(zip(others, cycle(OTHERS), strict=False))
+    others = dict(zip((n for n in found if n not in LOOKS), cycle(OTHERS), strict=False))
+    return {name: look for name, look in (LOOKS | others).items() if name in found}
 
 
 def _style(look: tuple[str, str]) -> dict[str, object]:
@@ -85,7 +82,7 @@ def _bars(axes, ledger: Ledger, looks: dict[str, tuple[str, str]]) -> None:
 def _text(named: Mapping[str, Ledger], categories: Iterable[str]) -> str:
     lines = []
     for name, ledger in named.items():
-        lines += [name] if name else []
+        lines.append(name)
         for device in ledger.devices:
             row = ledger[device]
             parts = [f"{c} {bytes_text(row[c])}" for c in categories if c in row]
