@@ -48,9 +48,8 @@ def shortest_step(report: Report) -> Report:
     return replace(report, events=events)
 
 
-def payload(report: Report, name: str, rank: int = 0) -> int:
-    """The bytes that one rank handed to collectives inside its span `name`."""
-    mine = [event for event in report.events if event.rank == rank]
+def payload(report: Report, name: str) -> int:
+    """The bytes that rank 0 handed to collectives inside its span `name`."""
+    mine = [event for event in report.events if event.rank == 0]
     (span,) = [e for e in mine if e.kind == "span" and e.note == name]
-    inside = [e for e in mine if e.kind == "collective" and _is_inside(e, span)]
-    return sum(event.nbytes for event in inside)
+    return sum(e.nbytes for e in mine if e.kind == "collective" and _is_inside(e, span))

@@ -106,10 +106,8 @@ class VirtualTensor(torch.Tensor):
     def tolist(self) -> Any:
         return self.detach().to(CPU).tolist()
 
-    def numpy(self, *, force: bool = False) -> Any:
-        if not force:
-            raise TypeError(f"can't convert {self.label} tensor to numpy: use Tensor.cpu()")
-        return self.detach().to(CPU).numpy()
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError(f"can't convert {self.label} tensor to numpy: use Tensor.cpu()")
 
     def __repr__(self) -> str:
         text = repr(self.detach().to(CPU))

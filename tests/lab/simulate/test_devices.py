@@ -99,7 +99,6 @@ def test_what_a_gpu_allows_is_allowed(pair):
     assert type(torch.zeros(2, 2).copy_(a)) is torch.Tensor
     with pytest.raises(TypeError, match="can't convert virtual:0 tensor"):
         a.numpy()
-    assert a.numpy(force=True).sum() == 8.0
 
 
 OPERATIONS = [
