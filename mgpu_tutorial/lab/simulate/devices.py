@@ -121,6 +121,14 @@ class VirtualTensor(torch.Tensor):
             plain = nn.Parameter(plain, self.requires_grad)
         return plain.__reduce_ex__(protocol)
 
+    # What Module.to looks for before it swaps a parameter for one of another type.
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
+        return [], self.label
+
+    @staticmethod
+    def __tensor_unflatten__(*_: Any) -> torch.Tensor:
+        raise NotImplementedError("virtual devices do not run compiled code")
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
         """Check that all tensors agree, compute on the CPU, label what comes out."""
@@ -205,8 +213,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _register() -> torch.library.Library:
     """Teach PyTorch the device name, and what new memory on such a device is."""
     torch.utils.rename_privateuse1_backend(NAME)
-    # A parameter that `Module.to` moves stays the same object, which its optimizer knows.
-    torch.__future__.set_swap_module_params_on_conversion(True)
     answers = {"is_available": False, "is_initialized": True, "device_count": 0}
     answers |= {"manual_seed_all": None, "_is_in_bad_fork": False}
     module = {name: lambda *_, answer=answer: answer for name, answer in answers.items()}
