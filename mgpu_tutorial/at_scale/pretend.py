@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.run.launch import launch
 
 # What everybody calls the operators of PyTorch that begin so, such as _allgather_base_.
@@ -52,8 +52,9 @@ def pretend(
 def _as_one_of_many(
     rank: int, size: int, worker: Callable, world_size: int, args: tuple, kwargs: dict
 ) -> Pretended:
-    store = borrowed.fake_store()
-    dist.init_process_group("fake", store=store, rank=0, world_size=world_size)
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers "fake"
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     seen = Pretended(world_size)
     with FlopCounterMode(display=False) as operations, Counting(seen):
         seen.returned = worker(0, world_size, *args, **kwargs)
@@ -61,7 +62,7 @@ def _as_one_of_many(
     return seen
 
 
-class Counting(borrowed.dispatch_mode.thing):
+class Counting(TorchDispatchMode):
     """Counts collectives where PyTorch calls its own operators, below Python's."""
 
     def __init__(self, seen: Pretended) -> None:

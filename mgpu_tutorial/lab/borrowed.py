@@ -1,13 +1,13 @@
-"""Every private name of Python and PyTorch that the package uses, a function each.
+"""The private names of Python and PyTorch that the package uses, a function each.
 
-None of them is promised to anybody: a new Python or PyTorch may take one away. They are
-here and nowhere else, so that the test of this module then says which, and who needs it.
+None of them is promised to anybody: a new Python or PyTorch may take one away, and the test
+of this module then says which. What only one chapter needs is in a file of that chapter,
+which `pyproject.toml` names (SLF, PLC2701), and in the same test.
 PyTorch is imported where it is used, because the fork server begins before it.
 """
 
 import importlib
 import multiprocessing as mp
-import pickle
 import socket
 from functools import cached_property, reduce
 from multiprocessing import forkserver
@@ -76,18 +76,10 @@ register_device = Private("torch:_register_device_module")
 map_tree = Private("torch.utils._pytree:tree_map")
 # leaves_of(tree): all of them, in order.
 leaves_of = Private("torch.utils._pytree:tree_leaves")
-# The store of the backend "fake", which moves nothing; importing it registers that.
-fake_store = Private("torch.testing._internal.distributed.fake_pg:FakeStore")
-
 # The module whose collectives tensor-parallel and compiled code calls.
 functional_collectives = Private("torch.distributed._functional_collectives:")
-# The class of guards that see each operator below Python.
-dispatch_mode = Private("torch.utils._python_dispatch:TorchDispatchMode")
 # What a tensor class sets as its `__torch_function__` to have none.
 disabled_torch_function = Private("torch:_C._disabled_torch_function_impl")
-
-# "allgather" or "alltoall": how `context_parallel` brings the keys and values around.
-rotate_by = Private("torch.distributed.tensor.experimental._attention:set_rotate_method")
 
 
 def schema_of(operator: Any) -> Any:
@@ -109,59 +101,3 @@ def keep_stores_on_loopback() -> None:
         return store(port=port, is_master=is_master, **settings)
 
     store, rendezvous.TCPStore = rendezvous.TCPStore, open_or_visit
-
-
-def flight_record() -> bytes:
-    """What the flight recorder holds of this process, pickled; with the stacks of Python."""
-    from torch._C import _distributed_c10d
-    from torch.distributed import distributed_c10d
-
-    record = pickle.loads(_distributed_c10d._dump_fr_trace(True, True, False))
-    members = distributed_c10d._world.pg_group_ranks  # with a number where it is no member
-    record["pg_config"] = {  # on gloo it does not name the groups as its entries do
-        g.group_name: {
-            "name": g.group_name,
-            "desc": g.group_desc,
-            "ranks": str(sorted(ranks)),
-        }
-        for g, ranks in members.items()
-        if isinstance(g, distributed_c10d.ProcessGroup)
-    }
-    return pickle.dumps(record)
-
-
-def let_context_parallel_run_on_cpu() -> None:
-    """Teach `context_parallel` the CPU's attention: PyTorch's handlers know the GPU's only.
-
-    Its sums of partial results then keep the dtype of the queries.
-    """
-    import torch
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
-
-    aten = torch.ops.aten
-    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
-    go_back = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-    def attend_to_block(q, k, v, is_causal, **_):
-        return attend(q.contiguous(), k.contiguous(), v.contiguous(), 0.0, is_causal)
-
-    def go_back_through_block(query, key, value, out, logsumexp, is_causal, grad_out, **_):
-        return go_back(grad_out, query, key, value, out, logsumexp, 0.0, is_causal)
-
-    def forward(operator, given, named):
-        mesh, local = given[0].device_mesh, [tensor.to_local() for tensor in given[:3]]
-        is_causal = given[4] if len(given) > 4 else named.get("is_causal", False)
-        ring = theirs._templated_ring_attention
-        found = ring(mesh.get_group(), 2, attend_to_block, *local, is_causal=is_causal)
-        return tuple(DTensor.from_local(x, mesh, given[0].placements) for x in found[:2])
-
-    def backward(operator, given, named):
-        mesh, (gradient, *local) = given[0].device_mesh, [t.to_local() for t in given[:6]]
-        ring = theirs._templated_ring_attention_backward
-        end = go_back_through_block, gradient, "grad_out", *local, given[7]
-        found = ring(mesh.get_group(), 2, *end)
-        return tuple(DTensor.from_local(x, mesh, given[0].placements) for x in found[:3])
-
-    theirs.custom_ops |= {attend: forward, go_back: backward}
-    theirs._cp_options.convert_to_f32 = False

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import _attention, context_parallel
+from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
 from torch.nn import functional
 
-from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.measure import largest_difference
 
 
@@ -20,11 +21,44 @@ def out_and_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 
 def by_context_parallel(rank: int, world_size: int, rotate: str = "allgather") -> float:
     """How far PyTorch's output and gradients of this rank's tokens are from one process."""
-    borrowed.let_context_parallel_run_on_cpu()
-    borrowed.rotate_by(rotate)
+    let_context_parallel_run_on_cpu()
+    _attention.set_rotate_method(rotate)
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 4, 32, 8, dtype=torch.float64) for _ in range(3))
     buffers = [q, k, v, *out_and_gradients(q, k, v)]
     mesh = init_device_mesh("cpu", (world_size,))
     with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 7):
         return largest_difference(out_and_gradients(*buffers[:3]), buffers[3:])
+
+
+def let_context_parallel_run_on_cpu() -> None:
+    """Teach `context_parallel` the CPU's attention: PyTorch's handlers know the GPU's only.
+
+    Its sums of partial results then keep the dtype of the queries.
+    """
+    aten = torch.ops.aten
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    go_back = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+    def attend_to_block(q, k, v, is_causal, **_):
+        return attend(q.contiguous(), k.contiguous(), v.contiguous(), 0.0, is_causal)
+
+    def go_back_through_block(query, key, value, out, logsumexp, is_causal, grad_out, **_):
+        return go_back(grad_out, query, key, value, out, logsumexp, 0.0, is_causal)
+
+    def forward(operator, given, named):
+        mesh, local = given[0].device_mesh, [tensor.to_local() for tensor in given[:3]]
+        is_causal = given[4] if len(given) > 4 else named.get("is_causal", False)
+        ring = theirs._templated_ring_attention
+        found = ring(mesh.get_group(), 2, attend_to_block, *local, is_causal=is_causal)
+        return tuple(DTensor.from_local(x, mesh, given[0].placements) for x in found[:2])
+
+    def backward(operator, given, named):
+        mesh, (gradient, *local) = given[0].device_mesh, [t.to_local() for t in given[:6]]
+        ring = theirs._templated_ring_attention_backward
+        end = go_back_through_block, gradient, "grad_out", *local, given[7]
+        found = ring(mesh.get_group(), 2, *end)
+        return tuple(DTensor.from_local(x, mesh, given[0].placements) for x in found[:3])
+
+    theirs.custom_ops |= {attend: forward, go_back: backward}
+    theirs._cp_options.convert_to_f32 = False

@@ -1,5 +1,6 @@
 """A job as it runs without a launcher like ours: with a time limit, and a flight record."""
 
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-
-from mgpu_tutorial.lab import borrowed
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d
 
 
 def run_with_limit(
@@ -23,8 +24,24 @@ def run_with_limit(
         print("has ended")
     except RuntimeError as error:
         print(error)
-    Path(folder, f"rank_{rank}").write_bytes(borrowed.flight_record())
+    Path(folder, f"rank_{rank}").write_bytes(flight_record())
     store.set(f"written by {rank}", "")
     written = [f"written by {other}" for other in range(world_size)]
     with suppress(RuntimeError):  # stay a while: the others must not lose this rank
         store.wait(written, timedelta(seconds=1.5 * limit))
+
+
+def flight_record() -> bytes:
+    """What the flight recorder holds of this process, pickled; with the stacks of Python."""
+    record = pickle.loads(_distributed_c10d._dump_fr_trace(True, True, False))
+    members = distributed_c10d._world.pg_group_ranks  # with a number where it is no member
+    record["pg_config"] = {  # on gloo it does not name the groups as its entries do
+        g.group_name: {
+            "name": g.group_name,
+            "desc": g.group_desc,
+            "ranks": str(sorted(ranks)),
+        }
+        for g, ranks in members.items()
+        if isinstance(g, distributed_c10d.ProcessGroup)
+    }
+    return pickle.dumps(record)

@@ -1,11 +1,11 @@
-"""The private names of others: each exists; ruff sees that one module alone knows them."""
+"""The private names of others: each exists; ruff sees that only named files know them."""
 
 import pytest
 
 from mgpu_tutorial.lab import borrowed
 
 TABLE = [p.place for p in vars(borrowed).values() if isinstance(p, borrowed.Private)]
-ATTRIBUTES = [  # that functions of the module read or set, the last one a notebook
+ATTRIBUTES = [  # of functions of the module, then those of chapters and of a notebook
     "multiprocessing.forkserver:_forkserver._forkserver_pid",
     "multiprocessing.forkserver:_forkserver._forkserver_address",
     "torch.distributed._functional_collectives:all_reduce",
@@ -13,10 +13,13 @@ ATTRIBUTES = [  # that functions of the module read or set, the last one a noteb
     "torch.distributed._functional_collectives:reduce_scatter_tensor",
     "torch:Tensor._version",
     "torch:ops.aten.add.Tensor._schema",
+    "torch.distributed.rendezvous:TCPStore",
     "torch:_C._distributed_c10d._dump_fr_trace",
     "torch.distributed.distributed_c10d:_world.pg_group_ranks",
-    "torch.distributed.rendezvous:TCPStore",
     "torch.distributed.tensor.experimental._context_parallel._attention:custom_ops",
+    "torch.distributed.tensor.experimental._attention:set_rotate_method",
+    "torch.testing._internal.distributed.fake_pg:FakeStore",
+    "torch.utils._python_dispatch:TorchDispatchMode",
     "torch.cuda:_parse_visible_devices",
 ]
 
