@@ -44,8 +44,7 @@ test: $(VENV)/installed
 	@$(BEGIN); \
 	step style $(BIN)/ruff check --quiet .; \
 	step format $(BIN)/ruff format --check --quiet .; \
-	step tests $(PYTEST) $(TWO) --durations 15 -m "not timing" tests; \
-	step timing $(PYTEST) -m timing tests; \
+	step tests $(PYTEST) $(TWO) --durations 15 tests; \
 	step notebooks $(PYTEST) $(TWO) $(NBVAL) notebooks; \
 	$(END)
 
@@ -53,7 +52,7 @@ quick: $(VENV)/installed
 	@$(BEGIN); \
 	step style $(BIN)/ruff check --quiet .; \
 	step format $(BIN)/ruff format --check --quiet .; \
-	step tests $(PYTEST) $(TWO) --once -m "not slow and not timing" tests; \
+	step tests $(PYTEST) $(TWO) --once -m "not slow" tests; \
 	$(END)
 
 BOOK = $(wildcard notebooks/[0-9][0-9]_$(NAME).ipynb)
@@ -76,7 +75,7 @@ SSE4 := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCT
 test-processors: $(VENV)/installed
 	@$(BEGIN); for abilities in "" "$(AVX2)" "$(SSE4)"; do \
 		echo "As a processor with: $${abilities:-all that this one has}"; \
-		step "($$abilities)" env $$abilities $(PYTEST) $(TWO) $(NBVAL) -m "not timing" \
+		step "($$abilities)" env $$abilities $(PYTEST) $(TWO) $(NBVAL) \
 			$(or $(NAMES),tests notebooks); \
 	done; $(END)
 

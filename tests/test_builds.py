@@ -67,21 +67,17 @@ def test_ours_does_what_the_reader_s_must(name):
     OURS[name].require(OURS[name].ours[name.partition(".")[2]])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chapter", BUILDS)
-def test_each_build_has_a_solution_that_passes_and_is_kept(
-    chapter, cell, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
-    monkeypatch.setattr(BUILDS[chapter], "passed", set())
-    built = []
-    for names, source in solutions(chapter):
-        made = {function.__name__: function for function in cell(source)}
-        BUILDS[chapter](*(made[name] for name in names))
-        built += names
-    assert built == list(BUILDS[chapter].behaviours)
-    assert [name for piece in mine.read()[1] for name in piece.names.split(", ")] == built
-    exec(mine.FILE.read_text(), {"__name__": "mine"})
+def test_each_build_has_a_solution(chapter):
+    """Those in cells are tried when the notebook runs."""
+    found = [name for names, _ in solutions(chapter) for name in names]
+    assert found == list(BUILDS[chapter].behaviours)
+
+
+@pytest.mark.slow
+def test_a_solution_in_the_text_passes(cell):
+    owners = next(source for names, source in solutions("sharding") if names == ["owners"])
+    BUILDS["sharding"].require(*cell(owners))
 
 
 def train(rank, world_size, wrapper, indices):

@@ -3,7 +3,7 @@
 tools/mutants/ has a list for each chapter: a text that stands once in a file, what stands
 there instead, in as many lines, and what then goes wrong. Each is made in a copy of the tree.
 The test file that mirrors the changed one runs there, then all tests of the chapter, what
-its builds must do, then its notebook, until one fails; tests that compare times are left out.
+its builds must do, then its notebook, until one fails.
 What is seen only in a listing of the source is no behaviour, and counts as "text only".
 
 `make mutants NAMES="point_to_point lab:3"` takes this chapter and this mistake.
@@ -28,7 +28,7 @@ LISTS = Path(__file__).with_name("mutants")
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", ".hypothesis")
 LISTINGS = ("show_source(", "show_changes(", "edit(")
 # Edits of ours find no text to edit in a mistaken one: what ours must do is tried itself.
-CHOSEN = ["-m", "not timing and not gpu", "--ignore-glob=tests/*/test_builds.py"]
+CHOSEN = ["-m", "not gpu", "--ignore-glob=tests/*/test_builds.py"]
 BUILDS = ["tests/test_builds.py", "-k", "test_ours and {}."]
 NBVAL = ["--nbval", "--nbval-cell-timeout", "120"]
 LIMIT = 900  # seconds for one pytest

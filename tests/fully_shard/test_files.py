@@ -30,10 +30,9 @@ def test_each_way_to_load_gives_the_weights_of_the_file(ranks, start, world_size
 @pytest.mark.slow
 def test_a_mapped_file_needs_no_whole_copy(ranks, start):
     whole = 4 * 41_888
-    for rank in range(4):
-        reads, _, maps = ranks(4, figures.peaks_of, start, looks=rank).results[rank]
-        assert whole / 4 < maps < whole / 3
-        assert reads >= 2 * whole
+    reads, _, maps = ranks(4, figures.peaks_of, start, looks=3).results[3]
+    assert whole / 4 < maps < whole / 3
+    assert reads >= 2 * whole
 
 
 @pytest.mark.slow
