@@ -143,7 +143,7 @@ class Plan:
             lines.append(f'#include "/{name}/{part.id}.body.typ"')
         source = self.work / name / f"{file}.typ"
         source.write_text("\n".join(lines), encoding="utf-8")
-        inputs = {"here": ",".join(part.id for part in parts)}
+        inputs = {"here": ",".join(part.id for part in parts), "edition": name}
         return convert.pdf, (source, self.work, inputs), self.out / name / f"{file}.pdf"
 
     def _made(self) -> str:
