@@ -9,7 +9,7 @@ from mgpu_tutorial.collectives import calls, figures, ring
 from mgpu_tutorial.shared.cost_model.links import Link
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_groups_reduce_apart(ranks, world_size):
     report = ranks(world_size, calls.pairs, trace=True)
     evens, odds = tuple(range(0, world_size, 2)), tuple(range(1, world_size, 2))

@@ -132,8 +132,8 @@ def test_the_recipe_refuses_what_would_go_wrong_in_silence(samples, batch, proce
     assert len(dp.new_loader(range(9), 0, 3, 9, 1, seed=1)) == 1
 
 
-@pytest.mark.parametrize("processes", [0, 1, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("processes", [0, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_a_stream_is_taken_once_and_goes_on_where_it_stopped(ranks, world_size, processes):
     """20 samples in batches of 6: three steps, and two samples that fill none."""
     for done in (0, 1, 3):

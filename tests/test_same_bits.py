@@ -15,7 +15,7 @@ from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding.stages import STAGES
 from mgpu_tutorial.tensor_parallel.layers import sum_of
 
-every_number_of_ranks = pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+every_number_of_ranks = pytest.mark.parametrize("world_size", [3, 4])
 SIZES = [1, 7, 8, 1001]  # fewer numbers than ranks, no multiple of them
 ALL_REDUCES = {
     "ring": lambda tensor, _: ring_all_reduce(tensor),

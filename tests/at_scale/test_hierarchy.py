@@ -8,7 +8,7 @@ from mgpu_tutorial.at_scale.world import share_out, steps_of_one_rank
 from mgpu_tutorial.shared.cost_model.models import Model
 
 
-@pytest.mark.parametrize("world_size, per_node", [(1, 1), (4, 4), (6, 3), (6, 2), (4, 1)])
+@pytest.mark.parametrize("world_size, per_node", [(4, 4), (6, 2), (4, 1)])
 def test_every_rank_has_the_sum(ranks, world_size, per_node):
     results = ranks(world_size, hierarchy.sum_by_node, per_node, 36).results
     assert results == [0.0] * world_size

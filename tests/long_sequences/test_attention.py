@@ -52,7 +52,7 @@ def by_heads(q, k, v, deal):
     return others.ulysses(q, k, v)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("deal", DEALS)
 def test_the_ring_is_one_process(ranks, deal, world_size):
     found = ranks(world_size, distances, ring.RingAttention.apply, DEALS[deal], 4).results
@@ -73,7 +73,7 @@ def test_and_with_groups_of_heads(ranks, kv_heads):
         assert max(map(max, found)) < 1e-12
 
 
-@pytest.mark.parametrize("world_size, kv_heads", [(1, 2), (2, 4), (2, 2), (4, 2), (4, 1)])
+@pytest.mark.parametrize("world_size, kv_heads", [(1, 2), (2, 4), (4, 2), (4, 1)])
 def test_and_ulysses(ranks, world_size, kv_heads):
     found = ranks(world_size, distances, by_heads, contiguous, kv_heads).results
     assert max(map(max, found)) < 1e-12

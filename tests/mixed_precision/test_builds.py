@@ -20,8 +20,7 @@ def lines(*words):
 
 ALL = lines(AVERAGE, UNSCALE, CLIP)
 FINISH = [
-    (AVERAGE, BY_HAND),
-    (CLIP, NORM),
+    (AVERAGE, BY_HAND, CLIP, NORM),
     (ALL, lines(UNSCALE, AVERAGE, CLIP), "an infinity on rank 0 of 3: on rank 1"),
     (ALL, lines(AVERAGE, CLIP, UNSCALE), "[[0.3, 0.0, 0.2]]: the weights of rank 0"),
     (CLIP, "", "gradients [[30.0, 40.0, 0.0]]"),

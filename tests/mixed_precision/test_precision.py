@@ -73,8 +73,8 @@ def test_a_step_in_float16_is_one_on_its_own_hundred_digits():
 # Several ranks
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("ddp", "order"), [(False, precision.finish_step), (True, look_and_step)]
 )

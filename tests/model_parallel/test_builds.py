@@ -9,8 +9,7 @@ MOVE, ZIP = (
 )
 STEP, BY_PARAMETERS = "x = stage(x.to(device))", "x.to(next(stage.parameters()).device)"
 NETWORK = [
-    (STEP, f"x = stage({BY_PARAMETERS})"),
-    (MOVE, "[p.to(device) for p in ()]; stage.to(device=device)"),
+    (STEP, f"x = stage({BY_PARAMETERS})", MOVE, "stage.to(device=device)"),
     (MOVE, "pass", "the device of conv1's 0.weight: 'cpu', expected 'virtual:0'"),
     (
         MOVE,

@@ -15,8 +15,7 @@ LATER = f"""for _, output_tensor in stage.waiting.values():
         send(output_tensor.detach(), rank + 1)
     {BACKWARD}"""
 GPIPE = [
-    (OUT, BY_HAND),
-    (BACKWARD, "for i in list(stage.waiting):\n        out"),
+    (OUT, BY_HAND, BACKWARD, "for i in list(stage.waiting):\n        out"),
     (f"{BACKWARD}…", RETURN, "AttributeError"),
     (BACK, "backward_step(stage, i, output_tensor_grad)", "rank 1 returned while"),
     (BACK, BACK.replace("rank - 1", "rank + 1"), "returned while"),

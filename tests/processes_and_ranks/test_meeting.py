@@ -19,7 +19,7 @@ def test_a_rank_that_never_comes_is_counted(ranks, world_size):
     assert all("wait timeout" in other for other in said[1:])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_main_worker_adds_up_every_number_once(ranks, tmp_path, world_size):
     path, numbers = str(tmp_path / "meeting"), [3, 4, 5, 60]
     report = ranks(world_size, meeting.main_worker, path, numbers, backend="none", trace=True)

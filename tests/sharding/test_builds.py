@@ -10,8 +10,8 @@ SEND, OWNER = (
     "broadcast(parameter.data, owner[i])",
 )
 STEP = [
-    (REDUCE, "pass", DIVIDE, f"{DIVIDE}; {REDUCE}"),
-    (SEND, "dist.broadcast(parameter.detach(), src=owner[i])"),
+    (REDUCE, "pass", DIVIDE, f"{DIVIDE}; {REDUCE}")
+    + (SEND, "dist.broadcast(parameter.detach(), src=owner[i])"),
     (DIVIDE, "pass", "in one process"),
     (REDUCE, "pass", "rank 0 of 2 with SGD"),
     (SEND, "pass", "rank 0 of 2 with SGD"),
@@ -39,8 +39,8 @@ ALL = """gradient = gradient / dist.get_world_size()
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]"""
 GATHERS = [
     (SCATTER, "dist.reduce_scatter_single(shard, gradient / dist.get_world_size())")
-    + (MEAN, "return shard"),
-    (GATHER, "dist.all_gather(list(whole.chunk(dist.get_world_size())), shard)"),
+    + (MEAN, "return shard")
+    + (GATHER, "dist.all_gather(list(whole.chunk(dist.get_world_size())), shard)"),
     (MEAN, "return shard", "rank 0 of 2: the gradient"),
     (MEAN, ALL, SCATTER, "pass", "the calls of backward: all_reduce"),
     (SCATTER, "shard = gradient.chunk(dist.get_world_size())[0]", "the gradient"),
@@ -50,8 +50,8 @@ GATHERS = [
 WEIGHT = "Gather.apply(shard)[: shape.numel()].view(shape)"
 FIRST = "for shard in [Gather.apply(shard) for shard in shards]"
 CHAIN = [
-    (WEIGHT, "Gather.apply(shard).narrow(0, 0, shape.numel()).reshape(shape)"),
-    ("torch.tanh(x @ weight)", "(x @ weight).tanh()"),
+    (WEIGHT, "Gather.apply(shard).narrow(0, 0, shape.numel()).reshape(shape)")
+    + ("torch.tanh(x @ weight)", "(x @ weight).tanh()"),
     (WEIGHT, "Gather.apply(shard).view(shape)", "shape '[3, 3]'"),
     (WEIGHT, "Gather.apply(shard.detach())[: shape.numel()].view(shape)", "grad"),
     (WEIGHT, "Gather.apply(shard)[-shape.numel() :].view(shape)", "2 ranks: the output"),

@@ -79,7 +79,7 @@ def put_together(parts):
     return whole
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_each_gradient_is_that_of_one_process(ranks, stage, world_size):
     model = new_model()
@@ -107,14 +107,13 @@ def train(rank, world_size, stage, kind, **settings):
     return prepared.full_parameters()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("kind", [MOMENTUM, DECAY], ids=["momentum", "decay"])
 @pytest.mark.parametrize("stage", range(4))
-def test_steps_are_those_of_one_process(ranks, stage, kind, world_size):
+def test_steps_are_those_of_one_process(ranks, stage, kind):
     model = new_model()
     _, expected = train_alone(model, kind(model.parameters()))
-    found = ranks(world_size, train, stage, kind).results
-    assert largest_difference(found, [expected] * world_size) < 1e-12
+    found = ranks(3, train, stage, kind).results
+    assert largest_difference(found, [expected] * 3) < 1e-12
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -15,8 +15,8 @@ ONE_CALL = """local = targets - dist.get_rank(group) * logits.shape[-1]
     return (total.log() - right).mean()"""
 OTHER_IMPORT = "from mgpu_tutorial.tensor_parallel.layers import"
 CROSS_ENTROPY = [
-    (HIDE, ".masked_fill(~here, 0)\n    right"),
-    (SUM, "shifted.exp().sum(-1); dist.all_reduce(total, group=group)"),
+    (HIDE, ".masked_fill(~here, 0)\n    right")
+    + (SUM, "shifted.exp().sum(-1); dist.all_reduce(total, group=group)"),
     (f"{TOTAL}…", ONE_CALL),
     (MAX, "pass", LOSS),
     (SUM, "shifted.exp().sum(-1)", LOSS),

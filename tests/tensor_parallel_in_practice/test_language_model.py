@@ -27,7 +27,7 @@ def apply(rank, world_size, operator, length, length_after):
     return result.detach(), mine.grad
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_gather_and_scatter_are_each_the_backward_of_the_other(ranks, world_size):
     whole = 3 * world_size
     shares = [draw(r, 2, 3, 5) for r in range(world_size)]
@@ -61,7 +61,7 @@ def in_slices(model, group=None):
 PREPARES = {"whole tokens": vocabulary.parallelize, "slices": in_slices}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("prepare", PREPARES)
 def test_gradients_are_those_of_one_process(ranks, world_size, prepare):
     loss, gradients = alone()
@@ -95,9 +95,8 @@ def test_groups_work_side_by_side(ranks, prepare):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 4), (2, 2), (4, 1)])
-def test_pytorch_on_a_mesh_is_one_process(ranks, shape):
-    results = ranks(4, figures.mesh_step, shape).results
+def test_pytorch_on_a_mesh_is_one_process(ranks):
+    results = ranks(4, figures.mesh_step, (2, 2)).results
     assert largest_difference(results, [figures.flat(alone()[1])] * 4) < 1e-14
 
 
@@ -118,7 +117,7 @@ def look_up_and_predict(rank, world_size, tokens):
     return [layer.weight.grad for layer in (model.token, model.head)]
 
 
-@pytest.mark.parametrize("tokens", [5, 7, 8])
+@pytest.mark.parametrize("tokens", [5, 8])
 def test_padding_has_no_gradient(ranks, tokens):
     model = vocabulary.new_model(vocabulary=tokens, depth=1)
     numbers = torch.arange(tokens).repeat(2).view(2, -1)
