@@ -32,6 +32,4 @@ CHAPTERS = (
 )
 
 # First of all: in a notebook the lab's fork server then imports torch while we do.
-from mgpu_tutorial.lab.run import server  # noqa: E402
-
-server.preload("mgpu_tutorial.shared.vision")  # torchvision: a quarter of a second a rank
+import mgpu_tutorial.lab  # noqa: E402, F401

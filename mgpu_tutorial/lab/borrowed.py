@@ -31,7 +31,7 @@ class Private:
 
 # Python
 
-# Close the fork server and wait for its end; its socket's file must exist.
+# Close the fork server, if there is one, and wait for its end.
 stop_fork_server = Private("multiprocessing.forkserver:_forkserver._stop")
 # End the process that cleans up named semaphores; it ignores signals.
 stop_resource_tracker = Private("multiprocessing.resource_tracker:_resource_tracker._stop")
@@ -42,17 +42,6 @@ run_exit_handlers = Private("multiprocessing.util:_exit_function")
 def fork_server_pid() -> int | None:
     """The process of the fork server; None before the first start."""
     return forkserver._forkserver._forkserver_pid
-
-
-def fork_server_address() -> str | None:
-    """The path of the fork server's socket."""
-    return forkserver._forkserver._forkserver_address
-
-
-def forget_fork_server() -> None:
-    """After this, the next start makes a new fork server; the old one is not waited for."""
-    forkserver._forkserver._forkserver_pid = None
-    forkserver._forkserver._forkserver_address = None
 
 
 def is_importing_main() -> bool:

@@ -7,7 +7,6 @@ from mgpu_tutorial.lab import borrowed
 TABLE = [p.place for p in vars(borrowed).values() if isinstance(p, borrowed.Private)]
 ATTRIBUTES = [  # of functions of the module, then those of chapters and of a notebook
     "multiprocessing.forkserver:_forkserver._forkserver_pid",
-    "multiprocessing.forkserver:_forkserver._forkserver_address",
     "torch.distributed._functional_collectives:all_reduce",
     "torch.distributed._functional_collectives:all_gather_tensor",
     "torch.distributed._functional_collectives:reduce_scatter_tensor",

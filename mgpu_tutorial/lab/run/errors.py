@@ -3,16 +3,24 @@
 import re
 import signal
 import textwrap
+import traceback
 from dataclasses import dataclass
+from typing import Any
 
+from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.record.report import Report, printed_lines
 from mgpu_tutorial.lab.record.source_lines import SourceLine
 from mgpu_tutorial.lab.record.trace import Event
 
 KEPT = 110  # characters kept of each end of a very long line
 SHOWN = (4, 2)  # lines of a long message: so many of its beginning, so many of its end
-LONG_PATH = re.compile(r"(?:/[^/\s'\"]+){3,}(/[^/\s'\"]+/[^/\s'\"]+)")
 PRINTS = re.compile(r"Rank \d+ is running collective: .*?\.(?=Collectives differ)", re.DOTALL)
+LOST_PEER = re.compile(
+    r"gloo.*(closed by peer|reset by peer|Broken pipe|Socket (closed|Timeout)"
+    r"|pair closure|Connection refused)"
+    r"|remote process exited|ncclRemoteError|Connection was likely closed",
+    re.IGNORECASE | re.DOTALL,
+)
 WIDTH = 88  # of a line of an error beside the file browser of JupyterLab
 SAID = 10  # lines that an error repeats of what a rank had printed
 IN_A_REAL_JOB = (  # PyTorch's own limits: `launch` lets a group wait for longer
@@ -63,9 +71,9 @@ class Interrupted(KeyboardInterrupt):
 class RankOutcome:
     """How one rank ended.
 
-    `kind` is "returned", "raised", "refused" (its worker could not be called, or its
-    result not be sent), "died" (without a word), or "stopped" by the launcher, because
-    another rank had failed or the time was up; "flooded" if it had printed too much.
+    `kind` is "returned", "raised", "died" (without a word), or "stopped" by the launcher,
+    because another rank had failed or the time was up. `lost_peer` is an error that only
+    tells of another rank's end.
     `waits_in` is the function of torch.distributed that a stopped rank was in.
     """
 
@@ -89,12 +97,7 @@ class RankOutcome:
     @property
     def is_cause(self) -> bool:
         """False where the rank only suffers from what another did."""
-        return self.kind in ("raised", "refused", "died", "flooded") and not self.lost_peer
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the rank was still running when the launcher looked."""
-        return self.kind in ("stopped", "flooded")
+        return self.kind in ("raised", "died") and not self.lost_peer
 
     def at(self) -> str:
         """The place and its text, or that there is none."""
@@ -106,15 +109,11 @@ class RankOutcome:
         """What happened to a rank that is a cause, as the rest of a sentence."""
         were, its = ("were", "their") if several else ("was", "its")
         more = [f"{its} last words: {self.last_words}"] if self.last_words else []
-        if self.kind == "flooded":
-            how = f"printed without end and {were} stopped"
-        elif self.kind == "raised":
+        if self.kind == "raised":
             first, *more = _shown(self.message) or [""]
             how = f"raised {self.type}: {first}" if first else f"raised {self.type}"
         elif self.exitcode < 0:
-            names = {number: number.name for number in signal.Signals}
-            number = -self.exitcode  # the real-time signals have no names of their own
-            how = f"{were} killed by {names.get(number, f'signal {number}')}"
+            how = f"{were} killed by {signal.Signals(-self.exitcode).name}"
         else:
             how = f"left with exit code {self.exitcode}"
         return "\n    ".join([f"{how}, at {self.at()}", *more])
@@ -125,6 +124,25 @@ class RankOutcome:
             return f"  rank {self.rank} had returned"
         absent = "" if self.joined else " had not joined, and"
         return f"  rank {self.rank}{absent} was at {self.at()}"
+
+
+def outcome_of(error: BaseException) -> dict[str, Any]:
+    """How a rank ended whose worker raised `error`; written by that rank."""
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [SourceLine(f.filename, f.lineno or 0, f.name) for f in stack]
+    lines = [str(error), *getattr(error, "__notes__", [])]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause:
+        how = "because of" if cause is error.__cause__ else "while handling"
+        lines.append(f"{how} {type(cause).__name__}: {cause}")
+    return {
+        "kind": "raised",
+        "type": type(error).__name__,
+        "message": "\n".join(lines),
+        "where": source_lines.innermost(frames),
+        "lost_peer": isinstance(error, RuntimeError) and bool(LOST_PEER.search(str(error))),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
 
 
 def _wrapped(message: str) -> list[str]:
@@ -149,14 +167,9 @@ def _shown(message: str) -> list[str]:
         lines = [lines[0], lines[-1]]
     if len(lines) > sum(SHOWN):
         lines = [*lines[: SHOWN[0]], "…", *lines[-SHOWN[1] :]]
-    return [_shortened(line) for line in lines]
-
-
-def _shortened(line: str) -> str:
-    """A line of bearable length: the folders of a path go first, then the middle."""
-    if len(line) > 2 * KEPT:
-        line = LONG_PATH.sub(r"/…\1", line)
-    return line if len(line) <= 2 * KEPT else f"{line[:KEPT]} … {line[-KEPT:]}"
+    return [
+        line if len(line) <= 2 * KEPT else f"{line[:KEPT]} … {line[-KEPT:]}" for line in lines
+    ]
 
 
 def _said(report: Report) -> str:
@@ -174,9 +187,6 @@ def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
     """Compose the error: causes first, then what became of the other ranks."""
     tracebacks = {o.rank: o.traceback for o in outcomes if o.traceback}
     causes = [outcome for outcome in outcomes if outcome.is_cause]
-    refused = [outcome for outcome in causes if outcome.kind == "refused"]
-    if refused:
-        return RankFailed(refused[0].message, report, tracebacks)
     gone = [outcome.rank for outcome in outcomes if outcome.kind == "returned"]
     if causes or not gone:  # without anybody who left, the loss of a peer is a cause
         causes = causes or [outcome for outcome in outcomes if outcome.lost_peer]

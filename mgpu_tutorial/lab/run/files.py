@@ -4,7 +4,6 @@ The table in `lab/README.md` says who writes which file, and what it holds. Noth
 import torch: the fork server reads this module before it does.
 """
 
-import multiprocessing as mp
 import os
 import shutil
 import stat
@@ -42,7 +41,6 @@ FOLDER = "MGPU_RANK_FOLDER"  # in a rank's environment: its folder
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # where ranks listen
 OUTPUT_LIMIT = 32 * 2**20  # bytes that one rank may print
 SWEEP_LIMIT = 5.0  # seconds in which a folder must be gone
-LONGEST = 70  # bytes: a socket's path has at most 103, and multiprocessing appends 32
 
 
 @dataclass(frozen=True)
@@ -81,29 +79,11 @@ def workspace(world_size: int) -> Iterator[Path]:
 
 
 def kernel_folder() -> Path:
-    """The temporary folder of this process, made again where somebody has removed it.
-
-    A child of another program shares multiprocessing's folder with it, and has a
-    folder of its own inside.
-    """
-    folder = Path(_temporary_folder())
-    if mp.parent_process() is not None:
-        folder = folder / f"child-{os.getpid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """The temporary folder of this process, made again where somebody has removed it."""
+    folder = Path(util.get_temp_dir())
+    folder.mkdir(mode=0o700, exist_ok=True)
     require_private(folder)
-    folder.chmod(0o700)  # a compiler's cache inside may have made it again, as the umask says
     return folder
-
-
-def _temporary_folder() -> str:
-    """multiprocessing's folder; in /tmp where TMPDIR is too long for a socket's path."""
-    usual = tempfile.gettempdir()
-    if len(os.fsencode(usual)) > LONGEST:
-        tempfile.tempdir = "/tmp"
-    try:
-        return util.get_temp_dir()  # made at the first call, and then the same
-    finally:
-        tempfile.tempdir = usual
 
 
 def require_private(folder: Path) -> None:

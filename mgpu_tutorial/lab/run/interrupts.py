@@ -4,7 +4,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 
 class Interrupts:
@@ -13,22 +12,22 @@ class Interrupts:
     Python raises KeyboardInterrupt between any two instructions, so also after the ranks
     have started and before anybody has a name for them, or while they are being stopped.
     Nobody would end these ranks. Further Ctrl-C while the first is being obeyed are one
-    with it.
+    with it. A program's own handler of SIGINT stays as it is.
     """
 
     def __enter__(self) -> "Interrupts":
-        self._allowed, self._waiting, self._handler = False, False, None
-        handler = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and callable(handler):
-            self._handler = handler
+        self._allowed, self._waiting = False, False
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._ours = usual and threading.current_thread() is threading.main_thread()
+        if self._ours:
             signal.signal(signal.SIGINT, self._arrive)
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
-        if self._handler:
-            signal.signal(signal.SIGINT, self._handler)
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             if self._waiting and not (kind and issubclass(kind, KeyboardInterrupt)):
-                self._handler(signal.SIGINT, None)
+                raise KeyboardInterrupt
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
@@ -36,15 +35,13 @@ class Interrupts:
         try:
             self._allowed = True
             if self._waiting:
-                self._arrive(signal.SIGINT, None)
+                self._arrive()
             yield
         finally:
             self._allowed = False
 
-    def _arrive(self, number: int, frame: FrameType | None) -> None:
+    def _arrive(self, *_: object) -> None:
+        self._waiting = not self._allowed
         if self._allowed:
-            self._allowed = self._waiting = False
-            self._handler(number, frame)
-            self._allowed = True  # a handler of the user's own may return
-        else:
-            self._waiting = True
+            self._allowed = False
+            raise KeyboardInterrupt

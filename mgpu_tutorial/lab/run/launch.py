@@ -4,7 +4,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.run import errors, files, server, transfer
 from mgpu_tutorial.lab.run.files import Job, text_of, workspace
 from mgpu_tutorial.lab.run.interrupts import Interrupts
-from mgpu_tutorial.lab.run.rank import name_of
 from mgpu_tutorial.lab.run.ranks import Ranks
 
 MAX_RANKS = 64
@@ -58,10 +56,9 @@ def launch(
     backend = backend or ("nccl" if device == "cuda" else "gloo")
     with Interrupts() as interrupts, workspace(world_size) as folder:
         with interrupts.allowed():
-            name = name_of(worker)
-            parts = {f"the worker {name}": worker}
+            parts = {"the worker": worker}
             for key, value in [*enumerate(args), *kwargs.items()]:
-                parts[f"argument {key} of {name}"] = value
+                parts[f"argument {key}"] = value
             transfer.write((worker, args, kwargs), folder / files.PAYLOAD, parts)
             server.await_server()
         same = world_size, backend, trace
@@ -134,8 +131,7 @@ def _environment(job: Job) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": files.LOOPBACK,
         files.FOLDER: str(job.home),
     }
-    inherited = {name: text for name, text in os.environ.items() if name != server.KERNEL}
-    return unless_set | inherited | own
+    return unless_set | dict(os.environ) | own
 
 
 # What cannot work
@@ -143,8 +139,7 @@ def _environment(job: Job) -> dict[str, str]:
 
 def _check_program() -> None:
     """Refuse where no new process could be made from this one."""
-    folder = os.environ.get(files.FOLDER)
-    if folder and Path(folder, files.PID).exists():
+    if files.FOLDER in os.environ:
         raise RuntimeError(
             f"launch() was called inside rank {os.environ.get('RANK')}: a rank cannot "
             "start ranks. Call launch from the notebook, torch.distributed from the worker."
@@ -177,24 +172,21 @@ def _whole_number(world_size: Any) -> int:
 
 def _choose_device(device: Any, world_size: int) -> str:
     """Resolve "auto", and refuse what this machine does not have."""
-    device, gpus, given = str(device), torch.cuda.device_count(), ""
+    device, gpus = str(device), torch.cuda.device_count()
     if device == "auto":
-        device, given = (
-            os.environ.get("MGPU_DEVICE") or "auto",
-            "by the variable MGPU_DEVICE: ",
-        )
+        device = os.environ.get("MGPU_DEVICE") or "auto"
     if device == "auto":
         return "cuda" if dist.is_nccl_available() and gpus >= world_size else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         valid = "'auto', 'cpu', 'cuda' or 'cuda:N'"
-        raise ValueError(f"{given}device must be {valid}, got {device!r}.")
+        raise ValueError(f"device (or MGPU_DEVICE) must be {valid}, got {device!r}.")
     if device == "cuda" and gpus < world_size:
         raise ValueError(
-            f"{given}device='cuda' gives each of {world_size} ranks a GPU of its own, and "
+            f"device='cuda' gives each of {world_size} ranks a GPU of its own, and "
             f"this machine has {gpus}. Use 'auto' or 'cpu', or 'cuda:0' to share one GPU."
         )
     if ":" in device and int(device.split(":")[1]) >= gpus:
-        raise ValueError(f"{given}device={device!r}, and this machine has {gpus} GPUs.")
+        raise ValueError(f"device={device!r}, and this machine has {gpus} GPUs.")
     return device
 
 

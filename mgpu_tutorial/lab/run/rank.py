@@ -7,7 +7,6 @@ that the news of a rank that is killed is not lost with it.
 import ctypes
 import faulthandler
 import gc
-import inspect
 import io
 import json
 import multiprocessing
@@ -19,9 +18,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
-from multiprocessing import active_children, parent_process
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,18 +30,19 @@ import torch.distributed as dist
 from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import source_lines, trace
 from mgpu_tutorial.lab.record.report import returned
-from mgpu_tutorial.lab.run import files, raised, transfer
+from mgpu_tutorial.lab.run import errors, files, transfer
 from mgpu_tutorial.lab.run.files import Job
 
 SEED = 0
 LINGER = 0.5  # seconds that a rank which returned stays for its peers
 GUARD = 0.05  # seconds between two looks of a rank's guard
-EXIT_LIMIT = 2.0  # seconds from the last worker's end, for threads and children of a rank
 NEVER = timedelta(days=1000)  # for a group: the launcher's own timeout comes first
 
 
 def enter(job: Job, environment: dict[str, str]) -> None:
     """Run one rank from its first line to its last; the outcome is in its folder."""
+    gc.freeze()  # no garbage is looked for in what the server has imported
+    gc.enable()
     _own_streams(job.home)
     _own_environment(environment)
     trail = _watch(job)
@@ -52,14 +51,8 @@ def enter(job: Job, environment: dict[str, str]) -> None:
     if outcome["kind"] == "returned":
         # Whoever closes first must not cut a last message: stay for the others a moment.
         everybody = _wait_for_all(job, files.OUTCOME, LINGER)
-        if everybody or _lasting():  # threads and children may go on, as after any program
-            must_leave = not everybody or job.backend != "gloo"
-            if must_leave and dist.is_initialized():
-                dist.destroy_process_group()  # a peer that still waits learns it now
-                gc.collect()  # a model in a cycle may hold the group
-            return
-    borrowed.run_exit_handlers()  # stops a DataLoader's workers, as a normal exit does
-    os._exit(0)  # closes the sockets at once: a peer that still waits learns it now
+        if everybody and job.backend != "gloo" and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _run(job: Job, trail: int) -> dict[str, Any]:
@@ -68,7 +61,6 @@ def _run(job: Job, trail: int) -> dict[str, Any]:
         if job.trace:
             trace.Recorder(job.home / files.EVENTS).install()
         worker, args, kwargs = transfer.read(job.folder / files.PAYLOAD)
-        _check_signature(worker, job, args, kwargs)
         prepare(job.device)
         torch.set_num_threads(1)
         if job.backend != "none":
@@ -84,33 +76,10 @@ def _run(job: Job, trail: int) -> dict[str, Any]:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # an error of a kernel is the worker's
         if result is not None:
-            parts = {f"the result of rank {job.rank}": result}
-            transfer.write(result, job.home / files.RESULT, parts)
+            transfer.write(result, job.home / files.RESULT, {"the result": result})
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a worker too
-        return raised.outcome_of(error)
+        return errors.outcome_of(error)
     return {"kind": "returned", "began": began, "ended": time.monotonic()}
-
-
-def _check_signature(worker: Callable, job: Job, args: tuple, kwargs: dict) -> None:
-    try:
-        signature = inspect.signature(worker)
-    except ValueError:  # some built-in functions do not tell theirs
-        return
-    try:
-        signature.bind(job.rank, job.world_size, *args, **kwargs)
-    except TypeError as error:
-        given = [f"<{type(value).__name__}>" for value in args]
-        given += [f"{name}=…" for name in kwargs]
-        raise raised.WrongSignature(
-            f"{name_of(worker)}{signature} cannot be called as "
-            f"worker({', '.join(['rank', 'world_size', *given])}): {error}"
-        ) from None
-
-
-def name_of(worker: Callable) -> str:
-    """The name of a function, also inside a partial; of an object that of its class."""
-    worker = getattr(worker, "func", worker)
-    return getattr(worker, "__name__", type(worker).__name__)
 
 
 def prepare(device: str) -> None:
@@ -186,8 +155,7 @@ def _own_environment(environment: dict[str, str]) -> None:
 def _note_place(trail: int, place: source_lines.SourceLine | None) -> None:
     """Replace the line in the file `trail`, which outlives this rank, by an own line."""
     if place:
-        with suppress(OSError):  # a full disk
-            os.pwrite(trail, json.dumps(place).encode().ljust(1024), 0)
+        os.pwrite(trail, json.dumps(place).encode().ljust(1024), 0)
 
 
 def _watch(job: Job) -> int:
@@ -200,25 +168,17 @@ def _watch(job: Job) -> int:
     if sys.platform == "linux":  # the fork server's death is the kernel's death
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     trail = os.open(job.home / files.WHERE, os.O_CREAT | os.O_WRONLY, 0o600)
-    threading.Thread(target=_guard, args=(job, trail), name="guard", daemon=True).start()
+    threading.Thread(target=_guard, args=(trail,), name="guard", daemon=True).start()
     return trail
 
 
-def _guard(job: Job, trail: int) -> None:
-    """Note where the worker is; end a rank that cannot end, or that nobody waits for."""
+def _guard(trail: int) -> None:
+    """Note where the worker is; end with the fork server, which ends with the kernel."""
     main, parent = threading.main_thread().ident, parent_process()
-    end = float("inf")
-    while True:
-        parent.join(GUARD)
-        if not parent.is_alive() or not job.home.exists():
-            os.kill(os.getpid(), signal.SIGKILL)
+    while parent.is_alive():
         _note_place(trail, source_lines.of_frame(sys._current_frames().get(main)))
-        if _wait_for_all(job, files.OUTCOME, limit=0.0):
-            end = min(end, time.monotonic() + EXIT_LIMIT)
-        if time.monotonic() > end and (names := ", ".join(_lasting())):
-            what = f"launch ended this process {EXIT_LIMIT:g} s after its worker had returned"
-            print(f"{what}: {names} was still at work", file=sys.stderr)
-            os.kill(os.getpid(), signal.SIGKILL)
+        parent.join(GUARD)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wait_for_all(job: Job, name: str, limit: float = float("inf")) -> bool:
@@ -232,14 +192,3 @@ def _wait_for_all(job: Job, name: str, limit: float = float("inf")) -> bool:
         time.sleep(pause)
         pause = min(1.05 * pause, 0.01)  # 64 ranks that ask all the time hinder the last one
     return True
-
-
-def _lasting() -> list[str]:
-    """The threads and processes that keep this one alive."""
-    threads = [
-        thread.name
-        for thread in threading.enumerate()
-        if (not thread.daemon or thread.name == "QueueFeederThread")  # joined by its queue
-        and thread is not threading.main_thread()
-    ]
-    return threads + [child.name for child in active_children()]

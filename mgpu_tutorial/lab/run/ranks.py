@@ -23,9 +23,12 @@ from mgpu_tutorial.lab.run.rank import enter
 
 JOIN_LIMIT = 60.0  # seconds until all ranks must have joined: imports of their own
 GRACE = 1.0  # seconds that the others get to end after the first failure
-CULPRIT_LIMIT = 4.0  # and as many more while nobody explains why a peer is gone
-EXIT_LIMIT = 10.0  # seconds from the last worker's end to the last process's
+EXIT_LIMIT = 5.0  # seconds from the last worker's end, for threads and children of a rank
 KILL_LIMIT = 5.0  # seconds until killed processes are gone
+TOO_LONG = (
+    f"launch ended this process {EXIT_LIMIT:g} s after all workers had returned: "
+    "a thread or a process of its worker was still at work\n"
+)
 TICK = 0.02  # seconds between two looks; the end of a process wakes the kernel at once
 
 
@@ -38,7 +41,6 @@ class Ranks:
         self._processes: list[mp.Process] = []
         self._outcomes: dict[int, RankOutcome] = {}  # of those that have ended
         self._joined = False
-        self._written = len(server.log())
 
     def start(self, environments: list[dict[str, str]]) -> None:
         """Fork every rank. Raises RankFailed where the machine allows no more of them."""
@@ -46,7 +48,7 @@ class Ranks:
         processes = [server.FORKS.Process(target=enter, args=call) for call in calls]
         names = [f"rank {job.rank}" for job in self.jobs]
         try:
-            server.fork(dict(zip(names, processes, strict=True)), JOIN_LIMIT, self._written)
+            server.fork(dict(zip(names, processes, strict=True)))
         finally:
             self._processes = [process for process in processes if process.pid]
 
@@ -66,12 +68,13 @@ class Ranks:
             self._wait(bar, lambda: self._all_over() or self._failed(), timeout)
             if self._failed():
                 self._wait(bar, self._all_over, GRACE)
-                left = min(CULPRIT_LIMIT, begin + timeout - time.monotonic())
-                self._wait(bar, lambda: self._all_over() or self._explained(), left)
                 return "failed", time.monotonic() - begin
             if not self._all_over():
                 return "hung", time.monotonic() - begin
             self._wait(bar, lambda: not self._living(), EXIT_LIMIT)
+            for job in self._living():
+                with open(job.home / files.STDERR, "a") as file:
+                    file.write(TOO_LONG)
             said = self._outcomes.values()
             return "ended", max(o.ended for o in said) - max(o.began for o in said)
 
@@ -102,8 +105,6 @@ class Ranks:
                 self._outcomes[job.rank] = RankOutcome(job.rank, **json.loads(said))
             elif job not in living:
                 self._outcomes[job.rank] = RankOutcome(job.rank, "died")
-            elif _printed(job) > files.OUTPUT_LIMIT:
-                self._outcomes[job.rank] = RankOutcome(job.rank, "flooded")
 
     def _living(self) -> list[Job]:
         pairs = zip(self.jobs, self._processes, strict=True)
@@ -115,21 +116,16 @@ class Ranks:
     def _all_over(self) -> bool:
         return len(self._outcomes) == len(self.jobs)
 
-    def _explained(self) -> bool:
-        """A culprit may close its connections some time before it says what happened."""
-        return any(not outcome.lost_peer for outcome in self._outcomes.values())
-
     # What became of them
 
     def outcomes(self) -> list[RankOutcome]:
         """How every rank ended, or where it is; asks the living for their stack."""
         for job in self.jobs:
             self._outcomes.setdefault(job.rank, RankOutcome(job.rank, "stopped"))
-        asked = [job for job in self._living() if self._outcomes[job.rank].is_stopped]
+        asked = [job for job in self._living() if self._outcomes[job.rank].kind == "stopped"]
         asked = [job for job in asked if (job.home / files.PID).exists()]
         for job in asked:
-            with suppress(FileNotFoundError, ProcessLookupError):
-                (job.home / files.STACK).write_text("")
+            with suppress(ProcessLookupError):
                 os.kill(self._processes[job.rank].pid, signal.SIGUSR1)
         end = time.monotonic() + 0.5
         while time.monotonic() < end and not all(
@@ -143,51 +139,26 @@ class Ranks:
         outcome = self._outcomes[job.rank]
         outcome.joined = self._joined or (job.home / files.READY).exists()
         stack = text_of(job.home / files.STACK)
-        if outcome.is_stopped or outcome.kind == "died":
-            outcome.where = source_lines.of_dump(stack) or _last_seen(job)
-        if outcome.is_stopped:
+        outcome.where = outcome.where or source_lines.of_dump(stack) or _last_seen(job)
+        if outcome.kind == "stopped":
             outcome.waits_in = source_lines.waiting_call(stack)
         if outcome.kind == "died":
             outcome.exitcode = self._processes[job.rank].exitcode
-            outcome.last_words = self._last_words(job)
+            loaded = (job.home / files.WHERE).exists()
+            stderr = text_of(job.home / files.STDERR)
+            outcome.last_words = errors.last_words(stderr) if loaded else server.last_error()
         return outcome
-
-    def _last_words(self, job: Job) -> str:
-        if not job.home.exists():
-            return f"somebody has removed {job.home}, a folder of this launch"
-        if self._processes[job.rank].exitcode == 255:  # or nobody was left to tell its code
-            end = time.monotonic() + 0.5
-            while server.is_alive() and time.monotonic() < end:  # a process dies bit by bit
-                time.sleep(0.01)
-        if not server.is_alive():
-            return "the fork server, from which all ranks come, was killed"
-        if (job.home / files.WHERE).exists():
-            return errors.last_words(text_of(job.home / files.STDERR))
-        return server.error_since(self._written)  # it died before it could load anything
 
     # The end
 
     def stop(self) -> None:
         """Kill whatever still runs, with its children, and wait for it."""
-        # Without the server nobody tells of a rank's end, and its children may live on.
-        lost = not server.is_alive()
         for process in self._processes:
-            if lost or process.is_alive():
-                for kill in (os.kill, os.killpg):
-                    with suppress(ProcessLookupError, PermissionError):
-                        kill(process.pid, signal.SIGKILL)
+            process.kill()
         end = time.monotonic() + KILL_LIMIT
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
-        if any(process.is_alive() for process in self._processes):
-            server.replace()  # it cannot tell of their end; its own end does
-        for job, process in zip(self.jobs, self._processes, strict=False):
             _end_group(process.pid)
-            with suppress(OSError):
-                (job.home / files.PID).unlink()  # whoever gets this number next is not ours
-            with suppress(ValueError):  # the kernel of the machine has it
-                process.close()
-        self._processes.clear()
 
 
 def _end_group(leader: int) -> None:
@@ -203,18 +174,6 @@ def _end_group(leader: int) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def _printed(job: Job) -> int:
-    """The bytes that a rank has printed."""
-    size = 0
-    for name in (files.STDOUT, files.STDERR):
-        with suppress(FileNotFoundError):
-            size += (job.home / name).stat().st_size
-    return size
-
-
 def _last_seen(job: Job) -> source_lines.SourceLine | None:
-    with suppress(ValueError, TypeError):  # none, or torn on a full disk
-        return source_lines.SourceLine(
-            *json.loads(text_of(job.home / files.WHERE).strip(" \0"))
-        )
-    return None
+    text = text_of(job.home / files.WHERE)
+    return source_lines.SourceLine(*json.loads(text)) if text else None

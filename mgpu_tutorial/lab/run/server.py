@@ -8,15 +8,12 @@ long enough to end its ranks and to remove the kernel's temporary folder.
 
 import atexit
 import gc
-import importlib
 import multiprocessing as mp
 import os
 import re
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -26,7 +23,7 @@ from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.run import files
 from mgpu_tutorial.lab.run.files import kernel_folder
 
-PRELOAD = [  # and what `preload` adds
+PRELOAD = [
     "mgpu_tutorial.lab.run.server",
     "torch",
     "torch.distributed",
@@ -35,15 +32,13 @@ PRELOAD = [  # and what `preload` adds
     "torch.distributed.pipelining",
     "torch.utils.serialization.config",  # torch.load imports it at its first call
     "mgpu_tutorial.lab.run.rank",
+    "mgpu_tutorial.shared.vision",  # torchvision: a quarter of a second a rank
 ]
 KERNEL = "MGPU_KERNEL"  # in the server's environment: the kernel's process and folder
 # In the server's environment too: glibc asks for huge pages, so that a rank is forked sooner.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-SERVER_LIMIT = 120.0  # seconds for the server's imports, on a busy machine
-LAST_WORDS = 2.0  # seconds that a server which has hung up gets to say why
 LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
 FORKS = mp.get_context("forkserver")
-_launching: set[int] = set()  # this process, once it has started a server
 _warm: set[int | None] = set()  # servers that have done their imports and forked a process
 
 
@@ -52,17 +47,9 @@ _warm: set[int | None] = set()  # servers that have done their imports and forke
 
 def start() -> None:
     """Have the fork server begin its imports, unless it runs already; returns at once."""
-    if _launching - {os.getpid()}:
-        raise RuntimeError(
-            "launch() was called in a process forked from one that had launched ranks. "
-            "Launch from the first one, or from a program of its own."
-        )
-    _launching.add(os.getpid())
-    address = borrowed.fork_server_address()
-    if address and not (is_alive() and Path(address).exists()):
-        replace()
     FORKS.set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # its start would undo the mask
+    (kernel_folder() / files.LOG).write_text("")
     given = {KERNEL: f"{os.getpid()}:{kernel_folder()}", **HUGE_PAGES}
     given = {name: text for name, text in given.items() if name not in os.environ}
     os.environ.update(given)
@@ -81,87 +68,34 @@ def await_server() -> None:
     start()
     if borrowed.fork_server_pid() in _warm:
         return
-    written = len(log())
     if notebook_kernel():  # meanwhile, what the next cells need and what takes long
         import matplotlib.figure  # noqa: F401
         import sympy  # noqa: F401  torch.testing.assert_close needs it
     first = FORKS.Process(target=time.sleep, args=(0,), daemon=True)
-    try:
-        fork({"the fork server": first}, SERVER_LIMIT, written)
-        first.join(SERVER_LIMIT)
-        _warm.add(borrowed.fork_server_pid())
-    finally:
-        if first.is_alive():
-            first.kill()
+    fork({"the fork server": first})
+    first.join()
+    _warm.add(borrowed.fork_server_pid())
 
 
-def fork(processes: dict[str, mp.Process], seconds: float, written: int) -> None:
-    """Have the server fork these; RankFailed for one that it does not in so many seconds.
-
-    What it said stands in the log behind the first `written` characters.
-    """
+def fork(processes: dict[str, mp.Process]) -> None:
+    """Have the server fork these; RankFailed for one that it does not."""
     from mgpu_tutorial.lab.record.report import Report  # which import torch
     from mgpu_tutorial.lab.run.errors import RankFailed
 
-    timer = threading.Timer(seconds, end_now)  # whoever waits for it then gets an EOFError
-    timer.daemon = True
-    timer.start()
     try:
-        for who in processes:
-            if not is_alive():  # multiprocessing would start one of its own
-                raise EOFError
-            processes[who].start()
+        for who, process in processes.items():  # noqa: B007
+            process.start()
     except (OSError, EOFError) as error:
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        if isinstance(error, EOFError | ConnectionError):
-            end = time.monotonic() + LAST_WORDS
-            while is_alive() and time.monotonic() < end:
-                time.sleep(0.01)
-            silent = f"the fork server has ended without a word, or did not answer ({reason})"
-            reason = error_since(written) or silent
-        replace()  # a request that we could not finish ends the server too
+        borrowed.stop_fork_server()  # a request that we could not finish ends it anyway
+        reason = last_error() or f"{type(error).__name__}: {error}".rstrip(": ")
         raise RankFailed(
             f"{who} could not be started: {reason}", Report(world_size=0)
         ) from None
-    finally:
-        timer.cancel()
 
 
-def is_alive() -> bool:
-    """Whether the server still runs."""
-    pid = borrowed.fork_server_pid()
-    if pid is None or not hasattr(os, "waitid"):  # macOS
-        return True
-    with suppress(ChildProcessError):
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    return False
-
-
-def replace() -> None:
-    """End the server, whatever state it is in; the next start makes another."""
-    end_now()
-    # Somebody else may have waited for it, or have removed its socket.
-    with suppress(ChildProcessError, FileNotFoundError):
-        borrowed.stop_fork_server()
-    borrowed.forget_fork_server()
-
-
-def end_now() -> None:
-    """Kill the server; its ranks die with it."""
-    pid = borrowed.fork_server_pid()
-    if pid is not None and is_alive():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def log() -> str:
-    """What the server and the ranks' first instructions have written until now."""
-    return files.text_of(kernel_folder() / files.LOG)
-
-
-def error_since(begin: int) -> str:
-    """The last error in the log behind its first characters, with its place, or nothing."""
-    text = log()[begin:].strip()
+def last_error() -> str:
+    """The last error, with its place, of the server or a rank's first instructions."""
+    text = files.text_of(kernel_folder() / files.LOG).strip()
     places = re.findall(r'File "(.*)", line (\d+)', text)
     place = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
     return text.splitlines()[-1] + place if text else ""
@@ -229,12 +163,9 @@ class KernelWatch:
     def begin(self) -> None:
         """Outlive the kernel by a moment; keep what this process writes in its folder."""
         os.setsid()  # JupyterLab kills a kernel together with its process group
-        try:
-            with open(self.folder / files.LOG, "ab") as log_file:
-                os.dup2(log_file.fileno(), 1)
-                os.dup2(log_file.fileno(), 2)
-        except FileNotFoundError:  # the kernel has ended meanwhile
-            os._exit(0)
+        with open(self.folder / files.LOG, "ab") as log_file:
+            os.dup2(log_file.fileno(), 1)
+            os.dup2(log_file.fileno(), 2)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor"))
         atexit.register(self.at_exit)
         signal.signal(signal.SIGALRM, self.look)
@@ -257,26 +188,7 @@ class KernelWatch:
             time.sleep(0.01)
 
 
-def preload(*names: str) -> None:
-    """Have the server import these modules too, once for all ranks."""
-    PRELOAD.extend(names)
-    if _is_server:
-        _import_for_all(names)
-
-
-def _import_for_all(names: Iterable[str]) -> None:
-    """Import what every rank will need; no garbage is looked for in it, now or in a rank."""
-    gc.disable()
-    try:
-        for name in names:
-            importlib.import_module(name)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-_is_server = KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]
-if _is_server:
+if KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
     _kernel, _folder = os.environ.pop(KERNEL).split(":", 1)  # no rank inherits it
     KernelWatch(int(_kernel), Path(_folder)).begin()
-    _import_for_all(PRELOAD)
+    gc.disable()  # a fifth sooner; a rank then freezes all that was imported

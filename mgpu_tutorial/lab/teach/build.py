@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab.run.errors import LaunchError
+from mgpu_tutorial.lab.run.errors import LaunchError, outcome_of
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
-from mgpu_tutorial.lab.run.raised import outcome_of
 from mgpu_tutorial.lab.teach import mine, solution
 from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, page_of, plate
 

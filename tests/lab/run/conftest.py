@@ -78,17 +78,12 @@ def after(seconds: float, found) -> list:
     return left
 
 
-def start(
-    source: str, folder: Path, temporary: str = "tmp", **options: object
-) -> subprocess.Popen:
+def start(source: str, folder: Path, **options: object) -> subprocess.Popen:
     """Start a program that stands in `folder`, and its temporary folder inside of that."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(source))
-    (folder / temporary).mkdir(exist_ok=True)
-    settings = {
-        "PYTHONPATH": str(Path(__file__).parents[3]),
-        "TMPDIR": str(folder / temporary),
-    }
+    (folder / "tmp").mkdir(exist_ok=True)
+    settings = {"PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(folder / "tmp")}
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, path]
     return subprocess.Popen(command, cwd=folder, env=os.environ | settings, **options)

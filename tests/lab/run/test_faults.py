@@ -5,7 +5,6 @@ import ctypes
 import multiprocessing as mp
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
-from mgpu_tutorial.lab.run import errors, files, raised, server
+from mgpu_tutorial.lab.run import errors, server
 from mgpu_tutorial.lab.run import ranks as running
 from tests.lab import ranks
 from tests.lab.run.conftest import after, noted, start
@@ -54,16 +53,6 @@ def fail(error):
     raise error
 
 
-def print_without_end():
-    while True:
-        print("x" * 10_000)
-
-
-def remove_own_folder():
-    shutil.rmtree(os.environ["MGPU_RANK_FOLDER"])
-    time.sleep(60)
-
-
 AT = "at HERE  time.sleep(0.2) or deed(*words)"
 
 
@@ -76,9 +65,7 @@ AT = "at HERE  time.sleep(0.2) or deed(*words)"
         (os._exit, [3], f"left with exit code 3, {AT}"),
         (os._exit, [0], f"left with exit code 0, {AT}"),
         (signal.raise_signal, [signal.SIGKILL], f"was killed by SIGKILL, {AT}"),
-        (signal.raise_signal, [signal.SIGRTMIN + 1], f"was killed by signal 35, {AT}"),
         (ctypes.string_at, [0], f"was killed by SIGSEGV, {AT}"),
-        (remove_own_folder, [], "was killed by SIGKILL, at an unknown line"),
     ],
 )
 def test_a_rank_that_fails_is_named_with_its_line_and_the_others_with_theirs(
@@ -86,17 +73,7 @@ def test_a_rank_that_fails_is_named_with_its_line_and_the_others_with_theirs(
 ):
     lines, _ = fails(one_does, 3, deed, *words)
     assert lines[0] == f"rank 1 {says}"
-    if deed is remove_own_folder:
-        assert "its last words: somebody has removed" in lines.pop(1)
     assert lines[1:] == [f"  rank {rank} was at HERE  dist.barrier()" for rank in (0, 2)]
-
-
-def test_output_without_end_is_stopped(monkeypatch):
-    monkeypatch.setattr(files, "OUTPUT_LIMIT", 2**20)
-    lines, error = fails(one_does, 2, print_without_end, timeout=30)
-    assert lines[0].startswith("rank 1 printed without end and was stopped, at HERE")
-    assert 2**20 < len(error.report.stdout[1]) < 2**20 + 100
-    assert error.report.stdout[1].endswith("… cut here\n")
 
 
 def test_an_error_has_the_line_of_the_file_a_page_s_width_and_what_was_printed():
@@ -119,21 +96,6 @@ def refuse(rank, world_size, who):
         raise RuntimeError("Connection refused by the data base")  # sounds like a lost peer
 
 
-def leave_a_thread(rank, world_size):
-    if rank == 0:
-        threading.Thread(target=time.sleep, args=(60,)).start()
-    else:
-        dist.recv(torch.zeros(1), src=0)
-
-
-def hang_up_first(rank, world_size):
-    if rank == 0:
-        dist.recv(torch.zeros(1), src=1)
-    dist.destroy_process_group()
-    time.sleep(1.5)
-    raise ValueError("the reason")
-
-
 def meet_nobody(rank, world_size):
     limit = timedelta(milliseconds=200)
     rank and dist.TCPStore("127.0.0.1", 1, 2, is_master=False, timeout=limit)
@@ -153,7 +115,6 @@ class Sealed:
         return fail, (RuntimeError("the seal is broken"),)
 
 
-CANNOT = "cannot be called as worker(rank, world_size"
 EARLY = "rank 1 returned while ranks 0 and 2 still waited for an answer|  rank 0 was at HERE|"
 
 
@@ -164,18 +125,19 @@ EARLY = "rank 1 returned while ranks 0 and 2 still waited for an answer|  rank 0
         ((refuse, 3, (0, 1, 2)), "ranks 0, 1 and 2 raised RuntimeError: Connection refused"),
         ((refuse, 3, (1,)), "rank 1 raised RuntimeError|  rank 0 had returned|  rank 2 had"),
         ((lambda r, _: r == 1 or dist.barrier(), 3), EARLY),
-        ((leave_a_thread, 2), "rank 0 returned while rank 1 still waited for an answer"),
-        ((hang_up_first, 2), "rank 1 raised ValueError: the reason, at HERE"),
         ((meet_nobody, 2), "rank 1 raised DistNetworkError: The client socket has timed"),
         ((raise_late, 2), "rank 0 raised ValueError: too late for|  rank 1 was at HERE"),
         ((die_at_once, 1), "rank 0 was killed by SIGKILL, at HERE  def die_at_once(rank"),
-        ((lambda *_: {"a": threading.Lock()}, 2), "the result of rank 0 (dict) cannot"),
+        (
+            (lambda *_: {"a": threading.Lock()}, 2),
+            "ranks 0 and 1 raised CannotTravel: the result (dict) cannot",
+        ),
         ((lambda *_: Sealed(), 2), "the result of rank 0 was sent, and cannot be"),
         ((lambda *_: launch(print, 2), 2), "rank 0 raised RuntimeError: launch() was called"),
-        ((refuse, 2), f"refuse(rank, world_size, who) {CANNOT}): missing a required"),
-        ((ranks.total, 2, 7), f"total(rank, world_size) {CANNOT}, <int>)"),
+        ((refuse, 2), "ranks 0 and 1 raised TypeError: refuse() missing 1 required"),
+        ((ranks.total, 2, 7), "ranks 0 and 1 raised TypeError: total() takes 2 positional"),
     ],
-    ids=range(14),
+    ids=range(12),
 )
 def test_the_cause_is_told_before_what_became_of_the_others(call, says):
     options = {"backend": "none"} if call[0] is meet_nobody else {}
@@ -248,7 +210,7 @@ def start_a_program(rank, world_size, folder, seconds=60):
 def never_exit(rank, world_size, folder):
     start_a_program(rank, world_size, folder, 0)
     if rank == 0:
-        threading.Thread(target=time.sleep, args=(60,), name="the watcher").start()
+        threading.Thread(target=time.sleep, args=(60,)).start()
     elif rank == 1:
         ThreadPoolExecutor(1).submit(time.sleep, 60)
     elif rank == 2:
@@ -258,12 +220,11 @@ def never_exit(rank, world_size, folder):
     return rank
 
 
-def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(tmp_path):
+def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(running, "EXIT_LIMIT", 1.0)
     report = launch(never_exit, 4, str(tmp_path), timeout=2)
     assert report.results == [0, 1, 2, 3]
-    for text in report.stderr:
-        assert "launch ended this process 2 s after its worker had returned: " in text
-    assert "the watcher was still at work" in report.stderr[0]
+    assert report.stderr == [running.TOO_LONG] * 4
     assert len(list(tmp_path.iterdir())) == 4
     assert after(5, partial(noted, tmp_path)) == []
 
@@ -303,33 +264,7 @@ def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
     lines, _ = fails(ranks.sleeper, 2, str(tmp_path / "pid"), timeout=20)
     thread.join()
     assert lines[0].startswith("ranks 0 and 1 left with exit code 255, at HERE")
-    last_words = "their last words: the fork server, from which all ranks come, was killed"
-    assert lines[1].strip() == last_words
     assert launch(ranks.total, 2).results == [1.0, 1.0]
-
-
-@pytest.mark.slow
-def test_a_frozen_fork_server_is_replaced_and_a_removed_folder_made_again(monkeypatch):
-    monkeypatch.setattr(running, "JOIN_LIMIT", 3.0)
-    os.kill(server.borrowed.fork_server_pid(), signal.SIGSTOP)
-    with pytest.raises(
-        RankFailed, match="rank 0 could not be started: the fork server .* di"
-    ):
-        launch(ranks.total, 2)
-    for _ in range(2):
-        assert launch(ranks.total, 2).results == [1.0, 1.0]
-        shutil.rmtree(files.kernel_folder())
-
-
-def test_a_launch_in_a_forked_child_is_refused():
-    def child():
-        with pytest.raises(RuntimeError) as caught:
-            launch(ranks.total, 1)
-        queue.put(str(caught.value))
-
-    queue = mp.get_context("fork").SimpleQueue()
-    mp.get_context("fork").Process(target=child).start()
-    assert "forked from one that had launched ranks" in queue.get()
 
 
 @pytest.mark.slow
@@ -372,16 +307,11 @@ def test_what_stops_a_server_or_a_rank_before_its_worker_is_told(tmp_path):
 # What a message says
 
 
-class Mute(Exception):
-    def __str__(self):
-        raise self.args[0]
-
-
-def lose_the_weights(depth=0):
+def lose_the_weights():
     try:
-        lose_the_weights(depth - 1) if depth else {}["weights"]
-    except Exception as error:
-        raise RuntimeError(f"no checkpoint {depth}") from error
+        {}["weights"]
+    except KeyError as error:
+        raise RuntimeError("no checkpoint") from error
 
 
 def raised_by(deed):
@@ -393,7 +323,6 @@ def raised_by(deed):
 LINES = [f"line {n}" for n in range(100)]
 THREE, MANY = "\n".join(LINES[:3]), "\n".join(LINES)
 OF_A_LOADER = f"Caught it\nTraceback (most recent call last):\n{MANY}\ntorn"
-PATH = "/a_folder_with_a_long_name" * 8 + "/run.pt"
 PRINT = "CollectiveFingerPrint(SequenceNumber=0, OpType=ALLREDUCE, (float (default)))"
 MISMATCH = (
     f"Detected mismatch. Rank 0 is running collective: {PRINT}, but Rank 1 is running "
@@ -401,7 +330,6 @@ MISMATCH = (
 )
 NOTED = ValueError("torn")
 NOTED.add_note("sample 7 of part 2")
-GROUP = ExceptionGroup("two", [ValueError("one"), TypeError("other")])
 
 
 @pytest.mark.parametrize(
@@ -414,18 +342,14 @@ GROUP = ExceptionGroup("two", [ValueError("one"), TypeError("other")])
         (ValueError(OF_A_LOADER), "ValueError: Caught it", ["torn"]),
         (NOTED, "ValueError: torn", ["sample 7 of part 2"]),
         (raised_by(lose_the_weights), "RuntimeError: n", ["because of KeyError: 'weights'"]),
-        (raised_by(partial(lose_the_weights, 900)), "RuntimeError: no checkpoint 900", None),
-        (Mute(KeyError()), "Mute: (its message cannot be shown: KeyError)", []),
-        (GROUP, "ExceptionGroup: two", ["ValueError: one", "TypeError: other"]),
-        (OSError(f"{PATH}: {PATH}"), "OSError: /…/a_folder_with_a_long_name/run.pt: /", []),
         (RuntimeError(MISMATCH), "RuntimeError: Detected mismatch. … Collectives differ", []),
     ],
-    ids=range(12),
+    ids=range(8),
 )
 def test_what_matters_in_a_message_is_shown(error, first, rest):
-    what = errors.RankOutcome(0, **raised.outcome_of(error)).what().splitlines()
+    what = errors.RankOutcome(0, **errors.outcome_of(error)).what().splitlines()
     assert what[0].startswith(f"raised {first}") and ", at " in what[0]
-    assert rest in (None, [line.strip() for line in what[1:]])
+    assert rest == [line.strip() for line in what[1:]]
 
 
 # What cannot travel
@@ -441,8 +365,8 @@ def in_a_cell(source: str):
 @pytest.mark.parametrize(
     "worker, args, part",
     [
-        (refuse, [1, {"lock": threading.Lock()}], r"argument 1 of refuse \(dict\)"),
-        (partial(refuse), [(i for i in [])], r"argument 0 of refuse \(generator\)"),
+        (refuse, [1, {"lock": threading.Lock()}], r"argument 1 \(dict\)"),
+        (partial(refuse), [(i for i in [])], r"argument 0 \(generator\)"),
     ],
 )
 def test_what_cannot_travel_is_named(worker, args, part):
@@ -468,7 +392,7 @@ def worker(rank, world_size, *, shift):
     "worker, size, options, kind, says",
     [
         (None, 2, {}, TypeError, r"Write launch\(worker, 2\)"),
-        (ranks.total, 2, {}, ValueError, "by the variable MGPU_DEVICE: device must be"),
+        (ranks.total, 2, {}, ValueError, r"device \(or MGPU_DEVICE\) must be"),
         *(
             (ranks.total, size, {}, ValueError, "world_size must be a whole number")
             for size in (0, -1, 65, "2", True, 2.0)
