@@ -13,6 +13,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +40,7 @@ class Ledger:
     """Bytes by device and category: `ledger["virtual:0"]["parameters"]`.
 
     `saved_for_backward` counts while a forward pass runs, `record_state` what training leaves
-    behind, and `add` whatever else there is. `saved_now` and `saved_peak` say what autograd
-    holds and held at most. No tensor is kept alive by it.
+    behind, and `add` whatever else there is. No tensor is kept alive by it.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Ledger:
 
     def __getitem__(self, device: torch.device | str) -> dict[str, int]:
         row: Counter[str] = Counter()
-        for storage in [*self._storages.values()]:  # another thread may count meanwhile
+        for storage in self._storages.values():
             if storage.device == str(device):
                 row[storage.category] += storage.nbytes
         return dict(row)
@@ -59,18 +60,15 @@ class Ledger:
     @property
     def devices(self) -> list[str]:
         """The devices that hold anything, in order."""
-        return sorted({storage.device for storage in [*self._storages.values()]})
+        return sorted({storage.device for storage in self._storages.values()})
 
     def total(self, device: torch.device | str) -> int:
         """All bytes of one device."""
         return sum(self[device].values())
 
     def storages(self, category: str) -> dict[Key, int]:
-        """The bytes of each storage under `category`, by a key that all ledgers share.
-
-        So the union of two ledgers counts once what both have seen.
-        """
-        found = [*self._storages.items()]
+        """The bytes of each storage under `category`, by a key that all ledgers share."""
+        found = self._storages.items()
         return {key: storage.nbytes for key, storage in found if storage.category == category}
 
     def saved_now(self, device: torch.device | str) -> int:
@@ -100,14 +98,11 @@ class Ledger:
     def saved_for_backward(
         self, *modules: nn.Module, name: str = "activations"
     ) -> Iterator["Ledger"]:
-        """Count what is kept for backward by this thread, and by the modules in any thread.
+        """Count under `name` what is kept for backward by this thread, and by the modules.
 
         Copies of a module that run in threads of their own (DataParallel's replicas) are
-        seen too, with their parameters and buffers, because they inherit its hooks. What
-        was counted before under another category (by `add`, such as the batch) stays there
-        and is not counted as saved. `name` is the category, such as "micro-batch 0".
-        `saved_now` goes down when backward, or the end of the graph, frees what was saved,
-        inside the block or after it.
+        seen too, because they inherit its hooks. What was counted before stays under its
+        category, such as a batch, and is not counted as saved.
         """
         local = threading.local()
 
@@ -129,9 +124,7 @@ class Ledger:
                 handle.remove()
 
     def _hooks(self, name: str) -> saved_tensors_hooks:
-        return saved_tensors_hooks(
-            lambda tensor: _Saved(self, tensor, name), lambda saved: saved.tensor
-        )
+        return saved_tensors_hooks(partial(_Saved, self, name), attrgetter("tensor"))
 
     def _count_module(self, module: nn.Module) -> None:
         self.add("parameters", list(module.parameters()))
@@ -154,14 +147,13 @@ class Ledger:
             storage = self._storages[key]
             if storage.saved and was_held != (self._holds[key] > 0):
                 self._now[storage.device] += by * storage.nbytes
-                now = self._now[storage.device]
-                self._peak[storage.device] = max(self._peak[storage.device], now)
+                self._peak |= self._now  # a union of counters is their maximum
 
 
 class _Saved:
     """A tensor as long as autograd holds it."""
 
-    def __init__(self, ledger: Ledger, tensor: torch.Tensor, name: str) -> None:
+    def __init__(self, ledger: Ledger, name: str, tensor: torch.Tensor) -> None:
         self.tensor = tensor.detach()  # an output knows its graph, which would keep itself
         is_saved = not isinstance(tensor, nn.Parameter)
         self._ledger = ledger

@@ -61,10 +61,7 @@ class Report:
 
 def returned(value: object) -> list[str]:
     """What a worker returned, as lines of a bearable length."""
-    try:
-        text = repr(value)
-    except BaseException as error:  # the learner's code, and other ranks said something too
-        text = f"a {type(value).__name__} that cannot be shown: {type(error).__name__}"
+    text = repr(value)
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
     return f"returned {text}".splitlines()

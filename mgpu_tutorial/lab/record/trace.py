@@ -28,8 +28,7 @@ COLLECTIVES = (
     *("reduce_scatter", "all_to_all", "barrier", "monitored_barrier", "all_to_all_single"),
     *("all_gather_single", "all_gather_into_tensor"),
     *("reduce_scatter_single", "reduce_scatter_tensor"),
-)
-FUNCTIONAL = (  # more names of the collectives of compiled and of tensor-parallel code
+    # of compiled and of tensor-parallel code only
     *("all_gather_tensor", "all_gather_tensor_autograd"),
     *("reduce_scatter_tensor_autograd", "all_to_all_single_autograd"),
 )
@@ -97,7 +96,7 @@ class Recorder:
                 setattr(c10d, name, self.wrapped(name, original))  # P2POp compares with it
                 setattr(dist, name, getattr(c10d, name))
         functional = borrowed.functional_collectives.thing
-        for name in (*COLLECTIVES, *FUNCTIONAL):
+        for name in COLLECTIVES:
             if original := getattr(functional, name, None):
                 setattr(functional, name, self.wrapped(name, original))
 
@@ -112,7 +111,7 @@ class Recorder:
             self._inside = True
             try:
                 given = signature.bind_partial(*args, **kwargs).arguments
-                index = self.begin(op, **_describe(op, given))
+                index = self.begin(op, **_describe(given))
                 result = original(*args, **kwargs)
                 self.end(index, **({"peer": result} if op == "recv" else {}))
             finally:
@@ -132,8 +131,7 @@ class Recorder:
 class TracedWork:
     """A torch.distributed Work whose `wait` is recorded; all else passes through.
 
-    Where its end is `known` that is recorded too: of gloo's reduce_scatter, which has no
-    future, when it was waited for.
+    Its end is recorded where it is `known`, of gloo's reduce_scatter when it was waited for.
     """
 
     def __init__(self, work: Any, recorder: Recorder, index: int, known: bool) -> None:
@@ -160,16 +158,14 @@ class TracedWork:
         return getattr(self._work, name)
 
 
-def _describe(op: str, given: dict[str, Any]) -> dict[str, Any]:
+def _describe(given: dict[str, Any]) -> dict[str, Any]:
     members = _members(given.get("group"))
     peer = given.get("dst", given.get("src"))
     inner = given.get("group_dst", given.get("group_src"))
     if peer is None and inner is not None and members:
         peer = members[inner]
-    tensors = [v for k, v in given.items() if k not in ("group", "op", "reduceOp")]
-    nbytes = next(filter(None, map(_nbytes, tensors)), 0)  # of the first that has any
-    tag = given.get("tag", 0)
-    return {"peer": peer, "tag": tag, "group": members, "nbytes": nbytes}
+    nbytes = next(filter(None, map(_nbytes, given.values())), 0)  # of the first that has any
+    return {"peer": peer, "tag": given.get("tag", 0), "group": members, "nbytes": nbytes}
 
 
 def _members(group: Any) -> list[int]:

@@ -35,8 +35,8 @@ def status(text: str) -> None:
 class ProgressBar:
     """Shows what the ranks last said; `show` is called often and draws seldom."""
 
-    def __init__(self, folder: Path, world_size: int, timeout: float) -> None:
-        self._homes = [files.home_of(folder, rank) for rank in range(world_size)]
+    def __init__(self, homes: list[Path], timeout: float) -> None:
+        self._homes = homes
         self._timeout = timeout
         self._next = AFTER
         self._handle = None

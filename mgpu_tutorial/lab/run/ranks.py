@@ -37,7 +37,6 @@ class Ranks:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self.folder = jobs[0].folder
         self._processes: list[mp.Process] = []
         self._outcomes: dict[int, RankOutcome] = {}  # of those that have ended
         self._joined = False
@@ -60,7 +59,7 @@ class Ranks:
         The timeout counts from the moment at which all ranks had joined.
         """
         begin = time.monotonic()
-        with ProgressBar(self.folder, len(self.jobs), timeout) as bar:
+        with ProgressBar([job.home for job in self.jobs], timeout) as bar:
             if not self._wait(bar, lambda: self._joined or self._failed(), JOIN_LIMIT):
                 return "hung", time.monotonic() - begin
             if self._joined:
@@ -154,7 +153,8 @@ class Ranks:
     def stop(self) -> None:
         """Kill whatever still runs, with its children, and wait for it."""
         for process in self._processes:
-            process.kill()
+            if process.is_alive():
+                process.kill()
         end = time.monotonic() + KILL_LIMIT
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))

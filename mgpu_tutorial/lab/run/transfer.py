@@ -28,7 +28,15 @@ def write(value: object, path: Path, parts: dict[str, Any]) -> None:
         torch.save(value, path, pickle_module=cloudpickle)
     except Exception:
         for name, part in parts.items():
-            _check_part(name, part)
+            try:
+                cloudpickle.dumps(part)
+            except Exception as error:
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                raise CannotTravel(
+                    f"{name} ({type(part).__name__}) cannot be sent between processes: "
+                    f"{reason}. Send numbers, strings, tensors, or lists and dicts of them, "
+                    "and make everything else inside the worker."
+                ) from None
         raise  # of the disk
 
 
@@ -39,15 +47,3 @@ def read(path: Path) -> object:
     """
     require_private(path.parent)
     return torch.load(path, map_location="cpu", weights_only=False)
-
-
-def _check_part(name: str, part: object) -> None:
-    try:
-        cloudpickle.dumps(part)
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CannotTravel(
-            f"{name} ({type(part).__name__}) cannot be sent between processes: {reason}. "
-            "Send numbers, strings, tensors, or lists and dicts of them, and make "
-            "everything else inside the worker."
-        ) from None
