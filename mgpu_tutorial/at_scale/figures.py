@@ -124,6 +124,35 @@ def plan_table(choices: Sequence[Choice]) -> Table:
     return formatted(columns, rows)
 
 
+def playground(first: Mapping[str, float], **choices: Sequence[float]) -> None:
+    """The best plans of the setting `first`, and of each that the sliders are moved to.
+
+    Without widgets (a web page, print) the plans of the first setting stand there.
+    """
+    import ipywidgets as widgets
+    from IPython.display import display
+
+    look = {"style": {"description_width": "initial"}, "continuous_update": False}
+    sliders = {
+        name: widgets.SelectionSlider(
+            description=name, options=values, value=first[name], **look
+        )
+        for name, values in choices.items()
+    }
+
+    def move(_: object) -> None:
+        place.update(best_plans(**{name: slider.value for name, slider in sliders.items()}))
+
+    setting = ", ".join(f"{name} = {slider.value}" for name, slider in sliders.items())
+    still = f"with {setting} (run this cell to get the controls)"
+    caption = {"text/plain": still, "text/html": f"<p><i>{still}</i></p>"}
+    row = widgets.HBox([*sliders.values()], layout=widgets.Layout(flex_flow="row wrap"))
+    display(row._repr_mimebundle_() | caption, raw=True)
+    place = display(best_plans(**first), display_id=True)
+    for slider in sliders.values():
+        slider.observe(move, names="value")
+
+
 def best_plans(
     billion_parameters: float,
     gpus: int,

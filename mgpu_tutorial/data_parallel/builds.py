@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mgpu_tutorial.data_parallel import sync, wrapper
-from mgpu_tutorial.lab.simulate.devices import devices, place
+from mgpu_tutorial.lab.devices import devices, place
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 # scatter

@@ -19,10 +19,10 @@ from mgpu_tutorial.data_parallel.wrapper import (
 )
 from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.colours import tone_of
+from mgpu_tutorial.lab.devices import device_of
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.simulate.devices import device_of
 
 COLUMN, BOX, TOP = 196, 30, 74  # pixels: width, height, and where the first box begins
 Thing = torch.Tensor | nn.Module

@@ -14,10 +14,11 @@ from mgpu_tutorial.ddp_buckets.wrappers import (
     into_buckets,
     send_bucket,
 )
-from mgpu_tutorial.lab import note, slow_link, span
+from mgpu_tutorial.lab import note, span
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.shared.slow_link import slow_link
 
 LAYER = 64 * 64 * 4 / 2**20  # MiB of the weight of one layer: closes a bucket
 Gradients = list[dict[str, torch.Tensor]]  # of each step, by name

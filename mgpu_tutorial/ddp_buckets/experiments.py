@@ -12,9 +12,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
-from mgpu_tutorial.lab import slow_link, span
+from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 from mgpu_tutorial.shared.parameters import fingerprint
+from mgpu_tutorial.shared.slow_link import slow_link
 
 Trained = tuple[list[torch.Tensor], list[torch.Tensor]]  # the gradients, the parameters
 Wrapper = type[nn.Module]

@@ -1,6 +1,9 @@
-"""Apparatus, not the lesson: the trace of a step as a picture, and what a training reads."""
+"""Apparatus, not the lesson: what DDP changes, a traced step, and what a training reads."""
 
 from collections.abc import Sequence
+from difflib import unified_diff
+from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -9,8 +12,17 @@ from mgpu_tutorial.lab import Table, timeline
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.teach.source import Listing
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
+
+
+def show_changes(old: ModuleType, new: ModuleType) -> Listing:
+    """List what differs between the files of two modules, a line that goes or comes each."""
+    files = [Path(module.__file__ or "") for module in (old, new)]
+    texts = [file.read_text(encoding="utf-8").splitlines() for file in files]
+    changes = unified_diff(*texts, *(file.name for file in files), n=1, lineterm="")
+    return Listing("\n".join(changes), files, "diff")
 
 
 def draw_trace(folder: str, ranks: int = 2) -> Plot:

@@ -7,6 +7,7 @@ if kernel := server.notebook_kernel():  # first: the fork server imports torch w
     server.start()
     server.end_with(kernel)
 
+from mgpu_tutorial.lab.devices import devices, place
 from mgpu_tutorial.lab.draw.film import film, frame
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.plot import curves
@@ -19,12 +20,9 @@ from mgpu_tutorial.lab.run.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.run.launch import launch
 from mgpu_tutorial.lab.run.progress import status
 from mgpu_tutorial.lab.run.transfer import CannotTravel
-from mgpu_tutorial.lab.simulate.devices import devices, place
-from mgpu_tutorial.lab.simulate.link import slow_link
 from mgpu_tutorial.lab.table import Table
 from mgpu_tutorial.lab.teach.checks import check
-from mgpu_tutorial.lab.teach.playground import playground
 from mgpu_tutorial.lab.teach.solution import register
-from mgpu_tutorial.lab.teach.source import edit, show_changes, show_source
+from mgpu_tutorial.lab.teach.source import edit, show_source
 
 register()

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.experimental import _attention, context_parallel
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
 from torch.nn import functional
 
@@ -22,7 +23,7 @@ def out_and_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 def by_context_parallel(rank: int, world_size: int, rotate: str = "allgather") -> float:
     """How far PyTorch's output and gradients of this rank's tokens are from one process."""
     let_context_parallel_run_on_cpu()
-    _attention.set_rotate_method(rotate)
+    set_rotate_method(rotate)
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 4, 32, 8, dtype=torch.float64) for _ in range(3))
     buffers = [q, k, v, *out_and_gradients(q, k, v)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab.simulate.devices import devices
+from mgpu_tutorial.lab.devices import devices
 from mgpu_tutorial.lab.teach.build import Builder, expect
 from mgpu_tutorial.model_parallel import micro_batches, split_resnet
 from mgpu_tutorial.model_parallel.resnet_cuts import cut_units, units

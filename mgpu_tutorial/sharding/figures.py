@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from mgpu_tutorial.lab import Ledger, Table, film, frame, launch, slow_link, span, timeline
+from mgpu_tutorial.lab import Ledger, Table, film, frame, launch, span, timeline
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
@@ -23,6 +23,7 @@ from mgpu_tutorial.sharding.blocks import Block, linked
 from mgpu_tutorial.sharding.stages import STAGES, Prepare, Prepared, zero_0
 from mgpu_tutorial.sharding.tower import Residual, loss_of, new_tower
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
+from mgpu_tutorial.shared.slow_link import slow_link
 
 PARTS = ("parameters", "gradients", "optimizer state")
 STAGE_NAMES = ("nothing is sharded", *(f"{'and ' * (i < 2)}{PARTS[i]}" for i in (2, 1, 0)))

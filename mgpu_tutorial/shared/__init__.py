@@ -1,1 +1,1 @@
-"""What several chapters use: data, models, vision, checkpoints, costs."""
+"""What several chapters use: data, models, vision, checkpoints, costs, a slow network."""

@@ -1,1 +1,1 @@
-"""Show source, check answers, move a slider."""
+"""Show source, check answers, keep what is built."""

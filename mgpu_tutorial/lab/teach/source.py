@@ -6,10 +6,8 @@ Or take a copy of it into a cell, where it can be changed.
 import ast
 import inspect
 from collections.abc import Callable, Iterable
-from difflib import unified_diff
 from pathlib import Path
 from textwrap import dedent
-from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,14 +39,6 @@ def show_source(*functions: Callable, numbered: bool = False) -> Listing:
     """
     texts = (_source(function, numbered) for function in functions)
     return Listing("\n\n\n".join(texts), map(_file, functions))
-
-
-def show_changes(old: ModuleType, new: ModuleType) -> Listing:
-    """List what differs between the files of two modules, a line that goes or comes each."""
-    files = [Path(module.__file__ or "") for module in (old, new)]
-    texts = [inspect.getsource(module).splitlines() for module in (old, new)]
-    changes = unified_diff(*texts, *(file.name for file in files), n=1, lineterm="")
-    return Listing("\n".join(changes), files, "diff")
 
 
 def edit(*functions: Callable) -> None:

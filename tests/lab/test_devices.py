@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_tutorial.lab.simulate.devices import as_device, device_of, devices, place
+from mgpu_tutorial.lab.devices import as_device, device_of, devices, place
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import slow_link
+from mgpu_tutorial.shared.slow_link import slow_link
 
 NAMES = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 

@@ -1,1 +1,0 @@
-"""What this machine has not: several devices, a slow link."""
