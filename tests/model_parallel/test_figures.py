@@ -1,4 +1,4 @@
-"""What a cut costs, against the ledger and arithmetic by hand; and when a device works."""
+"""What a cut costs, against the ledger and arithmetic by hand."""
 
 import pytest
 import torch
@@ -6,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mgpu_tutorial.lab import Ledger, devices
-from mgpu_tutorial.model_parallel import figures, micro_batches
+from mgpu_tutorial.model_parallel import figures
 from mgpu_tutorial.model_parallel.resnet_cuts import UNITS
 from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
-from mgpu_tutorial.model_parallel.tasks import Task
-from tests.model_parallel.test_micro_batches import Stages, batch
 from tests.model_parallel.test_split_resnet import PLACES
 
 
@@ -76,29 +74,3 @@ def test_the_best_cuts_are_best(measured):
     }
     for aim, name in figures.best_cuts(measured).items():
         assert worst[aim][name] == min(worst[aim].values())
-
-
-# When each device works
-
-
-@given(some.integers(1, 4), some.lists(some.integers(1, 9), min_size=32, max_size=32))
-def test_tasks_begin_when_their_row_is_free_and_what_they_wait_for_is_done(stages, seconds):
-    order = [("F", s, i) for i in range(4) for s in range(stages)]
-    order += [("B", s, i) for i in range(4) for s in reversed(range(stages))]
-    tasks, expected, clocks, ends = [], [], [0.0] * stages, {}
-    for (kind, s, i), taken in zip(order, seconds, strict=False):
-        tasks.append(Task(s, s, kind, i, 50.0, 50.0 + taken))
-        waits_for = ends.get((kind, s - 1 if kind == "F" else s + 1, i), 0.0)
-        begin = max(clocks[s], waits_for)
-        ends[kind, s, i] = clocks[s] = begin + taken
-        expected.append(Task(s, s, kind, i, begin, begin + taken))
-    placed = figures.lay_out(tasks)
-    assert placed == expected
-
-
-def test_a_step_alone_computes_what_the_devices_do():
-    model, alone = Stages(3), Stages(3)
-    micro_batches.take_step(model, *batch(), 4)
-    figures.steps_alone(alone, *batch(), [4])
-    thrice = [3 * parameter.grad for parameter in model.parameters()]
-    torch.testing.assert_close([p.grad for p in alone.parameters()], thrice)

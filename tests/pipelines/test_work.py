@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import torch
 
 from mgpu_tutorial.pipelines.work import Pauses, ResNetStages
 
@@ -19,22 +18,11 @@ def test_the_stages_of_a_rank_share_its_pauses(monkeypatch, per_rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cuts", [(), ("layer3.0",), ("maxpool", "layer2.3", "avgpool", "fc")]
-)
-def test_a_stage_turns_the_shape_before_it_into_the_next(cuts):
+def test_a_stage_turns_the_shape_before_it_into_the_next():
+    cuts = ("maxpool", "layer2.3", "avgpool", "fc")
     work, count = ResNetStages(cuts, samples=4, image_size=40), len(cuts) + 1
     x = work.batch(2)[0].chunk(2)[0]
     for index in range(count):
         assert list(x.shape) == work.shape(index, count, 2)
         x = work.module(index, count)(x)
     assert list(x.shape) == work.shape(count, count, 2) == [2, 1000]
-
-
-@pytest.mark.slow
-def test_a_stage_is_drawn_alike_on_every_rank_and_has_its_own_weights_only():
-    work = ResNetStages(("layer1.1", "fc"))
-    once, again = work.module(1, 3), work.module(1, 3)
-    torch.testing.assert_close(dict(once.state_dict()), dict(again.state_dict()))
-    numbers = [sum(p.numel() for p in work.module(i, 3).parameters()) for i in range(3)]
-    assert sum(numbers) == 25_557_032 and numbers[2] == 2_049_000
