@@ -16,7 +16,7 @@ from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.language_model import train
 from mgpu_tutorial.language_model.plan import plan_of
 
-PLANS = ("dp=1", "dp=4", "dp=4,zero=1", "dp=2,tp=2", "dp=2,pp=2", "tp=4", "pp=4")
+PLANS = ("dp=1", "dp=4", "dp=4,zero=1", "dp=2,tp=2", "dp=2,pp=2", "tp=4", "pp=4", "cp=4")
 
 
 def timed(rank: int, world_size: int, plan: str, steps: int) -> list[float]:

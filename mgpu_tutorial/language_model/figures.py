@@ -9,7 +9,7 @@ from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.language_model import BATCH
 from mgpu_tutorial.language_model.model import BLOCKS, CONTEXT, WIDTH
-from mgpu_tutorial.language_model.plan import Plan
+from mgpu_tutorial.language_model.plan import Plan, plan_of
 
 
 def losses_plot(runs: Mapping[str, Sequence[float]]) -> Plot:
@@ -20,15 +20,16 @@ def losses_plot(runs: Mapping[str, Sequence[float]]) -> Plot:
 
 
 def handed_over(report: Report, rank: int, op: str, group: Sequence[int] = ()) -> int:
-    """The bytes that a rank gave to one kind of call, in one group if that is named.
+    """The bytes that a rank gave to one kind of call in a step, in one group if named.
 
     Single numbers, the loss and the norm, don't count.
     """
     events = (e for e in report.events if e.rank == rank and e.op == op and e.nbytes > 8)
-    return sum(e.nbytes for e in events if not group or list(e.group) == list(group))
+    total = sum(e.nbytes for e in events if not group or list(e.group) == list(group))
+    return total // len(report.results[rank])
 
 
-def bytes_predicted(plan: Plan, numbers: int, itemsize: int = 4) -> dict[str, int]:
+def bytes_predicted(plan: Plan, numbers: int, itemsize: int = 8) -> dict[str, int]:
     """What a rank of the first stage hands over in a step, with `numbers` parameters.
 
     tp: an all-reduce of the activations twice forward and twice backward, in each of its
@@ -47,10 +48,11 @@ def bytes_predicted(plan: Plan, numbers: int, itemsize: int = 4) -> dict[str, in
     }
 
 
-def plan_table(reports: Mapping[str, tuple[Plan, Report]]) -> Table:
-    """A row for each plan of four ranks: bytes of rank 0 by formula and counted."""
+def plan_table(reports: Mapping[str, Report]) -> Table:
+    """A row for each plan of four ranks, in float64: bytes a step by formula and counted."""
     rows = []
-    for name, (plan, report) in reports.items():
+    for name, report in reports.items():
+        plan = plan_of(name)
         numbers = int(report.stdout[0].split()[1].replace(",", ""))
         predicted = bytes_predicted(plan, numbers)
         inner = plan.cp * plan.tp

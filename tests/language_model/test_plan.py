@@ -49,31 +49,20 @@ def trained_by_hand(count):
 
 
 def train_twice(rank, world_size, words, first, file):
-    """One step and its checkpoint, then three from the beginning."""
+    """One step and its checkpoint, then two from the beginning."""
     train(rank, world_size, words, steps=1, dtype="float64", save=first, every=1)
-    return train(rank, world_size, words, steps=3, dtype="float64", save=file, every=3)
+    return train(rank, world_size, words, steps=2, dtype="float64", save=file, every=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [
-        "dp=1",
-        "dp=2",
-        "tp=2",
-        "pp=4",
-        "cp=4",
-        "dp=2,tp=2,pp=2",
-        "tp=2,pp=2,cp=2",
-        "dp=4,zero=1",
-        "dp=2,pp=2,zero=1",
-        "dp=2,cp=2,zero=1",
-    ],
+    ["dp=1", "pp=4", "cp=4", "tp=2,pp=2,cp=2", "dp=2,tp=2,zero=1", "dp=2,pp=2,zero=1"],
 )
 def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
     first, file = str(tmp_path / "first.pt"), str(tmp_path / "run.pt")
     report = ranks(plan_of(words).ranks, train_twice, words, first, file)
-    losses, parameters, gradients = trained_by_hand(3)
+    losses, parameters, gradients = trained_by_hand(2)
     for found in report.results:
         assert found == pytest.approx(losses, abs=1e-12)
     found = {name: t[0] for name, t in checkpoint.load(file)["tensors"].items()}
@@ -97,7 +86,7 @@ def norms(rank, world_size, words):
     return steps.clip_gradients(model, mesh).item()
 
 
-@pytest.mark.parametrize("words", ["dp=2", "tp=2", "pp=2", "dp=2,tp=2"])
+@pytest.mark.parametrize("words", ["pp=2", "dp=2,tp=2"])
 def test_each_parameter_counts_once_in_the_norm(ranks, words):
     model = new_model().double()
     inputs, targets = batch_of(0, 16)
@@ -110,18 +99,18 @@ def test_each_parameter_counts_once_in_the_norm(ranks, words):
 @pytest.mark.slow
 def test_a_run_changes_its_plan_and_nobody_sees_it(ranks, tmp_path):
     file, losses = str(tmp_path / "run.pt"), []
-    for words, until in (("dp=2,tp=2", 2), ("pp=2,dp=2,zero=1", 4), ("tp=4", 5)):
+    for words, until in (("tp=2", 1), ("dp=2,zero=1", 2), ("pp=2", 3)):
         how = {"steps": until, "dtype": "float64", "save": file, "every": 1}
         resume = file if losses else ""
-        losses += ranks(4, train, words, resume=resume, **how).results[3]
-    assert losses == pytest.approx(trained_by_hand(5)[0], abs=1e-11)
+        losses += ranks(2, train, words, resume=resume, **how).results[1]
+    assert losses == pytest.approx(trained_by_hand(3)[0], abs=1e-11)
 
 
 @pytest.mark.slow
 def test_bytes_are_those_of_the_formula(ranks):
-    for words in ("dp=2,tp=2", "tp=2,pp=2", "dp=2,cp=2", "tp=2,cp=2", "dp=4,zero=1"):
-        report = ranks(4, train, words, steps=1, trace=True)
-        (row,) = figures.plan_table({words: (plan_of(words), report)}).rows
+    for words in ("dp=2,pp=2,zero=1", "tp=2,cp=2"):
+        report = ranks(4, train, words, steps=1, dtype="float64", trace=True)
+        (row,) = figures.plan_table({words: report}).rows
         for predicted, counted in (cell.split(" / ") for cell in row[2:]):
             assert predicted == counted
 
@@ -152,6 +141,12 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
     torch.save({"step": 1, "tensors": {"0.character.weight": [torch.zeros(96, 32)]}}, file)
     with pytest.raises(ValueError, match=r"0.character.weight of shape \[96, 32\], expected"):
         checkpoint.load(file)
+
+
+def test_a_missing_text_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(FileNotFoundError, match="text to learn from is missing: _torch_docs"):
+        text.__wrapped__()
 
 
 def test_the_text_is_the_alphabet_and_nothing_else():
