@@ -72,9 +72,9 @@ class RankOutcome:
     """How one rank ended.
 
     `kind` is "returned", "raised", "died" (without a word), or "stopped" by the launcher,
-    because another rank had failed or the time was up. `lost_peer` is an error that only
-    tells of another rank's end.
-    `waits_in` is the function of torch.distributed that a stopped rank was in.
+    because another rank had failed or the time was up; "flooded" if it had printed too much.
+    `lost_peer` is an error that only tells of another rank's end. `waits_in` is the function
+    of torch.distributed that a stopped rank was in.
     """
 
     rank: int
@@ -97,7 +97,12 @@ class RankOutcome:
     @property
     def is_cause(self) -> bool:
         """False where the rank only suffers from what another did."""
-        return self.kind in ("raised", "died") and not self.lost_peer
+        return self.kind in ("raised", "died", "flooded") and not self.lost_peer
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the rank was still running when the launcher looked."""
+        return self.kind in ("stopped", "flooded")
 
     def at(self) -> str:
         """The place and its text, or that there is none."""
@@ -112,6 +117,8 @@ class RankOutcome:
         if self.kind == "raised":
             first, *more = _shown(self.message) or [""]
             how = f"raised {self.type}: {first}" if first else f"raised {self.type}"
+        elif self.kind == "flooded":
+            how = f"printed without end and {were} stopped"
         elif self.exitcode < 0:
             how = f"{were} killed by {signal.Signals(-self.exitcode).name}"
         else:

@@ -104,6 +104,8 @@ class Ranks:
                 self._outcomes[job.rank] = RankOutcome(job.rank, **json.loads(said))
             elif job not in living:
                 self._outcomes[job.rank] = RankOutcome(job.rank, "died")
+            elif _printed(job) > files.OUTPUT_LIMIT:  # the disk is not ours to fill
+                self._outcomes[job.rank] = RankOutcome(job.rank, "flooded")
 
     def _living(self) -> list[Job]:
         pairs = zip(self.jobs, self._processes, strict=True)
@@ -121,7 +123,7 @@ class Ranks:
         """How every rank ended, or where it is; asks the living for their stack."""
         for job in self.jobs:
             self._outcomes.setdefault(job.rank, RankOutcome(job.rank, "stopped"))
-        asked = [job for job in self._living() if self._outcomes[job.rank].kind == "stopped"]
+        asked = [job for job in self._living() if self._outcomes[job.rank].is_stopped]
         asked = [job for job in asked if (job.home / files.PID).exists()]
         for job in asked:
             with suppress(ProcessLookupError):
@@ -139,7 +141,7 @@ class Ranks:
         outcome.joined = self._joined or (job.home / files.READY).exists()
         stack = text_of(job.home / files.STACK)
         outcome.where = outcome.where or source_lines.of_dump(stack) or _last_seen(job)
-        if outcome.kind == "stopped":
+        if outcome.is_stopped:
             outcome.waits_in = source_lines.waiting_call(stack)
         if outcome.kind == "died":
             outcome.exitcode = self._processes[job.rank].exitcode
@@ -172,6 +174,12 @@ def _end_group(leader: int) -> None:
             os.kill(leader, 0)
         except ProcessLookupError:
             os.killpg(leader, signal.SIGKILL)
+
+
+def _printed(job: Job) -> int:
+    """The bytes that a rank has printed."""
+    paths = [job.home / name for name in (files.STDOUT, files.STDERR)]
+    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 def _last_seen(job: Job) -> source_lines.SourceLine | None:

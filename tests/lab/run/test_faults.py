@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import CannotTravel, RankFailed, RanksHung, launch
-from mgpu_tutorial.lab.run import errors, server
+from mgpu_tutorial.lab.run import errors, files, server
 from mgpu_tutorial.lab.run import ranks as running
 from tests.lab import ranks
 from tests.lab.run.conftest import after, noted, start
@@ -74,6 +74,12 @@ def test_a_rank_that_fails_is_named_with_its_line_and_the_others_with_theirs(
     lines, _ = fails(one_does, 3, deed, *words)
     assert lines[0] == f"rank 1 {says}"
     assert lines[1:] == [f"  rank {rank} was at HERE  dist.barrier()" for rank in (0, 2)]
+
+
+def test_a_rank_that_prints_without_end_is_stopped(monkeypatch):
+    monkeypatch.setattr(files, "OUTPUT_LIMIT", 9000)
+    lines, _ = fails(one_does, 2, lambda: [print("again") for _ in iter(int, 1)], timeout=20)
+    assert lines[0].startswith("rank 1 printed without end and was stopped, at HERE")
 
 
 def test_an_error_has_the_line_of_the_file_a_page_s_width_and_what_was_printed():
