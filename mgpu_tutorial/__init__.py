@@ -31,5 +31,8 @@ CHAPTERS = (
     "language_model",
 )
 
+# What chapters import slowly: the lab's fork server does it once for all ranks.
+PRELOAD = ("mgpu_tutorial.shared.vision",)  # torchvision: a quarter of a second a rank
+
 # First of all: in a notebook the lab's fork server then imports torch while we do.
 import mgpu_tutorial.lab  # noqa: E402, F401

@@ -64,7 +64,7 @@ def rooms_of(file):
     """The chapters, shared and lab: whatever below the package a file imports or names."""
     text = file.read_text("utf-8")
     text = re.sub(r"from mgpu_tutorial import (\w+)", r"mgpu_tutorial.\1", text)
-    return set(re.findall(r"\bmgpu_tutorial\.(\w+)", text))
+    return set(re.findall(r"\bmgpu_tutorial\.([a-z]\w*)", text))
 
 
 @pytest.mark.parametrize("room", ["lab", "shared", *CHAPTERS])
