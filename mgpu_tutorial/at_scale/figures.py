@@ -119,7 +119,7 @@ def plan_table(choices: Sequence[Choice]) -> Table:
         row += [f"{plan.micro_batch} × {plan.interleaving}", plan.recompute]
         row += [step.seconds, step.tflops, step.mfu, step.memory.total / 1e9]
         rows.append([*row, step.bottleneck])
-    columns = {"rank": "", "plan": "", "state": "", "micro × v": "", "recompute": ""}
+    columns = {"place": "", "plan": "", "state": "", "micro × v": "", "recompute": ""}
     columns |= {"s": ".2f", "TFLOP/s": ".0f", "MFU": ".0%", "GB": ".0f", "bottleneck": ""}
     return formatted(columns, rows)
 

@@ -35,7 +35,7 @@ def go_on(run: dict[str, Any], data: Digits, steps: int) -> None:
 
 
 def save_run(run: dict[str, Any]) -> dict[str, Any]:
-    """All that the next step depends on; like a file, it does not change with the run."""
+    """A copy of everything that the next step depends on."""
     saved = {name: run[name].state_dict() for name in ("model", "optimizer", "scheduler")}
     saved |= {"generator": torch.get_rng_state(), "step": run["step"]}
     return copy.deepcopy(saved)

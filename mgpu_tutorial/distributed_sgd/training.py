@@ -51,7 +51,7 @@ def train(
 def train_epoch(
     model: nn.Module, optimizer: Optimizer, data: Digits, epoch: int, batch: int
 ) -> torch.Tensor:
-    """One pass over the data; returns the sum of this rank's losses, and its samples."""
+    """One pass over the data; returns the sum of this rank's losses and its sample count."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shares = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
     seen = data.images.new_zeros(2)

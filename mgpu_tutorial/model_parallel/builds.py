@@ -43,14 +43,14 @@ def keeps_names(model_class: Callable) -> None:
 
 
 def computes_as_one(model_class: Callable) -> None:
-    """put out on the last device what the whole network puts out"""
+    """give the whole network's output on the last device"""
     _, _, output, wanted = _both(model_class, CUTS)
     expect(str(output.device), str(devices(4)[-1]), "the device of the output")
     expect(output.detach().cpu(), wanted.detach(), "the output", within=1e-9)
 
 
 def goes_back_as_one(model_class: Callable) -> None:
-    """leave the gradients of the whole network, each of 161"""
+    """leave all 161 gradients of the whole network"""
     split, whole, *outputs = _both(model_class, ["layer3.0"])
     for output in outputs:
         cross_entropy(output.cpu(), torch.arange(2)).backward()

@@ -69,21 +69,21 @@ def share_vocabulary(rank: int, world_size: int) -> float:
 
 
 def share_sequence(rank: int, world_size: int) -> torch.Tensor:
-    """A layer of attention on two ranks: four tokens in two slices, four heads."""
+    """A layer of attention on two ranks: four tokens in two parts, four heads."""
     tokens = torch.full((1, 2, 1), float(rank))
-    held = {"slice": ("0 1", "2 3")[rank]}
+    held = {"part": ("0 1", "2 3")[rank]}
     frame("Norm: each rank has two of the four tokens, and all their features.", held)
     whole, other = gathered(tokens), 1 - rank
     held["input"] = range(world_size)
-    says = "All-gather, in place of f: every rank has both slices."
-    frame(says, held, {"input": (other, "slice")})
+    says = "All-gather, in place of f: every rank has both parts."
+    frame(says, held, {"input": (other, "part")})
     held["heads"] = ("0 1", "2 3")[rank]
     frame("Attention: each rank computes its own heads, for all tokens.", held)
     held["product"] = [rank]
     frame("Its rows of the last matrix: a part of the sum, for all tokens.", held)
     mine = scattered_sum(whole)
     held["sum"] = range(world_size)
-    says = "Reduce-scatter, in place of g: the whole sum, but only for its own slice."
+    says = "Reduce-scatter, in place of g: the whole sum, but only for its own tokens."
     frame(says, held, {"sum": (other, "product")})
     return mine
 

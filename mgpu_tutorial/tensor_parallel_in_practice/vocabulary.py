@@ -25,7 +25,7 @@ def parallelize(model: SmallTransformer, group: Group = None) -> SmallTransforme
 
 
 def padded(whole: nn.Module, group: Group = None) -> nn.Module:
-    """An embedding or a head, with rows of zeros below: the ranks can share it evenly."""
+    """An embedding or a head with rows of zeros below, so that ranks can share it evenly."""
     missing = -len(whole.weight) % dist.get_world_size(group)
     whole.weight = nn.Parameter(pad(whole.weight.detach(), (0, 0, 0, missing)))
     return whole

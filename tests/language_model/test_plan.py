@@ -56,8 +56,7 @@ def train_twice(rank, world_size, words, first, file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
-    ["dp=1", "pp=4", "cp=4", "tp=2,pp=2,cp=2", "dp=2,tp=2,zero=1", "dp=2,pp=2,zero=1"],
+    "words", ["dp=1", "pp=4", "tp=2,pp=2,cp=2", "dp=2,tp=2,zero=1", "dp=2,pp=2,zero=1"]
 )
 def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
     first, file = str(tmp_path / "first.pt"), str(tmp_path / "run.pt")
