@@ -92,6 +92,8 @@ def renumber(notebooks: list[Path]) -> None:
     A link's text is changed where it begins with the number, or has it after an arrow.
     """
     new = {path.stem: f"{int(path.name[:2]) + 1:02d}{path.stem[2:]}" for path in notebooks}
+    # All at once, so that no name is changed twice.
+    named = re.compile(rf"(?<![\w(/])({'|'.join(new)})\b")
 
     def linked(link: re.Match) -> str:
         text, folder, stem = link.groups()
@@ -102,8 +104,7 @@ def renumber(notebooks: list[Path]) -> None:
     for path in (path for pattern in TEXTS for path in sorted(ROOT.glob(pattern))):
         old = path.read_text("utf-8")
         text = LINK.sub(linked, old)
-        for stem in sorted(new, reverse=True):  # else a name would be changed twice
-            text = re.sub(rf"(?<![\w(/]){stem}\b", new[stem], text)
+        text = named.sub(lambda found: new[found[0]], text)
         if text != old:
             path.write_text(text, "utf-8")
     for path in reversed(notebooks):

@@ -30,7 +30,9 @@ def run_two_nodes(folder: str, accident: str = "none", limit: float = 100.0) -> 
         return torchrun(
             *("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"),
-            *("--rdzv-conf", f"is_host={int(number == 0)}", "--rdzv-id", "run"),
+            *("--rdzv-id", "run"),
+            # A lost node is missed after three seconds.
+            *("--rdzv-conf", f"is_host={int(number == 0)},keep_alive_interval=1"),
             *("--local-addr", "127.0.0.1", "--log-dir", f"{folder}/log{number}{life}"),
             *("-m", "mgpu_tutorial.survival.elastic"),
             *("--folder", folder, "--accident", accident),
