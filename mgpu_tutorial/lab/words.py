@@ -1,4 +1,6 @@
-"""Numbers as people say them."""
+"""Numbers and lists as people say them."""
+
+from collections.abc import Sequence
 
 
 def bytes_text(nbytes: float) -> str:
@@ -8,3 +10,9 @@ def bytes_text(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"
         nbytes /= 1024
     raise AssertionError
+
+
+def in_a_row(things: Sequence[object]) -> str:
+    """Things as people list them: a, b and c."""
+    *first, last = map(str, things)
+    return f"{', '.join(first)} and {last}" if first else last

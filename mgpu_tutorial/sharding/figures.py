@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mgpu_tutorial.lab import Ledger, Table, film, frame, launch, span, timeline
+from mgpu_tutorial.lab.draw.drawing import FAINT, INK
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.traffic import ring_passes
+from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.sharding import zero3
 from mgpu_tutorial.sharding.blocks import Block, linked
 from mgpu_tutorial.sharding.stages import STAGES, Prepare, Prepared, zero_0
@@ -110,8 +113,28 @@ def distances_table() -> Table:
 # Film: what a rank holds at each stage
 
 
-def film_stages(rank: int, world_size: int, stages: list[int]) -> None:
+def film_with_curve(report: Report) -> Film:
+    """A film with a curve of the most bytes of any rank; each returns its own, by frame."""
+    shown, most = film(report), list(map(max, zip(*report.results, strict=True)))
+    for number, page in enumerate(shown.frames):
+        page.height += 64
+        left, right, bottom = 64, page.width - 90, page.height - 12
+        across = (right - left) / (len(most) - 1)
+        at = [(left + across * i, bottom - 38 * n / max(most)) for i, n in enumerate(most)]
+        page.line(left, bottom, right, bottom, FAINT, 1)
+        for before, after in pairwise(at):
+            page.line(*before, *after, INK, 2)
+        x, y = at[number]
+        page.box(x - 5, y - 5, 10, 10, INK, INK, 1)
+        page.label(8, bottom - 14, "bytes", 14, anchor="start")
+        text = bytes_text(most[number])
+        page.label(right + 10, bottom - 14, text, 14, INK, "start", "bold")
+    return shown
+
+
+def film_stages(rank: int, world_size: int, stages: list[int]) -> list[int]:
     """The second step of each stage: what this rank holds after backward, and at the end."""
+    in_all = []
     for stage in stages:
         prepared, seen = STAGES[stage](new_tower()), {}
         for step in range(2):
@@ -126,12 +149,14 @@ def film_stages(rank: int, world_size: int, stages: list[int]) -> None:
             whole = [held >= 4 * 132_352 for held in nbytes]
             bricks = [range(world_size) if is_whole else [rank] for is_whole in whole]
             says = f"ZeRO {stage}, {moment}: {sum(nbytes):,} bytes on a rank."
-            frame(says, dict(zip(PARTS, bricks, strict=True)), nbytes=sum(nbytes))
+            frame(says, dict(zip(PARTS, bricks, strict=True)))
+            in_all.append(sum(nbytes))
+    return in_all
 
 
 def stage_film(*stages: int) -> Film:
     """Launches four ranks that take steps at each of these stages; what they hold shrinks."""
-    return film(launch(film_stages, 4, stages, trace=True))
+    return film_with_curve(launch(film_stages, 4, stages, trace=True))
 
 
 # Stage 3: what is whole, and when
@@ -182,7 +207,10 @@ def gathered_table(*names: str) -> Table:
 
 
 class FilmedBlock(Block):
-    """Shows after each change what of each block a rank has; `row` has all blocks."""
+    """Shows after each change what of each block a rank has, and adds the bytes to `in_all`.
+
+    `row` has all blocks.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -196,8 +224,8 @@ class FilmedBlock(Block):
             own = "whole" if block.gradient is not None else []
             held[f"gradient {i}"] = own if block.shard.grad is None else "sum ½"
             tensors += block.shard, block.whole, block.gradient, block.shard.grad
-        nbytes = sum(t.nbytes for t in tensors if t is not None)
-        frame(says, held, nbytes=nbytes)
+        self.in_all.append(sum(t.nbytes for t in tensors if t is not None))
+        frame(says, held)
 
     def unshard(self) -> torch.Tensor:
         whole = super().unshard()
@@ -220,18 +248,21 @@ class FilmedBlock(Block):
         self.look(f"{self.name}, Gather.backward: {says}")
 
 
-def film_blocks(rank: int, world_size: int) -> None:
-    """One forward and backward of two blocks, a frame after each change."""
+def film_blocks(rank: int, world_size: int) -> list[int]:
+    """A forward and backward of two blocks: a frame after each change, and its bytes."""
+    in_all: list[int] = []
     tower = nn.Sequential(*map(FilmedBlock, new_tower()[:2]))
     for i, block in enumerate(tower):
         block.row, block.name = list(tower), f"Block {i}"  # a plain list is no submodule
+        block.in_all = in_all
     tower[0].look("Between steps each rank has its shard of every block.")
     loss_of(tower, 0, rank, world_size).backward()
+    return in_all
 
 
 def block_film() -> Film:
     """Launches two ranks, and shows which blocks are whole at each moment."""
-    return film(launch(film_blocks, 2, trace=True))
+    return film_with_curve(launch(film_blocks, 2, trace=True))
 
 
 # Prefetching

@@ -36,10 +36,8 @@ from mgpu_tutorial.lab.draw import sequence_chart
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing, animated
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import current
-from mgpu_tutorial.lab.words import bytes_text
 
-PART, BRICK, ROW, HEAD, LEFT, GAP = 17, 28, 46, 24, 64, 34  # pixels
-LINE, CURVE = 19, 64
+PART, BRICK, ROW, HEAD, LEFT, GAP, LINE = 17, 28, 46, 24, 64, 34, 19  # pixels
 Brick = tuple  # of the parts' numbers, or of a text and the rank whose colour it has
 
 
@@ -48,7 +46,6 @@ def frame(
     bricks: Mapping[str, Iterable[int] | str | tuple[str, int]],
     came: Mapping[str, tuple[int, str]] | None = None,
     step: int | None = None,
-    nbytes: int | None = None,
 ) -> None:
     """Note what this rank holds after a step, for the film.
 
@@ -56,19 +53,13 @@ def frame(
     has for each slot the ranks whose parts are in it, or a text in this rank's colour, or a
     text and the rank whose colour it has. `came` names the rank and the slot that a brick
     came from, where the two slots differ. Ranks that do different things number their steps,
-    from 0. `nbytes` is drawn as a curve under the bricks.
+    from 0.
     """
     held = {
         slot: list(brick) if not isinstance(brick, str) else [brick, None]
         for slot, brick in bricks.items()
     }
-    fields = {
-        "says": says,
-        "bricks": held,
-        "came": came or {},
-        "step": step,
-        "nbytes": nbytes,
-    }
+    fields = {"says": says, "bricks": held, "came": came or {}, "step": step}
     if recorder := current():
         recorder.end(recorder.begin("frame", note=json.dumps(fields)))
 
@@ -137,7 +128,6 @@ class Step:
     held: list[dict[str, Brick]] = field(default_factory=list)  # by rank
     moves: list[tuple[int, str, int, str]] = field(default_factory=list)
     lit: set[tuple[int, str]] = field(default_factory=set)
-    nbytes: list[int | None] = field(default_factory=list)
 
 
 def _steps(report: Report) -> list[Step]:
@@ -156,11 +146,11 @@ def _steps(report: Report) -> list[Step]:
                 since.add((rank, event.peer))
             elif event.kind == "collective":
                 since |= {(rank, other) for other in event.group if other != rank}
-    steps, before = [], Step(held=[{}] * report.world_size, nbytes=[None] * report.world_size)
+    steps, before = [], Step(held=[{}] * report.world_size)
     for number in sorted(noted):
         now = noted[number]
         says = next((f["says"] for _, f in sorted(now.items()) if f["says"]), "")
-        step = Step(says, [dict(h) for h in before.held], nbytes=list(before.nbytes))
+        step = Step(says, [dict(h) for h in before.held])
         for rank, fields in now.items():
             step.held[rank] = {
                 slot: (b[0], rank if b[1] is None else b[1])
@@ -169,7 +159,6 @@ def _steps(report: Report) -> list[Step]:
                 for slot, b in fields["bricks"].items()
                 if b
             }
-            step.nbytes[rank] = fields["nbytes"]
         if steps:
             _compare(before, step, now, sent[number])
         steps.append(step)
@@ -206,7 +195,7 @@ class _Frame:
     """One step on paper: a row a rank, a column a slot, the sentence above."""
 
     def __init__(self, steps: list[Step], number: int, slots: list[str], ranks: int) -> None:
-        self.steps, self.step, self.number = steps, steps[number], number
+        self.step, self.number = steps[number], number
         self.slots, self.ranks = slots, ranks
         bricks = [b for s in steps for held in s.held for b in held.values()]
         longest = max((len(b[0]) for b in bricks if isinstance(b[0], str)), default=0)
@@ -215,10 +204,9 @@ class _Frame:
         letters = int(self.width / 8.7)
         self.words = [textwrap.wrap(s.says, letters) for s in steps]
         self.top = LINE * max(map(len, self.words)) + 14 + HEAD
-        self.has_curve = any(n is not None for s in steps for n in s.nbytes)
 
     def draw(self) -> Drawing:
-        height = self.top + ROW * self.ranks + (CURVE if self.has_curve else 0) + 4
+        height = self.top + ROW * self.ranks + 4
         moved = self._said()
         alt = f"Step {self.number}. {self.step.says} {'; '.join(moved)}".strip()
         self.drawing = Drawing(self.width, height, self._text(moved), alt)
@@ -235,8 +223,6 @@ class _Frame:
             )
             for slot in self.slots:
                 self._brick(rank, slot)
-        if self.has_curve:
-            self._curve()
         return self.drawing
 
     def _corner(self, rank: int, slot: str) -> tuple[float, float]:
@@ -302,21 +288,6 @@ class _Frame:
             return
         y1, y2 = (y1 + BRICK, y2) if target > rank else (y1, y2 + BRICK)
         self.drawing.line(x1 + half, y1, x2 + half, y2, own, 2.2, arrow=True)
-
-    def _curve(self) -> None:
-        """The most bytes that any rank holds, step by step; a dot at this one."""
-        most = [max((n for n in s.nbytes if n is not None), default=0) for s in self.steps]
-        bottom, high = self.top + ROW * self.ranks + CURVE - 8, CURVE - 26
-        across = (self.width - LEFT - 90) / max(1, len(most) - 1)
-        at = [(LEFT + across * i, bottom - high * n / max(most)) for i, n in enumerate(most)]
-        self.drawing.line(LEFT, bottom, self.width - 90, bottom, FAINT, 1)
-        for (x1, y1), (x2, y2) in zip(at, at[1:], strict=False):
-            self.drawing.line(x1, y1, x2, y2, INK, 2)
-        x, y = at[self.number]
-        self.drawing.box(x - 5, y - 5, 10, 10, INK, INK, 1, radius=5)
-        self.drawing.label(8, bottom - 14, "bytes", 14, anchor="start")
-        text = bytes_text(most[self.number])
-        self.drawing.label(self.width - 80, bottom - 14, text, 14, INK, "start", "bold")
 
     def _said(self) -> list[str]:
         """The arrows in words: what goes from which ranks to which."""

@@ -11,6 +11,7 @@ from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.record.report import Report, printed_lines
 from mgpu_tutorial.lab.record.source_lines import SourceLine
 from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.words import in_a_row
 
 KEPT = 110  # characters kept of each end of a very long line
 SHOWN = (4, 2)  # lines of a long message: so many of its beginning, so many of its end
@@ -240,9 +241,7 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
 
 
 def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return f"rank{'s' * (len(ranks) > 1)} {in_a_row(ranks)}"
 
 
 def _whom(event: Event) -> str:
