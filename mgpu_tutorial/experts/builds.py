@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from mgpu_tutorial.experts.exchange import combine, dispatch
 from mgpu_tutorial.experts.layer import drawn
-from mgpu_tutorial.lab.teach.build import Builder, expect, join_together, launch
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 EXPERTS = 12  # for 1, 2, 3 and 4 ranks
 SHARES = {1: [6], 2: [5, 2], 3: [4, 0, 3], 4: [3, 1, 2, 4]}  # rows of each rank
@@ -26,7 +26,6 @@ def sends(
     rank: int, world_size: int, dispatch: Callable, only: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The rows that arrive here, in the order of their names, and their experts."""
-    join_together()
     gone = dispatch(*rows_of(rank, world_size, only), EXPERTS)
     if gone is None:
         return None
@@ -70,7 +69,6 @@ def bears_crowds(dispatch: Callable) -> None:
 
 def returns(rank: int, world_size: int, dispatch: Callable, combine: Callable) -> list | None:
     """Each token's two rows go to experts that answer a row times their number + 1."""
-    join_together()
     count = SHARES[world_size][rank]
     x, weights = drawn(rank, count, 3).requires_grad_(), drawn(9 + rank, count, 2)
     _, which = rows_of(rank, world_size)

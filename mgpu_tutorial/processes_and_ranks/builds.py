@@ -3,13 +3,28 @@
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.teach.build import Builder, expect, join_together, launch
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.processes_and_ranks.hello import hello
 from mgpu_tutorial.processes_and_ranks.meeting import free_port
+
+
+def join_together() -> None:
+    """Let a rank's `init_process_group` return when it has for all: none leaves too early.
+
+    A rank that has nothing to say leaves while others still connect, and they would raise.
+    """
+    init = dist.init_process_group
+
+    def join(*given: Any, **more: Any) -> None:
+        init(*given, **more)
+        dist.barrier()
+
+    dist.init_process_group = join
 
 
 def started(rank: int, world_size: int, port: int, script: Callable) -> bool:

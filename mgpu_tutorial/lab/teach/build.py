@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from mgpu_tutorial.lab.run.errors import LaunchError, outcome_of
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
 from mgpu_tutorial.lab.teach import mine, solution
 from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, page_of, plate
+from mgpu_tutorial.lab.words import in_a_row
 
 Behaviour = Callable[[Callable], None]
 BLANK = "a `...` is left to fill in"
@@ -30,20 +30,6 @@ ITSELF = "get the function itself, build(name), with no quotes or brackets aroun
 WORDS = {True: "yes", False: "no", None: "not tried"}
 
 launch = functools.partial(launch_ranks, timeout=10)  # a build that hangs says so soon
-
-
-def join_together() -> None:
-    """Let a rank's `init_process_group` return when it has for all: none leaves too early.
-
-    A rank that has nothing to say leaves while others still connect, and they would raise.
-    """
-    init = dist.init_process_group
-
-    def join(*given: Any, **more: Any) -> None:
-        init(*given, **more)
-        dist.barrier()
-
-    dist.init_process_group = join
 
 
 def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
@@ -209,17 +195,15 @@ class Outcome(NamedTuple):
     def _last(self) -> str:
         said = []
         if self.lent:
-            said.append(f"Tried with our {_and(self.lent)}.")
+            said.append(f"Tried with our {in_a_row(self.lent)}.")
         if self.is_kept:
             verb = "is" if len(self.names) == 1 else "are"
-            said.append(f"{_and(self.names)} {verb} now in {mine.FILE.name}.")
+            said.append(f"{in_a_row(self.names)} {verb} now in {mine.FILE.name}.")
         return " ".join(said)
 
     def __repr__(self) -> str:
-        is_right = all(row.holds for row in self.rows)
-        lines = [
-            f"correct: {_and(self.names)}" if is_right else f"not yet: {_and(self.names)}"
-        ]
+        word = "correct" if all(row.holds for row in self.rows) else "not yet"
+        lines = [f"{word}: {in_a_row(self.names)}"]
         for row in self.rows:
             seen = f": {row.seen}" if row.seen else ""
             lines.append(f"  must {row.must}: {WORDS[row.holds]}{seen}")
@@ -232,14 +216,10 @@ class Outcome(NamedTuple):
             None: plate("not tried", OPEN),
         }
         style = 'style="text-align:left;vertical-align:top;padding:3px 8px"'
-        names = _and([f"<code>{html.escape(name)}</code>" for name in self.names])
+        names = in_a_row([f"<code>{html.escape(name)}</code>" for name in self.names])
         body = f"<tr><th {style}>{names} must</th><th {style}></th></tr>"
         for row in self.rows:
             must, seen = html.escape(row.must), page_of(plates[row.holds], row.seen)
             body += f"<tr><td {style}>{must}</td><td {style}>{seen}</td></tr>"
         last = f"<p>{html.escape(self._last)}</p>" if self._last else ""
         return f'{MARK}<div style="overflow-x:auto"><table>{body}</table></div>{last}</div>'
-
-
-def _and(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
