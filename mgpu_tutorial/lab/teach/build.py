@@ -20,7 +20,7 @@ import torch
 from mgpu_tutorial.lab.run.errors import LaunchError, outcome_of
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
 from mgpu_tutorial.lab.teach import mine, solution
-from mgpu_tutorial.lab.teach.verdict import MARK, OPEN, RIGHT, WRONG, page_of, plate
+from mgpu_tutorial.lab.teach.verdict import MARK, page_of
 from mgpu_tutorial.lab.words import in_a_row
 
 Behaviour = Callable[[Callable], None]
@@ -210,16 +210,12 @@ class Outcome(NamedTuple):
         return "\n".join([*lines, self._last]).rstrip()
 
     def _repr_html_(self) -> str:
-        plates = {
-            True: plate("✓ yes", RIGHT),
-            False: plate("✗ no", WRONG),
-            None: plate("not tried", OPEN),
-        }
         style = 'style="text-align:left;vertical-align:top;padding:3px 8px"'
         names = in_a_row([f"<code>{html.escape(name)}</code>" for name in self.names])
         body = f"<tr><th {style}>{names} must</th><th {style}></th></tr>"
         for row in self.rows:
-            must, seen = html.escape(row.must), page_of(plates[row.holds], row.seen)
+            must = html.escape(row.must)
+            seen = page_of(WORDS[row.holds], row.holds, row.seen)
             body += f"<tr><td {style}>{must}</td><td {style}>{seen}</td></tr>"
         last = f"<p>{html.escape(self._last)}</p>" if self._last else ""
         return f'{MARK}<div style="overflow-x:auto"><table>{body}</table></div>{last}</div>'

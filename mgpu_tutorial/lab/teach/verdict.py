@@ -7,21 +7,22 @@ import html
 from dataclasses import dataclass
 
 RIGHT, WRONG, OPEN = "#1b6e3c", "#b00020", "#595959"  # white stands out from each
+PLATES = {True: ("✓ ", RIGHT), False: ("✗ ", WRONG), None: ("", OPEN)}
 PRE = "margin:2px 0;white-space:pre-wrap;word-break:normal"
 MARK = ' \n<div class="verdict">'  # of a folded output the lab shows the first line, as text
 
 
-def plate(word: str, background: str) -> str:
-    """A word (as HTML already) in white on its colour."""
+def page_of(word: str, is_right: bool | None, reason: str) -> str:
+    """HTML: the word on its plate, and beside it the reason, whose further lines stand below.
+
+    `is_right` is None where nothing was judged.
+    """
+    mark, background = PLATES[is_right]
     style = f"background:{background};color:#ffffff;font-weight:bold"
-    return f'<span style="{style};padding:1px 8px;border-radius:4px">{word}</span>'
-
-
-def page_of(label: str, reason: str) -> str:
-    """A plate with what is said beside it; further lines stand below as they are."""
+    page = f'<span style="{style};padding:1px 8px;border-radius:4px">{mark}{word}</span>'
     first, _, rest = reason.partition("\n")
     said = f" {html.escape(first)}" if first else ""
-    return label + said + (f'<pre style="{PRE}">{html.escape(rest)}</pre>' if rest else "")
+    return page + said + (f'<pre style="{PRE}">{html.escape(rest)}</pre>' if rest else "")
 
 
 @dataclass
@@ -41,9 +42,7 @@ class Verdict:
         return f"{said}\nhint: {self.hint}" if self.hint else said
 
     def _repr_html_(self) -> str:
-        marks = {True: ("✓ ", RIGHT), False: ("✗ ", WRONG), None: ("", OPEN)}
-        mark, background = marks[self.is_right]
-        body = page_of(plate(mark + self.word, background), self.reason)
+        body = page_of(self.word, self.is_right, self.reason)
         if self.hint:
             body += f"<br><i>hint: {html.escape(self.hint)}</i>"
         return f"{MARK}{body}</div>"
