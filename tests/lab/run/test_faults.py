@@ -192,6 +192,7 @@ class Slow:
         return time.sleep, (self.seconds,)  # where it is loaded, so before its rank joins
 
 
+@pytest.mark.slow
 def test_ranks_that_never_join_are_shown(monkeypatch):
     monkeypatch.setattr(running, "JOIN_LIMIT", 1.5)
     lines, _ = fails(one_does, 2, Slow(60), kind=RanksHung)
@@ -199,6 +200,7 @@ def test_ranks_that_never_join_are_shown(monkeypatch):
     assert lines[1] == "  rank 0 had not joined, and was at no line of the worker yet"
 
 
+@pytest.mark.slow
 def test_the_timeout_begins_when_all_have_joined():
     """And not 1.5 s before: then the work of 0.3 s would come too late."""
     assert launch(lambda *_: time.sleep(0.3), 2, Slow(1.5), timeout=1.5)
