@@ -50,5 +50,6 @@ def shortest_step(report: Report) -> Report:
 
 def payload(report: Report, name: str) -> int:
     """The bytes that rank 0 handed to collectives inside its span `name`."""
-    events = events_of(report, name)
-    return sum(e.nbytes for e in events if e.rank == 0 and e.kind == "collective")
+    mine = [event for event in report.events if event.rank == 0]
+    (span,) = [e for e in mine if e.kind == "span" and e.note == name]
+    return sum(e.nbytes for e in mine if e.kind == "collective" and _is_inside(e, span))

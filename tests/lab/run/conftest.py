@@ -17,6 +17,13 @@ from mgpu_tutorial.lab import launch
 from tests.lab.ranks import total
 
 
+@pytest.fixture
+def tmp_path():
+    """A folder with a short name: sockets stand in it, whose paths have 107 bytes at most."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short:
+        yield Path(short).resolve()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def warm():
     launch(total, 2)

@@ -28,7 +28,7 @@ mgpu_tutorial.lab.launch(ranks.sleeper, 2, marker={marker!r})
 def kernel(tmp_path, monkeypatch):
     """A manager and a client of a kernel, and the two ranks that sleep in it."""
     monkeypatch.setattr(tempfile, "tempdir", None)
-    with tempfile.TemporaryDirectory() as short:  # sockets have paths of 107 bytes at most
+    with tempfile.TemporaryDirectory() as short:  # where only the kernel writes
         monkeypatch.setenv("TMPDIR", short)
         manager, client = start_new_kernel(kernel_name="python3")
         code = SLEEP.format(here=str(Path(__file__).parents[3]), marker=str(tmp_path / "pid"))
