@@ -1,5 +1,6 @@
 """What the reader's `hello` must do, tried with the variables that torchrun would set."""
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -9,15 +10,16 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
-from mgpu_tutorial.processes_and_ranks.hello import hello
-from mgpu_tutorial.processes_and_ranks.meeting import free_port
+from mgpu_tutorial.processes_and_ranks.meeting import free_port, hello
 
 
-def join_together() -> None:
-    """Let a rank's `init_process_group` return when it has for all: none leaves too early.
+def started(rank: int, world_size: int, port: int, script: Callable) -> bool:
+    """One rank of a script; returns whether it is still in its group at the end.
 
-    A rank that has nothing to say leaves while others still connect, and they would raise.
+    `init_process_group` returns when it has for all: else a rank that has nothing to say
+    leaves while others still connect, and they raise.
     """
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     init = dist.init_process_group
 
     def join(*given: Any, **more: Any) -> None:
@@ -25,16 +27,11 @@ def join_together() -> None:
         dist.barrier()
 
     dist.init_process_group = join
-
-
-def started(rank: int, world_size: int, port: int, script: Callable) -> bool:
-    """One rank of a script; returns whether it is still in its group at the end."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    join_together()
     script()
     return dist.is_initialized()
 
 
+@functools.cache
 def _run(script: Callable, world_size: int) -> Report:
     port = free_port()
     return launch(started, world_size, port, script, backend="none", device="cpu")

@@ -1,4 +1,4 @@
-"""The ranks say who they are and meet: by four variables, in a file, or in vain."""
+"""The ranks say who they are and meet: in a script, by four variables, by a file, in vain."""
 
 import os
 import socket
@@ -15,6 +15,16 @@ def who_am_i(rank: int, world_size: int) -> None:
     print(f"local rank {os.environ['LOCAL_RANK']}")
     print(f"backend {dist.get_backend()}")
     print(f"device {torch.get_default_device()}")
+
+
+def hello() -> None:
+    """A whole script for torchrun: meet the others, add up the ranks of all, and leave."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    print(f"rank {rank} of {world_size}, all ranks add up to {total.item()}")
+    dist.destroy_process_group()
 
 
 def by_environment(rank: int, world_size: int, port: int) -> float:
