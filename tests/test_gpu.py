@@ -12,7 +12,6 @@ from benchmarks import comparison
 from mgpu_tutorial import data_partitioning
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.comparison import training
-from mgpu_tutorial.data_parallel.experiments import PixelNet
 from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.lab import Ledger, devices, launch
@@ -72,7 +71,10 @@ def test_arguments_and_results_on_the_gpu_travel_and_arrive_on_the_cpu(tmp_path)
 def test_two_steps_are_those_of_pytorchs_data_parallel(monkeypatch, count):
     monkeypatch.delenv("MGPU_DEVICE", raising=False)
     several = devices(count)
-    ours = DataParallel(PixelNet(hidden=4).to(several[0]), several)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 20, 1)
+    )
+    ours = DataParallel(net.to(several[0]), several)
     theirs = nn.DataParallel(copy.deepcopy(ours.module), [d.index for d in several])
     images = torch.randn(2, 10, 3, 8, 8).to(several[0])
     labels = torch.randint(20, (10, 8, 8)).to(several[0])

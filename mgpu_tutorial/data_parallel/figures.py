@@ -1,17 +1,17 @@
 """Apparatus, not the lesson: where things are after each step, bytes, one step's results."""
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.data_parallel.experiments import WithLoss
 from mgpu_tutorial.data_parallel.wrapper import (
     DataParallel,
     Devices,
+    WithLoss,
     gather,
     parallel_apply,
     replicate,
@@ -27,53 +27,52 @@ from mgpu_tutorial.lab.measure import largest_difference
 COLUMN, BOX, TOP = 196, 30, 74  # pixels: width, height, and where the first box begins
 Thing = torch.Tensor | nn.Module
 Things = Mapping[str, Thing | Sequence[Thing]]
+Item = tuple[str, str, str]  # a name, a device, and a shape or a count of numbers
 
 
 def eight_steps(
-    module: nn.Module,
+    module: nn.Linear,
     optimizer: torch.optim.Optimizer,
     images: torch.Tensor,
     labels: torch.Tensor,
     devices: Devices,
 ) -> list[tuple[str, Things]]:
-    """Take a training step of `DataParallel` in its eight parts.
+    """Take a training step of `DataParallel` in its eight parts, with a layer without bias.
 
     Returns the title of each part, and by name what there is after it; the first entry is
     before the step.
     """
-    there: dict[str, Any] = {"batch": images, "labels": labels, "module": module}
-    steps = [("0. before", dict(there))]
-
-    def note_step(title: str, gone: Sequence[str] = (), **new: Any) -> None:
-        for name in gone:
-            del there[name]
-        there.update(new)
-        steps.append((title, dict(there)))
-
     optimizer.zero_grad()
     pieces = scatter(images, devices)
-    note_step("1. scatter: the batch is cut", piece=pieces)
     replicas = replicate(module, devices[: len(pieces)])
-    note_step("2. replicate: the module is copied", replica=replicas)
-    copies = [p for replica in replicas for p in replica.parameters() if p.requires_grad]
-    for parameter in copies:
-        parameter.retain_grad()  # PyTorch keeps only the module's
+    for replica in replicas:
+        replica.weight.retain_grad()  # PyTorch keeps only the module's
     outputs = parallel_apply(replicas, [(piece,) for piece in pieces])
-    note_step("3. parallel_apply: forward in threads", output=outputs)
     output = gather(outputs, devices[0])
-    gone = ["output"]
-    note_step("4. gather: all outputs to the first device", gone, gathered=output)
     copied = labels.to(devices[0])
     loss = cross_entropy(output, copied)
-    note_step("5. loss, on the first device", **{"labels, copied": copied}, loss=loss)
     loss.backward()
-    gone = ["piece", "gathered", "labels, copied", "loss"]
-    gradients = [parameter.grad for parameter in copies]
-    note_step("6. backward: a gradient for each replica", gone, gradient=gradients)
-    gradients = [p.grad for p in module.parameters() if p.requires_grad]
-    note_step("7. the gradients add up on the module", ["replica"], gradient=gradients)
+    gradients = [replica.weight.grad for replica in replicas]
     optimizer.step()
-    note_step("8. update: only the module", module=module)
+    gone = dict.fromkeys(["piece", "gathered", "labels, copied", "loss"])
+    changes = {
+        "0. before": {"batch": images, "labels": labels, "module": module},
+        "1. scatter: the batch is cut": {"piece": pieces},
+        "2. replicate: the module is copied": {"replica": replicas},
+        "3. parallel_apply: forward in threads": {"output": outputs},
+        "4. gather: all outputs to the first device": {"output": None, "gathered": output},
+        "5. loss, on the first device": {"labels, copied": copied, "loss": loss},
+        "6. backward: a gradient for each replica": gone | {"gradient": gradients},
+        "7. the gradients add up on the module": {
+            "replica": None,
+            "gradient": module.weight.grad,
+        },
+        "8. update: only the module": {},
+    }
+    there, steps = {}, []
+    for title, changed in changes.items():
+        there |= changed
+        steps.append((title, {name: th for name, th in there.items() if th is not None}))
     return steps
 
 
@@ -99,29 +98,22 @@ def memory_of_step(
     return ledger
 
 
-def one_step(
-    net: nn.Module, images: torch.Tensor, labels: torch.Tensor, devices: Devices
-) -> dict[str, list[torch.Tensor]]:
-    """Forward, loss and backward of a copy of `net` on the devices; returns CPU tensors."""
-    net = copy.deepcopy(net).to(devices[0])
-    output = DataParallel(net, devices)(images)
-    cross_entropy(output, labels.to(devices[0])).backward()
-    gradients = [parameter.grad.cpu() for parameter in net.parameters()]
-    return {"outputs": [output.detach().cpu()], "gradients": gradients}
-
-
 def four_and_one(
     net: nn.Module, images: torch.Tensor, labels: torch.Tensor, devices: Devices
 ) -> str:
     """How far a step on all devices is from one on the first, beside the largest number."""
-    one, several = (one_step(net, images, labels, on) for on in (devices[:1], devices))
+    found = []
+    for on in (devices[:1], devices):
+        copied = copy.deepcopy(net).to(devices[0])
+        output = DataParallel(copied, on)(images)
+        cross_entropy(output, labels.to(devices[0])).backward()
+        found.append([[output.detach().cpu()], [p.grad.cpu() for p in copied.parameters()]])
     words = []
-    for key, expected in one.items():
-        share = largest_difference(several[key], expected) / max(
-            float(tensor.abs().max()) for tensor in expected
-        )
+    for name, one, several in zip(("outputs", "gradients"), *found, strict=True):
+        largest = max(float(tensor.abs().max()) for tensor in one)
+        share = largest_difference(several, one) / largest
         words.append(
-            f"{key} differ by {'less than 0.001%' if share < 1e-5 else f'{share:.0%}'}"
+            f"{name} differ by {'less than 0.001%' if share < 1e-5 else f'{share:.0%}'}"
         )
     return ", ".join(words)
 
@@ -129,26 +121,15 @@ def four_and_one(
 # What lies on which device: a column per device, a box per tensor
 
 
-class Item(NamedTuple):
-    """A tensor or a module: its name, where it is, and its shape or its count of numbers."""
-
-    name: str
-    device: str
-    shape: str
-
-
 def placement(steps: Sequence[tuple[str, Things]]) -> Film:
     """Make a frame of each step: its title, and all that is there after it.
 
     What is new has a thick border, what was there before a thin one.
     """
-    frames = [(title, items_of(things)) for title, things in steps]
-    devices = sorted({item.device for _, items in frames for item in items})
-    most = max(
-        sum(item.device == device for item in items)
-        for _, items in frames
-        for device in devices
-    )
+    frames = [(title, _items_of(things)) for title, things in steps]
+    on = [Counter(device for _, device, _ in items) for _, items in frames]
+    devices = sorted(set().union(*on))
+    most = max(max(count.values()) for count in on)
     drawings, old = [], []
     for title, items in frames:
         drawings.append(_frame(title, items, old, devices, most))
@@ -156,63 +137,47 @@ def placement(steps: Sequence[tuple[str, Things]]) -> Film:
     return Film(drawings)
 
 
-def items_of(things: Things) -> list[Item]:
-    """A row for each tensor or module; several of one name are numbered: "piece 0", …."""
-    items, memories = [], set()
+def _items_of(things: Things) -> list[Item]:
+    """An item for each tensor or module; those of a list are numbered: "piece 0", …."""
+    named = {}
     for name, value in things.items():
-        if isinstance(value, list | tuple) and len(value) > 1:
-            items += [
-                Item(f"{name} {i}", *_where(thing, memories)) for i, thing in enumerate(value)
-            ]
-        elif isinstance(value, list | tuple):
-            items += [Item(name, *_where(thing, memories)) for thing in value]
-        else:
-            items.append(Item(name, *_where(value, memories)))
+        several = enumerate(value) if isinstance(value, list) else []
+        named |= {f"{name} {i}": thing for i, thing in several} or {name: value}
+    items, memories = [], set()
+    for name, thing in named.items():
+        shape = "×".join(map(str, getattr(thing, "shape", ()))) or "scalar"
+        if isinstance(thing, nn.Module):  # in the memory of an earlier one it is a view
+            memory = next(thing.parameters()).data_ptr()
+            count = f"{sum(p.numel() for p in thing.parameters()):,} numbers"
+            shape = "a view" if memory in memories else count
+            memories.add(memory)
+        items.append((name, str(device_of(thing)), shape))
     return items
-
-
-def _where(thing: Thing, memories: set[int]) -> tuple[str, str]:
-    """The device and the shape; a module in the memory of an earlier one is a view."""
-    if isinstance(thing, nn.Module):
-        memory = next(thing.parameters()).data_ptr()
-        count = f"{sum(p.numel() for p in thing.parameters()):,} numbers"
-        shape = "a view" if memory in memories else count
-        memories.add(memory)
-    else:
-        shape = "×".join(map(str, thing.shape)) or "scalar"
-    return str(device_of(thing)), shape
 
 
 def _frame(
     title: str, items: list[Item], old: list[Item], devices: list[str], most: int
 ) -> Drawing:
+    lines = [title]
+    for device in devices:
+        words = [
+            f"{'' if item in old else '+ '}{item[0]} {item[2]}"
+            for item in items
+            if item[1] == device
+        ]
+        lines.append(f"  {device}: {', '.join(words) or 'nothing'}")
     height = TOP + (BOX + 8) * most + 8
-    text = _text(title, items, old, devices)
-    drawing = Drawing(COLUMN * len(devices) + 20, height, text, title)
+    drawing = Drawing(COLUMN * len(devices) + 20, height, "\n".join(lines), title)
     drawing.label(14, 24, title, 15, anchor="start", weight="bold")
     for i, device in enumerate(devices):
         x = 12 + COLUMN * i
         drawing.box(x, 36, COLUMN - 10, height - 40, FAINT, "#ffffff", 1)
         drawing.label(x + 10, 58, device, 14, tone_of(device).text, "start", "bold")
-        for row, item in enumerate(item for item in items if item.device == device):
-            _box(drawing, x, TOP + (BOX + 8) * row, item, item not in old)
+        for row, item in enumerate(item for item in items if item[1] == device):
+            y, is_new = TOP + (BOX + 8) * row, item not in old
+            border = (INK, "#ffffff", 2.4) if is_new else (FAINT, "#f2f2f2", 1)
+            drawing.box(x + 6, y, COLUMN - 22, BOX, *border)
+            weight = "bold" if is_new else "normal"
+            drawing.label(x + 14, y + 20, item[0], 14, INK, "start", weight)
+            drawing.label(x + COLUMN - 22, y + 20, item[2], 14, INK, "end")
     return drawing
-
-
-def _box(drawing: Drawing, x: float, y: float, item: Item, new: bool) -> None:
-    if new:
-        drawing.box(x + 6, y, COLUMN - 22, BOX, INK, "#ffffff", 2.4)
-    else:
-        drawing.box(x + 6, y, COLUMN - 22, BOX, FAINT, "#f2f2f2", 1)
-    weight = "bold" if new else "normal"
-    drawing.label(x + 14, y + 20, item.name, 14, INK, "start", weight)
-    drawing.label(x + COLUMN - 22, y + 20, item.shape, 14, INK, "end")
-
-
-def _text(title: str, items: list[Item], old: list[Item], devices: list[str]) -> str:
-    lines = [title]
-    for device in devices:
-        here = [item for item in items if item.device == device]
-        words = [f"{'' if i in old else '+ '}{i.name} {i.shape}" for i in here]
-        lines.append(f"  {device}: {', '.join(words) or 'nothing'}")
-    return "\n".join(lines)

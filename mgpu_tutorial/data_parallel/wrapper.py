@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import place
 
@@ -67,3 +68,14 @@ class DataParallel(nn.Module):
             return self.module(*pieces[0])
         replicas = replicate(self.module, self.devices[: len(pieces)])
         return gather(parallel_apply(replicas, pieces), self.devices[0])
+
+
+class WithLoss(nn.Module):
+    """Computes the loss where the outputs are: every replica returns one number."""
+
+    def __init__(self, module: nn.Module, reduction: str = "mean") -> None:
+        super().__init__()
+        self.module, self.reduction = module, reduction
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(self.module(images), labels, reduction=self.reduction)

@@ -38,7 +38,7 @@ SYNC = [
         LOCAL,
         VARIANCE,
         "variance = channels.var(1).view(-1, 1, 1)",
-        "one rank: the variance",
+        "rank 0 of 1: the variance",
     ),
     (CALL, LOCAL, "rank 0 of 2: the variance of each channel: ["),
     ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "rank 0 of 3: the variance"),

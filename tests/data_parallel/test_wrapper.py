@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.data_parallel import experiments, wrapper
+from mgpu_tutorial.data_parallel import wrapper
 from mgpu_tutorial.lab import devices
 
 
@@ -23,9 +23,10 @@ def batch(count=24, side=8):
     return images * torch.linspace(1, 4, count).view(-1, 1, 1, 1), labels
 
 
-def pixel_net():
+def pixel_net(norm=False):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 20, 1))
+    middle = nn.BatchNorm2d(4) if norm else nn.ReLU()
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), middle, nn.Conv2d(4, 20, 1))
 
 
 def doubles(seen):
@@ -58,17 +59,16 @@ def test_each_device_gets_a_piece_in_order_and_as_many_as_chunk_says(samples, co
 
 
 def test_replicas_are_on_their_devices_and_the_first_shares_memory(d):
-    net = experiments.PixelNet(hidden=4).to(d[0])
-    net.eval()
+    net = pixel_net(norm=True).to(d[0]).eval()
     replicas = wrapper.replicate(net, d)
     for r, replica in enumerate(replicas):
         tensors = [*replica.parameters(), *replica.buffers()]
         assert {t.device for t in tensors} == {d[r]} and len(tensors) == 9
-        for name in ("conv.weight", "norm.running_mean"):
+        for name in ("0.weight", "1.running_mean"):
             found, original = (m.state_dict(keep_vars=True)[name] for m in (replica, net))
             assert (found.data_ptr() == original.data_ptr()) == (r == 0)
-        assert not replica.conv.weight.is_leaf and not replica.norm.training
-    assert isinstance(net.conv.weight, nn.Parameter) and net.conv.weight.is_leaf
+        assert not replica[0].weight.is_leaf and not replica[1].training
+    assert isinstance(net[0].weight, nn.Parameter) and net[0].weight.is_leaf
 
 
 def test_tied_and_frozen_parameters_stay_so_and_hooks_are_inherited(d):
@@ -140,12 +140,11 @@ def test_a_step_on_several_devices_is_a_plain_step(count, samples):
 
 
 def test_batch_norm_normalises_by_the_piece_and_keeps_the_first_ones_statistics(d):
-    torch.manual_seed(0)
-    net, (images, _) = experiments.PixelNet(hidden=4), batch()
+    net, (images, _) = pixel_net(norm=True), batch()
     alone = [copy.deepcopy(net) for _ in d]
     output = wrapper.DataParallel(net.to(d[0]), d)(images)
     pieces = [plain(piece) for plain, piece in zip(alone, images.chunk(4), strict=True)]
     torch.testing.assert_close(output.cpu(), torch.cat(pieces))
     for name in ("running_mean", "running_var", "num_batches_tracked"):
-        found, expected = getattr(net.norm, name).cpu(), getattr(alone[0].norm, name)
+        found, expected = getattr(net[1], name).cpu(), getattr(alone[0][1], name)
         torch.testing.assert_close(found, expected)
