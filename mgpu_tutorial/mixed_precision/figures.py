@@ -1,4 +1,4 @@
-"""Apparatus: the dtypes of layers, where gradients lie in float16, the steps of two ranks."""
+"""Apparatus: where gradients lie in the range of float16, and the steps of two ranks."""
 
 import math
 from collections.abc import Mapping
@@ -15,9 +15,14 @@ from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.data import digits
 
 LIMITS = torch.finfo(torch.float16)
-NORMAL = math.log2(LIMITS.smallest_normal)  # below 2^-14 a number has fewer bits
-ZERO = math.log2(LIMITS.smallest_normal * LIMITS.eps) - 1  # to 2^-25 it is rounded to 0
-INFINITE = math.log2(LIMITS.max)  # above 2^16 it is infinite
+LEAST, MOST = -42, 18.5  # powers of two in the picture
+# where float16 ends: from -25 down it has 0, below -14 fewer bits, from 16 up infinity
+PARTS = {
+    (LEAST, -25): "rounded to 0",
+    (-25, -14): "subnormal: fewer bits",
+    (-14, 16): "normal: 11 bits each",
+    (16, MOST): "∞",
+}
 
 
 def gradients_behind_conv1(batch: int = 600) -> torch.Tensor:
@@ -33,13 +38,9 @@ def gradients_behind_conv1(batch: int = 600) -> torch.Tensor:
 def shares_in_float16(gradients: torch.Tensor) -> tuple[float, float, float, float]:
     """The shares that become 0, subnormal, normal and infinite when stored in float16."""
     stored = gradients.half().abs()
-    parts = [
-        stored == 0,
-        (stored > 0) & (stored < LIMITS.smallest_normal),
-        (stored >= LIMITS.smallest_normal) & stored.isfinite(),
-        stored.isinf(),
-    ]
-    return tuple(part.float().mean().item() for part in parts)
+    ends = stored == 0, stored < LIMITS.smallest_normal, stored <= LIMITS.max
+    zero, low, finite = (end.float().mean().item() for end in ends)
+    return zero, low - zero, finite - low, 1 - finite
 
 
 def gradient_picture(rows: Mapping[str, torch.Tensor]) -> Plot:
@@ -48,24 +49,16 @@ def gradient_picture(rows: Mapping[str, torch.Tensor]) -> Plot:
 
     figure = Figure(figsize=(9, 1.3 + 1.1 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
-    edges = range(-42, 19)
     for axes, (name, gradients), colour in zip(grid, rows.items(), COLOURS, strict=False):
-        axes.axvspan(-42, ZERO, color="0.8", lw=0)
-        axes.axvspan(ZERO, NORMAL, facecolor="0.93", edgecolor="0.75", hatch="//", lw=0)
-        axes.hist(gradients.abs().log2().tolist(), edges, color=colour, edgecolor=INK, lw=0.5)
-        axes.axvspan(INFINITE, 18.5, color="0.8", lw=0)
-        axes.set(yticks=[], xlim=(-42, 18.5))
+        for (begin, end), shade in zip(PARTS, ("0.8", "0.92", "white", "0.8"), strict=True):
+            axes.axvspan(begin, end, color=shade, lw=0)
+        powers = gradients.abs().log2().tolist()
+        axes.hist(powers, range(LEAST, 19), color=colour, edgecolor=INK, lw=0.5)
+        axes.set(yticks=[], xlim=(LEAST, MOST))
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)
         axes.spines[["top", "right", "left"]].set_visible(False)
-    words = {
-        -33.5: "rounded to 0",
-        -19.5: "subnormal: fewer bits",
-        1: "normal: 11 bits each",
-        17.2: "∞",
-    }
-    place = grid[0].get_xaxis_transform()
-    for x, text in words.items():
-        grid[0].text(x, 1.04, text, transform=place, ha="center", fontsize=11)
+    for place, text in PARTS.items():
+        grid[0].text(sum(place) / 2, grid[0].get_ylim()[1], text, ha="center", va="bottom")
     ticks = range(-40, 17, 8)
     grid[-1].set_xticks(ticks, [f"$2^{{{power}}}$" for power in ticks])
     grid[-1].set_xlabel("size of a gradient")

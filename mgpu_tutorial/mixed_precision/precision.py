@@ -22,8 +22,6 @@ from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.shared.data import Digits, digits
 
-# One rank: a scaler step by step
-
 
 def train_in_float16(
     data: Digits, steps: range, saved: dict | None = None, **settings: float
@@ -38,7 +36,7 @@ def train_in_float16(
     for name, state in (saved or {}).items():
         parts[name].load_state_dict(state)
     for step in steps:
-        mine = slice(100 * step, 100 * step + 100)
+        mine = slice(30 * step, 30 * step + 30)
         with torch.autocast("cpu", torch.float16):
             loss = nll_loss(model(data.images[mine]), data.labels[mine])
         optimizer.zero_grad()
@@ -48,11 +46,6 @@ def train_in_float16(
         scaler.update()
         log.append((scale, scaler.get_scale() >= scale))  # a skipped step halves it
     return log, {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
-
-
-# Several ranks: the end of a step
-
-EndOfStep = Callable[[nn.Module, Optimizer, GradScaler], None]
 
 
 def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
@@ -89,7 +82,7 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
 def train_scaled(
     rank: int,
     world_size: int,
-    end_of_step: EndOfStep,
+    end_of_step: Callable,
     ddp: bool = False,
     infinite: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float32,
@@ -105,7 +98,7 @@ def train_scaled(
         model = DistributedDataParallel(model)
     device = data.images.device.type
     scaler = GradScaler(device, init_scale=init_scale)
-    batches = global_batches(rank, world_size, len(data), 120, seed=1, epoch=0)
+    batches = global_batches(rank, world_size, len(data), 24, seed=1, epoch=0)
     for step, mine in enumerate(batches[:4]):
         optimizer.zero_grad()
         with torch.autocast(device, dtype, enabled=dtype.itemsize == 2):
@@ -124,9 +117,6 @@ def is_finite_everywhere(gradients: Iterable[torch.Tensor]) -> bool:
     found = torch.tensor(0.0 if is_finite(gradients) else 1.0)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.item() == 0
-
-
-# Eight bits
 
 
 def cast_to_float8(rank: int, world_size: int, agree: bool) -> float:
