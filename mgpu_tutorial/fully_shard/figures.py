@@ -33,17 +33,9 @@ from mgpu_tutorial.lab.record.traffic import ring_passes
 from mgpu_tutorial.shared.models import SmallTransformer
 
 MODEL = 4 * 41_888  # bytes in float32
-Prepare = Callable[[nn.Module], nn.Module | None]
-Ways = Mapping[str, Sequence[Prepare]]  # by name, what prepares the model, in its order
-
-
-# Any way to prepare the model and to go back
-
-
-def each_is_sent(model: nn.Module, micro_batches: Sequence[torch.Tensor]) -> None:
-    """The loop of one process, with nothing switched off."""
-    for tokens in micro_batches:
-        (loss_of(model, tokens) / len(micro_batches)).backward()
+Ways = Mapping[str, Sequence[Callable]]  # by name, what prepares the model, in its order
+CALLS = {"gathered": "all_gather_single", "reduced": "reduce_scatter_single"}
+CALLS |= {"averaged": "all_reduce"}
 
 
 def with_ddp(model: nn.Module) -> nn.Module:
@@ -53,60 +45,76 @@ def with_ddp(model: nn.Module) -> nn.Module:
     return wrapped
 
 
-def measure(
-    rank: int,
-    world_size: int,
-    prepare: Sequence[Prepare],
-    backward: Callable = each_is_sent,
-    parts: int = 1,
-    dtype: torch.dtype = torch.float32,
-    name: str = "step",
-    steps: bool = False,
-) -> dict[str, object]:
-    """Forward and backward of the model as `prepare` leaves it, and one step if `steps`."""
-    model = new_model(dtype)
-    for change in prepare:
-        wrapped = change(model) or model
-    micro_batches = share_of_batch(rank, world_size).chunk(parts)
-    seen: dict[str, object] = {}
-    ledger, before = Ledger(), held() if parts > 1 else 0
-
-    def look_between(*_given: object) -> None:
-        seen["between"] = held() - before
-
-    def look(block: nn.Module, _inputs: tuple) -> None:
-        whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
-        ledger.add("parameters", whole)  # which are no activations
-
-    if parts > 1:  # before fully_shard's own
-        model.register_forward_pre_hook(look_between, prepend=True)
-    whole_bytes = watch_units(model)
-    for block in model.blocks:
-        block.register_forward_pre_hook(look)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    with ledger.saved_for_backward(), span(name):
-        backward(wrapped, micro_batches)
-    seen |= {f"as block {i} begins": nbytes for i, nbytes in enumerate(whole_bytes)}
-    seen["activations"] = ledger.saved_peak(torch.get_default_device())
-    seen["parameters"] = sum(here(p).nbytes for p in model.parameters())
-    seen["gradients"] = sum(here(p.grad).nbytes for p in trained)
-    if steps:
-        optimizer = Adam(trained)
-        optimizer.step()
-        states = optimizer.state.values()
-        moments = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
-        seen["Adam"] = sum(here(moment).nbytes for moment in moments)
-    if dtype == torch.float64:  # to be compared
-        named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
-        seen["whole"] = {
-            n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in named
-        }
-    return seen
-
-
 def here(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a DTensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def measure(rank: int, world_size: int, ways: Ways) -> dict[str, dict[str, int]]:
+    """A step of Adam with each way to prepare the model: the bytes on this rank."""
+    found = {}
+    for name, prepare in ways.items():
+        model = wrapped = new_model()
+        for change in prepare:
+            wrapped = change(model) or model
+        whole, ledger = watch_units(model), Ledger()
+
+        def look(_: nn.Module, __: tuple, model=model, ledger=ledger) -> None:
+            there = [p for p in model.parameters() if not isinstance(p, DTensor)]
+            ledger.add("parameters", there)  # which are no activations
+
+        for block in model.blocks:
+            block.register_forward_pre_hook(look)
+        with ledger.saved_for_backward(), span(name):
+            loss_of(wrapped, share_of_batch(rank, world_size)).backward()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = Adam(trained)
+        optimizer.step()
+        moments = [
+            s[key] for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+        ]
+        found[name] = {f"as block {i} begins": nbytes for i, nbytes in enumerate(whole)} | {
+            "activations": ledger.saved_peak(torch.get_default_device()),
+            "parameters": sum(here(p).nbytes for p in model.parameters()),
+            "gradients": sum(here(p.grad).nbytes for p in trained),
+            "Adam": sum(here(moment).nbytes for moment in moments),
+        }
+    return found
+
+
+def table_of(report: Report, title: str, columns: Sequence[str]) -> Table:
+    """A row for each way: bytes of rank 0, and how often the model passes a ring."""
+    rows = []
+    for name, found in report.results[0].items():
+        passed = ring_passes(report, name)
+        found |= {column: f"{passed[op] / MODEL:.2f}" for column, op in CALLS.items()}
+        rows.append([name, *(found[column] for column in columns)])
+    return Table([title, *columns], rows)
+
+
+def compare(ways: Ways, *columns: str, ranks: int = 2) -> Table:
+    """Launches each way to prepare the model; bytes of rank 0, and traffic in models."""
+    return table_of(launch(measure, ranks, ways, trace=True), "", columns)
+
+
+def each_is_sent(model: nn.Module, micro_batches: Sequence[torch.Tensor]) -> None:
+    """The loop of one process, with nothing switched off."""
+    for tokens in micro_batches:
+        (loss_of(model, tokens) / len(micro_batches)).backward()
+
+
+def accumulate(rank: int, world_size: int, ways: Sequence[Callable]) -> dict[str, dict]:
+    """The bytes that appear on this rank until the last of four micro-batches."""
+    found: dict[str, dict] = {}
+    for way in ways:
+        model, seen = new_model(), []
+        shard_blocks(model)
+        micro_batches = share_of_batch(rank, world_size).chunk(4)
+        model.register_forward_pre_hook(lambda *_, s=seen: s.append(held()), prepend=True)
+        with span(way.__name__):
+            way(model, micro_batches)
+        found[way.__name__] = {"bytes in between": seen[-1] - seen[0]}
+    return found
 
 
 def held() -> int:
@@ -122,69 +130,35 @@ def held() -> int:
     return sum(nbytes for place, nbytes in storages.items() if place)
 
 
-def measure_each(rank: int, world_size: int, ways: Ways, **step: object) -> dict[str, dict]:
-    """The same of each way to prepare the model, one after the other."""
-    return {
-        name: measure(rank, world_size, prepare, name=name, **step)
-        for name, prepare in ways.items()
-    }
-
-
-def measure_parts(rank: int, world_size: int, backwards: Sequence[Callable]) -> dict:
-    """The same of each way to go back, in four micro-batches."""
-    return {
-        backward.__name__: measure(
-            rank, world_size, [shard_blocks], backward, parts=4, name=backward.__name__
-        )
-        for backward in backwards
-    }
-
-
-def traffic_of(report: Report, name: str) -> dict[str, float]:
-    """How often the model passes a ring in rank 0's step: gathered, scattered, averaged."""
-    passed, calls = ring_passes(report, name), {"averaged": "all_reduce"}
-    calls |= {"gathered": "all_gather_single", "reduced": "reduce_scatter_single"}
-    return {column: f"{passed[op] / MODEL:.2f}" for column, op in calls.items()}
-
-
-def compare(ways: Ways, *columns: str, ranks: int = 2) -> Table:
-    """Launches each way to prepare the model; bytes of rank 0, and traffic in models."""
-    report, rows = launch(measure_each, ranks, ways, steps="Adam" in columns, trace=True), []
-    for name, found in report.results[0].items():
-        found |= traffic_of(report, name)
-        rows.append([name, *(found[column] for column in columns)])
-    return Table(["", *columns], rows)
-
-
 def accumulation_table(way: Callable) -> Table:
     """Launches two ranks with four micro-batches; what is sent, and what stays between."""
-    report = launch(measure_parts, 2, [each_is_sent, way], trace=True)
-    rows = []
-    for name, found in report.results[0].items():
-        found |= traffic_of(report, name)
-        rows.append([name, *(found[column] for column in ("gathered", "reduced", "between"))])
-    return Table(["four micro-batches", "gathered", "reduced", "bytes in between"], rows)
+    report = launch(accumulate, 2, [each_is_sent, way], trace=True)
+    columns = "gathered", "reduced", "bytes in between"
+    return table_of(report, "four micro-batches", columns)
 
 
-def furthest(rank: int, world_size: int, ways: Ways) -> dict[str, float]:
-    """How far any gradient of each way is from that of one process."""
-    alone = new_model(torch.float64)
+def furthest(rank: int, world_size: int, ways: Ways) -> list[float]:
+    """How far any gradient of each way is from that of one process, in float64."""
+    alone, distances = new_model(torch.float64), []
     loss_of(alone, share_of_batch(0, 1)).backward()
-    expected = {name: p.grad for name, p in alone.named_parameters()}
-    found = measure_each(rank, world_size, ways, dtype=torch.float64)
-    return {name: largest_difference(one["whole"], expected) for name, one in found.items()}
+    for prepare in ways.values():
+        model = wrapped = new_model(torch.float64)
+        for change in prepare:
+            wrapped = change(model) or model
+        loss_of(wrapped, share_of_batch(rank, world_size)).backward()
+        found = [p.grad for p in model.parameters()]
+        found = [g.full_tensor() if isinstance(g, DTensor) else g for g in found]
+        distances.append(largest_difference(found, [p.grad for p in alone.parameters()]))
+    return distances
 
 
 def distances_table(ways: Ways, ranks: int) -> Table:
     """Launches each way in float64, and compares the gradients of all ranks."""
-    results, rows = launch(furthest, ranks, ways).results, []
-    for way in ways:
-        far = max(result[way] for result in results)
+    rows = []
+    results = launch(furthest, ranks, ways).results
+    for way, far in zip(ways, map(max, zip(*results, strict=True)), strict=True):
         rows.append([way, "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
     return Table([f"{ranks} ranks, float64", "from one process"], rows)
-
-
-# Muon
 
 
 def muon_ways(rank: int, world_size: int, move: Callable) -> list[list]:
@@ -246,13 +220,10 @@ def each_rank_maps(path: str) -> nn.Module:
 LOADS = (every_rank_reads, rank_0_sends, each_rank_maps)
 
 
-def peaks_of(rank: int, world_size: int, path: str, looks: int = 0) -> list[int]:
-    """The most bytes that rank `looks` has in each of LOADS, without a mapped file's."""
-    peaks, mapped = [], Path(path).stat().st_size
+def peaks(rank: int, world_size: int, path: str) -> list[int]:
+    """The most bytes that this rank has in each of LOADS, without a mapped file's."""
+    most, mapped = [], Path(path).stat().st_size
     for load in LOADS:
-        if rank != looks:
-            load(path)
-            continue
         gc.collect()
         watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with watched as record, span(load.__name__):
@@ -260,8 +231,8 @@ def peaks_of(rank: int, world_size: int, path: str, looks: int = 0) -> list[int]
         events = sorted(record.events(), key=lambda event: event.time_range.end)
         changes = [event.self_cpu_memory_usage for event in events]
         kept = [change for change in changes if abs(change) != mapped]
-        peaks.append(max(itertools.accumulate(kept)))
-    return peaks
+        most.append(max(itertools.accumulate(kept)))
+    return most
 
 
 @contextmanager
@@ -276,7 +247,7 @@ def loading_table() -> Table:
     """Launches four ranks that load a file in each way."""
     rows = []
     with ordinary_file() as path:
-        report = launch(peaks_of, 4, path, trace=True)
+        report = launch(peaks, 4, path, trace=True)
     for load, peak in zip(LOADS, report.results[0], strict=True):
         sent = payload(report, load.__name__) / MODEL
         rows.append([load.__name__, f"{peak / MODEL:.1f}", f"{sent:.1f}"])
@@ -302,71 +273,58 @@ def resume_once(rank: int, world_size: int, folder: str, whole: str) -> None:
 
 
 def resume_table() -> Table:
-    """Two ranks save after a step, three resume: the numbers of both whole files."""
+    """Two ranks save after a step, three resume: how many tensors of both are the same."""
     with ordinary_file() as path:
         shards, *whole = (f"{path}.{name}" for name in ("shards", "a", "b"))
         launch(save_once, 2, path, shards, whole[0])
         launch(resume_once, 3, shards, whole[1])
-        return state_table(*map(torch.load, whole))
-
-
-def state_table(saved: dict, resumed: dict) -> Table:
-    """Of two whole files, how many parameters and moments they have, and how many alike."""
-    pairs: dict[str, list[tuple]] = {"parameters": [], "exp_avg": [], "exp_avg_sq": []}
-    for name, moments in saved["optimizer"]["state"].items():
-        others = resumed["optimizer"]["state"][name]
-        pairs["parameters"].append((saved["model"][name], resumed["model"][name]))
-        for key in ("exp_avg", "exp_avg_sq"):
-            pairs[key].append((moments[key], others[key]))
-    rows = [[k, len(p), sum(torch.equal(*one) for one in p)] for k, p in pairs.items()]
+        saved, resumed = map(torch.load, whole)
+    rows = []
+    for kind in ("parameters", "exp_avg", "exp_avg_sq"):
+        pairs = [
+            [
+                one["model"][name]
+                if kind == "parameters"
+                else one["optimizer"]["state"][name][kind]
+                for one in (saved, resumed)
+            ]
+            for name in saved["optimizer"]["state"]
+        ]
+        rows.append([kind, len(pairs), sum(torch.equal(*pair) for pair in pairs)])
     return Table(["", "saved by 2 ranks", "the same on 3"], rows)
 
 
 # The compiler
 
+DDP, DDP_1_MB = "compile(DDP(model))", "compile(DDP(model)), buckets of 1 MB"
+COMPILED = (DDP, DDP_1_MB, "fully_shard, each block compiled")
 
-class Notes:
-    """A backend that compiles nothing: it runs each graph, and notes how long it is."""
 
-    def __init__(self) -> None:
-        self.lengths: list[int] = []
+def graphs_of(way: str) -> list[int]:
+    """Two steps of a model of 9.6 MB; how many operations each graph of the compiler has."""
+    lengths = []
 
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        calls = [node for node in graph.graph.nodes if node.op.startswith("call")]
-        self.lengths.append(len(calls))
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
+        """A backend that compiles nothing, and runs each graph as it is."""
+        lengths.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
         return graph.forward
 
-
-COMPILED = (
-    "compile(DDP(model))",
-    "compile(DDP(model)), buckets of 1 MB",
-    "fully_shard, each block compiled",
-)
-
-
-def compile_ways(rank: int, world_size: int) -> list[list[int]]:
-    """Two steps of a model of 9.6 MB in each way; how many operations each graph has."""
-    lengths = []
-    for way in COMPILED:
-        torch.manual_seed(0)
-        torch.compiler.reset()  # each way compiles anew
-        model: nn.Module = SmallTransformer(vocabulary=64, width=256, heads=4, depth=3)
-        notes = Notes()
-        if way == COMPILED[2]:
-            for block in model.blocks:
-                block.compile(backend=notes)
-            shard_blocks(model)
-        else:
-            model = DistributedDataParallel(model, bucket_cap_mb=1 if "1 MB" in way else None)
-            model = torch.compile(model, backend=notes)
-        for step in range(2):
-            loss_of(model, share_of_batch(rank, world_size, step)).backward()
-        lengths.append(notes.lengths)
+    torch.compiler.reset()  # each way compiles anew
+    model: nn.Module = SmallTransformer(vocabulary=64, width=256, heads=4, depth=3)
+    if way in (DDP, DDP_1_MB):
+        model = DistributedDataParallel(model, bucket_cap_mb=1 if way == DDP_1_MB else None)
+        model = torch.compile(model, backend=count)
+    else:
+        for block in model.blocks:
+            block.compile(backend=count)
+        shard_blocks(model)
+    for step in range(2):
+        loss_of(model, share_of_batch(0, 1, step)).backward()
     return lengths
 
 
 def compile_table() -> Table:
     """Launches one rank, for all get the same: the graphs that the compiler sees."""
-    found = launch(compile_ways, 1).results[0]
+    found = launch(lambda rank, _: [graphs_of(way) for way in COMPILED], 1).results[0]
     rows = [[w, len(n), ", ".join(map(str, n))] for w, n in zip(COMPILED, found, strict=True)]
     return Table(["", "graphs", "operations in each"], rows)

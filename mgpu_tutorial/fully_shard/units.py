@@ -1,11 +1,13 @@
-"""A small transformer, the plan that shards it, and the ways that look like the plan."""
+"""A small transformer, the plans that shard it, accumulation, and adapters."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.optim import Adam
 
 from mgpu_tutorial.shared.models import SmallTransformer
 
@@ -29,9 +31,6 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-# The plan
-
-
 def shard_blocks(model: SmallTransformer, **settings: object) -> None:
     """Each block is a unit, and the model is one for what is left; the last block stays."""
     *others, last = model.blocks
@@ -39,6 +38,13 @@ def shard_blocks(model: SmallTransformer, **settings: object) -> None:
         fully_shard(block, **settings)
     fully_shard(last, reshard_after_forward=False, **settings)
     fully_shard(model, **settings)
+
+
+def shard_on_a_mesh(model: SmallTransformer, copies: int, shards: int) -> None:
+    """Cut the model over each row of `shards` ranks, average over each shard's `copies`."""
+    device, names = torch.get_default_device().type, ("copies", "shards")
+    mesh = init_device_mesh(device, (copies, shards), mesh_dim_names=names)
+    shard_blocks(model, mesh=mesh)
 
 
 def watch_units(model: SmallTransformer) -> list[int]:
@@ -54,28 +60,30 @@ def watch_units(model: SmallTransformer) -> list[int]:
     return whole
 
 
-# Mistakes that give wrong numbers and no error
+def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
+    """Backward of each micro-batch; the ranks add up their gradients with the last."""
+    for i, tokens in enumerate(micro_batches):
+        model.set_requires_gradient_sync(i == len(micro_batches) - 1)
+        (loss_of(model, tokens) / len(micro_batches)).backward()
 
 
-def optimizer_too_early(rank: int, world_size: int) -> list[float]:
-    """The optimizer before the plan: the losses of twenty steps on the same batch."""
-    model, losses = new_model(), []
-    optimizer = Adam(model.parameters(), lr=0.01)
-    shard_blocks(model)  # puts other parameters in the place of those
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = loss_of(model, share_of_batch(rank, world_size))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+class Adapted(nn.Module):
+    """A frozen linear layer, and beside it a path through `rank` numbers that is trained."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(layer.in_features, rank, bias=False, dtype=layer.weight.dtype)
+        self.up = nn.Linear(rank, layer.out_features, bias=False, dtype=layer.weight.dtype)
+        nn.init.zeros_(self.up.weight)  # so that at first nothing changes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.up(self.down(x))
 
 
-def forget_the_root(rank: int, world_size: int) -> tuple[int, str]:
-    """The blocks alone are sharded: how many parameters are not, and a gradient of one."""
-    model = new_model()
+def adapt(model: SmallTransformer, rank: int = 4) -> None:
+    """Freeze everything, and give the queries and values of each block an adapter."""
+    model.requires_grad_(False)
     for block in model.blocks:
-        fully_shard(block)
-    loss_of(model, share_of_batch(rank, world_size)).backward()
-    plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
-    return len(plain), f"{model.norm.bias.grad.norm():.2f}"
+        block.attention.query = Adapted(block.attention.query, rank)
+        block.attention.value = Adapted(block.attention.value, rank)

@@ -14,25 +14,15 @@ def start(tmp_path_factory):
     return path
 
 
-def read(rank, world_size, path, load):
-    return {name: p.full_tensor().detach() for name, p in load(path).named_parameters()}
+def read(rank, world_size, path):
+    return [[p.full_tensor() for p in load(path).parameters()] for load in figures.LOADS]
 
 
-@pytest.mark.parametrize("load", [figures.every_rank_reads, figures.rank_0_sends])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_each_way_to_load_gives_the_weights_of_the_file(ranks, start, world_size, load):
-    expected = dict(new_model(torch.float32).named_parameters())
-    for way in (load, figures.each_rank_maps):
-        for found in ranks(world_size, read, start, way).results:
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_a_mapped_file_needs_no_whole_copy(ranks, start):
-    whole = 4 * 41_888
-    reads, _, maps = ranks(4, figures.peaks_of, start, looks=3).results[3]
-    assert whole / 4 < maps < whole / 3
-    assert reads >= 2 * whole
+def test_each_way_to_load_gives_the_weights_of_the_file(ranks, start, world_size):
+    expected = list(new_model(torch.float32).parameters())
+    for found in ranks(world_size, read, start).results:
+        torch.testing.assert_close(found, [expected] * 3, rtol=0, atol=0)
 
 
 @pytest.mark.slow
@@ -42,7 +32,6 @@ def test_three_ranks_read_what_two_have_saved(ranks, start, tmp_path):
     ranks(3, figures.resume_once, folder, resumed)
     saved, resumed = torch.load(saved), torch.load(resumed)
     model, optimizer = adam_step()
-    new_model(torch.float32).load_state_dict(saved["model"])
     for name, p in model.named_parameters():
         moments = [state["optimizer"]["state"][name] for state in (saved, resumed)]
         assert torch.equal(saved["model"][name], resumed["model"][name])
