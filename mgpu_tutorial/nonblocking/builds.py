@@ -1,23 +1,18 @@
 """What the reader's `work_meanwhile` must do, by the results and the record of a run."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.teach.build import Builder, expect
-from mgpu_tutorial.lab.teach.build import launch as launch_ranks
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.nonblocking.transfers import work_meanwhile
-
-launch = partial(launch_ranks, trace=True, device="cpu", timeout=5)  # traced: who waits?
 
 
 def working(rank: int, world_size: int, function: Callable, size: int) -> tuple:
     """Rank 0 sends 7s; work that needs both ranks; returns what there is afterwards."""
-
     apart = dist.new_group()  # a transfer that is given up holds back those of its group
 
     def work() -> str:
@@ -30,7 +25,8 @@ def working(rank: int, world_size: int, function: Callable, size: int) -> tuple:
 
 
 def _run(function: Callable, size: int = 1) -> Report:
-    return launch(working, 2, function, size)
+    """A run that is traced, so that who hangs is said to wait for whom."""
+    return launch(working, 2, function, size, trace=True, device="cpu", timeout=2)
 
 
 def both_work(function: Callable) -> None:

@@ -46,24 +46,6 @@ def overwrite_early(
     return None
 
 
-def overwrite_late(
-    rank: int, world_size: int, recv_after: float, write_after: float
-) -> float | None:
-    """The same with the wait before the overwriting: rank 1 always receives 1."""
-    buffer = torch.zeros(1)
-    dist.barrier()  # both begin at the same moment
-    if rank == 1:
-        time.sleep(recv_after)
-        dist.recv(buffer, src=0)
-        return buffer.item()
-    buffer.fill_(1)
-    sending = dist.isend(buffer, dst=1)
-    time.sleep(write_after)
-    sending.wait()
-    buffer.fill_(2)  # right: the transfer no longer needs the buffer
-    return None
-
-
 def compute(steps: int) -> None:
     """Multiply matrices of 128 x 128, which keeps one core busy."""
     with span("compute"):

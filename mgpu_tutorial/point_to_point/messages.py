@@ -1,12 +1,10 @@
 """Messages between two ranks: sent and received, misunderstood, or waited for in vain."""
 
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 
 def blocking(rank: int, world_size: int) -> None:
@@ -22,24 +20,13 @@ def blocking(rank: int, world_size: int) -> None:
     print(f"after:  {value.item():g}")
 
 
-def unequal_sizes(rank: int, world_size: int, sent: int, room: int) -> None:
-    """Rank 0 sends `sent` ones, rank 1 receives into a buffer with `room` places."""
+def into_buffer(rank: int, world_size: int, sent: Tensor, buffer: Tensor) -> None:
+    """Rank 0 sends one tensor, rank 1 receives into another."""
     if rank == 0:
-        dist.send(torch.ones(sent), dst=1)
+        dist.send(sent, dst=1)
     else:
-        buffer = torch.full((room,), -1.0)
         dist.recv(buffer, src=0)
         print(buffer)
-
-
-def wrong_dtype(rank: int, world_size: int) -> None:
-    """Rank 0 sends a float32, rank 1 receives an int32."""
-    if rank == 0:
-        dist.send(torch.tensor([1.0]), dst=1)
-    else:
-        buffer = torch.zeros(1, dtype=torch.int32)
-        dist.recv(buffer, src=0)
-        print(f"{buffer.item()} is 0x{buffer.item():08x}")
 
 
 def from_anybody(rank: int, world_size: int) -> None:
@@ -53,20 +40,6 @@ def from_anybody(rank: int, world_size: int) -> None:
         sender = dist.recv(value)  # no src: from anybody
         heard[sender] = value.item()
     print(dict(sorted(heard.items())))
-
-
-def tags(rank: int, world_size: int) -> None:
-    """Rank 0 starts two tagged sends; rank 1 picks tag 2 first, then tag 1."""
-    if rank == 0:
-        first = dist.isend(torch.tensor([10.0]), dst=1, tag=1)
-        second = dist.isend(torch.tensor([20.0]), dst=1, tag=2)
-        first.wait()
-        second.wait()
-    else:
-        for tag in (2, 1):
-            value = torch.zeros(1)
-            dist.recv(value, src=0, tag=tag)
-            print(f"tag {tag}: {value.item():g}")
 
 
 def late_receiver(
@@ -86,22 +59,13 @@ def late_receiver(
     return time.perf_counter() - begin
 
 
-def both_send_first(rank: int, world_size: int, group: ProcessGroup | None = None) -> float:
+def both_send_first(rank: int, world_size: int) -> float:
     """Two ranks swap numbers: both send first, then both receive."""
     mine, other = torch.tensor([float(rank)]), torch.zeros(1)
     peer = 1 - rank
-    dist.send(mine, dst=peer, group=group)
-    dist.recv(other, src=peer, group=group)
+    dist.send(mine, dst=peer)
+    dist.recv(other, src=peer)
     return other.item()
-
-
-def send_first_with_limit(rank: int, world_size: int, seconds: float) -> str:
-    """The same swap in a group whose calls give up after `seconds`; returns the error."""
-    group = dist.new_group(timeout=timedelta(seconds=seconds))
-    try:
-        return f"received {both_send_first(rank, world_size, group)}"
-    except RuntimeError as error:
-        return str(error)
 
 
 def swap(mine: Tensor, peer: int) -> Tensor:

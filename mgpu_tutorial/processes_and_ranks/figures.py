@@ -83,7 +83,7 @@ def torchrun(function: Callable, ranks: int) -> None:
             print("stopped after 60 s")
             said, errors = job.communicate()
     print(*sorted(said.splitlines()), sep="\n")  # the ranks speak in any order
-    for line in errors.splitlines():
+    for line in sorted(errors.splitlines()):
         if "Error: " in line and "ChildFailedError" not in line:
             print(line)
 

@@ -16,7 +16,6 @@ SWAP = [
     ("if dist…", STARTED),
     ("if dist…", BATCH),
     ("if dist…", f"{SEND}\n    {RECV}\n    return other", "deadlock: 0 → 1 → 0"),
-    ("if dist…", f"{RECV}\n    {SEND}\n    return other", "rank 0 waits in recv for rank 1"),
     ("< peer", "% 2 == 0", "deadlock: 0 → 2 → 0"),
     (RETURN, "", "Is a `return` missing?"),
     (RETURN, "return mine", "receives: [0]"),

@@ -38,28 +38,19 @@ def test_who_comes_first_is_taken_first(ranks):
     assert calls_of(ranks(3, rank_1_is_late, trace=True), 0) == [("recv", 2), ("recv", 1)]
 
 
-def test_tags_select_the_message_and_each_send_is_waited_for(ranks):
-    report = ranks(2, messages.tags, trace=True)
-    assert report.stdout == ["", "tag 2: 20\ntag 1: 10\n"]
-    starts = {e.index: e.tag for e in report.events if e.op == "isend"}
-    assert list(starts.values()) == [1, 2]
-    assert {e.of for e in report.events if e.op == "wait"} == set(starts)
-    assert [e.tag for e in report.events if e.op == "recv"] == [2, 1]
-
-
 @pytest.mark.parametrize("elements", [1, 1_000_000])
 def test_a_send_lasts_until_the_receiver_asks(ranks, elements):
-    report = ranks(2, messages.late_receiver, delay=1, elements=elements, trace=True)
+    report = ranks(2, messages.late_receiver, delay=0.5, elements=elements, trace=True)
     [send] = [e for e in report.events if e.op == "send"]
     [ask] = [e for e in report.events if e.op == "irecv"]
     assert send.nbytes == ask.nbytes == 4 * elements
     assert send.begin < ask.begin < send.end
-    assert report.results[0] > 0.3 and report.results[1] >= 1
+    assert report.results[0] > 0.3 and report.results[1] >= 0.5
 
 
 def test_a_send_does_not_wait_until_the_receiver_waits(ranks):
-    report = ranks(2, messages.late_receiver, delay=0, busy=1, trace=True)
+    report = ranks(2, messages.late_receiver, delay=0, busy=0.5, trace=True)
     [send] = [e for e in report.events if e.op == "send"]
     [wait] = [e for e in report.events if e.op == "wait"]
     assert send.end < wait.begin
-    assert report.results[0] < 0.7 and report.results[1] >= 1
+    assert report.results[0] < 0.4 and report.results[1] >= 0.5
