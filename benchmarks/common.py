@@ -2,10 +2,14 @@
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
+
 from mgpu_tutorial.lab import Table, launch
+from mgpu_tutorial.lab.measure import in_turns
 
 
 def options(doc: str, *flags: str, **defaults: int) -> argparse.Namespace:
@@ -29,6 +33,23 @@ def all_turns(given: argparse.Namespace, worker: Callable, *args: Any) -> dict[A
     return turns
 
 
+def both_ways(
+    forwards: Mapping[str, Callable[[], torch.Tensor]], turns: int
+) -> dict[str, list[tuple[float, float]]]:
+    """The seconds of each forward and backward, in turns, after two that do not count."""
+    outputs: dict[str, torch.Tensor] = {}
+
+    def forward(name: str) -> None:
+        outputs[name] = forwards[name]()
+
+    def backward(name: str) -> None:
+        outputs.pop(name).sum().backward()
+
+    parts = {(f, name): partial(f, name) for name in forwards for f in (forward, backward)}
+    taken = in_turns(parts, turns, warm_up=2)
+    return {n: [*zip(taken[forward, n], taken[backward, n], strict=True)] for n in forwards}
+
+
 def show(given: argparse.Namespace, header: Sequence[str], rows: list) -> None:
     """The table, and with what it was measured."""
     numbers = ", ".join(f"{name} {number}" for name, number in vars(given).items())
@@ -36,12 +57,11 @@ def show(given: argparse.Namespace, header: Sequence[str], rows: list) -> None:
     print(Table(header, rows))
 
 
-def median_ms(seconds: Sequence[float], digits: int = 1) -> float:
-    """The median in milliseconds."""
-    return round(1e3 * statistics.median(seconds), digits)
+def median_ms(seconds: Sequence[float]) -> float:
+    return round(1e3 * statistics.median(seconds), 1)
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """How many times as long ours takes: the median over the turns of their two times."""
-    pairs = zip(ours, theirs, strict=True)
-    return f"{statistics.median(our / their for our, their in pairs):.2f}"
+    """How many times as long ours takes: of both in the same turn, the median over all."""
+    turns = zip(ours, theirs, strict=True)
+    return f"{statistics.median(our / their for our, their in turns):.2f}"

@@ -3,10 +3,9 @@
     python benchmarks/experts.py [--ranks 4] [--steps 10] [--repeats 3]
 
 Every rank has 512 tokens with 2 choices among 8 experts, 256 wide and 1,024 inside. A share
-of all tokens takes the two experts of rank 0, the others are spread evenly. The skews take
-turns inside the same ranks, and each time ends when the last rank has finished. "times even"
-is the median over all turns of the time beside even loads in the same turn; "busiest" is what
-rank 0 has to do, over the mean.
+of all tokens takes the two experts of rank 0, the others are spread evenly; "busiest" is what
+rank 0 then has to do, over the mean. The shares take turns inside the same ranks, and each
+time ends when the last rank has finished.
 """
 
 from functools import partial
@@ -49,16 +48,11 @@ def time_shares(rank: int, world_size: int, steps: int) -> dict[float, list[floa
     return in_turns(actions, steps, warm_up=2)
 
 
-def main() -> None:
+if __name__ == "__main__":
     given = options(__doc__, ranks=4, steps=10, repeats=3)
     turns = all_turns(given, time_shares, given.steps)
     rows = []
-    for share in SHARES:
-        busiest = (1 - share) + share * given.ranks
-        times = ratio(turns[share], turns[0.0])
-        rows.append([f"{share:.0%}", f"{busiest:.2f}", median_ms(turns[share]), times])
+    for share, seconds in turns.items():
+        busiest = f"{1 - share + share * given.ranks:.2f}"
+        rows.append([f"{share:.0%}", busiest, median_ms(seconds), ratio(seconds, turns[0.0])])
     show(given, ["to rank 0", "busiest", "ms", "times even"], rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,18 +2,18 @@
 
     python benchmarks/launch_latency.py [--repeats 15]
 
-Ways that are as fast run in turns, so that a busy machine slows both alike.
-Prints medians and the ratio to `launch`; needs half a minute on two cores. A bare `os.fork`
-of this process is the floor: it sends no function and returns nothing, and nobody watches
-its ranks.
+Ways that are as fast run in turns, so that a busy machine slows both alike; half a minute on
+two cores. A bare `os.fork` of this process is the floor: it sends no function and returns
+nothing, and nobody watches its ranks.
 """
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -33,42 +33,33 @@ def worker(rank: int, world_size: int) -> float:
     return value.item()
 
 
-def joined(rank: int, path: str) -> None:
-    """The same, with everything that mp.spawn and a fork leave to their worker."""
+def joined(rank: int, meeting: str) -> None:
+    """The same, with everything that other ways to start ranks leave to their worker."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=RANKS)
     assert worker(rank, RANKS) == 6
-
-
-def by_launch() -> None:
-    assert launch(worker, RANKS, device="cpu").results == [6.0] * RANKS
+    dist.destroy_process_group()
 
 
 def by_fork() -> None:
     """Four forks of this process, which has imported torch; the parent only waits."""
+    children = []
     with tempfile.TemporaryDirectory() as folder:
-        children = []
         for rank in range(RANKS):
             children.append(os.fork())
             if children[-1] == 0:
-                code = 1
                 try:
-                    joined(rank, f"{folder}/meet")
-                    code = 0
+                    joined(rank, f"file://{folder}/meet")
+                    os._exit(0)
                 finally:
-                    os._exit(code)
+                    os._exit(1)
         assert [os.waitpid(child, 0)[1] for child in children] == [0] * RANKS
-
-
-def spawned(rank: int, path: str) -> None:
-    joined(rank, path)
-    dist.destroy_process_group()
 
 
 def by_spawn() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(spawned, (f"{folder}/meet",), nprocs=RANKS)
+        mp.spawn(joined, (f"file://{folder}/meet",), nprocs=RANKS)
 
 
 def by_torchrun() -> None:
@@ -79,28 +70,18 @@ def by_torchrun() -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
-def as_rank() -> None:
-    """What one process does that torchrun started."""
-    dist.init_process_group("gloo")
-    assert worker(dist.get_rank(), RANKS) == 6
-    dist.destroy_process_group()
-
-
-def main() -> None:
+if __name__ == "__main__":
     given = options(__doc__, "as-rank", repeats=15)
-    if given.as_rank:
-        return as_rank()
+    if given.as_rank:  # what a process does that torchrun started
+        sys.exit(joined(int(os.environ["RANK"]), "env://"))
+    by_launch = partial(launch, worker, RANKS, device="cpu")
     (first,) = in_turns({"first": by_launch}, 1)["first"]  # starts the fork server
     times = in_turns({"launch": by_launch, "a bare fork": by_fork}, given.repeats)
-    slow = {"mp.spawn": by_spawn, "torchrun": by_torchrun}
-    times |= in_turns(slow, max(1, given.repeats // 5))
-    one, rows = statistics.median(times["launch"]), []
+    times |= in_turns(
+        {"mp.spawn": by_spawn, "torchrun": by_torchrun}, given.repeats // 5 or 1
+    )
+    one, rows = median(times["launch"]), []
     for name, taken in times.items():
-        median = statistics.median(taken)
-        rows.append([name, len(taken), f"{median:.3f}", f"{median / one:.2f}"])
+        rows.append([name, len(taken), f"{median(taken):.3f}", f"{median(taken) / one:.2f}"])
     print(Table(["four ranks, one all_reduce", "runs", "median s", "times launch"], rows))
     print(f"the first launch, which starts the fork server: {first:.1f} s")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,10 +10,9 @@ bytes that a rank sends.
 from functools import partial
 
 import torch
-from common import all_turns, median_ms, options, show
+from common import all_turns, both_ways, median_ms, options, show
 
 from mgpu_tutorial.lab import Ledger
-from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.long_sequences.dealing import contiguous
 from mgpu_tutorial.long_sequences.figures import METHODS, sent_by_formula
@@ -35,29 +34,19 @@ def measure(
     """The kept bytes of each way, and the seconds of its forward and of its backward."""
     shapes = [(1, heads, tokens // world_size, SIZE) for heads in (HEADS, kv_heads, kv_heads)]
     inputs = [torch.randn(shape).requires_grad_() for shape in shapes]
-    out, kept = {}, {}
-
-    def forward(name: str) -> None:
-        out[name] = WAYS[name](*inputs, contiguous)
-
-    def backward(name: str) -> None:
-        out.pop(name).sum().backward()
-
-    for name in WAYS:
+    forwards = {name: partial(way, *inputs, contiguous) for name, way in WAYS.items()}
+    kept = {}
+    for name, forward in forwards.items():
         ledger = Ledger()
         with ledger.saved_for_backward():
-            forward(name)
+            held = forward()
         kept[name] = ledger.saved_now("cpu")
-        backward(name)
-    parts = {
-        (part, name): partial(part, name) for name in WAYS for part in (forward, backward)
-    }
-    seconds = in_turns(parts, turns, warm_up=1)
-    times = {n: zip(seconds[forward, n], seconds[backward, n], strict=True) for n in WAYS}
+        del held
+    times = both_ways(forwards, turns)
     return {name: [(kept[name], *both) for both in times[name]] for name in WAYS}
 
 
-def main() -> None:
+if __name__ == "__main__":
     given = options(__doc__, ranks=2, tokens=1024, turns=5, repeats=1)
     rows = []
     for kv_heads in (HEADS, 2):
@@ -70,7 +59,3 @@ def main() -> None:
             rows.append([*row, bytes_text(kept), bytes_text(4 * numbers)])
     header = ["KV heads", "", "forward ms", "backward ms", "kept", "sent in forward"]
     show(given, header, rows)
-
-
-if __name__ == "__main__":
-    main()

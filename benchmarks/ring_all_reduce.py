@@ -2,12 +2,10 @@
 
     python benchmarks/ring_all_reduce.py [--ranks 4] [--turns 11]
 
-Ring, naive and gloo run in turns inside the same ranks; the ratio is the median over
-the turns of gloo's time by the ring's, so 1 means equally fast and 0.8 that the ring
-needs a quarter more. Prints a row a size, and the alpha and beta of the ring.
+Ring, naive and gloo run in turns inside the same ranks. A ratio of gloo by ring of 1 means
+equally fast, and 0.8 that the ring needs a quarter more.
 """
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -16,7 +14,6 @@ import torch.distributed as dist
 from common import all_turns, median_ms, options, ratio, show
 
 from mgpu_tutorial.collectives import ring
-from mgpu_tutorial.collectives.figures import fit_link
 from mgpu_tutorial.lab.measure import in_turns
 
 SIZES = [2**k for k in range(20, 27)]
@@ -30,27 +27,19 @@ def race(rank: int, world_size: int, turns: int) -> dict[tuple, list[float]]:
         method(tensor)
         dist.barrier()
 
-    seconds = {}
+    actions = {}
     for size in SIZES:
-        tensor = torch.full((size // 4,), 0.0)
-        seconds |= in_turns(
-            {(size, m): partial(until_all_have, m, tensor) for m in METHODS}, turns
-        )
-    return {(size, method.__name__): taken for (size, method), taken in seconds.items()}
-
-
-def main() -> None:
-    given = options(__doc__, ranks=4, repeats=1, turns=11)
-    seconds, rows, ring_seconds = all_turns(given, race, given.turns), [], []
-    for size in SIZES:
-        by_ring, by_naive, by_gloo = times = [seconds[size, m.__name__] for m in METHODS]
-        ring_seconds.append(statistics.median(by_ring))
-        ratios = ratio(by_gloo, by_ring), ratio(by_naive, by_ring)
-        rows.append([f"{size >> 20} MiB", *map(median_ms, times), *ratios])
-    show(given, ["size", "ring ms", "naive ms", "gloo ms", "gloo/ring", "naive/ring"], rows)
-    alpha, beta = fit_link(SIZES, ring_seconds, given.ranks)
-    print(f"ring: alpha {alpha * 1e6:.0f} µs a message, beta {beta / 1e9:.2f} GB/s")
+        for method in METHODS:
+            action = partial(until_all_have, method, torch.zeros(size // 4))
+            actions[size, method.__name__] = action
+    return in_turns(actions, turns)
 
 
 if __name__ == "__main__":
-    main()
+    given = options(__doc__, ranks=4, repeats=1, turns=11)
+    seconds, rows = all_turns(given, race, given.turns), []
+    for size in SIZES:
+        by_ring, by_naive, by_gloo = times = [seconds[size, m.__name__] for m in METHODS]
+        ratios = ratio(by_gloo, by_ring), ratio(by_naive, by_ring)
+        rows.append([f"{size >> 20} MiB", *map(median_ms, times), *ratios])
+    show(given, ["size", "ring ms", "naive ms", "gloo ms", "gloo/ring", "naive/ring"], rows)

@@ -3,24 +3,18 @@
     python benchmarks/tensor_parallel.py [--ranks 2] [--steps 10] [--repeats 3]
 
 Both run a stack of blocks forward and backward, in turns inside the same ranks. Prints the
-median milliseconds of each, and how many times as long as PyTorch's ours takes (the median
-over all turns of the ratio of the two in one turn).
+median milliseconds of each, and how many times as long as PyTorch's ours takes.
 """
 
-from functools import partial
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from common import all_turns, median_ms, options, ratio, show
+from common import all_turns, both_ways, median_ms, options, ratio, show
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import parallel
 
-from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.tensor_parallel.block import Block, parallelize
 
 SIZES = {  # width, heads and depth, and the sequences and tokens of a batch
@@ -30,16 +24,17 @@ SIZES = {  # width, heads and depth, and the sequences and tokens of a batch
     "85 MB": ((768, 8, 3), (4, 64)),
 }
 PLAN = {
-    "attention.qkv": ColwiseParallel(),
-    "attention.out": RowwiseParallel(),
-    "mlp.up": ColwiseParallel(),
-    "mlp.down": RowwiseParallel(),
+    "attention.qkv": parallel.ColwiseParallel(),
+    "attention.out": parallel.RowwiseParallel(),
+    "mlp.up": parallel.ColwiseParallel(),
+    "mlp.down": parallel.RowwiseParallel(),
 }
-COLUMNS = ("ms", "of PyTorch", "ratio")
 
 
 def by_torch(block: Block) -> Block:
-    return parallelize_module(block, init_device_mesh("cpu", (dist.get_world_size(),)), PLAN)
+    return parallel.parallelize_module(
+        block, init_device_mesh("cpu", (dist.get_world_size(),)), PLAN
+    )
 
 
 WAYS = {"ours": parallelize, "PyTorch's": by_torch}
@@ -50,39 +45,22 @@ def time_ways(
 ) -> dict[str, list[tuple[float, float]]]:
     """The seconds of each way's forward and of its backward, in turns."""
     width, heads, depth = model
-    stacks = {
-        name: nn.Sequential(*(way(Block(width, heads)) for _ in range(depth)))
-        for name, way in WAYS.items()
-    }
-    x, outputs = torch.randn(*batch, width), {}
+    x = torch.randn(*batch, width)
 
-    def forward(name: str) -> None:
-        outputs[name] = stacks[name](x)
+    def forward(way: Callable[[Block], Block]) -> Callable[[], torch.Tensor]:
+        stack = nn.Sequential(*(way(Block(width, heads)) for _ in range(depth)))
+        return lambda: stack(x)
 
-    def backward(name: str) -> None:
-        stacks[name].zero_grad()
-        outputs.pop(name).sum().backward()
-
-    parts = forward, backward
-    actions = {(part, name): partial(part, name) for name in WAYS for part in parts}
-    seconds = in_turns(actions, steps, warm_up=2)
-    return {name: list(zip(*(seconds[p, name] for p in parts), strict=True)) for name in WAYS}
+    return both_ways({name: forward(way) for name, way in WAYS.items()}, steps)
 
 
-def main() -> None:
+if __name__ == "__main__":
     given = options(__doc__, ranks=2, steps=10, repeats=3)
     rows = []
     for size, (model, batch) in SIZES.items():
         turns = all_turns(given, time_ways, model, batch, given.steps)
-        row: list[object] = [size]
-        for ours, theirs in zip(
-            *(zip(*turns[name], strict=True) for name in WAYS), strict=True
-        ):
-            row += [median_ms(ours), median_ms(theirs), ratio(ours, theirs)]
-        rows.append(row)
-    head = [f"{part} {what}" for part in ("forward", "backward") for what in COLUMNS]
-    show(given, ["parameters", *head], rows)
-
-
-if __name__ == "__main__":
-    main()
+        parts = (zip(*turns[name], strict=True) for name in WAYS)
+        for name, ours, theirs in zip(("forward", "backward"), *parts, strict=True):
+            times = median_ms(ours), median_ms(theirs), ratio(ours, theirs)
+            rows.append([size, name, *times])
+    show(given, ["parameters", "", "ms", "of PyTorch", "ratio"], rows)
