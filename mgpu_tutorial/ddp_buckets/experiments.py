@@ -1,25 +1,25 @@
 """The model on which the wrappers are tried, its batches, a slow network, and training."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
-from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
-from mgpu_tutorial.shared.parameters import fingerprint
 from mgpu_tutorial.shared.slow_link import slow_link
 
-Trained = tuple[list[torch.Tensor], list[torch.Tensor]]  # the gradients, the parameters
 Wrapper = type[nn.Module]
-WRAPPERS = [NaiveDDP, BucketedDDP, DistributedDataParallel]
+WRAPPERS = {  # with buckets that hold few layers of a Tower
+    NaiveDDP: {},
+    BucketedDDP: {"bucket_cap_mb": 0.02},
+    DistributedDataParallel: {"bucket_cap_mb": 0.02},
+}
 
 
 class Tower(nn.Module):
@@ -44,22 +44,21 @@ class Setting:
     network, and `model` is a kind of Tower.
     """
 
-    width: int = 512
+    width: int
     depth: int = 6
-    batch: int = 128
+    batch: int = 8
     pause: float = 0.0
     link: Link | None = None
     model: type[Tower] = Tower
 
     def tower(self) -> Tower:
-        tower = self.model(self.width, self.depth)
-        if self.pause:
-            for layer in tower.body:
-                layer.register_forward_hook(self._slow_backward)
-        return tower
+        def slow_backward(layer: nn.Module, x: tuple, output: torch.Tensor) -> None:
+            output.register_hook(lambda gradient: time.sleep(self.pause))
 
-    def _slow_backward(self, layer: nn.Module, x: tuple, output: torch.Tensor) -> None:
-        output.register_hook(lambda gradient: time.sleep(self.pause))
+        tower = self.model(self.width, self.depth)
+        for layer in tower.body if self.pause else []:
+            layer.register_forward_hook(slow_backward)
+        return tower
 
     def inputs(self) -> torch.Tensor:
         return torch.randn(self.batch, self.width)
@@ -71,50 +70,19 @@ class Setting:
         return slow_link(lambda nbytes: ring_seconds(nbytes, world_size, self.link))
 
 
-# Our two and torch's own, treated alike
-
-
-def wrap(
-    wrapper: Wrapper, module: nn.Module, bucket_cap_mb: float | None = None
-) -> nn.Module:
-    """Wrap `module` in one of WRAPPERS, of which the first has no buckets."""
-    if bucket_cap_mb is None or wrapper is NaiveDDP:
-        return wrapper(module)
-    return wrapper(module, bucket_cap_mb=bucket_cap_mb)
-
-
 def finish_gradient_synchronization(model: nn.Module) -> None:
     """All ranks wait for the mean gradients; torch's DDP has done so inside backward."""
-    if not isinstance(model, DistributedDataParallel):
-        model.finish_gradient_synchronization()
+    getattr(model, "finish_gradient_synchronization", lambda: None)()
 
 
 def calling_from_python(model: nn.Module) -> nn.Module:
     """The same model; torch's DDP makes its all_reduces in Python from now on.
 
-    It would make them in C++, where neither the trace nor a slow link sees them. The hook
-    that it gets makes the same calls.
+    In C++, neither the trace nor a slow link would see them.
     """
     if isinstance(model, DistributedDataParallel):
         model.register_comm_hook(None, allreduce_hook)
     return model
-
-
-def trace_steps(model: nn.Module, inputs: torch.Tensor, steps: int) -> None:
-    """Take steps, each in a span: inside are forward, backward and finish."""
-    for step in range(steps):
-        model.zero_grad()
-        dist.barrier()
-        with span(f"step {step}"):
-            with span("forward"):
-                loss = model(inputs).square().mean()
-            with span("backward"):
-                loss.backward()
-            with span("finish"):
-                finish_gradient_synchronization(model)
-
-
-# Training
 
 
 def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Tensor]:
@@ -125,72 +93,40 @@ def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Ten
     return list(mine.to(torch.get_default_device()))
 
 
-def train_replicas(
-    rank: int, world_size: int, wrapper: Wrapper, steps: int = 10, bucket_cap_mb: float = 0.02
-) -> Trained:
-    """The ranks train a Tower together, each on its share of every batch."""
+def train(
+    rank: int,
+    world_size: int,
+    wrapper: Wrapper | None,
+    steps: int,
+    new_tower: Callable[[], Tower] = Tower,
+    break_it: Callable | None = None,
+    **options: float | bool,
+) -> Iterator[nn.Module]:
+    """The ranks train a Tower, each on its shares; yields the model before and after a step.
+
+    None is one process, unwrapped. `break_it` gets model and optimizer before the steps.
+    """
     torch.manual_seed(rank)  # a different start on each rank: rank 0's must win
-    model = wrap(wrapper, Tower(), bucket_cap_mb)
+    model = wrapper(new_tower(), **options) if wrapper else new_tower()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if break_it:
+        break_it(model, optimizer)
+    yield model
     for batch in shares(rank, world_size, steps, width=64):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         finish_gradient_synchronization(model)
         optimizer.step()
-    return [p.grad for p in model.parameters()], [p.detach() for p in model.parameters()]
+        yield model
 
 
-def train_alone(steps: int = 10) -> Trained:
-    """One process without a wrapper trains a Tower on the same whole batches."""
-    torch.manual_seed(0)
-    model = Tower()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for batch in shares(0, 1, steps, width=64):
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-    return [p.grad for p in model.parameters()], [p.detach() for p in model.parameters()]
-
-
-def follow_one_step(rank: int, world_size: int) -> dict[str, float]:
-    """The ranks take a step with a single weight; returns its value at each moment."""
-    line = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(line.weight, 1.0 + 8.0 * rank)  # another start on each rank
-    held = {"drawn": line.weight.item()}
-    model = NaiveDDP(line)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    held["wrapped"] = line.weight.item()
-    # the loss is w x, so the gradient is x: 2 on rank 0, 4 on rank 1
-    x = torch.full((1, 1), 2.0 + 2.0 * rank)
-    model(x).sum().backward()
-    held["own gradient"] = line.weight.grad.item()
-    model.finish_gradient_synchronization()
-    held["mean gradient"] = line.weight.grad.item()
-    optimizer.step()
-    held["after the step"] = round(line.weight.item(), 4)
-    return held
-
-
-def take_fingerprints(
-    rank: int, world_size: int, wrapper: Wrapper, break_it: Callable[..., None]
-) -> list[str]:
-    """Four steps on this rank's shares; returns its fingerprints, first that of the start."""
-    torch.manual_seed(rank)  # a different network on each rank, before it is wrapped
-    model = wrapper(Tower())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    break_it(model, optimizer)
-    prints = [fingerprint(model)]
-    for batch in shares(rank, world_size, steps=4, width=64):
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        finish_gradient_synchronization(model)
-        optimizer.step()
-        prints.append(fingerprint(model))
-    return prints
-
-
-def run_each_setting(
-    rank: int, world_size: int, worker: Callable[..., object], settings: dict[str, dict]
-) -> dict[str, object]:
-    """The ranks run `worker` with each of the named settings in turn; returns its results."""
-    return {name: worker(rank, world_size, **given) for name, given in settings.items()}
+def train_replicas(
+    rank: int,
+    world_size: int,
+    wrapper: Wrapper | None = None,
+    steps: int = 10,
+    **options: float | bool,
+) -> list[list[torch.Tensor]]:
+    """The last gradients and the parameters of a Tower that was trained."""
+    *_, model = train(rank, world_size, wrapper, steps, **options)
+    return [[p.grad for p in model.parameters()], [p.detach() for p in model.parameters()]]

@@ -1,7 +1,6 @@
 """Apparatus, not the lesson: draws and counts steps, and makes the tables."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,45 +12,43 @@ from mgpu_tutorial.ddp_buckets.experiments import (
     Tower,
     Wrapper,
     calling_from_python,
-    follow_one_step,
-    run_each_setting,
-    take_fingerprints,
-    trace_steps,
-    train_alone,
+    finish_gradient_synchronization,
+    train,
     train_replicas,
-    wrap,
 )
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
-from mgpu_tutorial.lab import Table, frame, launch, timeline
+from mgpu_tutorial.lab import Table, frame, launch, span, timeline
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.shared.cost_model.links import ring_seconds
+from mgpu_tutorial.shared.parameters import fingerprint
 
 
 def record_steps(
-    rank: int,
-    world_size: int,
-    wrapper: Wrapper,
-    setting: Setting,
-    bucket_cap_mb: float | None = None,
+    rank: int, world_size: int, wrapper: Wrapper, setting: Setting, **options: float | bool
 ) -> None:
-    """The ranks take five steps in one of the WRAPPERS, such that each can be drawn."""
-    model = wrap(wrapper, setting.tower(), bucket_cap_mb)
+    """The ranks take five steps, each in a span: inside are forward, backward and finish."""
+    model = calling_from_python(wrapper(setting.tower(), **options))
+    inputs = setting.inputs()
     with setting.network(world_size):
-        trace_steps(calling_from_python(model), setting.inputs(), 5)
+        for step in range(5):
+            model.zero_grad()
+            dist.barrier()
+            with span(f"step {step}"):
+                with span("forward"):
+                    loss = model(inputs).square().mean()
+                with span("backward"):
+                    loss.backward()
+                with span("finish"):
+                    finish_gradient_synchronization(model)
 
 
 def draw_step(
-    wrapper: Wrapper,
-    setting: Setting,
-    bucket_cap_mb: float | None = None,
-    like: Report | None = None,
+    wrapper: Wrapper, setting: Setting, like: Report | None = None, **options: float | bool
 ) -> tuple[Report, Plot]:
     """The run of five steps on two ranks, and the picture of one; the time axis of `like`."""
-    report = launch(record_steps, 2, wrapper, setting, bucket_cap_mb, trace=True)
-    run = shortest_step(report)
+    run = shortest_step(launch(record_steps, 2, wrapper, setting, trace=True, **options))
     return run, timeline(run, like, during="shortest")
 
 
@@ -105,21 +102,12 @@ def fill_buckets(rank: int, world_size: int) -> None:
     model.note_frame(len(model.works))
 
 
-class Calls(NamedTuple):
-    """The all_reduces of one rank: how many, how many of them begun in backward, bytes."""
-
-    count: int
-    during_backward: int
-    nbytes: int
-
-
-def count_calls(report: Report, during: str = "step 2") -> Calls:
-    """The all_reduces of rank 0 inside its span of that name."""
+def count_calls(report: Report, during: str = "step 2") -> tuple[int, int]:
+    """The all_reduces of rank 0 inside its span of that name; how many begin in backward."""
     events = [event for event in events_of(report, during) if event.rank == 0]
     sent = [event for event in events if event.op == "all_reduce"]
     spans = [event for event in events if event.note == "backward"]
-    early = [s for s in sent if any(b.begin < s.begin < b.end for b in spans)]
-    return Calls(len(sent), len(early), sum(event.nbytes for event in sent))
+    return len(sent), sum(any(b.begin < s.begin < b.end for b in spans) for s in sent)
 
 
 RUNS = [  # in the order of the page
@@ -136,77 +124,41 @@ def ends_of(runs: Sequence[Report]) -> list[float]:
     return [milliseconds(run, "shortest") for run in runs]
 
 
-def tabulate_ends(runs: Sequence[Report], setting: Setting) -> Table:
-    """The calls of a step of each of RUNS, and its end: by the model, and measured."""
-    calls = [count_calls(run, "shortest").count for run in runs]
-    computed, measured = computed_milliseconds(setting), ends_of(runs)
-    rows = [*zip(RUNS, calls, map(round, computed), map(round, measured), strict=True)]
+def tabulate_ends(runs: Sequence[Report], computed: Sequence[int]) -> Table:
+    """The calls of a step of each of RUNS, and its end in milliseconds."""
+    calls = [count_calls(run, "shortest")[0] for run in runs]
+    rows = [*zip(RUNS, calls, computed, map(round, ends_of(runs)), strict=True)]
     return Table(["", "calls", "computed, no forward (ms)", "measured (ms)"], rows)
 
 
-def computed_milliseconds(setting: Setting, ranks: int = 2) -> list[float]:
-    """The end of a step by the model of the link, for each of RUNS.
-
-    Ours sends the head last, torch's in its first bucket.
-    Backward only pauses; a call begins when its gradients are ready and the link is free.
-    """
-    tower = setting.tower()
-    head, *body = [
-        [p.nbytes for p in layer.parameters()] for layer in (tower.head, *tower.body)
+def take_fingerprints(
+    rank: int, world_size: int, wrapper: Wrapper, breaks: Sequence[Callable[..., None]]
+) -> list[list[str]]:
+    """This rank's fingerprints at the start and after each of four steps, broken each way."""
+    return [
+        [fingerprint(model) for model in train(rank, world_size, wrapper, 4, break_it=broken)]
+        for broken in breaks
     ]
-    backward = setting.pause * setting.depth
-    ready = [setting.pause * (i + 1) for i in range(setting.depth)]  # the last layer first
-    sizes = [*map(sum, body)]
-
-    naive = [(backward, nbytes) for nbytes in sum(body, head)]
-    alone = zip([*ready, backward], [*body, head], strict=True)
-    early = [(moment, nbytes) for moment, layer in alone for nbytes in layer]
-    one_bucket = [(backward, sum(head) + sum(sizes))]
-    bucketed = [*zip(ready, sizes, strict=True), (backward, sum(head))]
-    head_first = [*zip(ready, [sum(head) + sizes[0], *sizes[1:]], strict=True)]
-
-    ends = []
-    for calls in (naive, early, one_bucket, bucketed, head_first):
-        end = 0.0
-        for moment, nbytes in calls:
-            end = max(end, moment) + ring_seconds(nbytes, ranks, setting.link)
-        ends.append(1e3 * end)
-    return ends
-
-
-def tabulate_one_step() -> Table:
-    """The single weight of two ranks, and its gradient, at each moment of a step."""
-    first, second = launch(follow_one_step, 2).results
-    rows = [[moment, first[moment], second[moment]] for moment in first]
-    return Table(["the weight, or its gradient", "rank 0", "rank 1"], rows)
 
 
 def tabulate_fingerprints(wrapper: Wrapper, breaks: Sequence[Callable[..., None]]) -> Table:
     """Three ranks train, broken in each way; a letter for each different fingerprint."""
-    settings = {b.__name__: {"wrapper": wrapper, "break_it": b} for b in breaks}
-    ranks = launch(run_each_setting, 3, take_fingerprints, settings).results
+    ranks = launch(take_fingerprints, 3, wrapper, breaks).results
     rows = []
-    for name in settings:
-        letters = name_by_letters([prints[name] for prints in ranks])
-        blocks = [name] + [""] * (len(ranks) - 1)
-        rows += [[block, f"rank {r}", *letters[r]] for r, block in enumerate(blocks)]
+    for broken, block in zip(breaks, zip(*ranks, strict=True), strict=True):
+        column_by_column = [seen for column in zip(*block, strict=True) for seen in column]
+        letter = {f: chr(65 + i) for i, f in enumerate(dict.fromkeys(column_by_column))}
+        for rank, prints in enumerate(block):
+            name = "" if rank else broken.__name__
+            rows.append([name, f"rank {rank}", *(letter[f] for f in prints)])
     return Table(["broken", "", "start", "step 1", "step 2", "step 3", "step 4"], rows)
 
 
-def name_by_letters(rows: list[list[str]]) -> list[list[str]]:
-    """A letter for each different fingerprint, in order of appearance, column by column."""
-    columns = list(zip(*rows, strict=True))
-    letter = {f: chr(65 + i) for i, f in enumerate(dict.fromkeys(sum(columns, ())))}
-    return [[letter[f] for f in row] for row in rows]
-
-
-def tabulate_distances(ranks: int = 3) -> Table:
+def tabulate_distances() -> Table:
     """How far ten steps with each of the WRAPPERS end from those of one process."""
-    settings = {wrapper.__name__: {"wrapper": wrapper} for wrapper in WRAPPERS}
-    results = launch(run_each_setting, ranks, train_replicas, settings).results
-    alone = [train_alone()] * ranks
-    rows = []
-    for name in settings:
-        distance = largest_difference([found[name] for found in results], alone)
-        rows.append([name, "below 1e-6" if distance < 1e-6 else distance])
-    return Table([f"{ranks} ranks", "largest difference to 1 process"], rows)
+    alone, rows = train_replicas(0, 1), []
+    for wrapper, options in WRAPPERS.items():
+        found = launch(train_replicas, 3, wrapper, **options).results
+        distance = largest_difference(found, [alone] * 3)
+        rows.append([wrapper.__name__, "below 1e-6" if distance < 1e-6 else distance])
+    return Table(["3 ranks", "largest difference to 1 process"], rows)

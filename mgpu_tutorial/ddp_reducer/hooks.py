@@ -1,16 +1,15 @@
 """Communication hooks: what travels in place of a bucket, and what it does to the loss."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.functional import nll_loss
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.data import digits
 
 
@@ -45,45 +44,22 @@ def signs_with_feedback(
     return allreduce_hook(None, bucket)
 
 
-HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
-    "float32": lambda model: model.register_comm_hook(None, allreduce_hook),
-    "bfloat16": lambda model: model.register_comm_hook(None, as_bfloat16),
-    "signs": lambda model: model.register_comm_hook(None, as_signs),
-    "signs, feedback": lambda model: model.register_comm_hook({}, signs_with_feedback),
-}
-
-
-def digit_net() -> nn.Module:
-    """A network with one hidden layer for images (N, 1, 28, 28): 50 890 parameters."""
-    layers = [nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)]
-    return nn.Sequential(*layers, nn.LogSoftmax(dim=1))
-
-
-def digit_batches(
-    rank: int, world_size: int, steps: int, batch: int = 120
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's share, images and labels, of each of `steps` global batches of digits."""
-    data = digits()
-    per_epoch = len(data) // batch
-    for step in range(steps):
-        epoch, number = divmod(step, per_epoch)
-        shares = global_batches(rank, world_size, len(data), batch, 1, epoch)
-        mine = shares[number]
-        yield data.images[mine], data.labels[mine]
-
-
-def train_digits(rank: int, world_size: int, hook: str, steps: int = 36) -> list[float]:
-    """The ranks train on the digits with one of the HOOKS; returns this rank's losses."""
+def train_digits(
+    rank: int, world_size: int, hook: Callable | None = None, epochs: int = 3
+) -> list[float]:
+    """The ranks train on the digits, through a hook or not; returns this rank's losses."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(digit_net())
-    HOOKS[hook](model)
+    layers = [nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    if hook:
+        model.register_comm_hook({}, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
-    losses = []
-    for step, (images, labels) in enumerate(digit_batches(rank, world_size, steps)):
-        with span(f"step {step}"):
+    data, losses = digits(), []
+    for epoch in range(epochs):
+        for mine in global_batches(rank, world_size, len(data), 120, 1, epoch):
             optimizer.zero_grad()
-            loss = nll_loss(model(images), labels)
+            loss = cross_entropy(model(data.images[mine]), data.labels[mine])
             loss.backward()
             optimizer.step()
-        losses.append(loss.item())
+            losses.append(loss.item())
     return losses

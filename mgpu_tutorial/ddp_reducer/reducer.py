@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
+from mgpu_tutorial.ddp_buckets.experiments import Tower
 from mgpu_tutorial.lab import Ledger
 
 Buckets = list[list[str]]  # the names of the parameters in each bucket, in order of sending
@@ -66,17 +66,3 @@ def count_memory(rank: int, world_size: int, **options: Any) -> dict[str, int]:
     ledger.add("buckets", buckets)
     ledger.add("gradients", [p.grad for p in model.parameters()])
     return ledger[str(buckets[0].device)]
-
-
-def train_with_options(
-    rank: int, world_size: int, steps: int = 10, **options: Any
-) -> list[torch.Tensor]:
-    """The ranks train DDP(Tower(), **options), each on its share; returns the parameters."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Tower(), **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for batch in shares(rank, world_size, steps, width=64):
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-    return [p.detach() for p in model.parameters()]

@@ -10,7 +10,7 @@ from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, Setting
 from mgpu_tutorial.ddp_buckets.figures import count_calls, record_steps
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.lab import RankFailed
-from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.record.intervals import events_of, payload
 
 
 def one_process(steps):
@@ -29,18 +29,16 @@ def one_process(steps):
             for p, v, gradient in zip(parameters, velocity, gradients, strict=True):
                 v.copy_(0.9 * v + gradient)
                 p -= 0.1 * v
-    return list(gradients), [p.detach() for p in parameters]
+    return [list(gradients), [p.detach() for p in parameters]]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_each_wrapper_trains_what_a_plain_loop_trains(ranks, world_size):
-    settings = {wrapper.__name__: {"wrapper": wrapper, "steps": 3} for wrapper in WRAPPERS}
-    call = experiments.run_each_setting, experiments.train_replicas, settings
-    for result in ranks(world_size, *call).results:
-        assert list(result) == list(settings)
-        for trained in result.values():
-            torch.testing.assert_close(trained, one_process(3))
-    torch.testing.assert_close(experiments.train_alone(3), one_process(3))
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_each_wrapper_trains_what_a_plain_loop_trains(ranks, world_size, wrapper):
+    call = experiments.train_replicas, wrapper, 3
+    for trained in ranks(world_size, *call, **WRAPPERS[wrapper]).results:
+        torch.testing.assert_close(trained, one_process(3))
+    torch.testing.assert_close(experiments.train_replicas(0, 1, steps=3), one_process(3))
 
 
 PARAMETERS, WEIGHTS = 14, 6
@@ -54,10 +52,11 @@ CALLS = {  # how many, and how many of them begin during backward
 
 @pytest.mark.parametrize("wrapper", CALLS)
 def test_each_wrapper_makes_its_calls_at_its_time(ranks, wrapper):
-    a_weight = Setting(width=128, batch=4), 1 / 16  # to a bucket
-    report = ranks(2, record_steps, wrapper, *a_weight, trace=True)
+    options = {} if wrapper is NaiveDDP else {"bucket_cap_mb": 1 / 16}  # a weight
+    report = ranks(2, record_steps, wrapper, Setting(width=128), trace=True, **options)
     for step in ("step 1", "step 2"):
-        assert count_calls(report, step) == (*CALLS[wrapper], NBYTES)
+        assert count_calls(report, step) == CALLS[wrapper]
+        assert payload(report, step) == NBYTES
         events = events_of(report, step)
         assert {e.op for e in events if e.kind == "collective"} == {"all_reduce"}
         assert not [e for e in events if e.kind == "wait"]  # what is sent has arrived

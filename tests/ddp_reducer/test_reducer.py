@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares, train_replicas
 from mgpu_tutorial.ddp_reducer import reducer
 from tests.ddp_buckets.test_wrappers import one_process
 
@@ -29,6 +29,5 @@ OPTIONS = ["gradient_as_bucket_view", "static_graph", "find_unused_parameters"]
 
 @pytest.mark.parametrize("options", [{}, *({name: True} for name in OPTIONS)], ids=str)
 def test_no_option_changes_what_is_learned(ranks, options):
-    _, parameters = one_process(4)
-    for found in ranks(3, reducer.train_with_options, steps=4, **options).results:
-        torch.testing.assert_close(found, parameters)
+    for found in ranks(3, train_replicas, DistributedDataParallel, 4, **options).results:
+        torch.testing.assert_close(found, one_process(4))
