@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.long_sequences.dealing import zigzag
 from mgpu_tutorial.long_sequences.ring import Deal, RingAttention
+from mgpu_tutorial.tensor_parallel.block import Block
 
 Attention = Callable[[Tensor, Tensor, Tensor, Deal], Tensor]
 
@@ -22,36 +23,20 @@ def rotate(x: Tensor, places: Tensor) -> Tensor:
     return torch.cat(turned, -1)
 
 
-class Block(nn.Module):
-    """Embedding, attention with 8 heads of queries and 4 of keys, an MLP, and a head."""
-
-    def __init__(self, vocabulary: int = 17, width: int = 32) -> None:
-        super().__init__()
-        self.token = nn.Embedding(vocabulary, width)
-        self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, width)
-        self.out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(
-        self, tokens: Tensor, places: Tensor, attention: Attention, deal: Deal
-    ) -> Tensor:
-        x = self.token(tokens)
-        normed = self.first(x)
-        q = self.q(normed).unflatten(-1, (8, -1)).transpose(1, 2)
-        k, v = self.kv(normed).unflatten(-1, (2, 4, -1)).permute(2, 0, 3, 1, 4)
-        out = attention(rotate(q, places), rotate(k, places), v, deal)
-        x = x + self.out(out.transpose(1, 2).flatten(2))
-        return self.head(x + self.mlp(self.second(x)))
+def new_model(places: Tensor, attention: Attention, deal: Deal) -> nn.Sequential:
+    """An embedding, the block of tensor parallel with RoPE and this attention, and a head."""
+    torch.manual_seed(0)
+    block = Block(width=32, heads=8)
+    block.attention.attend = lambda q, k, v: attention(
+        rotate(q, places), rotate(k, places), v, deal
+    )
+    return nn.Sequential(nn.Embedding(17, 32), block, nn.Linear(32, 17)).double()
 
 
-def text(length: int = 32) -> tuple[Tensor, Tensor]:
-    """Tokens and the tokens that follow; of a prompt of 10 tokens the loss learns nothing."""
+def text() -> tuple[Tensor, Tensor]:
+    """32 tokens and those that follow; of a prompt of 10 tokens the loss learns nothing."""
     torch.manual_seed(1)
-    tokens = torch.randint(17, (1, length + 1))
+    tokens = torch.randint(17, (1, 33))
     following = tokens[:, 1:].clone()
     following[:, :10] = -100  # which cross_entropy leaves out
     return tokens[:, :-1], following
@@ -78,16 +63,12 @@ def loss_and_gradients(
     deal_following: Deal = zigzag,
 ) -> tuple[float, dict[str, Tensor]]:
     """The loss of one sequence on all ranks, and its gradients; returned on each rank."""
-    torch.manual_seed(0)
-    model, (tokens, following) = Block().double(), text()
-    length = tokens.shape[1]
-    tokens = tokens[:, deal(length, rank, world_size)]
-    following = following[:, deal_following(length, rank, world_size)]
-    places = deal_places(length, rank, world_size)
-    loss = part_of_mean(model(tokens, places, attention, deal), following)
+    tokens, following = text()
+    who = tokens.shape[1], rank, world_size
+    model = new_model(deal_places(*who), attention, deal)
+    loss = part_of_mean(model(tokens[:, deal(*who)]), following[:, deal_following(*who)])
     loss.backward()
-    loss = loss.detach()
-    dist.all_reduce(loss)
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    for part in loss.detach(), *gradients.values():
+        dist.all_reduce(part)
+    return loss.item(), gradients

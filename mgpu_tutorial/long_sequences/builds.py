@@ -11,15 +11,12 @@ from mgpu_tutorial.long_sequences.blocks import attend, merge
 from mgpu_tutorial.long_sequences.dealing import contiguous, striped, zigzag
 from mgpu_tutorial.long_sequences.ring import Deal, ring_attention
 
-# merge
-
 
 def _merged(function: Callable, sizes: list[int], scale: float = 1.0) -> None:
     """Merge blocks of these sizes, one after the other, and compare with all keys at once."""
     torch.manual_seed(0)
-    q = torch.randn(1, 2, 3, 4, dtype=torch.float64)
+    q = scale * torch.randn(1, 2, 3, 4, dtype=torch.float64)
     k, v = torch.randn(2, 1, 2, sum(sizes), 4, dtype=torch.float64)
-    q = scale * q
     blocks = [
         attend(q, *kv, torch.tensor(False))
         for kv in zip(k.split(sizes, 2), v.split(sizes, 2), strict=True)
@@ -40,11 +37,6 @@ def is_attention_over_both(function: Callable) -> None:
     _merged(function, [4, 4])
 
 
-def weighs_each_block(function: Callable) -> None:
-    """weigh each block by its own sum: one key against seven"""
-    _merged(function, [1, 7])
-
-
 def goes_on(function: Callable) -> None:
     """return a log-sum-exp with which a third block can be merged"""
     _merged(function, [3, 2, 3])
@@ -53,9 +45,6 @@ def goes_on(function: Callable) -> None:
 def stays_finite(function: Callable) -> None:
     """stay finite where scores are around 1,000"""
     _merged(function, [4, 4], scale=1000.0)
-
-
-# ring_attention
 
 
 def _differences(rank: int, world_size: int, ring: Callable, deal: Deal) -> dict[str, float]:
@@ -73,34 +62,28 @@ def _differences(rank: int, world_size: int, ring: Callable, deal: Deal) -> dict
     if out.requires_grad:
         out.square().sum().backward()
     gradients = torch.zeros_like(part) if part.grad is None else part.grad
-    pairs = {"output": (out, wanted[..., mine, :]), "log-sum-exp": (own, lse[..., mine, :])}
-    for name, one, other in zip("qkv", gradients, whole.grad[..., mine, :], strict=True):
-        pairs[f"gradient of {name}"] = one, other
-    return {name: largest_difference(*pair) for name, pair in pairs.items()}
+    names = "output", "log-sum-exp", *(f"gradient of {name}" for name in "qkv")
+    pairs = zip((out, own, *gradients), (wanted, lse, *whole.grad), strict=True)
+    far = (largest_difference(one, other[..., mine, :]) for one, other in pairs)
+    return dict(zip(names, far, strict=True))
 
 
-def _compared(function: Callable, world_sizes: tuple[int, ...], deal: Deal) -> None:
+def _compared(function: Callable, deal: Deal, *world_sizes: int) -> None:
     for n in world_sizes:
         results = launch(_differences, n, function, deal).results
         for name in results[0]:
-            for rank, far in enumerate(results):
-                what = f"on rank {rank} of {n}: the {name}"
-                assert far[name] < 1e-9, f"{what} is up to {far[name]:.2g} off"
-
-
-def attends_alone(function: Callable) -> None:
-    """attend to its own keys on one rank"""
-    _compared(function, (1,), contiguous)
+            for rank, far in enumerate(found[name] for found in results):
+                assert far < 1e-9, f"on rank {rank} of {n}: the {name} is up to {far:.2g} off"
 
 
 def equals_one_process(function: Callable) -> None:
-    """equal one process on 2, 3 and 4 ranks, with all gradients"""
-    _compared(function, (2, 3, 4), contiguous)
+    """equal one process on 1 to 4 ranks, with all gradients"""
+    _compared(function, contiguous, 1, 2, 3, 4)
 
 
 def asks_whose_keys(function: Callable) -> None:
     """take each block's positions from `deal`, here every third token"""
-    _compared(function, (3,), striped)
+    _compared(function, striped, 3)
 
 
 def sends_a_hop_less(function: Callable) -> None:
@@ -115,19 +98,14 @@ def _forward(rank: int, world_size: int, ring: Callable) -> None:
     ring(*torch.randn(3, 1, 2, 6, 4), contiguous)
 
 
-# zigzag
-
-
 def deals_each_token_once(function: Callable) -> None:
     """give each token to one rank, and equally many to each"""
     for length, n in (24, 4), (12, 3), (6, 1):
+        what = f"{length} tokens on {n} ranks: how"
         dealt = [function(length, rank, n) for rank in range(n)]
-        for rank, places in enumerate(dealt):
-            label = f"{length} tokens: how many rank {rank} of {n} gets"
-            expect(len(places), length // n, label)
+        expect([len(places) for places in dealt], [length // n] * n, f"{what} many each gets")
         times = torch.cat(dealt).bincount(minlength=length).tolist()
-        label = f"{length} tokens on {n} ranks: how often each position is dealt"
-        expect(times, [1] * length, label)
+        expect(times, [1] * length, f"{what} often each position is dealt")
 
 
 def pairs_front_and_end(function: Callable) -> None:
@@ -154,13 +132,8 @@ def refuses(function: Callable) -> None:
 build = Builder(
     "long_sequences",
     {
-        merge: [is_attention_over_both, weighs_each_block, goes_on, stays_finite],
-        ring_attention: [
-            attends_alone,
-            equals_one_process,
-            asks_whose_keys,
-            sends_a_hop_less,
-        ],
+        merge: [is_attention_over_both, goes_on, stays_finite],
+        ring_attention: [equals_one_process, asks_whose_keys, sends_a_hop_less],
         zigzag: [deals_each_token_once, pairs_front_and_end, balances, refuses],
     },
 )

@@ -1,53 +1,47 @@
 """Apparatus, not the lesson: pictures of blocks and of shares, and tables of what is sent."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional
 
-from mgpu_tutorial.lab import Ledger, Table, frame, launch, note
-from mgpu_tutorial.lab.colours import tone
-from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
-from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab import Ledger, Table, frame, launch, span
+from mgpu_tutorial.lab.colours import COLOURS, tone
+from mgpu_tutorial.lab.draw.drawing import INK
+from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.long_sequences import block, others, ring, theirs
 from mgpu_tutorial.long_sequences.dealing import contiguous
 from mgpu_tutorial.long_sequences.ring import Deal
 
-CELL, TOP, BAR = 15, 44, 46  # pixels
 
-
-def two_blocks(scores: tuple[float, ...] = (2.0, 1.0, 0.5, 3.0, 1.5, 0.0)) -> Drawing:
+def two_blocks() -> Plot:
     """The weights that one query gives six keys: in each half alone, and in all six."""
-    values = torch.tensor(scores, dtype=torch.float64)
-    halves = values.chunk(2)
-    sums = [half.exp().sum() for half in halves]
-    rows = {
-        "each half alone": torch.cat([half.softmax(0) for half in halves]),
-        "all six": values.softmax(0),
-    }
-    lines = [f"scores: {', '.join(f'{s:g}' for s in scores)}"]
-    drawing = Drawing(560, 190, "", "Weights of six keys, in two halves and all together")
-    for i, (name, weights) in enumerate(rows.items()):
-        bottom = 78 + 84 * i
-        drawing.label(8, bottom - 16, name, 14, anchor="start", weight="bold")
-        for j, weight in enumerate(weights.tolist()):
-            own, x = tone(j // 3), 150 + 62 * j + 20 * (j // 3)
-            drawing.box(
-                x, bottom - BAR * weight, 44, BAR * weight, INK, own.fill, 1, radius=0
-            )
-            drawing.label(x + 22, bottom - BAR * weight - 6, f"{weight:.2f}", 14)
-        drawing.line(150, bottom, 545, bottom, FAINT, 1)
-        lines.append(f"{name}: {', '.join(f'{w:.2f}' for w in weights.tolist())}")
-    for j, part in enumerate(sums):
-        share = part / sum(sums)
-        text = f"sum {part:.1f}, so times {share:.2f}"
-        drawing.label(237 + 206 * j, 98, text, 14, tone(j).text, weight="bold")
-        lines.append(f"half {j + 1}: sum of exponentials {part:.1f}, its share {share:.2f}")
-    drawing.text = "\n".join(lines)
-    return drawing
+    from matplotlib.figure import Figure
+
+    scores = torch.tensor([[2.0, 1.0, 0.5], [3.0, 1.5, 0.0]], dtype=torch.float64)
+    sums = scores.exp().sum(1)
+    says = [f"sum {part:.1f}, so times {part / sums.sum():.2f}" for part in sums.tolist()]
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    panels[0].set_xticks([1, 4], says, fontsize=11)
+    panels[1].set_xticks([])
+    rows = {"each half alone": scores.softmax(1), "all six": scores.flatten().softmax(0)}
+    lines = [f"scores: {', '.join(f'{s:g}' for s in scores.flatten().tolist())}", *says]
+    for axes, (name, weights) in zip(panels, rows.items(), strict=True):
+        colours = [COLOURS[key // 3] for key in range(6)]
+        axes.bar_label(axes.bar(range(6), weights.flatten(), color=colours), fmt="%.2f")
+        axes.set_title(name, fontweight="bold")
+        axes.margins(y=0.15)
+        axes.tick_params(bottom=False, left=False, labelleft=False)
+        axes.spines[["top", "left", "right"]].set_visible(False)
+        lines.append(f"{name}: {', '.join(f'{w:.2f}' for w in weights.flatten().tolist())}")
+    return Plot(figure, "\n".join(lines))
 
 
 def travel(rank: int, world_size: int) -> None:
@@ -68,52 +62,49 @@ def kept(length: int = 512) -> Table:
     """The bytes that autograd keeps of one attention until backward, on each of the ranks."""
     rows = []
     for n in (1, 4):
-        for name, attention in (
-            ("ring_attention", lambda *given: ring.ring_attention(*given)[0]),
-            ("RingAttention", ring.RingAttention.apply),
-        ):
-            nbytes = launch(_saved, n, attention, length).results[0]
-            rows.append([name, n, length // n, bytes_text(nbytes)])
+        found = launch(_saved, n, length // n).results[0]
+        rows += [[name, n, length // n, bytes_text(saved)] for name, saved in found.items()]
     return Table(["", "ranks", "tokens on a rank", "kept for backward"], rows)
 
 
-def _saved(rank: int, world_size: int, attention: block.Attention, length: int) -> int:
-    q, k, v = torch.randn(3, 1, 4, length // world_size, 16).unbind()
-    ledger = Ledger()
-    with ledger.saved_for_backward():
-        out = attention(*(x.requires_grad_() for x in (q, k, v)), contiguous)
-    saved = ledger.saved_now(q.device)
-    out.sum().backward()  # the same graph is alive until here
-    return saved
+def _saved(rank: int, world_size: int, tokens: int) -> dict[str, int]:
+    found = {}
+    for attention in (ring.ring_attention, ring.RingAttention):
+        q, k, v = torch.randn(3, 1, 4, tokens, 16).unbind()
+        ledger = Ledger()
+        with ledger.saved_for_backward():
+            given = *(x.requires_grad_() for x in (q, k, v)), contiguous
+            out = getattr(attention, "apply", attention)(*given)
+        found[attention.__name__] = ledger.saved_now(q.device)
+        del out  # and with it the graph
+    return found
 
 
-def triangles(*deals: Deal, length: int = 16, ranks: int = 4) -> Drawing:
+def triangles(*deals: Deal, length: int = 16, ranks: int = 4) -> Plot:
     """For each way to deal: which rank computes which pair of a query and a key."""
-    width = CELL * length + 34
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
     lines = [f"{length} tokens on {ranks} ranks; pairs of a query and a key up to it"]
-    height = TOP + CELL * length + 30
-    names = ", ".join(deal.__name__ for deal in deals)
-    alt = f"Who computes which part of the causal triangle: {names}"
-    drawing = Drawing(width * len(deals), height, "", alt)
-    for i, deal in enumerate(deals):
-        left = 20 + width * i
-        drawing.label(left, 16, deal.__name__, 15, anchor="start", weight="bold")
-        drawing.label(left, 36, "keys →", 13, anchor="start")
+    for axes, deal in zip(
+        figure.subplots(1, len(deals), squeeze=False)[0], deals, strict=True
+    ):
         for rank in range(ranks):
-            places = deal(length, rank, ranks).tolist()
-            own = tone(rank)
-            for query in places:
-                y = TOP + CELL * query
-                drawing.box(
-                    left, y, CELL * (query + 1), CELL, own.fill, own.fill, 1, radius=0
-                )
-                drawing.label(left + 7, y + 12, rank, 12, own.on, weight="bold")
-            total = sum(query + 1 for query in places)
-            x = left + width / ranks * rank * 0.9
-            drawing.label(x, height - 8, total, 14, own.text, "start", "bold")
-            lines.append(f"{deal.__name__}, rank {rank}: queries {places}, {total} pairs")
-    drawing.text = "\n".join(lines)
-    return drawing
+            places, own = deal(length, rank, ranks), tone(rank)
+            total = int((places + 1).sum())
+            label = f"rank {rank}: {total} pairs"
+            axes.barh(
+                places, places + 1, 1, color=own.fill, edgecolor=INK, lw=0.5, label=label
+            )
+            for place in places.tolist():
+                axes.text(0.5, place, rank, color=own.on, ha="center", va="center")
+            lines.append(f"{deal.__name__}, {label}, queries {places.tolist()}")
+        axes.set(xlabel="keys", ylabel="queries", xticks=[], yticks=[])
+        axes.set_title(deal.__name__, fontweight="bold")
+        axes.margins(0)
+        axes.invert_yaxis()
+        axes.legend(frameon=False)
+    return Plot(figure, "\n".join(lines))
 
 
 def balance(*deals: Deal, length: int = 64, ranks: int = 4) -> Table:
@@ -151,103 +142,86 @@ def sent() -> Table:
     """Numbers sent by a rank in forward and backward, counted, beside the formula."""
     rows = []
     for ranks, kv_heads in (4, 8), (4, 4), (2, 2):
+        report = launch(_there_and_back, ranks, kv_heads, trace=True)
         for name in METHODS:
-            report = launch(_there_and_back, ranks, name, kv_heads, trace=True)
-            events = [e for e in report.events if e.rank == 0]
-            middle = next(i for i, e in enumerate(events) if e.note == "backward")
-            counted = [_numbers(half, ranks) for half in (events[:middle], events[middle:])]
+            counted = [_numbers(report, f"{name} {way}") for way in ("forward", "backward")]
             formula = sent_by_formula(name, ranks, 8 * 4, 8 // kv_heads, 64)
             rows.append([name, ranks, kv_heads, int(formula), *counted])
     header = ["", "ranks", "KV heads of 8", "formula", "forward", "backward"]
     return Table(header, rows)
 
 
-def _there_and_back(
-    rank: int, world_size: int, method: str, kv_heads: int, tokens: int = 64
-) -> None:
-    q = torch.randn(1, 8, tokens // world_size, 4, dtype=torch.float64).requires_grad_()
-    kv = torch.randn(2, 1, kv_heads, *q.shape[2:], dtype=torch.float64).requires_grad_()
-    out = METHODS[method](q, *kv, contiguous)
-    note("backward")
-    out.sum().backward()
+def _there_and_back(rank: int, world_size: int, kv_heads: int) -> None:
+    for name, attention in METHODS.items():
+        q = torch.randn(1, 8, 64 // world_size, 4, dtype=torch.float64).requires_grad_()
+        kv = torch.randn(2, 1, kv_heads, *q.shape[2:], dtype=torch.float64).requires_grad_()
+        with span(f"{name} forward"):
+            out = attention(q, *kv, contiguous)
+        with span(f"{name} backward"):
+            out.sum().backward()
 
 
-def _numbers(events: Sequence[Event], ranks: int) -> int:
+def _numbers(report: Report, during: str) -> int:
     """How many float64 these calls make a rank send; of a collective, what its ranks must."""
-    parts = {"isend": 1, "reduce_scatter_single": ranks - 1}
-    parts |= dict.fromkeys(("all_gather_single", "all_to_all_single"), (ranks - 1) / ranks)
-    return int(sum(parts.get(e.op, 0) * e.nbytes for e in events) / 8)
+    n = report.world_size
+    parts = {"isend": 1, "reduce_scatter_single": n - 1}
+    parts |= dict.fromkeys(("all_gather_single", "all_to_all_single"), (n - 1) / n)
+    calls = (e for e in events_of(report, during) if e.rank == 0)
+    return int(sum(parts.get(e.op, 0) * e.nbytes for e in calls) / 8)
 
 
-def free_blocks() -> Table:
-    """Tokens of the shortest block that hides its transfer, for the devices of the paper."""
-    printed = {  # TFLOP/s, GB/s, thousands of tokens
-        "A100, NVLink": (312, 300, 1.0),
-        "A100, InfiniBand": (312, 12.5, 24.5),
-        "TPU v3": (123, 112, 1.1),
-        "TPU v4": (275, 268, 1.0),
-        "TPU v5e": (196, 186, 1.1),
-    }
-    rows = [[name, f, b, f"{f / b:.1f}", c] for name, (f, b, c) in printed.items()]
-    return Table(["", "TFLOP/s", "GB/s", "F/B", "printed"], rows)
-
-
-def rotations(world_size: int = 4) -> Table:
+def rotations() -> Table:
     """PyTorch's context_parallel: is it near one process, and which calls does it make?"""
-    rows = []
+    rows, named = [], ("all_gather_single", "all_to_all_single")
     for rotate in ("allgather", "alltoall"):
-        run = {"rotate": rotate, "device": "cpu", "trace": True}
-        report = launch(theirs.by_context_parallel, world_size, **run)
+        report = launch(theirs.by_context_parallel, 4, rotate, device="cpu", trace=True)
         calls = Counter(event.op for event in report.events if event.rank == 0)
         far = max(report.results)
         near = "below 1e-13" if far < 1e-13 else f"{far:.0e}"
-        named = ("all_gather_single", "all_to_all_single")
         rows.append([rotate, near, *(calls[name] for name in named)])
     return Table(["", "from one process", *named], rows)
 
 
-def equality() -> Table:
-    """How far loss and gradients are from one process with PyTorch's own attention."""
-    one = launch(block.loss_and_gradients, 1, _by_pytorch).results[0]
-    rows = []
-    for name, attention in METHODS.items():
-        deals = {} if name != "ulysses" else dict.fromkeys(DEALT, contiguous)
-        for n in (1, 2, 4):
-            found = launch(block.loss_and_gradients, n, attention, **deals).results
-            far = [largest_difference(result, one) for result in map(list, found)]
-            rows.append([name, n, "below 1e-13" if max(far) < 1e-13 else f"{max(far):.0e}"])
-    return Table(["", "ranks", "loss and 15 gradients from one process"], rows)
+# A block beside one process: what is other than in `loss_and_gradients`, by name
+
+DEALT = ("deal", "deal_places", "deal_following")
+WAYS: Mapping[str, Mapping] = {
+    "ring": {},
+    "all-gather": {"attention": METHODS["all-gather"]},
+    "ulysses": {"attention": METHODS["ulysses"]} | dict.fromkeys(DEALT, contiguous),
+}
+
+
+def beside_one(ways: Mapping[str, Mapping], *ranks: int) -> Table:
+    """The loss of a block in each way, and how far the gradients are from one process's."""
+    loss, right = launch(block.loss_and_gradients, 1, _by_pytorch).results[0]
+    length = torch.cat([gradient.flatten() for gradient in right.values()]).norm()
+    rows = [["one process", 1, f"{loss:.2f}", "", ""]]
+    for n in ranks:
+        for name, (found, gradients) in launch(_tried, n, ways).results[0].items():
+            off = {k: ((gradients[k] - right[k]).norm() / length).item() for k in right}
+            far, worst = math.hypot(*off.values()), max(off, key=off.get)
+            seen = [f"{far:.0%}", worst]
+            if max(far, abs(found - loss)) < 1e-13:
+                seen = ["below 1e-13", ""]
+            rows.append([name, n, f"{found:.2f}", *seen])
+    return Table(["", "ranks", "loss", "gradients off by", "most in"], rows)
 
 
 def _by_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, deal: Deal):
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-DEALT = ("deal", "deal_places", "deal_following")
+def _tried(rank: int, world_size: int, ways: Mapping[str, Mapping]) -> dict:
+    return {name: _loss_and_gradients(rank, world_size, **way) for name, way in ways.items()}
 
 
-def _mistaken(
+def _loss_and_gradients(
     rank: int,
     world_size: int,
     go_home: Callable = ring.go_home,
     count_all: Callable = block.count_all,
-    **deals: Deal,
+    **given: Callable,
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    ring.go_home, block.count_all = go_home, count_all  # in this rank alone
-    return block.loss_and_gradients(rank, world_size, **deals)
-
-
-def mistakes(**changes: dict[str, Callable]) -> Table:
-    """The loss on four ranks with each change, and how far its gradients are from one's."""
-    (loss, right), *_ = launch(block.loss_and_gradients, 1).results
-    length = torch.cat([g.flatten() for g in right.values()]).norm()
-    rows = [["one process", f"{loss:.2f}", "0", ""]]
-    for name, change in {"no mistake": {}, **changes}.items():
-        loss, found = launch(_mistaken, 4, **change).results[0]
-        wrong = {n: (found[n] - right[n]).norm() / length for n in right}
-        off = torch.stack(list(wrong.values())).norm().item()
-        is_off = off > 1e-9
-        worst = max(wrong, key=wrong.get) if is_off else ""
-        far = f"{off:.0%}" if is_off else "0"
-        rows.append([name.replace("_", " "), f"{loss:.2f}", far, worst])
-    return Table(["", "loss", "gradients off by", "most in"], rows)
+    with patch.object(ring, "go_home", go_home), patch.object(block, "count_all", count_all):
+        return block.loss_and_gradients(rank, world_size, **given)

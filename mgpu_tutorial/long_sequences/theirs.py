@@ -1,5 +1,8 @@
 """PyTorch's `context_parallel` on CPU ranks, beside one process."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,7 +28,7 @@ def by_context_parallel(rank: int, world_size: int, rotate: str = "allgather") -
     let_context_parallel_run_on_cpu()
     set_rotate_method(rotate)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 4, 32, 8, dtype=torch.float64) for _ in range(3))
+    q, k, v = torch.randn(3, 1, 4, 32, 8, dtype=torch.float64).unbind()
     buffers = [q, k, v, *out_and_gradients(q, k, v)]
     mesh = init_device_mesh("cpu", (world_size,))
     with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 7):
@@ -33,33 +36,29 @@ def by_context_parallel(rank: int, world_size: int, rotate: str = "allgather") -
 
 
 def let_context_parallel_run_on_cpu() -> None:
-    """Teach `context_parallel` the CPU's attention: PyTorch's handlers know the GPU's only.
-
-    Its sums of partial results then keep the dtype of the queries.
-    """
+    """Teach `context_parallel` the attention of CPUs: PyTorch's handlers know GPUs only."""
     aten = torch.ops.aten
     attend = aten._scaled_dot_product_flash_attention_for_cpu.default
     go_back = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
-    def attend_to_block(q, k, v, is_causal, **_):
+    def attend_to_block(q, k, v, is_causal):
         return attend(q.contiguous(), k.contiguous(), v.contiguous(), 0.0, is_causal)
 
-    def go_back_through_block(query, key, value, out, logsumexp, is_causal, grad_out, **_):
+    def go_back_through_block(query, key, value, out, logsumexp, is_causal, grad_out):
         return go_back(grad_out, query, key, value, out, logsumexp, 0.0, is_causal)
 
+    def on_ranks(ring: Callable, *given: Any) -> tuple[DTensor, ...]:
+        mesh, placements = given[-1].device_mesh, given[-1].placements
+        local = [x.to_local() if isinstance(x, DTensor) else x for x in given]
+        found = ring(mesh.get_group(), 2, *local, is_causal=True)
+        return tuple(DTensor.from_local(x, mesh, placements) for x in found)
+
     def forward(operator, given, named):
-        mesh, local = given[0].device_mesh, [tensor.to_local() for tensor in given[:3]]
-        is_causal = given[4] if len(given) > 4 else named.get("is_causal", False)
-        ring = theirs._templated_ring_attention
-        found = ring(mesh.get_group(), 2, attend_to_block, *local, is_causal=is_causal)
-        return tuple(DTensor.from_local(x, mesh, given[0].placements) for x in found[:2])
+        return on_ranks(theirs._templated_ring_attention, attend_to_block, *given[:3])
 
     def backward(operator, given, named):
-        mesh, (gradient, *local) = given[0].device_mesh, [t.to_local() for t in given[:6]]
         ring = theirs._templated_ring_attention_backward
-        end = go_back_through_block, gradient, "grad_out", *local, given[7]
-        found = ring(mesh.get_group(), 2, *end)
-        return tuple(DTensor.from_local(x, mesh, given[0].placements) for x in found[:3])
+        return on_ranks(ring, go_back_through_block, given[0], "grad_out", *given[1:6])
 
     theirs.custom_ops |= {attend: forward, go_back: backward}
-    theirs._cp_options.convert_to_f32 = False
+    theirs._cp_options.convert_to_f32 = False  # partial results keep the dtype of the queries
