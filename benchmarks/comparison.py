@@ -11,11 +11,8 @@ takes some five minutes with `--full`. `--save` stores the result where the note
 comparison reads it, beside those of other kinds.
 """
 
-import json
 import os
 from collections.abc import Sequence
-from datetime import date
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -37,25 +34,25 @@ def measure_row(
     ranks = count if setup.wrapper == "DDP" else 1
     how = {"device": "cuda" if gpus else "cpu", "timeout": timeout}
     report = launch(train_setup, ranks, setup, experiment, count, **how)
-    return figures.summarise(report.results) | {"devices": count}
+    return figures.summarise(report.results)
 
 
-def compare(experiments: Sequence[Experiment], gpus: int) -> dict[str, dict]:
+def compare(experiments: Sequence[Experiment], gpus: int) -> list[dict[str, Any]]:
     """All rows of all networks; on one GPU only its own."""
-    rows: dict[str, dict] = {}
+    rows = []
     for experiment in experiments:
-        found = rows[experiment.network] = {}
         for name, setup in SETUPS.items():
             if not setup.wrapper or gpus != 1:
-                found[name] = measure_row(setup, experiment, gpus)
-                print(f"{experiment.network}, {name}: {found[name]}", flush=True)
+                of = {"network": experiment.network, "setup": name}
+                rows.append(of | measure_row(setup, experiment, gpus))
+                print(rows[-1], flush=True)
     return rows
 
 
-def measure_parts(experiments: Sequence[Experiment]) -> dict[str, dict]:
+def measure_parts(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
     """Processor seconds of forward, backward and update, of the rank that takes longest."""
     alone, two, ddp = Setup(), Setup("DataParallel"), Setup("DDP")
-    rows: dict[str, dict] = {}
+    rows = []
     for experiment in experiments:
         half = experiment._replace(batch=experiment.batch // 2)
         runs = {
@@ -65,25 +62,11 @@ def measure_parts(experiments: Sequence[Experiment]) -> dict[str, dict]:
             "one of two DDP ranks": (2, ddp, experiment),
             "one of two DDP ranks, no average": (2, ddp, experiment, False),
         }
-        found = rows[experiment.network] = {}
         for name, (ranks, *how) in runs.items():
             report = launch(figures.time_parts, ranks, *how, device="cpu", timeout=3600)
-            found[name] = [round(part, 4) for part in max(report.results, key=sum)]
+            seconds = [round(part, 4) for part in max(report.results, key=sum)]
+            rows.append({"network": experiment.network, "setup": name, "seconds": seconds})
     return rows
-
-
-def describe(experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """With what something was measured: instructions, versions, and the experiments' size."""
-    known = torch.cpu.get_capabilities()
-    return {
-        "instructions": {name: known.get(name, False) for name in INSTRUCTIONS},
-        "versions": {name: version(name) for name in ("torch", "torchvision")},
-        "scale": {
-            "batch": {e.network: e.batch for e in experiments},
-            "side": experiments[0].side,
-            "iterations": experiments[0].iterations,
-        },
-    }
 
 
 if __name__ == "__main__":
@@ -95,19 +78,21 @@ if __name__ == "__main__":
     iterations = 20 if kind == "cuda" else 4
     chosen = FULL if given.full or kind == "cuda" else SMALL
     experiments = [e._replace(iterations=iterations) for e in chosen]
-    device = torch.cuda.get_device_name() if gpus else "CPU, one core per device"
-    result = describe(experiments) | {"device": device}
+    known = torch.cpu.get_capabilities()
+    about = {
+        "device": torch.cuda.get_device_name() if gpus else "CPU, one core per device",
+        "torch": torch.__version__,
+        "batch": {experiment.network: experiment.batch for experiment in experiments},
+        "instructions": {name: known.get(name, False) for name in INSTRUCTIONS},
+    }
     if kind == "parts":
-        result["rows"] = measure_parts(experiments)
-        print(figures.parts_picture(result))
+        rows = measure_parts(experiments)
+        print(figures.parts_picture(rows))
     else:
-        result["rows"] = compare(experiments, gpus)
+        rows = compare(experiments, gpus)
         for network, batch, side, _ in experiments:
             print(f"\n{network}, global batch {batch}, {side} x {side}")
-            print(figures.table(result, network))
-    if kind == "cuda":
-        result["date"] = date.today().isoformat()
+            print(figures.table(rows, network))
     if given.save:
-        stored = json.loads(figures.STORED.read_text(encoding="utf-8")) | {kind: result}
-        figures.STORED.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        figures.save(kind, [about, *rows])
         print(f"stored in {figures.STORED.name}")

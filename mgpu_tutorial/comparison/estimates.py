@@ -1,8 +1,5 @@
-"""What one step of a network costs on any device, counted without computing it.
-
-The tensors are on PyTorch's device "meta": they have shapes and no numbers, so that a batch
-that this machine could not hold is counted in a second.
-"""
+"""What one step of a network costs on any device, counted on PyTorch's device "meta", whose
+tensors have shapes and no numbers."""
 
 from typing import NamedTuple
 
@@ -12,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.comparison.training import Experiment
 from mgpu_tutorial.lab import Ledger
+from mgpu_tutorial.shared.vision import torchvision
 
 
 class StepCost(NamedTuple):
@@ -46,10 +44,8 @@ def count_operations(network: nn.Module, images: torch.Tensor) -> int:
 
 def count_step(experiment: Experiment) -> StepCost:
     """What one step on the whole global batch costs, on one device and in float32."""
-    from mgpu_tutorial.shared.vision import torchvision
-
     with torch.device("meta"):
-        network = getattr(torchvision.models, experiment.network)(num_classes=10)
+        network = torchvision.models.get_model(experiment.network, num_classes=10)
         images = torch.empty(experiment.batch, 3, experiment.side, experiment.side)
         labels = torch.empty(experiment.batch, dtype=torch.int64)
     parameters = sum(parameter.numel() for parameter in network.parameters())

@@ -1,9 +1,8 @@
 """Apparatus: processor seconds by parts, and the stored comparison as tables.
 
-`benchmarks/comparison.py` measured it and wrote comparison.json beside this file. There a
-row is one setup, with the seconds of 20 iterations of the slowest rank, the bytes that each
-device held, and the number of processes. A row that needs more GPUs than the machine has is
-left out. Under "parts" a row is the processor seconds of forward, backward, update.
+`benchmarks/comparison.py` measured it and wrote comparison.json beside this file: for each
+kind first with what it was measured, and then the rows. A row of "parts" has the processor
+seconds of forward, backward and update.
 """
 
 import json
@@ -11,10 +10,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from time import process_time
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -39,25 +38,14 @@ BACKWARD = {**FORWARD, "facecolor": "#f2b36b", "hatch": "////"}
 NUMBER = {"facecolor": "white", "linewidth": 0, "pad": 1.2}
 
 
-class Parts(NamedTuple):
-    """Processor seconds of one step: forward with its loss, backward, and update.
-
-    They count what all threads of one process have computed. A clock on the wall also
-    counts waiting, and what else the machine does meanwhile.
-    """
-
-    forward: float
-    backward: float
-    update: float
-
-
 def time_parts(
     rank: int, world_size: int, setup: Setup, experiment: Experiment, average: bool = True
-) -> Parts:
-    """Each rank repeats one step on its share; with DDP they average, unless told not to.
+) -> tuple[float, ...]:
+    """Each rank repeats one step on random pictures; with DDP they average, if `average`.
 
-    The pictures are random: what a step costs is the same for any.
-    Returns the least processor seconds of each part over `experiment.iterations` steps.
+    Returns the processor seconds of forward, backward and update, of each the least over
+    `experiment.iterations` steps. They count what all threads of the process have computed;
+    a clock on the wall also counts waiting, and what else the machine does meanwhile.
     """
     devices = devices_of(setup, 2)
     module, optimizer, _ = new_network(experiment.network, 1, devices[0])
@@ -67,60 +55,72 @@ def time_parts(
     labels = torch.arange(count, device=devices[0]) % 10
     steps = []
     for _ in range(experiment.iterations + 1):
-        begin = process_time()
+        times = [process_time()]
         with nullcontext() if average else model.no_sync():
             loss = cross_entropy(model(images), labels)
-            forward = process_time()
+            times.append(process_time())
             optimizer.zero_grad()
             loss.backward()
-        backward = process_time()
+        times.append(process_time())
         optimizer.step()
-        end = process_time()
-        steps.append(Parts(forward - begin, backward - forward, end - backward))
-    return Parts(*map(min, zip(*steps[1:], strict=True)))
+        times.append(process_time())
+        steps.append([end - begin for begin, end in pairwise(times)])
+    return tuple(map(min, zip(*steps[1:], strict=True)))
 
 
-def load_stored(kind: str = "cpu") -> dict[str, Any] | None:
-    """What is stored for "cpu", "cuda" or "parts"; None where that was never measured."""
-    return json.loads(STORED.read_text(encoding="utf-8")).get(kind)
+def load_stored(kind: str) -> list[dict[str, Any]]:
+    """What is stored for "cpu", "cuda" or "parts": about it first, then the rows."""
+    return json.loads(STORED.read_text(encoding="utf-8"))[kind]
+
+
+def save(kind: str, found: Sequence[dict[str, Any]]) -> None:
+    """Store what was measured, a row a line; what other kinds have stays."""
+    stored = json.loads(STORED.read_text(encoding="utf-8")) | {kind: found}
+    parts = [
+        f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, rows)) + "\n]"
+        for name, rows in stored.items()
+    ]
+    STORED.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
 def summarise(ranks: Sequence[SetupResult]) -> dict[str, Any]:
-    """One row: 20 times the median iteration of the slowest rank; every device's bytes."""
+    """20 times the median iteration of the slowest rank; the bytes of every device."""
     slowest = map(max, zip(*(rank.seconds for rank in ranks), strict=True))
+    counted = [sum(device.values()) for rank in ranks for device in rank.memory]
     return {
         "seconds": round(20 * statistics.median(slowest), 2),
-        "memory": [device for rank in ranks for device in rank.memory],
-        "peaks": [peak for rank in ranks for peak in rank.peaks],
+        "memory": [peak for rank in ranks for peak in rank.peaks] or counted,
         "processes": len({rank.pid for rank in ranks}),
     }
 
 
-def table(result: dict[str, Any], network: str) -> Table:
+def table(rows: Sequence[dict[str, Any]], network: str) -> Table:
     """A row per setup: seconds, speed against one device, memory per device, processes."""
+    cells = []
+    rows = [row for row in rows if row["network"] == network]
+    for row in rows:
+        speed = rows[0]["seconds"] / row["seconds"]
+        memory = ", ".join(map(bytes_text, row["memory"]))
+        numbers = f"{row['seconds']:.1f}", f"{speed:.2f}", memory, row["processes"]
+        cells.append([row["setup"], *numbers])
     header = ["setup", "s per 20 iterations", "speed", "memory per device", "processes"]
-    rows = []
-    first = result["rows"][network]["one device"]["seconds"]
-    for name, row in result["rows"][network].items():
-        counted = [sum(device.values()) for device in row["memory"]]
-        memory = ", ".join(bytes_text(n) for n in row["peaks"] or counted)
-        seconds, speed = f"{row['seconds']:.1f}", f"{first / row['seconds']:.2f}"
-        rows.append([name, seconds, speed, memory, row["processes"]])
-    return Table(header, rows)
+    return Table(header, cells)
 
 
-def parts_picture(result: dict[str, Any]) -> Plot:
+def parts_picture(rows: Sequence[dict[str, Any]]) -> Plot:
     """Processor seconds of forward and backward, and the step as a share of one device's."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 2.6), layout="constrained")
-    panels = figure.subplots(1, len(result["rows"]), sharey=True, squeeze=False)[0]
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    panels = figure.subplots(1, len(networks), sharey=True, squeeze=False)[0]
     lines = []
-    for axes, (network, rows) in zip(panels, result["rows"].items(), strict=True):
-        forward, backward, _ = zip(*rows.values(), strict=True)
-        shares = [f"{sum(parts) / sum(rows['one device']):.2f}" for parts in rows.values()]
-        first = axes.barh(list(rows), forward, 0.72, label="forward", **FORWARD)
-        rest = axes.barh(list(rows), backward, 0.72, forward, label="backward", **BACKWARD)
+    for axes, network in zip(panels, networks, strict=True):
+        mine = {row["setup"]: row["seconds"] for row in rows if row["network"] == network}
+        forward, backward, _ = zip(*mine.values(), strict=True)
+        shares = [f"{sum(parts) / sum(mine['one device']):.2f}" for parts in mine.values()]
+        first = axes.barh(list(mine), forward, 0.72, label="forward", **FORWARD)
+        rest = axes.barh(list(mine), backward, 0.72, forward, label="backward", **BACKWARD)
         for bars in (first, rest):
             axes.bar_label(bars, fmt="%.1f", label_type="center", bbox=NUMBER)
         axes.bar_label(rest, shares, padding=6, fontsize=11, fontweight="bold")
@@ -128,7 +128,7 @@ def parts_picture(result: dict[str, Any]) -> Plot:
         axes.margins(x=0.25)
         axes.tick_params(bottom=False, left=False, labelbottom=False, labelsize=11)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
-        for name, f, b, share in zip(rows, forward, backward, shares, strict=True):
+        for name, f, b, share in zip(mine, forward, backward, shares, strict=True):
             lines.append(f"{network}, {name}: {f:.2f} + {b:.2f} s, {share}")
     axes.invert_yaxis()
     look = {"loc": "outside upper right", "ncols": 2, "frameon": False}

@@ -20,6 +20,7 @@ from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.ddp_reducer.hooks import as_bfloat16
 from mgpu_tutorial.lab import Ledger, span
 from mgpu_tutorial.shared.data import Pictures, pictures
+from mgpu_tutorial.shared.vision import torchvision
 
 
 class Setup(NamedTuple):
@@ -50,11 +51,8 @@ class Experiment(NamedTuple):
 
 
 class SetupResult(NamedTuple):
-    """What one rank measured.
-
-    Seconds of each iteration but the first, losses of all; bytes on each of its devices by
-    category, counted in the first iteration; CUDA's peaks in bytes; its process.
-    """
+    """Of one rank: seconds of each iteration but the first, losses of all; bytes by category
+    on each of its devices, of the first iteration; CUDA's peaks in bytes; its process."""
 
     seconds: list[float]
     losses: list[float]
@@ -83,29 +81,19 @@ def train_setup(
         # the first iteration is counted, the others are timed
         with nullcontext() if losses else ledger.saved_for_backward(module):
             begin = now()
-            losses.append(train_step(model, optimizer, setup, images, labels))
+            with torch.autocast(kind(), torch.bfloat16, setup.autocast):
+                loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             schedule.step()
             seconds.append(now() - begin)
+        losses.append(loss.item())
         if step == 0:
             ledger.record_state(module, optimizer)
     memory = [ledger[device] for device in ledger.devices]
-    return SetupResult(seconds[1:], losses, memory, peaks(devices), os.getpid())
-
-
-def train_step(
-    model: Callable[[torch.Tensor], torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    setup: Setup,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-) -> float:
-    """One step on this batch, its forward under autocast if `setup` says so; the loss."""
-    with torch.autocast(kind(), torch.bfloat16, setup.autocast):
-        loss = cross_entropy(model(images), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+    peaks = [torch.cuda.max_memory_allocated(d) for d in devices if d.type == "cuda"]
+    return SetupResult(seconds[1:], losses, memory, peaks, os.getpid())
 
 
 def devices_of(setup: Setup, count: int) -> Sequence[torch.device]:
@@ -119,10 +107,8 @@ def new_network(
     name: str, steps: int, home: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """One of torchvision's networks for ten classes, SGD, and a cosine schedule."""
-    from mgpu_tutorial.shared.vision import torchvision  # seconds: only for who needs it
-
     torch.manual_seed(0)
-    module = getattr(torchvision.models, name)(num_classes=10).to(home)
+    module = torchvision.models.get_model(name, num_classes=10).to(home)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
     return module, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
@@ -136,10 +122,8 @@ def wrap(
         if setup.hook:
             model.register_comm_hook(None, as_bfloat16)
         return model
-    if setup.wrapper == "DataParallel" and devices[0].type == "cuda":
-        return nn.DataParallel(module)
     if setup.wrapper == "DataParallel":
-        return DataParallel(module, devices)
+        return nn.DataParallel(module) if kind() == "cuda" else DataParallel(module, devices)
     return module
 
 
@@ -164,18 +148,10 @@ def now() -> float:
     return time.perf_counter()
 
 
-def peaks(devices: Sequence[torch.device]) -> list[int]:
-    """The most bytes that CUDA had given out on each device; nothing for other devices."""
-    return [torch.cuda.max_memory_allocated(d) for d in devices if d.type == "cuda"]
-
-
 def train_each(
     rank: int, world_size: int, names: Sequence[str], experiment: Experiment
 ) -> dict[str, SetupResult]:
-    """Train as each of the SETUPS named, one after the other, each inside a span of its name.
-
-    DataParallel takes two devices.
-    """
+    """Train as each of the SETUPS named, inside a span of its name; two for DataParallel."""
     results = {}
     for name in names:
         with span(name):
