@@ -58,12 +58,11 @@ def test_each_part_ends_where_its_fractions_do(weights, left_out):
     assert all(abs(end - at) <= 0.5 for end, at in zip(ends, exact, strict=True))
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), seeds)
+@given(st.permutations([1, 2, 3, 4]), seeds)
 def test_a_partitioner_cuts_one_shuffled_order(weights, seed):
     data = [f"sample {i}" for i in range(20)]
-    partitioner = dp.DataPartitioner(data, [weight / 10 for weight in weights][:3], seed)
-    parts = cut(shuffled(20, seed), [2 * weight for weight in weights][:3])
-    for i, part in enumerate(parts):
+    partitioner = dp.DataPartitioner(data, [weight / 10 for weight in weights], seed)
+    for i, part in enumerate(cut(shuffled(20, seed), [2 * weight for weight in weights])):
         assert partitioner.indices(i) == part
         subset = partitioner.use(i)
         assert [subset[j] for j in range(len(subset))] == [data[j] for j in part]
@@ -71,21 +70,13 @@ def test_a_partitioner_cuts_one_shuffled_order(weights, seed):
 
 
 @pytest.mark.parametrize(
-    "sizes, says",
-    [
-        ([], "one or more positive fractions"),
-        ([0.5, -0.1], "one or more positive fractions"),
-        ([float("nan")], "one or more positive fractions"),
-        ([0.5, 0.5 + 1e-8], "add up to at most 1"),
-        ([0.999, 0.001], "part 1 would be empty"),
-        ([0.04, 0.96], "part 0 would be empty"),
-    ],
+    "sizes", [[], [1.2, -0.2], [float("nan")], [0.5, 0.4], [0.7, 0.7], [0.999, 0.001]]
 )
-def test_sizes_that_cannot_work_are_refused(sizes, says):
-    with pytest.raises(ValueError, match=says):
+def test_sizes_that_cannot_work_are_refused(sizes):
+    with pytest.raises(ValueError):
         dp.DataPartitioner(range(10), sizes)
-    for least in ([0.5, 0.5 + 1e-10], [0.06, 0.94]):  # rounding is no error, 1 is a part
-        assert dp.DataPartitioner(range(10), least).parts
+    least = dp.DataPartitioner(range(10), [0.06, 0.94])  # one sample is a part
+    assert [len(part) for part in least.parts] == [1, 9]
 
 
 @given(st.integers(1, 60), st.integers(1, 20), world_sizes, seeds, st.integers(0, 9))
@@ -105,11 +96,9 @@ def test_the_recipe_deals_out_full_batches_of_one_order(
     samples, world_size, each, seed, epoch
 ):
     batch = each * world_size
-    if samples < batch:
-        return
     for rank in range(world_size):
         mine = dp.rank_indices(rank, world_size, samples, seed, epoch, drop_last=True)
-        loader = dp.new_loader(range(samples), rank, world_size, batch, 2, seed)
+        loader = dp.new_loader(range(samples), rank, world_size, batch, seed)
         loader.sampler.set_epoch(epoch)
         full = [mine[i : i + each] for i in range(0, len(mine) - each + 1, each)]
         assert list(loader.batch_sampler) == full and len(loader) == samples // batch
@@ -118,18 +107,9 @@ def test_the_recipe_deals_out_full_batches_of_one_order(
         assert loader.pin_memory == torch.cuda.is_available()
 
 
-@pytest.mark.parametrize(
-    "samples, batch, processes, says",
-    [
-        (22, 8, 2, "does not divide by 3 ranks"),
-        (8, 9, 2, "8 samples do not fill one batch of 9"),
-        (22, 9, 0, "all ranks would augment alike"),
-    ],
-)
-def test_the_recipe_refuses_what_would_go_wrong_in_silence(samples, batch, processes, says):
-    with pytest.raises(ValueError, match=says):
-        dp.new_loader(range(samples), 0, 3, batch, processes, seed=1)
-    assert len(dp.new_loader(range(9), 0, 3, 9, 1, seed=1)) == 1
+def test_the_recipe_refuses_a_batch_that_does_not_divide():
+    with pytest.raises(ValueError, match="a batch of 8 does not divide by 3 ranks"):
+        dp.new_loader(range(22), 0, 3, 8, seed=1)
 
 
 @pytest.mark.parametrize("processes", [0, 3])

@@ -9,7 +9,6 @@ from torch.distributed import is_nccl_available
 from torch.nn.functional import cross_entropy
 
 from benchmarks import comparison
-from mgpu_tutorial import data_partitioning
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.comparison import training
 from mgpu_tutorial.data_parallel.wrapper import DataParallel

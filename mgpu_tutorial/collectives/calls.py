@@ -73,11 +73,9 @@ def all_to_all(rank: int, world_size: int) -> list[torch.Tensor]:
     return places
 
 
-def reduce_with(
-    rank: int, world_size: int, name: str, dtype: torch.dtype = torch.float32
-) -> float:
+def reduce_with(rank: int, world_size: int, name: str) -> float:
     """All-reduce the numbers 1, 2, … with the operation of that name."""
-    value = torch.tensor([rank + 1], dtype=dtype)
+    value = torch.tensor([rank + 1.0])
     dist.all_reduce(value, op=getattr(dist.ReduceOp, name))
     return value.item()
 

@@ -1,37 +1,31 @@
 """Pictures and times for the notebook on collectives; no lesson is in here."""
 
-import copy
 import inspect
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.collectives.ring import naive_seconds, ring_all_reduce
-from mgpu_tutorial.lab import Table, curves, frame, launch
+from mgpu_tutorial.collectives.ring import ring_all_reduce
+from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
-from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import in_turns
-from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds, tree_seconds
 
-SIDE, HEIGHT, ROW, TOP, LEFT = 38, 22, 25, 24, 66
-ARROW, MARGIN, LINE, LETTERS = 116, 10, 18, 38
-GAP = 14
+SIDE, HEIGHT, ROW, TOP, LEFT, ARROW, PANEL = 38, 22, 25, 46, 66, 116, 164  # pixels
 
-
-TREE_SAYS = (
-    "The ring cuts each rank's tensor into four chunks. The tree leaves it whole.",
-    "Ring: every rank sends a chunk. Tree: ranks 1 and 3 send their whole tensors.",
-    "Ring: every rank sends a chunk. Tree: rank 2 sends, and rank 0 has the sum.",
-    "Ring: each rank has one finished chunk. Tree: the sum goes back to rank 2.",
-    "Ring: finished chunks go on. Tree: the last two ranks hear the sum. It is done.",
-    "Ring: finished chunks go on. The tree was done after 4 steps.",
-    "Ring: done after 6 steps, but each sent only a quarter of the tensor.",
+# The sentence of each frame, and the tree's messages that follow it, from rank to rank.
+TREE = (
+    ("The ring cuts each rank's tensor into four chunks. The tree leaves it whole.", "10 32"),
+    ("Ring: every rank sends a chunk. Tree: ranks 1 and 3 send their whole tensors.", "20"),
+    ("Ring: every rank sends a chunk. Tree: rank 2 sends, and rank 0 has the sum.", "02"),
+    ("Ring: each rank has one finished chunk. Tree: the sum goes back to rank 2.", "01 23"),
+    ("Ring: finished chunks go on. Tree: the last two ranks hear the sum. It is done.", ""),
+    ("Ring: finished chunks go on. The tree was done after 4 steps.", ""),
+    ("Ring: done after 6 steps, but each sent only a quarter of the tensor.", ""),
 )
-
 
 # What each rank holds before and after
 
@@ -39,132 +33,86 @@ TREE_SAYS = (
 INPUT = {"scatter": 1, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
-def movements(*workers: Callable, world_size: int = 4) -> Drawing:
-    """Launch each worker, and draw what every rank held before and after its call.
+def movements(*workers: Callable) -> Drawing:
+    """Launch each worker on four ranks, and draw what they held before and after its call.
 
     A worker has the name of the operation that it calls, and returns what its rank holds
-    afterwards. Beside each panel stands the call, as it is in the worker's source.
+    afterwards. The tens of a number say whose it was, from 10 for rank 0 to 40 for rank 3;
+    a larger number is a sum.
     """
-    reports = [launch(before_and_after, world_size, worker) for worker in workers]
-    words_at = max(_width(report) for report in reports) + GAP
-    panels = [
-        _panel(report, worker.__name__, _call(worker), words_at)
-        for report, worker in zip(reports, workers, strict=True)
-    ]
-    height = sum(panel.height + GAP for panel in panels) - GAP
     names = ", ".join(worker.__name__ for worker in workers)
-    text = "\n\n".join(panel.text for panel in panels)
-    alt = f"What each rank holds before and after {names}"
-    drawing = Drawing(max(panel.width for panel in panels), height, text, alt)
-    top = 0.0
-    for panel in panels:
-        moved = "".join(panel.parts)
-        drawing.parts.append(f"<g transform='translate(0 {top:g})'>{moved}</g>")
-        top += panel.height + GAP
+    width, alt = LEFT + 8 * SIDE + ARROW, f"What each rank holds before and after {names}"
+    drawing, said = Drawing(width, PANEL * len(workers), "", alt), []
+    for i, worker in enumerate(workers):
+        lines = map(str.strip, inspect.getsource(worker).split("\n"))
+        call = next(line for line in lines if line.startswith("dist."))
+        columns = []
+        for rows in zip(*launch(before_and_after, 4, worker).results, strict=True):
+            longest = max(map(len, rows))
+            columns.append([row or [None] * longest for row in rows])
+        _panel(drawing, PANEL * i, call, *columns)
+        held = zip(*columns, strict=True)
+        rows = [f"rank {r}  {_text(a)} → {_text(b)}" for r, (a, b) in enumerate(held)]
+        said.append("\n".join([call, *rows]))
+    drawing.text = "\n\n".join(said)
     return drawing
 
 
 def before_and_after(rank: int, world_size: int, worker: Callable) -> tuple:
-    """Look on while `worker` makes its call: what it gives to it, and what it returns."""
+    """Look on while `worker` makes its call: the numbers it gives, and those it returns."""
     name, given = worker.__name__, []
     original = getattr(dist, name)
 
     def call(*args: object, **kwargs: object) -> object:
-        given.append(copy.deepcopy(args[INPUT.get(name, 0)]))
+        given.append(_numbers(args[INPUT.get(name, 0)]))
         return original(*args, **kwargs)
 
     setattr(dist, name, call)
     after = worker(rank, world_size)
     setattr(dist, name, original)
-    return given[0], after
+    return given[0], _numbers(after)
 
 
-def _call(worker: Callable) -> str:
-    """The line of a worker that calls its collective."""
-    lines = map(str.strip, inspect.getsource(worker).split("\n"))
-    return next(line for line in lines if line.startswith("dist."))
+def _numbers(held: torch.Tensor | list[torch.Tensor] | None) -> list[int]:
+    """The numbers in a tensor or in a list of them; none in None."""
+    tensors = [held] if torch.is_tensor(held) else held or []
+    return [number for tensor in tensors for number in tensor.tolist()]
 
 
-def _panel(report: Report, name: str, call: str, words_at: float) -> Drawing:
-    """Draw what each rank held, of a launch of `before_and_after`.
-
-    A value that a single rank held before keeps the colour of that rank in both columns, and
-    all others are grey. The call stands at `words_at` pixels.
-    """
-    before, after = _columns(report)
-    owners = _owners(before)
+def _panel(drawing: Drawing, top: float, call: str, before: list, after: list) -> None:
+    """Each rank's numbers in two columns, and an arrow from each rank that they come from."""
     middle = LEFT + SIDE * len(before[0])
     right = middle + ARROW
-    height = TOP + ROW * report.world_size
-    rows = [
-        f"rank {rank}  {_as_text(before[rank])} → {_as_text(after[rank])}"
-        for rank in range(report.world_size)
-    ]
-    alt = f"{name}: what each rank holds before and after"
-    drawing = Drawing(words_at + 8 * LETTERS, height, "\n".join([call, *rows]), alt)
-    drawing.label(LEFT, 17, "before", 14, anchor="start")
-    drawing.label(right, 17, "after", 14, anchor="start")
-    for rank in range(report.world_size):
-        y = TOP + ROW * rank
+    drawing.label(8, top + 17, call, 14, anchor="start", weight="bold")
+    drawing.label(LEFT, top + 38, "before", 14, anchor="start")
+    drawing.label(right, top + 38, "after", 14, anchor="start")
+    for rank in range(4):
+        y = top + TOP + ROW * rank
         drawing.label(8, y + 16, f"rank {rank}", 14, tone(rank).text, "start", "bold")
-        _draw_cells(drawing, LEFT, y, before[rank], owners)
-        _draw_cells(drawing, right, y, after[rank], owners)
-        for other in _sources(after[rank], owners, report.world_size):
-            line, ink = y + HEIGHT / 2, tone(other).text
-            begin = TOP + ROW * other + HEIGHT / 2
-            drawing.line(middle + 4, begin, right - 8, line, ink, 1.3, arrow=True)
-    drawing.label((middle + right) / 2 - 2, 17, name, 13)
-    for i, line in enumerate(textwrap.wrap(call, LETTERS)):
-        y = TOP + 16 + LINE * i
-        drawing.label(words_at, y, line, 14, anchor="start", weight="bold")
-    return drawing
+        _cells(drawing, LEFT, y, before[rank])
+        _cells(drawing, right, y, after[rank])
+        values = [value for value in after[rank] if value]
+        for other in (
+            range(4) if max(values, default=0) > 50 else {v // 10 - 1 for v in values}
+        ):
+            begin, end = (top + TOP + ROW * r + HEIGHT / 2 for r in (other, rank))
+            ink = tone(other).text
+            drawing.line(middle + 4, begin, right - 8, end, ink, 1.3, arrow=True)
 
 
-def _width(report: Report) -> int:
-    before, after = _columns(report)
-    return LEFT + SIDE * len(before[0]) + ARROW + SIDE * len(after[0]) + MARGIN
-
-
-def _columns(report: Report) -> list[list[list[int | None]]]:
-    """The numbers of each rank before and after, padded with None to equal lengths."""
-    columns = []
-    for side in zip(*report.results, strict=True):
-        lists = [[held] if torch.is_tensor(held) else held or [] for held in side]
-        rows = [[n for tensor in tensors for n in tensor.tolist()] for tensors in lists]
-        longest = max(map(len, rows))
-        columns.append([row or [None] * longest for row in rows])
-    return columns
-
-
-def _owners(before: Sequence[Sequence]) -> dict[int, int]:
-    """The rank that alone held a value at the start, by value; none for shared values."""
-    holders: dict[int, set[int]] = {}
-    for rank, values in enumerate(before):
-        for value in values:
-            holders.setdefault(value, set()).add(rank)
-    return {value: ranks.pop() for value, ranks in holders.items() if len(ranks) == 1}
-
-
-def _sources(after: Sequence, owners: dict[int, int], ranks: int) -> set[int]:
-    """The ranks whose numbers are in these; in a sum, which nobody had, those of all."""
-    values = [value for value in after if value is not None]
-    is_sum = any(value not in owners for value in values)
-    return set(range(ranks)) if is_sum else {owners[value] for value in values}
-
-
-def _draw_cells(drawing: Drawing, x: float, y: float, values: Sequence, owners: dict) -> None:
+def _cells(drawing: Drawing, x: float, y: float, values: list) -> None:
     for i, value in enumerate(values):
         left = x + SIDE * i
         if value is None:
             drawing.box(left, y, SIDE - 4, HEIGHT, FAINT, "#ffffff", 1, "3 3")
             continue
-        owner = owners.get(value)
-        fill, ink = ("#d9d9d9", INK) if owner is None else (tone(owner).fill, tone(owner).on)
+        own = tone(value // 10 - 1)
+        fill, ink = ("#d9d9d9", INK) if value > 50 else (own.fill, own.on)
         drawing.box(left, y, SIDE - 4, HEIGHT, INK, fill, 1)
         drawing.label(left + SIDE / 2 - 2, y + 16, value, 14, ink, weight="bold")
 
 
-def _as_text(values: Sequence) -> str:
+def _text(values: list) -> str:
     return "[" + ", ".join("·" if value is None else str(value) for value in values) + "]"
 
 
@@ -223,40 +171,30 @@ def tree_film(rank: int, world_size: int) -> list[int]:
     Up the tree the upper half of each pair sends its whole tensor, and down it is sent one.
     """
     ring, tree = torch.full((4,), 10**rank), torch.tensor([10**rank])
-    original, says, held, came = dist.isend, iter(TREE_SAYS), {}, {}
-    levels = iter([(1, True), (2, True), (2, False), (1, False)])
+    steps, held, came, isend = iter(TREE), {}, {}, dist.isend
 
-    def look() -> None:
+    def look(*message: object) -> object:
+        """Show what is held, take the tree's next level, and go on with the ring."""
         now = {f"ring {i}": _parts(number) for i, number in enumerate(ring.tolist())}
-        changed = [slot for slot in now if held and now[slot] != held[slot]]
-        came.update({slot: ((rank - 1) % 4, slot) for slot in changed})
+        left = (rank - 1) % 4
+        came.update({slot: (left, slot) for slot in now if held and now[slot] != held[slot]})
         held.update(now, tree=_parts(tree.item()))
-        frame(next(says), held, came)
+        says, messages = next(steps)
+        frame(says, held, came)
         came.clear()
+        for source, target in (map(int, pair) for pair in messages.split()):
+            if rank == source:
+                dist.send(tree, target)
+            elif rank == target:
+                incoming = torch.empty_like(tree)
+                dist.recv(incoming, source)
+                tree.copy_(tree + incoming if source > target else incoming)
+                came["tree"] = source, "tree"
+        return isend(*message) if message else None
 
-    def climb(apart: int, is_up: bool) -> None:
-        """Send or receive the whole tensor, if it is this rank's turn."""
-        place = rank % (2 * apart)
-        peer = rank + apart if place == 0 else rank - apart
-        if place not in (0, apart):
-            return
-        if (place == apart) == is_up:
-            dist.send(tree, peer)
-            return
-        incoming = torch.empty_like(tree)
-        dist.recv(incoming, peer)
-        tree.copy_(tree + incoming if is_up else incoming)
-        came["tree"] = peer, "tree"
-
-    def isend(*args: object) -> object:
-        look()
-        if level := next(levels, None):
-            climb(*level)
-        return original(*args)
-
-    dist.isend = isend
+    dist.isend = look
     ring_all_reduce(ring)
-    dist.isend = original
+    dist.isend = isend
     look()
     return [*ring.tolist(), tree.item()]
 
@@ -264,57 +202,25 @@ def tree_film(rank: int, world_size: int) -> list[int]:
 # Times
 
 
-def time_methods(
-    rank: int,
-    world_size: int,
-    methods: list[Callable[[torch.Tensor], None]],
-    sizes: list[int],
-    turns: int = 5,
-) -> dict[tuple[str, int], float]:
-    """The least seconds of each method on a tensor of each size (bytes), by name and size.
-
-    A time lasts until the slowest rank is done. Small sizes are timed five times as often,
-    because a disturbance weighs most there.
-    """
-    least = {}
-    for size in sizes:
-        tensor = torch.full((size // 4,), 0.0)  # of float32, 4 bytes each
-        actions = {method.__name__: _until_all_have(method, tensor) for method in methods}
-        seconds = in_turns(actions, turns * max(1, min(5, 2**25 // size)), warm_up=1)
-        least |= {(name, size): min(taken) for name, taken in seconds.items()}
-    return least
+def race(*methods: Callable[[torch.Tensor], None]) -> Table:
+    """The least milliseconds of each method on four ranks, until the slowest rank is done."""
+    least = launch(_least, 4, methods, timeout=60).results[0]
+    rows = [[f"{size:,}", *(round(1e3 * t, 2) for t in least[size])] for size in least]
+    return Table(["bytes", *(f"{method.__name__}, ms" for method in methods)], rows)
 
 
-def _until_all_have(method: Callable, tensor: torch.Tensor) -> Callable[[], None]:
-    def action() -> None:
+def _least(rank: int, world_size: int, methods: tuple) -> dict[int, list[float]]:
+    def until_all_have(method: Callable, tensor: torch.Tensor) -> None:
         method(tensor)
         dist.barrier()
 
-    return action
-
-
-def fit_link(sizes: list[int], seconds: list[float], world_size: int) -> Link:
-    """Fit the ring's formula to measured times by least squares of the relative errors."""
-    steps = 2 * (world_size - 1)
-    sent = [steps / world_size * size for size in sizes]
-    design = torch.tensor([[steps, nbytes] for nbytes in sent], dtype=torch.float64)
-    weighted = design / torch.tensor(seconds, dtype=torch.float64)[:, None]
-    ones = torch.ones(len(seconds), 1, dtype=torch.float64)
-    latency, per_byte = torch.linalg.lstsq(weighted, ones).solution.flatten().tolist()
-    return Link(latency, 1 / per_byte)
-
-
-def draw_times(times: Mapping[tuple[str, int], float], ranks: int, link: Link) -> Plot:
-    """The times of `time_methods` as marks, and two formulas with this link as lines."""
-    names = list(dict.fromkeys(name for name, _ in times))
-    sizes = sorted({size for _, size in times})
-    measured = {name: (sizes, [times[name, size] for size in sizes]) for name in names}
-    formulas = {"ring, by formula": ring_seconds, "naive, by formula": naive_seconds}
-    lines = {
-        name: (sizes, [seconds(size, ranks, link) for size in sizes])
-        for name, seconds in formulas.items()
-    }
-    return curves(measured, lines, "bytes", "seconds")
+    least = {}
+    for size in (4_000, 400_000, 40_000_000):
+        tensor = torch.zeros(size // 4)
+        actions = {method: partial(until_all_have, method, tensor) for method in methods}
+        seconds = in_turns(actions, 5 if size > 1e6 else 25, warm_up=1)
+        least[size] = [min(taken) for taken in seconds.values()]
+    return least
 
 
 def ring_or_tree(link: Link) -> Table:

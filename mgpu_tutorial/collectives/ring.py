@@ -1,11 +1,9 @@
-"""All-reduce out of send and receive: as a ring, the naive way, and what it costs."""
+"""All-reduce out of send and receive: as a ring and the naive way."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-
-from mgpu_tutorial.shared.cost_model.links import Link
 
 
 def reduce_scatter_ring(chunks: Sequence[torch.Tensor]) -> None:
@@ -65,8 +63,3 @@ def reduce_by(
     tensor = torch.randn(count, generator=generator)
     method(tensor)
     return tensor
-
-
-def naive_seconds(nbytes: float, ranks: int, link: Link) -> float:
-    """All tensors into rank 0 and all out again, N - 1 messages at once each time."""
-    return 2 * (link.latency + (ranks - 1) * nbytes / link.bandwidth)

@@ -4,9 +4,8 @@ No rank asks another: all of them draw the same permutation from the same seed, 
 takes its own part of it.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count, islice, pairwise
 
 import torch
 from torch.utils.data import (
@@ -18,8 +17,6 @@ from torch.utils.data import (
     get_worker_info,
     random_split,
 )
-
-# Cutting once
 
 
 def share(total: int, rank: int, world_size: int) -> int:
@@ -43,41 +40,19 @@ def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
 class DataPartitioner:
     """Shuffle once with `seed`, then cut into parts of the given `sizes` (fractions)."""
 
-    def __init__(self, data: Sequence, sizes: Sequence[float], seed: int = 1234) -> None:
-        self.data = data
-        _refuse_bad_sizes(sizes)
-        ends = part_ends(len(data), sizes)
-        _refuse_empty_parts(len(data), sizes, ends)
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(data), generator=generator, device="cpu").tolist()
-        self.parts = [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    def __init__(self, data: Dataset, sizes: Sequence[float], seed: int = 1234) -> None:
+        lengths = [b - a for a, b in pairwise([0, *part_ends(len(data), sizes)])]
+        if min(lengths, default=0) < 1:
+            raise ValueError(f"{list(sizes)} of {len(data)} samples: a part would be empty")
+        self.parts = random_split(data, lengths, torch.Generator().manual_seed(seed))
 
     def indices(self, i: int) -> list[int]:
         """The numbers of the samples of part `i`."""
-        return self.parts[i]
+        return self.parts[i].indices
 
     def use(self, i: int) -> Subset:
         """Part `i` as a data set of its own."""
-        return Subset(self.data, self.parts[i])
-
-
-def _refuse_bad_sizes(sizes: Sequence[float]) -> None:
-    if not sizes or any(not size > 0 for size in sizes):
-        raise ValueError(f"sizes must be one or more positive fractions, got {list(sizes)}")
-    if sum(sizes) > 1 + 1e-9:
-        raise ValueError(f"sizes must add up to at most 1, got {sum(sizes):g}: {list(sizes)}")
-
-
-def _refuse_empty_parts(samples: int, sizes: Sequence[float], ends: list[int]) -> None:
-    for part, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        if begin == end:
-            raise ValueError(
-                f"part {part} would be empty: {sizes[part]:g} of {samples} samples. "
-                "Give it a larger fraction, or use fewer parts."
-            )
-
-
-# Epochs
+        return self.parts[i]
 
 
 def rank_indices(
@@ -92,9 +67,6 @@ def rank_indices(
         missing = -samples % world_size
         order += (order * world_size)[:missing]
     return order[rank::world_size]
-
-
-# Batches
 
 
 def load_shares(rank: int, world_size: int, samples: int, batch: int) -> list[list[int]]:
@@ -113,9 +85,6 @@ def global_batches(
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu")
     return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]
-
-
-# The loader and its processes
 
 
 class Noise(Dataset):
@@ -137,21 +106,17 @@ def draw_noise(rank: int, world_size: int, seed_by_rank: bool) -> list[float]:
 
 
 def new_loader(
-    data: Dataset, rank: int, world_size: int, batch: int, processes: int, seed: int
+    data: Dataset, rank: int, world_size: int, batch: int, seed: int
 ) -> DataLoader:
     """This rank's loader for training; `batch` samples are taken by all ranks together."""
     if batch % world_size:
         raise ValueError(f"a batch of {batch} does not divide by {world_size} ranks")
-    if len(data) < batch:
-        raise ValueError(f"{len(data)} samples do not fill one batch of {batch}")
-    if processes < 1:
-        raise ValueError("without loader processes all ranks would augment alike")
     return DataLoader(
         data,
         batch_size=batch // world_size,
         sampler=DistributedSampler(data, world_size, rank, seed=seed, drop_last=True),
         drop_last=True,
-        num_workers=processes,
+        num_workers=2,
         persistent_workers=True,
         generator=torch.Generator().manual_seed(seed + rank),
         pin_memory=torch.cuda.is_available(),
@@ -159,18 +124,15 @@ def new_loader(
 
 
 def load_epochs(
-    rank: int, world_size: int, samples: int, batch: int, epochs: int = 2
+    rank: int, world_size: int, samples: int, batch: int
 ) -> list[list[list[int]]]:
-    """The batches of each epoch that this rank loads with the loader of `new_loader`."""
-    loader = new_loader(range(samples), rank, world_size, batch, processes=2, seed=1)
+    """The batches of two epochs that this rank loads with the loader of `new_loader`."""
+    loader = new_loader(range(samples), rank, world_size, batch, seed=1)
     batches = []
-    for epoch in range(epochs):
+    for epoch in range(2):
         loader.sampler.set_epoch(epoch)
         batches.append([numbers.tolist() for numbers in loader])
     return batches
-
-
-# A stream
 
 
 class StreamShare(IterableDataset):
@@ -200,28 +162,3 @@ def load_stream(
     """The batches that this rank loads of the stream 0, 1, 2, … with its own processes."""
     share = StreamShare(range(samples), rank, world_size, batch, done)
     return list(DataLoader(share, batch_size=None, num_workers=processes))
-
-
-# On a GPU
-
-
-def time_copies(rank: int, world_size: int, megabytes: int = 256) -> dict | None:
-    """On a GPU: milliseconds until a copy to it returns, and until the copy is done."""
-    if torch.get_default_device().type != "cuda":
-        print("no GPU: a batch is where it is needed already")
-        return None
-    times = {}
-    for pinned in (False, True):
-        batch = torch.ones(megabytes << 18, device="cpu", pin_memory=pinned)
-        for non_blocking in (False, True):
-            batch.to("cuda", non_blocking=non_blocking)  # the first copy also sets up
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            copied = batch.to("cuda", non_blocking=non_blocking)
-            returned = time.perf_counter()
-            torch.cuda.synchronize()
-            done = time.perf_counter()
-            assert copied.sum() == batch.numel()
-            times[pinned, non_blocking] = (1e3 * (returned - begin), 1e3 * (done - begin))
-            print(f"{pinned=} {non_blocking=}: {times[pinned, non_blocking]} ms")
-    return times

@@ -15,27 +15,20 @@ def ownership(rows: Mapping[str, Sequence[Sequence[int]]], samples: int) -> Draw
     its rank. A sample of no rank is an empty place; one that is taken more than once is
     split and outlined in red.
     """
-    lines = [_line(name, owners(parts, samples)) for name, parts in rows.items()]
     width, height = LEFT + SIDE * samples + 16, TOP + ROW * len(rows) + 8
-    drawing = Drawing(width, height, "\n".join(lines), "Which rank has which sample")
+    drawing, lines = Drawing(width, height, "", "Which rank has which sample"), []
     drawing.label(LEFT - 12, 24, "sample", 12, anchor="end")
     for sample in range(samples):
         drawing.label(LEFT + SIDE * (sample + 0.5), 24, sample, 12)
     for i, (name, parts) in enumerate(rows.items()):
         y = TOP + ROW * i
         drawing.label(LEFT - 12, y + 22, name, 13, anchor="end")
-        for sample, ranks in enumerate(owners(parts, samples)):
+        owners = [[r for r, part in enumerate(parts) if s in part] for s in range(samples)]
+        for sample, ranks in enumerate(owners):
             _cell(drawing, LEFT + SIDE * sample, y, ranks)
+        lines.append(f"{name}: " + " ".join("+".join(map(str, o)) or "·" for o in owners))
+    drawing.text = "\n".join(lines)
     return drawing
-
-
-def owners(parts: Sequence[Sequence[int]], samples: int) -> list[list[int]]:
-    """For each sample the ranks that have it; a rank that has it twice counts twice."""
-    ranks: list[list[int]] = [[] for _ in range(samples)]
-    for rank, part in enumerate(parts):
-        for sample in part:
-            ranks[sample].append(rank)
-    return ranks
 
 
 def _cell(drawing: Drawing, x: float, y: float, ranks: list[int]) -> None:
@@ -44,14 +37,8 @@ def _cell(drawing: Drawing, x: float, y: float, ranks: list[int]) -> None:
         return
     width = (SIDE - 2) / len(ranks)
     for i, rank in enumerate(ranks):
-        own = tone(rank)
-        drawing.box(x + 1 + width * i, y, width, ROW - 10, INK, own.fill, 1, radius=3)
-        middle = x + 1 + width * (i + 0.5)
-        drawing.label(middle, y + 21, rank, 13, own.on, weight="bold")
+        own, left = tone(rank), x + 1 + width * i
+        drawing.box(left, y, width, ROW - 10, INK, own.fill, 1, radius=3)
+        drawing.label(left + width / 2, y + 21, rank, 13, own.on, weight="bold")
     if len(ranks) > 1:
         drawing.box(x, y - 1, SIDE, ROW - 8, ALARM, "none", 3, radius=3)
-
-
-def _line(name: str, cells: list[list[int]]) -> str:
-    text = " ".join("+".join(map(str, ranks)) or "·" for ranks in cells)
-    return f"{name}: {text}"
