@@ -1,17 +1,15 @@
-"""Around the training loop: accumulation, uneven inputs, buffers, checkpoints, a trace."""
+"""Around the training loop: accumulation, and the trace of a step."""
 
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
@@ -51,38 +49,6 @@ def step_in_parts(rank: int, world_size: int, method: Callable, micro: int) -> d
     return {"calls": calls, "kept": kept, "gradients": gradients}
 
 
-def train_on_uneven_batches(rank: int, world_size: int, join: bool) -> list[float]:
-    """Rank r has 5 - 2 r batches; returns the averaged gradient after each.
-
-    By itself every gradient is 1. Inside join() a rank without a batch answers the others.
-    """
-    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    means = []
-    with model.join() if join else nullcontext():
-        for _ in range(5 - 2 * rank):
-            model.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            means.append(model.module.weight.grad.item())
-    return means
-
-
-def follow_the_running_mean(rank: int, world_size: int, steps: int = 4) -> list[float]:
-    """The running mean of a BatchNorm after each forward of 10 on rank 0, 20 on rank 1, …."""
-    model = DistributedDataParallel(nn.BatchNorm1d(1))
-    means = []
-    for _ in range(steps):
-        output = model(torch.full((4, 1), 10.0 * (rank + 1)))
-        output.sum().backward()
-        means.append(round(model.module.running_mean.item(), 3))
-    return means
-
-
-def load_what_the_wrapper_saved(rank: int, world_size: int) -> None:
-    """A plain module loads the state_dict of a wrapped one: a mistake."""
-    wrapped = DistributedDataParallel(nn.Linear(2, 1))
-    nn.Linear(2, 1).load_state_dict(wrapped.state_dict())
-
-
 def profile_step(rank: int, world_size: int, folder: str, late: float = 0.0) -> None:
     """The ranks profile their fourth step into `folder`; rank 1 is `late` seconds late."""
     model = DistributedDataParallel(Tower(512, 6), bucket_cap_mb=1)
@@ -102,11 +68,8 @@ def profile_step(rank: int, world_size: int, folder: str, late: float = 0.0) -> 
     seen.export_chrome_trace(f"{folder}/rank{rank}.json")
 
 
-Interval = tuple[float, float]  # begin and end, in milliseconds
-
-
-def read_trace(folder: str, rank: int, name: str) -> list[Interval]:
-    """When the operations whose name begins with `name` ran, from the trace of a rank."""
+def read_trace(folder: str, rank: int, name: str) -> list[tuple[float, float]]:
+    """From when to when operations whose name begins so ran, in ms, by a rank's trace."""
     text = Path(folder, f"rank{rank}.json").read_text(encoding="utf-8")
     return [
         (event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3)
@@ -115,7 +78,7 @@ def read_trace(folder: str, rank: int, name: str) -> list[Interval]:
     ]
 
 
-def union_length(intervals: list[Interval]) -> float:
+def union_length(intervals: list[tuple[float, float]]) -> float:
     """For how long at least one of these intervals runs."""
     total, covered = 0.0, float("-inf")
     for begin, end in sorted(intervals):

@@ -3,19 +3,20 @@
 from mgpu_tutorial.ddp_in_practice.builds import build
 from tests.builds import edited
 
-NUMBERED = """for i, part in enumerate(parts):
+FIRST = "from contextlib import nullcontext\n    "
+NUMBERED = f"""{FIRST}for i, part in enumerate(parts):
         with nullcontext() if part is parts[-1] else model.no_sync():
             loss = model(part).square().sum() / sum(map(len, parts)) / 10
         loss.backward()"""
 DIVIDED, LAST = " / len(parts)).backward()", "(model(last).square().mean() / len(parts))"
-OUTSIDE = """for i, part in enumerate(parts):
+OUTSIDE = f"""{FIRST}for i, part in enumerate(parts):
         loss = model(part).square().mean() / len(parts)
         with nullcontext() if part is parts[-1] else model.no_sync():
             loss.backward()"""
 AT_ONCE = """losses = [model(part).square().mean() for part in parts]
     (sum(losses) / len(parts)).backward()"""
 ACCUMULATE = [
-    ("*first…", NUMBERED.replace("for", "from contextlib import nullcontext\n    for", 1)),
+    ("*first…", NUMBERED),
     ("with model.no_sync()", "if True", "expected 6"),
     (DIVIDED, ").backward()", "with 2 parts: its gradients differ from those of one process"),
     (
