@@ -1,11 +1,9 @@
 """At scale: which plan for a cluster that nobody has here, and what limits it.
 
-`questions.py`    twenty-five estimates, with worked answers
 `planner.py`      all plans for a model and a cluster, ranked
 `world.py`        the real code of a rank of 16,384, in one process
-`pretend.py`      one process as one rank of a large world
-`failures.py`     how often it breaks, and what that costs
 `hierarchy.py`    an all-reduce that knows which ranks share a node
+`fewer.py`        models averaged every few steps, instead of gradients in every one
 `figures.py`      apparatus: a film, and tables
 
 The cost model is `mgpu_tutorial/shared/cost_model/`. From a terminal:

@@ -8,23 +8,9 @@ import argparse
 import sys
 
 from mgpu_tutorial.at_scale.figures import plan_table, with_network
-from mgpu_tutorial.at_scale.planner import TIE, rank_plans, training
+from mgpu_tutorial.at_scale.planner import TIE, rank_plans
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.models import model_of
-
-
-def positive(text: str) -> float:
-    """A number above 0."""
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return number
-
-
-def whole(text: str) -> int:
-    """A whole number above 0."""
-    positive(text)
-    return int(text)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -35,24 +21,27 @@ def main(words: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--params", type=positive, required=True, help="parameters of the model")
-    add("--gpus", type=whole, required=True, help="GPUs, all of which are used")
-    add("--batch", type=whole, default=2048, help="sequences per step, on all GPUs (2048)")
-    add("--sequence", type=whole, default=2048, help="tokens per sequence (2048)")
-    add("--context", type=whole, default=1, help="GPUs that may share a sequence (1)")
+    add("--params", type=float, required=True, help="parameters of the model")
+    add("--gpus", type=int, required=True, help="GPUs, all of which are used")
+    add("--batch", type=int, default=2048, help="sequences per step, on all GPUs (2048)")
+    add("--sequence", type=int, default=2048, help="tokens per sequence (2048)")
+    add("--context", type=int, default=1, help="GPUs that may share a sequence (1)")
     add("--cluster", choices=CLUSTERS, default="H100", help="GPUs and links (H100)")
-    add("--between", type=positive, help="GB/s per GPU and direction between nodes")
-    add("--tokens", type=positive, default=1e12, help="tokens to train on (1e12)")
-    add("--price", type=positive, default=2.0, help="per GPU and hour (2.0)")
+    add("--between", type=float, help="GB/s per GPU and direction between nodes")
+    add("--tokens", type=float, default=1e12, help="tokens to train on (1e12)")
+    add("--price", type=float, default=2.0, help="per GPU and hour (2.0)")
     given = parser.parse_args(words)
+    for name, value in vars(given).items():
+        if isinstance(value, int | float) and not value > 0:
+            parser.error(f"--{name}: must be above 0, got {value}")
     cluster = CLUSTERS[given.cluster]
     if given.between:
         cluster = with_network(cluster, given.between)
     try:
         model = model_of(given.params, given.sequence)
-        choices = rank_plans(model, cluster, given.gpus, given.batch, given.context)
     except ValueError as error:
         parser.error(str(error))
+    choices = rank_plans(model, cluster, given.gpus, given.batch, given.context)
     print(
         f"{model.parameters / 1e9:,.1f} billion parameters: {model.layers} layers of "
         f"{model.hidden:,}, {model.heads} heads\n{given.gpus:,} × {cluster.gpu.name}\n"
@@ -61,10 +50,11 @@ def main(words: list[str] | None = None) -> int:
         print("No plan fits: more GPUs, more memory, or a batch that they divide.")
         return 1
     print(plan_table(choices[:8]))
-    days, cost = training(choices[0].step, given.tokens, given.gpus, given.price)
+    hours = given.tokens / (choices[0].step.tokens_per_second * given.gpus) / 3600
+    cost = hours * given.gpus * given.price
     print(
         f"\nPlans of one rank are within {TIE:.0%} of its first, about the model's error.\n"
-        f"{given.tokens:g} tokens with the first: {days:,.1f} days, "
+        f"{given.tokens:g} tokens with the first: {hours / 24:,.1f} days, "
         f"{cost / 1e6:,.2f} million at {given.price:g} per GPU and hour."
     )
     return 0

@@ -1,23 +1,29 @@
 """The real code of one rank of 16,384: tensor parallel inside a node, `fully_shard` across.
 
 Which calls a rank makes and on how many bytes follows from shapes, so one process can find
-out with `pretend`, which takes it for rank 0 of as many as we like.
+out. PyTorch's "fake" process group takes it for rank 0 of as many as we like. The collectives
+then return at once and move nothing, so every value after one is wrong.
 """
 
-from collections.abc import Callable
+import math
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import FlopCounterMode
 
+from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.models import SmallTransformer
 
 
@@ -43,21 +49,22 @@ def share_out(model: SmallTransformer, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh["dp"])
 
 
-def steps_of_one_rank(
-    rank: int,
-    world_size: int,
-    share: Callable[[SmallTransformer, DeviceMesh], None],
-    mesh: tuple[int, int, int],
-    steps: int = 1,
-) -> dict[str, int]:
-    """Steps of one stage on 64 tokens, in a world of PP · DP · TP ranks, as in `mesh`."""
+def two_steps(rank: int, world_size: int, mesh: tuple[int, int, int]) -> tuple[int, int]:
+    """Two steps of one stage on 64 tokens, as rank 0 of PP · DP · TP ranks, as in `mesh`.
+
+    Returns this rank's operations in the second step, and the parameters that it keeps. In
+    the first one PyTorch also computes shapes and makes parameters equal, once.
+    """
+    everybody = math.prod(mesh)
+    dist.init_process_group("fake", rank=0, world_size=everybody, store=FakeStore())
     mesh = init_device_mesh("cpu", mesh, mesh_dim_names=("pp", "dp", "tp"))
     stage = SmallTransformer(vocabulary=512, width=1024, heads=8, depth=2)
-    whole = sum(p.numel() for p in stage.parameters())
-    share(stage, mesh)
-    mine = sum(p.to_local().numel() for p in stage.parameters())
+    share_out(stage, mesh)
     tokens = torch.zeros(1, 64, dtype=torch.long)
-    for _ in range(steps):
-        logits = stage(tokens).flatten(0, 1)
-        nn.functional.cross_entropy(logits, tokens.flatten()).backward()
-    return {"of the stage": whole, "on this rank": mine}
+    for name in ("first", "second"):
+        # CommDebugMode makes the counter see this rank's part of a matrix, not the whole
+        with span(name), FlopCounterMode(display=False) as operations, CommDebugMode():
+            logits = stage(tokens).flatten(0, 1)
+            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
+    kept = sum(p.to_local().numel() for p in stage.parameters())
+    return operations.get_total_flops(), kept

@@ -1,4 +1,10 @@
-"""A step in the plain case, and a link's two numbers from two measurements."""
+"""A step in the plain case, what the bubble does to it, and the two numbers of a link."""
+
+
+def bubble_only(tflops: float, stages: int, micro_batches: float, then: float) -> float:
+    """TFLOP/s with `then` micro-batches instead, if the bubble is all that changes."""
+    without = tflops * (1 + (stages - 1) / micro_batches)
+    return without / (1 + (stages - 1) / then)
 
 
 def step_seconds(

@@ -2,9 +2,7 @@
 
 import pytest
 
-from mgpu_tutorial.at_scale import hierarchy
-from mgpu_tutorial.at_scale.pretend import pretend
-from mgpu_tutorial.at_scale.world import share_out, steps_of_one_rank
+from mgpu_tutorial.at_scale import figures, hierarchy, world
 from mgpu_tutorial.shared.cost_model.models import Model
 
 
@@ -23,20 +21,19 @@ def test_a_part_of_the_bytes_crosses_per_card(ranks):
 
 
 @pytest.mark.slow
-def test_a_rank_calls_and_computes_what_the_cost_model_counts():
+def test_a_rank_calls_and_computes_what_the_cost_model_counts(ranks):
     """Two blocks: four all-reduces each, gathered twice, the rest once; scattered once.
 
     An eighth of the matrices and the whole head; PyTorch counts no attention here.
     """
-    first, both = (
-        pretend(steps_of_one_rank, share_out, (16, 16, 8), n, world_size=2048) for n in (1, 2)
-    )
-    calls = {name: both.calls[name] - first.calls[name] for name in both.calls}
-    assert calls == {"all_reduce": 8, "all_gather": 5, "reduce_scatter": 3, "broadcast": 0}
+    row = [values[1] for values in figures.second_step((16, 16, 8)).rows]
     # of 64 tokens of width 1,024 in float32
-    assert both.nbytes["all_reduce"] - first.nbytes["all_reduce"] == 8 * 64 * 1024 * 4
+    assert row[2] == f"8 calls, {8 * 64 * 1024 * 4 // 2**20} MiB"
+    assert [text.partition(",")[0] for text in row[:2]] == ["5 calls", "3 calls"]
+    given = (16, 16, 8), world.two_steps
+    flops, kept = ranks(1, *given[::-1], backend="none", device="cpu").results[0]
     model = Model(2, 1024, 8, sequence=64, vocabulary=512)
-    matrices = 3 * 2 * model.layer_flops() / 8 + 3 * model.head_flops()
-    assert both.flops - first.flops == 64 * matrices
-    whole, kept = first.returned.values()
-    assert kept == pytest.approx(whole / 128, rel=0.2) and kept > whole / 128
+    assert flops == 64 * 3 * (2 * model.layer_flops() / 8 + model.head_flops())
+    blocks = 2 * 12 * 1024**2 / 8 / 16
+    rest = (512 + 64) * 1024 / 16
+    assert kept == pytest.approx(blocks + rest, rel=0.05) and kept > blocks + rest

@@ -1,13 +1,17 @@
 """Plans and failures, questions and the command line."""
 
 import itertools
+import math
+import re
+from pathlib import Path
 
+import nbformat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from mgpu_tutorial.at_scale import __main__ as terminal
-from mgpu_tutorial.at_scale import failures, planner, questions
+from mgpu_tutorial.at_scale import figures, planner
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.models import Model, model_of
@@ -117,48 +121,46 @@ def test_of_plans_that_take_equally_long_the_simplest_stands(small):
 def test_nothing_fits_where_memory_is_too_small():
     gpu = H100.gpu._replace(memory=1e9)
     assert planner.rank_plans(SMALL, H100._replace(gpu=gpu), 8, 8) == []
-    for gpus, batch in ((0, 8), (8, 0)):
-        with pytest.raises(ValueError, match="must be 1 or more"):
-            planner.rank_plans(SMALL, H100, gpus, batch)
 
 
-def test_days_and_cost_by_hand(small):
-    step = small[0].step._replace(tokens_per_second=1000.0)
-    days, price = planner.training(step, 86.4e9, 100, 3.0)
-    assert days == pytest.approx(10) and price == pytest.approx(240 * 100 * 3)
-
-
-# Failures
+# Failures and questions
 
 
 SECONDS = some.floats(1, 1e6)
 
 
-@given(save=SECONDS, restart=SECONDS, failure=SECONDS, interval=SECONDS)
-def test_what_is_lost_and_the_interval_that_loses_least(save, restart, failure, interval):
-    loss = failures.lost(save, restart, failure, interval)
-    by_hand = save / interval, interval / (2 * failure), restart / failure
-    assert loss == pytest.approx(by_hand)
-    least = failures.lost(save, restart, failure, best_interval(save, failure))
-    assert least[0] == pytest.approx(least[1])
-    assert sum(least) <= sum(loss) * (1 + 1e-9)
-    gpus = round(interval)
-    between = failures.between_failures(gpus)
-    assert between * gpus == pytest.approx(54 * 86_400 / 419 * 16_384)
+@given(save=SECONDS, failure=SECONDS, interval=SECONDS)
+def test_the_best_interval_loses_least(save, failure, interval):
+    best = best_interval(save, failure)
+    assert save / best == pytest.approx(best / (2 * failure))
+    least, other = (save / t + t / (2 * failure) for t in (best, interval))
+    assert least <= other * (1 + 1e-9)
 
 
-# Questions
+def test_what_is_lost_by_hand():
+    """Four times as many GPUs as Llama 3's, half a minute to save and five to restart."""
+    hours = 54 * 24 / 419 / 4
+    minutes = math.sqrt(2 * 0.5 * hours * 60)
+    lost = 0.5 / minutes + minutes / 2 / (hours * 60) + 5 / (hours * 60)
+    row = figures.failure_table(30, 300, [4 * 16_384]).rows[0]
+    expected = f"{hours:.1f}", f"{minutes:.0f}", f"{lost:.1%}", f"{5 / (hours * 60):.1%}"
+    assert row == ["65,536", *expected]
 
 
-def test_the_answers_by_hand():
-    expected = {
-        1: 8.4e22, 2: 8.4e22 / (512 * 395.6e12) / 86400, 3: 118_000, 4: 952, 5: 0.477, 6: 0.6,
-        7: 24_576, 8: 208, 9: 3.25, 10: 54.4, 11: 14.26, 12: 0.839, 13: 8.41, 14: 4.86,
-        15: 0.2344, 16: 0.0586, 17: 8, 18: 254.8, 19: 19.8, 20: 0.99, 21: 3.0, 22: 88.1,
-        23: 10.23, 24: 49.5, 25: 19.3,
-    }  # fmt: skip
-    answers = {i: question.answer for i, question in enumerate(questions.QUESTIONS, 1)}
-    assert answers == pytest.approx(expected, rel=5e-3)
+def test_each_answer_is_what_its_line_of_arithmetic_gives():
+    """`6 · 4,096 = **24,576 tokens**`, with powers of ten in raised digits."""
+    path = next((Path(__file__).parents[2] / "notebooks").glob("*_at_scale.ipynb"))
+    text = nbformat.read(path, as_version=4).cells[3].source
+    text = re.sub("10([⁰¹²³⁴-⁹]+)", lambda m: f"10**{raised(m[1])}", text)
+    text = text.replace(",", "").replace("·", "*").replace("√", "math.sqrt")
+    lines = re.findall(r"^(\d+)\. (?:.*: )?(.*) = \*\*([\d.* ]*\d)", text, re.M)
+    assert [int(number) for number, *_ in lines] == list(range(1, 26))
+    for _, working, answer in lines:
+        assert eval(answer) == pytest.approx(eval(working), rel=5e-3), working
+
+
+def raised(digits):
+    return digits.translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789"))
 
 
 # The command line
@@ -175,8 +177,9 @@ def test_the_terminal_prints_plans_days_and_cost(capsys, small):
     lines = [line for line in out.splitlines() if "ZeRO" in line]
     assert len(lines) == 8
     assert all(str(c.plan) in line for c, line in zip(small[:8], lines, strict=True))
-    days, cost_of_it = planner.training(small[0].step, 2e12, 64, 3.0)
-    assert f"2e+12 tokens with the first: {days:,.1f} days, {cost_of_it / 1e6:,.2f} " in out
+    hours = 2e12 / small[0].step.tokens_per_second / 64 / 3600
+    cost = f"{hours / 24:,.1f} days, {64 * hours * 3 / 1e6:,.2f} million"
+    assert f"2e+12 tokens with the first: {cost}" in out
     code, out = run(capsys, "--sequence", "131072", "--batch", "16", "--context", "8")
     assert code == 0 and "CP 4" in out
     code, out = run(capsys, "--params", "405e9", "--gpus", "8")
@@ -197,7 +200,7 @@ def test_a_network_changes_its_rate_and_not_its_latency(capsys):
     [
         (["--params", "7"], "50 million or more"),
         (["--gpus", "0"], "--gpus: must be above 0, got 0"),
-        (["--gpus", "8.5"], "--gpus: invalid whole value"),
+        (["--gpus", "8.5"], "--gpus: invalid int value"),
         (["--between", "nan"], "--between: must be above 0"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 
 from mgpu_tutorial.at_scale.planner import TIE
 from mgpu_tutorial.shared.cost_model import step
-from mgpu_tutorial.shared.cost_model.fitting import fit_gpu
+from mgpu_tutorial.shared.cost_model.fitting import MeasuredStep, fit_gpu
 from mgpu_tutorial.shared.cost_model.machines import (
     A100,
     A100_40GB,
@@ -16,7 +16,8 @@ from mgpu_tutorial.shared.cost_model.machines import (
 from mgpu_tutorial.shared.cost_model.memory import memory_of
 from mgpu_tutorial.shared.cost_model.models import Model
 from mgpu_tutorial.shared.cost_model.plans import Plan
-from mgpu_tutorial.step_time import figures, predictions, published
+from mgpu_tutorial.step_time import published
+from mgpu_tutorial.step_time.plain import bubble_only
 from tools.published_runs import PAGE, page
 
 OLD = {"sequence_parallel": False, "flash": False}
@@ -24,7 +25,7 @@ OLD = {"sequence_parallel": False, "flash": False}
 
 def worst(family):
     """The largest error of a family's rows that were not fitted."""
-    return max(abs(row.error) for row in predictions.predict(family) if not row.run.fitted)
+    return max(abs(row.error) for row in published.predict(family) if not row.run.fitted)
 
 
 def test_the_numbers_of_the_gpus_are_what_their_rows_tell():
@@ -35,9 +36,9 @@ def test_the_numbers_of_the_gpus_are_what_their_rows_tell():
         ("Llama 3 405B", H100),
         ("torchtitan 8B", H100_500W),
     ):
-        assert predictions.gpu_of(family)[-2:] == pytest.approx(gpu[-2:], rel=4e-3), family
+        assert published.gpu_of(family)[-2:] == pytest.approx(gpu[-2:], rel=4e-3), family
     for family in ("Megatron 2021, table 2", "ZeRO-3 of 2021"):
-        assert predictions.gpu_of(family) == predictions.gpu_of("Megatron 2021, table 1")
+        assert published.gpu_of(family) == published.gpu_of("Megatron 2021, table 1")
 
 
 # Korthikanti et al. 2022, figure 1, in GiB: state, and activations without anything and with
@@ -74,7 +75,7 @@ def test_a_layer_takes_what_the_authors_measured():
     Forward and backward together: 19.6 as it is, 19.0 with sequence parallelism, 27.2 with
     full recomputation, 20.3 with sequence parallelism and selective recomputation.
     """
-    cluster = CLUSTERS["A100"]._replace(gpu=predictions.gpu_of("Megatron 2022"))
+    cluster = CLUSTERS["A100"]._replace(gpu=published.gpu_of("Megatron 2022"))
     model = Model(48, 6144, 64)
     for milliseconds, plan in (
         (19.6, Plan(8, micro_batch=4, **OLD)),
@@ -89,7 +90,7 @@ def test_a_layer_takes_what_the_authors_measured():
 
 def test_a_pipeline_with_fewer_micro_batches_waits_longer():
     """16 stages: 15 of 64 slots, then 15 of 16."""
-    assert predictions.bubble_only(400, 16, 64, 16) == pytest.approx(400 * 79 / 64 * 16 / 31)
+    assert bubble_only(400, 16, 64, 16) == pytest.approx(400 * 79 / 64 * 16 / 31)
 
 
 def test_the_tie_is_the_models_own_error():
@@ -122,10 +123,10 @@ def test_another_way_to_overlap_changes_zero_3_and_little_else(monkeypatch, powe
 
 def test_the_null_guess_keeps_the_rate_of_the_nearest_fitted_row():
     """175B on 1,536 GPUs: 163 TFLOP/s in the row of 1,008B, and 141 here."""
-    row = predictions.predict("Megatron 2021, table 2")[2]
+    row = published.predict("Megatron 2021, table 2")[2]
     assert row.run.published == 141
     assert row.null_error == pytest.approx(163 / 141 - 1, abs=2e-3)
-    full, short = predictions.predict("Megatron 2022")[4:6]  # 530B, from 175B
+    full, short = published.predict("Megatron 2022")[4:6]  # 530B, from 175B
     assert full.null_error < -0.09 and short.null_error > -0.09
 
 
@@ -135,7 +136,7 @@ def test_the_page_of_the_rows_is_what_the_model_says():
 
 def test_one_run_by_hand_is_near_the_full_model():
     """The letters of the page: 8 N s / (t p) at 0.735 of the peak, then messages."""
-    run, step_ = figures.one_run().run, figures.one_run().step
+    run, _, step_ = published.predict("Megatron 2021, table 2")[0]
     parameters = 12 * 96 * 12_288**2
     slot = 8 * parameters * 2048 / 96 / (0.735 * 312e12)
     assert 384 * slot == pytest.approx(step_.parts.matmul, rel=0.04)
@@ -146,7 +147,7 @@ def test_one_run_by_hand_is_near_the_full_model():
 
 def test_a_fit_above_the_data_sheet_warns():
     """A step that took half of what its products need at the peak."""
-    row = figures.one_run()
-    measured = row.run.measured()._replace(seconds=row.run.seconds / 2)
+    run = published.predict("Megatron 2021, table 2")[0].run
+    measured = MeasuredStep(run.model, run.cluster, run.plan, run.batch, run.seconds / 2)
     with pytest.warns(UserWarning, match="more than the data sheet allows"):
         fit_gpu([measured], 0.0)

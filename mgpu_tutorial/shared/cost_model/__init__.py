@@ -9,15 +9,5 @@
 `fitting.py`   the two numbers of a GPU from published or own measurements
 `failures.py`  how often a run should save itself
 
-    from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
-    from mgpu_tutorial.shared.cost_model.models import Model
-    from mgpu_tutorial.shared.cost_model.plans import Plan
-    from mgpu_tutorial.shared.cost_model.step import predict_step
-
-    model = Model(layers=96, hidden=12288, heads=96, sequence=2048)
-    plan = Plan(tp=8, pp=12, dp=4, interleaving=4, zero=1, recompute="full")
-    step = predict_step(model, CLUSTERS["A100"], plan, batch=1536)
-    step.seconds, step.tflops, step.mfu, step.memory.total, step.bottleneck
-
 All times are in seconds, sizes in bytes, rates in bytes or operations per second.
 """

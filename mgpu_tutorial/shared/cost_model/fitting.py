@@ -34,17 +34,31 @@ def fit_gpu(runs: Sequence[MeasuredStep], activation_passes: float | None = None
     free = [0, 1] if activation_passes is None else [0]
     if len(runs) < len(free):
         raise ValueError(f"{len(runs)} runs are too few to fit {len(free)} numbers")
+
+    def gpu_at(numbers: torch.Tensor) -> GPU:
+        slowness, passes = numbers.tolist()
+        gpu = runs[0].cluster.gpu
+        return gpu._replace(matmul_efficiency=1 / slowness, activation_passes=passes)
+
+    def ratios(numbers: torch.Tensor) -> torch.Tensor:
+        """Predicted over measured seconds of each run."""
+        found = []
+        for run in runs:
+            cluster = run.cluster._replace(gpu=gpu_at(numbers))
+            step = predict_step(run.model, cluster, run.plan, run.batch)
+            found.append(step.seconds / run.seconds)
+        return torch.tensor(found, dtype=torch.float64)
+
     at = torch.tensor([1.3, activation_passes or 3.0], dtype=torch.float64)
     for _ in range(20):
-        ratios = _ratios(runs, at)
-        slopes = []
+        now, slopes = ratios(at), []
         for column in free:
             moved = at.clone()
             moved[column] *= 1.001
-            slopes.append((_ratios(runs, moved) - ratios) / (moved[column] - at[column]))
-        change = torch.linalg.lstsq(torch.stack(slopes, 1), (1 - ratios)[:, None]).solution
+            slopes.append((ratios(moved) - now) / (moved[column] - at[column]))
+        change = torch.linalg.lstsq(torch.stack(slopes, 1), (1 - now)[:, None]).solution
         at[free] += change.flatten()
-    gpu = _with_numbers(runs[0].cluster.gpu, at)
+    gpu = gpu_at(at)
     if gpu.matmul_efficiency > 1:
         warnings.warn(
             f"the fit says {gpu.matmul_efficiency:.0%} of the peak: more than the data sheet "
@@ -52,18 +66,3 @@ def fit_gpu(runs: Sequence[MeasuredStep], activation_passes: float | None = None
             stacklevel=2,
         )
     return gpu
-
-
-def _ratios(runs: Sequence[MeasuredStep], at: torch.Tensor) -> torch.Tensor:
-    """Predicted over measured seconds of each run, with these two numbers."""
-    ratios = []
-    for run in runs:
-        cluster = run.cluster._replace(gpu=_with_numbers(run.cluster.gpu, at))
-        step = predict_step(run.model, cluster, run.plan, run.batch)
-        ratios.append(step.seconds / run.seconds)
-    return torch.tensor(ratios, dtype=torch.float64)
-
-
-def _with_numbers(gpu: GPU, at: torch.Tensor) -> GPU:
-    slowness, passes = at.tolist()
-    return gpu._replace(matmul_efficiency=1 / slowness, activation_passes=passes)

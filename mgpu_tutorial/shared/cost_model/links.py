@@ -48,21 +48,18 @@ def hierarchical_seconds(
 def all_gather_seconds(
     nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
 ) -> float:
-    """An all-gather, or a reduce-scatter, of `nbytes` in all over a group of ranks.
+    """An all-gather, or a reduce-scatter, of `nbytes` in all: half of an all-reduce.
 
-    `per_node` of the group are on each node; `inside` and `between` are the links of one
-    GPU. Half of an all-reduce, where the node's links and its network cards work at once.
+    `per_node` of the group are on each node, whose links and network cards work at once.
     """
-    if ranks == 1:
-        return 0.0
     per_node = min(ranks, per_node)
     nodes = -(-ranks // per_node)
     latency = (ranks - nodes) * inside.latency + (nodes - 1) * between.latency
     moved_inside = nbytes * (per_node - 1) / per_node / inside.bandwidth
-    # rings that leave each node by all of its cards: nothing between where there is one node
-    moved_between = nbytes * (ranks - 1) / ranks / (per_node * between.bandwidth)
     if nodes == 1:
-        moved_between = 0.0
+        return latency + moved_inside
+    # rings that leave each node by all of its cards
+    moved_between = nbytes * (ranks - 1) / ranks / (per_node * between.bandwidth)
     return latency + max(moved_inside, moved_between)
 
 
@@ -76,12 +73,5 @@ def all_to_all_seconds(
     here = min(ranks, per_node)
     moved_inside = nbytes * (here - 1) / ranks
     moved_between = nbytes * (ranks - here) / ranks
-    latency = inside.latency if ranks == here else between.latency
+    latency = between.latency if ranks > here else inside.latency * (ranks > 1)
     return latency + max(moved_inside / inside.bandwidth, moved_between / between.bandwidth)
-
-
-def all_reduce_seconds(
-    nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
-) -> float:
-    """A reduce-scatter and an all-gather of the same bytes."""
-    return 2 * all_gather_seconds(nbytes, ranks, per_node, inside, between)

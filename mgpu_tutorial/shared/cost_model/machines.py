@@ -46,9 +46,8 @@ class Cluster(NamedTuple):
 
     def reached(self) -> tuple[Link, Link]:
         """Both links with the bandwidth that is reached."""
-        shares = (link.bandwidth * LINK_SHARE for link in (self.inside, self.between))
-        latencies = self.inside.latency, self.between.latency
-        return tuple(Link(*pair) for pair in zip(latencies, shares, strict=True))
+        links = self.inside, self.between
+        return tuple(Link(link.latency, LINK_SHARE * link.bandwidth) for link in links)
 
     def memory_rate(self) -> float:
         """Bytes per second that a GPU reads and writes."""

@@ -30,46 +30,24 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-class Activations(NamedTuple):
-    """Bytes that one token of one layer saves for backward, before ranks share them.
+def saved_bytes(model: Model, plan: Plan) -> tuple[float, float]:
+    """What a rank saves of a token in one layer, and what selective recomputation repeats.
 
-    `matmul` are the inputs of the matrix products, and `scores` those of the attention.
-    `elementwise` lies between the matrix products: only sequence parallelism shares it.
+    In a plain GPT 10 h bytes lie between the matrix products, and only sequence parallelism
+    shares them; 24 h are the inputs of the products, and 5 a s the scores of the attention.
+    Selective recomputation repeats the scores. Flash attention saves none; then it repeats
+    what is as cheap: the outputs of the norms and of the activation function.
     """
-
-    elementwise: float
-    matmul: float
-    scores: float
-
-
-def saved_activations(model: Model, flash: bool) -> Activations:
-    """What a layer saves: 10 h, 24 h and 5 a s bytes per token in a plain GPT."""
-    h = model.hidden
-    dropout = 0 if model.gated else 2 * h
-    attention = 2 * h + 2 * (h + 2 * model.kv_width)
-    mlp = model.active * (6 if model.gated else 4) * model.ffn_width
+    h, ffn = model.hidden, model.active * model.ffn_width
+    between = 8 * h if model.gated else 10 * h  # without dropout, or with
+    inputs = 4 * h + 4 * model.kv_width + (6 if model.gated else 4) * ffn
     if model.experts > 1:  # each expert keeps what it was sent
-        mlp += model.active * 2 * h
-    scores = 0 if flash else 5 * model.heads * model.sequence
-    return Activations(8 * h + dropout, attention + mlp, scores)
-
-
-def recomputed_activations(model: Model, flash: bool) -> Activations:
-    """What selective recomputation computes again instead of saving it: the scores.
-
-    Flash attention saves no scores. Then it is what is as cheap to compute again: the
-    outputs of the norms and of the activation function.
-    """
-    saved = saved_activations(model, flash)
-    if saved.scores:
-        return Activations(0, 0, saved.scores)
-    return Activations(4 * model.hidden, 2 * model.active * model.ffn_width, 0)
-
-
-def by_rank(layer: Activations, plan: Plan) -> Activations:
-    """The part that a rank of the tensor-parallel group has."""
-    elementwise = layer.elementwise / (plan.tp if plan.sequence_parallel else 1)
-    return Activations(elementwise, layer.matmul / plan.tp, layer.scores / plan.tp)
+        inputs += model.active * 2 * h
+    scores = 5 * model.heads * model.sequence
+    shared = plan.tp if plan.sequence_parallel else 1
+    if plan.flash:
+        return between / shared + inputs / plan.tp, 4 * h / shared + 2 * ffn / plan.tp
+    return between / shared + (inputs + scores) / plan.tp, scores / plan.tp
 
 
 def stage_parameters(model: Model, plan: Plan) -> float:
@@ -84,13 +62,11 @@ def memory_of(model: Model, plan: Plan, batch: int) -> Memory:
     per_stage = model.layers * model.layer_parameters / plan.pp
     ends = model.embedding_parameters / (1 if plan.pp == 1 or model.tied else 2)
     dense = (per_stage + ends) / plan.tp - experts
-    cut = [plan.shards if plan.zero >= stage else 1 for stage in (3, 2, 1)]
-    kinds = (WEIGHT, plan.gradient_bytes, OPTIMIZER)
-    # plan.ep ranks share the experts in any case, and ZeRO their copies
-    state = [
-        nbytes * (dense / ranks + experts / max(ranks, plan.ep))
-        for nbytes, ranks in zip(kinds, cut, strict=True)
-    ]
+    state = []
+    for stage, nbytes in (3, WEIGHT), (2, plan.gradient_bytes), (1, OPTIMIZER):
+        ranks = plan.shards if plan.zero >= stage else 1
+        # plan.ep ranks share the experts in any case, and ZeRO their copies
+        state.append(nbytes * (dense / ranks + experts / max(ranks, plan.ep)))
     elsewhere = model.expert_parameters / model.layers * (1 - 1 / plan.ep)
     unit = (model.layer_parameters - elsewhere) / plan.tp
     # a layer that computes, its gradient, and the next layer on the way
@@ -103,11 +79,11 @@ def memory_of(model: Model, plan: Plan, batch: int) -> Memory:
 def activations(model: Model, plan: Plan, batch: int) -> float:
     """Bytes that the first stage saves for backward, of all micro-batches in flight."""
     tokens = plan.micro_batch * model.sequence / plan.cp
-    saved = sum(by_rank(saved_activations(model, plan.flash), plan))
+    saved, again = saved_bytes(model, plan)
     working = 0.0
     if plan.recompute == "selective":
-        working = sum(by_rank(recomputed_activations(model, plan.flash), plan))
-        saved -= working
+        working = again
+        saved -= again
     elif plan.recompute == "full":  # the input of each layer, and one layer while it is done
         working = saved
         saved = 2 * model.hidden / (plan.tp if plan.sequence_parallel else 1)

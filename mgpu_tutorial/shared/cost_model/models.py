@@ -1,6 +1,5 @@
 """Transformers by their shape: how many parameters, how many operations."""
 
-import math
 from typing import NamedTuple
 
 
@@ -91,17 +90,12 @@ class Model(NamedTuple):
 def model_of(parameters: float, sequence: int = 2048, vocabulary: int = 51_200) -> Model:
     """A model of about so many parameters, in the proportions of published ones.
 
-    Heads are 128 wide, and there is about a layer for 128 of width, as in GPT-3: fewer in
-    the smallest, not many more than 128. Raises ValueError below 50 million parameters.
+    Heads are 128 wide, and there is about a layer for 128 of width, as in GPT-3, or fewer in
+    the smallest. Raises ValueError below 50 million parameters.
     """
     if not parameters >= 5e7:
         raise ValueError(f"parameters must be 50 million or more, got {parameters:g}")
-    # layers = hidden / 128 up to 96 of them, and then more slowly
-    hidden = (parameters * 128 / 12) ** (1 / 3)
-    if hidden / 128 > 96:
-        layers = 96 * (hidden / 128 / 96) ** 0.5
-        hidden = math.sqrt(parameters / 12 / layers)
-    hidden = max(512, 128 * round(hidden / 128))
+    hidden = max(512, 128 * round((parameters * 128 / 12) ** (1 / 3) / 128))
     if hidden > 4096:
         hidden = 1024 * round(hidden / 1024)  # so that heads can be shared out by eight
     layers = max(2, round((parameters - vocabulary * hidden) / (12 * hidden**2)))

@@ -17,19 +17,13 @@ fixed       what no batch makes shorter                           step time
 import math
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model.links import (
-    all_gather_seconds,
-    all_reduce_seconds,
-    all_to_all_seconds,
-)
+from mgpu_tutorial.shared.cost_model.links import all_gather_seconds, all_to_all_seconds
 from mgpu_tutorial.shared.cost_model.machines import Cluster
 from mgpu_tutorial.shared.cost_model.memory import (
     WEIGHT,
     Memory,
-    by_rank,
     memory_of,
-    recomputed_activations,
-    saved_activations,
+    saved_bytes,
     stage_parameters,
 )
 from mgpu_tutorial.shared.cost_model.models import Model
@@ -60,21 +54,18 @@ class Parts(NamedTuple):
 class PredictedStep(NamedTuple):
     """A step of training, as `predict_step` expects it.
 
-    `seconds` and their `parts`; `tflops` per GPU and `mfu` by the model's own operations,
-    `hardware_tflops` and `hfu` with those that are computed again; `tokens_per_second` per
-    GPU; `memory` of a GPU in bytes, by kind; `fits` its memory or not; `bottleneck` is
-    the largest part apart from the matrix products.
+    `tflops` per GPU and `mfu` count the model's own operations, `hfu` also those that are
+    computed again; `tokens_per_second` are per GPU, and `memory` is in bytes, by kind. The
+    `bottleneck` is the largest part apart from the matrix products.
     """
 
     seconds: float
     parts: Parts
     tflops: float
     mfu: float
-    hardware_tflops: float
     hfu: float
     tokens_per_second: float
     memory: Memory
-    fits: bool
     bottleneck: str
 
 
@@ -87,23 +78,18 @@ def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Pred
     check_plan(model, plan, batch)
     parts = parts_of(model, cluster, plan, batch)
     seconds = sum(parts)
-    tokens = batch * model.sequence / plan.ranks
-    rate = tokens / seconds / 1e12
-    tflops = rate * model.flops_per_token()
-    hardware = rate * hardware_flops(model, plan)
-    memory = memory_of(model, plan, batch)
+    rate = batch * model.sequence / plan.ranks / seconds
+    flops = rate * model.flops_per_token()
     overhead = parts._asdict()
     del overhead["matmul"]
     return PredictedStep(
         seconds=seconds,
         parts=parts,
-        tflops=tflops,
-        mfu=tflops * 1e12 / cluster.gpu.peak,
-        hardware_tflops=hardware,
-        hfu=hardware * 1e12 / cluster.gpu.peak,
-        tokens_per_second=tokens / seconds,
-        memory=memory,
-        fits=memory.total <= cluster.gpu.memory,
+        tflops=flops / 1e12,
+        mfu=flops / cluster.gpu.peak,
+        hfu=rate * hardware_flops(model, plan) / cluster.gpu.peak,
+        tokens_per_second=rate,
+        memory=memory_of(model, plan, batch),
         bottleneck=max(overhead, key=overhead.get),
     )
 
@@ -119,20 +105,18 @@ def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Parts:
     """The seconds of each part, of a rank with the mean share of layers."""
     micro_batches = plan.micro_batches(batch)
     one = micro_batch_seconds(model, cluster, plan)
-    sent, hidden = data_seconds(model, cluster, plan, micro_batches)
-    if plan.zero == 3:  # under the compute of the whole step
-        under = micro_batches * sum(one.values())
-    else:  # under the last micro-batch's backward, two thirds of it
-        under = 2 / 3 * sum(one.values()) if hidden else 0.0
-    whole = {name: micro_batches * seconds for name, seconds in one.items()}
+    slot = sum(one.values())
+    under = 2 / 3 * slot if plan.overlap else 0.0  # the last micro-batch's backward
     state = stage_parameters(model, plan)
     if plan.zero:
         state = model.parameters / (plan.tp * plan.pp * plan.shards)
+    if plan.zero == 3:  # under the compute of the whole step
+        under = micro_batches * slot
     return Parts(
-        **whole,
+        **{name: micro_batches * seconds for name, seconds in one.items()},
         pipeline=micro_batches * pipeline_seconds(model, cluster, plan),
-        bubble=(plan.pp - 1) / plan.interleaving * sum(one.values()),
-        data=exposed_seconds(sent, under),
+        bubble=(plan.pp - 1) / plan.interleaving * slot,
+        data=exposed_seconds(data_seconds(model, cluster, plan, micro_batches), under),
         optimizer=OPTIMIZER_TRAFFIC * state / cluster.memory_rate(),
         fixed=cluster.fixed,
     )
@@ -161,58 +145,43 @@ def micro_batch_seconds(model: Model, cluster: Cluster, plan: Plan) -> dict[str,
     layer += score_passes * model.attention_flops(causal=plan.flash)
     flops = layers * layer + 3 * model.head_flops() / plan.pp
     # each forward writes the activations and reads the weights, and backward reads both
-    saved = (forward_passes + 1) * sum(by_rank(saved_activations(model, plan.flash), plan))
-    saved += selective * sum(by_rank(recomputed_activations(model, plan.flash), plan))
-    moved = gpu.activation_passes * saved
+    saved, again = saved_bytes(model, plan)
+    moved = gpu.activation_passes * ((forward_passes + 1) * saved + selective * again)
+    sent = layer_messages(model, cluster, plan, tokens)
     weights = (forward_passes + 1) * WEIGHT + 2 * plan.gradient_bytes
     return {
         "matmul": tokens * flops / plan.tp / (gpu.peak * gpu.matmul_efficiency),
         "elementwise": tokens * layers * moved / cluster.memory_rate(),
         "weights": weights * stage_parameters(model, plan) / cluster.memory_rate(),
-        "tensor": layers * tensor_seconds(model, cluster, plan, tokens),
-        "context": layers * context_seconds(model, cluster, plan, tokens),
-        "experts": layers * expert_seconds(model, cluster, plan, tokens),
-    }
+    } | {name: layers * seconds for name, seconds in sent.items()}
 
 
-def tensor_seconds(model: Model, cluster: Cluster, plan: Plan, tokens: float) -> float:
-    """All-reduces of one layer for one micro-batch: two forward and two backward.
+def layer_messages(
+    model: Model, cluster: Cluster, plan: Plan, tokens: float
+) -> dict[str, float]:
+    """The seconds of what a rank sends in one layer, forward and backward, by part.
 
-    Two more where the forward is computed again. With sequence parallelism each is a
+    *tensor*: two all-reduces forward and two backward. With sequence parallelism each is a
     reduce-scatter and an all-gather, and the backward gathers two inputs once more.
+    *context*: keys and values gathered forward, and their gradients added up backward.
+    *experts*: tokens to their experts and back, forward and backward. Each goes to `active`
+    experts, all of which get equally many. Recomputing a layer sends the forward's once more.
     """
-    if plan.tp == 1:
-        return 0.0
-    calls = (6 if plan.recompute == "full" else 4) + plan.sequence_parallel
+    forwards, links = 2 if plan.recompute == "full" else 1, cluster.reached()
     nbytes = WEIGHT * tokens * model.hidden
-    return calls * all_reduce_seconds(
-        nbytes, plan.tp, cluster.gpus_per_node, *cluster.reached()
-    )
-
-
-def context_seconds(model: Model, cluster: Cluster, plan: Plan, tokens: float) -> float:
-    """Keys and values gathered forward, and their gradients added up backward."""
-    if plan.cp == 1:
-        return 0.0
+    sums = 2 * forwards + 2 + plan.sequence_parallel
+    one_sum = 2 * all_gather_seconds(nbytes, plan.tp, cluster.gpus_per_node, *links)
+    # ranks that share a matrix stand next to each other; those of other groups are tp apart
     per_node = max(1, cluster.gpus_per_node // plan.tp)
-    nbytes = 2 * WEIGHT * tokens * plan.cp * model.kv_width / plan.tp
-    trips = 3 if plan.recompute == "full" else 2
-    return trips * all_gather_seconds(nbytes, plan.cp, per_node, *cluster.reached())
-
-
-def expert_seconds(model: Model, cluster: Cluster, plan: Plan, tokens: float) -> float:
-    """Tokens to their experts and back, forward and backward: four exchanges of one layer.
-
-    Each token goes to `active` experts, all of which get equally many. Ranks that share a
-    matrix stand next to each other, so the ranks of an `ep` group are `tp` apart.
-    """
-    if plan.ep == 1:
-        return 0.0
-    trips = 6 if plan.recompute == "full" else 4
+    kept = 2 * WEIGHT * tokens * plan.cp * model.kv_width / plan.tp
+    one_gather = all_gather_seconds(kept, plan.cp, per_node, *links)
     share = plan.tp if plan.sequence_parallel else 1  # of a token's width, on each rank
-    nbytes = WEIGHT * tokens * model.active * model.hidden / share
-    per_node = max(1, cluster.gpus_per_node // plan.tp)
-    return trips * all_to_all_seconds(nbytes, plan.ep, per_node, *cluster.reached())
+    exchange = all_to_all_seconds(nbytes * model.active / share, plan.ep, per_node, *links)
+    return {
+        "tensor": sums * one_sum,
+        "context": (forwards + 1) * one_gather,
+        "experts": 2 * (forwards + 1) * exchange,
+    }
 
 
 def pipeline_seconds(model: Model, cluster: Cluster, plan: Plan) -> float:
@@ -226,18 +195,14 @@ def pipeline_seconds(model: Model, cluster: Cluster, plan: Plan) -> float:
     return 2 * plan.interleaving * (link.latency + nbytes / link.bandwidth)
 
 
-def data_seconds(
-    model: Model, cluster: Cluster, plan: Plan, micro_batches: float
-) -> tuple[float, bool]:
-    """What the replicas send in a step, in seconds, and whether it runs under compute.
+def data_seconds(model: Model, cluster: Cluster, plan: Plan, micro_batches: float) -> float:
+    """The seconds of what the replicas send in a step.
 
     ZeRO 0 adds gradients up; ZeRO 1 and 2 scatter them and gather parameters once. ZeRO 3
     gathers each layer twice and scatters its gradients, for every micro-batch; in a
     pipeline, where that would be too much, parameters stay after the first gathering. An
     expert has fewer copies: one in each of the groups of `ep` ranks.
     """
-    if plan.shards == 1:
-        return 0.0, False
     per_node = max(1, cluster.gpus_per_node // plan.tp) if plan.share_node else 1
     experts = model.expert_parameters / plan.ep / (plan.tp * plan.pp)
     dense = stage_parameters(model, plan) - experts
@@ -253,7 +218,7 @@ def data_seconds(
         for nbytes in (WEIGHT, plan.gradient_bytes)
     )
     if plan.zero == 0:
-        return 2 * scatter, plan.overlap
+        return 2 * scatter
     if plan.zero < 3 or plan.pp > 1:
-        return gather + scatter, plan.overlap
-    return micro_batches * (2 * gather + scatter), True
+        return gather + scatter
+    return micro_batches * (2 * gather + scatter)

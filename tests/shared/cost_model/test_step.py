@@ -69,7 +69,7 @@ def test_the_figures_of_the_papers():
 def test_a_model_is_made_up_of_about_so_many_parameters(parameters):
     model = model_of(parameters, sequence=4096, vocabulary=50_000)
     assert model.parameters == pytest.approx(parameters, rel=0.2)
-    assert model.hidden == 128 * model.heads and 2 <= model.layers <= 160
+    assert model.hidden == 128 * model.heads and 2 <= model.layers <= 176
     assert model.layers <= 16 or model.layers % 8 == 0  # stages can be equal
     assert model.heads <= 32 or model.heads % 8 == 0  # heads can be shared out by eight
     for few in (0, -1, 4.99e7, float("nan")):
@@ -82,14 +82,14 @@ def test_a_model_is_made_up_of_about_so_many_parameters(parameters):
 
 def test_what_a_layer_saves_is_as_in_the_paper():
     """s b h (10 + 24 + 5 a s / h) bytes: arXiv 2205.05198, equation (1)."""
-    assert memory.saved_activations(MODEL, flash=False) == (10 * 8, 24 * 8, 5 * 2 * 16)
-    assert memory.saved_activations(MODEL, flash=True) == (10 * 8, 24 * 8, 0)
+    plain = Plan(flash=False)
+    assert memory.saved_bytes(MODEL, plain) == (10 * 8 + 24 * 8 + 5 * 2 * 16, 5 * 2 * 16)
+    assert memory.saved_bytes(MODEL, Plan()) == (10 * 8 + 24 * 8, 4 * 8 + 2 * 32)
     # gated: three inner vectors and no dropout
     model = MODEL._replace(gated=True, ffn=20, kv_heads=1)
     inputs = 2 * 8 + 2 * (8 + 2 * 4) + 6 * 20
-    assert memory.saved_activations(model, flash=True) == (8 * 8, inputs, 0)
-    assert memory.recomputed_activations(model, flash=True) == (4 * 8, 2 * 20, 0)
-    assert memory.recomputed_activations(model, flash=False) == (0, 0, 5 * 2 * 16)
+    assert memory.saved_bytes(model, Plan()) == (8 * 8 + inputs, 4 * 8 + 2 * 20)
+    assert memory.saved_bytes(model, plain) == (8 * 8 + inputs + 160, 160)
 
 
 @given(PLANS, st.integers(1, 8))
@@ -146,17 +146,15 @@ def test_a_micro_batch_pass_by_pass(plan):
     operations = tokens * (layers * layer + 3 * 2 * 32 * 8 / plan.pp) / plan.tp
     seconds = step.micro_batch_seconds(MODEL, CLUSTER, plan)
     assert seconds["matmul"] == pytest.approx(operations / (1e6 * 0.5))
-    saved = memory.by_rank(memory.saved_activations(MODEL, plan.flash), plan)
-    again = memory.by_rank(memory.recomputed_activations(MODEL, plan.flash), plan)
-    moved = (forwards + 1) * sum(saved)  # written forward, read backward
-    moved += sum(again) if plan.recompute == "selective" else 0
+    saved, again = memory.saved_bytes(MODEL, plan)
+    moved = (forwards + 1) * saved  # written forward, read backward
+    moved += again if plan.recompute == "selective" else 0
     assert seconds["elementwise"] == pytest.approx(3.0 * tokens * layers * moved / RATE)
     ours = MODEL.parameters / plan.tp / plan.pp
     weights = (forwards + 1) * 2 + 2 * plan.gradient_bytes
     assert seconds["weights"] == pytest.approx(weights * ours / RATE)
-    tensor = step.tensor_seconds(MODEL, CLUSTER, plan, tokens)
-    context = step.context_seconds(MODEL, CLUSTER, plan, tokens)
-    assert (seconds["tensor"], seconds["context"]) == (layers * tensor, layers * context)
+    for name, sent in step.layer_messages(MODEL, CLUSTER, plan, tokens).items():
+        assert seconds[name] == layers * sent
 
 
 @given(PLANS, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 3]))
@@ -170,12 +168,11 @@ def test_what_a_rank_sends(plan, tp, pieces):
     halves = ["scatter", "gather"] * 2 * len(trips)  # of attention and perceptron
     halves += ["inputs, once more"] * 2 * plan.sequence_parallel
     one = all_gather_seconds(2 * tokens * 8, tp, 4, FAST, SLOW)
-    seconds = step.tensor_seconds(model, CLUSTER, plan, tokens)
-    assert seconds == pytest.approx(len(halves) * one)
+    sent = step.layer_messages(model, CLUSTER, plan, tokens)
+    assert sent["tensor"] == pytest.approx(len(halves) * one)
     keys_and_values = 2 * 2 * plan.micro_batch * 16 * 4 / tp
     one = all_gather_seconds(keys_and_values, plan.cp, per_node, FAST, SLOW)
-    seconds = step.context_seconds(model, CLUSTER, plan, tokens)
-    assert seconds == pytest.approx(len(trips) * one)
+    assert sent["context"] == pytest.approx(len(trips) * one) and sent["experts"] == 0
     link = FAST if plan.ranks <= 4 else SLOW
     one = link.latency + 2 * tokens * 8 / tp / link.bandwidth
     messages = 2 * plan.interleaving if plan.pp > 1 else 0
@@ -192,10 +189,8 @@ def test_what_a_rank_sends(plan, tp, pieces):
     expected = 2 * scatter if plan.zero == 0 else gather + scatter
     if plan.zero == 3 and plan.pp == 1:
         expected = pieces * (2 * gather + scatter)
-    seconds, hidden = step.data_seconds(model, CLUSTER, plan, pieces)
+    seconds = step.data_seconds(model, CLUSTER, plan, pieces)
     assert seconds == pytest.approx(expected)
-    alone = plan.dp * plan.cp == 1
-    assert hidden == (not alone and (plan.overlap or plan.zero == 3 and plan.pp == 1))
 
 
 def test_experts_by_hand():
@@ -205,7 +200,8 @@ def test_experts_by_hand():
     assert model.expert_parameters == 4 * 8 * expert
     assert model.layer_parameters == attention + 8 * expert
     assert model.layer_flops() == 2 * (attention + 2 * expert)
-    assert memory.saved_activations(model, flash=True).matmul == 64 + 2 * (4 * 32 + 2 * 8)
+    saved = 80 + 64 + 2 * (4 * 32 + 2 * 8)
+    assert memory.saved_bytes(model, Plan()) == (saved, 4 * 8 + 2 * 2 * 32)
     dense = (4 * attention + 32 * 8) / 2  # on each rank of two that share matrices
     for zero, copies, own in ((0, 1, 4), (1, 8, 8)):
         plan = Plan(tp=2, dp=8, ep=4, zero=zero)
@@ -216,10 +212,12 @@ def test_experts_by_hand():
     # are in the group, and two elsewhere
     nbytes = 16 * 4 * 2 * 2
     between = SLOW.latency + nbytes * 2 / 4 / SLOW.bandwidth
-    assert step.expert_seconds(model, CLUSTER, plan, 16) == pytest.approx(4 * between)
+    found = step.layer_messages(model, CLUSTER, plan, 16)["experts"]
+    assert found == pytest.approx(4 * between)
     full = plan._replace(recompute="full", tp=1)
     inside = FAST.latency + 2 * nbytes * 3 / 4 / FAST.bandwidth
-    assert step.expert_seconds(model, CLUSTER, full, 16) == pytest.approx(6 * inside)
+    found = step.layer_messages(model, CLUSTER, full, 16)["experts"]
+    assert found == pytest.approx(6 * inside)
     # dense gradients over all eight, two to a node; of each expert there are two copies
     mine = 4 * 8 * expert / 2 / 4
     sent = sum(
@@ -227,7 +225,7 @@ def test_experts_by_hand():
         + all_gather_seconds(size * mine, 2, 1, FAST, SLOW)
         for size in (2, 4)
     )
-    assert step.data_seconds(model, CLUSTER, plan, 1)[0] == pytest.approx(sent)
+    assert step.data_seconds(model, CLUSTER, plan, 1) == pytest.approx(sent)
     whole = step.predict_step(model, CLUSTER, plan, BATCH)
     assert whole.parts.experts == pytest.approx(2 * 4 * 4 * between)
     assert whole.seconds == pytest.approx(sum(whole.parts))
@@ -240,8 +238,8 @@ def test_a_step_is_the_sum_of_its_parts(plan):
     count = BATCH / plan.dp / plan.micro_batch
     for name, seconds in one.items():
         assert getattr(result.parts, name) == pytest.approx(count * seconds)
-    sent, overlaps = step.data_seconds(MODEL, CLUSTER, plan, count)
-    under = 2 / 3 * sum(one.values()) if overlaps else 0  # the last micro-batch's backward
+    sent = step.data_seconds(MODEL, CLUSTER, plan, count)
+    under = 2 / 3 * sum(one.values()) * plan.overlap  # the last micro-batch's backward
     if plan.zero == 3:
         under = count * sum(one.values())
     # at once: the root of the sum of squares
@@ -263,33 +261,19 @@ def test_a_step_is_the_sum_of_its_parts(plan):
         flops = MODEL.flops_per_token(recompute=True)
     if plan.recompute == "selective" and not plan.flash:
         flops += 4 * 4 * 16 * 8
-    assert result.hardware_tflops == pytest.approx(tokens * flops / 1e12)
     assert result.hfu == pytest.approx(tokens * flops / 1e6)
     others = {name: part for name, part in result.parts._asdict().items() if name != "matmul"}
     assert others[result.bottleneck] == max(others.values())
 
 
-@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
-def test_a_plan_fits_up_to_the_last_byte(spare, fits):
-    total = memory.memory_of(MODEL, Plan(), 8).total
-    cluster = CLUSTER._replace(gpu=TOY._replace(memory=total + spare))
-    assert step.predict_step(MODEL, cluster, Plan(), 8).fits is fits
-
-
 @pytest.mark.parametrize(
     ("just", "too_much", "words"),
     [
-        ({}, {"tp": 0}, "tp must be 1 or more"),
-        ({}, {"cp": 0}, "cp must be 1 or more"),
-        ({}, {"micro_batch": 0}, "micro_batch must be 1"),
         ({}, {"recompute": "some"}, "one of none, selective, full"),
-        ({"zero": 3}, {"zero": 4}, "from 0 to 3"),
         ({"dp": 4, "micro_batch": 2}, {"dp": 3, "micro_batch": 3}, "at least 9"),
         ({"tp": 2}, {"tp": 4}, "does not divide 2 heads"),
         ({"pp": 6}, {"pp": 7}, "do not make 7 stages"),
         ({"pp": 3, "interleaving": 2}, {"pp": 4, "interleaving": 2}, "do not make 8 stages"),
-        ({}, {"interleaving": 2}, "needs a pipeline"),
-        ({"cp": 16}, {"cp": 3}, "does not divide 16 tokens"),
         ({"dp": 2}, {"dp": 2, "ep": 2}, "ep = 2 does not divide dp and 1 experts"),
     ],
 )
