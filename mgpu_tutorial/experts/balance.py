@@ -17,13 +17,3 @@ def auxiliary_loss(scores: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 def move_bias(bias: torch.Tensor, counts: torch.Tensor, rate: float) -> torch.Tensor:
     """A step up for each expert below the mean load of all ranks, a step down above it."""
     return bias + rate * (counts.double().mean() - counts).sign()
-
-
-def within_capacity(counts: torch.Tensor, factor: float) -> tuple[float, float]:
-    """The share of choices that are dropped, and of places that stay empty.
-
-    Each expert has `factor` times as many places as the mean load.
-    """
-    places = int(counts.sum() * factor / len(counts))
-    kept = counts.clamp(max=places).sum().item()
-    return 1 - kept / counts.sum().item(), 1 - kept / (places * len(counts))

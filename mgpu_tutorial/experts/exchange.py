@@ -1,12 +1,11 @@
 """Rows go to the ranks of their experts, and the results come back."""
 
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup | None  # None: all ranks
+Way = tuple[Tensor, list[int], list[int]]  # the order of the rows, sent and received
 
 
 class Exchange(torch.autograd.Function):
@@ -23,14 +22,6 @@ class Exchange(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple:
         sent, received, group = ctx.way
         return Exchange.apply(gradient, received, sent, group), None, None, None
-
-
-class Way(NamedTuple):
-    """What `combine` needs to bring the rows home."""
-
-    order: Tensor
-    sent: list[int]
-    received: list[int]
 
 
 def dispatch(
@@ -50,7 +41,7 @@ def dispatch(
     received = theirs.view(ranks, -1).sum(dim=1).tolist()
     arrived = Exchange.apply(rows[order], sent, received, group)
     mine = torch.arange(experts // ranks).repeat(ranks)
-    return arrived, mine.repeat_interleave(theirs), Way(order, sent, received)
+    return arrived, mine.repeat_interleave(theirs), (order, sent, received)
 
 
 def combine(results: Tensor, way: Way, weights: Tensor, group: Group = None) -> Tensor:
