@@ -1,7 +1,4 @@
-"""ZeRO 3 with one flat tensor a block, gathered ahead of time.
-
-PyTorch's `fully_shard` works so too, with a DTensor for each parameter.
-"""
+"""ZeRO 3 with one flat tensor a block, gathered ahead of time."""
 
 from itertools import pairwise
 from typing import Any
@@ -64,18 +61,15 @@ class Block(nn.Module):
 
 
 class Arrived(Gather):
-    """Gather, of which the all-gather has begun before."""
+    """Gather, where the whole tensor has come already."""
 
     @staticmethod
-    def forward(
-        ctx: Any, shard: torch.Tensor, whole: torch.Tensor, work: dist.Work
-    ) -> torch.Tensor:
-        work.wait()
+    def forward(ctx: Any, shard: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         return whole
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return Gather.backward(ctx, gradient), None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return Gather.backward(ctx, gradient), None
 
 
 class PrefetchingBlock(Block):
@@ -105,9 +99,9 @@ class PrefetchingBlock(Block):
         return super().unpack(kept)
 
     def unshard(self) -> torch.Tensor:
-        whole = Arrived.apply(self.shard, self.coming, self.work)
-        self.coming = self.work = None
-        return whole
+        self.work.wait()
+        whole, self.coming, self.work = self.coming, None, None
+        return Arrived.apply(self.shard, whole)
 
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
         if self.work:  # it came for backward, which did not need it

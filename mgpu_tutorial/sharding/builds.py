@@ -1,8 +1,6 @@
 """What the reader's stages of ZeRO must do, on real ranks."""
 
-import re
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,30 +10,17 @@ from torch.overrides import TorchFunctionMode
 from mgpu_tutorial.lab import note, span
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.run.errors import LaunchError
-from mgpu_tutorial.lab.teach.build import Builder, expect
-from mgpu_tutorial.lab.teach.build import launch as launch_ranks
-from mgpu_tutorial.sharding.tower import loss_of, new_tower
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.sharding.stages import loss_of, new_tower
 from mgpu_tutorial.sharding.zero1 import owners, sharded_step
 from mgpu_tutorial.sharding.zero3 import Gather, chain
 
 Values = dict[str, torch.Tensor]  # by the parameter's name
-LOGGED = re.compile(r"\[rank\d+\]:\[\w+ [^\]]*\] ")  # what gloo puts before its words
-KILLED = re.compile(r"(killed by \w+), at .*")
 
 
-def launch(worker: Callable, n: int, *given: Any, **more: Any) -> Report:
-    """As `launch`; an error says on how many ranks, and of a killed one no line of ours."""
-    try:
-        return launch_ranks(worker, n, *given, **more)
-    except LaunchError as error:
-        seen = KILLED.sub(r"\1. Does every rank make every call?", LOGGED.sub("", str(error)))
-        raise AssertionError(f"on {ranks(n)}: {seen}") from None
-
-
-def ranks(n: int) -> str:
-    """How many ranks, in words."""
-    return "1 rank" if n == 1 else f"{n} ranks"
+def _calls(report: Report, during: str) -> list[str]:
+    """The collectives that rank 0 calls inside a span."""
+    return [e.op for e in events_of(report, during) if e.rank == 0 and e.op]
 
 
 # sharded_step
@@ -53,8 +38,7 @@ def _train(
     parameters = list(tower.parameters())
     before = {name: p.detach().clone() for name, p in tower.named_parameters()}
     owner = [i % world_size for i in range(len(parameters))]
-    mine = [p for p, other in zip(parameters, owner, strict=True) if other == rank]
-    optimizer = kind(mine, lr=0.01)
+    optimizer = kind(parameters[rank::world_size], lr=0.01)
     for number in range(3):
         tower.zero_grad()
         loss_of(tower, number, rank, world_size).backward()
@@ -64,9 +48,8 @@ def _train(
 
 
 def _require_one_process(step: Callable, world_size: int, kind: type[Optimizer]) -> None:
-    results = launch(_train, world_size, step, kind).results
     before, alone = _train(0, 1, None, kind)
-    for rank, (_, found) in enumerate(results):
+    for rank, (_, found) in enumerate(launch(_train, world_size, step, kind).results):
         far = {name: (found[name] - alone[name]).abs().max().item() for name in alone}
         name = max(far, key=far.get)
         moved = [(after[name] - before[name]).abs().max().item() for after in (found, alone)]
@@ -97,8 +80,7 @@ def leaves_the_same_bits(step: Callable) -> None:
 
 def sends_the_model_twice(step: Callable) -> None:
     """send each gradient to one rank, and each new value to all"""
-    report = launch(_train, 2, step, SGD, trace=True)
-    ops = [e.op for e in events_of(report, "step 1") if e.rank == 0 and e.op]
+    ops = _calls(launch(_train, 2, step, SGD, trace=True), "step 1")
     wanted = {"reduce": 16, "broadcast": 16}
     expect({op: ops.count(op) for op in ops}, wanted, "the calls of a step")
 
@@ -106,47 +88,36 @@ def sends_the_model_twice(step: Callable) -> None:
 # owners
 
 
-def _owned(rule: Callable, sizes: list[int], world_size: int) -> list[int]:
-    """How many numbers each rank owns."""
-    parameters = [nn.Parameter(torch.empty(size)) for size in sizes]
-    found = rule(parameters, world_size)
+def _expect_owned(rule: Callable, sizes: list[int], wanted: list[int]) -> None:
+    """Raise AssertionError unless some rank owns each of these amounts of numbers."""
+    found = rule([nn.Parameter(torch.empty(size)) for size in sizes], len(wanted))
     assert found is not None, "nothing was returned. Is a `return` missing?"
     expect(len(found), len(sizes), f"{len(sizes)} parameters: the length of the list")
-    owned = [0] * world_size
+    owned = [0] * len(wanted)
     for owner, size in zip(found, sizes, strict=True):
-        assert owner in range(world_size), f"{owner} is no rank of {world_size}"
+        assert owner in range(len(wanted)), f"{owner} is no rank of {len(wanted)}"
         owned[owner] += size
-    return owned
+    assert sorted(owned, reverse=True) == wanted, (
+        f"parameters of {sizes} numbers: the {len(wanted)} ranks own {owned} numbers, "
+        f"expected {wanted} in some order"
+    )
 
 
 def shares_the_tower(rule: Callable) -> None:
     """give each of four ranks a quarter of the tower"""
-    sizes = [p.numel() for p in new_tower().parameters()]
-    for rank, owned in enumerate(_owned(rule, sizes, 4)):
-        assert owned == 33_088, f"rank {rank} owns {owned:,} numbers, expected 33,088"
+    _expect_owned(rule, [p.numel() for p in new_tower().parameters()], [33_088] * 4)
 
 
 def begins_with_the_largest(rule: Callable) -> None:
     """begin with the largest, and give each to the rank that owns least so far"""
-    for sizes, wanted in (
-        ([1, 1, 1, 1, 1, 1, 9], [9, 3, 3]),
-        ([2, 3, 4, 5, 6, 7], [9, 9, 9]),
-        ([8, 1, 8, 1, 8, 1, 8], [16, 10, 9]),
-    ):
-        _expect_owned(rule, sizes, wanted)
+    _expect_owned(rule, [1, 1, 1, 1, 1, 1, 9], [9, 3, 3])
+    _expect_owned(rule, [2, 3, 4, 5, 6, 7], [9, 9, 9])
+    _expect_owned(rule, [8, 1, 8, 1, 8, 1, 8], [16, 10, 9])
 
 
 def copes_with_few(rule: Callable) -> None:
     """leave ranks without a parameter where there are too few"""
     _expect_owned(rule, [5, 3], [5, 3, 0, 0])
-
-
-def _expect_owned(rule: Callable, sizes: list[int], wanted: list[int]) -> None:
-    owned = sorted(_owned(rule, sizes, len(wanted)), reverse=True)
-    assert owned == wanted, (
-        f"parameters of {sizes} numbers: the {len(wanted)} ranks own {owned} numbers, "
-        f"expected {wanted}"
-    )
 
 
 def _owners_of_the_tower(rank: int, world_size: int, rule: Callable) -> list[int]:
@@ -181,7 +152,7 @@ def _gather(
 
 def gathers_all_shards(gather: type) -> None:
     """return the shards of all ranks, in their order"""
-    for n in (1, 2, 3):
+    for n in (1, 3):
         whole = [10.0 * rank + i for rank in range(n) for i in (0, 1)]
         for rank, (found, _) in enumerate(launch(_gather, n, gather, True).results):
             expect(found, torch.tensor(whole), f"rank {rank} of {n}: the whole tensor")
@@ -189,7 +160,7 @@ def gathers_all_shards(gather: type) -> None:
 
 def scatters_the_mean(gather: type) -> None:
     """give back this rank's shard of the mean gradient"""
-    for n in (1, 2, 3):
+    for n in (1, 3):
         mean = (n + 1) / 2 * torch.arange(1.0, 1 + 2 * n)
         for rank, (_, found) in enumerate(launch(_gather, n, gather).results):
             expect(found, mean[2 * rank :][:2], f"rank {rank} of {n}: the gradient", 1e-5)
@@ -199,7 +170,7 @@ def makes_two_calls(gather: type) -> None:
     """make one all-gather in forward, and one reduce-scatter in backward"""
     report = launch(_gather, 2, gather, trace=True)
     for phase, wanted in (("forward", "all_gather"), ("backward", "reduce_scatter")):
-        ops = [e.op for e in events_of(report, phase) if e.rank == 0 and e.op]
+        ops = _calls(report, phase)
         assert len(ops) == 1 and wanted in ops[0], f"the calls of {phase}: {', '.join(ops)}"
 
 
@@ -227,15 +198,15 @@ def _chain(
     return output.detach(), [shard.grad for shard in shards]
 
 
+def _alone(weights: list[torch.Tensor], shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
+    for weight in weights:
+        x = torch.tanh(x @ weight.view(shape))
+    return x
+
+
 def computes_like_one(layers: Callable) -> None:
     """equal one process on 1, 2 and 3 ranks, with its gradients"""
-
-    def alone(weights: list[torch.Tensor], shape: torch.Size, x: torch.Tensor):
-        for weight in weights:
-            x = torch.tanh(x @ weight.view(shape))
-        return x
-
-    output, gradients = _chain(0, 1, alone)
+    output, gradients = _chain(0, 1, _alone)
     for n in (1, 2, 3):
         results = launch(_chain, n, layers).results
         found = torch.cat([part for part, _ in results])

@@ -3,16 +3,15 @@
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from mgpu_tutorial.lab import Ledger, Table, film, frame, launch, span, timeline
+from mgpu_tutorial.lab import Table, film, frame, launch, span, timeline
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.draw.plot import Plot
@@ -23,13 +22,12 @@ from mgpu_tutorial.lab.record.traffic import ring_passes
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.sharding import zero3
 from mgpu_tutorial.sharding.blocks import Block, linked
-from mgpu_tutorial.sharding.stages import STAGES, Prepare, Prepared, zero_0
-from mgpu_tutorial.sharding.tower import Residual, loss_of, new_tower
+from mgpu_tutorial.sharding.stages import STAGES, Prepared, loss_of, new_tower
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 from mgpu_tutorial.shared.slow_link import slow_link
 
 PARTS = ("parameters", "gradients", "optimizer state")
-STAGE_NAMES = ("nothing is sharded", *(f"{'and ' * (i < 2)}{PARTS[i]}" for i in (2, 1, 0)))
+SHARDED = ("nothing is sharded", "optimizer state", "and gradients", "and parameters")
 MIXED = (2, 2, 12)  # the bytes of each part for one parameter
 
 
@@ -43,56 +41,52 @@ def held(parameters: float, ranks: int, stage: int, each: tuple = MIXED) -> list
 def totals_table(parameters: float, ranks: list[int]) -> Table:
     """All that a rank holds in GB, in mixed precision: a column per number of ranks."""
     rows = []
-    for stage, name in enumerate(STAGE_NAMES):
+    for stage, name in enumerate(SHARDED):
         totals = [f"{sum(held(parameters, n, stage)) / 1e9:.1f}" for n in ranks]
         rows.append([f"ZeRO {stage}: {name}", *totals])
     return Table(["GB on a rank", *(f"of {n:,}" for n in ranks)], rows)
 
 
-# What the ranks hold and send, and whether it is right
-
-
-def moments_table(*rules: Callable) -> Table:
+def moments_table(rule: Callable) -> Table:
     """How many numbers Adam keeps on each of four ranks, by the rule of ownership."""
-    parameters, rows = list(new_tower().parameters()), []
-    for rule in rules:
-        pairs = list(zip(parameters, rule(parameters, 4), strict=True))
-        kept = [2 * sum(p.numel() for p, owner in pairs if owner == r) for r in range(4)]
-        rows.append([rule.__name__, *(f"{n:,}" for n in kept)])
-    return Table(["moments", *(f"rank {rank}" for rank in range(4))], rows)
+    kept, parameters = [0] * 4, list(new_tower().parameters())
+    for parameter, owner in zip(parameters, rule(parameters, 4), strict=True):
+        kept[owner] += 2 * parameter.numel()
+    header = ["moments", *(f"rank {rank}" for rank in range(4))]
+    return Table(header, [[rule.__name__, *(f"{n:,}" for n in kept)]])
 
 
-def train(
-    rank: int, world_size: int, prepare: Prepare, dtype: torch.dtype, steps: int
-) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Steps of a stage, the last in a span; the bytes then held, and the whole parameters."""
-    prepared = prepare(new_tower(dtype))
-    for step in range(steps):
-        with span("last step" if step == steps - 1 else "step"):
-            prepared.model.zero_grad()
-            loss_of(prepared.model, step, rank, world_size).backward()
-            prepared.step()
-    return held_by(prepared), prepared.full_parameters()
+# What the ranks hold and send at each stage, and whether it is right
+
+
+def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> list[tuple]:
+    """Steps of each stage, in spans; the bytes held after the last, and all parameters."""
+    found = []
+    for stage, prepare in enumerate(STAGES):
+        prepared = prepare(new_tower(dtype))
+        for step in range(steps):
+            with span(f"ZeRO {stage}, step {step}"):
+                prepared.model.zero_grad()
+                loss_of(prepared.model, step, rank, world_size).backward()
+                prepared.step()
+        found.append((held_by(prepared), prepared.full_parameters()))
+    return found
 
 
 def held_by(prepared: Prepared) -> list[int]:
     """The bytes of parameters, gradients and Adam's moments on this rank."""
-    parameters, ledger = list(prepared.model.parameters()), Ledger()
-    stepped = [p for group in prepared.optimizer.param_groups for p in group["params"]]
-    states = prepared.optimizer.state.values()
-    moments = [s[name] for s in states for name in ("exp_avg", "exp_avg_sq")]
-    gradients = [p.grad for p in [*parameters, *stepped] if p.grad is not None]
-    for part, tensors in zip(PARTS, (parameters, gradients, moments), strict=True):
-        ledger.add(part, [t.to_local() if isinstance(t, DTensor) else t for t in tensors])
-    return [sum(ledger[d].get(part, 0) for d in ledger.devices) for part in PARTS]
+    parameters, states = set(prepared.model.parameters()), prepared.optimizer.state.values()
+    stepped = {p for group in prepared.optimizer.param_groups for p in group["params"]}
+    gradients = [p.grad for p in parameters | stepped if p.grad is not None]
+    moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+    return [sum(t.nbytes for t in tensors) for tensors in (parameters, gradients, moments)]
 
 
 def traffic_table() -> Table:
-    """Launches two ranks with each stage; how often the model travels in a step."""
-    rows = []
-    for stage, prepare in enumerate(STAGES):
-        report = launch(train, 2, prepare, torch.float32, 2, trace=True)
-        passed = sorted(ring_passes(report, "last step").items())
+    """Launches two ranks; how often the model travels in a step of each stage."""
+    report, rows = launch(train, 2, torch.float32, 2, trace=True), []
+    for stage in range(4):
+        passed = sorted(ring_passes(report, f"ZeRO {stage}, step 1").items())
         models = {op: nbytes / (4 * 132_352) for op, nbytes in passed}
         calls = ", ".join(f"{times:.2f} {op}" for op, times in models.items())
         rows.append([f"ZeRO {stage}", calls, f"{sum(models.values()):.2f}"])
@@ -100,17 +94,13 @@ def traffic_table() -> Table:
 
 
 def distances_table() -> Table:
-    """Launches each stage on three ranks; how far any parameter is from one process."""
-    what = torch.float64, 10
-    alone, rows = launch(train, 1, zero_0, *what).results[0][1], []
-    for stage, prepare in enumerate(STAGES):
-        results = [full for _, full in launch(train, 3, prepare, *what).results]
-        far = largest_difference(results, [alone] * 3)
+    """Launches three ranks; how far any parameter of each stage is from one process."""
+    alone, rows = launch(train, 1, torch.float64, 10).results[0][0][1], []
+    results = launch(train, 3, torch.float64, 10).results
+    for stage, found in enumerate(zip(*results, strict=True)):
+        far = largest_difference([full for _, full in found], [alone] * 3)
         rows.append([f"ZeRO {stage}", "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
     return Table(["3 ranks, float64", "from 1 process after 10 steps of Adam"], rows)
-
-
-# Film: what a rank holds at each stage
 
 
 def film_with_curve(report: Report) -> Film:
@@ -162,33 +152,20 @@ def stage_film(*stages: int) -> Film:
 # Stage 3: what is whole, and when
 
 
-def parametrized() -> nn.Sequential:
-    """The tower, with each parameter gathered when it is read."""
-    tower = new_tower()
-    zero3.shard_parameters(tower)
-    return tower
-
-
-def recomputed() -> nn.Sequential:
-    """The same, with each block computed again in backward."""
-    tower = parametrized()
-    for block in tower:
-        zero3.recompute(block)
-    return tower
-
-
-def in_blocks() -> nn.Sequential:
-    """The tower as flat blocks, which keep no weights for backward."""
-    return nn.Sequential(*map(Block, new_tower()))
-
-
-def watch_gathered(rank: int, world_size: int, make: Callable) -> tuple[int, int]:
+def watch_gathered(rank: int, world_size: int, way: str) -> tuple[int, int]:
     """The bytes of gathered tensors that are alive after forward; all gathers of a step."""
-    tower, gathered, original = make(), [], dist.all_gather_single
+    tower, gathered, original = new_tower(), [], dist.all_gather_single
+    if way == "flat blocks":
+        tower = nn.Sequential(*map(Block, tower))
+    else:
+        zero3.shard_parameters(tower)
+    if way == "recomputed":
+        for block in tower:
+            zero3.recompute(block)
 
-    def watch(whole: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def watch(whole: torch.Tensor, shard: torch.Tensor) -> None:
         gathered.append((StorageWeakRef(whole.untyped_storage()), whole.nbytes))
-        return original(whole, *args, **kwargs)
+        original(whole, shard)
 
     dist.all_gather_single = watch
     loss = loss_of(tower, 0, rank, world_size)
@@ -198,24 +175,19 @@ def watch_gathered(rank: int, world_size: int, make: Callable) -> tuple[int, int
     return alive, len(gathered)
 
 
-def gathered_table(*names: str) -> Table:
+def gathered_table(*ways: str) -> Table:
     """Launches two ranks in each of these ways: what stays whole for backward, the calls."""
-    makes = {"parametrized": parametrized, "recomputed": recomputed, "flat blocks": in_blocks}
-    seen = {name: launch(watch_gathered, 2, makes[name]).results[0] for name in names}
-    rows = [[name, f"{alive:,}", calls] for name, (alive, calls) in seen.items()]
+    rows = []
+    for way in ways:
+        alive, calls = launch(watch_gathered, 2, way).results[0]
+        rows.append([way, f"{alive:,}", calls])
     return Table(["ZeRO 3", "whole bytes between forward and backward", "all-gathers"], rows)
 
 
 class FilmedBlock(Block):
-    """Shows after each change what of each block a rank has, and adds the bytes to `in_all`.
+    """Shows after each change what a rank has of all blocks in `row`, and notes the bytes."""
 
-    `row` has all blocks.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.gradient = None  # of the whole block
-        self.shard.register_post_accumulate_grad_hook(self.scattered)
+    gradient = None  # of the whole block
 
     def look(self, says: str) -> None:
         mine, held, tensors = [dist.get_rank()], {}, []
@@ -250,12 +222,12 @@ class FilmedBlock(Block):
 
 def film_blocks(rank: int, world_size: int) -> list[int]:
     """A forward and backward of two blocks: a frame after each change, and its bytes."""
-    in_all: list[int] = []
-    tower = nn.Sequential(*map(FilmedBlock, new_tower()[:2]))
+    tower, in_all = nn.Sequential(*map(FilmedBlock, new_tower()[:2])), []
     for i, block in enumerate(tower):
         block.row, block.name = list(tower), f"Block {i}"  # a plain list is no submodule
         block.in_all = in_all
-    tower[0].look("Between steps each rank has its shard of every block.")
+        block.shard.register_post_accumulate_grad_hook(block.scattered)
+    block.look("Between steps each rank has its shard of every block.")
     loss_of(tower, 0, rank, world_size).backward()
     return in_all
 
@@ -268,39 +240,27 @@ def block_film() -> Film:
 # Prefetching
 
 
-class Busy(torch.autograd.Function):
-    """Waits 20 ms in forward and 40 in backward, in spans, as if a device computed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
-        ctx.name = name
-        with span(f"{name} block forward"):
-            time.sleep(20e-3)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        with span(f"{ctx.name} block backward"):
-            time.sleep(40e-3)
-        return gradient, None
+def wait(name: str, seconds: float) -> None:
+    """As if a device computed."""
+    with span(name):
+        time.sleep(seconds)
 
 
-class BusyBlock(Residual):
-    """A block of the tower that is busy between its two layers."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(Busy.apply(nn.functional.gelu(self.up(x)), self.name))
+def busy(layer: nn.Module, inputs: tuple, output: torch.Tensor, name: str) -> None:
+    """A layer that takes 20 ms in forward and 40 in backward."""
+    wait(f"{name} block forward", 20e-3)
+    output.register_hook(lambda _: wait(f"{name} block backward", 40e-3))
 
 
 def trace_prefetch(rank: int, world_size: int, kind: type[Block]) -> None:
-    """Ten steps of four busy blocks over a link of 5 ms a message and 5 MB/s."""
-    blocks = [BusyBlock(64) for _ in range(4)]
-    for i, block in enumerate(blocks):
-        block.name = f"{i}"
-    model = nn.Sequential(*linked([kind(block) for block in blocks]))
+    """Six steps of four busy blocks over a link of 5 ms a message and 5 MB/s."""
+    tower = new_tower()
+    for i, block in enumerate(tower):
+        block.up.register_forward_hook(partial(busy, name=f"{i}"))
+    model = nn.Sequential(*linked([kind(block) for block in tower]))
     link = Link(latency=5e-3, bandwidth=5e6)
     with slow_link(lambda nbytes: ring_seconds(nbytes, world_size, link)):
-        for step in range(10):
+        for step in range(6):
             dist.barrier()
             with span(f"step {step}"):
                 model(torch.randn(8, 64)).square().mean().backward()

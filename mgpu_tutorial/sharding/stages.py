@@ -1,4 +1,4 @@
-"""The stages of ZeRO side by side: each prepares a module, which then takes equal steps."""
+"""What the chapter trains; and the stages of ZeRO, each of which prepares a module."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +11,28 @@ from torch.optim import Adam
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.sharding.wrappers import ShardedModel, ShardedOptimizer
 from mgpu_tutorial.sharding.zero2 import FlatParameters
+from mgpu_tutorial.shared.models import MLP
+
+
+class Residual(MLP):
+    """Two linear layers with a GELU between them, added to their input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+def new_tower(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Four residual blocks of width 64: 132,352 parameters, the same on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Residual(64) for _ in range(4))).to(dtype)
+
+
+def loss_of(model: nn.Module, step: int, rank: int, world_size: int) -> torch.Tensor:
+    """The loss on this rank's share of the step's 24 samples."""
+    generator = torch.Generator(device="cpu").manual_seed(step)
+    x = torch.randn(24, 64, generator=generator, dtype=torch.float64, device="cpu")
+    mine = x.to(next(model.parameters())).chunk(world_size)[rank]
+    return model(mine).square().mean()
 
 
 class Prepared(NamedTuple):
@@ -33,12 +55,8 @@ ADAM = partial(Adam, lr=0.01)
 def zero_0(module: nn.Module, kind: Callable = ADAM) -> Prepared:
     """Every rank holds everything, and the gradients are averaged."""
     optimizer = kind(module.parameters())
-
-    def step() -> None:
-        average_gradients(module)
-        optimizer.step()
-
-    return Prepared(module, optimizer, step)
+    optimizer.register_step_pre_hook(lambda *_: average_gradients(module))
+    return Prepared(module, optimizer, optimizer.step)
 
 
 def zero_1(module: nn.Module, kind: Callable = ADAM) -> Prepared:
@@ -62,4 +80,3 @@ def zero_3(module: nn.Module, kind: Callable = ADAM) -> Prepared:
 
 
 STAGES = [zero_0, zero_1, zero_2, zero_3]
-Prepare = Callable[..., Prepared]  # one of them

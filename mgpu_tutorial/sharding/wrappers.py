@@ -73,8 +73,11 @@ class ShardedModel(nn.Module):
         self.frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         self.module, self.dtype = module, compute_dtype
         self.shard_blocks(self)
-        parts = self.named_modules()
-        self.blocks = {f"{n[7:]}.": part for n, part in parts if isinstance(part, ShortBlock)}
+        self.blocks = {
+            f"{path}.".removeprefix("module."): part
+            for path, part in self.named_modules()
+            if isinstance(part, ShortBlock)
+        }
 
     def shard_blocks(self, module: nn.Module) -> None:
         """Wrap what stands in a Sequential or ModuleList, and else what has parameters."""

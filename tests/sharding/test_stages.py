@@ -92,12 +92,11 @@ def test_each_gradient_is_that_of_one_process(ranks, stage, world_size):
 # Steps
 
 
-MOMENTUM = partial(SGD, lr=0.1, momentum=0.9)
 DECAY = partial(AdamW, lr=0.01, weight_decay=0.3)
 
 
-def train(rank, world_size, stage, kind, **settings):
-    prepared = stages.STAGES[stage](new_model(**settings), kind)
+def train(rank, world_size, stage, **settings):
+    prepared = stages.STAGES[stage](new_model(**settings), DECAY)
     with torch.no_grad():
         loss_of(prepared.model, 0, rank, world_size)  # leaves nothing behind
     for number in range(3):
@@ -107,12 +106,11 @@ def train(rank, world_size, stage, kind, **settings):
     return prepared.full_parameters()
 
 
-@pytest.mark.parametrize("kind", [MOMENTUM, DECAY], ids=["momentum", "decay"])
 @pytest.mark.parametrize("stage", range(4))
-def test_steps_are_those_of_one_process(ranks, stage, kind):
+def test_steps_are_those_of_one_process(ranks, stage):
     model = new_model()
-    _, expected = train_alone(model, kind(model.parameters()))
-    found = ranks(3, train, stage, kind).results
+    _, expected = train_alone(model, DECAY(model.parameters()))
+    found = ranks(3, train, stage).results
     assert largest_difference(found, [expected] * 3) < 1e-12
 
 
@@ -120,7 +118,7 @@ def test_steps_are_those_of_one_process(ranks, stage, kind):
 def test_frozen_parameters_stay_as_they_are(ranks, stage):
     model = new_model(frozen=True)
     _, expected = train_alone(model, DECAY(p for p in model.parameters() if p.requires_grad))
-    found = ranks(3, train, stage, DECAY, frozen=True).results
+    found = ranks(3, train, stage, frozen=True).results
     assert largest_difference(found, [expected] * 3) < 1e-12
 
 
@@ -129,8 +127,8 @@ def test_a_rank_holds_what_the_formula_says(ranks, stage):
     whole = [4 * 132_352, 4 * 132_352, 8 * 132_352]  # of float32, in a step of Adam
     sharded = [stage >= 3, stage >= 2, stage >= 1]
     expected = [n // 4 if cut else n for n, cut in zip(whole, sharded, strict=True)]
-    results = ranks(4, figures.train, stages.STAGES[stage], torch.float32, 1).results
-    assert [held for held, _ in results] == [expected] * 4
+    results = ranks(4, figures.train, torch.float32, 1).results
+    assert [result[stage][0] for result in results] == [expected] * 4
     assert figures.held(132_352, 4, stage, (4, 4, 8)) == expected
 
 
@@ -148,6 +146,11 @@ def start_apart(rank, world_size):
 
 def test_a_sharded_model_starts_from_rank_0(ranks):
     assert largest_difference(ranks(2, start_apart).results, [values(new_model())] * 2) == 0
+
+
+def test_a_single_layer_keeps_its_names(ranks):
+    (names,) = ranks(1, lambda *_: [*ShardedModel(nn.Linear(1, 1)).full_parameters()]).results
+    assert names == ["weight", "bias"]
 
 
 def train_short(rank, world_size):
