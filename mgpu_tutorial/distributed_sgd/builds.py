@@ -19,12 +19,11 @@ def _averaged(
     Before it, the gradients of rank r are 2r + 1 times 1, 10 and 100, or `drawn` by chance.
     """
     model = nn.Linear(2, 1)
-    first = {"weight": [[1.0, 10.0]], "bias": [100.0]}
-    for name, parameter in model.named_parameters():
+    generator = torch.Generator().manual_seed(rank)
+    for parameter, first in zip(model.parameters(), ([[1.0, 10.0]], [100.0]), strict=True):
         nn.init.constant_(parameter, 7.0)
-        parameter.grad = (2 * rank + 1) * torch.tensor(first[name])
+        parameter.grad = (2 * rank + 1) * torch.tensor(first)
         if drawn:
-            generator = torch.Generator().manual_seed(rank)
             parameter.grad = torch.randn(parameter.shape, generator=generator)
     average(model)
     parameters = list(model.parameters())
@@ -33,20 +32,17 @@ def _averaged(
 
 def leaves_the_mean(average: Callable) -> None:
     """leave the mean of all ranks' gradients in .grad, for weight and bias"""
+    own = torch.tensor([[1.0, 10.0]])  # rank 0's, which is the mean on one rank only
     for world_size in (1, 2, 3):
         results = launch(_averaged, world_size, average).results
-        wanted = [
-            torch.tensor([[1.0, 10.0]]) * world_size,
-            torch.tensor([100.0 * world_size]),
-        ]
-        own = torch.tensor([[1.0, 10.0]])  # rank 0's, which is the mean on one rank only
         assert world_size == 1 or not torch.equal(results[0][0][0], own), (
             f"on {world_size} ranks .grad is still each rank's own: change it in place"
         )
         for rank, (gradients, _) in enumerate(results):
             who = f"rank {rank} of {world_size}: the gradient of the"
-            expect(gradients[0], wanted[0], f"{who} weight", within=1e-3)
-            expect(gradients[1], wanted[1], f"{who} bias", within=1e-3)
+            expect(gradients[0], own * world_size, f"{who} weight", within=1e-3)
+            bias = torch.tensor([100.0 * world_size])
+            expect(gradients[1], bias, f"{who} bias", within=1e-3)
 
 
 def leaves_the_parameters(average: Callable) -> None:
@@ -70,51 +66,54 @@ def _steps_with(rank: int, world_size: int, average: Callable) -> torch.Tensor:
 
 def takes_the_steps_of_one(average: Callable) -> None:
     """make 2 and 4 ranks take the steps of one process"""
-    (one,) = launch(sgd.take_steps, 1, steps=3).results
-    for world_size in (2, 4):
-        results = launch(_steps_with, world_size, average).results
-        _expect_near(results, one, f"{world_size} ranks")
+    _expect_near(_steps_with, (2, 4), average, sgd.average_gradients)
+
+
+def _expect_near(worker: Callable, ranks: tuple, function: Callable, ours: Callable) -> None:
+    """With this function some ranks end where one process does with ours."""
+    (one,) = launch(worker, 1, ours).results
+    for world_size in ranks:
+        results = launch(worker, world_size, function).results
+        far = max((result - one).abs().max().item() for result in results)
+        assert far < 1e-6, f"{world_size} ranks end {far:.0e} away from one process"
 
 
 # shared_loss
 
 
-def _losses_with(rank: int, world_size: int, loss_of: Callable, samples: int) -> float | None:
-    """This rank's loss where the sample number i of the batch has a loss of i + 1."""
-    loss = _loss_with(rank, world_size, loss_of, samples)
-    return None if loss is None else float(loss)
-
-
-def _can_go_back(rank: int, world_size: int, loss_of: Callable, samples: int) -> bool:
-    return getattr(_loss_with(rank, world_size, loss_of, samples), "requires_grad", False)
-
-
 def _loss_with(
     rank: int, world_size: int, loss_of: Callable, samples: int
-) -> torch.Tensor | None:
+) -> tuple[float, bool] | None:
+    """This rank's loss where sample i of the batch has a loss of i + 1; can it go back?"""
     losses = torch.arange(1.0, samples + 1).tensor_split(world_size)[rank]
     output = -losses[:, None].repeat(1, 10).requires_grad_()
-    return loss_of(output, torch.zeros(len(losses), dtype=torch.int64), samples)
+    loss = loss_of(output, torch.zeros(len(losses), dtype=torch.int64), samples)
+    if loss is not None:
+        return float(loss), getattr(loss, "requires_grad", False)
+
+
+def _losses(loss_of: Callable, ranks: int, samples: int) -> list[float]:
+    found = launch(_loss_with, ranks, loss_of, samples).results
+    assert None not in found, "nothing was returned. Is a `return` missing?"
+    return [loss for loss, _ in found]
 
 
 def is_the_mean_alone(loss_of: Callable) -> None:
     """be the mean of the losses on one rank"""
-    expect(launch(_losses_with, 1, loss_of, 7).results[0], 4.0, "of losses 1 to 7", 1e-5)
+    expect(_losses(loss_of, 1, 7)[0], 4.0, "of losses 1 to 7", 1e-5)
 
 
 def averages_to_the_mean(loss_of: Callable) -> None:
     """average to the mean of all losses where the shares are unequal"""
-    for world_size, shares in ((2, "4 and 3"), (3, "3, 2 and 2")):
-        found = launch(_losses_with, world_size, loss_of, 7).results
+    for ranks, shares in ((2, "4 and 3"), (3, "3, 2 and 2")):
         what = f"losses 1 to 7 in shares of {shares} samples: the ranks' average"
-        expect(sum(found) / world_size, 4.0, what, within=1e-5)
+        expect(sum(_losses(loss_of, ranks, 7)) / ranks, 4.0, what, within=1e-5)
 
 
 def is_nothing_without_samples(loss_of: Callable) -> None:
     """be 0 on a rank that has no sample of the batch"""
-    found = launch(_losses_with, 2, loss_of, 1).results
-    expect(found[1], 0.0, "one sample on two ranks: the loss of rank 1")
-    can_go_back = launch(_can_go_back, 2, loss_of, 1).results[1]
+    loss, can_go_back = launch(_loss_with, 2, loss_of, 1).results[1]
+    expect(loss, 0.0, "one sample on two ranks: the loss of rank 1")
     assert can_go_back, "rank 1: the 0 isn't computed from `output`, so `backward` fails"
 
 
@@ -126,15 +125,7 @@ def _epoch_with(rank: int, world_size: int, loss_of: Callable) -> torch.Tensor:
 
 def trains_like_one(loss_of: Callable) -> None:
     """make an epoch on 2 and 3 ranks end where one process ends"""
-    (one,) = launch(_epoch_with, 1, sgd.shared_loss).results
-    for world_size in (2, 3):
-        results = launch(_epoch_with, world_size, loss_of).results
-        _expect_near(results, one, f"{world_size} ranks")
-
-
-def _expect_near(results: list[torch.Tensor], one: torch.Tensor, who: str) -> None:
-    far = max((result - one).abs().max().item() for result in results)
-    assert far < 1e-6, f"{who} end {far:.0e} away from one process"
+    _expect_near(_epoch_with, (2, 3), loss_of, sgd.shared_loss)
 
 
 build = Builder(

@@ -1,16 +1,15 @@
-"""Apparatus, not the lesson: tables of distances from one process, and of losses by rate."""
+"""Apparatus, not the lesson: a step as a film, and tables of distances and of losses."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d, nll_loss
 from torch.nn.utils import vector_to_parameters
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.distributed_sgd import resuming, training
+from mgpu_tutorial.distributed_sgd import training
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.measure import largest_difference
@@ -20,7 +19,6 @@ from mgpu_tutorial.shared.models import SmallConvNet
 
 GREY = 7  # the number of a colour that is no rank's here
 RANKS = (1, 2, 4, 8)
-RULES = {"same rate": 0, "square root": 0.5, "linear": 1}
 
 
 def step_film(rank: int, world_size: int) -> torch.Tensor:
@@ -52,32 +50,24 @@ def step_film(rank: int, world_size: int) -> torch.Tensor:
     return flat_parameters(model)
 
 
-def equality(worker: Callable, world_sizes: tuple[int, ...] = (2, 3, 4)) -> Table:
+def equality(worker: Callable) -> Table:
     """How far any parameter of several ranks ends from one process, and from another rank."""
-    one = launch(worker, 1).results[0]
-    rows = []
-    for n in world_sizes:
-        results = launch(worker, n).results
-        rows.append(
-            [n, _digit(distance(results, one)), _digit(distance(results, results[0]))]
-        )
+    one, rows = launch(worker, 1).results[0], []
+    for ranks in (2, 3, 4):
+        results = launch(worker, ranks).results
+        far = distance(results, one), distance(results, results[0])
+        rows.append([ranks, *map(_digit, far)])
     return Table(["ranks", "from one process", "from each other"], rows)
 
 
 def compare(worker: Callable, steps: int = 5, **arguments: object) -> Table:
     """How far one process has moved, and two ranks are from it and from each other."""
-    rows = []
+    rows, start = [], launch(worker, 1, steps=0, **arguments).results[0]
     for when, taken in ("at the start", 0), (f"after step {steps}", steps):
-        rows.append([when, *moved(worker, steps=taken, **arguments)])
+        one, two = (launch(worker, n, steps=taken, **arguments).results for n in (1, 2))
+        far = distance(one, start), distance(two, one[0]), distance(two, two[0])
+        rows.append([when, *map(_digit, far)])
     return Table(["", "one process moved", "two ranks from it", "from each other"], rows)
-
-
-def moved(worker: Callable, steps: int = 5, **arguments: object) -> list[str]:
-    """The distances of one process from its start, of two ranks from it, and between them."""
-    start = launch(worker, 1, steps=0, **arguments).results[0]
-    one = launch(worker, 1, steps=steps, **arguments).results[0]
-    two = launch(worker, 2, steps=steps, **arguments).results
-    return [*map(_digit, (distance([one], start), distance(two, one), distance(two, two[0])))]
 
 
 def distance(results: list[torch.Tensor], reference: torch.Tensor) -> float:
@@ -102,17 +92,6 @@ def training_table(report: Report) -> Table:
     return Table(header, rows[::2])
 
 
-def forgotten() -> Table:
-    """How far a resumed run ends from a whole one, by the part its checkpoint lacks."""
-    whole = launch(resuming.stop_and_resume, 2, stop_after=6).results
-    rows = []
-    for part in ("nothing", "model", "optimizer", "scheduler", "generator", "step"):
-        results = launch(resuming.stop_and_resume, 2, part).results
-        far = largest_difference(results, whole)
-        rows.append([part, f"{far:.4f}" if far else "0"])
-    return Table(["forgotten", "distance from the whole run"], rows)
-
-
 def rounding() -> Table:
     """Are three ranks near one process after an epoch, in float32 and in float64?"""
     rows = []
@@ -126,35 +105,27 @@ def rounding() -> Table:
 
 
 def learning_rates() -> Table:
-    """The loss after four epochs for batches of 16 to 128 samples, by the rule for the rate.
-
-    One process takes each batch whole: it stands for as many ranks with 16 samples each.
-    """
-    losses = launch(_losses_by_rule, 1, timeout=120).results[0]
-    rows = [[name, *(f"{loss:.2f}" for loss in row)] for name, row in losses.items()]
+    """The loss after four epochs for batches of 16 to 128 samples, by rule for the rate."""
+    rows = []
+    for rule, power in {"same rate": 0, "square root": 0.5, "linear": 1}.items():
+        losses = launch(_losses, 1, power).results[0]
+        rows.append([rule, *(f"{loss:.2f}" for loss in losses)])
     return Table(["loss after 4 epochs", *(f"{k} × 16" for k in RANKS)], rows)
 
 
-def _losses_by_rule(rank: int, world_size: int) -> dict[str, list[float]]:
-    """For each rule the loss that each batch ends with."""
-    losses = {}
-    for name, power in RULES.items():
-        rules = [partial(SGD, lr=0.02 * k**power, momentum=0.5) for k in RANKS]
-        losses[name] = [final_loss(16 * k, new) for k, new in zip(RANKS, rules, strict=True)]
-    return losses
-
-
-def final_loss(batch: int, new_optimizer: Callable[..., Optimizer]) -> float:
-    """Train a perceptron on 49 pixels for four epochs; its mean loss over all samples."""
-    data = digits()
+def _losses(rank: int, world_size: int, power: float) -> list[float]:
+    """A perceptron on 49 pixels. One process stands for k ranks with 16 samples each."""
+    data, losses = digits(), []
     images = avg_pool2d(data.images, 4).flatten(1)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(49, 64), nn.ReLU(), nn.Linear(64, 10), nn.LogSoftmax(1))
-    optimizer = new_optimizer(model.parameters())
-    for epoch in range(4):
-        for mine in global_batches(0, 1, len(data), batch, seed=1, epoch=epoch):
-            optimizer.zero_grad()
-            nll_loss(model(images[mine]), data.labels[mine]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        return nll_loss(model(images), data.labels).item()
+    for k in RANKS:
+        torch.manual_seed(0)
+        layers = nn.Linear(49, 64), nn.ReLU(), nn.Linear(64, 10), nn.LogSoftmax(1)
+        model = nn.Sequential(*layers)
+        optimizer = SGD(model.parameters(), lr=0.02 * k**power, momentum=0.5)
+        for epoch in range(4):
+            for mine in global_batches(0, 1, len(data), 16 * k, seed=1, epoch=epoch):
+                optimizer.zero_grad()
+                nll_loss(model(images[mine]), data.labels[mine]).backward()
+                optimizer.step()
+        losses.append(nll_loss(model(images), data.labels).item())
+    return losses

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from mgpu_tutorial.distributed_sgd import resuming, sgd, training
+from mgpu_tutorial.distributed_sgd import sgd, training
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.shared.data import digits
@@ -143,38 +143,3 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_with_no_other_setting(
     for other in ({"batch": 478}, {"lr": 0.2}, {"double": False}):
         with pytest.raises(RankFailed, match="ranks 0 and 1 raised ValueError"):
             launch(training.train, 2, **RUN | other, checkpoint=path)
-
-
-# What a checkpoint must hold
-
-
-def uninterrupted(world_size):
-    """Six steps with dropout and a falling rate; each rank draws masks of its own."""
-    torch.manual_seed(0)
-    model, data = SmallConvNet(dropout=0.5), digits()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
-    states = [torch.Generator().manual_seed(rank).get_state() for rank in range(world_size)]
-    for step, batch in enumerate(batches_of(60)[:6]):
-        optimizer.zero_grad()
-        for rank, mine in enumerate(batch.tensor_split(world_size)):
-            torch.set_rng_state(states[rank])
-            loss = mean_loss(model(data.images[mine]), data.labels[mine])
-            (loss / world_size).backward()
-            states[rank] = torch.get_rng_state()
-        optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / 8)
-        optimizer.step()
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-@pytest.mark.parametrize("stop_after", [3, 6])
-def test_a_run_that_stops_and_goes_on_is_uninterrupted(ranks, stop_after):
-    results = ranks(2, resuming.stop_and_resume, stop_after=stop_after).results
-    require_equal(results, uninterrupted(2), within=1e-7)
-
-
-def test_what_is_saved_does_not_change_with_the_run():
-    run = resuming.new_run(rank=0)
-    saved = resuming.save_run(run)
-    before = saved["model"]["fc1.bias"].clone()
-    torch.nn.init.constant_(run["model"].fc1.bias, 7.0)
-    assert torch.equal(saved["model"]["fc1.bias"], before)
