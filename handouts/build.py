@@ -7,8 +7,8 @@
     build/book.epub                all of them for an electronic reader, with solutions
     build/html/index.html          one self-contained page a notebook, and where to find all
 
-pandoc and write.lua make Typst text and web pages, then Typst makes the PDFs, each in as many
-processes as there are cores.
+pandoc makes Typst text and web pages, then Typst makes the PDFs, each in as many processes as
+there are cores.
 """
 
 import os
@@ -23,11 +23,13 @@ from tqdm import tqdm
 
 from handouts import convert, slides, web
 from handouts.convert import Unprintable
-from handouts.editions import EPUB, INSTRUCTOR, STUDENT, edition, typst_string
-from handouts.notebook import ROOT, Notebook, read, read_text
+from handouts.editions import edition
+from handouts.forms import EPUB, INSTRUCTOR, STUDENT, Book, typst
+from handouts.notebook import ROOT, Notebook, chosen, read, read_text
 
 EDITIONS = {STUDENT: "Student's edition", INSTRUCTOR: "Instructor's edition"}
 RIGHTS = "Text and figures: CC BY 4.0. Code: MIT."
+LINK = re.compile(r"\]\(([^)#]+\.md)")
 Job = tuple[Callable, tuple, Path]  # a function that makes a file, its arguments, the file
 
 
@@ -71,22 +73,21 @@ class Plan:
         self.out, self.work, self.root, self.site = out, out / ".work", folder.parent, site
         convert.prepare(self.work)
         media = self.work / "media"
-        every = [read(path, media) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
-        self.notebooks = [n for n in every if n.path.name.startswith(tuple(names or [""]))]
-        if not self.notebooks:
+        every = [read(path, media) for path in chosen(folder)]
+        wanted = chosen(folder, names)
+        self.notebooks = [n for n in every if n.path in wanted]
+        if not wanted:
             raise Unprintable(
                 f"{folder}: no notebook's name begins with {' or '.join(names)}"
             )
         self.documents = [
-            read_text(path, media, nested=path.parent != self.root)
-            for path in _linked(every, self.root)
+            read_text(name, path, media) for path, name in _linked(every, self.root).items()
         ]
-        both = [*every, *self.documents]
-        files = {n.id: n.path.relative_to(self.root).as_posix() for n in both}
-        links = [
-            {"file": files[n.id], "id": n.id, "anchors": sorted(n.anchors())} for n in both
-        ]
-        self.meta = {"root": str(self.root), "media": str(media), "links": links}
+        targets = {
+            n.path.relative_to(self.root).as_posix(): (n.id, n.anchors())
+            for n in (*every, *self.documents)
+        }
+        self.book = Book(self.root, media, targets)
         self.series, self.about = "Handouts", []
         if self.documents:  # the first of them gives the book its title
             first = self.documents[0]
@@ -100,10 +101,10 @@ class Plan:
 
     def texts(self) -> Iterator[Job]:
         """The first step: Typst text of each edition of each notebook, and what is no PDF."""
-        yield epub, (self.parts, self.series, self.meta, self.work), self.out / "book.epub"
+        yield epub, (self.parts, self.series, self.book), self.out / "book.epub"
         for n in self.parts:
             for name in EDITIONS:
-                yield paper_text, (n, name, self.meta), self.work / name / f"{n.id}.body.typ"
+                yield paper_text, (n, name, self.book), self.work / name / f"{n.id}.body.typ"
         for n in self.notebooks:
             folder = self.out / "slides"
             yield slides.write_one, (n.path,), folder / n.path.name
@@ -114,9 +115,9 @@ class Plan:
         folder = self.out / self.site.pages
         for i, n in enumerate(self.parts):
             beside = web.neighbours(self.notebooks, i)
-            given = (n, self.meta, self.series, beside, self.site)
+            given = (n, self.book, self.series, beside, self.site)
             yield web.page, given, folder / f"{n.id}.html"
-        given = (self.notebooks, self.series, self.about, self.meta, self.site)
+        given = (self.notebooks, self.series, self.about, self.book, self.site)
         yield web.index, given, folder / "index.html"
 
     def pdfs(self) -> Iterator[Job]:
@@ -129,8 +130,8 @@ class Plan:
 
     def _pdf(self, name: str, parts: list[Notebook], file: str) -> Job:
         """A Typst text that includes those of the parts, after what stands in front."""
-        form, series = typst_string(EDITIONS[name]), typst_string(self.series)
-        title = series if file == "book" else typst_string(parts[0].headline)
+        form, series = typst(EDITIONS[name]), typst(self.series)
+        title = series if file == "book" else typst(parts[0].headline)
         opening = f"#opening({series}, {form})\n"
         if file == "book":
             opening = f"#title-page({series}, {form}, [{self._made()}])\n#contents()\n"
@@ -153,32 +154,27 @@ class Plan:
         return f"Every output was made with PyTorch {torch[1]}." if torch else ""
 
 
-def _linked(notebooks: list[Notebook], root: Path) -> list[Path]:
-    """The pages of text that the notebooks speak of: they come along, as appendices."""
-    found = {
-        (n.path.parent / link).resolve(): None
-        for n in notebooks
-        for piece in n.pieces
-        if piece.kind in ("prose", "navigation")
-        for link in re.findall(r"\]\(([^)#]+\.md)", piece.text)
-    }
-    return sorted(path for path in found if path.is_file() and path.is_relative_to(root))
+def _linked(notebooks: list[Notebook], root: Path) -> dict[Path, str]:
+    """The pages of text that the notebooks speak of, with a name: they come as appendices."""
+    texts = [(n.path.parent, piece.text) for n in notebooks for piece in n.pieces]
+    links = [(home / link).resolve() for home, text in texts for link in LINK.findall(text)]
+    found = sorted(p for p in {*links} if p.is_file() and p.is_relative_to(root))
+    of_folder = {path: path.stem == "README" and path.parent != root for path in found}
+    return {p: (p.parent.name if of_folder[p] else p.stem).lower() for p in found}
 
 
-def paper_text(notebook: Notebook, name: str, meta: dict, path: Path) -> None:
+def paper_text(notebook: Notebook, name: str, book: Book, path: Path) -> None:
     """The Typst text of an edition of a notebook."""
-    body = convert.written([edition(notebook, name, Path(meta["root"]))], meta, "-t", "typst")
+    body = convert.pandoc(edition(notebook, name, book), "-t", "typst")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('#import "/paper.typ": *\n' + body, encoding="utf-8")
 
 
-def epub(parts: list[Notebook], series: str, meta: dict, work: Path, path: Path) -> None:
+def epub(parts: list[Notebook], series: str, book: Book, path: Path) -> None:
     """One electronic book of all chapters, with their solutions."""
-    blocks = [edition(part, EPUB, Path(meta["root"])) for part in parts]
-    convert.written(
-        blocks,
-        meta,
+    convert.pandoc(
+        [block for part in parts for block in edition(part, EPUB, book)],
         *("-t", "epub3", "-o", path, "--split-level=1", "--toc-depth=2", "--mathml"),
-        *("--css", convert.ROOM / "epub.css", "--resource-path", work / "media"),
+        *("--css", convert.ROOM / "epub.css", "--resource-path", book.media),
         *("-V", "lang=en", "--metadata", f"title={series}", "--metadata", f"rights={RIGHTS}"),
     )

@@ -37,30 +37,22 @@ def prepare(work: Path) -> None:
 def parsed(texts: list[tuple[str, str]]) -> list[list[dict]]:
     """The blocks of each text; before it stands its format, markdown or html."""
     raw = [{"t": "RawBlock", "c": list(text)} for text in texts]
-    said = pandoc(raw, {}, "-t", "json", "--lua-filter", ROOM / "read.lua")
+    said = pandoc(raw, "-t", "json", "--lua-filter", ROOM / "read.lua")
     return [div["c"][1] for div in json.loads(said)["blocks"]]
 
 
-def pandoc(blocks: list[dict], meta: dict, *options: str | Path) -> str:
-    """Run pandoc on blocks; Unprintable says what a filter found."""
+def pandoc(blocks: list[dict], *options: str | Path, **words: object) -> str:
+    """Run pandoc on blocks, with these words for the template."""
     import pypandoc
 
-    document = {"pandoc-api-version": API, "meta": _meta(meta)["c"], "blocks": blocks}
+    document = {"pandoc-api-version": API, "meta": _meta(words)["c"], "blocks": blocks}
     command = [pypandoc.get_pandoc_path(), "-f", "json", "--wrap=none", *options]
     done = subprocess.run(
         command, input=json.dumps(document), capture_output=True, encoding="utf-8"
     )
-    problems = re.findall(r"PROBLEM (.*)", done.stderr)
-    if problems:
-        raise Unprintable("\n".join(dict.fromkeys(problems)))
     if done.returncode or done.stderr.strip():
         raise Unprintable(f"pandoc said: {done.stderr.strip()}")
     return done.stdout
-
-
-def written(blocks: list[dict], meta: dict, *options: str | Path) -> str:
-    """Blocks of an edition in the form that the options name."""
-    return pandoc(blocks, meta, "--lua-filter", ROOM / "write.lua", *options)
 
 
 def _meta(value: object) -> dict:

@@ -1,7 +1,6 @@
 """What stands on paper and on a web page: the pieces of a notebook, in an edition.
 
-An edition is a list of pandoc blocks, each piece in a div whose class says what it is;
-write.lua gives them the form of Typst or HTML.
+An edition is a list of pandoc blocks, in the form of Typst or of a screen: forms.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,52 +9,45 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from handouts.answers import Answer, answers, lead_apart, leads
+from handouts.convert import Unprintable
+from handouts.forms import (
+    HTML,
+    INSTRUCTOR,
+    STUDENT,
+    Book,
+    Paper,
+    Screen,
+    call,
+    figure,
+    heading,
+    raw,
+    words,
+)
 from handouts.notebook import Notebook, Piece, elements, place, slug, stringify
 
-STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
 STRIP = 6  # drawings of a film on paper
 
 
-def div(kind: str, blocks: list[dict], /, **attributes: object) -> dict:
-    """Blocks that are one thing: a piece, a solution, a chapter."""
-    pairs = [[key, str(value)] for key, value in attributes.items()]
-    return {"t": "Div", "c": [["", [kind], pairs], blocks]}
-
-
-def words(text: str) -> list[dict]:
-    """A text without any marks."""
-    return [{"t": "Str", "c": text}]
-
-
-def code(text: str, *classes: str, **attributes: str) -> dict:
-    return {"t": "CodeBlock", "c": [["", [*classes], [*map(list, attributes.items())]], text]}
-
-
-def raw(text: str, language: str = "typst") -> dict:
-    return {"t": "RawBlock", "c": [language, text]}
-
-
-def heading(level: int, inlines: list[dict], name: str = "") -> dict:
-    return {"t": "Header", "c": [level, [name, [], []], inlines]}
-
-
-def edition(notebook: Notebook, name: str, root: Path | None = None) -> dict:
-    """One edition of a notebook."""
-    file = notebook.path.relative_to(root or notebook.path.parent.parent)
-    place = {"id": notebook.id, "file": file.as_posix(), "folder": file.parent.as_posix()}
-    return div("chapter", list(_Edition(notebook, name).blocks()), **place)
+def edition(notebook: Notebook, name: str, book: Book | None = None) -> list[dict]:
+    """One edition of a notebook. Unprintable has a line for each link that leads nowhere."""
+    made = _Edition(notebook, name, book or Book(notebook.path.parent.parent, Path()))
+    blocks = list(made.blocks())
+    if made.form.problems:
+        raise Unprintable("\n".join(made.form.problems))
+    return blocks
 
 
 class _Edition:
     """Goes through the pieces; remembers the answers to predictions and an open solution."""
 
-    def __init__(self, notebook: Notebook, name: str) -> None:
+    def __init__(self, notebook: Notebook, name: str, book: Book) -> None:
         self.notebook, self.name = notebook, name
         self.print = name in (STUDENT, INSTRUCTOR)
+        file = notebook.path.relative_to(book.root)
+        self.form = (Paper if self.print else Screen)(name, notebook.id, file, book)
         self.answers = [] if name == INSTRUCTOR else answers(notebook.pieces)
         self.open: list[dict] = []  # the pieces of an answer so far
         self.kept: list[dict] = []  # answers that come at the end
-        self.unfolded: list[Piece] = []  # and what was folded in an output
         drawn = [i for i, piece in enumerate(notebook.pieces) if _is_figure(piece)]
         self.figures = {i: number for number, i in enumerate(drawn, 1)}
 
@@ -64,37 +56,33 @@ class _Edition:
         held = {i: answer for answer in self.answers for i in self._held(answer)}
         rooms = {answer.room: answer for answer in self.answers}
         for i, piece in enumerate(self.notebook.pieces):
+            self.form.where = place(self.notebook.path, piece.cell)
             if solution and piece.role != "solution":
-                yield div("solution", solution)
+                yield from self.form.box("solution", solution)
                 solution = []
             if i in held:
                 yield from self._answer(held[i], i)
             elif piece.role != "solution":
                 yield from self._block(piece, i)
             elif self.name != STUDENT:
-                solution.append(self._plain(piece, i))
+                solution += self._plain(piece, i)
             if i in rooms and self.name != HTML:
-                yield div("room", [], **self._label(rooms[i]))
+                yield from self.form.room(*self._label(rooms[i]))
             note = self.notebook.notes.get(piece.cell) if self._ends_cell(i) else None
             if note and self.name == INSTRUCTOR:
-                yield div("note", note, where=self._where(piece))
-        if solution:
-            yield div("solution", solution)
+                yield from self.form.box("note", self.form.made(note))
         if self.kept:
             yield heading(2, words("Answers to the predictions"))
             yield from self.kept
-        for piece in self.unfolded:
-            yield heading(2, words("Answers to the questions"))
-            yield div("rich", piece.blocks, where=self._where(piece))
 
     def _held(self, answer: Answer) -> Sequence[int]:
         """What stands with an answer; a web page folds the cells between its parts too."""
         parts = answer.pieces
         return range(parts[0], parts[-1] + 1) if self.name == HTML else parts
 
-    def _label(self, answer: Answer) -> dict[str, object]:
+    def _label(self, answer: Answer) -> tuple[str, int]:
         number = self.answers.index(answer) + 1
-        return {"label": f"{self.notebook.id}--answer-{number}", "number": number}
+        return f"{self.notebook.id}--answer-{number}", number
 
     def _answer(self, answer: Answer, i: int) -> Iterator[dict]:
         """What answers a prediction: folded on a web page. A book shows it at the end of the
@@ -103,19 +91,16 @@ class _Edition:
         if i == answer.last and i in answer.said and leads(piece):
             block, lead = lead_apart(piece.blocks[-1])
             piece = replace(piece, blocks=[*piece.blocks[:-1], block])
-        if i in answer.pieces:
-            self.open.append(self._plain(piece, i))
-        else:
-            self.open += self._block(piece, i)
+        self.open += (self._plain if i in answer.pieces else self._block)(piece, i)
         if i != answer.last:
             return
         if self.name == HTML:
-            yield div("answer", self.open)
+            yield from self.form.box("answer", self.open)
         else:
-            self.kept += [div("answers", [], **self._label(answer)), *self.open]
+            self.kept += [*self.form.answers(*self._label(answer)), *self.open]
         self.open = []
         if lead:
-            yield div("lead", [lead], where=self._where(piece))
+            yield from self.form.box("lead", self.form.made([lead]))
 
     def _leads(self, piece: Piece, i: int) -> bool:
         """True for a text that stands on the page of the code after it."""
@@ -128,31 +113,30 @@ class _Edition:
         following = self.notebook.pieces[i + 1 : i + 2]
         return not following or following[0].cell != self.notebook.pieces[i].cell
 
-    def _where(self, piece: Piece) -> str:
-        return place(self.notebook.path, piece.cell)
-
-    def _plain(self, piece: Piece, i: int) -> dict:
+    def _plain(self, piece: Piece, i: int) -> list[dict]:
         """A piece as it is, in every edition."""
-        blocks, about = piece.blocks, {}
-        if piece.kind == "heading":
-            blocks = [self._heading(piece)]
-        elif piece.kind == "code":
-            apart = {"apart": "yes"} if self._ends_cell(i) else {}
-            blocks = [code(piece.text, *["cell"][: self.print], "python", **apart)]
-        elif piece.kind in ("text", "error"):
-            blocks = [code(piece.text, "output", piece.kind)]
-        elif piece.kind == "image":
-            blocks = [self._figure(piece, i)]
+        form = self.form
+        if piece.kind == "code":
+            return form.source(piece.text, self._ends_cell(i))
+        if piece.kind in ("text", "error"):
+            return form.output(piece.text, piece.kind)
+        if piece.kind == "image":
+            caption = self._numbered(piece.caption, i)
+            return form.made([figure(piece.text, piece.alt, caption, piece.width)])
+        if piece.kind == "html" and i in self.figures:
+            return self._film(piece, i)
+        blocks = [self._heading(piece)] if piece.kind == "heading" else piece.blocks
         kind = "rich" if piece.kind == "html" else piece.kind
-        if i in self.figures and piece.kind == "html":
-            steps = [e for e in elements(blocks) if e["t"] == "Figure"]
-            caption = piece.about.get("caption", f"Step by step, in {len(steps)} drawings.")
-            if self.print and len(steps) > STRIP:
-                caption += f" (Here are {STRIP} of the steps 0 to {len(steps) - 1}.)"
-                steps = _that_matter(steps)
-            blocks = steps if self.print else blocks
-            about = {"caption": self._numbered(caption, i)}
-        return div(kind, blocks, where=self._where(piece), **about)
+        made = form.box(kind, form.made(blocks)) if blocks else []
+        return [raw("#space[]"), *made] if kind == "hint" and self.name == STUDENT else made
+
+    def _film(self, piece: Piece, i: int) -> list[dict]:
+        steps = [e for e in elements(piece.blocks) if e["t"] == "Figure"]
+        caption = piece.about.get("caption", f"Step by step, in {len(steps)} drawings.")
+        if self.print and len(steps) > STRIP:
+            caption += f" (Here are {STRIP} of the steps 0 to {len(steps) - 1}.)"
+            steps = _that_matter(steps)
+        return self.form.film(steps, piece.blocks, self._numbered(caption, i))
 
     def _heading(self, piece: Piece) -> dict:
         _, _, inlines = piece.blocks[0]["c"]
@@ -163,15 +147,6 @@ class _Edition:
             inlines = [*words(self.notebook.number), {"t": "Space"}, *inlines]
         return heading(piece.level, inlines, name)
 
-    def _figure(self, piece: Piece, i: int) -> dict:
-        size = [["width", f"{piece.width:g}"]] if piece.width else []
-        image = {"t": "Image", "c": [["", [], size], words(piece.alt), [piece.text, ""]]}
-        caption = [{"t": "Plain", "c": words(self._numbered(piece.caption, i))}]
-        return {
-            "t": "Figure",
-            "c": [["", [], []], [None, caption], [{"t": "Plain", "c": [image]}]],
-        }
-
     def _numbered(self, caption: str, i: int) -> str:
         number = self.notebook.number
         return f"Figure {int(number)}.{self.figures[i]}. {caption}" if number else caption
@@ -180,36 +155,11 @@ class _Edition:
         if piece.kind == "navigation" or (self.name == HTML and piece.level == 1):
             return  # a web page has both in its template
         made = self._plain(piece, i)
-        if piece.kind == "hint":
-            yield from self._hint(piece)
-            return
-        if self._leads(piece, i):
-            made["c"][0][1] = ["lead"]
-        elif (
-            self.name == STUDENT
-            and piece.kind == "html"
-            and i not in self.figures
-            and "<details" in str(piece.blocks)
-        ):
-            self.unfolded.append(piece)
-            return
-        yield made
+        yield from self.form.box("lead", made) if self._leads(piece, i) else made
         if piece.level == 1 and self.print and self.notebook.number:
-            yield raw("#sections()")
+            yield call("sections")
             if self.name == INSTRUCTOR:
-                yield raw(plan(self.notebook))
-
-    def _hint(self, piece: Piece) -> Iterator[dict]:
-        """The hint of an exercise, upside down for who shall not read it at once."""
-        if self.name == STUDENT:
-            yield raw("#space[]")
-        for block in piece.blocks[:1]:
-            shown, kind = block["c"], "hint"
-            if self.name in (INSTRUCTOR, EPUB):
-                named = {"t": "Emph", "c": words("Hint:")}
-                shown, kind = [named, {"t": "Space"}, *block["c"]], "prose"
-            first = {**block, "c": shown}
-            yield div(kind, [first, *piece.blocks[1:]], where=self._where(piece))
+                yield plan(self.notebook)
 
 
 def _that_matter(steps: list[dict]) -> list[dict]:
@@ -224,23 +174,18 @@ def _is_figure(piece: Piece) -> bool:
     return piece.kind == "image" or steps
 
 
-def typst_string(text: str) -> str:
-    """A text as a string of the Typst language."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def plan(notebook: Notebook) -> str:
+def plan(notebook: Notebook) -> dict:
     """A row for each section: the chapter's minutes, shared out by what there is to do."""
     pieces = notebook.pieces
     starts = [i for i, p in enumerate(pieces) if p.kind == "heading" and p.level == 2]
     parts = [pieces[a:b] for a, b in pairwise([*starts, len(pieces)])]
     weights = [sum(map(_weight, part)) for part in parts]
     ends = [round(notebook.minutes * w / (sum(weights) or 1)) for w in accumulate(weights)]
-    rows = ""
+    rows = []
     for part, (begin, end) in zip(parts, pairwise([0, *ends]), strict=True):
         asked = sum(piece.kind == "predict" for piece in part)
-        rows += f"({typst_string(part[0].text)}, {end - begin}, {asked}), "
-    return f"#plan(({rows}), {notebook.minutes})"
+        rows.append((part[0].text, end - begin, asked))
+    return call("plan", rows, notebook.minutes)
 
 
 def _weight(piece: Piece) -> float:

@@ -21,16 +21,14 @@ ROOT = Path(__file__).parent.parent
 UNFILLED = "not yet"  # what check() says of a blank
 KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
 ROLES = ("exercise", "solution", "finding")
-IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
-PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/latex", "text/plain")
-READ = {"text/markdown": "markdown", "text/html": "html", "text/latex": "markdown"}
+IMAGES = {"image/svg+xml": "svg", "image/png": "png"}
+PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/plain")
 CONTROLS = " (run this cell to get the controls)"
 STATIC = " (the notebook has controls for it)"  # a page has none
 LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button)\b", re.I)
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
-QUESTION = re.compile(r"\*\*([^*]+\?)\*\*")
 SOLUTION = re.compile(r"# Solution.*\n")  # the line that folds it in the lab
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
 
@@ -61,18 +59,10 @@ class Piece:
 class Notebook:
     """A notebook as pieces, in reading order."""
 
+    id: str  # in links and names of files
     path: Path
     pieces: list[Piece]
-    notes: dict[int, list[dict]] = field(default_factory=dict)  # for teachers, by cell
-    nested: bool = False  # a text in a folder of the repository, not at its top
-
-    @property
-    def id(self) -> str:
-        """Its name in links and files; a README has that of its folder, or "readme"."""
-        if self.path.suffix == ".ipynb":
-            return self.path.stem
-        is_of_folder = self.nested and self.path.stem == "README"
-        return (self.path.parent.name if is_of_folder else self.path.stem).lower()
+    notes: dict[int, list[dict]]  # for teachers, by cell
 
     @property
     def number(self) -> str:
@@ -85,20 +75,22 @@ class Notebook:
 
     @property
     def title(self) -> str:
-        titles = [p.text for p in self.pieces if p.kind == "heading" and p.level == 1]
-        return titles[0] if titles else self.path.stem
+        return next((p.text for p in self.pieces if p.level == 1), self.path.stem)
+
+    @property
+    def head(self) -> str:
+        return "\n\n".join(p.text for p in self.pieces if p.cell == 0)
 
     @property
     def minutes(self) -> int:
         """The minutes that its head names, or 0."""
-        head = " ".join(p.text for p in self.pieces[:8] if p.kind == "prose")
-        found = re.search(r"(\d+) minutes", head)
+        found = re.search(r"(\d+) minutes", self.head)
         return int(found[1]) if found else 0
 
     @property
     def question(self) -> str:
         """The sentence in bold that a chapter begins with, or nothing."""
-        found = QUESTION.search("\n\n".join(p.text for p in self.pieces if p.cell == 0))
+        found = re.search(r"\*\*([^*]+\?)\*\*", self.head)
         return found[1][:1].upper() + found[1][1:] if found else ""
 
     def anchors(self) -> set[str]:
@@ -118,22 +110,27 @@ def slug(heading: str) -> str:
     return "-".join(re.findall(r"[^\W_]+", heading.lower()))
 
 
+def chosen(folder: Path, names: tuple = ()) -> list[Path]:
+    """The notebooks whose names begin so, or all."""
+    every = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    return [path for path in every if path.name.startswith(tuple(names) or "")]
+
+
 def read(path: Path, media: Path) -> Notebook:
     """Read one notebook and store its pictures in `media`.
 
     Raises Unprintable, with a line for each output that has no printable form.
     """
-    return _read(path, json.loads(path.read_text(encoding="utf-8"))["cells"], media)
+    return _read(path.stem, path, json.loads(path.read_text("utf-8"))["cells"], media)
 
 
-def read_text(path: Path, media: Path, nested: bool = False) -> Notebook:
+def read_text(name: str, path: Path, media: Path) -> Notebook:
     """Read a page of markdown as if it were the one cell of a notebook."""
-    text = path.read_text(encoding="utf-8")
-    cell = {"cell_type": "markdown", "source": text, "metadata": {}}
-    return replace(_read(path, [cell], media), nested=nested)
+    cell = {"cell_type": "markdown", "source": path.read_text("utf-8"), "metadata": {}}
+    return _read(name, path, [cell], media)
 
 
-def _read(path: Path, cells: list[dict], media: Path) -> Notebook:
+def _read(name: str, path: Path, cells: list[dict], media: Path) -> Notebook:
     media.mkdir(parents=True, exist_ok=True)
     pieces, problems = [], []
     readers = [_Reader(path, number, cell, media) for number, cell in enumerate(cells)]
@@ -152,14 +149,15 @@ def _read(path: Path, cells: list[dict], media: Path) -> Notebook:
     if problems:
         raise Unprintable("\n".join(problems))
     notes = {piece.cell: piece.blocks for piece in whole if piece.kind == "note"}
-    return Notebook(path, [piece for piece in whole if piece.kind != "note"], notes)
+    return Notebook(name, path, [piece for piece in whole if piece.kind != "note"], notes)
 
 
 class _Reader:
     """Makes the pieces of one cell, first those that pandoc has not read."""
 
     def __init__(self, path: Path, number: int, cell: dict, media: Path) -> None:
-        self.path, self.cell, self.number, self.media = path, cell, number, media
+        self.folder, self.cell, self.media = path.parent, cell, media
+        self.where = place(path, number)
         self.about = dict(cell["metadata"].get(KEY, {}))
         tags = cell["metadata"].get("tags", [])
         role = next((role for role in ROLES if role in tags), "")
@@ -202,20 +200,18 @@ class _Reader:
         content = data.get(mime, "")
         bare = mime == "text/plain" and (len(data) > 1 or ADDRESS.search(content))
         if not mime or bare or (mime == "text/html" and LIVE.search(content)):
-            raise self._unprintable(", ".join(data) or "nothing")
+            raise self._unprintable(", ".join(data))
         if mime in IMAGES:
             return self._image(mime, content, data, metadata)
-        if mime == "text/html" and content.startswith(VERDICT):
-            return Piece("text", data["text/plain"], **self.common)
-        if mime in READ:
-            kind = {"text/html": "html", "text/markdown": "listing"}.get(mime, "prose")
+        if mime == "text/markdown":
+            return Piece("listing", content, unread="markdown", **self.common)
+        if mime == "text/html" and not content.startswith(VERDICT):
             text = content.replace(CONTROLS, STATIC)
-            return Piece(kind, text, unread=READ[mime], **self.common)
-        return Piece("text", content, **self.common)
+            return Piece("html", text, unread="html", **self.common)
+        return Piece("text", data["text/plain"], **self.common)
 
     def _unprintable(self, forms: str) -> Unprintable:
-        where = place(self.path, self.number)
-        return Unprintable(f"{where}: an output of {forms} has no printable form")
+        return Unprintable(f"{self.where}: an output of {forms} has no printable form")
 
     def _image(self, mime: str, content: str, data: dict, metadata: dict) -> Piece:
         raw = content.encode() if mime == "image/svg+xml" else base64.b64decode(content)
@@ -234,6 +230,8 @@ class _Reader:
         """The pieces of a text that pandoc has read: one for an output."""
         for element in elements(blocks):
             if element["t"] == "Image":
+                if not stringify(element):
+                    raise Unprintable(f"{self.where}: a picture without alternative text")
                 element["c"][2][0] = self._keep_file(element["c"][2][0])
         piece = replace(piece, unread="")
         if piece.kind == "cell":
@@ -244,7 +242,9 @@ class _Reader:
             yield replace(piece, text=text, blocks=code)
         elif piece.kind in ("note", "hint"):
             yield replace(piece, blocks=[block["c"][1][0] for block in blocks])
-        elif piece.kind == "html" and not any(map(_has_ink, elements(blocks))):
+        elif piece.kind == "html" and not (
+            stringify(blocks).strip() or "'Image'" in str(blocks)
+        ):
             raise self._unprintable("text/html")
         else:
             yield replace(piece, blocks=blocks)
@@ -279,16 +279,12 @@ class _Reader:
 
     def _keep_file(self, source: str) -> str:
         """Copy a picture that a text shows into the media folder."""
-        kind, _, rest = source.partition(":")
-        if kind == "data":
-            mime, _, data = rest.partition(";base64,")
-            return self._keep(IMAGES.get(mime, "png"), base64.b64decode(data))
-        if kind == "attachment":
-            mime, data = next(iter(self.cell["attachments"][rest].items()))
-            return self._keep(IMAGES.get(mime, ""), base64.b64decode(data))
-        file = self.path.parent / source
+        if source.startswith("data:"):
+            mime, _, data = source[5:].partition(";base64,")
+            return self._keep(IMAGES[mime], base64.b64decode(data))
+        file = self.folder / source
         if not file.is_file():
-            raise Unprintable(f"{place(self.path, self.number)}: no such picture: {source}")
+            raise Unprintable(f"{self.where}: no such picture: {source}")
         return self._keep(file.suffix[1:], file.read_bytes())
 
     def _keep(self, suffix: str, content: bytes) -> str:
@@ -309,12 +305,8 @@ def _asked_apart(piece: Piece) -> Iterator[Piece]:
         return
     block = piece.blocks[0]
     inlines = block["c"]
-    words = [next((e["c"] for e in elements(i) if e["t"] == "Str"), "") for i in inlines]
-    start = next(
-        i
-        for i, inline in enumerate(inlines)
-        if inline["t"] == "Strong" and words[i].startswith("Predict")
-    )
+    bold = [stringify(inline) if inline["t"] == "Strong" else "" for inline in inlines]
+    start = next(i for i, words in enumerate(bold) if words.startswith("Predict"))
     if before.strip():
         yield replace(piece, text=before.rstrip(), blocks=[{**block, "c": inlines[:start]}])
     asked_block = {**block, "c": inlines[start:]}
@@ -334,17 +326,10 @@ def elements(node: list | dict) -> Iterator[dict]:
 
 def stringify(node: list | dict) -> str:
     """The words of a part of a pandoc document."""
-    said = {"Str": lambda e: e["c"], **dict.fromkeys(("Code", "CodeBlock", "Math"), _written)}
+    said = {"Str": lambda e: e["c"]}
+    said |= dict.fromkeys(("Code", "CodeBlock", "Math"), lambda e: e["c"][1])
     said |= dict.fromkeys(("Space", "SoftBreak", "LineBreak"), lambda e: " ")
     return "".join(said[e["t"]](e) for e in elements(node) if e["t"] in said)
-
-
-def _written(element: dict) -> str:
-    return element["c"][1]
-
-
-def _has_ink(element: dict) -> bool:
-    return element["t"] in ("Str", "Code", "CodeBlock", "Image", "Math")
 
 
 def without_fold(source: str) -> str:

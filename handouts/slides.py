@@ -17,7 +17,16 @@ import nbformat
 from nbformat.v4 import new_markdown_cell, new_notebook
 
 from handouts.answers import answers
-from handouts.notebook import ROOT, Notebook, Piece, elements, read, stringify, without_fold
+from handouts.notebook import (
+    ROOT,
+    Notebook,
+    Piece,
+    chosen,
+    elements,
+    read,
+    stringify,
+    without_fold,
+)
 
 LINES = 26  # of code and outputs, on one slide
 PICTURE = 15  # lines that a picture takes
@@ -194,8 +203,7 @@ def write_one(path: Path, target: Path) -> None:
 
 def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> list[str]:
     """Write the slides of the notebooks whose names begin so; returns a line for each."""
-    paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-    chosen = [path for path in paths if path.name.startswith(tuple(names) or "")]
-    for path in chosen:
+    paths = chosen(folder, names)
+    for path in paths:
         write_one(path, out / path.name)
-    return [f"{path.name}: open it in JupyterLab and press Alt+R" for path in chosen]
+    return [f"{path.name}: open it in JupyterLab and press Alt+R" for path in paths]

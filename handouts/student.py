@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 
 from handouts.answers import answers, without_lead
-from handouts.notebook import ROOT, Notebook, read
+from handouts.notebook import ROOT, Notebook, chosen, read
 
 FOLD = "<details><summary>Run the cell above, then open this</summary>\n\n{}\n\n</details>"
 HEAD = (
@@ -67,10 +67,8 @@ def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> li
     (out / "README.md").write_text(contents(readme), "utf-8")
     said, kept = [], 0
     with tempfile.TemporaryDirectory() as media:
-        for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
+        for path in chosen(folder, names):
             target = out / path.name
-            if not path.name.startswith(tuple(names) or ""):
-                continue
             if target.exists():
                 kept += 1
                 continue

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from handouts import convert
 from handouts.doors import doors
-from handouts.editions import HTML, div, edition, raw
+from handouts.editions import edition
+from handouts.forms import HTML, Book, Screen, raw
 from handouts.notebook import Notebook, elements, slug, stringify
 
 ROOM = Path(__file__).parent
@@ -78,7 +79,7 @@ def neighbours(notebooks: list[Notebook], i: int) -> tuple[tuple[str, str], ...]
 
 def page(
     notebook: Notebook,
-    meta: dict,
+    book: Book,
     series: str,
     beside: tuple[tuple[str, str], ...],
     site: Site,
@@ -98,14 +99,14 @@ def page(
         "forms": site.forms(notebook.id) if notebook.number else [],
         "nav": [way for way in ways if way["to"]],
     }
-    _write(path, edition(notebook, HTML, Path(meta["root"])), meta | words)
+    _write(path, edition(notebook, HTML, book), words)
 
 
 def index(
     notebooks: list[Notebook],
     series: str,
     about: list[dict],
-    meta: dict,
+    book: Book,
     site: Site,
     path: Path,
 ) -> None:
@@ -131,15 +132,14 @@ def index(
         ),
         "sections": {"t": "MetaBlocks", "c": [raw(data, "html")]},
     }
-    place = div("chapter", about, id="index", file="README.md", folder=".")
-    _write(path, place, meta | words)
+    _write(path, Screen(HTML, "index", Path("README.md"), book).made(about), words)
 
 
-def _write(path: Path, body: dict, meta: dict) -> None:
+def _write(path: Path, body: list[dict], words: dict) -> None:
     """Fill the template of a page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if any(element["t"] == "Math" for element in elements(body)):
         font = (ROOM / "fonts" / "math.woff").read_bytes()  # for many a phone has none
-        meta = meta | {"math-font": base64.b64encode(font).decode()}
+        words = words | {"math-font": base64.b64encode(font).decode()}
     options = ("-t", "html5", "-o", path, "--mathml", "--template", ROOM / "page.html")
-    convert.written([body], meta, *options, "--toc", "--toc-depth=3")
+    convert.pandoc(body, *options, "--toc", "--toc-depth=3", **words)

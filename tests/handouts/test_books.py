@@ -10,7 +10,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from handouts.build import build
 from handouts.convert import Unprintable
-from handouts.editions import EPUB, HTML, INSTRUCTOR, STUDENT, edition
+from handouts.editions import edition
+from handouts.forms import EPUB, HTML, INSTRUCTOR, STUDENT
 from handouts.notebook import elements, read, stringify
 from tests.handouts.conftest import SAID, printed, shown, small_chapter, write
 
@@ -75,31 +76,29 @@ def test_each_prediction_has_room_and_its_answer_comes_pages_later(built):
 
 
 def texts_of(path, name):
-    """What an edition says, from its beginning to its end."""
+    """What an edition says, from its beginning to its end; pieces of its own have marks."""
     made = elements(edition(read(path, path.parent / "media"), name))
-    said = [e for e in made if e["t"] in ("CodeBlock", "Para", "Header")]
-    return [e["c"][1] if e["t"] == "CodeBlock" else stringify(e) for e in said]
+    said = [e for e in made if e["t"] in ("CodeBlock", "Para", "Header", "RawBlock")]
+    bare = ("CodeBlock", "RawBlock")
+    return [e["c"][1] if e["t"] in bare else stringify(e) for e in said]
 
 
-@pytest.mark.parametrize("name", [STUDENT, EPUB])
-def test_a_book_answers_at_the_end_of_the_chapter(small, name):
+@pytest.mark.parametrize("name, seven", [(STUDENT, '#shown("7")'), (EPUB, "7")])
+def test_a_book_answers_at_the_end_of_the_chapter(small, name, seven):
     said = texts_of(small, name)
     end = said.index("Answers to the predictions")
-    assert end < said.index("7") < said.index("so") < said.index(SAID)
+    assert end < said.index(seven) < said.index(seven.replace("7", "so")) < said.index(SAID)
     assert "Here is the function:" in said[:end] and "It is rank 1." in said[end:]
     assert ("x = 3 + 4\ncheck(x, 7)" in said) == (name == EPUB)
 
 
 def test_instructors_see_an_answer_in_its_place_and_a_web_page_folds_it(small):
     said = texts_of(small, INSTRUCTOR)
-    assert said.index("7") < said.index("so") and "Answers to the predictions" not in said
-    assert "Ask twice." in said
-    web = elements(edition(read(small, small.parent), HTML))
-    divs = [e["c"] for e in web if e["t"] == "Div"]
-    first, second = (
-        str(blocks) + stringify(blocks) for a, blocks in divs if "answer" in a[1]
-    )
-    assert "'so'" in first and SAID in first and "Here is the function" not in first
+    assert said.index('#shown("7")') < said.index('#shown("so")') and "Ask twice." in said
+    assert "Answers to the predictions" not in said
+    web = "\n".join(texts_of(small, HTML))
+    first, second = re.findall(r'<details class="answer">(.*?)</details>', web, re.S)
+    assert "so\n" in first and SAID in first and "Here is the function" not in first
     assert "It is rank 1." in second and "Another paragraph" not in second
 
 
