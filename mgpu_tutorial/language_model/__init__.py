@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mgpu_tutorial.lab import status
 from mgpu_tutorial.language_model import checkpoint
-from mgpu_tutorial.language_model.model import CONTEXT, batch_of, new_model
+from mgpu_tutorial.language_model.model import BATCH, CONTEXT, batch_of, new_model
 from mgpu_tutorial.language_model.plan import (
     cut_model,
     mesh_of,
@@ -20,24 +20,19 @@ from mgpu_tutorial.language_model.plan import (
     share_sequence,
 )
 from mgpu_tutorial.language_model.steps import (
-    Adam,
     average_gradients,
+    broadcast_parameters,
     clip_gradients,
     forward_backward,
 )
 from mgpu_tutorial.long_sequences.dealing import zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
 from mgpu_tutorial.sharding.zero1 import owners
-from mgpu_tutorial.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    CopyToRanks,
-    RowParallelLinear,
-    SumOverRanks,
-)
+from mgpu_tutorial.tensor_parallel import layers
 
-BATCH, MICRO_BATCHES = 16, 2
-LAYERS = ColumnParallelLinear, RowParallelLinear, CopyToRanks, SumOverRanks
-OURS = cut_model, *LAYERS, order_of_1f1b, owners, zigzag
+OURS = cut_model, order_of_1f1b, owners, zigzag, layers.CopyToRanks, layers.SumOverRanks
+OURS += layers.ColumnParallelLinear, layers.RowParallelLinear
+PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
 
 
 def train(
@@ -50,8 +45,8 @@ def train(
     every: int = 10,
     dtype: str = "float32",
     lr: float = 1e-3,
-    parts: SimpleNamespace | None = None,
-    after_step: Callable[[int], None] | None = None,
+    parts: SimpleNamespace = PARTS,
+    after_step: Callable[[int], None] = lambda step: None,
 ) -> list[float]:
     """Train up to step number `steps` on a plan such as "dp=2,tp=2"; returns the losses.
 
@@ -59,46 +54,40 @@ def train(
     `every` steps. `parts` are those of OURS that the reader has made. Raises
     ValueError on every rank for a plan that cannot be.
     """
-    plan, parts = plan_of(plan), parts or SimpleNamespace(**{p.__name__: p for p in OURS})
-    require_possible(plan, world_size, BATCH, MICRO_BATCHES)
-    device, losses = torch.get_default_device().type, []
+    plan, device, losses = plan_of(plan), torch.get_default_device().type, []
+    require_possible(plan, world_size)
     mesh, whole = mesh_of(plan, device), new_model().to(device, getattr(torch, dtype))
-    state = checkpoint.load(resume) if resume else {"step": 0}
-    if resume:
-        checkpoint.put_parameters(whole, state)
+    state = checkpoint.load(resume, whole) if resume else {"step": 0, "tensors": {}}
     model = parts.cut_model(whole, mesh, partial(share_products, parts=parts))
     places = parts.zigzag(CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
     if plan.cp > 1:
         f, g = parts.CopyToRanks.apply, parts.SumOverRanks.apply
         share_sequence(model, places, mesh["cp"].get_group(), f, g)
-    who = parts.owners(list(model.parameters()), plan.dp) if plan.zero else None
-    adam = Adam(model, mesh, lr, who)
-    if resume:
-        checkpoint.put_moments(model, adam, mesh, state)
+    parameters, me = list(model.parameters()), mesh["dp"].get_local_rank()
+    owner = parts.owners(parameters, plan.dp) if plan.zero else [me] * len(parameters)
+    mine = [p for p, who in zip(parameters, owner, strict=True) if who == me]
+    adam = torch.optim.AdamW(mine, lr=lr)
+    checkpoint.put_moments(model, adam, mesh, state)
     print(said(plan, model, mesh))
     for step in range(state["step"], steps):
         inputs, targets = (part.to(device) for part in batch_of(step, BATCH))
-        share = slice(mesh["dp"].get_local_rank(), None, plan.dp)  # every dp-th sequence
+        share = slice(me, None, plan.dp)  # every dp-th sequence
         batch = inputs[share][:, places], targets[share][:, places]
-        order = parts.order_of_1f1b
-        loss = forward_backward(model, mesh, *batch, MICRO_BATCHES, order)
+        loss = forward_backward(model, mesh, *batch, parts.order_of_1f1b)
         average_gradients(model, mesh)
         clip_gradients(model, mesh)
         adam.step()
+        if plan.zero:
+            broadcast_parameters(model, mesh, owner)
+        model.zero_grad()
         for name in ("pp", "dp", "cp"):  # only the last stage knows it, of its own share
             dist.all_reduce(loss, group=mesh[name].get_group())
         losses.append(loss.item() / plan.dp / plan.cp)
         status(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
         if save and (step + 1) % every == 0:
-            checkpoint.save(save, checkpoint.whole_state(model, adam, mesh, step + 1))
-        if after_step:
-            after_step(step)
+            checkpoint.save(save, model, adam, mesh, step + 1)
+        after_step(step)
     return losses
 
 
-def _ranks_for(plan: str = "dp=2", **_: object) -> int:
-    """How many ranks the command line starts for a plan."""
-    return plan_of(plan).ranks
-
-
-train.ranks_for = _ranks_for
+train.ranks_for = lambda plan="dp=2", **_: plan_of(plan).ranks  # for the command line

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.language_model import OURS, checkpoint
+from mgpu_tutorial.language_model import PARTS, checkpoint
 from mgpu_tutorial.language_model.model import CONTEXT, decode, encode, new_model
 from mgpu_tutorial.language_model.plan import share_products
 from mgpu_tutorial.tensor_parallel.block import Attention
@@ -31,7 +31,7 @@ def write(
     prompt: str = "torch.",
     count: int = 40,
     file: str = "",
-    parts: SimpleNamespace | None = None,
+    parts: SimpleNamespace = PARTS,
 ) -> tuple[str, float]:
     """All ranks share every product, and go on from `prompt` with the likeliest characters.
 
@@ -40,8 +40,7 @@ def write(
     if len(prompt) + count > CONTEXT:
         raise ValueError(f"{len(prompt)} + {count} characters: the model sees {CONTEXT}")
     model = new_model()
-    parts = parts or SimpleNamespace(**{part.__name__: part for part in OURS})
-    checkpoint.put_parameters(model, checkpoint.load(file or checkpoint.SHIPPED))
+    checkpoint.load(file or checkpoint.SHIPPED, model)
     embedding, *blocks, head = model
     for block in blocks:
         share_products(block, None, parts)

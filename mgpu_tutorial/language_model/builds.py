@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
-from mgpu_tutorial.language_model import OURS, plan, train
+from mgpu_tutorial.language_model import PARTS, plan, train
 from mgpu_tutorial.language_model.plan import Plan, mesh_of
 
 
@@ -35,10 +35,13 @@ def _look(cut: Callable, wanted: Plan, which: int, expected: list) -> None:
     results = launch(_parts, wanted.ranks, cut, wanted).results
     what = ("layers (0 is the embedding, 1 to 4 are blocks, 5 is the head)", "shared blocks")
     for rank, found in enumerate(results):
+        seen = (
+            "nothing was returned. Is a `return` missing?"
+            if found[0] is None
+            else found[which]
+        )
         where = f"{wanted}, rank {rank}: its {what[which]}"
-        assert found[0] is not None, f"{where}: nothing was returned. Is a `return` missing?"
-        same = found[which] == expected[rank]
-        assert same, f"{where}: {found[which]}, expected {expected[rank]}"
+        assert seen == expected[rank], f"{where}: {seen}, expected {expected[rank]}"
 
 
 def keeps_the_model(cut: Callable) -> None:
@@ -63,7 +66,7 @@ def shares_its_blocks(cut: Callable) -> None:
 
 
 def _train_with(rank: int, world_size: int, cut: Callable, words: str) -> list[float]:
-    parts = SimpleNamespace(**{part.__name__: part for part in OURS} | {"cut_model": cut})
+    parts = SimpleNamespace(**vars(PARTS) | {"cut_model": cut})
     return train(rank, world_size, words, steps=2, dtype="float64", parts=parts)
 
 

@@ -1,6 +1,5 @@
 """One whole file out of any plan, and into any other."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -8,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mgpu_tutorial.language_model.model import BLOCKS, new_model
-from mgpu_tutorial.language_model.steps import Adam
+from mgpu_tutorial.language_model.model import BLOCKS
+from mgpu_tutorial.shared.checkpoint import save_whole
 from mgpu_tutorial.tensor_parallel.block import whole_of
 from mgpu_tutorial.tensor_parallel.layers import Shard, shard
 
@@ -25,70 +24,47 @@ def names_of(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     return [f"{int(layer) + skipped}.{rest}" for layer, rest in pairs]
 
 
-def whole_state(model: nn.Module, adam: Adam, mesh: DeviceMesh, step: int) -> dict:
-    """Parameters and moments of the whole model, on every rank: all ranks call it."""
+def save(
+    path: str, model: nn.Module, adam: torch.optim.Optimizer, mesh: DeviceMesh, step: int
+) -> None:
+    """Rank 0 writes parameters and moments of the whole model; all ranks call it."""
     mine = {}
-    for i, (name, p) in enumerate(
-        zip(names_of(model, mesh), model.parameters(), strict=True)
-    ):
-        state = adam.adam.state.get(p, {})
-        parts = [p.detach(), *(state.get(key, torch.zeros_like(p)) for key in MOMENTS)]
-        if adam.owners:  # the owner has the moments
-            for part in parts[1:]:
-                dist.broadcast(part, adam.ranks[adam.owners[i]], group=adam.group)
-        mine[name] = [whole_of(part, p).cpu() for part in parts]
-    every: list = [None] * mesh["pp"].size()
-    dist.all_gather_object(every, mine, group=mesh["pp"].get_group())
-    updates = max(int(state["step"]) for state in adam.adam.state.values())
-    tensors = {name: parts for stage in every for name, parts in stage.items()}
-    return {"step": step, "updates": updates, "tensors": tensors}
-
-
-def save(path: Path, state: dict) -> None:
-    """Rank 0 writes the file beside its place and then renames it: it is whole or absent."""
-    if dist.get_rank() == 0:
-        draft = Path(path).with_suffix(".draft")
-        torch.save(state, draft)
-        os.replace(draft, path)
+    for name, p in zip(names_of(model, mesh), model.parameters(), strict=True):
+        if p in adam.state:  # with ZeRO 1 on its owner only
+            parts = p, *(adam.state[p][moment] for moment in MOMENTS)
+            mine[name] = [whole_of(part, p).cpu() for part in parts]
+    every = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, every)
+    if every:
+        tensors = {name: parts for held in every for name, parts in held.items()}
+        updates = int(next(iter(adam.state.values()))["step"])
+        save_whole(path, {"step": step, "updates": updates, "tensors": tensors})
     dist.barrier()
 
 
-def load(path: Path) -> dict:
-    """A file that `save` wrote. ValueError where it is of another model."""
+def load(path: str, model: nn.Module) -> dict:
+    """Give a whole model the parameters of a file that `save` wrote; returns all of it.
+
+    ValueError where the file is of another model.
+    """
     state = torch.load(path, weights_only=True)
-    shapes = {name: list(p.shape) for name, p in new_model().named_parameters()}
-    found = {name: list(t[0].shape) for name, t in state.get("tensors", {}).items()}
-    if found != shapes:
-        other = next((name for name in shapes if found.get(name) != shapes[name]), "more")
-        there = f"{other} of shape {found.get(other, 'none')}"
-        raise ValueError(
-            f"{path} is of another model: it has {there}, expected {shapes.get(other)}"
-        )
+    try:
+        model.load_state_dict({name: parts[0] for name, parts in state["tensors"].items()})
+    except RuntimeError as error:
+        why = str(error).splitlines()[-1].strip()
+        raise ValueError(f"{path} is of another model: {why}") from None
     return state
 
 
-def first_gradients(path: Path) -> dict[str, torch.Tensor]:
-    """The gradients behind a checkpoint of the first step, by the names of the parameters.
-
-    Adam's first moment is then a tenth of the gradient, since 1 - beta is 0.1.
-    """
-    return {name: tensors[1] / 0.1 for name, tensors in load(path)["tensors"].items()}
-
-
-def put_parameters(model: nn.Sequential, state: dict) -> None:
-    """Give a whole model the parameters of a checkpoint."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(state["tensors"][name][0])
-
-
-def put_moments(model: nn.Module, adam: Adam, mesh: DeviceMesh, state: dict) -> None:
-    """Give Adam the moments of this rank's parts, where the checkpoint has them."""
-    mine = {id(p) for group in adam.adam.param_groups for p in group["params"]}
+def put_moments(
+    model: nn.Module, adam: torch.optim.Optimizer, mesh: DeviceMesh, state: dict
+) -> None:
+    """Give Adam the moments of its parameters, where the checkpoint has them."""
+    mine = {id(p) for p in adam.param_groups[0]["params"]}
     for name, p in zip(names_of(model, mesh), model.parameters(), strict=True):
-        moments = [moment.to(p) for moment in state["tensors"][name][1:]]
+        moments = [moment.to(p) for moment in state["tensors"].get(name, [])[1:]]
         if moments and id(p) in mine:
             if isinstance(p, Shard):
                 moments = [shard(moment, p.cut, p.group).detach() for moment in moments]
             count = torch.tensor(float(state["updates"]))
-            adam.adam.state[p] = {"step": count, **dict(zip(MOMENTS, moments, strict=True))}
+            adam.state[p] = {"step": count, **dict(zip(MOMENTS, moments, strict=True))}

@@ -5,11 +5,18 @@ import re
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mgpu_tutorial.tensor_parallel.block import Block
 
-CONTEXT, WIDTH, HEADS, BLOCKS = 64, 64, 8, 4  # as in `new_model`
+CONTEXT, WIDTH, BLOCKS = 64, 64, 4  # as in `new_model`
+BATCH, MICRO_BATCHES = 16, 2
+SHARED = {  # by the dimension of a plan
+    "dp": (BATCH // MICRO_BATCHES, "sequences of a micro-batch"),
+    "tp": (8, "heads"),
+    "pp": (BLOCKS, "blocks"),
+    "cp": (CONTEXT // 2, "pairs of characters"),
+}
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # 96 characters
 
 
@@ -17,39 +24,30 @@ ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # 96 characters
 def text() -> str:
     """The documentation of PyTorch's functions and tensors, out of the installed files.
 
-    Its license is BSD-3 (https://github.com/pytorch/pytorch/blob/v2.13.0/LICENSE). Raises
-    FileNotFoundError where this PyTorch has no such files.
+    Its license is BSD-3 (https://github.com/pytorch/pytorch/blob/v2.13.0/LICENSE).
     """
-    parts = []
-    for name in ("_torch_docs.py", "_tensor_docs.py"):
-        file = Path(torch.__file__).with_name(name)
-        if not file.exists():
-            raise FileNotFoundError(
-                f"the text to learn from is missing: {file.name} of torch"
-            )
-        parts += file.read_text("utf-8").split('"""')[1::2]  # between the quotes
-    return re.sub(r"[^\n -~]", "", "\n".join(parts))
+    files = map(Path(torch.__file__).with_name, ("_torch_docs.py", "_tensor_docs.py"))
+    quoted = [part for file in files for part in file.read_text("utf-8").split('"""')[1::2]]
+    return re.sub(r"[^\n -~]", "", "\n".join(quoted))
 
 
-def encode(words: str) -> torch.Tensor:
+def encode(words: str) -> Tensor:
     """A number for each character, from 0 to 95."""
     return torch.tensor([ALPHABET.index(character) for character in words])
 
 
-def decode(numbers: torch.Tensor) -> str:
+def decode(numbers: Tensor) -> str:
     """The characters of these numbers."""
     return "".join(ALPHABET[number] for number in numbers.tolist())
 
 
 @functools.cache
-def encoded_text() -> torch.Tensor:
+def encoded_text() -> Tensor:
     """The whole text as numbers."""
-    place = torch.zeros(128, dtype=torch.int64)
-    place[[ord(character) for character in ALPHABET]] = torch.arange(len(ALPHABET))
-    return place[torch.frombuffer(bytearray(text(), "ascii"), dtype=torch.uint8).long()]
+    return encode(text())
 
 
-def batch_of(step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(step: int, size: int) -> tuple[Tensor, Tensor]:
     """The global batch of a step: (size, 64) characters, and those that follow them.
 
     It depends on the number of the step alone, so every plan trains on the same batches.
@@ -69,9 +67,7 @@ class Embedding(nn.Module):
         self.character = nn.Embedding(characters, width)
         self.position = nn.Embedding(context, width)
 
-    def forward(
-        self, characters: torch.Tensor, places: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, characters: Tensor, places: Tensor | None = None) -> Tensor:
         if places is None:
             places = torch.arange(characters.shape[1], device=characters.device)
         return self.character(characters) + self.position(places)
@@ -85,7 +81,7 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.scores = nn.Linear(width, characters)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.scores(self.norm(x))
 
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.language_model.model import BLOCKS, CONTEXT, HEADS, Embedding
+from mgpu_tutorial.language_model.model import SHARED, Embedding
 from mgpu_tutorial.tensor_parallel.block import Block
 
 
@@ -38,36 +38,26 @@ class Plan(NamedTuple):
 
 def plan_of(words: str) -> Plan:
     """The plan that a text such as "dp=2,tp=2" names; ValueError for any other text."""
-    names = ", ".join(Plan._fields)
     try:
-        pairs = [part.split("=") for part in words.replace(" ", "").split(",")]
-        sizes = {name: int(number) for name, number in pairs}
-    except ValueError:
+        pairs = dict(part.split("=") for part in words.replace(" ", "").split(","))
+        return Plan(**{name: int(number) for name, number in pairs.items()})
+    except (ValueError, TypeError):
+        names = ", ".join(Plan._fields)
         raise ValueError(
             f"plan {words!r}: expected something like dp=2,tp=2 with {names}"
         ) from None
-    for name in sizes.keys() - set(Plan._fields):
-        why = ", because the model has no experts" if name == "ep" else ""
-        raise ValueError(f"plan {words!r}: there is no {name}{why}, only {names}")
-    return Plan(**sizes)
 
 
-def require_possible(plan: Plan, world_size: int, batch: int, micro_batches: int) -> None:
+def require_possible(plan: Plan, world_size: int) -> None:
     """Raise ValueError, the same on every rank, where the plan cannot be."""
-    smallest = min(plan.dp, plan.tp, plan.pp, plan.cp)
-    wrong = {
-        "dp, tp, pp and cp must be at least 1": smallest < 1,
-        f"zero={plan.zero} is not 0 or 1": plan.zero not in (0, 1),
-        f"it takes {plan.ranks} ranks, and there are {world_size}": plan.ranks != world_size,
-        f"{plan.tp} ranks cannot share {HEADS} heads evenly": HEADS % max(1, plan.tp),
-        f"{plan.pp} stages cannot share {BLOCKS} blocks evenly": BLOCKS % max(1, plan.pp),
-        f"{plan.cp} ranks cannot share the two halves of {CONTEXT} characters evenly": CONTEXT
-        % max(1, 2 * plan.cp),
-        f"{batch} sequences cannot be cut into {plan.dp} shares of {micro_batches} "
-        "equal micro-batches": batch % max(1, plan.dp * micro_batches),
-    }
-    if found := [problem for problem, is_so in wrong.items() if is_so]:
-        raise ValueError(f"plan {plan}: {found[0]}")
+    if plan.ranks != world_size or min(plan[:4]) < 1:
+        why = f"it takes {plan.ranks} ranks, and there are {world_size}"
+        raise ValueError(f"plan {plan}: {why}")
+    if plan.zero > 1:
+        raise ValueError(f"plan {plan}: zero is 0 or 1")
+    for name, (count, what) in SHARED.items():
+        if count % (ranks := getattr(plan, name)):
+            raise ValueError(f"plan {plan}: {ranks} ranks cannot share {count} {what} evenly")
 
 
 def mesh_of(plan: Plan, device: str = "cpu") -> DeviceMesh:
@@ -86,11 +76,7 @@ def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
 
 
 def share_sequence(
-    model: nn.Sequential,
-    places: torch.Tensor,
-    group: dist.ProcessGroup,
-    f: Callable,
-    g: Callable,
+    model: nn.Sequential, places: Tensor, group: dist.ProcessGroup, f: Callable, g: Callable
 ) -> None:
     """Each rank of a cp group has some `places` of each sequence, and attends to all.
 
@@ -99,7 +85,7 @@ def share_sequence(
     length = len(places) * dist.get_world_size(group)
     earlier = torch.arange(length, device=places.device) <= places[:, None]
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, heads, _, size = q.shape
         zeros = q.new_zeros(2, batch, heads, length, size)
         mine = zeros.index_copy(3, places, torch.stack([k, v]))
@@ -134,12 +120,11 @@ def said(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> str:
     """What this rank holds, and what it sends to whom, in three lines."""
     numbers = sum(parameter.numel() for parameter in model.parameters())
     layers = ", ".join(type(layer).__name__ for layer in model)
-    names = ("dp", "tp", "pp", "cp")
-    ranks = {n: dist.get_process_group_ranks(mesh[n].get_group()) for n in names}
-    keys = f"; gradients, keys and values with {ranks['cp']}" if plan.cp > 1 else ""
+    ranks = {n: dist.get_process_group_ranks(mesh[n].get_group()) for n in SHARED}
     return (
         f"holds {numbers:,} numbers: {layers}\n"
-        f"adds up activations with ranks {ranks['tp']}, gradients with {ranks['dp']}{keys}\n"
+        f"adds up activations with ranks {ranks['tp']}, gradients with {ranks['dp']}, "
+        f"keys and values with {ranks['cp']}\n"
         f"is stage {mesh['pp'].get_local_rank()} of {plan.pp}: "
         f"activations go along ranks {ranks['pp']}"
     )

@@ -4,28 +4,16 @@
 and Adam's moments are not.
 """
 
-import tempfile
-from pathlib import Path
-
 import torch
 
 from mgpu_tutorial.lab import launch
-from mgpu_tutorial.language_model import checkpoint, train
-
-STEPS = 3_000
+from mgpu_tutorial.language_model import train
+from mgpu_tutorial.language_model.checkpoint import SHIPPED
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "trained.pt")
-        how = {
-            "steps": STEPS,
-            "save": str(file),
-            "every": STEPS,
-            "lr": 2e-3,
-            "timeout": 3_000,
-        }
-        losses = launch(train, 1, "dp=1", **how).results[0]
-        state = torch.load(file, weights_only=True)
-    tensors = {name: [t[0].bfloat16()] for name, t in state["tensors"].items()}
-    torch.save({"step": STEPS, "tensors": tensors}, checkpoint.SHIPPED)
+    how = {"steps": 3_000, "save": str(SHIPPED), "every": 3_000, "lr": 2e-3, "timeout": 3_000}
+    losses = launch(train, 1, "dp=1", **how).results[0]
+    whole = torch.load(SHIPPED, weights_only=True)["tensors"]
+    tensors = {name: [parts[0].bfloat16()] for name, parts in whole.items()}
+    torch.save({"step": len(losses), "tensors": tensors}, SHIPPED)
     print(f"loss {sum(losses[-100:]) / 100:.2f} over the last 100 steps")

@@ -1,24 +1,20 @@
 """A step of a language model on a plan: pipeline, average, clipping, Adam."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
+from mgpu_tutorial.language_model.model import MICRO_BATCHES
 from mgpu_tutorial.tensor_parallel.layers import Shard
 
 
 def forward_backward(
-    model: nn.Module,
-    mesh: DeviceMesh,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    micro_batches: int,
-    order_of: Callable[[int, int, int], list[str]],
-) -> torch.Tensor:
+    model: nn.Module, mesh: DeviceMesh, inputs: Tensor, targets: Tensor, order_of: Callable
+) -> Tensor:
     """Forward and backward of all micro-batches, in the order of this rank's stage; the loss.
 
     Activations go to the next stage, gradients come back. Only the last stage knows the
@@ -28,9 +24,9 @@ def forward_backward(
     stage, kind = mesh["pp"].get_local_rank(), next(model.parameters())
     before = stages[stage - 1] if stage > 0 else None
     behind = stages[stage + 1] if stage + 1 < len(stages) else None
-    xs, ys = inputs.chunk(micro_batches), targets.chunk(micro_batches)
+    xs, ys = inputs.chunk(MICRO_BATCHES), targets.chunk(MICRO_BATCHES)
     kept, sending, loss = {}, [], kind.new_zeros(())
-    for task in order_of(stage, len(stages), micro_batches):
+    for task in order_of(stage, len(stages), MICRO_BATCHES):
         i = int(task[1:])
         if task[0] == "F":
             mine = xs[i]
@@ -42,7 +38,7 @@ def forward_backward(
             if behind is not None:
                 sending.append(dist.isend(output.detach(), behind))
             else:
-                output = cross_entropy(output.flatten(0, 1), ys[i].flatten()) / micro_batches
+                output = cross_entropy(output.flatten(0, 1), ys[i].flatten()) / MICRO_BATCHES
                 loss += output.detach()
             kept[i] = mine, output
         else:
@@ -69,7 +65,7 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
         parameter.grad.copy_(mean.view_as(parameter) / copies)
 
 
-def clip_gradients(model: nn.Module, mesh: DeviceMesh, longest: float = 1.0) -> torch.Tensor:
+def clip_gradients(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     """Shorten all gradients together to the norm 1; each parameter counts once.
 
     A copy counts on the first rank of its tp group. Returns the norm before.
@@ -81,29 +77,11 @@ def clip_gradients(model: nn.Module, mesh: DeviceMesh, longest: float = 1.0) -> 
         dist.all_reduce(total, group=mesh[name].get_group())
     norm = total.sqrt()
     for parameter in model.parameters():
-        parameter.grad *= min(1.0, longest / norm.item())
+        parameter.grad *= min(1.0, 1.0 / norm.item())
     return norm
 
 
-class Adam:
-    """AdamW; with owners each rank of a dp group steps its own parameters only (ZeRO 1).
-
-    The rank number owners[i] of the group steps parameter i, and sends the others the new
-    value.
-    """
-
-    def __init__(
-        self, model: nn.Module, mesh: DeviceMesh, lr: float, owners: Sequence[int] | None
-    ) -> None:
-        self.parameters, self.owners = list(model.parameters()), owners
-        self.group, me = mesh["dp"].get_group(), mesh["dp"].get_local_rank()
-        self.ranks = dist.get_process_group_ranks(self.group)
-        mine = [p for i, p in enumerate(self.parameters) if not owners or owners[i] == me]
-        self.adam = torch.optim.AdamW(mine, lr=lr)
-
-    def step(self) -> None:
-        self.adam.step()
-        for i, owner in enumerate(self.owners or ()):
-            dist.broadcast(self.parameters[i].data, self.ranks[owner], group=self.group)
-        for parameter in self.parameters:
-            parameter.grad = None
+def broadcast_parameters(model: nn.Module, mesh: DeviceMesh, owner: list[int]) -> None:
+    """ZeRO 1: rank owner[i] of each dp group has stepped parameter i, and sends it to all."""
+    for parameter, rank in zip(model.parameters(), owner, strict=True):
+        dist.broadcast(parameter.data, group=mesh["dp"].get_group(), group_src=rank)

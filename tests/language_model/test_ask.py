@@ -10,7 +10,7 @@ from mgpu_tutorial.language_model.model import decode, encode, new_model
 
 def written_by_hand(prompt, count):
     model = new_model()
-    checkpoint.put_parameters(model, checkpoint.load(checkpoint.SHIPPED))
+    checkpoint.load(checkpoint.SHIPPED, model)
     characters = encode(prompt)
     for _ in range(count):
         best = model(characters[None])[0, -1].argmax()
