@@ -7,23 +7,19 @@ from mgpu_tutorial.at_scale import planner
 from mgpu_tutorial.lab.teach.build import Builder, expect
 
 
-def by_hand(gpus: int, tensor: int, context: int, experts: int) -> list[tuple[int, ...]]:
-    """Every five numbers up to `gpus` are tried."""
+def agree(splits: Callable, gpus: int, tensor: int, context: int, experts: int) -> None:
+    """Compare with all combinations, in any order; the first that is wrong is named."""
     sizes = [k for k in range(1, gpus + 1) if gpus % k == 0]
-    return [
+    wanted = [
         (tp, pp, cp, dp, ep)
         for tp, pp, cp, dp, ep in product(sizes, repeat=5)
         if tp * pp * cp * dp == gpus and tp <= tensor and cp <= context
         if dp % ep == 0 and experts % ep == 0
     ]
-
-
-def agree(splits: Callable, *given: int) -> None:
-    """Compare with every combination, in any order; the first that is wrong is named."""
-    found = splits(*given)
-    call = f"splits{given}"
+    call = f"splits{(gpus, tensor, context, experts)}"
+    found = splits(gpus, tensor, context, experts)
     assert found is not None, f"{call}: nothing was returned. Is a `return` missing?"
-    found, wanted = [tuple(one) for one in found], by_hand(*given)
+    found = [tuple(one) for one in found]
     for one in found:
         assert one in wanted, f"{call}: {one} is no plan"
     for one in wanted:
@@ -53,14 +49,10 @@ def puts_experts_on_replicas(splits: Callable) -> None:
     agree(splits, 24, 1, 1, 4)
 
 
-build = Builder(
-    "at_scale",
-    {
-        planner.splits: [
-            shares_out_a_few,
-            keeps_tensor_in_the_node,
-            shares_sequences,
-            puts_experts_on_replicas,
-        ]
-    },
-)
+TRIED = [
+    shares_out_a_few,
+    keeps_tensor_in_the_node,
+    shares_sequences,
+    puts_experts_on_replicas,
+]
+build = Builder("at_scale", {planner.splits: TRIED})

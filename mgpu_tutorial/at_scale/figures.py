@@ -38,46 +38,40 @@ def plan_film(rank: int, world_size: int) -> None:
         """Parts of several ranks, added up, have the colour of the first."""
         bricks[slot] = "+".join(map(str, of)), of[0]
 
-    frame(
-        "Ranks 0 to 3 are a node, 4 to 7 the other. A rank has half (a or b) of a stage.",
-        bricks,
-    )
+    def say(says: str) -> None:
+        frame(says, bricks)
+
+    say("Ranks 0 to 3 are a node, 4 to 7 the other. A rank has half (a or b) of a stage.")
     if stage == 0:
         hold("forward", rank)
-    frame("Two replicas: ranks 0, 1 and ranks 2, 3 compute on different sequences.", bricks)
+    say("Two replicas: ranks 0, 1 and ranks 2, 3 compute on different sequences.")
     if stage == 0:
         dist.all_reduce(x, group=tp)
         hold("forward", *pair)
-    frame("TP: in every layer a pair adds up its products, inside the node.", bricks)
+    say("TP: in every layer a pair adds up its products, inside the node.")
     if stage == 0:
         dist.send(x, rank + 4)
     else:
         dist.recv(x, rank - 4)
         hold("forward", *(other - 4 for other in pair))
-    frame("PP: the activations go to the next stage, once, on the other node.", bricks)
+    say("PP: the activations go to the next stage, once, on the other node.")
     if stage == 1:
         hold("backward", rank)
-    frame("Stage 2 computes the loss, and backward begins.", bricks)
+    say("Stage 2 computes the loss, and backward begins.")
     if stage == 1:
         dist.all_reduce(x, group=tp)
         hold("backward", *pair)
-    frame("TP again: forward and backward of each layer need two sums each.", bricks)
+    say("TP again: forward and backward of each layer need two sums each.")
     if stage == 1:
         dist.send(x, rank - 4)
     else:
         dist.recv(x, rank + 4)
         hold("backward", *(other + 4 for other in pair))
     hold("gradient", rank)
-    frame(
-        "PP: the gradient of the activations goes back, and each rank has that of its part.",
-        bricks,
-    )
+    say("PP: the gradient of the activations goes back, and each rank has that of its part.")
     dist.all_reduce(x, group=dp)
     hold("gradient", *dist.get_process_group_ranks(dp))
-    frame(
-        "DP: once per step, ranks with the same part of the model average its gradients.",
-        bricks,
-    )
+    say("DP: once per step, ranks with the same part of the model average its gradients.")
 
 
 def plan_table(choices: Sequence[Choice]) -> Table:

@@ -13,8 +13,8 @@ STEP = [
     ("slot =…", BY_BUBBLE),
     (MOST, "working", HIDDEN, "most, most", "three stages"),
     ("stages - 1", "stages", HIDDEN, "most, most", "one micro-batch of 3 s"),
-    (HIDDEN, "most - sending, most", "5 s of sending: the least"),
-    ("2 / 3 * slot", "2 / 3 * operations / rate", "5 s of sending: the least seconds"),
+    (HIDDEN, "most - sending, most", "5 s of sending, entry 0"),
+    ("2 / 3 * slot", "2 / 3 * operations / rate", "5 s of sending, entry 0"),
     (HIDDEN, "most, most", "1 s of sending"),
     ("operations / rate + messages", "operations / rate")
     + (HIDDEN, "most + messages, most + messages", "0.5 s of messages"),
@@ -26,7 +26,7 @@ BY_TIME = """share = 2 * (ranks - 1) / ranks
     return T - share * N / beta, beta"""
 FIT = [
     ("sent =…", BY_TIME),
-    ("sent =…", "return small[0] / small[1], large[1]", "2 ranks: the bandwidth"),
-    ("2 * (ranks - 1) / ranks * nbytes", "nbytes", "8 ranks: the latency in µs: 11.4"),
+    ("sent =…", "return small[0] / small[1], large[1]", "2 ranks: µs of latency and GB/s"),
+    ("2 * (ranks - 1) / ranks * nbytes", "nbytes", "8 ranks: µs of latency and GB/s"),
 ]
 test_right, test_wrong = edited(build, {"step_seconds": STEP, "alpha_beta": FIT})

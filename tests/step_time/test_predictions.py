@@ -38,7 +38,7 @@ def test_the_numbers_of_the_gpus_are_what_their_rows_tell():
     ):
         assert published.gpu_of(family)[-2:] == pytest.approx(gpu[-2:], rel=4e-3), family
     for family in ("Megatron 2021, table 2", "ZeRO-3 of 2021"):
-        assert published.gpu_of(family) == published.gpu_of("Megatron 2021, table 1")
+        assert published.gpu_of(family)[1:] == pytest.approx(A100_2021[1:], rel=4e-3)
 
 
 # Korthikanti et al. 2022, figure 1, in GiB: state, and activations without anything and with

@@ -18,19 +18,14 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-def message_seconds(nbytes: float, link: Link) -> float:
-    """One message of so many bytes."""
-    return link.latency + nbytes / link.bandwidth
-
-
 def ring_seconds(nbytes: float, ranks: int, link: Link) -> float:
     """An all-reduce of `nbytes` as a flat ring: 2 (N - 1) steps of one chunk."""
-    return 2 * (ranks - 1) * message_seconds(nbytes / ranks, link)
+    return 2 * (ranks - 1) * (link.latency + nbytes / ranks / link.bandwidth)
 
 
 def tree_seconds(nbytes: float, ranks: int, link: Link) -> float:
     """The same up and down a binary tree, the whole tensor on each of log2 N levels."""
-    return 2 * (ranks - 1).bit_length() * message_seconds(nbytes, link)
+    return 2 * (ranks - 1).bit_length() * (link.latency + nbytes / link.bandwidth)
 
 
 def hierarchical_seconds(
