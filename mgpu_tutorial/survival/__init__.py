@@ -2,9 +2,8 @@
 
 elastic.py     a training script for torchrun that goes on from its last checkpoint
 accidents.py   a process that is killed, at a step or at any call
-interval.py    how often to save: a run with failures drawn by lot
 order.py       the samples of a step, which don't depend on the number of ranks
 shards.py      a checkpoint of parts, saved while the training goes on
-figures.py     apparatus: two nodes under torchrun, many deaths, tables
+figures.py     apparatus: two nodes under torchrun, many deaths, a table
 builds.py      what the reader's functions must do
 """

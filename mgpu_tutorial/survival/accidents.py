@@ -8,13 +8,9 @@ from types import FrameType
 from typing import Any
 
 
-def suffer(accident: str) -> None:
-    """In its first life the process ("worker") or the machine ("node") of a script dies."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        return
-    if accident == "node":
-        os.kill(os.getppid(), signal.SIGKILL)  # torchrun, which runs on the same machine
-    if accident in ("node", "worker"):
+def die_once() -> None:
+    """In its first life under torchrun this process kills itself."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,7 +1,6 @@
 """What `save_whole`, `resume_or_start` and `samples_of` must do."""
 
 import os
-import random
 import resource
 import signal
 import sys
@@ -19,7 +18,7 @@ from torch import nn
 from mgpu_tutorial.lab.run.errors import RankFailed
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.shared import checkpoint
-from mgpu_tutorial.survival import accidents, elastic, order
+from mgpu_tutorial.survival import elastic, figures, order
 
 # save_whole
 
@@ -134,7 +133,7 @@ def saves_in_between(resume: Callable) -> None:
 
 
 def goes_on(resume: Callable) -> None:
-    """go on there after a death, with the weights and the momentum of that step"""
+    """go on there after a death, with that step's momentum, and take no step past the last"""
     with TemporaryDirectory() as folder:
         whole = launch(_steps_of, 2, resume, f"{folder}/whole", 8).results[0]
         launch(_steps_of, 2, resume, f"{folder}/torn", 8, 5)
@@ -142,41 +141,17 @@ def goes_on(resume: Callable) -> None:
             expect(taken, [3, 4, 5, 6, 7], "the steps of the second life")
             expect(first, 3, "what was returned")
             expect(weight, whole[2], "the weight at the end")
-
-
-def has_nothing_left(resume: Callable) -> None:
-    """take no step where the run has ended"""
-    with TemporaryDirectory() as folder:
-        launch(_steps_of, 1, resume, f"{folder}/a", 6)
-        _, taken, _ = launch(_steps_of, 1, resume, f"{folder}/a", 6).results[0]
-        expect(taken, [], "the steps of a third life")
-
-
-def _live(
-    rank: int, world_size: int, resume: Callable, folder: str, victim: int, call: int
-) -> None:
-    elastic.resume_or_start = resume  # in this rank only
-    if rank == victim:
-        accidents.die_at_call(call)
-    elastic.train(rank, world_size, folder, steps=30)
+        for _, taken, _ in launch(_steps_of, 2, resume, f"{folder}/torn", 6).results:
+            expect(taken, [], "the steps of a third life, where the run has ended")
 
 
 def ends_with_the_same_bits(resume: Callable) -> None:
     """end with the same bits after five deaths at random moments"""
-    lot = random.Random(0)
     with TemporaryDirectory() as whole, TemporaryDirectory() as killed:
-        launch(elastic.train, 2, whole, 30)
-        for _ in range(5):
-            who, call = lot.randrange(2), lot.randrange(2000, 7000)
-            with suppress(RankFailed):
-                launch(_live, 2, resume, killed, who, call)
-        launch(_live, 2, resume, killed, -1, 0)
-        one, other = (
-            torch.load(f"{folder}/run.pt", weights_only=True) for folder in (whole, killed)
-        )
-        expect(other["step"], one["step"], "the last step saved")
-        for name, tensor in one["model"].items():
-            expect(other["model"][name], tensor, f"{name} at the end")
+        launch(elastic.train, 2, whole, 60)
+        figures.kill(killed, 5, resume)
+        same = figures.same_bits([killed, whole])
+        assert all(same), f"{sum(same)} of {len(same)} tensors have the same bits at the end"
 
 
 # samples_of
@@ -238,9 +213,7 @@ build = Builder(
     "survival",
     {
         checkpoint.save_whole: [writes_what_can_be_read, survives_a_death],
-        elastic.resume_or_start: [
-            *(starts, saves_in_between, goes_on, has_nothing_left, ends_with_the_same_bits)
-        ],
+        elastic.resume_or_start: [starts, saves_in_between, goes_on, ends_with_the_same_bits],
         order.samples_of: [
             *(shares_a_batch, asks_no_world_size, sees_each_sample_once, keeps_no_state)
         ],

@@ -20,17 +20,3 @@ def save_while_training(rank: int, world_size: int, folder: str) -> float:
     found = dealt(world_size, torch.zeros(2**20, 4))
     dcp.load({"weight": found}, checkpoint_id=folder)
     return found.to_local().max().item()
-
-
-def save_parts(rank: int, world_size: int, folder: str) -> list[list[float]]:
-    """Each rank writes its rows of a table of 6 × 2 numbers; returns them."""
-    table = dealt(world_size, torch.arange(12.0).reshape(6, 2))
-    dcp.save({"table": table}, checkpoint_id=folder)
-    return table.to_local().tolist()
-
-
-def load_parts(rank: int, world_size: int, folder: str) -> list[list[float]]:
-    """Each rank reads its rows of the table from a folder, whoever wrote it."""
-    table = dealt(world_size, torch.zeros(6, 2))
-    dcp.load({"table": table}, checkpoint_id=folder)
-    return table.to_local().tolist()

@@ -13,22 +13,24 @@ from torch.distributed import distributed_c10d
 
 
 def run_with_limit(
-    rank: int, world_size: int, folder: str, job: Callable, *given: Any, limit: float = 5.0
+    rank: int, world_size: int, folder: str, job: Callable, *given: Any, limit: float = 3.0
 ) -> None:
     """Run `job` in a group whose calls wait for `limit` seconds, and leave a record."""
     store = dist.FileStore(f"{folder}/store", world_size)
     who = {"store": store, "rank": rank, "world_size": world_size}
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit), **who)
+    stay = 1.5 * limit  # the others must not lose this rank
     try:
         job(rank, world_size, *given)
         print("has ended")
     except RuntimeError as error:
         print(error)
+        stay = 0.5 * limit
     Path(folder, f"rank_{rank}").write_bytes(flight_record())
     store.set(f"written by {rank}", "")
     written = [f"written by {other}" for other in range(world_size)]
-    with suppress(RuntimeError):  # stay a while: the others must not lose this rank
-        store.wait(written, timedelta(seconds=1.5 * limit))
+    with suppress(RuntimeError):
+        store.wait(written, timedelta(seconds=stay))
 
 
 def flight_record() -> bytes:
