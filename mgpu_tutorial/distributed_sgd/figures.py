@@ -9,7 +9,6 @@ from torch.nn.utils import vector_to_parameters
 from torch.optim import SGD
 
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.distributed_sgd import training
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters, new_model
 from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.measure import largest_difference
@@ -90,18 +89,6 @@ def training_table(report: Report) -> Table:
     header = ["epoch", *(f"rank {r}" for r in range(report.world_size)), "all samples"]
     rows = [[epoch, *(f"{loss:.3f}" for loss in row)] for epoch, row in enumerate(losses)]
     return Table(header, rows[::2])
-
-
-def rounding() -> Table:
-    """Are three ranks near one process after an epoch, in float32 and in float64?"""
-    rows = []
-    for double, limit in (False, 1e-3), (True, 1e-13):
-        run = {"epochs": 1, "lr": 0.1, "double": double}
-        one, three = (launch(training.train, n, **run).results[0][1] for n in (1, 3))
-        far = distance([three], one)
-        near = f"below {limit:.0e}" if far < limit else f"{far:.0e}"
-        rows.append([str(one.dtype).removeprefix("torch."), near])
-    return Table(["trained in", "three ranks from one process"], rows)
 
 
 def learning_rates() -> Table:
