@@ -13,22 +13,18 @@ from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 
 def gives_rows(scatter: Callable) -> None:
-    """give each device its rows of the batch, in order"""
-    for samples, count in (6, 3), (10, 4):
+    """give each device its rows of the batch, in order, in pieces as chunk cuts them"""
+    for samples, count in (6, 3), (10, 4), (10, 8):
         several, batch = devices(count), torch.arange(2.0 * samples).view(samples, 2)
         pieces = scatter(batch, several)
+        expect(pieces is None, False, "nothing was returned")
         what = f"{samples} samples on {count} devices"
-        _expect_devices(pieces, several, f"{what}: the devices of the pieces")
+        wanted = [str(device) for device, _ in zip(several, pieces, strict=False)]
+        expect(str([str(p.device) for p in pieces]), str(wanted), f"{what}: the devices")
         expect(torch.cat([p.cpu() for p in pieces]), batch, f"{what}: all rows")
-        size = -(-samples // count)
-        lengths = [min(size, samples - i) for i in range(0, samples, size)]
-        expect(_lengths(pieces), str(lengths), f"{what}: the rows of each piece")
-
-
-def leaves_devices_idle(scatter: Callable) -> None:
-    """cut 10 samples for 8 devices into five pieces, as chunk does"""
-    pieces = scatter(torch.zeros(10, 2), devices(8))
-    expect(_lengths(pieces), "[2, 2, 2, 2, 2]", "the rows of each piece")
+        lengths = [len(piece) for piece in batch.chunk(count)]
+        found = str([len(piece) for piece in pieces])
+        expect(found, str(lengths), f"{what}: the rows of each piece")
 
 
 def gives_gradients_back(scatter: Callable) -> None:
@@ -150,20 +146,10 @@ def _expect_near(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
     assert far < 1e-4, f"{what} is {far:.2g} away from that of one process"
 
 
-def _expect_devices(pieces: list, several: tuple, what: str) -> None:
-    expect(pieces is None, False, "nothing was returned")
-    wanted = ", ".join(str(device) for device, _ in zip(several, pieces, strict=False))
-    expect(", ".join(str(piece.device) for piece in pieces), wanted, what)
-
-
-def _lengths(pieces: list[torch.Tensor]) -> str:
-    return str([len(piece) for piece in pieces])
-
-
 build = Builder(
     "data_parallel",
     {
-        wrapper.scatter: [gives_rows, leaves_devices_idle, gives_gradients_back],
+        wrapper.scatter: [gives_rows, gives_gradients_back],
         wrapper.gather: [joins_rows, makes_a_vector, sends_gradients_back],
         sync.sync_batch_norm: [normalises_together, goes_back, sends_once],
     },

@@ -1,16 +1,8 @@
 """Two wrappers on the way to DistributedDataParallel, as the reader of 07 builds them.
 
-Each holds a replica of a module on every rank, starts it from rank 0's values and leaves
-the mean gradient over all ranks behind. They differ in when they send, and in how much at
-once. Use them like `torch.nn.parallel.DistributedDataParallel`, with one line more:
-
-    model = BucketedDDP(module)
-    loss(model(inputs)).backward()
-    model.finish_gradient_synchronization()
-    optimizer.step()
-
-In every backward each rank uses all parameters that are trained, and after every backward
-it calls `finish_gradient_synchronization`. The parameters of a bucket have one dtype.
+Each starts a replica of a module on every rank from rank 0's values and leaves the mean
+gradient over all ranks behind, after `finish_gradient_synchronization`. In every backward
+each rank uses all parameters that are trained; those of a bucket have one dtype.
 """
 
 from typing import Any

@@ -5,7 +5,13 @@
 """
 
 import argparse
+import itertools
+import os
+import signal
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +20,6 @@ from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
 from mgpu_tutorial.shared import checkpoint
-from mgpu_tutorial.survival import accidents
 
 STEPS, SAVE_EVERY = 12, 3
 
@@ -48,7 +53,7 @@ def train(
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
         optimizer.step()
         if accident and (step, rank) == (7, 1):
-            accidents.die_once()
+            die_once()
 
     return resume_or_start(f"{folder}/run.pt", model, optimizer, take_step, steps)
 
@@ -58,6 +63,23 @@ def batch_of(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     lot = torch.Generator().manual_seed(1000 * step + rank)
     inputs = torch.randn(16, 8, generator=lot)
     return inputs, inputs.square().sum(dim=1, keepdim=True)
+
+
+def die_once() -> None:
+    """In its first life under torchrun this process kills itself."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_call(number: int) -> None:
+    """This process kills itself at its next call number `number`, in Python or in C."""
+    calls = itertools.count(1)
+
+    def count(frame: FrameType, event: str, function: Any) -> None:
+        if event in ("call", "c_call") and next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import torch
 from mgpu_tutorial.lab import RankFailed, Table, launch
 from mgpu_tutorial.processes_and_ranks.meeting import free_port
 from mgpu_tutorial.shared.cost_model.failures import best_interval
-from mgpu_tutorial.survival import accidents, elastic, order
+from mgpu_tutorial.survival import elastic, order
 from mgpu_tutorial.when_it_breaks.figures import shell
 
 BETWEEN = 54 * 24 * 60 / 419  # minutes between two interruptions of Llama 3's training
@@ -55,7 +55,7 @@ def train_and_die(
     """A life of a training of 60 steps, in which one rank dies at one of its calls."""
     elastic.resume_or_start = resume  # in this process only
     if rank == victim:
-        accidents.die_at_call(call)
+        elastic.die_at_call(call)
     elastic.train(rank, world_size, folder, steps=60)
 
 

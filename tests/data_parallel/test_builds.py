@@ -9,7 +9,7 @@ BY_SIZE = """size = -(-len(batch) // len(devices))
 PIECES = "batch.chunk(len(devices))"
 SCATTER = [
     ("pieces =…", BY_SIZE),
-    ("place(piece, device)", "piece", "the devices of the pieces: 'cpu"),
+    ("place(piece, device)", "piece", "3 devices: the devices: "),
     (PIECES, "[batch[r :: len(devices)] for r in range(len(devices))]", "all rows"),
     (PIECES, "batch.tensor_split(len(devices))", "10 samples on 4 devices: the rows of each"),
     (PIECES, "batch.detach().chunk(len(devices))", "does not require grad"),

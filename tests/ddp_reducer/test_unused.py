@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_reducer import unused
+from mgpu_tutorial.ddp_reducer import reducer
 from mgpu_tutorial.lab import RankFailed
 
 NOBODY, FIRST_ONLY = (None, None), (1.0, None)
@@ -26,20 +26,20 @@ NOBODY, FIRST_ONLY = (None, None), (1.0, None)
 )
 def test_the_cures_for_unused_parameters(ranks, second, options, gradients):
     for steps in (1, 2, 3):
-        report = ranks(2, unused.train_two_heads, second, steps, **options)
+        report = ranks(2, reducer.train_two_heads, second, steps, **options)
         assert report.results == [gradients] * 2
 
 
 def test_in_the_next_step_the_other_rank_raises(ranks):
     says = "rank 1 raised RuntimeError: Expected to have"
     with pytest.raises(RankFailed, match=says) as caught:
-        ranks(2, unused.train_two_heads, FIRST_ONLY)
+        ranks(2, reducer.train_two_heads, FIRST_ONLY)
     assert caught.value.report.stdout[0] == "forward 0 done\n"
 
 
 def use_in_turn(rank, world_size, *seconds, **options):
     """The gradients of the first head's bias, after each step with its `second`."""
-    model = DistributedDataParallel(unused.TwoHeads(), **options)
+    model = DistributedDataParallel(reducer.TwoHeads(), **options)
     gradients = []
     for second in seconds:
         model.zero_grad()
