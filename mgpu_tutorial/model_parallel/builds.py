@@ -1,7 +1,9 @@
 """What the split ResNet-50 and the order of its micro-batches must do."""
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
+from itertools import product
 from unittest import mock
 
 import torch
@@ -11,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from mgpu_tutorial.lab.devices import devices
 from mgpu_tutorial.lab.teach.build import Builder, expect
 from mgpu_tutorial.model_parallel import micro_batches, split_resnet
-from mgpu_tutorial.model_parallel.resnet_cuts import cut_units, units
-from mgpu_tutorial.model_parallel.tasks import in_order
+from mgpu_tutorial.model_parallel.chart import in_order
+from mgpu_tutorial.model_parallel.split_resnet import cut_units, units
 from mgpu_tutorial.shared.vision import torchvision
 
 CUTS = ["layer1.0", "layer3.0", "fc"]
@@ -23,20 +25,17 @@ CUTS = ["layer1.0", "layer3.0", "fc"]
 def has_stages_on_devices(model_class: Callable) -> None:
     """keep each stage on its device, and nothing of it elsewhere"""
     for cuts in ["layer3.0"], CUTS:
-        several = devices(len(cuts) + 1)
         own = units(_new(model_class, cuts))
-        for s, names in enumerate(cut_units(cuts)):
+        for device, names in zip(devices(len(cuts) + 1), cut_units(cuts), strict=True):
             for name in names:
                 for key, tensor in own[name].state_dict().items():
                     what = f"cut before {', '.join(cuts)}: the device of {name}'s {key}"
-                    expect(str(tensor.device), str(several[s]), what)
+                    expect(str(tensor.device), str(device), what)
 
 
 def keeps_names(model_class: Callable) -> None:
     """have the names and shapes of torchvision's ResNet-50"""
-    with torch.device("meta"):
-        whole = torchvision.models.resnet50(num_classes=10).state_dict()
-    found = _new(model_class, ["layer3.0"]).state_dict()
+    whole, found = _whole().state_dict(), _new(model_class, CUTS).state_dict()
     expect(sorted(found), sorted(whole), "the names in the state_dict")
     for name, tensor in found.items():
         expect(list(tensor.shape), list(whole[name].shape), f"the shape of {name}")
@@ -44,30 +43,35 @@ def keeps_names(model_class: Callable) -> None:
 
 def computes_as_one(model_class: Callable) -> None:
     """give the whole network's output on the last device"""
-    _, _, output, wanted = _both(model_class, CUTS)
+    _, output, wanted = _outputs(model_class)
     expect(str(output.device), str(devices(4)[-1]), "the device of the output")
     expect(output.detach().cpu(), wanted.detach(), "the output", within=1e-9)
 
 
 def goes_back_as_one(model_class: Callable) -> None:
     """leave all 161 gradients of the whole network"""
-    split, whole, *outputs = _both(model_class, ["layer3.0"])
+    split, *outputs = _outputs(model_class)
+    _whole().zero_grad()
     for output in outputs:
         cross_entropy(output.cpu(), torch.arange(2)).backward()
-    for name, wanted in whole.named_parameters():
+    for name, wanted in _whole().named_parameters():
         found = split.get_parameter(name).grad
         assert found is not None, f"the gradient of {name}: there is none"
         within = 1e-9 * wanted.grad.abs().max().item()
         expect(found.cpu(), wanted.grad, f"the gradient of {name}", within)
 
 
-def _both(model_class: Callable, cuts: list[str]):
-    """The split network and the whole one in float64, and what they put out."""
-    whole = torchvision.models.resnet50(num_classes=10).double()
-    split = _new(model_class, cuts).double()
-    split.load_state_dict(whole.state_dict())
+@functools.cache
+def _whole() -> nn.Module:
+    return torchvision.models.resnet50(num_classes=10).double()
+
+
+def _outputs(model_class: Callable) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """The network split into four, with the weights of the whole one, and both outputs."""
+    split = _new(model_class, CUTS).double()
+    split.load_state_dict(_whole().state_dict())
     images = torch.randn(2, 3, 40, 40, dtype=torch.float64)
-    return split, whole, split(images.to(devices(2)[0])), whole(images)
+    return split, split(images.to(devices(4)[0])), _whole()(images)
 
 
 def _new(model_class: Callable, cuts: Sequence[str]) -> nn.Module:
@@ -79,9 +83,12 @@ def _new(model_class: Callable, cuts: Sequence[str]) -> nn.Module:
 
 # forward_backward
 
+IMAGES = torch.linspace(-2, 3, 48, dtype=torch.float64).view(12, 4)
+LABELS = torch.arange(12) % 4
+
 
 class Stages(nn.Module):
-    """Linear stages on the CPU in float64; `first` is called before each forward of one."""
+    """Linear stages on the CPU in float64."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -91,46 +98,39 @@ class Stages(nn.Module):
 
 
 def _stepped(
-    forward_backward: Callable, count: int, micro: int, watch: Callable | None = None
+    forward_backward: Callable, count: int, micro: int, watch: Callable = lambda s: None
 ) -> micro_batches.MicroBatchStep:
+    """A step of `count` stages; `watch(s)` is called before each forward of stage s."""
     model = Stages(count)
-    if watch:
-        for s, stage in enumerate(model.stages):
-            stage.register_forward_pre_hook(lambda *_, s=s: watch(s))
-    images = torch.linspace(-2, 3, 48, dtype=torch.float64).view(12, 4)
-    step = micro_batches.MicroBatchStep(model, images, torch.arange(12) % 4, micro)
+    for s, stage in enumerate(model.stages):
+        stage.register_forward_pre_hook(lambda *_, s=s: watch(s))
+    step = micro_batches.MicroBatchStep(model, IMAGES, LABELS, micro)
     try:
         forward_backward(step)
     finally:
-        for thread in step.threads:
-            thread.shutdown()
-    step.finish()
+        step.finish()
     return step
 
 
 def has_the_gradients_of_one(forward_backward: Callable) -> None:
     """leave the gradients of one process, for 1 to 4 stages and micro-batches"""
-    for count in range(1, 5):
+    for count, micro in product(range(1, 5), repeat=2):
         one = Stages(count)
-        images = torch.linspace(-2, 3, 48, dtype=torch.float64).view(12, 4)
-        cross_entropy(nn.Sequential(*one.stages)(images), torch.arange(12) % 4).backward()
-        for micro in range(1, 5):
-            step = _stepped(forward_backward, count, micro)
-            what = f"{count} stage(s), {micro} micro-batch(es): the tasks"
-            expect(len(step.tasks), 2 * count * micro, what)
-            for s, (stage, other) in enumerate(
-                zip(step.model.stages, one.stages, strict=True)
-            ):
-                what = f"{count} stage(s), {micro} micro-batch(es): stage {s}'s gradient"
-                expect(stage.weight.grad, other.weight.grad, what, within=1e-12)
+        cross_entropy(nn.Sequential(*one.stages)(IMAGES), LABELS).backward()
+        step = _stepped(forward_backward, count, micro)
+        what = f"{count} stage(s), {micro} micro-batch(es):"
+        expect(len(step.tasks), 2 * count * micro, f"{what} the tasks")
+        for s, (found, wanted) in enumerate(zip(step.model.stages, one.stages, strict=True)):
+            gradients = found.weight.grad, wanted.weight.grad
+            expect(*gradients, f"{what} stage {s}'s gradient", within=1e-12)
 
 
 def goes_forward_first(forward_backward: Callable) -> None:
     """let each device do all its forwards before its first backward, in order"""
     step = _stepped(forward_backward, 3, 4)
     for row in range(3):
-        wanted = " ".join(f"{kind}{i}" for kind in "FB" for i in range(4))
-        expect(" ".join(in_order(step.tasks, row)), wanted, f"the order of device {row}")
+        order = " ".join(in_order(step.tasks, row))
+        expect(order, "F0 F1 F2 F3 B0 B1 B2 B3", f"the order of device {row}")
 
 
 def lets_devices_work_at_once(forward_backward: Callable) -> None:

@@ -9,26 +9,24 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mgpu_tutorial.lab import Ledger, Table, devices
+from mgpu_tutorial.lab import Ledger, Table
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.words import bytes_text
+from mgpu_tutorial.model_parallel.chart import Task, duration
 from mgpu_tutorial.model_parallel.micro_batches import (
     MicroBatchStep,
     forward_backward,
     take_step,
 )
-from mgpu_tutorial.model_parallel.resnet_cuts import UNITS, cut_units, units
-from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50, unsplit_step
-from mgpu_tutorial.model_parallel.tasks import Task, duration
+from mgpu_tutorial.model_parallel.split_resnet import UNITS, cut_units, units
 from mgpu_tutorial.shared.vision import torchvision
-
-SGD_BYTES = 12  # a parameter in training: weight, gradient and momentum, float32 each
 
 
 class Unit(NamedTuple):
@@ -49,8 +47,8 @@ class Unit(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Bytes in training, with SGD and momentum."""
-        return SGD_BYTES * self.parameters + self.activation_bytes
+        """Bytes in training: of a parameter weight, gradient and momentum, float32 each."""
+        return 12 * self.parameters + self.activation_bytes
 
 
 @functools.cache
@@ -80,8 +78,8 @@ def stage_costs(measured: Mapping[str, Unit], cuts: Sequence[str]) -> list[Unit]
     for names in cut_units(cuts):
         stage = [measured[name] for name in names]
         saved = {key: nbytes for unit in stage for key, nbytes in unit.saved.items()}
-        parameters, flops = (sum(column) for column in list(zip(*stage, strict=True))[:2])
-        costs.append(Unit(parameters, flops, saved, stage[-1].output_bytes))
+        sums = sum(unit.parameters for unit in stage), sum(unit.flops for unit in stage)
+        costs.append(Unit(*sums, saved, stage[-1].output_bytes))
     return costs
 
 
@@ -91,20 +89,15 @@ def most_work(measured: Mapping[str, Unit], cuts: Sequence[str]) -> float:
     return max(work) / sum(work)
 
 
-def best_cuts(measured: Mapping[str, Unit]) -> dict[str, str]:
-    """The best single cut for each aim: the smallest worst device, or the fewest bytes."""
+def best_cuts(measured: Mapping[str, Unit]) -> list[str]:
+    """The single cut with the smallest worst memory, the least work of a device, the fewest
+    bytes sent."""
     pairs = {name: stage_costs(measured, [name]) for name in UNITS[1:]}
-    return {
-        "memory": min(pairs, key=lambda name: max(stage.memory for stage in pairs[name])),
-        "balance": min(pairs, key=lambda name: max(stage.flops for stage in pairs[name])),
-        "traffic": min(pairs, key=lambda name: pairs[name][0].output_bytes),
-    }
-
-
-def best_table(*batches: tuple[int, int]) -> Table:
-    """The best cut for each aim, by size of the batch and of the images."""
-    best = [(*batch, *best_cuts(measure(*batch)).values()) for batch in batches]
-    return Table(["batch", "image size", "memory", "balance", "traffic"], best)
+    return [
+        min(pairs, key=lambda name: max(stage.memory for stage in pairs[name])),
+        min(pairs, key=lambda name: max(stage.flops for stage in pairs[name])),
+        min(pairs, key=lambda name: pairs[name][0].output_bytes),
+    ]
 
 
 def cut_table(measured: Mapping[str, Unit]) -> Table:
@@ -121,32 +114,28 @@ def cut_table(measured: Mapping[str, Unit]) -> Table:
     return Table([*header, "fuller device", "work 0", "sends"], rows)
 
 
-def steps_alone(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micros: Sequence[int]
-) -> dict[int, list[Task]]:
-    """Steps as devices that share nothing would run them, by number of micro-batches.
+class StepAlone(MicroBatchStep):
+    """A step whose tasks run one after the other, timed by the processor's clock, which
+    stands still while other programs run."""
 
-    Their tasks are computed one after the other, each timed by the processor's clock, which
-    stands still while other programs run (on a GPU by the usual one), and then laid out.
-    Returns the shortest of three.
-    """
-    on_gpu = any(device.type == "cuda" for device in model.devices)
-    steps: dict[int, list[list[Task]]] = defaultdict(list)
-    for micro in [*micros] * 3:
-        step = MicroBatchStep(model, images, labels, micro)
-        step.clock = time.perf_counter if on_gpu else time.process_time
-        step.queue = functools.partial(_at_once, step)
+    clock = staticmethod(time.process_time)
+
+    def queue(self, task: Callable, s: int, i: int, after: Future | None = None) -> Future:
+        done = Future()
+        done.set_result(self.call(task, s, i, after))
+        return done
+
+
+def step_alone(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
+) -> list[Task]:
+    """A step as devices that share nothing would run it: the shorter of two."""
+    taken = []
+    for _ in range(2):
+        step = StepAlone(model, images, labels, micro)
         forward_backward(step)
-        steps[micro].append(lay_out(step.tasks))
-    return {micro: min(taken, key=duration) for micro, taken in steps.items()}
-
-
-def _at_once(
-    step: MicroBatchStep, task: Callable, s: int, i: int, after: Future | None
-) -> Future:
-    done = Future()
-    done.set_result(step.call(task, s, i, after))
-    return done
+        taken.append(lay_out(step.tasks))
+    return min(taken, key=duration)
 
 
 def lay_out(tasks: Iterable[Task]) -> list[Task]:
@@ -167,39 +156,33 @@ def lay_out(tasks: Iterable[Task]) -> list[Task]:
     return placed
 
 
-def step_table(steps: Mapping[str, Mapping[int, Sequence[Task]]]) -> Table:
-    """For each kind of images and number of micro-batches the milliseconds of a step.
-
-    The work of each of the two devices; the step if its slots were equal; the step.
-    """
+def step_table(steps: Mapping[tuple[str, int], Sequence[Task]]) -> Table:
+    """By images and number of micro-batches: milliseconds of work, and of the step."""
     rows = []
-    for images, by_number in steps.items():
-        for micro, tasks in sorted(by_number.items()):
-            busy = [sum(t.end - t.begin for t in tasks if t.row == s) for s in (0, 1)]
-            slots = sum(busy) / (2 * micro) * (micro + 1)
-            seconds = *busy, slots, duration(tasks)
-            rows.append([images, micro, *(round(1e3 * value) for value in seconds)])
-    return Table(["ms", "m", "device 0 works", "device 1 works", "equal slots", "step"], rows)
+    for (images, micro), tasks in steps.items():
+        busy = [sum(t.end - t.begin for t in tasks if t.row == s) for s in (0, 1)]
+        rows.append([images, micro, *(round(1e3 * s) for s in (*busy, duration(tasks)))])
+    return Table(["ms", "m", "device 0 works", "device 1 works", "step"], rows)
 
 
-def equality(start: Mapping, images: torch.Tensor, labels: torch.Tensor) -> Table:
-    """How many of the split model's gradients, of four micro-batches, are one device's.
+def equality(split: nn.Module, start: Mapping, *batch: torch.Tensor) -> Table:
+    """How many of the split network's gradients, of four micro-batches, are the whole one's.
 
-    In float64; one device takes the same micro-batches, and then the batch at once.
+    In float64; the whole one, a single stage, takes the same micro-batches, or the batch.
     """
-    images, where = images.double(), devices(2)
+    images, labels = batch[0].double(), batch[1]
+    whole = torchvision.models.resnet50().double().to(split.devices[0])
+    one_stage = SimpleNamespace(stages=[whole], devices=split.devices[:1])
 
-    def after(take: Callable, network: nn.Module, micro: int) -> list[torch.Tensor]:
-        network.double().load_state_dict(start)
-        take(network, images, labels, micro)
+    def gradients(network: nn.Module, in_stages: Any, micro: int) -> list[torch.Tensor]:
+        network.load_state_dict(start)
+        network.zero_grad()
+        take_step(in_stages, images, labels, micro)
         return [p.grad.cpu() for p in network.parameters()]
 
-    split, rows = after(take_step, ModelParallelResNet50(where), 4), []
+    found, rows = gradients(split.double(), split, 4), []
     for how, micro in (("in the same four micro-batches", 4), ("at once", 1)):
-        one = after(unsplit_step, torchvision.models.resnet50().to(images.device), micro)
-        far = [
-            largest_difference(a, b) / b.abs().max().item()
-            for a, b in zip(split, one, strict=True)
-        ]
-        rows.append([how, f"{sum(share < 1e-9 for share in far)} of {len(far)}"])
+        pairs = zip(found, gradients(whole, one_stage, micro), strict=True)
+        near = [largest_difference(a, b) < 1e-9 * b.abs().max().item() for a, b in pairs]
+        rows.append([how, f"{sum(near)} of {len(near)}"])
     return Table(["one device takes them", "gradients within rounding"], rows)

@@ -12,29 +12,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.model_parallel.tasks import Task
-
-
-def split(
-    images: torch.Tensor, labels: torch.Tensor, micro: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """`micro` equal micro-batches; ValueError where the batch does not divide."""
-    batch = len(images)
-    if micro < 1 or batch % micro:
-        fit = ", ".join(str(m) for m in range(1, batch + 1) if batch % m == 0)
-        raise ValueError(
-            f"a batch of {batch} does not divide into {micro} equal micro-batches, and the "
-            f"mean of unequal ones is not the mean of the batch. Use {fit}."
-        )
-    return list(zip(images.chunk(micro), labels.chunk(micro), strict=True))
+from mgpu_tutorial.model_parallel.chart import Task
 
 
 class MicroBatchStep:
     """One training step of a model in stages, with a thread for each device.
 
-    `parts` are the micro-batches. `saved[s, i]` keeps input and output of stage s and
-    micro-batch i from their forward to their backward. `done` notes for the chart what
-    each device did when.
+    `parts` are the micro-batches, all as large: the mean of others is not that of the batch.
+    `saved[s, i]` keeps input and output of stage s and micro-batch i from their forward to
+    their backward. `tasks` notes for the chart what each device did when.
     """
 
     clock = staticmethod(time.perf_counter)
@@ -42,18 +28,19 @@ class MicroBatchStep:
     def __init__(
         self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
     ) -> None:
-        self.model, self.parts = model, split(images, labels, micro)
+        self.model = model
+        equal = (whole.unflatten(0, (micro, -1)) for whole in (images, labels))
+        self.parts = list(zip(*equal, strict=True))
         self.threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
         self.saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.losses: list[torch.Tensor] = []
         self.futures: list[Future] = []
-        self.done: list[tuple] = []
+        self.tasks: list[Task] = []
 
     def queue(self, task: Callable, s: int, i: int, after: Future | None = None) -> Future:
         """Device s will call `task`, with the result of `after`; returns at once."""
-        future = self.threads[s].submit(self.call, task, s, i, after)
-        self.futures.append(future)
-        return future
+        self.futures.append(self.threads[s].submit(self.call, task, s, i, after))
+        return self.futures[-1]
 
     def call(
         self, task: Callable, s: int, i: int, after: Future | None
@@ -63,13 +50,9 @@ class MicroBatchStep:
         passed_on = task(self, s, i, received)
         if self.model.devices[s].type == "cuda":  # a GPU works on after its call returned
             torch.cuda.synchronize(self.model.devices[s])
-        self.done.append((task, s, i, begin, self.clock()))
+        kind = {forward_stage: "F", backward_stage: "B"}[task]
+        self.tasks.append(Task(s, s, kind, i, begin, self.clock()))
         return passed_on
-
-    @property
-    def tasks(self) -> list[Task]:
-        kinds = {forward_stage: "F", backward_stage: "B"}
-        return [Task(s, s, kinds[task], *when) for task, s, *when in self.done]
 
     def finish(self) -> None:
         """Wait until the queues are empty, and raise here what a task raised."""

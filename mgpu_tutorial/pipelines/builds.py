@@ -1,9 +1,11 @@
 """What GPipe on ranks and the order of 1F1B must do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import accumulate, product
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
-from mgpu_tutorial.model_parallel.tasks import in_order, pipeline_steps
+from mgpu_tutorial.model_parallel.chart import duration, in_order, pipeline_steps
+from mgpu_tutorial.model_parallel.figures import lay_out
 from mgpu_tutorial.pipelines import figures, stages
 from mgpu_tutorial.pipelines.work import Pauses
 
@@ -53,70 +55,50 @@ def sends_at_once(run: Callable) -> None:
 
 def does_each_once(order_of: Callable) -> None:
     """go forward and then backward through each micro-batch once, in their order"""
-    for ranks, micro in SIZES:
-        for rank, order in _orders(order_of, ranks, micro):
-            what = f"rank {rank} of {ranks}, {micro} micro-batch(es)"
-            for kind in "FB":
-                found = " ".join(name for name in order if str(name)[0] == kind)
-                wanted = " ".join(f"{kind}{i}" for i in range(micro))
-                expect(found, wanted, f"{what}: every {kind}")
-            expect(len(order), 2 * micro, f"{what}: the names in the list")
+    for ranks, micro, rank, order in _orders(order_of):
+        what = f"rank {rank} of {ranks}, {micro} micro-batch(es)"
+        for kind in "FB":
+            found = " ".join(name for name in order if str(name)[0] == kind)
+            wanted = " ".join(f"{kind}{i}" for i in range(micro))
+            expect(found, wanted, f"{what}: every {kind}")
+        expect(len(order), 2 * micro, f"{what}: the names in the list")
 
 
 def alternates_on_the_last(order_of: Callable) -> None:
     """alternate on the last rank: F0 B0 F1 B1"""
-    for ranks, micro in SIZES:
-        wanted = " ".join(f"F{i} B{i}" for i in range(micro))
-        found = " ".join(order_of(ranks - 1, ranks, micro))
-        expect(found, wanted, f"rank {ranks - 1} of {ranks}")
+    for ranks, micro, rank, order in _orders(order_of):
+        if rank == ranks - 1:
+            wanted = " ".join(f"F{i} B{i}" for i in range(micro))
+            expect(" ".join(order), wanted, f"rank {rank} of {ranks}")
 
 
 def holds_few(order_of: Callable) -> None:
     """hold at most p − r micro-batches on rank r of p"""
-    for ranks, micro in SIZES:
-        for rank, order in _orders(order_of, ranks, micro):
-            held = [0]
-            for name in order:
-                held.append(held[-1] + (1 if name[0] == "F" else -1))
-            what = f"rank {rank} of {ranks}, {micro} micro-batch(es)"
-            assert max(held) <= ranks - rank, f"{what}: held at most {max(held)}"
+    for ranks, micro, rank, order in _orders(order_of):
+        held = max(accumulate(1 if name[0] == "F" else -1 for name in order))
+        what = f"rank {rank} of {ranks}, {micro} micro-batch(es)"
+        assert held <= ranks - rank, f"{what}: held at most {held}"
 
 
 def takes_the_time_of_gpipe(order_of: Callable) -> None:
     """take 3 (m + p − 1) slots where a backward takes two"""
-    for ranks, micro in SIZES:
-        orders = [order for _, order in _orders(order_of, ranks, micro)]
-        what = f"{ranks} rank(s), {micro} micro-batch(es): the slots"
-        expect(_slots(orders, what), 3 * (micro + ranks - 1), what)
+    for ranks, micro in (2, 3), (4, 2), (4, 6):
+        given = Pauses(ranks, 0.0), micro, order_of, stages.isend
+        (tasks,) = pipeline_steps(launch(stages.run_in_order, ranks, *given, trace=True))
+        tasks = sorted(tasks, key=lambda task: task.begin)
+        slots = lay_out(task._replace(begin=0, end=1 + (task.kind == "B")) for task in tasks)
+        what = f"{ranks} ranks, {micro} micro-batches: the slots"
+        expect(duration(slots), 3 * (micro + ranks - 1), what)
 
 
-def _orders(order_of: Callable, ranks: int, micro: int) -> list[tuple[int, list[str]]]:
-    orders = [(rank, order_of(rank, ranks, micro)) for rank in range(ranks)]
-    for rank, order in orders:
-        assert isinstance(order, list), f"rank {rank} of {ranks}: {order!r} is no list"
-    return orders
+def _orders(order_of: Callable) -> Iterator[tuple[int, int, int, list[str]]]:
+    """Ranks, micro-batches, a rank and its order, for all small numbers of both."""
+    for ranks, micro in product(range(1, 5), (1, 2, 3, 4, 5, 8)):
+        for rank in range(ranks):
+            order = order_of(rank, ranks, micro)
+            assert isinstance(order, list), f"rank {rank} of {ranks}: {order!r} is no list"
+            yield ranks, micro, rank, order
 
-
-def _slots(orders: Sequence[Sequence[str]], what: str) -> int:
-    """When all ranks are done, if each takes its tasks in order, as soon as it can."""
-    last, places, free = len(orders) - 1, [0] * len(orders), [0] * len(orders)
-    done: dict[tuple[str, int], int] = {}
-    while any(place < len(order) for place, order in zip(places, orders, strict=True)):
-        before = list(places)
-        for rank, order in enumerate(orders):
-            name = order[places[rank]] if places[rank] < len(order) else ""
-            ends = {"F": 0, "B": last}.get(name[:1])  # there nothing is waited for
-            neighbour = rank + (-1 if name[:1] == "F" else 1)
-            waits_for = (name, neighbour) if rank != ends else (f"F{name[1:]}", rank)
-            if name and (name[0] == "F" and rank == 0 or waits_for in done):
-                begin = max(free[rank], done.get(waits_for, 0))
-                free[rank] = done[name, rank] = begin + (1 if name[0] == "F" else 2)
-                places[rank] += 1
-        assert places != before, f"{what}: all ranks wait for one another"
-    return max(free)
-
-
-SIZES = [(p, m) for p in range(1, 5) for m in (1, 2, 3, 4, 5, 8)]
 
 build = Builder(
     "pipelines",

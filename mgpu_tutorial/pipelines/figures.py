@@ -1,6 +1,8 @@
 """Apparatus, not the lesson: pipelines timed and shown, and one process beside them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,35 +12,10 @@ from torch.distributed.pipelining import PipelineStage
 
 from mgpu_tutorial.lab import frame, launch, span
 from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.model_parallel.chart import Task, duration, in_order, pipeline_steps
 from mgpu_tutorial.model_parallel.figures import lay_out
-from mgpu_tutorial.model_parallel.tasks import (
-    Task,
-    duration,
-    fastest_step,
-    in_flight,
-    pipeline_steps,
-)
 from mgpu_tutorial.pipelines.schedules import build_pipeline
 from mgpu_tutorial.pipelines.work import Pauses, Work
-
-
-def measure_schedule(
-    rank: int, world_size: int, schedule: str, micro: int, work: Work, repeats: int = 2
-) -> None:
-    """Take steps in the order of one of PyTorch's schedules, each in a span."""
-    stages, runner = build_pipeline(work, schedule, micro, rank, world_size)
-    inputs, targets = work.batch(micro)
-    for stage in stages:
-        mark(stage)
-    # the first stage's rank puts the batch in, the last stage's rank needs the targets
-    given = [inputs] if stages[0].is_first else []
-    wanted = targets if stages[-1].is_last else None
-    for _ in range(repeats):
-        for stage in stages:
-            stage.submod.zero_grad()
-        dist.barrier()
-        with span("step"):
-            runner.step(*given, target=wanted)
 
 
 def measure_own(rank: int, world_size: int, run: Callable, *given: object) -> None:
@@ -49,33 +26,42 @@ def measure_own(rank: int, world_size: int, run: Callable, *given: object) -> No
             run(rank, world_size, *given)
 
 
+def measure_schedule(
+    rank: int, world_size: int, schedule: str, micro: int, work: Work
+) -> None:
+    """Take two steps in the order of one of PyTorch's schedules, each in a span."""
+    stages, runner = build_pipeline(work, schedule, micro, rank, world_size)
+    for stage in stages:
+        for kind, part in (("F", "forward"), ("B", "backward"), ("W", "backward_weight")):
+            call = getattr(stage, f"{part}_one_chunk")
+            setattr(stage, f"{part}_one_chunk", partial(in_span, stage, kind, call))
+    # the first stage's rank puts the batch in, the last stage's rank needs the targets
+    inputs, targets = work.batch(micro)
+    given = [inputs] if stages[0].is_first else []
+    wanted = targets if stages[-1].is_last else None
+
+    def step(rank: int, world_size: int) -> None:
+        for stage in stages:
+            stage.submod.zero_grad()
+        runner.step(*given, target=wanted)
+
+    measure_own(rank, world_size, step)
+
+
+def in_span(stage: PipelineStage, kind: str, call: Callable, i: int, *args: Any, **how: Any):
+    """What `stage` does with micro-batch i, inside a span for the pipeline chart."""
+    if kind == "B" and not how.get("full_backward", True):
+        kind = "I"
+    with span(f"{kind} {stage.stage_index} {i}"):
+        result = call(i, *args, **how)
+        if torch.cuda.is_initialized():  # a GPU works on after its call returned
+            torch.cuda.synchronize()
+    return result
+
+
 def timed(worker: Callable, *given: object) -> Sequence[Task]:
     """The tasks of the faster step of four ranks: the other lost more time to programs."""
-    return fastest_step(pipeline_steps(launch(worker, 4, *given, trace=True)))
-
-
-def mark(stage: PipelineStage) -> None:
-    """Put a span around each forward and backward of `stage`, for the pipeline chart."""
-
-    def wrap(name: str, kind: str) -> None:
-        original = getattr(stage, name)
-
-        def call(i: int, *args: Any, **kwargs: Any) -> Any:
-            is_half = kind == "B" and not kwargs.get("full_backward", True)
-            with span(f"{'I' if is_half else kind} {stage.stage_index} {i}"):
-                result = original(i, *args, **kwargs)
-                if torch.cuda.is_initialized():  # a GPU works on after its call returned
-                    torch.cuda.synchronize()
-            return result
-
-        setattr(stage, name, call)
-
-    wrap("forward_one_chunk", "F")
-    wrap("backward_one_chunk", "B")
-    wrap("backward_weight_one_chunk", "W")
-
-
-# Slot by slot
+    return min(pipeline_steps(launch(worker, 4, *given, trace=True)), key=duration)
 
 
 def in_slots(worker: Callable, *given: object, ranks: int = 4, micro: int = 5) -> Report:
@@ -110,25 +96,26 @@ def note_slots(rank: int, world_size: int, tasks: Sequence[Task]) -> None:
             del held[f"holds {task.micro}"]
 
 
-# What was held, and what one process computes
-
-
 def held(tasks: Sequence[Task]) -> str:
-    """The most micro-batches that each rank held; of several stages each counts its part."""
+    """The most micro-batches that each rank held, forward done and backward (or I) not yet.
+
+    Of several stages each counts its part.
+    """
     rows = sorted({task.row for task in tasks})
     stages = len({task.stage for task in tasks}) // len(rows)
-    return ", ".join(f"{in_flight(tasks, row) / stages:g}" for row in rows)
+    counts = {"F": 1, "B": -1, "I": -1, "W": 0}
+    most = [max(accumulate(counts[name[0]] for name in in_order(tasks, row))) for row in rows]
+    return ", ".join(f"{number / stages:g}" for number in most)
 
 
 def beside_one(results: Sequence[tuple], work: Work, micro: int) -> str:
     """How many of the ranks' gradients are those of one process."""
     alone = gradients_alone(work, len(results), micro)
-    pairs = [
-        pair
+    near = [
+        (a - b).norm() <= 1e-4 * b.norm()
         for (_, found), one in zip(results, alone, strict=True)
-        for pair in zip(found, one, strict=True)
+        for a, b in zip(found, one, strict=True)
     ]
-    near = [(a - b).norm() <= 1e-4 * b.norm() for a, b in pairs]
     return f"{sum(near)} of {len(near)} gradients within rounding"
 
 

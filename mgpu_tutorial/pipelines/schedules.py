@@ -25,15 +25,6 @@ def stages_on_rank(schedule: str, rank: int, world_size: int) -> list[int]:
     return [rank, second[schedule]] if schedule in second else [rank]
 
 
-def bubble(ranks: int, micro: int, stages_per_rank: int = 1) -> float:
-    """The idle share of p ranks with m micro-batches and v stages each: (p-1) / (v m + p-1).
-
-    Where all stages take equally long and messages no time. Sources: GPipe,
-    https://arxiv.org/abs/1811.06965; for v > 1 https://arxiv.org/abs/2104.04473.
-    """
-    return (ranks - 1) / (stages_per_rank * micro + ranks - 1)
-
-
 def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]:
     """One layer per rank, in the order of 1F1B; the last rank returns the losses."""
     torch.manual_seed(rank)

@@ -9,8 +9,6 @@ from torch import Tensor
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.pipelines.work import Work
 
-Gradients = list[Tensor]
-
 
 class Stage:
     """This rank's stage; `waiting[i]` keeps input and output until the backward of i."""
@@ -26,11 +24,8 @@ class Stage:
         self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
         self.losses: list[float] = []
 
-    def gradients(self) -> Gradients:
+    def gradients(self) -> list[Tensor]:
         return [parameter.grad.cpu() for parameter in self.module.parameters()]
-
-
-# What a stage computes
 
 
 def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
@@ -57,9 +52,6 @@ def backward_step(stage: Stage, i: int, output_tensor_grad: Tensor | None) -> Te
     return input_tensor.grad
 
 
-# What it sends and receives
-
-
 def receive(shape: list[int], source: int) -> Tensor | None:
     """A tensor from rank `source`, or None where there is no such rank."""
     if not 0 <= source < dist.get_world_size():
@@ -82,12 +74,9 @@ def isend(tensor: Tensor, target: int) -> dist.Work | None:
     return None
 
 
-# In which order
-
-
 def run_gpipe(
     rank: int, world_size: int, work: Work, micro: int
-) -> tuple[list[float], Gradients]:
+) -> tuple[list[float], list[Tensor]]:
     """All forwards, then all backwards; returns the losses and this rank's gradients."""
     stage = Stage(work, micro)
     for i in range(micro):
@@ -110,7 +99,7 @@ def order_of_1f1b(rank: int, ranks: int, micro: int) -> list[str]:
 
 def run_in_order(
     rank: int, world_size: int, work: Work, micro: int, order_of: Callable, send_on: Callable
-) -> tuple[list[float], Gradients]:
+) -> tuple[list[float], list[Tensor]]:
     """Each rank in its own order; returns what `run_gpipe` does."""
     stage, requests = Stage(work, micro), []
     for name in order_of(rank, world_size, micro):

@@ -7,8 +7,7 @@ from hypothesis import strategies as some
 
 from mgpu_tutorial.lab import Ledger, devices
 from mgpu_tutorial.model_parallel import figures
-from mgpu_tutorial.model_parallel.resnet_cuts import UNITS
-from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
+from mgpu_tutorial.model_parallel.split_resnet import UNITS, ModelParallelResNet50
 from tests.model_parallel.test_split_resnet import PLACES
 
 
@@ -67,10 +66,10 @@ def test_a_stage_needs_what_its_units_need(measured, places):
 @given(MEASURED)
 def test_the_best_cuts_are_best(measured):
     pairs = {name: figures.stage_costs(measured, [name]) for name in UNITS[1:]}
-    worst = {
-        "memory": {name: max(stage.memory for stage in pairs[name]) for name in pairs},
-        "balance": {name: max(stage.flops for stage in pairs[name]) for name in pairs},
-        "traffic": {name: pairs[name][0].output_bytes for name in pairs},
-    }
-    for aim, name in figures.best_cuts(measured).items():
-        assert worst[aim][name] == min(worst[aim].values())
+    aims = [
+        {name: max(stage.memory for stage in pairs[name]) for name in pairs},
+        {name: max(stage.flops for stage in pairs[name]) for name in pairs},
+        {name: pairs[name][0].output_bytes for name in pairs},
+    ]
+    for worst, name in zip(aims, figures.best_cuts(measured), strict=True):
+        assert worst[name] == min(worst.values())

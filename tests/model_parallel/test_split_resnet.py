@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import strategies as some
 
-from mgpu_tutorial.model_parallel import resnet_cuts
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -18,19 +17,12 @@ PLACES = some.lists(some.sampled_from(NAMES[1:]), unique=True).map(
 def test_torchvisions_units_are_the_twenty():
     with torch.device("meta"):
         model = torchvision.models.resnet50()
-    assert list(resnet_cuts.units(model)) == list(resnet_cuts.UNITS) == NAMES
+    assert list(resnet.units(model)) == list(resnet.UNITS) == NAMES
 
 
 @pytest.mark.parametrize(
-    "devices, places, says",
-    [
-        (1, ("layer3.0",), "make 2 stages"),
-        (3, ("layer3.0",), "make 2 stages"),
-        (2, ("layer5.0",), "cuts must be a list of maxpool, layer1.0"),
-        (3, "fc", "cuts must be a list"),
-        (3, ("layer3.0", "layer1.0"), "order of the network"),
-    ],
+    "places", [("layer5.0",), "fc", ("conv1",), ("layer3.0", "layer1.0"), ("fc", "fc")]
 )
-def test_what_cannot_be_cut_is_refused(devices, places, says):
-    with torch.device("meta"), pytest.raises(ValueError, match=says):
-        resnet.ModelParallelResNet50(["meta"] * devices, cuts=places)
+def test_what_cannot_be_cut_is_refused(places):
+    with pytest.raises(ValueError, match="some of maxpool, layer1.0, .*, fc, in this order"):
+        resnet.cut_units(places)

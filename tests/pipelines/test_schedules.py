@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as some
 
+from mgpu_tutorial.model_parallel.chart import idle_share, pipeline_steps
 from mgpu_tutorial.model_parallel.figures import lay_out
-from mgpu_tutorial.model_parallel.tasks import Task, idle_share, pipeline_steps
 from mgpu_tutorial.pipelines import figures, schedules
 from mgpu_tutorial.pipelines.work import Pauses
 from tests.pipelines.linear_stages import LinearStages, expected_of
@@ -45,23 +43,13 @@ def test_linear_layers_compute_what_they_do_in_one_process(ranks, world_size):
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
 def test_the_bubble_of_pytorchs_order_is_the_formulas(ranks, schedule):
     work = Pauses(3, 0.001, is_split=schedule == "zero bubble")
-    call = figures.measure_schedule, schedule, 6, work, 1
-    (tasks,) = pipeline_steps(ranks(3, *call, trace=True))
+    call = figures.measure_schedule, schedule, 6, work
+    _, tasks = pipeline_steps(ranks(3, *call, trace=True))
     in_order = sorted(tasks, key=lambda task: task.begin)
     ideal = [t._replace(begin=0, end=1 + (t.kind == "B")) for t in in_order]
     # a W waits for nobody: numbered so, no stage stands behind its own
     ideal = [t._replace(stage=2 * t.stage) if t.kind == "W" else t for t in ideal]
     each = len(schedules.stages_on_rank(schedule, 0, 3))
-    expected = 2 / (3 * 2 * 6 + 2) if work.is_split else schedules.bubble(3, 6, each)
+    slots = 6 * each * (3 if work.is_split else 1)  # of work, for each rank
+    expected = 2 / (slots + 2)
     assert idle_share(lay_out(ideal)) == pytest.approx(expected)
-
-
-@given(some.integers(1, 8), some.integers(1, 9), some.integers(1, 4))
-def test_the_bubble_of_gpipe_is_that_of_its_order(world_size, micro, stages_per_rank):
-    rows = range(world_size)
-    tasks = [Task(r, r, "F", i, 0, 1) for i in range(micro) for r in rows]
-    tasks += [Task(r, r, "B", i, 0, 2) for i in range(micro) for r in reversed(rows)]
-    ideal = idle_share(lay_out(tasks))
-    assert schedules.bubble(world_size, micro) == pytest.approx(ideal)
-    split = schedules.bubble(world_size, micro, stages_per_rank)
-    assert split == schedules.bubble(world_size, stages_per_rank * micro)

@@ -19,10 +19,9 @@ def test_the_stages_of_a_rank_share_its_pauses(monkeypatch, per_rank):
 
 @pytest.mark.slow
 def test_a_stage_turns_the_shape_before_it_into_the_next():
-    cuts = ("maxpool", "layer2.3", "avgpool", "fc")
-    work, count = ResNetStages(cuts, samples=4, image_size=40), len(cuts) + 1
+    work = ResNetStages()
     x = work.batch(2)[0].chunk(2)[0]
-    for index in range(count):
-        assert list(x.shape) == work.shape(index, count, 2)
-        x = work.module(index, count)(x)
-    assert list(x.shape) == work.shape(count, count, 2) == [2, 1000]
+    for index in range(2):
+        assert list(x.shape) == work.shape(index, 2, 2)
+        x = work.module(index, 2)(x)
+    assert list(x.shape) == work.shape(2, 2, 2) == [2, 1000]
