@@ -92,9 +92,8 @@ def _panel(drawing: Drawing, top: float, call: str, before: list, after: list) -
         _cells(drawing, LEFT, y, before[rank])
         _cells(drawing, right, y, after[rank])
         values = [value for value in after[rank] if value]
-        for other in (
-            range(4) if max(values, default=0) > 50 else {v // 10 - 1 for v in values}
-        ):
+        is_sum = any(value > 50 for value in values)
+        for other in range(4) if is_sum else {value // 10 - 1 for value in values}:
             begin, end = (top + TOP + ROW * r + HEIGHT / 2 for r in (other, rank))
             ink = tone(other).text
             drawing.line(middle + 4, begin, right - 8, end, ink, 1.3, arrow=True)
@@ -215,10 +214,10 @@ def _least(rank: int, world_size: int, methods: tuple) -> dict[int, list[float]]
         dist.barrier()
 
     least = {}
-    for size in (4_000, 400_000, 40_000_000):
+    for size in (4_000, 400_000, 20_000_000):
         tensor = torch.zeros(size // 4)
         actions = {method: partial(until_all_have, method, tensor) for method in methods}
-        seconds = in_turns(actions, 5 if size > 1e6 else 25, warm_up=1)
+        seconds = in_turns(actions, 4 if size > 1e6 else 20, warm_up=1)
         least[size] = [min(taken) for taken in seconds.values()]
     return least
 

@@ -61,10 +61,11 @@ def equality(worker: Callable) -> Table:
 
 def compare(worker: Callable, steps: int = 5, **arguments: object) -> Table:
     """How far one process has moved, and two ranks are from it and from each other."""
-    rows, start = [], launch(worker, 1, steps=0, **arguments).results[0]
+    rows, start = [], []
     for when, taken in ("at the start", 0), (f"after step {steps}", steps):
         one, two = (launch(worker, n, steps=taken, **arguments).results for n in (1, 2))
-        far = distance(one, start), distance(two, one[0]), distance(two, two[0])
+        start = start or one
+        far = distance(one, start[0]), distance(two, one[0]), distance(two, two[0])
         rows.append([when, *map(_digit, far)])
     return Table(["", "one process moved", "two ranks from it", "from each other"], rows)
 
