@@ -30,8 +30,8 @@ def test_a_rank_calls_and_computes_what_the_cost_model_counts(ranks):
     # of 64 tokens of width 1,024 in float32
     assert row[2] == f"8 calls, {8 * 64 * 1024 * 4 // 2**20} MiB"
     assert [text.partition(",")[0] for text in row[:2]] == ["5 calls", "3 calls"]
-    given = (16, 16, 8), world.two_steps
-    flops, kept = ranks(1, *given[::-1], backend="none", device="cpu").results[0]
+    report = ranks(1, world.two_steps, (16, 16, 8), backend="none", device="cpu")
+    flops, kept = report.results[0]
     model = Model(2, 1024, 8, sequence=64, vocabulary=512)
     assert flops == 64 * 3 * (2 * model.layer_flops() / 8 + model.head_flops())
     blocks = 2 * 12 * 1024**2 / 8 / 16
