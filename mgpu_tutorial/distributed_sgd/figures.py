@@ -24,28 +24,19 @@ def step_film(rank: int, world_size: int) -> torch.Tensor:
     """One step of `take_steps` with a frame after each part; returns the parameters."""
     data, (model, optimizer) = digits(), new_model()
     mine = global_batches(rank, world_size, len(data), 60, seed=1, epoch=0)[0]
-    own = {"samples": (f"{len(mine)} of 60", rank)}
-    same = {"weights": ("w", GREY)}
+    held = {"samples": (f"{len(mine)} of 60", rank), "weights": ("w", GREY)}
     frame(
-        "All ranks begin with the same weights, and each takes its share of the batch.",
-        own | same,
+        "All ranks begin with the same weights, and each takes its share of the batch.", held
     )
     nll_loss(model(data.images[mine]), data.labels[mine]).backward()
-    frame(
-        "Backward: each rank has the gradient of its own share.",
-        own | {"gradient": [rank]} | same,
-    )
+    held["gradient"] = [rank]
+    frame("Backward: each rank has the gradient of its own share.", held)
     average_gradients(model)
-    both = own | {"gradient": range(world_size)}
-    frame(
-        "The all-reduce leaves the same mean on every rank, with a part from each.",
-        both | same,
-    )
+    held["gradient"] = range(world_size)
+    frame("The all-reduce leaves the same mean on every rank, with a part from each.", held)
     optimizer.step()
-    frame(
-        "So every rank takes the same step, and the weights are the same again.",
-        both | {"weights": ("new w", GREY)},
-    )
+    held["weights"] = ("new w", GREY)
+    frame("So every rank takes the same step, and the weights are the same again.", held)
     return flat_parameters(model)
 
 

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from mgpu_tutorial.processes_and_ranks import meeting
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_rank_that_never_comes_is_counted(ranks, world_size):
+def test_a_rank_that_never_comes_is_counted(ranks):
     port = meeting.free_port()
-    said = ranks(world_size, meeting.one_too_few, port, patience=1, backend="none").results
+    said = ranks(2, meeting.one_too_few, port, patience=1, backend="none").results
     counted = r"Timed out after (\d+) seconds waiting for clients. (\d)/(\d) clients joined."
     seconds, came, announced = map(int, re.fullmatch(counted, said[0]).groups())
-    assert seconds < 8 and (came, announced) == (world_size, world_size + 1)
-    assert all("wait timeout" in other for other in said[1:])
+    assert seconds < 8 and (came, announced) == (2, 3)
+    assert "wait timeout" in said[1]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
