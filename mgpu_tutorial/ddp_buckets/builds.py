@@ -214,9 +214,9 @@ def sends_in_one_order(wrapper: type) -> None:
 def expect_buckets(
     function: Callable, sizes: list[int], cap: int, expected: list[list[int]]
 ) -> None:
-    """AssertionError unless parameters of these bytes are cut so."""
-    bytes_of = [torch.zeros(n, dtype=torch.uint8) for n in sizes]
-    buckets = function([nn.Parameter(b, requires_grad=False) for b in bytes_of], cap / 2**20)
+    """AssertionError unless parameters of these bytes, in float16, are cut so."""
+    parameters = [nn.Parameter(torch.zeros(n // 2, dtype=torch.half)) for n in sizes]
+    buckets = function(parameters, cap / 2**20)
     assert buckets is not None, "nothing was returned. Is a `return` missing?"
     found = [[p.nbytes for p in bucket] for bucket in buckets]
     given = f"parameters of {', '.join(map(str, sizes))} bytes, a cap of {cap}/2**20 MiB"
@@ -229,9 +229,9 @@ def begins_with_the_last(function: Callable) -> None:
 
 
 def closes_at_the_cap(function: Callable) -> None:
-    """close a bucket as soon as it holds the cap, and no sooner."""
-    expect_buckets(function, [40, 60, 40, 59, 1], 100, [[1, 59, 40], [60, 40]])
-    expect_buckets(function, [40, 60, 39, 59, 1], 100, [[1, 59, 39, 60], [40]])
+    """close a bucket as soon as it holds the cap in bytes, and no sooner."""
+    expect_buckets(function, [40, 60, 40, 58, 2], 100, [[2, 58, 40], [60, 40]])
+    expect_buckets(function, [40, 60, 38, 58, 2], 100, [[2, 58, 38, 60], [40]])
     expect_buckets(function, [300, 10, 300], 100, [[300], [10, 300]])
 
 
@@ -239,18 +239,6 @@ def keeps_the_rest(function: Callable) -> None:
     """keep what is left over, and make no empty bucket."""
     expect_buckets(function, [30, 100], 100, [[100], [30]])
     expect_buckets(function, [100, 100], 100, [[100], [100]])
-
-
-def counts_bytes(function: Callable) -> None:
-    """count bytes, whatever the dtype."""
-    given = [
-        nn.Parameter(torch.zeros(10, dtype=dtype)) for dtype in (torch.float64, torch.half)
-    ]
-    buckets = [len(bucket) for bucket in function([*given, *given], 100 / 2**20)]
-    assert buckets == [2, 2], (
-        "parameters of 80 and 20 bytes in turn, a cap of 100 bytes: the buckets have "
-        f"{buckets} parameters, expected [2, 2]"
-    )
 
 
 def send(rank: int, world_size: int, function: Callable) -> tuple | None:
@@ -302,7 +290,7 @@ build = Builder(
             takes_odd_layers,
             sends_after_backward,
         ],
-        into_buckets: [begins_with_the_last, counts_bytes, closes_at_the_cap, keeps_the_rest],
+        into_buckets: [begins_with_the_last, closes_at_the_cap, keeps_the_rest],
         send_bucket: [sends_one_tensor, averages_in_place],
         BucketedDDP: [
             sends_buckets_early,

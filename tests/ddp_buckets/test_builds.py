@@ -37,12 +37,12 @@ REST = "if bucket:\n        buckets.append(bucket)"
 BUCKETS = [
     ("buckets, bucket, nbytes =…", LAST_GROWS),
     ("reversed(parameters)", "parameters", "the buckets are [[10, 20, 30]]"),
-    (">=", ">", "the buckets have [3, 1] parameters, expected [2, 2]"),
+    (">=", ">", "[[2, 58, 40, 60], [40]], expected [[2, 58, 40], [60, 40]]"),
     ("bucket_cap_mb * 2**20", "bucket_cap_mb * 1e6", "a cap of 100/2**20 MiB"),
-    ("parameter.nbytes", "parameter.numel() * 4", "[3, 1] parameters, expected [2, 2]"),
+    ("parameter.nbytes", "parameter.numel() * 4", "[[2, 58], [40, 60], [40]], expected"),
     (REST, "", "the buckets are [], expected [[30, 20, 10]]"),
-    (REST, "buckets.append(bucket)", "[2, 2, 0] parameters, expected [2, 2]"),
-    ("parameter.nbytes", "parameter.numel()", "[4] parameters, expected [2, 2]"),
+    (REST, "buckets.append(bucket)", "[60, 40], []], expected [[2, 58, 40], [60, 40]]"),
+    ("parameter.nbytes", "parameter.numel()", "[[2, 58, 40, 60, 40]], expected"),
 ]
 FLAT = "flat = torch.cat([p.grad.flatten() for p in bucket])"
 VIEW, ASYNC = "part.view_as(p)", ", async_op=True"

@@ -24,6 +24,6 @@ EDITS = [
     (KEEP, "rest[bucket.index()] = wanted - sent", "has 0 of the 8"),
     (" * wanted.abs().mean()", "", "alone, gradient 0"),
     (SEND, "return bucket.buffer()", "rank 0 raised"),
-    (SEND, NO_SUM, "ranks in all: 2"),
+    (SEND, NO_SUM, "too much, on 2 ranks"),
 ]
 test_right, test_wrong = edited(build, {"signs_with_feedback": EDITS})
