@@ -1,32 +1,20 @@
-"""Apparatus: processor seconds by parts, and the stored comparison as tables.
+"""Apparatus: the stored comparison as tables, and processor seconds as a picture.
 
 `benchmarks/comparison.py` measured it and wrote comparison.json beside this file: for each
 kind first with what it was measured, and then the rows. A row of "parts" has the processor
-seconds of forward, backward and update.
+seconds of forward, backward and update: what all threads of one process have computed.
 """
 
 import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
-from time import process_time
 from typing import Any
 
-import torch
-from torch.nn.functional import cross_entropy
-
 from mgpu_tutorial.comparison.estimates import StepCost, seconds_at_least
-from mgpu_tutorial.comparison.training import (
-    Experiment,
-    Setup,
-    SetupResult,
-    devices_of,
-    new_network,
-    wrap,
-)
+from mgpu_tutorial.comparison.training import SetupResult
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
@@ -36,36 +24,6 @@ STORED = Path(__file__).with_name("comparison.json")
 FORWARD = {"facecolor": "#a9c9e8", "edgecolor": INK, "linewidth": 0.6}
 BACKWARD = {**FORWARD, "facecolor": "#f2b36b", "hatch": "////"}
 NUMBER = {"facecolor": "white", "linewidth": 0, "pad": 1.2}
-
-
-def time_parts(
-    rank: int, world_size: int, setup: Setup, experiment: Experiment, average: bool = True
-) -> tuple[float, ...]:
-    """Each rank repeats one step on random pictures; with DDP they average, if `average`.
-
-    Returns the processor seconds of forward, backward and update, of each the least over
-    `experiment.iterations` steps. They count what all threads of the process have computed;
-    a clock on the wall also counts waiting, and what else the machine does meanwhile.
-    """
-    devices = devices_of(setup, 2)
-    module, optimizer, _ = new_network(experiment.network, 1, devices[0])
-    model = wrap(module, setup, devices)
-    count = experiment.batch // world_size
-    images = torch.rand(count, 3, experiment.side, experiment.side, device=devices[0])
-    labels = torch.arange(count, device=devices[0]) % 10
-    steps = []
-    for _ in range(experiment.iterations + 1):
-        times = [process_time()]
-        with nullcontext() if average else model.no_sync():
-            loss = cross_entropy(model(images), labels)
-            times.append(process_time())
-            optimizer.zero_grad()
-            loss.backward()
-        times.append(process_time())
-        optimizer.step()
-        times.append(process_time())
-        steps.append([end - begin for begin, end in pairwise(times)])
-    return tuple(map(min, zip(*steps[1:], strict=True)))
 
 
 def load_stored(kind: str) -> list[dict[str, Any]]:
@@ -85,7 +43,8 @@ def save(kind: str, found: Sequence[dict[str, Any]]) -> None:
 
 def summarise(ranks: Sequence[SetupResult]) -> dict[str, Any]:
     """20 times the median iteration of the slowest rank; the bytes of every device."""
-    slowest = map(max, zip(*(rank.seconds for rank in ranks), strict=True))
+    seconds = [map(sum, rank.seconds) for rank in ranks]
+    slowest = map(max, zip(*seconds, strict=True))
     counted = [sum(device.values()) for rank in ranks for device in rank.memory]
     return {
         "seconds": round(20 * statistics.median(slowest), 2),
@@ -147,18 +106,14 @@ def bounds_table(
 
     A format has a rate, and the share of float32's bytes that it keeps for backward.
     """
-    rows, roomy = [], math.inf
-    for (network, step), (name, given), link in product(
+    rows, no, parts = [], math.inf, ("computing", "memory", "sending")
+    for (network, step), (name, (rate, kept)), link in product(
         steps.items(), formats.items(), links
     ):
-        rate, kept = given
         step = step._replace(saved=kept * step.saved)
-        parts = {
-            "computing": seconds_at_least(step, gpus, rate, roomy, roomy),
-            "memory": seconds_at_least(step, gpus, roomy, memory, roomy),
-            "sending": seconds_at_least(step, gpus, roomy, roomy, link),
-        }
-        longest = max(parts, key=parts.__getitem__)
-        times = [f"{1000 * seconds:.2f} ms" for seconds in parts.values()]
+        limits = (rate, no, no), (no, memory, no), (no, no, link)
+        seconds = [seconds_at_least(step, gpus, *limit) for limit in limits]
+        longest = parts[seconds.index(max(seconds))]
+        times = [f"{1000 * value:.2f} ms" for value in seconds]
         rows.append([network, name, f"{link / 1e9:g} GB/s", *times, longest])
     return Table(["", f"{gpus} GPUs in", "link", *parts, "longest"], rows)

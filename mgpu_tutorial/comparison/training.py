@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -51,24 +52,39 @@ class Experiment(NamedTuple):
 
 
 class SetupResult(NamedTuple):
-    """Of one rank: seconds of each iteration but the first, losses of all; bytes by category
-    on each of its devices, of the first iteration; CUDA's peaks in bytes; its process."""
+    """Of one rank: seconds of forward, backward and update of each iteration but the first;
+    losses of all; bytes by category on each of its devices, of the first iteration; CUDA's
+    peaks in bytes; its process."""
 
-    seconds: list[float]
+    seconds: list[list[float]]
     losses: list[float]
     memory: list[dict[str, int]]
     peaks: list[int]
     pid: int
 
 
+def now() -> float:
+    """The clock in seconds, once the GPU has done what it was told."""
+    if kind() == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def train_setup(
-    rank: int, world_size: int, setup: Setup, experiment: Experiment, count: int = 1
+    rank: int,
+    world_size: int,
+    setup: Setup,
+    experiment: Experiment,
+    count: int = 1,
+    clock: Callable[[], float] = now,
 ) -> SetupResult:
     """Train on this rank's share of each global batch; with DDP all ranks average gradients.
 
-    `count` is the number of devices that DataParallel's one process takes.
+    `count` is the number of devices that DataParallel's one process takes. `clock` tells
+    the seconds: on the wall, or of the processor.
     """
-    devices = devices_of(setup, count)
+    several = setup.wrapper == "DataParallel"
+    devices = lab.devices(count) if several else [torch.get_default_device()]
     steps = experiment.iterations + 1
     module, optimizer, schedule = new_network(experiment.network, steps, devices[0])
     model, ledger = wrap(module, setup, devices), Ledger()
@@ -80,27 +96,23 @@ def train_setup(
         images, labels = (tensor.to(devices[0]) for tensor in batch)
         # the first iteration is counted, the others are timed
         with nullcontext() if losses else ledger.saved_for_backward(module):
-            begin = now()
+            times = [clock()]
             with torch.autocast(kind(), torch.bfloat16, setup.autocast):
                 loss = cross_entropy(model(images), labels)
+            times.append(clock())
             optimizer.zero_grad()
             loss.backward()
+            times.append(clock())
             optimizer.step()
             schedule.step()
-            seconds.append(now() - begin)
+            times.append(clock())
+        seconds.append([end - begin for begin, end in pairwise(times)])
         losses.append(loss.item())
         if step == 0:
             ledger.record_state(module, optimizer)
     memory = [ledger[device] for device in ledger.devices]
     peaks = [torch.cuda.max_memory_allocated(d) for d in devices if d.type == "cuda"]
     return SetupResult(seconds[1:], losses, memory, peaks, os.getpid())
-
-
-def devices_of(setup: Setup, count: int) -> Sequence[torch.device]:
-    """The devices of one process: `count` with DataParallel, else the rank's own."""
-    if setup.wrapper == "DataParallel":
-        return lab.devices(count)
-    return [torch.get_default_device()]
 
 
 def new_network(
@@ -139,13 +151,6 @@ def draw_share(
 def kind() -> str:
     """ "cuda" in a rank that computes on a GPU, else "cpu"."""
     return torch.get_default_device().type
-
-
-def now() -> float:
-    """The clock in seconds, once the GPU has done what it was told."""
-    if kind() == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def train_each(

@@ -54,16 +54,6 @@ def skips_together(finish: Callable) -> None:
             expect(scale, 4.0, f"{what} scale, which began at 8")
 
 
-def keeps_the_ranks_together(finish: Callable) -> None:
-    """leave the same weights and scales on both ranks in four steps of the digits"""
-    how = {"dtype": torch.float16, "init_scale": 2.0**20}
-    zero, one = launch(precision.train_scaled, 2, finish, **how).results
-    for step, (mine, other) in enumerate(zip(zero, one, strict=True)):
-        what = f"after step {step} the weights of the two ranks differ, or are not finite"
-        assert torch.equal(mine[2], other[2]), what
-        expect(other[1], mine[1], f"after step {step} the scale of rank 1, beside rank 0's")
-
-
 # is_finite_everywhere
 
 
@@ -108,12 +98,7 @@ def sends_one_number(ask: Callable) -> None:
 build = Builder(
     "mixed_precision",
     {
-        precision.finish_step: [
-            steps_by_the_mean,
-            clips_the_mean,
-            skips_together,
-            keeps_the_ranks_together,
-        ],
+        precision.finish_step: [steps_by_the_mean, clips_the_mean, skips_together],
         precision.is_finite_everywhere: [says_yes, says_no, asks_everybody, sends_one_number],
     },
 )

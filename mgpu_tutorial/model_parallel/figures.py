@@ -89,17 +89,6 @@ def most_work(measured: Mapping[str, Unit], cuts: Sequence[str]) -> float:
     return max(work) / sum(work)
 
 
-def best_cuts(measured: Mapping[str, Unit]) -> list[str]:
-    """The single cut with the smallest worst memory, the least work of a device, the fewest
-    bytes sent."""
-    pairs = {name: stage_costs(measured, [name]) for name in UNITS[1:]}
-    return [
-        min(pairs, key=lambda name: max(stage.memory for stage in pairs[name])),
-        min(pairs, key=lambda name: max(stage.flops for stage in pairs[name])),
-        min(pairs, key=lambda name: pairs[name][0].output_bytes),
-    ]
-
-
 def cut_table(measured: Mapping[str, Unit]) -> Table:
     """A row for each possible cut into two: parameters, activations, work, bytes sent."""
     rows = []

@@ -64,14 +64,6 @@ def does_each_once(order_of: Callable) -> None:
         expect(len(order), 2 * micro, f"{what}: the names in the list")
 
 
-def alternates_on_the_last(order_of: Callable) -> None:
-    """alternate on the last rank: F0 B0 F1 B1"""
-    for ranks, micro, rank, order in _orders(order_of):
-        if rank == ranks - 1:
-            wanted = " ".join(f"F{i} B{i}" for i in range(micro))
-            expect(" ".join(order), wanted, f"rank {rank} of {ranks}")
-
-
 def holds_few(order_of: Callable) -> None:
     """hold at most p − r micro-batches on rank r of p"""
     for ranks, micro, rank, order in _orders(order_of):
@@ -109,11 +101,6 @@ build = Builder(
             goes_forward_first,
             sends_at_once,
         ],
-        stages.order_of_1f1b: [
-            does_each_once,
-            alternates_on_the_last,
-            holds_few,
-            takes_the_time_of_gpipe,
-        ],
+        stages.order_of_1f1b: [does_each_once, holds_few, takes_the_time_of_gpipe],
     },
 )

@@ -61,15 +61,3 @@ def test_a_stage_needs_what_its_units_need(measured, places):
         assert stage.output_bytes == units[-1].output_bytes
     work = [stage.flops for stage in stages]
     assert figures.most_work(measured, places) == max(work) / sum(work)
-
-
-@given(MEASURED)
-def test_the_best_cuts_are_best(measured):
-    pairs = {name: figures.stage_costs(measured, [name]) for name in UNITS[1:]}
-    aims = [
-        {name: max(stage.memory for stage in pairs[name]) for name in pairs},
-        {name: max(stage.flops for stage in pairs[name]) for name in pairs},
-        {name: pairs[name][0].output_bytes for name in pairs},
-    ]
-    for worst, name in zip(aims, figures.best_cuts(measured), strict=True):
-        assert worst[name] == min(worst.values())

@@ -42,7 +42,7 @@ NO_STEADY_STATE = "return [f'{kind}{i}' for kind in 'FB' for i in range(micro)]"
 NO_WARM_UP = "return [f'{kind}{i}' for i in range(micro) for kind in 'FB']"
 ORDER = [
     (PHASES, COUNTED),
-    (PHASES, NO_STEADY_STATE, "F0 B0 F1 B1"),
+    (PHASES, NO_STEADY_STATE, "held at most"),
     (PHASES, NO_WARM_UP, "the slots"),
     (AHEAD, "min(micro, 2 * (ranks - 1 - rank))", "held at most"),
     (AHEAD, "ranks - 1 - rank", "every F"),
