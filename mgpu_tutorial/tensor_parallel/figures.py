@@ -1,6 +1,6 @@
 """Apparatus, not the lesson: matrices drawn, and how far a step is from one process."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -17,65 +17,40 @@ from mgpu_tutorial.tensor_parallel.block import (
 )
 from mgpu_tutorial.tensor_parallel.layers import sum_of
 
+Step = tuple[torch.Tensor, torch.Tensor, list[str]]  # loss, gradients, copies that differ
+
 # Matrices: what each rank holds of them
 
-SIDE, GAP, TOP, LEFT = 34, 26, 58, 74  # pixels
+SIDE, WIDE, TALL, TOP, LEFT = 34, 118, 94, 46, 74  # pixels
 COPY, PIECE, PART = "copy", "piece", "part of a sum"
+KINDS = {"X": COPY, "columns of A": PIECE, "X A": PIECE, "rows of B": PIECE}
+KINDS |= {"part of X A B": PART, "all-reduce: X A B": COPY}
 
 
 def product_picture(products: Sequence[Sequence[torch.Tensor]]) -> Drawing:
     """Draw two products in a row: of each rank X, columns, hidden, rows, part and result."""
-    kinds = {"X": COPY, "columns of A": PIECE, "X A": PIECE, "rows of B": PIECE}
-    kinds |= {"part of X A B": PART, "all-reduce: X A B": COPY}
-    return matrices(kinds, products, "×=×=→")
-
-
-def matrices(
-    kinds: Mapping[str, str], rows: Sequence[Sequence[torch.Tensor]], signs: str = ""
-) -> Drawing:
-    """Draw a row of matrices per rank; `kinds` are the titles and what each of them is.
-
-    The signs stand between the matrices of a row, and a plus between parts of a sum.
-    """
-    titles = [title.split(": ") for title in kinds]
-    wide = [
-        max(
-            *(SIDE * matrix.shape[1] for matrix in column),
-            *(8.2 * len(line) for line in title),
-        )
-        for title, column in zip(titles, zip(*rows, strict=True), strict=True)
-    ]
-    tall = [SIDE * max(matrix.shape[0] for matrix in row) for row in rows]
-    xs, ys = _middles(wide, LEFT), _middles(tall, TOP)
-    text = "\n".join(
-        f"rank {rank}: "
-        + "; ".join(f"{t} {m.tolist()}" for t, m in zip(kinds, row, strict=True))
-        for rank, row in enumerate(rows)
-    )
-    height = TOP + sum(tall) + GAP * len(tall) + 24
-    name = "What each rank holds: " + ", ".join(kinds)
-    drawing = Drawing(LEFT + sum(wide) + GAP * len(wide), height, text, name)
-    for x, title in zip(xs, titles, strict=True):
-        for i, line in enumerate(title):
-            drawing.label(x, 20 + 18 * i, line, 13, weight="bold")
-    for rank, (y, row) in enumerate(zip(ys, rows, strict=True)):
-        drawing.label(10, y + 5, f"rank {rank}", 14, tone(rank).text, "start", "bold")
-        for x, kind, matrix in zip(xs, kinds.values(), row, strict=True):
-            _matrix(drawing, x, y, matrix, rank, kind)
+    lines = []
+    for rank, row in enumerate(products):
+        parts = [f"{t} {m.tolist()}" for t, m in zip(KINDS, row, strict=True)]
+        lines.append(f"rank {rank}: {'; '.join(parts)}")
+    bottom, name = TOP + TALL * len(products), "What each rank holds: " + ", ".join(KINDS)
+    drawing = Drawing(LEFT + WIDE * len(KINDS), bottom + 24, "\n".join(lines), name)
+    for i, (title, kind) in enumerate(KINDS.items()):
+        x = LEFT + WIDE * (i + 0.5)
+        for line, words in enumerate(title.split(": ")):
+            drawing.label(x, 20 + 18 * line, words, 13, weight="bold")
+        for rank, row in enumerate(products):
+            y = TOP + TALL * (rank + 0.5)
+            _matrix(drawing, x, y, row[i], rank, kind)
+            drawing.label(x + WIDE / 2, y + 6, "×=×=→ "[i], 18, weight="bold")
             if kind == PART and rank:
-                above = y - (SIDE * matrix.shape[0] + GAP) / 2
-                drawing.label(x, above + 6, "+", 18, weight="bold")
-        for sign, matrix, x, wide_x in zip(signs, row, xs, wide, strict=False):
-            right = x + max(wide_x, SIDE * matrix.shape[1]) / 2 + GAP / 2
-            drawing.label(right, y + 6, sign, 18, weight="bold")
+                drawing.label(x, y - TALL / 2 + 6, "+", 18, weight="bold")
+    for rank in range(len(products)):
+        y = TOP + TALL * (rank + 0.5) + 5
+        drawing.label(10, y, f"rank {rank}", 14, tone(rank).text, "start", "bold")
     legend = "grey: the same on every rank · filled: only here · dashed: a part of a sum"
-    drawing.label(LEFT, height - 10, legend, 14, anchor="start")
+    drawing.label(LEFT, bottom + 14, legend, 14, anchor="start")
     return drawing
-
-
-def _middles(sizes: Sequence[float], start: float) -> list[float]:
-    """Where the middle of each lies if they stand in a row, with a gap between them."""
-    return [start + sum(sizes[:i]) + GAP * i + size / 2 for i, size in enumerate(sizes)]
 
 
 def _matrix(
@@ -138,17 +113,13 @@ def travel(
 
 # How wrong
 
-Prepare = Callable[[Block], Block]
-
 
 def whole(model: nn.Module) -> nn.Module:
     """One process has everything: the reference."""
     return model
 
 
-def step_once(
-    rank: int, world_size: int, prepare: Prepare
-) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+def step_once(rank: int, world_size: int, prepare: Callable[[Block], Block]) -> Step:
     """A step of SGD: its loss, all gradients, and which copies then differ between ranks."""
     block = prepare(new_block())
     loss = gradients_of(block)
@@ -157,17 +128,21 @@ def step_once(
     return loss, torch.cat(gradients), copies_that_differ(block)
 
 
-def step_table(*prepares: Prepare) -> Table:
+def step_table(*prepares: Callable[[Block], Block]) -> Table:
     """Launch a step of each on two ranks; how far from one process, and what differs."""
     return distances(step_once, prepares, ranks=2)
+
+
+def each(rank: int, world_size: int, step: Callable, prepares: Sequence) -> list[Step]:
+    """A step with each way to prepare the model, one after the other."""
+    return [step(rank, world_size, prepare) for prepare in prepares]
 
 
 def distances(step: Callable, prepares: Sequence[Callable], ranks: int) -> Table:
     """Launch `step` with each of `prepares`; how far rank 0 is from one process."""
     loss, gradients, _ = launch(step, 1, whole).results[0]
-    rows = []
-    for prepare in prepares:
-        found = launch(step, ranks, prepare).results[0]
+    rows, steps = [], launch(each, ranks, step, prepares).results[0]
+    for prepare, found in zip(prepares, steps, strict=True):
         far = abs(found[0] / loss - 1), (found[1] - gradients).norm() / gradients.norm()
         rows.append([prepare.__name__, *(f"{off:.1%}" for off in far), len(found[2])])
     return Table(["", "loss off", "gradients off", "copies that differ"], rows)

@@ -43,7 +43,7 @@ def _alone(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _compare(
-    loss_of: Callable, place: int, logits: torch.Tensor, ranks: Sequence[int] = (1, 2, 3)
+    loss_of: Callable, place: int, logits: torch.Tensor, ranks: Sequence[int] = (1, 3)
 ) -> None:
     """Compare the loss (`place` 0) or the gradient (1) with that of one process."""
     what = ("loss", "logits' gradient")[place]

@@ -1,7 +1,7 @@
 """Apparatus, not the lesson: errors, bytes and rounding in tables, films and a picture."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,10 @@ from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import ALARM
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.record.traffic import ring_passes
+from mgpu_tutorial.lab.record.intervals import ring_passes
 from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel.block import copies, copies_that_differ
-from mgpu_tutorial.tensor_parallel.figures import distances, whole
+from mgpu_tutorial.tensor_parallel.figures import Step, distances, each, whole
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import gathered, scattered_sum
 from mgpu_tutorial.tensor_parallel_in_practice.torch_plan import on_a_mesh, step_on_a_mesh
 from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
@@ -29,9 +29,8 @@ from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
 )
 
 Prepare = Callable[[SmallTransformer], SmallTransformer]
-
-
 GREY = 7  # the number of a colour that is no rank's here
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 # The vocabulary, the sequence and the mesh as films
@@ -114,13 +113,11 @@ def travel(rank: int, world_size: int) -> None:
 # How wrong
 
 
-def step_once(
-    rank: int, world_size: int, prepare: Prepare
-) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+def step_once(rank: int, world_size: int, prepare: Prepare) -> Step:
     """A step of SGD: its loss, all gradients, and which copies then differ between ranks."""
     model = prepare(new_model())
     loss = gradients_of(model)
-    gradients = flat(whole_gradients(model))
+    gradients = flat(whole_gradients(model).values())
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     return loss, gradients, copies_that_differ(model)
 
@@ -130,43 +127,38 @@ def step_table(*prepares: Prepare) -> Table:
     return distances(step_once, prepares, ranks=4)
 
 
-def flat(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def flat(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """All gradients side by side, in float64."""
-    return torch.cat([gradient.flatten() for gradient in gradients.values()]).double()
+    return torch.cat([gradient.flatten() for gradient in gradients]).double()
 
 
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """How long the difference is, as a share of what is expected."""
-    return ((found - expected).norm() / expected.norm()).item()
+def mesh_steps(
+    rank: int, world_size: int, shapes: list[tuple[int, int]]
+) -> list[torch.Tensor]:
+    """A step by PyTorch on a mesh (dp, tp) of each shape: all gradients."""
+    device, found = "cuda" if "nccl" in dist.get_backend() else "cpu", []
+    for shape in shapes:
+        mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "tp"))
+        model = on_a_mesh(new_model(), mesh)
+        step_on_a_mesh(model, mesh, *new_batch())
+        found.append(flat(p.grad.full_tensor() for p in model.parameters()))
+    return found
 
 
-def mesh_step(rank: int, world_size: int, shape: tuple[int, int]) -> torch.Tensor:
-    """A step on a mesh (dp, tp) by PyTorch; all gradients."""
-    device = "cuda" if "nccl" in dist.get_backend() else "cpu"
-    mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "tp"))
-    model = on_a_mesh(new_model(), mesh)
-    step_on_a_mesh(model, mesh, *new_batch())
-    return flat({name: p.grad.full_tensor() for name, p in model.named_parameters()})
-
-
-def tabulate_distances(
-    prepares: Sequence[Prepare], shapes: Sequence[tuple[int, int]]
-) -> Table:
-    """Launch a step of each on 1 to 4 ranks, and on meshes: is a gradient off by 1e-14?"""
+def tabulate_distances(prepares: list[Prepare], shapes: list[tuple[int, int]]) -> Table:
+    """Launch a step of each on 2 to 4 ranks, and on meshes: is a gradient off by 1e-14?"""
     _, expected, _ = launch(step_once, 1, whole).results[0]
-    found = {
-        (p.__name__, "1, 2, 3 and 4 ranks"): [
-            result[1] for n in (1, 2, 3, 4) for result in launch(step_once, n, p).results
-        ]
-        for p in prepares
-    }
+    found = {(prepare.__name__, "2, 3 and 4 ranks"): [] for prepare in prepares}
+    for n in (2, 3, 4):
+        for steps in launch(each, n, step_once, prepares).results:
+            for gradients, step in zip(found.values(), steps, strict=True):
+                gradients.append(step[1])
     meshes = ", ".join(f"{dp} x {tp}" for dp, tp in shapes)
-    found["PyTorch's, on meshes", f"{meshes} ranks"] = [
-        result for shape in shapes for result in launch(mesh_step, 4, shape).results
-    ]
+    results = launch(mesh_steps, 4, shapes).results
+    found["PyTorch's, on meshes", f"{meshes} ranks"] = sum(results, start=[])
     rows = []
-    for name, results in found.items():
-        far = largest_difference(results, [expected] * len(results))
+    for name, gradients in found.items():
+        far = largest_difference(gradients, [expected] * len(gradients))
         rows.append([*name, "below 1e-14" if far < 1e-14 else f"{far:.0e}"])
     return Table(["", "", "every gradient of every rank"], rows)
 
@@ -174,7 +166,7 @@ def tabulate_distances(
 # What is sent, and what is kept
 
 
-def trace_steps(rank: int, world_size: int, prepares: Sequence[Prepare]) -> None:
+def trace_steps(rank: int, world_size: int, prepares: list[Prepare]) -> None:
     """A step of each, with one block and with two."""
     for prepare in prepares:
         for depth in (1, 2):
@@ -183,46 +175,45 @@ def trace_steps(rank: int, world_size: int, prepares: Sequence[Prepare]) -> None
                 gradients_of(model)
 
 
-def bytes_table(*prepares: Prepare, ranks: Sequence[int] = (2, 4)) -> Table:
-    """Launch each; the bytes that a rank sends per block and step in a ring, and in all."""
+def bytes_table(*prepares: Prepare) -> Table:
+    """Launch two ranks and four; the bytes that a block sends in a ring."""
     rows = []
-    for n in ranks:
+    for n in (2, 4):
         report = launch(trace_steps, n, prepares, trace=True)
         for prepare in prepares:
-            one, two = (
-                ring_passes(report, f"{prepare.__name__} {depth}") for depth in (1, 2)
-            )
+            name = prepare.__name__
+            one, two = (ring_passes(report, f"{name} {depth}") for depth in (1, 2))
             sent = Counter({op: nbytes * (n - 1) // n for op, nbytes in (two - one).items()})
             calls = ", ".join(f"{nbytes:,} {op}" for op, nbytes in sorted(sent.items()))
-            rows.append([prepare.__name__, n, calls, sum(sent.values())])
+            rows.append([name, n, calls, sum(sent.values())])
     return Table(["", "ranks", "bytes per block and step", "in all"], rows)
 
 
-def count_kept(rank: int, world_size: int, prepare: Prepare) -> int:
+def count_kept(rank: int, world_size: int, prepares: list[Prepare]) -> list[int]:
     """The bytes of activations that autograd keeps on this rank after forward."""
-    model = prepare(new_model(torch.float32, width=96))
-    tokens, targets = new_batch(sequences=8, length=24)
-    ledger = Ledger()
-    ledger.add("batch", [tokens, targets])
-    with ledger.saved_for_backward(model):
-        loss = parallel_cross_entropy(model(tokens), targets)
-    found = ledger.saved_now("cpu")
-    loss.backward()
+    found = []
+    for prepare in prepares:
+        model, ledger = prepare(new_model(torch.float32, width=96)), Ledger()
+        tokens, targets = new_batch(sequences=8, length=24)
+        ledger.add("batch", [tokens, targets])
+        with ledger.saved_for_backward(model):
+            loss = parallel_cross_entropy(model(tokens), targets)
+        found.append(ledger.saved_now("cpu"))
+        loss.backward()
     return found
 
 
-def kept_table(*prepares: Prepare, ranks: Sequence[int] = (1, 2, 4)) -> Table:
-    """Launch each; the KiB that a rank keeps for backward, a column per world size."""
+def kept_table(*prepares: Prepare) -> Table:
+    """Launch 1, 2 and 4 ranks; the KiB that a rank keeps for backward."""
+    kept = [launch(count_kept, n, prepares).results[0] for n in (1, 2, 4)]
     rows = [
-        [p.__name__, *(f"{launch(count_kept, n, p).results[0] / 1024:,.0f}" for n in ranks)]
-        for p in prepares
+        [prepare.__name__, *(f"{nbytes / 1024:,.0f}" for nbytes in row)]
+        for prepare, row in zip(prepares, zip(*kept, strict=True), strict=True)
     ]
-    return Table(["KiB kept for backward", *(f"of {n}" for n in ranks)], rows)
+    return Table(["KiB kept for backward", "of 1", "of 2", "of 4"], rows)
 
 
 # Rounding: a sum of rounded numbers depends on its order
-
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def share_otherwise(model: SmallTransformer, seed: int) -> SmallTransformer:
@@ -230,51 +221,42 @@ def share_otherwise(model: SmallTransformer, seed: int) -> SmallTransformer:
     generator = torch.Generator().manual_seed(seed)
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
-        size = attention.per_head
-        order = torch.randperm(attention.out.in_features // size, generator=generator)
-        rows = torch.arange(3 * size * len(order)).view(-1, 3 * size)[order].flatten()
-        columns = torch.arange(size * len(order)).view(-1, size)[order].flatten()
-        features = torch.randperm(mlp.up.out_features, generator=generator)
-        for first, second, outputs, inputs in (
-            (attention.qkv, attention.out, rows, columns),
-            (mlp.up, mlp.down, features, features),
+        heads = attention.out.in_features // attention.per_head
+        for first, second, count in (
+            (attention.qkv, attention.out, heads),
+            (mlp.up, mlp.down, mlp.up.out_features),
         ):
-            first.weight.data, first.bias.data = first.weight[outputs], first.bias[outputs]
-            second.weight.data = second.weight[:, inputs]
+            order = torch.randperm(count, generator=generator)
+            for p in (first.weight, first.bias):
+                p.data = p.data.unflatten(0, (count, -1))[order].flatten(0, 1)
+            columns = second.weight.data.unflatten(1, (count, -1))
+            second.weight.data = columns[:, order].flatten(1)
     return model
 
 
-def orders(
-    rank: int, world_size: int, dtype: torch.dtype, has_mask: bool, tokens: int
-) -> list[float]:
-    """In each of sixteen orders: how far the copies' gradients are from one process."""
-    one, (batch, targets) = new_model(dtype, vocabulary=tokens), new_batch()
-    wide = one(batch).flatten(0, 1).to(torch.promote_types(dtype, torch.float32))
-    cross_entropy(wide, targets.flatten()).backward()
-    found = []
-    for seed in range(16):
-        model = parallelize(share_otherwise(new_model(dtype, vocabulary=tokens), seed))
-        if not has_mask:
-            model.head.real = len(model.head.weight)
-        gradients_of(model)
-        mine = {name: p.grad for name, p in copies(model).items()}
-        expected = {name: one.get_parameter(name).grad for name in mine}
-        found.append(distance(flat(mine), flat(expected)))
+def orders(rank: int, world_size: int, tokens: int) -> dict[str, dict[str, list[float]]]:
+    """How far the copies' gradients are from one process, in each of sixteen orders."""
+    batch, targets = new_batch()
+    found = {name: {"right": [], "without mask": []} for name in DTYPES}
+    for name, dtype in DTYPES.items():
+        one = new_model(dtype, vocabulary=tokens)
+        wide = one(batch).flatten(0, 1).to(torch.promote_types(dtype, torch.float32))
+        cross_entropy(wide, targets.flatten()).backward()
+        for seed in range(16):
+            model = parallelize(share_otherwise(new_model(dtype, vocabulary=tokens), seed))
+            for which in found[name]:
+                if which == "without mask":
+                    model.head.real = len(model.head.weight)
+                model.zero_grad()
+                gradients_of(model)
+                mine = {path: p.grad for path, p in copies(model).items()}
+                expected = flat(one.get_parameter(path).grad for path in mine)
+                far = (flat(mine.values()) - expected).norm() / expected.norm()
+                found[name][which].append(far.item())
     return found
 
 
-def measure_orders(tokens: int) -> dict[str, dict[str, list[float]]]:
-    """Launch sixteen orders on four ranks in each precision, right and without the mask."""
-    return {
-        name: {
-            which: launch(orders, 4, dtype, has_mask, tokens).results[0]
-            for which, has_mask in (("right", True), ("without mask", False))
-        }
-        for name, dtype in DTYPES.items()
-    }
-
-
-def orders_picture(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Plot:
+def orders_picture(measured: Mapping[str, Mapping[str, list[float]]]) -> Plot:
     """Draw the distance from one process of each order, by precision; bfloat16 once more."""
     from matplotlib.figure import Figure
 
@@ -296,12 +278,3 @@ def orders_picture(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Plo
     last.set(xlim=(-0.5, 0.5), title="the last column, enlarged")
     words = "distance of sixteen orders from one process, right and without the mask, in "
     return Plot(figure, words + ", ".join(measured))
-
-
-def orders_table(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
-    """The least and the greatest distance of the orders, by precision."""
-    rows = [
-        [name, *(f"{min(found[w]):.1e} to {max(found[w]):.1e}" for w in found)]
-        for name, found in measured.items()
-    ]
-    return Table(["gradients off", "right", "without mask"], rows)

@@ -3,13 +3,13 @@
 from mgpu_tutorial.tensor_parallel.builds import build
 from tests.builds import changed, edited
 
-OUTPUT, GRADIENT = "rank 0 of 2: the output", "rank 0 of 2: the input's gradient"
+OUTPUT, GRADIENT = "rank 0 of 3: the output", "rank 0 of 3: the input's gradient"
 OTHERS = "with ranks 2 and 3 in another group, rank 0: the "
 COPY, SUMMED = "x.view_as(x)", "sum_of(gradient, ctx.group)"
 IN_PLACE = "dist.all_reduce(gradient, group=ctx.group); return gradient"
 F = [
     (COPY, "x.clone()"),
-    (COPY, "sum_of(x, group)", SUMMED, "gradient", f"{OUTPUT}: [3, 3]"),
+    (COPY, "sum_of(x, group)", SUMMED, "gradient", f"{OUTPUT}: [6, 6]"),
     (SUMMED, "gradient", GRADIENT),
     (SUMMED, "sum_of(gradient)", f"{OTHERS}input's gradient"),
     (f"return {SUMMED}", IN_PLACE, "the input or the gradient has other numbers now"),
@@ -20,7 +20,7 @@ BY_HAND = "total = part.clone(); dist.all_reduce(total, group=group); return tot
 G = [
     (SUM, BY_HAND, BACK, "return gradient.clone()"),
     (SUM, "return part.clone()", OUTPUT),
-    (SUM, f"ctx.group = group; {SUM}", BACK, f"return {SUMMED}", f"{GRADIENT}: [30, 30]"),
+    (SUM, f"ctx.group = group; {SUM}", BACK, f"return {SUMMED}", f"{GRADIENT}: [60, 60]"),
     (SUM, "dist.all_reduce(part, group=group); return part.view_as(part)", "now"),
 ]
 LINEAR = "linear(self.f.apply(x, self.group), self.weight, self.bias)"

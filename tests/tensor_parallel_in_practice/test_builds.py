@@ -3,7 +3,7 @@
 from mgpu_tutorial.tensor_parallel_in_practice.builds import build
 from tests.builds import edited
 
-LOSS, GRADIENT = "rank 0 of 2: the loss", "rank 0 of 2: the logits' gradient"
+LOSS, GRADIENT = "rank 0 of 3: the loss", "rank 0 of 3: the logits' gradient"
 MAX = "dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)"
 SUM, TOTAL = "SumOverRanks.apply(shifted.exp().sum(-1), group)", "total = SumOverRanks"
 RIGHT, HIDE, MEAN = "SumOverRanks.apply(mine, group)", ".where(here, 0)\n    right", ".mean()"
