@@ -30,16 +30,11 @@ def gradients_of(model: nn.Module) -> Gradients:
     return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in gradients.items()}
 
 
-def _alone(rank: int, world_size: int) -> Gradients:
-    """One process with the whole batch, without `fully_shard`."""
-    model = new_model(torch.float64)
-    loss_of(model, share_of_batch(0, 1)).backward()
-    return gradients_of(model)
-
-
 def expect_gradients(results: list[Gradients], who: str) -> None:
     """Raise AssertionError unless the ranks' gradients are those of one process."""
-    expected = _alone(0, 1)
+    model = new_model(torch.float64)
+    loss_of(model, share_of_batch(0, 1)).backward()
+    expected = gradients_of(model)
     for rank, found in enumerate(results):
         for name, gradient in found.items():
             assert gradient is not None, (

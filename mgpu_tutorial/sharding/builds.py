@@ -113,10 +113,6 @@ def begins_with_the_largest(rule: Callable) -> None:
     _expect_owned(rule, [1, 1, 1, 1, 1, 1, 9], [9, 3, 3])
     _expect_owned(rule, [2, 3, 4, 5, 6, 7], [9, 9, 9])
     _expect_owned(rule, [8, 1, 8, 1, 8, 1, 8], [16, 10, 9])
-
-
-def copes_with_few(rule: Callable) -> None:
-    """leave ranks without a parameter where there are too few"""
     _expect_owned(rule, [5, 3], [5, 3, 0, 0])
 
 
@@ -234,12 +230,7 @@ build = Builder(
             leaves_the_same_bits,
             sends_the_model_twice,
         ],
-        owners: [
-            shares_the_tower,
-            begins_with_the_largest,
-            copes_with_few,
-            agrees_on_every_rank,
-        ],
+        owners: [shares_the_tower, begins_with_the_largest, agrees_on_every_rank],
         Gather: [gathers_all_shards, scatters_the_mean, makes_two_calls],
         chain: [computes_like_one, gathers_one_by_one],
     },
