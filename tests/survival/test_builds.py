@@ -42,7 +42,7 @@ SAMPLES = [
     (PLACE, "divmod(step * batch, samples)", CUT, "place :", "samples: 2, expected 12"),
     (f"torch.Generator().{SEED}", f"torch.{SEED}", "what dropout draws"),
     (SEED, "manual_seed(0)", "begin with the same batch"),
-    (SEED, "manual_seed(world_size)", "the samples of 2 ranks together"),
+    (SEED, "manual_seed(world_size)", "the samples of all, and of one rank"),
 ]
 test_right, test_wrong = edited(
     build, {"save_whole": SAVE, "resume_or_start": RESUME, "samples_of": SAMPLES}
