@@ -107,22 +107,6 @@ def triangles(*deals: Deal, length: int = 16, ranks: int = 4) -> Plot:
     return Plot(figure, "\n".join(lines))
 
 
-def balance(*deals: Deal, length: int = 64, ranks: int = 4) -> Table:
-    """Pairs by rank, and their mean over what the slowest rank of each step adds up to."""
-    rows = []
-    for deal in deals:
-        places = [deal(length, rank, ranks) for rank in range(ranks)]
-        pairs = [
-            [int((places[r - step] <= places[r][:, None]).sum()) for r in range(ranks)]
-            for step in range(ranks)
-        ]
-        slowest = sum(map(max, pairs))
-        mine = ", ".join(str(sum(own)) for own in zip(*pairs, strict=True))
-        busy = f"{sum(map(sum, pairs)) / ranks / slowest:.1%}"
-        rows.append([deal.__name__, mine, busy])
-    return Table(["", "pairs by rank", "busy"], rows)
-
-
 def sent_by_formula(method: str, ranks: int, d: int, group: int, tokens: int) -> float:
     """Numbers that a rank sends in forward for tokens of width `d`, by attention's method."""
     unit = tokens * d / ranks
