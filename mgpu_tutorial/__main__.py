@@ -5,8 +5,7 @@
     torchrun --nproc-per-node 2 -m mgpu_tutorial point_to_point.messages.blocking
     python -m mgpu_tutorial mine                                          what you have built
 
-A worker's own arguments follow as `--name value` or name=value; a value is a Python literal
-or plain text.
+A worker's own arguments follow as `--name value`; a value is a Python literal or plain text.
 """
 
 import argparse
@@ -70,13 +69,14 @@ def find(name: str) -> Callable:
     return found[name]
 
 
-def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The launcher's options, and what is left: the worker's arguments."""
+def _parse(words: list[str]) -> tuple[str | None, dict[str, object], list[str]]:
+    """The worker's name, the launcher's options, and what is left: the worker's arguments."""
     parser = argparse.ArgumentParser(
         prog="mgpu_tutorial",
         allow_abbrev=False,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
     )
     parser.add_argument(
         "worker", nargs="?", help="chapter.worker or chapter.file.worker, as in the list"
@@ -86,64 +86,54 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--timeout", type=float, help="seconds (30)")
     parser.add_argument("--version", action="version", version=mgpu_tutorial.__version__)
     given, rest = parser.parse_known_args(words)
-    if given.worker is None and words:
+    options = vars(given)
+    worker = options.pop("worker", None)
+    if worker is None and words:
         parser.error("name a worker before its options; without any word comes the list")
-    options = [
-        name for name in ("ranks", "device", "timeout") if getattr(given, name) is not None
-    ]
     if "TORCHELASTIC_RUN_ID" in os.environ and options:
-        parser.error(f"--{options[0]} is for a launch without torchrun, which decides on it")
-    return given, rest
+        parser.error(
+            f"--{min(options)} is for a launch without torchrun, which decides on it"
+        )
+    return worker, options, rest
 
 
 def _arguments(words: list[str], worker: Callable) -> dict[str, object]:
-    """The worker's own arguments: name=value, --name=value or --name value."""
-    values, left = {}, iter(words)
-    for word in left:
-        name, equals, text = word.removeprefix("--").partition("=")
-        if word.startswith("--") and not equals:
-            text = next(left, None)
-            equals = text is not None
-        name = name.replace("-", "_")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"{word!r} is not name=value or --name value")
-        if name in ("worker", "rank", "world_size"):
-            raise ValueError(f"{name} is no argument to set: see --ranks, and the first word")
-        values[name] = _value(name, text, worker)
-    return values
+    """The worker's own arguments, by its signature; argparse says what is wrong."""
+    how = {"allow_abbrev": False, "argument_default": argparse.SUPPRESS}
+    parser = argparse.ArgumentParser(prog=worker.__name__, **how)
+    for name, parameter in list(inspect.signature(worker).parameters.items())[2:]:
+        options = {f"--{name}", f"--{name.replace('_', '-')}"}
+        kind = parameter.annotation
+        kind = kind if kind in (int, float, str) else _value
+        parser.add_argument(*options, dest=name, type=kind)
+    return vars(parser.parse_args(words))
 
 
-def _value(name: str, text: str, worker: Callable) -> object:
-    """A Python literal or plain text; ValueError where the worker wants a number instead."""
+def _value(text: str) -> object:
+    """A Python literal or plain text."""
     try:
-        value = ast.literal_eval(text)
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        value = text
-    parameter = inspect.signature(worker).parameters.get(name)
-    wanted = parameter.annotation if parameter else None
-    kinds = {int: int, float: int | float}  # by annotation, what may be given
-    if wanted in kinds and not isinstance(value, kinds[wanted]):
-        raise ValueError(f"--{name} takes a number of type {wanted.__name__}, got {text!r}")
-    return value
+        return text
 
 
 def main(words: list[str]) -> int:
-    given, rest = _parse(words)
-    if given.worker == "mine" and os.path.isdir("notebooks"):
-        os.chdir("notebooks")
-    if given.worker in (None, "mine"):
-        print(mine.listing() if given.worker else listing())
+    name, options, rest = _parse(words)
+    if name is None:
+        print(listing())
+        return 0
+    if name == "mine":
+        if os.path.isdir("notebooks"):
+            os.chdir("notebooks")
+        print(mine.listing())
         return 0
     try:
-        worker = find(given.worker)
+        worker = find(name)
         arguments = _arguments(rest, worker)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             under_torchrun(worker, arguments)
-        options = {"device": given.device, "timeout": given.timeout}
-        options = {name: value for name, value in options.items() if value is not None}
         usual = getattr(worker, "ranks_for", lambda **_: 2)(**arguments)
-        ranks = usual if given.ranks is None else given.ranks
-        print(launch(worker, ranks, **options, **arguments))
+        print(launch(worker, options.pop("ranks", usual), **options, **arguments))
         return 0
     except LaunchError as error:
         if any(error.report.stdout):

@@ -32,7 +32,7 @@ def test_a_worker_runs_under_torchrun(tmp_path):
     assert sorted(line.split("│ ")[-1] for line in done.stdout.splitlines()) == said
 
 
-@pytest.mark.parametrize("words", [["name=MAX"], ["--name", "MAX"], ["--name=MAX"]])
+@pytest.mark.parametrize("words", [["--name", "MAX"], ["--name=MAX"]])
 def test_arguments_are_name_and_value(words, capsys):
     assert main(["collectives.calls.reduce_with", *words, "--ranks", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -44,12 +44,20 @@ def test_arguments_are_name_and_value(words, capsys):
     [
         ("nowhere.worker", "no chapter 'nowhere'; there are: processes_and_ranks,", 2),
         ("point_to_point.nothing", "no worker 'nothing' in point_to_point; there are:", 2),
-        ("point_to_point.messages.blocking 5", "'5' is not name=value or --name value", 2),
-        ("point_to_point.messages.blocking --delay", "'--delay' is not name=value or", 2),
+        ("point_to_point.messages.blocking 5", "unrecognized arguments: 5", 2),
+        ("point_to_point.messages.blocking --delay", "unrecognized arguments: --delay", 2),
         ("point_to_point.messages.blocking --ranks 0", "world_size must be a whole", 2),
-        ("point_to_point.messages.blocking --world_size 3", "world_size is no argument", 2),
+        (
+            "point_to_point.messages.blocking --world_size 3",
+            "unrecognized arguments: --world_size 3",
+            2,
+        ),
         ("point_to_point.messages.late_receiver", "missing 1 required positional", 1),
-        ("distributed_sgd.training.train --epochs x", "--epochs takes a number of", 2),
+        (
+            "distributed_sgd.training.train --epochs x",
+            "argument --epochs: invalid int value: 'x'",
+            2,
+        ),
         ("--ranks 3", "name a worker before its options", 2),
         ("--bogus", "name a worker before its options", 2),
         ("torchrun point_to_point.messages.blocking --device=a", "--device is for a la", 2),

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
-from mgpu_tutorial.language_model import PARTS, plan, train
-from mgpu_tutorial.language_model.plan import Plan, mesh_of
+from mgpu_tutorial.language_model import PARTS, train
+from mgpu_tutorial.language_model.plan import Plan, cut_model, mesh_of
 
 
 def _parts(rank: int, world_size: int, cut: Callable, wanted: Plan) -> tuple:
@@ -24,7 +24,7 @@ def _parts(rank: int, world_size: int, cut: Callable, wanted: Plan) -> tuple:
     layers = list(model)
     mine = cut(model, mesh, share)
     if mine is None:
-        return None, shared
+        return "nothing was returned. Is a `return` missing?", shared
     strange = [layer for layer in mine if layer not in layers]
     said = "is no layer of the model. `share` cuts a block in place, and returns nothing"
     assert not strange, f"{strange[0]} {said}"
@@ -35,13 +35,9 @@ def _look(cut: Callable, wanted: Plan, which: int, expected: list) -> None:
     results = launch(_parts, wanted.ranks, cut, wanted).results
     what = ("layers (0 is the embedding, 1 to 4 are blocks, 5 is the head)", "shared blocks")
     for rank, found in enumerate(results):
-        seen = (
-            "nothing was returned. Is a `return` missing?"
-            if found[0] is None
-            else found[which]
-        )
         where = f"{wanted}, rank {rank}: its {what[which]}"
-        assert seen == expected[rank], f"{where}: {seen}, expected {expected[rank]}"
+        seen = f"{where}: {found[which]}, expected {expected[rank]}"
+        assert found[which] == expected[rank], seen
 
 
 def keeps_the_model(cut: Callable) -> None:
@@ -65,19 +61,19 @@ def shares_its_blocks(cut: Callable) -> None:
     _look(cut, Plan(tp=2, pp=2), 1, [dict.fromkeys(mine, group) for mine, group in pairs])
 
 
-def _train_with(rank: int, world_size: int, cut: Callable, words: str) -> list[float]:
+def _train_with(rank: int, world_size: int, cut: Callable) -> list[float]:
     parts = SimpleNamespace(**vars(PARTS) | {"cut_model": cut})
-    return train(rank, world_size, words, steps=2, dtype="float64", parts=parts)
+    return train(rank, world_size, "tp=2,pp=2", steps=2, dtype="float64", parts=parts)
 
 
 def trains_like_one(cut: Callable) -> None:
     """make four ranks train as one process does"""
-    (one,) = launch(_train_with, 1, plan.cut_model, "dp=1").results
-    for rank, losses in enumerate(launch(_train_with, 4, cut, "tp=2,pp=2").results):
+    (one,) = launch(train, 1, "dp=1", steps=2, dtype="float64").results
+    for rank, losses in enumerate(launch(_train_with, 4, cut).results):
         expect(losses, one, f"rank {rank}: the losses of two steps", within=1e-9)
 
 
 build = Builder(
     "language_model",
-    {plan.cut_model: [keeps_the_model, cuts_into_stages, shares_its_blocks, trains_like_one]},
+    {cut_model: [keeps_the_model, cuts_into_stages, shares_its_blocks, trains_like_one]},
 )

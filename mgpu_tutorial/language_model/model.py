@@ -32,8 +32,9 @@ def text() -> str:
 
 
 def encode(words: str) -> Tensor:
-    """A number for each character, from 0 to 95."""
-    return torch.tensor([ALPHABET.index(character) for character in words])
+    """A number for each character, its place in the alphabet: ASCII less 31, 0 a new line."""
+    codes = torch.frombuffer(bytearray(words, "ascii"), dtype=torch.uint8)
+    return (codes.long() - 31).clamp(min=0)
 
 
 def decode(numbers: Tensor) -> str:

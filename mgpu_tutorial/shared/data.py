@@ -27,7 +27,6 @@ DOWNLOAD = (
     'python -c "from mgpu_tutorial.shared.vision import torchvision as t; '
     "t.datasets.{}('FOLDER', download=True)\""
 )
-GENERATED = {True: 2000, False: 500}  # training and test pictures
 
 
 @dataclass(frozen=True)
@@ -103,33 +102,32 @@ class Pictures(Digits):
         return (images - 0.46) / 0.25, self.labels[index]
 
 
-def pictures(train: bool = True) -> Pictures:
-    """The training pictures (or the test pictures): CIFAR-10 where it is on disk.
+def pictures() -> Pictures:
+    """The training pictures: CIFAR-10 where it is on disk.
 
     That is where MGPU_DATA names a folder with `cifar-10-batches-py`; ValueError if those
     files cannot be read.
     """
     folder = os.environ.get("MGPU_DATA")
     if not folder or not Path(folder, "cifar-10-batches-py").is_dir():
-        drawn, device = _generated(train), torch.get_default_device()
+        with torch.device("cpu"):
+            drawn = _generated()
+        device = torch.get_default_device()
         images, labels = (t.to(device, copy=True) for t in (drawn.images, drawn.labels))
         return replace(drawn, images=images, labels=labels)
-    data = _stored("CIFAR10", Path(folder), train, "generated pictures")
+    data = _stored("CIFAR10", Path(folder), True, "generated pictures")
     images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
     return Pictures(images, torch.tensor(data.targets), "CIFAR-10")
 
 
 @cache
-def _generated(train: bool) -> Pictures:
-    """The same pictures whatever the device; drawn once by each process."""
-    with torch.device("cpu"):
-        return _draw(train)
+def _generated() -> Pictures:
+    """Stripes in a direction and a tint that tell the class, under noise.
 
-
-def _draw(train: bool) -> Pictures:
-    """Stripes in a direction and a tint that tell the class, under noise."""
-    generator = torch.Generator().manual_seed(0 if train else 1)
-    labels = torch.randperm(GENERATED[train], generator=generator) % 10
+    The same pictures whatever the device; drawn once by each process.
+    """
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randperm(2000, generator=generator) % 10
     angle = labels * (math.pi / 10)
     y, x = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
     shift = 6.28 * torch.rand(len(labels), 1, 1, generator=generator)

@@ -39,8 +39,7 @@ class SmallTransformer(nn.Module):
     """A small language model: embedding, a stack of blocks, norm, and a head.
 
     Takes token numbers (batch, sequence) and returns logits (batch, sequence, vocabulary).
-    With `tied` the head's weights are those of the embedding, as in GPT-2. `kv_heads` fewer
-    than `heads` make several heads share their keys and values.
+    With `tied` the head's weights are those of the embedding, as in GPT-2.
     """
 
     def __init__(
@@ -49,14 +48,12 @@ class SmallTransformer(nn.Module):
         width: int = 32,
         heads: int = 4,
         depth: int = 2,
-        kv_heads: int | None = None,
-        max_length: int = 64,
         tied: bool = True,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
-        self.position = nn.Embedding(max_length, width)
-        self.blocks = nn.ModuleList(Block(width, heads, kv_heads) for _ in range(depth))
+        self.position = nn.Embedding(64, width)  # so long a sequence may be
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tied:
@@ -73,10 +70,10 @@ class SmallTransformer(nn.Module):
 class Block(nn.Module):
     """One layer of a transformer: attention, then a perceptron, each added to its input."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int | None = None) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, kv_heads)
+        self.attention = Attention(width, heads)
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = MLP(width)
 
@@ -91,17 +88,12 @@ class Attention(nn.Module):
     How many heads it has follows from its weights, so that a rank may hold a part of them.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int | None = None) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
-        if width % heads or heads % kv_heads:
-            raise ValueError(
-                f"{heads} heads must divide a width of {width}, and {kv_heads} kv_heads them"
-            )
         self.per_head = width // heads
         self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, kv_heads * self.per_head, bias=False)
-        self.value = nn.Linear(width, kv_heads * self.per_head, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -110,7 +102,7 @@ class Attention(nn.Module):
             part(x).unflatten(-1, (-1, self.per_head)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 

@@ -12,6 +12,8 @@ from mgpu_tutorial.language_model import PARTS, checkpoint, figures, steps, trai
 from mgpu_tutorial.language_model.model import (
     ALPHABET,
     batch_of,
+    decode,
+    encode,
     encoded_text,
     new_model,
     text,
@@ -141,6 +143,7 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
 def test_the_text_is_the_alphabet_and_nothing_else():
     assert set(text()) <= set(ALPHABET) and len(text()) > 300_000
     assert len(encoded_text()) == len(text())
+    assert decode(encode(ALPHABET)) == ALPHABET and encode(ALPHABET).tolist() == [*range(96)]
     inputs, targets = batch_of(3, 5)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert str(Plan(dp=2, zero=1)) == "dp=2,zero=1"

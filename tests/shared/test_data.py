@@ -65,9 +65,9 @@ def test_mnist_and_cifar_are_used_where_they_are_on_disk(folder, monkeypatch, tr
     data = digits(train)
     assert data.labels.tolist() == labels
     torch.testing.assert_close(data.images[:, 0], (pixels / 255 - 0.1307) / 0.3081)
-    assert pictures(train).source == "generated pictures"  # a folder with something else
+    assert pictures().source == "generated pictures"  # a folder with something else
     (folder / "cifar-10-batches-py").mkdir()
-    data = pictures(train)
+    data = pictures()
     assert data.source == "CIFAR-10" and data.labels.tolist() == labels
     assert torch.equal(data.images, torch.tensor(colours).permute(0, 3, 1, 2))
 
