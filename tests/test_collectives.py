@@ -29,3 +29,15 @@ def test_a_rank_of_the_ring_sends_all_chunks_but_one_to_the_right_twice(
         order = [chunks[(rank - step) % world_size] for step in range(steps)]
         assert [(e.peer, e.nbytes) for e in mine if e.sends] == [(right, n) for n in order]
         assert [e.op for e in mine] == ["isend", "recv", "wait"] * steps
+
+
+def add_up_whole_numbers(rank, world_size, method):
+    tensor = torch.full((5,), 2**40 + rank)
+    method(tensor)
+    return tensor.tolist()
+
+
+@pytest.mark.parametrize("method", [ring.ring_all_reduce, ring.naive_all_reduce])
+def test_whole_numbers_stay_whole(ranks, method):
+    """More bits than a float32 has."""
+    assert ranks(3, add_up_whole_numbers, method).results == [[3 * 2**40 + 3] * 5] * 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from mgpu_tutorial.at_scale import __main__ as terminal
@@ -57,6 +57,7 @@ def all_plans(model, per_node, gpus, batch):
     gpus=some.integers(1, 16),
     batch=some.integers(1, 48),
 )
+@example(layers=2, heads=1, per_node=1, gpus=4, batch=4)  # no four stages of two layers
 def test_every_plan_that_can_be_run_is_tried_once(layers, heads, per_node, gpus, batch):
     model = Model(layers, 64 * heads, heads)
     cluster = H100._replace(gpus_per_node=per_node)
@@ -69,11 +70,10 @@ def test_every_plan_that_can_be_run_is_tried_once(layers, heads, per_node, gpus,
 
 def test_sequences_and_experts_are_shared_where_that_is_allowed():
     model = Model(4, 512, 8, sequence=4096, experts=4, active=2)
-    found = {
-        (p.tp, p.pp, p.cp, p.dp, p.ep) for p in planner.plans(model, H100, 8, 16, context=2)
-    }
+    plans = list(planner.plans(model, H100, 8, 16, context=2))
     expected = set(planner.splits(8, 16, 2, 4)) - {(1, 8, 1, 1, 1)}  # four layers
-    assert found == expected
+    assert {(p.tp, p.pp, p.cp, p.dp, p.ep) for p in plans} == expected
+    assert {p.zero for p in plans if (p.pp, p.cp, p.dp) == (1, 2, 1)} == {0, 1, 2, 3}
     ranked = planner.rank_plans(model, H100, 8, 16, context=2)
     assert {c.plan.cp for c in ranked} == {1, 2} and {c.plan.ep for c in ranked} == {1, 2, 4}
     assert len(

@@ -140,6 +140,8 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_with_no_other_setting(
     assert [len(row) for row in losses] == [4, 3]
     ended = launch(training.train, 1, **RUN, checkpoint=path)
     assert ended.stdout == [""] and ended.results[0][0] == losses
-    for other in ({"batch": 478}, {"lr": 0.2}, {"double": False}):
-        with pytest.raises(RankFailed, match="ranks 0 and 1 raised ValueError"):
-            launch(training.train, 2, **RUN | other, checkpoint=path)
+    for name, other in {"batch": 478, "lr": 0.2, "double": False}.items():
+        with pytest.raises(RankFailed, match="ranks 0 and 1 raised ValueError") as refused:
+            launch(training.train, 2, **RUN | {name: other}, checkpoint=path)
+        said = f"saved with {name}={RUN[name]}, now {name}={other} is asked for"
+        assert said in refused.value.tracebacks[1]
