@@ -60,8 +60,9 @@ def _whole() -> nn.Module:
 
 def _outputs(model_class: Callable) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """The network split into four, with the weights of the whole one, and both outputs."""
-    split = _new(model_class, CUTS).double()
-    split.load_state_dict(_whole().state_dict())
+    split, state = _new(model_class, CUTS).double(), _whole().state_dict()
+    expect(sorted(split.state_dict()), sorted(state), "the names in the state_dict")
+    split.load_state_dict(state)
     images = torch.randn(2, 3, 40, 40, dtype=torch.float64)
     return split, split(images.to(devices(4)[0])), _whole()(images)
 

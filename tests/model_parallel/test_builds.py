@@ -16,7 +16,7 @@ NETWORK = [
         "stage.to(devices[0])",
         "the device of layer3.0's conv1.weight: 'virtual:0', expected 'virtual:1'",
     ),
-    ("cut(self, cuts)", "nn.ModuleList(cut(self, cuts))", "Unexpected key"),
+    ("cut(self, cuts)", "nn.ModuleList(cut(self, cuts))", "the names in the state_dict"),
     (STEP, "x = stage(x)", "on the same device"),
     ("return x", "return x.to(self.devices[0])", "the device of the output: 'virtual:0'"),
     (STEP, "x = stage(x.detach().to(device))", "the gradient of conv1.weight: there is none"),
