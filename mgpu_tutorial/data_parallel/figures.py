@@ -19,7 +19,6 @@ from mgpu_tutorial.data_parallel.wrapper import (
 )
 from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.colours import tone_of
-from mgpu_tutorial.lab.devices import device_of
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.measure import largest_difference
@@ -145,13 +144,13 @@ def _items_of(things: Things) -> list[Item]:
         named |= {f"{name} {i}": thing for i, thing in several} or {name: value}
     items, memories = [], set()
     for name, thing in named.items():
+        tensor = next(thing.parameters()) if isinstance(thing, nn.Module) else thing
         shape = "×".join(map(str, getattr(thing, "shape", ()))) or "scalar"
-        if isinstance(thing, nn.Module):  # in the memory of an earlier one it is a view
-            memory = next(thing.parameters()).data_ptr()
+        if thing is not tensor:  # a module in the memory of an earlier one is a view
             count = f"{sum(p.numel() for p in thing.parameters()):,} numbers"
-            shape = "a view" if memory in memories else count
-            memories.add(memory)
-        items.append((name, str(device_of(thing)), shape))
+            shape = "a view" if tensor.data_ptr() in memories else count
+            memories.add(tensor.data_ptr())
+        items.append((name, str(tensor.device), shape))
     return items
 
 

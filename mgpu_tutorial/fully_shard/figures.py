@@ -27,9 +27,8 @@ from mgpu_tutorial.fully_shard.units import (
 )
 from mgpu_tutorial.lab import Ledger, Table, launch, span
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.record.intervals import payload
+from mgpu_tutorial.lab.record.intervals import payload, ring_passes
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.record.traffic import ring_passes
 from mgpu_tutorial.shared.models import SmallTransformer
 
 MODEL = 4 * 41_888  # bytes in float32

@@ -13,9 +13,9 @@ from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.plot import curves
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
 from mgpu_tutorial.lab.draw.timeline import timeline
+from mgpu_tutorial.lab.record.intervals import traffic
 from mgpu_tutorial.lab.record.memory import Ledger
 from mgpu_tutorial.lab.record.trace import note, span
-from mgpu_tutorial.lab.record.traffic import traffic
 from mgpu_tutorial.lab.run.errors import RankFailed, RanksHung
 from mgpu_tutorial.lab.run.launch import launch
 from mgpu_tutorial.lab.run.progress import status

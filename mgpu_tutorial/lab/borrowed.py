@@ -1,9 +1,8 @@
 """The private names of Python and PyTorch that the package uses, a function each.
 
-None of them is promised to anybody: a new Python or PyTorch may take one away, and the test
-of this module then says which. What only one chapter needs is in a file of that chapter,
-which `pyproject.toml` names (SLF, PLC2701), and in the same test.
-PyTorch is imported where it is used, because the fork server begins before it.
+A new Python or PyTorch may take one away, and the test of this module then says which. What
+only one chapter needs is in a file of that chapter, which `pyproject.toml` names (SLF,
+PLC2701), and in the same test. The fork server begins before PyTorch is imported.
 """
 
 import importlib
@@ -11,6 +10,7 @@ import multiprocessing as mp
 import socket
 from functools import cached_property, reduce
 from multiprocessing import forkserver
+from operator import attrgetter
 from typing import Any
 
 
@@ -29,14 +29,14 @@ class Private:
         return self.thing(*args, **kwargs)
 
 
-# Python
-
 # Close the fork server, if there is one, and wait for its end.
 stop_fork_server = Private("multiprocessing.forkserver:_forkserver._stop")
 # End the process that cleans up named semaphores; it ignores signals.
 stop_resource_tracker = Private("multiprocessing.resource_tracker:_resource_tracker._stop")
 # What multiprocessing does at the end of a process: join children, remove folders.
 run_exit_handlers = Private("multiprocessing.util:_exit_function")
+# safe_text(thing, "result", repr): its text, or that it has none; whatever it raises.
+safe_text = Private("traceback:_safe_string")
 
 
 def fork_server_pid() -> int | None:
@@ -48,8 +48,6 @@ def is_importing_main() -> bool:
     """Whether a child process is just importing the program's `__main__`, as spawn does."""
     return getattr(mp.current_process(), "_inheriting", False)
 
-
-# PyTorch
 
 # The process group that functional collectives know by this name.
 process_group_of = Private("torch.distributed.distributed_c10d:_resolve_process_group")
@@ -69,11 +67,8 @@ leaves_of = Private("torch.utils._pytree:tree_leaves")
 functional_collectives = Private("torch.distributed._functional_collectives:")
 # What a tensor class sets as its `__torch_function__` to have none.
 disabled_torch_function = Private("torch:_C._disabled_torch_function_impl")
-
-
-def schema_of(operator: Any) -> Any:
-    """Name and arguments of an operator of `torch.ops`."""
-    return operator._schema
+# Name and arguments of an operator of `torch.ops`.
+schema_of = attrgetter("_schema")
 
 
 def keep_stores_on_loopback() -> None:

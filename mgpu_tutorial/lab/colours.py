@@ -5,10 +5,7 @@ from typing import NamedTuple
 
 
 class Tone(NamedTuple):
-    """A colour as a fill or a line, as text on white, and what is written on the fill.
-
-    Text reaches a contrast of 4.5 to 1, as WCAG 2.1 AA asks.
-    """
+    """A colour as a fill or a line, as text on white, and what is written on the fill."""
 
     fill: str
     text: str
@@ -16,7 +13,7 @@ class Tone(NamedTuple):
 
 
 # Okabe and Ito's colours, told apart by most colour-blind readers and in grey; as text each
-# is as much darker as it must be.
+# is as much darker as the contrast of 4.5 to 1 needs that WCAG 2.1 AA asks for.
 TONES = (
     Tone("#0072B2", "#0072B2", "#ffffff"),
     Tone("#D55E00", "#B75100", "#000000"),

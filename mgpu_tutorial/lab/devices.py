@@ -1,11 +1,10 @@
 """Devices to place tensors on: this machine's GPUs, or virtual ones where it has too few.
 
-A virtual device is a label over CPU memory: "virtual:0", "virtual:1", … A tensor that is
-placed there computes on the CPU, and its results, gradients and optimizer state carry the
-same label. As on GPUs, `.to(device)` copies, `.device` tells where a tensor is, and an
-operation that mixes two devices is refused with PyTorch's own words. So code that is
-written for ("cuda:0", "cuda:1") runs on ("virtual:0", "virtual:1") unchanged, and computes
-the same bits as on the CPU.
+A virtual device is a label over CPU memory: a tensor that is placed on "virtual:0" computes
+on the CPU, and its results, gradients and optimizer state carry the same label. As on GPUs,
+`.to(device)` copies, `.device` tells where a tensor is, and an operation that mixes two
+devices is refused with PyTorch's own words. So code that is written for ("cuda:0", "cuda:1")
+runs on ("virtual:0", "virtual:1") unchanged, and computes the same bits as on the CPU.
 
 It stands on two documented extension points: the name that PyTorch reserves for devices from
 outside (https://docs.pytorch.org/docs/2.13/generated/torch.utils.rename_privateuse1_backend.html)
@@ -16,7 +15,7 @@ import functools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,16 +25,12 @@ from mgpu_tutorial.lab import borrowed
 NAME = "virtual"
 CPU = torch.device("cpu")
 
-Placed = TypeVar("Placed", torch.Tensor, nn.Module)
-
 
 def devices(count: int) -> tuple[torch.device, ...]:
     """`count` devices: GPUs where this machine has as many, else virtual devices.
 
     MGPU_DEVICE=cpu in the environment asks for virtual ones everywhere.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"count must be a whole number of devices from 1, got {count!r}.")
     forced = os.environ.get("MGPU_DEVICE") == "cpu"
     real = not forced and torch.cuda.device_count() >= count
     if not real:
@@ -43,7 +38,7 @@ def devices(count: int) -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda" if real else NAME, i) for i in range(count))
 
 
-def place(thing: Placed, device: torch.device | str) -> Placed:
+def place(thing: Any, device: torch.device | str) -> Any:
     """Copy a tensor to `device`, so that its gradient comes back, or move a module there.
 
     The same as `thing.to(device)`, and also right for a CPU tensor that requires a gradient
@@ -59,21 +54,7 @@ def as_device(device: torch.device | str) -> torch.device:
     """The device that a string names; "virtual:1" is known here before any was made."""
     if str(device).startswith(NAME):
         _register()
-    device = torch.device(device)
-    if device.type == NAME and device.index is None:
-        return torch.device(NAME, 0)
-    return device
-
-
-def device_of(thing: torch.Tensor | nn.Module) -> torch.device:
-    """Where a tensor lies, or the parameters of a module; ValueError if in several places."""
-    if isinstance(thing, torch.Tensor):
-        return thing.device
-    found = {tensor.device for tensor in (*thing.parameters(), *thing.buffers())}
-    if len(found) != 1:
-        names = ", ".join(sorted(map(str, found))) or "no device: it has no parameters"
-        raise ValueError(f"{type(thing).__name__} lies on {names}")
-    return found.pop()
+    return torch.device(device)
 
 
 class VirtualTensor(torch.Tensor):
@@ -121,13 +102,11 @@ class VirtualTensor(torch.Tensor):
             plain = nn.Parameter(plain, self.requires_grad)
         return plain.__reduce_ex__(protocol)
 
-    # What Module.to looks for before it swaps a parameter for one of another type.
-    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
-        return [], self.label
-
-    @staticmethod
-    def __tensor_unflatten__(*_: Any) -> torch.Tensor:
+    def __tensor_flatten__(self, *_: Any) -> Any:
         raise NotImplementedError("virtual devices do not run compiled code")
+
+    # Module.to looks for both before it swaps a parameter for one of another type.
+    __tensor_unflatten__ = __tensor_flatten__
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
@@ -202,11 +181,7 @@ def _checked_copy(target: torch.Tensor, source: torch.Tensor) -> torch.device:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [t for item in value for t in _tensors(item)]
-    return []
+    return [leaf for leaf in borrowed.leaves_of(value) if isinstance(leaf, torch.Tensor)]
 
 
 @functools.cache
@@ -222,9 +197,7 @@ def _register() -> torch.library.Library:
         return _with_label(make(*shape, dtype=dtype), as_device(device))
 
     library = torch.library.Library("aten", "IMPL")
-    for name, make in {
-        "empty.memory_format": torch.empty,
-        "empty_strided": torch.empty_strided,
-    }.items():
+    makers = {"empty.memory_format": torch.empty, "empty_strided": torch.empty_strided}
+    for name, make in makers.items():
         library.impl(name, functools.partial(new, make), "PrivateUse1")
     return library

@@ -2,26 +2,21 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-Name = TypeVar("Name")
 
-
-def in_turns(
-    actions: Mapping[Name, Callable[[], object]], turns: int, warm_up: int = 0
-) -> dict[Name, list[float]]:
+def in_turns(actions: Mapping, turns: int, warm_up: int = 0) -> dict[Any, list[float]]:
     """The seconds of each action in each of `turns`, after `warm_up` turns that do not count.
 
-    The actions take turns, so that a disturbance of the machine hits all of them. Other
-    programs can only add to a time: the least of a list is the nearest. In a process group
-    every rank calls this, and all begin each action together; an action that ends with a
-    barrier is timed until the last rank has done it.
+    So a disturbance of the machine hits all of them; it can only add to a time, and the least
+    of a list is the nearest. In a process group every rank calls this, and all begin each
+    action together; one that ends with a barrier is timed until the last rank has done it.
     """
-    seconds: dict[Name, list[float]] = {name: [] for name in actions}
+    seconds: dict[Any, list[float]] = {name: [] for name in actions}
     for _ in range(warm_up + turns):
         for name, action in actions.items():
             if dist.is_initialized():
@@ -38,7 +33,7 @@ def largest_difference(found: Any, expected: Any) -> float:
     Both are tensors of one shape, or lists or dicts of these, nested alike. Infinite where
     a number is not finite. Raises ValueError where names, lengths or shapes differ.
     """
-    pairs = list(_pairs(found, expected))
+    pairs = _pairs(found, expected)
     differences = [(a.double() - b.double()).abs().max().item() for a, b in pairs if len(a)]
     return max((d if math.isfinite(d) else math.inf for d in differences), default=0.0)
 

@@ -1,4 +1,4 @@
-"""A small table: rows under a header, as text and as HTML."""
+"""A small table, right-aligned where there are numbers; text and HTML alike."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass
 class Table:
-    """Rows under a header, right-aligned where they are numbers; text and HTML alike."""
-
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
 

@@ -16,9 +16,13 @@ from mgpu_tutorial.lab.draw.drawing import FAINT, INK
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
+from mgpu_tutorial.lab.record.intervals import (
+    events_of,
+    milliseconds,
+    ring_passes,
+    shortest_step,
+)
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.record.traffic import ring_passes
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.sharding import zero3
 from mgpu_tutorial.sharding.blocks import Block, linked

@@ -12,8 +12,8 @@ FONT = "font-family='Helvetica,Arial,sans-serif'"
 class Drawing:
     """An SVG under construction, with the same content as text.
 
-    JupyterLab shows no SVG of a notebook that it does not trust yet, but it does show
-    an image with the SVG inside; so the HTML form is that image.
+    JupyterLab shows no SVG of a notebook that it does not trust yet, but an image with the
+    SVG inside; so the HTML form is that image.
     """
 
     width: float
@@ -30,9 +30,8 @@ class Drawing:
         if arrow:
             length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5 or 1
             ux, uy = (x2 - x1) / length, (y2 - y1) / length
-            left = (x2 - 9 * ux - 5 * uy, y2 - 9 * uy + 5 * ux)
-            right = (x2 - 9 * ux + 5 * uy, y2 - 9 * uy - 5 * ux)
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(x2, y2), left, right])
+            wings = [(x2 - 9 * ux - d * uy, y2 - 9 * uy + d * ux) for d in (5, -5)]
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(x2, y2), *wings])
             self.parts.append(f"<polygon points='{points}' fill='{colour}'/>")
 
     def box(self, x, y, w, h, stroke=INK, fill=PAPER, width=1.5, dash="", radius=5) -> None:
@@ -62,10 +61,8 @@ class Drawing:
 
     def html(self) -> str:
         """An image element that carries the SVG, so that it needs no trust and no file."""
-        data = base64.b64encode(self.svg().encode()).decode()
-        alt = html.escape(self.alt, quote=True)
-        source = f"data:image/svg+xml;base64,{data}"
-        return f'<img alt="{alt}" style="max-width:100%" src="{source}"/>'
+        source = f"data:image/svg+xml;base64,{base64.b64encode(self.svg().encode()).decode()}"
+        return f'<img alt="{html.escape(self.alt)}" style="max-width:100%" src="{source}"/>'
 
     def __repr__(self) -> str:
         return self.text
@@ -99,8 +96,8 @@ def animated(frames: list[Drawing]) -> Drawing:
         own = "".join(part for part in frame.parts if part not in always)
         shown += f"<g class='f{i}'{hidden}>{own}</g>"
     motion = "@media (prefers-reduced-motion: no-preference)"
-    drawing.parts = [f"<style>{motion}{{{style}}}</style><g {FONT}>", shown.replace(FONT, "")]
-    drawing.parts.append("</g>")
+    shown = f"<g {FONT}>{shown.replace(FONT, '')}</g>"
+    drawing.parts = [f"<style>{motion}{{{style}}}</style>{shown}"]
     return drawing
 
 

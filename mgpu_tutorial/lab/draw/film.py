@@ -1,14 +1,13 @@
 """A film of what ranks hold and send, from a traced run: step by step, forward and back.
 
 The short way: `film(launch(worker, 2, trace=True))` shows the messages of any worker one by
-one, and what it computed in a `span`. Where a run hangs, the calls that never come back are
-the last steps: `film(sys.last_value.report)` in the cell after the error.
+one, what it computed in a `span`, and last the calls that never came back, as in
+`film(sys.last_value.report)` in the cell after an error.
 
 The long way: a worker, or a wrapper around it in the chapter's `figures`, says with `frame`
 what its rank holds after each step. A *brick* is what is in one slot: a shard, a chunk, a
-micro-batch. A set of ranks says whose parts are in it, so that a sum fills up part by part; a
-text has this rank's colour, or that of the rank beside it. What is new is lit, and an arrow
-leads to it from each rank that sent it, as the recorder saw.
+micro-batch. What is new is lit, and an arrow leads to it from each rank that sent it, as the
+recorder saw.
 
     def worker(rank, world_size):
         mine = torch.tensor([10**rank])
@@ -19,13 +18,14 @@ leads to it from each rank that sent it, as the recorder saw.
     film(launch(worker, 4, trace=True))
 
 Every frame names all that the rank holds. One sentence a frame, of 60 letters for each slot;
-at most six slots, eight ranks and a dozen steps. Ranks that do different things number
-their steps (`step=`). The film is a cell's result: it steps in JupyterLab and on web pages,
-plays by itself where no script runs, and is a strip of at most six frames in print.
+at most six slots, eight ranks and a dozen steps. The film is a cell's result: it steps in
+JupyterLab and on web pages, plays by itself where no script runs, and is a strip of at most
+six frames in print.
 """
 
 import html
 import json
+import os
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -51,16 +51,14 @@ def frame(
 
     `says` is the sentence of the step; where ranks differ, the lowest rank's counts. `bricks`
     has for each slot the ranks whose parts are in it, or a text in this rank's colour, or a
-    text and the rank whose colour it has. `came` names the rank and the slot that a brick
-    came from, where the two slots differ. Ranks that do different things number their steps,
-    from 0.
+    text and the rank whose colour it has. `came` names the rank and slot that a brick came
+    from, where the slots differ. Ranks that do different things number their steps, from 0.
     """
-    held = {
-        slot: list(brick) if not isinstance(brick, str) else [brick, None]
-        for slot, brick in bricks.items()
-    }
-    fields = {"says": says, "bricks": held, "came": came or {}, "step": step}
     if recorder := current():
+        rank = int(os.environ["RANK"])
+        own = {slot: (b, rank) for slot, b in bricks.items() if isinstance(b, str)}
+        held = {slot: list(brick) for slot, brick in (bricks | own).items()}
+        fields = {"says": says, "bricks": held, "came": came or {}, "step": step}
         recorder.end(recorder.begin("frame", note=json.dumps(fields)))
 
 
@@ -71,8 +69,7 @@ class Film:
         self.frames = frames
 
     def __repr__(self) -> str:
-        texts = [f"step {i}\n{frame.text}" for i, frame in enumerate(self.frames)]
-        return "\n".join(texts)
+        return "\n".join(f"step {i}\n{frame.text}" for i, frame in enumerate(self.frames))
 
     def widget(self):
         """The frames sit in the page, and stepping needs no answer from the kernel."""
@@ -100,10 +97,8 @@ class Film:
         return f'<div class="film">{animated(self.frames).html()}{steps}{words}</div>'
 
     def _repr_mimebundle_(self, **_: object) -> dict:
-        return self.widget()._repr_mimebundle_() | {
-            "text/plain": repr(self),
-            "text/html": self.still(),
-        }
+        own = {"text/plain": repr(self), "text/html": self.still()}
+        return self.widget()._repr_mimebundle_() | own
 
 
 def film(report: Report) -> Film:
@@ -114,18 +109,15 @@ def film(report: Report) -> Film:
     steps = _steps(report)
     if not steps:
         return Film(sequence_chart.frames(report))
-    slots = list(dict.fromkeys(s for step in steps for held in step.held for s in held))
-    return Film(
-        [_Frame(steps, i, slots, report.world_size).draw() for i in range(len(steps))]
-    )
+    return Film([_Frame(steps, i).draw() for i in range(len(steps))])
 
 
 @dataclass
 class Step:
     """What every rank holds after a step, and where what is new came from."""
 
-    says: str = ""
-    held: list[dict[str, Brick]] = field(default_factory=list)  # by rank
+    says: str
+    held: list[dict[str, Brick]]  # by rank
     moves: list[tuple[int, str, int, str]] = field(default_factory=list)
     lit: set[tuple[int, str]] = field(default_factory=set)
 
@@ -146,24 +138,19 @@ def _steps(report: Report) -> list[Step]:
                 since.add((rank, event.peer))
             elif event.kind == "collective":
                 since |= {(rank, other) for other in event.group if other != rank}
-    steps, before = [], Step(held=[{}] * report.world_size)
-    for number in sorted(noted):
-        now = noted[number]
-        says = next((f["says"] for _, f in sorted(now.items()) if f["says"]), "")
-        step = Step(says, [dict(h) for h in before.held])
+    steps = [Step("", [{}] * report.world_size)]
+    for number, now in sorted(noted.items()):
+        says = next((fields["says"] for fields in now.values() if fields["says"]), "")
+        steps.append(Step(says, list(steps[-1].held)))
         for rank, fields in now.items():
-            step.held[rank] = {
-                slot: (b[0], rank if b[1] is None else b[1])
-                if b and isinstance(b[0], str)
-                else tuple(sorted(b))
-                for slot, b in fields["bricks"].items()
-                if b
+            bricks = {slot: brick for slot, brick in fields["bricks"].items() if brick}
+            steps[-1].held[rank] = {
+                slot: tuple(brick if isinstance(brick[0], str) else sorted(brick))
+                for slot, brick in bricks.items()
             }
-        if steps:
-            _compare(before, step, now, sent[number])
-        steps.append(step)
-        before = step
-    return steps
+        if len(steps) > 2:
+            _compare(*steps[-2:], now, sent[number])
+    return steps[1:]
 
 
 def _compare(before: Step, step: Step, noted: dict, sent: set[tuple[int, int]]) -> None:
@@ -172,45 +159,43 @@ def _compare(before: Step, step: Step, noted: dict, sent: set[tuple[int, int]]) 
         came = noted.get(rank, {}).get("came", {})
         for slot, brick in held.items():
             old = before.held[rank].get(slot)
-            if brick == old and slot not in came:
-                continue
-            step.lit.add((rank, slot))
+            if brick != old or slot in came:
+                step.lit.add((rank, slot))
             if slot in came:
                 step.moves.append((*came[slot], rank, slot))
-                continue
-            for other, earlier in enumerate(before.held):
-                there = earlier.get(slot)
-                if (other, rank) in sent and there and _gives(there, brick, old):
-                    step.moves.append((other, slot, rank, slot))
+            elif brick != old:
+                for other, earlier in enumerate(before.held):
+                    there = earlier.get(slot)
+                    if (other, rank) in sent and there and _gives(there, brick, old):
+                        step.moves.append((other, slot, rank, slot))
 
 
 def _gives(there: Brick, new: Brick, old: Brick | None) -> bool:
     """Whether a brick of another rank can be the source of what is new in this one."""
-    if isinstance(new[0], str) or isinstance(there[0], str):
-        return True
-    return bool(set(there) & set(new) - set(old or ()))
+    is_text = isinstance(new[0], str) or isinstance(there[0], str)
+    return is_text or bool(set(there) & set(new) - set(old or ()))
 
 
 class _Frame:
     """One step on paper: a row a rank, a column a slot, the sentence above."""
 
-    def __init__(self, steps: list[Step], number: int, slots: list[str], ranks: int) -> None:
-        self.step, self.number = steps[number], number
-        self.slots, self.ranks = slots, ranks
-        bricks = [b for s in steps for held in s.held for b in held.values()]
+    def __init__(self, steps: list[Step], number: int) -> None:
+        self.step, self.number, self.ranks = steps[number], number, len(steps[0].held)
+        holdings = [held for step in steps for held in step.held]
+        self.slots = list(dict.fromkeys(slot for held in holdings for slot in held))
+        bricks = [brick for held in holdings for brick in held.values()]
         longest = max((len(b[0]) for b in bricks if isinstance(b[0], str)), default=0)
-        self.wide = max(PART * ranks if longest == 0 else 0, 9 * longest + 12, 44)
-        self.width = max(LEFT + (self.wide + GAP) * len(slots), 400)
-        letters = int(self.width / 8.7)
-        self.words = [textwrap.wrap(s.says, letters) for s in steps]
-        self.top = LINE * max(map(len, self.words)) + 14 + HEAD
+        self.wide = max(PART * self.ranks if longest == 0 else 0, 9 * longest + 12, 44)
+        width = max(LEFT + (self.wide + GAP) * len(self.slots), 400)
+        words = [textwrap.wrap(step.says, int(width / 8.7)) for step in steps]
+        self.words, self.top = words[number], LINE * max(map(len, words)) + 14 + HEAD
+        moved = self._said()
+        alt = f"Step {number}. {self.step.says} {'; '.join(moved)}".strip()
+        height = self.top + ROW * self.ranks + 4
+        self.drawing = Drawing(width, height, self._text(moved), alt)
 
     def draw(self) -> Drawing:
-        height = self.top + ROW * self.ranks + 4
-        moved = self._said()
-        alt = f"Step {self.number}. {self.step.says} {'; '.join(moved)}".strip()
-        self.drawing = Drawing(self.width, height, self._text(moved), alt)
-        for i, line in enumerate(self.words[self.number]):
+        for i, line in enumerate(self.words):
             self.drawing.label(8, 19 + LINE * i, line, 15, anchor="start")
         for column, slot in enumerate(self.slots):
             x = LEFT + (self.wide + GAP) * column + self.wide / 2
@@ -218,9 +203,8 @@ class _Frame:
         self._arrows()  # under the bricks, whose texts must be read
         for rank in range(self.ranks):
             y = self.top + ROW * rank
-            self.drawing.label(
-                8, y + 20, f"rank {rank}", 14, tone(rank).text, "start", "bold"
-            )
+            look = tone(rank).text, "start", "bold"
+            self.drawing.label(8, y + 20, f"rank {rank}", 14, *look)
             for slot in self.slots:
                 self._brick(rank, slot)
         return self.drawing
@@ -246,9 +230,8 @@ class _Frame:
                 own, left = tone(other), x + part * other
                 self.drawing.box(left, y, part, BRICK, own.fill, own.fill, 0, radius=0)
                 self.drawing.label(left + part / 2, y + 19, other, 13, own.on, weight="bold")
-        is_lit = (rank, slot) in self.step.lit
-        thick = (INK, 3.4) if is_lit else (FAINT, 1)
-        self.drawing.box(x, y, self.wide, BRICK, thick[0], "none", thick[1], radius=3)
+        ink, thick = (INK, 3.4) if (rank, slot) in self.step.lit else (FAINT, 1)
+        self.drawing.box(x, y, self.wide, BRICK, ink, "none", thick, radius=3)
 
     def _arrows(self) -> None:
         """Within a column they run in the gap beside it, one line for all that meet."""
@@ -257,13 +240,10 @@ class _Frame:
             if slot != into:
                 self._across(rank, slot, target, into)
                 continue
-            sources, targets = {rank}, {target}
-            for lane in [
-                lane for lane in lanes[slot] if lane[1] & targets or lane[0] & sources
-            ]:
-                lanes[slot].remove(lane)
-                sources, targets = sources | lane[0], targets | lane[1]
-            lanes[slot].append((sources, targets))
+            met = [lane for lane in lanes[slot] if rank in lane[0] or target in lane[1]]
+            lanes[slot] = [lane for lane in lanes[slot] if lane not in met]
+            joined = zip(({rank}, {target}), *met, strict=True)
+            lanes[slot].append(tuple(set().union(*ranks) for ranks in joined))
         for slot, columns in lanes.items():
             for i, (sources, targets) in enumerate(columns):
                 self._beside(slot, sources, targets, 9 + 6 * (i % 4))
@@ -274,20 +254,20 @@ class _Frame:
         ink = tone(min(sources)).text if len(sources) == 1 else INK
         self.drawing.line(x + off, min(ys.values()), x + off, max(ys.values()), ink, 2.4)
         for rank, y in ys.items():
-            if rank in targets:
-                self.drawing.line(x + off, y, x + 1, y, ink, 2.4, arrow=True)
-            else:
-                self.drawing.line(x, y, x + off, y, ink, 2.4)
+            into = rank in targets
+            ends = (x + off, x + 1) if into else (x, x + off)
+            self.drawing.line(ends[0], y, ends[1], y, ink, 2.4, arrow=into)
 
     def _across(self, rank: int, slot: str, target: int, into: str) -> None:
         (x1, y1), (x2, y2) = self._corner(rank, slot), self._corner(target, into)
-        half, own = self.wide / 2, tone(rank).text
+        half = self.wide / 2
         if rank == target:
             x1, x2 = (x1 + 2 * half, x2) if x2 > x1 else (x1, x2 + 2 * half)
-            self.drawing.line(x1, y1 + 14, x2, y2 + 14, own, 2.2, arrow=True)
-            return
-        y1, y2 = (y1 + BRICK, y2) if target > rank else (y1, y2 + BRICK)
-        self.drawing.line(x1 + half, y1, x2 + half, y2, own, 2.2, arrow=True)
+            ends = x1, y1 + 14, x2, y2 + 14
+        else:
+            y1, y2 = (y1 + BRICK, y2) if target > rank else (y1, y2 + BRICK)
+            ends = x1 + half, y1, x2 + half, y2
+        self.drawing.line(*ends, tone(rank).text, 2.2, arrow=True)
 
     def _said(self) -> list[str]:
         """The arrows in words: what goes from which ranks to which."""
@@ -297,17 +277,16 @@ class _Frame:
         said = []
         for (slot, into, target), ranks in origins.items():
             where = slot if slot == into else f"{slot} into {into}"
-            who = "rank" if len(ranks) == 1 else "ranks"
-            said.append(f"{where}: {who} {', '.join(map(str, ranks))} → rank {target}")
+            who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            said.append(f"{where}: {who} → rank {target}")
         return said
 
     def _text(self, moved: list[str]) -> str:
         lines = [self.step.says]
         for rank, held in enumerate(self.step.held):
-            bricks = [f"{slot} {_in_words(brick)}" for slot, brick in held.items()]
+            bricks = []
+            for slot, brick in held.items():
+                parts = f"{{{' '.join(map(str, brick))}}}"
+                bricks.append(f"{slot} {brick[0] if isinstance(brick[0], str) else parts}")
             lines.append(f"  rank {rank}: {', '.join(bricks) or 'nothing'}")
         return "\n".join([*lines, *(f"  {said}" for said in moved)])
-
-
-def _in_words(brick: Brick) -> str:
-    return brick[0] if isinstance(brick[0], str) else f"{{{' '.join(map(str, brick))}}}"

@@ -9,11 +9,11 @@ from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.memory import CATEGORIES, Ledger
 from mgpu_tutorial.lab.words import bytes_text
 
-# Colour and hatch, told apart in grey too: the usual categories, and what else there is.
-USUAL = (("#5e6b7a", ""), ("#ffffff", "||||"), ("#f2b36b", "////"), ("#b9d7a8", "...."))
-LOOKS = dict(zip(CATEGORIES, (*USUAL, ("#a9c9e8", "")), strict=True))
-OTHERS = (("#d8c3e8", "xxxx"), ("#f7e08b", "----"), ("#eec0c8", "\\\\\\\\"))
-ROW, TITLE, LEGEND = 0.42, 0.3, 0.3  # inches
+# Colour and hatch, told apart in grey too: of the usual categories, then of others.
+LOOKS = (
+    *(("#5e6b7a", ""), ("#ffffff", "||||"), ("#f2b36b", "////"), ("#b9d7a8", "....")),
+    *(("#a9c9e8", ""), ("#d8c3e8", "xxxx"), ("#f7e08b", "----"), ("#eec0c8", "\\\\\\\\")),
+)
 
 
 def memory_bars(named: Mapping[str, Ledger]) -> Plot:
@@ -27,56 +27,43 @@ def memory_bars(named: Mapping[str, Ledger]) -> Plot:
     if not all(ledger.devices for ledger in named.values()):
         raise ValueError("nothing is counted: use saved_for_backward, record_state or add")
     rows = [ledger[device] for ledger in named.values() for device in ledger.devices]
-    looks = _looks_of(rows)
-    heights = [TITLE + ROW * len(ledger.devices) for ledger in named.values()]
-    size = (9, sum(heights) + LEGEND + 0.15)
-    figure = Figure(figsize=size, layout="constrained")
+    names = dict.fromkeys([*CATEGORIES, *(name for row in rows for name in row)])
+    looks = {
+        name: {"facecolor": fill, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
+        for name, (fill, hatch) in zip(names, cycle(LOOKS), strict=False)
+    }
+    heights = [0.3 + 0.42 * len(ledger.devices) for ledger in named.values()]  # inches
+    figure = Figure(figsize=(9, sum(heights) + 0.45), layout="constrained")
     panels = figure.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
     most = max(sum(row.values()) for row in rows)
     for axes, (name, ledger) in zip(panels, named.items(), strict=True):
-        axes.set_xlim(0, 1.16 * most)
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
-        _bars(axes, ledger, looks)
+        _bars(axes, ledger, looks, 1.16 * most)
     seen = {name for row in rows for name in row if row[name] > 0.004 * most}
-    patches = [Patch(**_style(looks[name]), label=name) for name in looks if name in seen]
+    patches = [Patch(**looks[name], label=name) for name in looks if name in seen]
     style = {"fontsize": 11, "frameon": False, "handlelength": 2.2, "handleheight": 1.1}
     figure.legend(handles=patches, loc="outside upper left", ncols=5, **style)
     return Plot(figure, _text(named, looks))
 
 
-def _looks_of(rows: Iterable[Mapping[str, int]]) -> dict[str, tuple[str, str]]:
-    """Colour and hatch of each category, the usual categories first."""
-    found = dict.fromkeys(name for row in rows for name in row)
-    others = dict(zip((n for n in found if n not in LOOKS), cycle(OTHERS), strict=False))
-    return {name: look for name, look in (LOOKS | others).items() if name in found}
-
-
-def _style(look: tuple[str, str]) -> dict[str, object]:
-    return {"facecolor": look[0], "hatch": look[1], "edgecolor": INK, "linewidth": 0.6}
-
-
-def _bars(axes, ledger: Ledger, looks: dict[str, tuple[str, str]]) -> None:
+def _bars(axes, ledger: Ledger, looks: Mapping[str, dict], widest: float) -> None:
     devices = ledger.devices
-    axes.set_ylim(len(devices) - 0.5, -0.5)
+    axes.set(xlim=(0, widest), ylim=(len(devices) - 0.5, -0.5), xticks=[])
     axes.set_yticks(range(len(devices)), devices)
     axes.tick_params(length=0)
-    axes.set_xticks([])
     axes.spines[["top", "right", "bottom"]].set_visible(False)
-    widest = axes.get_xlim()[1]
     for row, (device, tick) in enumerate(zip(devices, axes.get_yticklabels(), strict=True)):
         tick.set(color=tone_of(device).text, fontweight="bold", fontsize=12)
-        left = 0
-        for name, look in looks.items():
-            nbytes = ledger[device].get(name, 0)
-            if nbytes:
-                axes.barh(row, nbytes, 0.72, left, **_style(look))
+        left, style = 0, {"va": "center", "fontsize": 11}
+        row_bytes = ledger[device]
+        for name in filter(row_bytes.get, looks):
+            nbytes = row_bytes[name]
+            axes.barh(row, nbytes, 0.72, left, **looks[name])
             if nbytes > 0.09 * widest:
                 place, box = left + nbytes / 2, {"facecolor": "white", "lw": 0, "pad": 1.5}
-                text = bytes_text(nbytes)
-                axes.text(place, row, text, ha="center", va="center", fontsize=11, bbox=box)
+                axes.text(place, row, bytes_text(nbytes), ha="center", bbox=box, **style)
             left += nbytes
-        text = f" {bytes_text(left)}"
-        axes.text(left, row, text, va="center", fontsize=12, fontweight="bold")
+        axes.text(left, row, f" {bytes_text(left)}", fontweight="bold", **style)
 
 
 def _text(named: Mapping[str, Ledger], categories: Iterable[str]) -> str:

@@ -1,15 +1,13 @@
 """The message sequence chart: who says what to whom, in logical order.
 
-A row is not a time. An event stands one row below the one before it on its own
-rank, and never above the event it had to wait for; so the same run gives
-the same picture, however fast each rank was (Lamport's logical clock, 1978,
-https://doi.org/10.1145/359545.359563).
+An event stands one row below the one before it on its own rank, and never above the event it
+had to wait for; so the same run gives the same picture, however fast each rank was (Lamport's
+logical clock, 1978, https://doi.org/10.1145/359545.359563).
 """
 
 import textwrap
-from collections import defaultdict
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Set
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -25,123 +23,105 @@ VEIL = "#ffffffa0"  # white that lets a third through
 Key = tuple[int, int]  # rank and index of an event
 
 
-@dataclass
 class MessageLog:
-    """The events of a run with their rows, its messages, and its completed collectives."""
-
-    world_size: int
-    events: dict[Key, Event]
-    messages: list[tuple[Key, Key]] = field(default_factory=list)
-    collectives: list[list[Key]] = field(default_factory=list)
-    rows: dict[Key, int] = field(default_factory=dict)
-
-    @property
-    def height(self) -> int:
-        return 1 + max(self.rows.values(), default=-1)
-
-    def steps(self) -> list[set[Key]]:
-        """The events step by step: a step ends with an arrival, and the notes right under it,
-        or with the call whose message arrives later.
-
-        The calls that never came back follow, one more in each step.
-        """
-        done = {key for key, event in self.events.items() if event.end is not None}
-        busy = {self.rows[key] for key in done if self.events[key].kind != "note"}
-        ends = {self.rows[key] for message in self.messages for key in message}
-        ends |= {self.rows[keys[0]] for keys in self.collectives}
-        after = [min((row for row in busy if row > end), default=self.height) for end in ends]
-        steps, before = [], 0
-        for row in sorted({*after, self.height}):
-            steps.append({key for key in done if before <= self.rows[key] < row})
-            before = row
-        stuck = sorted(self.events.keys() - done)
-        return [*filter(None, steps), *(set(stuck[: i + 1]) for i in range(len(stuck)))]
-
-
-def message_log(report: Report, with_spans: bool = False) -> MessageLog:
-    """Match sends with receives and collectives with each other, and lay out the rows.
+    """The events of a run with their rows, its messages, and its completed collectives.
 
     A span in which a rank called nothing is an event too, where spans are asked for. Raises
     ValueError where nothing was recorded.
     """
-    events = {}
-    for event, after in pairwise([*report.events, None]):
-        is_last = after is None or after.rank != event.rank
-        is_over = event.end is not None and (is_last or after.begin >= event.end)
-        if event.kind != "frame" and (event.kind != "span" or with_spans and is_over):
-            events[event.rank, event.index] = event
-    if not events:
-        raise ValueError("nothing was recorded: launch with trace=True")
-    log = MessageLog(report.world_size, events)
-    _match_messages(log)
-    _match_collectives(log)
-    met = [m for m in log.messages if [events[key].op for key in m] == ["send", "recv"]]
-    try:
-        _lay_out(log, met)
-    except CycleError:  # sends that came back before anybody received, as NCCL's do
-        _lay_out(log, [])
-    return log
 
+    def __init__(self, report: Report, with_spans: bool = False) -> None:
+        self.world_size = report.world_size
+        self.events: dict[Key, Event] = {}
+        for event, after in pairwise([*report.events, None]):
+            is_last = after is None or after.rank != event.rank
+            is_over = event.end is not None and (is_last or after.begin >= event.end)
+            if event.kind != "frame" and (event.kind != "span" or with_spans and is_over):
+                self.events[event.rank, event.index] = event
+        if not self.events:
+            raise ValueError("nothing was recorded: launch with trace=True")
+        self.messages = list(self._matched_messages())
+        self.collectives = list(self._matched_collectives())
+        ends = [(m, [self.events[key].op for key in m]) for m in self.messages]
+        try:
+            self.rows = self._laid_out([m for m, ops in ends if ops == ["send", "recv"]])
+        except CycleError:  # sends that came back before anybody received, as NCCL's do
+            self.rows = self._laid_out([])
+        self.height = 1 + max(self.rows.values())
 
-def _match_messages(log: MessageLog) -> None:
-    waits = {(e.rank, e.of): k for k, e in log.events.items() if e.kind == "wait"}
-    sends, receives = defaultdict(list), defaultdict(list)
-    for key, event in log.events.items():
-        if event.kind != "p2p":
-            continue
-        if event.sends:
-            sends[event.rank, event.peer, event.tag].append(key)
-        else:
-            receives[event.peer, event.rank, event.tag].append(key)
-    for channel, sources in sends.items():
-        for source, target in zip(sources, receives[channel], strict=False):
-            arrival = target if log.events[target].op == "recv" else waits.get(target)
-            if arrival is not None and log.events[arrival].end is not None:
-                log.messages.append((source, arrival))
+    def _matched_messages(self) -> Iterator[tuple[Key, Key]]:
+        """The send and the arrival of each message: a recv, or the wait for an irecv."""
+        waits = {(e.rank, e.of): k for k, e in self.events.items() if e.kind == "wait"}
+        sends, receives = defaultdict(list), defaultdict(list)
+        for key, event in self.events.items():
+            if event.sends:
+                sends[event.rank, event.peer, event.tag].append(key)
+            elif event.kind == "p2p":
+                receives[event.peer, event.rank, event.tag].append(key)
+        for channel, sources in sends.items():
+            for source, target in zip(sources, receives[channel], strict=False):
+                arrival = target if self.events[target].op == "recv" else waits.get(target)
+                if arrival is not None and self.events[arrival].end is not None:
+                    yield source, arrival
 
+    def _matched_collectives(self) -> Iterator[list[Key]]:
+        calls: dict[tuple, list[Key]] = defaultdict(list)
+        turns: Counter[tuple] = Counter()
+        for key, event in self.events.items():
+            if event.kind == "collective":
+                turns[event.rank, event.group] += 1
+                calls[event.group, turns[event.rank, event.group], event.op].append(key)
+        for (group, _, _), keys in calls.items():
+            done = all(self.events[key].end is not None for key in keys)
+            if done and len(keys) == len(group):
+                yield keys
 
-def _match_collectives(log: MessageLog) -> None:
-    calls: dict[tuple, list[Key]] = defaultdict(list)
-    counts: dict[tuple, int] = defaultdict(int)
-    for key, event in log.events.items():
-        if event.kind == "collective":
-            turn = counts[event.rank, event.group]
-            counts[event.rank, event.group] += 1
-            calls[event.group, turn, event.op].append(key)
-    for (group, _, _), keys in calls.items():
-        done = all(log.events[key].end is not None for key in keys)
-        if done and len(keys) == len(group):
-            log.collectives.append(keys)
+    def _laid_out(self, met: list[tuple[Key, Key]]) -> dict[Key, int]:
+        """Each event below the one before it on its rank, and not above what it waited for.
 
+        Events that have met share a row; a collective that would cover another moves down.
+        """
+        group = {key: (key,) for key in self.events}
+        for keys in (*met, *self.collectives):
+            group |= dict.fromkeys(keys, tuple(keys))
+        above = defaultdict(list)  # by event: what it is below, and by how many rows at least
+        for source, target in self.messages:
+            above[target].append((source, 0))
+        for before, key in pairwise(sorted(self.events)):
+            if before[0] == key[0]:
+                above[key].append((before, 1))
+        order: TopologicalSorter = TopologicalSorter()
+        for key in self.events:
+            order.add(group[key], *{group[other] for other, _ in above[key]} - {group[key]})
+        rows: dict[Key, int] = {}
+        taken: dict[int, set[int]] = defaultdict(set)  # by row: the ranks that are covered
+        for keys in order.static_order():
+            needs = [need for key in keys for need in above[key]]
+            row = max((rows.get(other, 0) + least for other, least in needs), default=0)
+            if self.events[keys[0]].kind == "collective":
+                ranks = [rank for rank, _ in keys]
+                covered = set(range(min(ranks), max(ranks) + 1))
+                while taken[row] & covered:
+                    row += 1
+                taken[row] |= covered
+            rows |= dict.fromkeys(keys, row)
+        return rows
 
-def _lay_out(log: MessageLog, met: list[tuple[Key, Key]]) -> None:
-    """Put each event below the one before it on its rank, and not above what it waited for.
+    def steps(self) -> list[set[Key]]:
+        """The events step by step, then the calls that never came back, one more in each.
 
-    Events that have met share a row; a collective that would cover another moves down.
-    """
-    group = {key: (key,) for key in log.events}
-    for keys in (*met, *log.collectives):
-        group |= dict.fromkeys(keys, tuple(keys))
-    above = defaultdict(list)  # by event: what it is below, and by how many rows at least
-    for source, target in log.messages:
-        above[target].append((source, 0))
-    for before, key in pairwise(sorted(log.events)):
-        if before[0] == key[0]:
-            above[key].append((before, 1))
-    order: TopologicalSorter = TopologicalSorter()
-    for key in log.events:
-        order.add(group[key], *{group[other] for other, _ in above[key]} - {group[key]})
-    taken: dict[int, set[int]] = defaultdict(set)  # by row: the ranks that are covered
-    for keys in order.static_order():
-        needs = [need for key in keys for need in above[key]]
-        row = max((log.rows.get(other, 0) + least for other, least in needs), default=0)
-        if log.events[keys[0]].kind == "collective":
-            ranks = [rank for rank, _ in keys]
-            covered = set(range(min(ranks), max(ranks) + 1))
-            while taken[row] & covered:
-                row += 1
-            taken[row] |= covered
-        log.rows |= dict.fromkeys(keys, row)
+        A step ends with an arrival, and the notes right under it, or with the call whose
+        message arrives later.
+        """
+        done = {key for key, event in self.events.items() if event.end is not None}
+        busy = {self.rows[key] for key in done if self.events[key].kind != "note"}
+        met = (*self.messages, *self.collectives)
+        ends = {self.rows[key] for keys in met for key in keys}
+        after = [min((row for row in busy if row > end), default=self.height) for end in ends]
+        bounds = pairwise([0, *sorted({*after, self.height})])
+        steps = [{key for key in done if a <= self.rows[key] < b} for a, b in bounds]
+        stuck = sorted(self.events.keys() - done)
+        return [*filter(None, steps), *(set(stuck[: i + 1]) for i in range(len(stuck)))]
 
 
 def sequence_chart(report: Report) -> Drawing:
@@ -149,7 +129,7 @@ def sequence_chart(report: Report) -> Drawing:
 
     Raises ValueError where nothing was recorded.
     """
-    log = message_log(report)
+    log = MessageLog(report)
     sheet = _Sheet(log, 0, log.height, 150 if log.world_size > 4 else 190, 96)
     sheet.add(log.events.keys())
     return sheet.drawing
@@ -157,7 +137,7 @@ def sequence_chart(report: Report) -> Drawing:
 
 def frames(report: Report) -> list[Drawing]:
     """Draw the run step by step: what is new, pale what came before, a sentence below."""
-    log = message_log(report, with_spans=True)
+    log = MessageLog(report, with_spans=True)
     steps = log.steps()
     rows = [[log.rows[key] for key in step] for step in steps]
     tall = min(log.height, max([TALL, *(max(each) - min(each) + 1 for each in rows)]))
@@ -167,19 +147,20 @@ def frames(report: Report) -> list[Drawing]:
     for step, own in zip(steps, rows, strict=True):
         bottom = max(bottom, *own)
         sheet = _Sheet(log, max(0, min(bottom - tall + 1, *own)), tall, gap, 76)
+        drawing = sheet.drawing
         if before:
-            sheet.add(before - step)
-            sheet.fade()
+            sheet.add(before - step)  # pale, but for the ranks' names
+            drawing.box(0, TOP - 20, drawing.width, drawing.height, PAPER, VEIL, 0, radius=0)
         sheet.add(step)
         before |= step
-        drawings.append(sheet.drawing)
+        drawings.append(drawing)
         calls = [f"rank {rank} calls {log.events[rank, i].op}" for rank, i in sorted(step)]
-        sheet.drawing.text = sheet.drawing.text or "\n".join(calls)
+        drawing.text = drawing.text or "\n".join(calls)
     letters = int((drawings[0].width - 20) / 8.6)
     says = []
     for drawing in drawings:
         texts = [line.replace("  ", ": ", 1) for line in drawing.text.splitlines()]
-        says.append(textwrap.wrap(" ".join(f"R{t[1:]}." for t in texts), letters))
+        says.append(textwrap.wrap(" ".join(f"R{text[1:]}." for text in texts), letters))
     for i, (drawing, lines) in enumerate(zip(drawings, says, strict=True)):
         for line, words in enumerate(lines):
             at = drawing.height + LINE * (line + 0.5)
@@ -207,7 +188,7 @@ class _Sheet:
     def add(self, keys: Set[Key]) -> None:
         """Draw these events; what is drawn later lies on top."""
         self.keys = {key for key in keys if self.log.rows[key] >= self.first}
-        self.lines: list[tuple[int, int, str]] = []  # row, rank, words
+        self.lines: list[tuple[int, int, str]] = []  # row, rank, words of the text
         self._collectives()
         messages = [m for m in self.log.messages if m[1] in self.keys]
         for source, target in messages:
@@ -216,11 +197,6 @@ class _Sheet:
         for source, target in messages:
             self._label(source, target)
         self.drawing.text = "\n".join(words for _, _, words in sorted(self.lines))
-
-    def fade(self) -> None:
-        """Make pale what is drawn so far, all but the ranks' names."""
-        sheet = self.drawing
-        sheet.box(0, TOP - 20, sheet.width, sheet.height, PAPER, VEIL, 0, radius=0)
 
     def _y(self, key: Key) -> float:
         return TOP + ROW * (max(self.log.rows[key], self.first - 0.5) - self.first + 0.5)
@@ -259,8 +235,8 @@ class _Sheet:
             x, y, side = (x1 + 5, y1 - 4, "start") if x2 > x1 else (x1 - 5, y1 - 4, "end")
         text, ink = f"{size} {tag}" if event.tag else size, tone(event.rank).text
         self.drawing.label(x, y, text, 14, ink, side, "bold", halo=True)
-        text = f"{size}, {tag}" if event.tag else size
-        self._say(target, event.rank, f"rank {event.rank} → rank {target[0]}  {text}")
+        words = f"rank {event.rank} → rank {target[0]}  {text.replace(' tag', ', tag')}"
+        self._say(target, event.rank, words)
 
     def _events(self) -> None:
         met = {key for keys in self.log.collectives for key in keys}

@@ -1,1 +1,0 @@
-"""What happened: the trace, the report, memory, lines of source."""

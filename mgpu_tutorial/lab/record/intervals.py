@@ -1,9 +1,11 @@
-"""The intervals of a run: all of its events, or those inside a span."""
+"""What is read from the events of a run: intervals, bytes, messages."""
 
+from collections import Counter
 from dataclasses import replace
 
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.table import Table
 
 
 def events_of(report: Report, during: str | None = None) -> list[Event]:
@@ -53,3 +55,39 @@ def payload(report: Report, name: str) -> int:
     mine = [event for event in report.events if event.rank == 0]
     (span,) = [e for e in mine if e.kind == "span" and e.note == name]
     return sum(e.nbytes for e in mine if e.kind == "collective" and _is_inside(e, span))
+
+
+def traffic(report: Report, expected: float | None = None, formula: str = "formula") -> Table:
+    """Count each rank's calls, its messages and their bytes: a row a rank.
+
+    With `expected` bytes a rank, after `formula`, also the ratio of the two. Only what passes
+    through send and isend is seen here, not what a collective moves inside the library.
+    """
+    if not report.events:
+        raise ValueError("nothing was recorded: launch with trace=True")
+    rows = []
+    for rank in range(report.world_size):
+        mine = [e for e in report.events if e.rank == rank]
+        calls = [e.op for e in mine if e.kind in ("p2p", "collective")]
+        named = ", ".join(f"{calls.count(op)} {op}" for op in dict.fromkeys(calls))
+        sent = [e.nbytes for e in mine if e.sends]
+        ratio = [int(expected), f"{sum(sent) / expected:.3f}"] if expected else []
+        rows.append([f"rank {rank}", named, len(sent), sum(sent), *ratio])
+    header = ["", "calls", "messages sent", "bytes sent"]
+    return Table(header + ([formula, "sent / formula"] if expected else []), rows)
+
+
+# An all_reduce is a reduce_scatter and then an all_gather, so its tensor passes twice.
+PASSES = {"all_reduce": 2, "reduce": 1, "broadcast": 1}
+PASSES |= {"reduce_scatter_single": 1, "all_gather_single": 1}
+
+
+def ring_passes(report: Report, during: str) -> Counter[str]:
+    """The bytes of which a rank sends (N - 1) / N by a ring, in rank 0's span `during`."""
+    passed: Counter[str] = Counter()
+    for event in events_of(report, during):
+        if event.rank == 0 and event.op in PASSES and len(event.group) > 1:
+            # the recorder notes the smaller side of a reduce_scatter, the output
+            sides = len(event.group) if event.op == "reduce_scatter_single" else 1
+            passed[event.op] += PASSES[event.op] * sides * event.nbytes
+    return passed

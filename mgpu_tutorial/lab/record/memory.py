@@ -1,12 +1,11 @@
 """The memory ledger: which device holds how many bytes, and what for.
 
 Counted from the tensors themselves, so that it works without a GPU and gives the same
-numbers in every run. What autograd keeps for backward is seen through
-`torch.autograd.graph.saved_tensors_hooks`
+numbers in every run; what autograd keeps for backward through its saved_tensors_hooks
 (https://docs.pytorch.org/docs/2.13/autograd.html#torch.autograd.graph.saved_tensors_hooks).
-Every storage is counted once, under the first category that names it, and stays in the
-sums when it is freed. What autograd holds at this moment, and held at most, is counted
-besides. What an operation needs only while it runs is not seen.
+Every storage is counted once, under the first category that names it, and stays in the sums
+when it is freed. What autograd holds at this moment, and held at most, is counted too. What
+an operation needs only while it runs is not seen.
 """
 
 import threading
@@ -28,8 +27,7 @@ CATEGORIES = ("parameters", "buffers", "gradients", "optimizer state", "activati
 
 
 class _Storage(NamedTuple):
-    """The memory of a tensor and of its views; `saved` if autograd was first to name it."""
-
+    # of a tensor and of its views; `saved` if autograd was first to name it
     device: str
     category: str
     nbytes: int
@@ -59,11 +57,9 @@ class Ledger:
 
     @property
     def devices(self) -> list[str]:
-        """The devices that hold anything, in order."""
         return sorted({storage.device for storage in self._storages.values()})
 
     def total(self, device: torch.device | str) -> int:
-        """All bytes of one device."""
         return sum(self[device].values())
 
     def storages(self, category: str) -> dict[Key, int]:
@@ -85,9 +81,7 @@ class Ledger:
             if isinstance(thing, torch.Tensor):
                 self.count(category, thing)
 
-    def record_state(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
-    ) -> None:
+    def record_state(self, model: nn.Module, optimizer: Any = None) -> None:
         """Count parameters, buffers, gradients and optimizer state as they are now."""
         self._count_module(model)
         self.add("gradients", [parameter.grad for parameter in model.parameters()])
@@ -95,9 +89,7 @@ class Ledger:
             self.add("optimizer state", list(optimizer.state.values()))
 
     @contextmanager
-    def saved_for_backward(
-        self, *modules: nn.Module, name: str = "activations"
-    ) -> Iterator["Ledger"]:
+    def saved_for_backward(self, *modules: nn.Module, name: str = "activations") -> Iterator:
         """Count under `name` what is kept for backward by this thread, and by the modules.
 
         Copies of a module that run in threads of their own (DataParallel's replicas) are
@@ -108,23 +100,22 @@ class Ledger:
 
         def enter(module: nn.Module, _: Any) -> None:
             self._count_module(module)
-            local.hooks = [*getattr(local, "hooks", []), self._hooks(name)]
+            local.hooks = [*getattr(local, "hooks", []), hooks()]
             local.hooks[-1].__enter__()
 
         def leave(*_: Any) -> None:
             local.hooks.pop().__exit__(None, None, None)
 
+        saved = partial(_Saved, self, name)
+        hooks = partial(saved_tensors_hooks, saved, attrgetter("tensor"))
         handles = [m.register_forward_pre_hook(enter) for m in modules]
         handles += [m.register_forward_hook(leave, always_call=True) for m in modules]
         try:
-            with self._hooks(name):
+            with hooks():
                 yield self
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _hooks(self, name: str) -> saved_tensors_hooks:
-        return saved_tensors_hooks(partial(_Saved, self, name), attrgetter("tensor"))
 
     def _count_module(self, module: nn.Module) -> None:
         self.add("parameters", list(module.parameters()))

@@ -1,12 +1,9 @@
-"""What a launch brought back, and how it looks in a notebook.
-
-The representation depends on nothing but what the ranks did: grouped by rank,
-without times, process ids or paths, so that it is the same from run to run.
-"""
+"""What a launch brought back, and how it looks in a notebook: the same from run to run."""
 
 import html
 from dataclasses import dataclass, field
 
+from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.record.trace import Event
 
@@ -48,20 +45,18 @@ class Report:
         return f'<div style="{style}">{panels}</div>'
 
     def _panel(self, rank: int) -> str:
-        text = html.escape("\n".join(self.lines(rank)))
-        tone = colour(rank)
+        text, tone = html.escape("\n".join(self.lines(rank))), colour(rank)
         frame = f"flex:1 1 150px;border:1px solid {tone};border-left:6px solid {tone}"
         inside = "margin:2px 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
         return (
-            f'<div style="{frame};border-radius:4px;padding:4px 10px">'
-            f"<b>rank {rank}</b>"
+            f'<div style="{frame};border-radius:4px;padding:4px 10px"><b>rank {rank}</b>'
             f'<pre style="{inside};background:none;color:inherit">{text}</pre></div>'
         )
 
 
 def returned(value: object) -> list[str]:
     """What a worker returned, as lines of a bearable length."""
-    text = repr(value)
+    text = borrowed.safe_text(value, "result", repr)
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]} … ({len(text):,} characters)"
     return f"returned {text}".splitlines()
@@ -78,5 +73,6 @@ def _cut(lines: list[str], whole: str) -> list[str]:
         line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} …"
         for line in lines[:SHOWN_LINES]
     ]
-    more = len(lines) - SHOWN_LINES
-    return shown + ([f"… {more:,} more lines in {whole}"] if more > 0 else [])
+    if (more := len(lines) - SHOWN_LINES) > 0:
+        shown.append(f"… {more:,} more lines in {whole}")
+    return shown

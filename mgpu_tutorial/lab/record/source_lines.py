@@ -14,13 +14,12 @@ import torch
 LAB = str(Path(__file__).parents[1]) + os.sep
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
 TORCH = str(Path(torch.__file__).parent) + os.sep
+NUMBERS = r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})"
 PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 LIBRARIES = (TORCH, *(str(Path(sysconfig.get_path(key))) + os.sep for key in PLACES))
 
 
 class SourceLine(NamedTuple):
-    """One line of source: its file, its number, the function around it."""
-
     file: str
     line: int
     function: str
@@ -93,14 +92,10 @@ def waiting_call(text: str) -> str:
 def _main_thread(text: str) -> list[SourceLine]:
     """The frames of the thread that runs the worker, the innermost first."""
     for block in reversed(re.split(r"\n(?=(?:Current thread|Thread) 0x)", "\n" + text)):
-        found = re.findall(r'  File "(.*)", line (\d+) in (.*)', _unescaped(block))
+        # the numbers that faulthandler writes for other than ASCII letters
+        whole = re.sub(NUMBERS, lambda found: chr(int(found[found.lastindex], 16)), block)
+        found = re.findall(r'  File "(.*)", line (\d+) in (.*)', whole)
         frames = [SourceLine(file, int(line), function) for file, line, function in found]
         if any(frame.function == "enter" and frame.file.startswith(LAB) for frame in frames):
             return frames
     return []
-
-
-def _unescaped(text: str) -> str:
-    """The text with its other than ASCII letters, for which faulthandler writes numbers."""
-    numbers = r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})"
-    return re.sub(numbers, lambda found: chr(int(found[found.lastindex], 16)), text)

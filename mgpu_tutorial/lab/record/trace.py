@@ -1,9 +1,8 @@
 """Record what the ranks say to each other: one recorder, several drawings.
 
-Inside a rank (a process that is thrown away) the functions of torch.distributed
-are wrapped. Each call becomes one line in the rank's file when it begins and one
-when it ends, so that the record of a rank that hangs or dies is complete up to
-the call it died in.
+Inside a rank the functions of torch.distributed are wrapped. Each call becomes a line in the
+rank's file when it begins and one when it ends, so that the record of a rank that hangs or
+dies is complete up to the call it died in.
 """
 
 import functools
@@ -38,10 +37,9 @@ COLLECTIVES = (
 class Event:
     """One operation, span or note of one rank.
 
-    `begin` and `end` are seconds since the launch (`end` is None for a call that
-    never came back); an asynchronous collective comes back at once and is complete
-    at `done` (not known with NCCL). `nbytes` is the payload handed to this call, not what a
-    collective then moves on the wire.
+    `begin` and `end` are seconds since the launch (`end` is None for a call that never came
+    back); an asynchronous collective comes back at once and is complete at `done` (not known
+    with NCCL). `nbytes` is the payload of this call, not what a collective then moves.
     """
 
     rank: int
@@ -116,11 +114,11 @@ class Recorder:
                 self.end(index, **({"peer": result} if op == "recv" else {}))
             finally:
                 self._inside = False
-            is_collective = given.get("async_op")
-            if result is None or not (is_collective or op in ("isend", "irecv")):
+            is_async = given.get("async_op")
+            if result is None or not (is_async or op in ("isend", "irecv")):
                 return result
             # NCCL's future only knows "queued"
-            known = is_collective and "nccl" not in dist.get_backend(given.get("group"))
+            known = is_async and "nccl" not in dist.get_backend(given.get("group"))
             return TracedWork(result, self, index, known)
 
         call.recorder = self
@@ -129,19 +127,16 @@ class Recorder:
 
 
 class TracedWork:
-    """A torch.distributed Work whose `wait` is recorded; all else passes through.
-
-    Its end is recorded where it is `known`, of gloo's reduce_scatter when it was waited for.
-    """
+    """A torch.distributed Work whose `wait` is recorded; all else passes through."""
 
     def __init__(self, work: Any, recorder: Recorder, index: int, known: bool) -> None:
         self._work, self._recorder, self._index = work, recorder, index
-        self._is_done_when_waited_for = False
+        self._has_no_future = False
         try:
             if known:
                 work.get_future().add_done_callback(lambda _: self._done())
-        except RuntimeError:
-            self._is_done_when_waited_for = True
+        except RuntimeError:  # of gloo's reduce_scatter: it is done when it was waited for
+            self._has_no_future = True
 
     def _done(self) -> None:
         self._recorder.write(index=self._index, done=time.monotonic())
@@ -150,7 +145,7 @@ class TracedWork:
         index = self._recorder.begin("wait", of=self._index)
         result = self._work.wait(*args, **kwargs)
         self._recorder.end(index)
-        if self._is_done_when_waited_for:
+        if self._has_no_future:
             self._done()
         return result
 
@@ -172,17 +167,16 @@ def _members(group: Any) -> list[int]:
     """The ranks of a group, in any form that a collective takes."""
     if group is None:
         return list(range(dist.get_world_size())) if dist.is_initialized() else []
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
-        return []
     if isinstance(group, dist.DeviceMesh):
         return group.mesh.flatten().tolist()
-    if isinstance(group, tuple):  # a mesh and the number of its dimension
-        group = group[0].get_group(group[1])
     if isinstance(group, list):
         return group
+    if isinstance(group, tuple):  # a mesh and the number of its dimension
+        group = group[0].get_group(group[1])
     if isinstance(group, str):
         group = borrowed.process_group_of(group)
-    return dist.get_process_group_ranks(group)
+    is_outside = group is dist.GroupMember.NON_GROUP_MEMBER
+    return [] if is_outside else dist.get_process_group_ranks(group)
 
 
 def _nbytes(value: Any) -> int:

@@ -1,1 +1,0 @@
-"""From `launch()` to the processes of the ranks, and back."""

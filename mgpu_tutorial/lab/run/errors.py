@@ -4,9 +4,11 @@ import re
 import signal
 import textwrap
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.record.report import Report, printed_lines
 from mgpu_tutorial.lab.record.source_lines import SourceLine
@@ -33,17 +35,15 @@ IN_A_REAL_JOB = (  # PyTorch's own limits: `launch` lets a group wait for longer
 class LaunchError(RuntimeError):
     """A launch that did not end well.
 
-    `report` holds what the ranks said until then; `tracebacks` maps a rank that
-    raised to its whole Python traceback. What the ranks had printed is a note of the
-    error, which Python and a notebook show under its message.
+    `report` holds what the ranks said until then; `tracebacks` maps a rank that raised to
+    its whole Python traceback. What the ranks had printed is a note of the error, which
+    Python and a notebook show under its message.
     """
 
-    def __init__(
-        self, message: str, report: Report, tracebacks: dict[int, str] | None = None
-    ) -> None:
+    def __init__(self, message: str, report: Report, outcomes: Sequence = ()) -> None:
         super().__init__(message)
         self.report = report
-        self.tracebacks = tracebacks or {}
+        self.tracebacks = {o.rank: o.traceback for o in outcomes if o.traceback}
         if said := _said(report):
             self.add_note(said)
 
@@ -64,23 +64,21 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or the stop button, during a launch; says where each rank was."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the message, without the frames of the launcher."""
         return _wrapped(f"KeyboardInterrupt: {self}")
 
 
 @dataclass
 class RankOutcome:
-    """How one rank ended.
+    """How one rank ended: it "returned", "raised", or "died" (without a word).
 
-    `kind` is "returned", "raised", "died" (without a word), or "stopped" by the launcher,
-    because another rank had failed or the time was up; "flooded" if it had printed too much.
-    `lost_peer` is an error that only tells of another rank's end. `waits_in` is the function
-    of torch.distributed that a stopped rank was in.
+    Or the launcher ended it: "stopped", because another rank had failed or the time was up,
+    or "flooded" if it had printed too much. `lost_peer` is an error that only tells of
+    another rank's end; `waits_in` the function of torch.distributed where it was stopped.
     """
 
     rank: int
     kind: str
-    where: SourceLine | None = None
+    where: Sequence | None = None  # a source line, maybe as the list that a file has
     type: str = ""
     message: str = ""
     traceback: str = ""
@@ -91,9 +89,6 @@ class RankOutcome:
     exitcode: int = 0
     last_words: str = ""
     waits_in: str = ""
-
-    def __post_init__(self) -> None:
-        self.where = self.where and SourceLine(*self.where)  # a list, out of a file
 
     @property
     def is_cause(self) -> bool:
@@ -106,10 +101,10 @@ class RankOutcome:
         return self.kind in ("stopped", "flooded")
 
     def at(self) -> str:
-        """The place and its text, or that there is none."""
         if self.where is None:
             return "an unknown line" if self.joined else "no line of the worker yet"
-        return f"{self.where}  {self.where.text}".rstrip()
+        place = SourceLine(*self.where)
+        return f"{place}  {place.text}".rstrip()
 
     def what(self, several: bool = False) -> str:
         """What happened to a rank that is a cause, as the rest of a sentence."""
@@ -117,7 +112,7 @@ class RankOutcome:
         more = [f"{its} last words: {self.last_words}"] if self.last_words else []
         if self.kind == "raised":
             first, *more = _shown(self.message) or [""]
-            how = f"raised {self.type}: {first}" if first else f"raised {self.type}"
+            how = f"raised {self.type}: {first}".removesuffix(": ")
         elif self.kind == "flooded":
             how = f"printed without end and {were} stopped"
         elif self.exitcode < 0:
@@ -138,17 +133,19 @@ def outcome_of(error: BaseException) -> dict[str, Any]:
     """How a rank ended whose worker raised `error`; written by that rank."""
     stack = traceback.extract_tb(error.__traceback__)
     frames = [SourceLine(f.filename, f.lineno or 0, f.name) for f in stack]
-    lines = [str(error), *getattr(error, "__notes__", [])]
+    said = borrowed.safe_text(error, "exception")
+    lines = [said, *getattr(error, "__notes__", [])]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause:
         how = "because of" if cause is error.__cause__ else "while handling"
-        lines.append(f"{how} {type(cause).__name__}: {cause}")
+        text = borrowed.safe_text(cause, "exception")
+        lines.append(f"{how} {type(cause).__name__}: {text}")
     return {
         "kind": "raised",
         "type": type(error).__name__,
         "message": "\n".join(lines),
         "where": source_lines.innermost(frames),
-        "lost_peer": isinstance(error, RuntimeError) and bool(LOST_PEER.search(str(error))),
+        "lost_peer": isinstance(error, RuntimeError) and bool(LOST_PEER.search(said)),
         "traceback": "".join(traceback.format_exception(error)),
     }
 
@@ -193,7 +190,6 @@ def _said(report: Report) -> str:
 
 def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
     """Compose the error: causes first, then what became of the other ranks."""
-    tracebacks = {o.rank: o.traceback for o in outcomes if o.traceback}
     causes = [outcome for outcome in outcomes if outcome.is_cause]
     gone = [outcome.rank for outcome in outcomes if outcome.kind == "returned"]
     if causes or not gone:  # without anybody who left, the loss of a peer is a cause
@@ -203,21 +199,15 @@ def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
         left = [o.rank for o in outcomes if o.lost_peer or o.waits_in]
         lines = [f"{_ranks(gone)} returned while {_ranks(left)} still waited for an answer"]
     lines += [outcome.line() for outcome in outcomes if outcome not in causes]
-    return RankFailed("\n".join(lines), report, tracebacks)
+    return RankFailed("\n".join(lines), report, outcomes)
 
 
 def _headlines(causes: list[RankOutcome]) -> list[str]:
-    """One line for each different thing that happened, however many ranks it hit.
-
-    Further lines of a message, in which ranks may differ, are those of the first rank.
-    """
+    """A line for each different thing that happened; further lines are of its first rank."""
     same: dict[str, list[RankOutcome]] = {}
     for cause in causes:
         same.setdefault(cause.what().split("\n")[0], []).append(cause)
-    return [
-        f"{_ranks([cause.rank for cause in equal])} {equal[0].what(len(equal) > 1)}"
-        for equal in same.values()
-    ]
+    return [f"{_ranks([c.rank for c in e])} {e[0].what(len(e) > 1)}" for e in same.values()]
 
 
 def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHung:
@@ -227,8 +217,8 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
         some = f"{len(absent)} of {len(outcomes)} ranks had not joined"
         return RanksHung("\n".join([f"{some} after {report.seconds:.0f} s", *each]), report)
     stuck = [outcome for outcome in outcomes if outcome.kind == "stopped"]
-    lines = [f"{len(stuck)} of {len(outcomes)} ranks had not returned after {timeout:g} s"]
-    lines += each
+    head = f"{len(stuck)} of {len(outcomes)} ranks had not returned after {timeout:g} s"
+    lines = [head, *each]
     pending = [event for event in report.events if event.end is None]
     waits = {e.rank: e for e in pending if e.kind in ("p2p", "collective")}
     lines += [f"  rank {rank} waits {_whom(waits[rank])}" for rank in sorted(waits)]

@@ -1,7 +1,6 @@
-"""The files through which a kernel and its ranks talk, and the folders that hold them.
+"""The files through which a kernel and its ranks talk: `lab/README.md` says what they hold.
 
-The table in `lab/README.md` says who writes which file, and what it holds. Nothing here may
-import torch: the fork server reads this module before it does.
+Nothing here may import torch: the fork server reads this module before it does.
 """
 
 import os
@@ -56,7 +55,6 @@ class Job:
 
     @property
     def home(self) -> Path:
-        """The folder of this rank."""
         return home_of(self.folder, self.rank)
 
 
@@ -81,6 +79,8 @@ def workspace(world_size: int) -> Iterator[Path]:
 def kernel_folder() -> Path:
     """The temporary folder of this process, made again where somebody has removed it."""
     folder = Path(util.get_temp_dir())
+    if len(bytes(folder)) > 85:  # a socket in it has a path of 103 bytes at most
+        raise OSError(f"{folder} is too long a name for sockets: set TMPDIR to a short one.")
     folder.mkdir(mode=0o700, exist_ok=True)
     require_private(folder)
     return folder

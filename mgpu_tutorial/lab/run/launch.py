@@ -47,8 +47,7 @@ def launch(
     timeout; TypeError or ValueError for arguments that cannot work, and
     CannotTravel for a worker or an argument that cannot be sent to a process.
     """
-    _check_program()
-    _check_worker(worker)
+    _check(worker)
     world_size = _whole_number(world_size)
     if isinstance(timeout, str | None) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
@@ -56,9 +55,8 @@ def launch(
     backend = backend or ("nccl" if device == "cuda" else "gloo")
     with Interrupts() as interrupts, workspace(world_size) as folder:
         with interrupts.allowed():
-            parts = {"the worker": worker}
-            for key, value in [*enumerate(args), *kwargs.items()]:
-                parts[f"argument {key}"] = value
+            given = [*enumerate(args), *kwargs.items()]
+            parts = {"the worker": worker} | {f"argument {key}": part for key, part in given}
             transfer.write((worker, args, kwargs), folder / files.PAYLOAD, parts)
             server.await_server()
         same = world_size, backend, trace
@@ -90,7 +88,6 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
 
 
 def _report(jobs: list[Job], origin: float, seconds: float) -> Report:
-    """What the ranks printed, and what was recorded of their calls."""
     report = Report(world_size=len(jobs), seconds=seconds)
     for job in jobs:
         report.stdout.append(text_of(job.home / files.STDOUT))
@@ -134,11 +131,8 @@ def _environment(job: Job) -> dict[str, str]:
     return unless_set | dict(os.environ) | own
 
 
-# What cannot work
-
-
-def _check_program() -> None:
-    """Refuse where no new process could be made from this one."""
+def _check(worker: Any) -> None:
+    """Refuse where no new process could be made from this one, and what is no worker."""
     if files.FOLDER in os.environ:
         raise RuntimeError(
             f"launch() was called inside rank {os.environ.get('RANK')}: a rank cannot "
@@ -149,9 +143,6 @@ def _check_program() -> None:
             "launch() was called while a rank imports this program. Put the call under "
             'if __name__ == "__main__":'
         )
-
-
-def _check_worker(worker: Any) -> None:
     if not callable(worker):
         raise TypeError(
             "worker must be a function worker(rank, world_size, …), got "

@@ -1,11 +1,12 @@
 """What the ranks are doing: a line that a worker says of it, and the bar that shows it.
 
-It stands in a notebook only, and is emptied at the end: what is stored must not depend on how
-long a cell took. It starts as a blank image, which nbval does not compare.
+It stands in a notebook only, and is emptied at the end, so that what is stored does not
+depend on how long a cell took. It starts as a blank image, which nbval does not compare.
 """
 
 import html
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from mgpu_tutorial.lab.colours import colour
@@ -20,29 +21,18 @@ BLANK = {
 }
 
 
-# In a rank
-
-
 def status(text: str) -> None:
     """Show one line of this rank under the progress bar, until its next line."""
     if folder := os.environ.get(files.FOLDER):
         files.write_whole(Path(folder, files.STATUS), text)
 
 
-# In the kernel
-
-
-class ProgressBar:
+class ProgressBar(AbstractContextManager):
     """Shows what the ranks last said; `show` is called often and draws seldom."""
 
     def __init__(self, homes: list[Path], timeout: float) -> None:
-        self._homes = homes
-        self._timeout = timeout
-        self._next = AFTER
-        self._handle = None
-
-    def __enter__(self) -> "ProgressBar":
-        return self
+        self._homes, self._timeout = homes, timeout
+        self._next, self._handle = AFTER, None
 
     def __exit__(self, *error: object) -> None:
         if self._handle is not None:
@@ -55,8 +45,7 @@ class ProgressBar:
         if seconds < self._next or not notebook_kernel():
             return
         self._next = seconds + EVERY
-        if self._handle is None:
-            self._handle = display(BLANK, raw=True, display_id=True)
+        self._handle = self._handle or display(BLANK, raw=True, display_id=True)
         limit = f"{seconds:.0f} s of at most {self._timeout:g} s"
         bar = f"<progress></progress> the ranks are at work, {limit}"
         for rank, home in enumerate(self._homes):

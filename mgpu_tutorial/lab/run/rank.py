@@ -1,8 +1,4 @@
-"""Inside one rank: from the fresh process to the worker, and out again.
-
-Everything that a rank tells the kernel goes through files in its own folder (files.py), so
-that the news of a rank that is killed is not lost with it.
-"""
+"""Inside one rank: from the fresh process to the worker, and out again."""
 
 import ctypes
 import faulthandler
@@ -101,8 +97,8 @@ def join(backend: str, rank: int, world_size: int, **options: Any) -> None:
     """Meet the other ranks and form the default process group."""
     dist.set_debug_level_from_env()  # the fork server read it long before it was set
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-    ranks = {"rank": rank, "world_size": world_size}
-    dist.init_process_group(backend, device_id=device, **ranks, **options)
+    options |= {"rank": rank, "world_size": world_size, "device_id": device}
+    dist.init_process_group(backend, **options)
 
 
 def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
@@ -113,8 +109,7 @@ def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
     enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = enough and os.environ.get("MGPU_DEVICE") != "cpu"
-    device = f"cuda:{local_rank}" if gpus else "cpu"
-    prepare(device)  # OMP_NUM_THREADS decides on threads
+    prepare(f"cuda:{local_rank}" if gpus else "cpu")  # OMP_NUM_THREADS decides on threads
     join("nccl" if gpus else "gloo", rank, world_size)
     result = worker(rank, world_size, **kwargs)
     if result is not None:
@@ -125,21 +120,14 @@ def under_torchrun(worker: Callable, kwargs: dict[str, Any]) -> NoReturn:
     os._exit(0)  # a thread of gloo's may outlive its group, and abort Python's own end
 
 
-# The process
-
-
 def _own_streams(home: Path) -> None:
     """Send file descriptors 1 and 2, so C++ messages too, to this rank's files."""
     for name, descriptor in ((files.STDOUT, 1), (files.STDERR, 2)):
         with open(home / name, "ab") as file:  # at its end, whoever else writes to it
             os.dup2(file.fileno(), descriptor)
-        stream = io.TextIOWrapper(
-            open(descriptor, "wb", buffering=0, closefd=False),  # noqa: SIM115
-            encoding="utf-8",
-            errors="backslashreplace",
-            write_through=True,  # a rank that is killed keeps nothing back
-        )
-        setattr(sys, name, stream)
+        raw = io.FileIO(descriptor, "w", closefd=False)  # a rank that is killed keeps nothing
+        style = {"errors": "backslashreplace", "write_through": True}
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", **style))
 
 
 def _own_environment(environment: dict[str, str]) -> None:
@@ -184,8 +172,7 @@ def _guard(trail: int) -> None:
 def _wait_for_all(job: Job, name: str, limit: float = float("inf")) -> bool:
     """Wait until each rank has a file `name`; False where one has none in time."""
     missing = [files.home_of(job.folder, rank) / name for rank in range(job.world_size)]
-    end = time.monotonic() + limit
-    pause = 0.001
+    end, pause = time.monotonic() + limit, 0.001
     while missing := [path for path in missing if not path.exists()]:
         if time.monotonic() > end:
             return False

@@ -1,7 +1,6 @@
 """The ranks of one launch: start them, watch over them, and leave nothing behind.
 
-Each rank is a process of its own, forked from a server that has torch imported already.
-It tells how it ended in a file (see files.py), so that the others can still say where they
+A rank tells how it ended in a file (files.py), so that the others can still say where they
 are when one has failed; the kernel waits for the processes and reads these files.
 """
 
@@ -43,15 +42,12 @@ class Ranks:
 
     def start(self, environments: list[dict[str, str]]) -> None:
         """Fork every rank. Raises RankFailed where the machine allows no more of them."""
-        calls = zip(self.jobs, environments, strict=True)
-        processes = [server.FORKS.Process(target=enter, args=call) for call in calls]
-        names = [f"rank {job.rank}" for job in self.jobs]
+        calls, make = zip(self.jobs, environments, strict=True), server.FORKS.Process
+        processes = [make(None, enter, f"rank {call[0].rank}", call) for call in calls]
         try:
-            server.fork(dict(zip(names, processes, strict=True)))
+            server.fork(processes)
         finally:
             self._processes = [process for process in processes if process.pid]
-
-    # Watch
 
     def watch(self, timeout: float) -> tuple[str, float]:
         """Wait until all is over: ("ended" | "failed" | "hung", seconds).
@@ -93,12 +89,9 @@ class Ranks:
     def _look(self) -> None:
         """Take note of who has joined and of who has ended."""
         living = set(self._living())  # first: they write, and then they end
-        self._joined = self._joined or all(
-            (job.home / files.READY).exists() for job in self.jobs
-        )
-        for job in self.jobs:
-            if job.rank in self._outcomes:
-                continue
+        ready = ((job.home / files.READY).exists() for job in self.jobs)
+        self._joined = self._joined or all(ready)
+        for job in [job for job in self.jobs if job.rank not in self._outcomes]:
             if (job.home / files.OUTCOME).exists():
                 said = (job.home / files.OUTCOME).read_text(encoding="utf-8")
                 self._outcomes[job.rank] = RankOutcome(job.rank, **json.loads(said))
@@ -117,8 +110,6 @@ class Ranks:
     def _all_over(self) -> bool:
         return len(self._outcomes) == len(self.jobs)
 
-    # What became of them
-
     def outcomes(self) -> list[RankOutcome]:
         """How every rank ended, or where it is; asks the living for their stack."""
         for job in self.jobs:
@@ -129,8 +120,9 @@ class Ranks:
             with suppress(ProcessLookupError):
                 os.kill(self._processes[job.rank].pid, signal.SIGUSR1)
         end = time.monotonic() + 0.5
+        stacks = [job.home / files.STACK for job in asked]
         while time.monotonic() < end and not all(
-            source_lines.of_dump(text_of(job.home / files.STACK)) for job in asked
+            map(source_lines.of_dump, map(text_of, stacks))
         ):
             time.sleep(0.004)
         return [self._outcome(job) for job in self.jobs]
@@ -140,17 +132,17 @@ class Ranks:
         outcome = self._outcomes[job.rank]
         outcome.joined = self._joined or (job.home / files.READY).exists()
         stack = text_of(job.home / files.STACK)
-        outcome.where = outcome.where or source_lines.of_dump(stack) or _last_seen(job)
+        trail = text_of(job.home / files.WHERE)
+        last_seen = json.loads(trail) if trail else None
+        outcome.where = outcome.where or source_lines.of_dump(stack) or last_seen
         if outcome.is_stopped:
             outcome.waits_in = source_lines.waiting_call(stack)
         if outcome.kind == "died":
             outcome.exitcode = self._processes[job.rank].exitcode
-            loaded = (job.home / files.WHERE).exists()
-            stderr = text_of(job.home / files.STDERR)
-            outcome.last_words = errors.last_words(stderr) if loaded else server.last_error()
+            said = errors.last_words(text_of(job.home / files.STDERR))
+            is_loaded = (job.home / files.WHERE).exists()
+            outcome.last_words = said if is_loaded else server.last_error()
         return outcome
-
-    # The end
 
     def stop(self) -> None:
         """Kill whatever still runs, with its children, and wait for it."""
@@ -166,8 +158,7 @@ class Ranks:
 def _end_group(leader: int) -> None:
     """Kill what a rank that has ended left in its process group.
 
-    As long as the group lives, no other process gets its number; a process of that
-    number is therefore a stranger's.
+    While the group lives, no other process gets its number: one that has it is a stranger's.
     """
     with suppress(ProcessLookupError, PermissionError):
         try:
@@ -177,11 +168,5 @@ def _end_group(leader: int) -> None:
 
 
 def _printed(job: Job) -> int:
-    """The bytes that a rank has printed."""
     paths = [job.home / name for name in (files.STDOUT, files.STDERR)]
     return sum(path.stat().st_size for path in paths if path.exists())
-
-
-def _last_seen(job: Job) -> source_lines.SourceLine | None:
-    text = text_of(job.home / files.WHERE)
-    return source_lines.SourceLine(*json.loads(text)) if text else None

@@ -1,9 +1,7 @@
 """The fork server: a process that has imported torch once, and forks every rank.
 
-Both sides are here: `start`, which the kernel calls, and what the server itself does
-when it imports this module. Nothing here may import torch, so that the server can begin
-while the kernel is still importing it. The server outlives a kernel that is killed by just
-long enough to end its ranks and to remove the kernel's temporary folder.
+Both sides are here: what the kernel calls, and `KernelWatch`, which the server begins when it
+imports this module. Nothing here may import torch: the server begins while the kernel does.
 """
 
 import atexit
@@ -43,9 +41,6 @@ FORKS = mp.get_context("forkserver")
 _warm: set[int | None] = set()  # servers that have done their imports and forked a process
 
 
-# In the kernel
-
-
 def start() -> None:
     """Have the fork server begin its imports, unless it runs already; returns at once."""
     FORKS.set_forkserver_preload(PRELOAD)
@@ -72,26 +67,25 @@ def await_server() -> None:
     if notebook_kernel():  # meanwhile, what the next cells need and what takes long
         import matplotlib.figure  # noqa: F401
         import sympy  # noqa: F401  torch.testing.assert_close needs it
-    first = FORKS.Process(target=time.sleep, args=(0,), daemon=True)
-    fork({"the fork server": first})
+    first = FORKS.Process(target=time.sleep, args=(0,), daemon=True, name="the fork server")
+    fork([first])
     first.join()
     _warm.add(borrowed.fork_server_pid())
 
 
-def fork(processes: dict[str, mp.Process]) -> None:
+def fork(processes: list[mp.Process]) -> None:
     """Have the server fork these; RankFailed for one that it does not."""
     from mgpu_tutorial.lab.record.report import Report  # which import torch
     from mgpu_tutorial.lab.run.errors import RankFailed
 
     try:
-        for who, process in processes.items():  # noqa: B007
+        for process in processes:
             process.start()
     except (OSError, EOFError) as error:
         borrowed.stop_fork_server()  # a request that we could not finish ends it anyway
         reason = last_error() or f"{type(error).__name__}: {error}".rstrip(": ")
-        raise RankFailed(
-            f"{who} could not be started: {reason}", Report(world_size=0)
-        ) from None
+        said = f"{process.name} could not be started: {reason}"
+        raise RankFailed(said, Report(world_size=0)) from None
 
 
 def last_error() -> str:
@@ -109,10 +103,7 @@ def notebook_kernel() -> Any:
 
 
 def stay_on_this_machine() -> None:
-    """Gloo and NCCL meet on the loopback interface, in whatever this process starts.
-
-    Otherwise they take the interface that the machine's name stands for, or any other.
-    """
+    """Gloo and NCCL meet on the loopback interface, in whatever this process starts."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, files.LOOPBACK)
 
@@ -120,8 +111,7 @@ def stay_on_this_machine() -> None:
 def end_with(kernel: Any) -> None:
     """Stop ranks, the server and the resource tracker when `kernel` is told to shut down.
 
-    ipykernel ends its children with a signal that the tracker ignores, so that each
-    restart would wait for seconds.
+    ipykernel's own signal is ignored by the tracker, and each restart would wait for seconds.
     """
     shut_down = kernel.do_shutdown
 
@@ -148,14 +138,10 @@ def kill_ranks(folder: Path) -> None:
             os.killpg(int(path.read_text()), signal.SIGKILL)
 
 
-# In the server
-
-
 class KernelWatch:
     """When the kernel is gone, kill its ranks, remove its folder, and end.
 
-    A clock's signal looks for the kernel, since ranks may keep open what would tell of
-    its end, and no thread of theirs may come to look.
+    A clock's signal looks for it: ranks may keep open what would tell of the kernel's end.
     """
 
     def __init__(self, kernel: int, folder: Path) -> None:

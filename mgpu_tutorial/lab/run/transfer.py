@@ -1,9 +1,8 @@
-"""Carry a worker, its arguments and its results between kernel and ranks.
+"""Carry a worker, its arguments and its results between kernel and ranks, as files.
 
-Objects travel through files: a file takes 200 MB as easily as 2 bytes, and a
-rank that dies half-way leaves no pipe that somebody still waits on. Functions
-of a notebook cell go by value (cloudpickle), package functions by reference,
-so that a rank always runs the text that is on disk now.
+A rank that dies half-way leaves no pipe that somebody still waits on. Functions of a notebook
+cell go by value (cloudpickle), package functions by reference, so that a rank always runs the
+text that is on disk now.
 """
 
 from pathlib import Path
@@ -41,9 +40,6 @@ def write(value: object, path: Path, parts: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> object:
-    """Load what `write` stored; tensors arrive on the CPU, whatever device they left.
-
-    PermissionError where another user could have put the file there: it is a pickle.
-    """
-    require_private(path.parent)
+    """Load what `write` stored; tensors arrive on the CPU, whatever device they left."""
+    require_private(path.parent)  # another user's pickle would run here
     return torch.load(path, map_location="cpu", weights_only=False)

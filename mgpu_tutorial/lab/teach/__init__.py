@@ -1,1 +1,0 @@
-"""Show source, check answers, keep what is built."""

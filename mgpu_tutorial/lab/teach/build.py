@@ -1,9 +1,8 @@
 """Builds: the reader writes a mechanism, real ranks try it, and what passes is kept.
 
-A chapter's `builds.py` names for each function that the reader is to write what it must do,
-in order. A behaviour is a function of one argument, the function to be tried; its docstring
-completes the sentence "`ring` must …", and it raises an AssertionError that says what was
-seen. The tests of the package run the same behaviours on the chapter's own version.
+A chapter's `builds.py` names in order what each function must do. A behaviour is a function
+of one argument, the function to be tried; its docstring completes the sentence "`ring` must
+…", and it raises an AssertionError that says what was seen.
 """
 
 import ast
@@ -20,6 +19,7 @@ import torch
 from mgpu_tutorial.lab.run.errors import LaunchError, outcome_of
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
 from mgpu_tutorial.lab.teach import mine, solution
+from mgpu_tutorial.lab.teach.source import source_of
 from mgpu_tutorial.lab.teach.verdict import MARK, page_of
 from mgpu_tutorial.lab.words import in_a_row
 
@@ -43,8 +43,7 @@ def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
         raise AssertionError(f"{what}: None. Either {why}")
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
         count = len(expected)
-        if len(found) != count:
-            raise AssertionError(f"{what}: {len(found)} of them, expected {count}")
+        assert len(found) == count, f"{what}: {len(found)} of them, expected {count}"
         for i, (one, other) in enumerate(zip(found, expected, strict=True)):
             expect(one, other, f"{what}, entry {i} of {count}", within)
     elif not _same(found, expected, within):
@@ -55,23 +54,19 @@ def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
 
 def _same(found: Any, expected: Any, within: float) -> bool:
     try:
-        pair = torch.as_tensor(found), torch.as_tensor(expected)
+        one, other = (torch.as_tensor(value).double() for value in (found, expected))
     except (TypeError, ValueError, RuntimeError):  # neither numbers nor tensors
         return found == expected
-    return pair[0].shape == pair[1].shape and torch.allclose(
-        pair[0].double(), pair[1].double(), rtol=0, atol=within
-    )
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=within)
 
 
 def _short(value: Any, with_shape: bool) -> str:
     """A value on one line: of a tensor the first numbers, and on demand the shape."""
-    if isinstance(value, torch.Tensor):
-        numbers = value.flatten()[:6].tolist()
-        text = ", ".join(f"{number:g}" for number in numbers)
-        more = ", …" if value.numel() > 6 else ""
-        shape = f" of shape {tuple(value.shape)}" if with_shape else ""
-        return f"[{text}{more}]{shape}"
-    return f"{value:g}" if isinstance(value, float) else repr(value)
+    if not isinstance(value, torch.Tensor):
+        return f"{value:g}" if isinstance(value, float) else repr(value)
+    numbers = [f"{number:g}" for number in value.flatten()[:6].tolist()]
+    text = ", ".join([*numbers, "…"] if value.numel() > 6 else numbers)
+    return f"[{text}]" + (f" of shape {tuple(value.shape)}" if with_shape else "")
 
 
 class Row(NamedTuple):
@@ -83,11 +78,9 @@ class Row(NamedTuple):
 
 
 class Builder:
-    """The `build` of one chapter: `build(function)` tries it and keeps what passes.
+    """The `build` of one chapter: `build(function)` tries it and keeps what passes."""
 
-    `behaviours` are by the chapter's own version of each function, in the order of the page.
-    """
-
+    # `behaviours` are by the chapter's own version of each function, in the order of the page
     def __init__(self, chapter: str, behaviours: Mapping[Callable, Sequence[Behaviour]]):
         self.chapter = chapter
         self.ours = {function.__name__: function for function in behaviours}
@@ -104,7 +97,7 @@ class Builder:
         names = [function.__name__ for function in functions]
         with self._lent(functions) as lent:
             rows = self._tried(functions)
-            is_kept = all(row.holds for row in rows) and not solution.is_running()
+            is_kept = all(row.holds for row in rows) and not solution.running
             if is_kept:
                 mine.keep(self.chapter, functions)
                 self.passed.update(names)
@@ -125,10 +118,10 @@ class Builder:
     def _lent(self, functions: Sequence[Callable]) -> Iterator[list[str]]:
         """Put ours for the builds that the reader has not made, and yield those in use."""
         around = vars(sys.modules[functions[0].__module__])
+        own = {function.__name__ for function in functions}
         needed, waiting = set(), list(functions)
         while waiting:
-            used = mine.names_in(waiting.pop()) & self.ours.keys() - needed
-            used -= {function.__name__ for function in functions}
+            used = mine.names_in(source_of(waiting.pop())) & self.ours.keys() - needed - own
             needed |= used
             waiting += [around[name] for name in used & self.passed]
         needed -= self.passed
@@ -172,15 +165,11 @@ def _try(behaviour: Behaviour, function: Callable) -> tuple[bool, str]:
 
 def is_blank(function: Callable) -> bool:
     """True where a `...` of the stub is left; one that indexes a tensor is none."""
-    tree = ast.parse(mine.source_of(function))
-    indices = {
-        id(node)
-        for part in ast.walk(tree)
-        if isinstance(part, ast.Subscript)
-        for node in ast.walk(part.slice)
-    }
-    dots = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is ...]
-    return any(id(node) not in indices for node in dots)
+    nodes = list(ast.walk(ast.parse(source_of(function))))
+    slices = [node.slice for node in nodes if isinstance(node, ast.Subscript)]
+    indices = [node for part in slices for node in ast.walk(part)]
+    dots = [n for n in nodes if isinstance(n, ast.Constant) and n.value is ...]
+    return any(node not in indices for node in dots)
 
 
 class Outcome(NamedTuple):
@@ -193,13 +182,10 @@ class Outcome(NamedTuple):
 
     @property
     def _last(self) -> str:
-        said = []
-        if self.lent:
-            said.append(f"Tried with our {in_a_row(self.lent)}.")
-        if self.is_kept:
-            verb = "is" if len(self.names) == 1 else "are"
-            said.append(f"{in_a_row(self.names)} {verb} now in {mine.FILE.name}.")
-        return " ".join(said)
+        names = in_a_row(self.names) + (" is" if len(self.names) == 1 else " are")
+        lent = f"Tried with our {in_a_row(self.lent)}. " if self.lent else ""
+        kept = f"{names} now in {mine.FILE.name}." if self.is_kept else ""
+        return (lent + kept).rstrip()
 
     def __repr__(self) -> str:
         word = "correct" if all(row.holds for row in self.rows) else "not yet"

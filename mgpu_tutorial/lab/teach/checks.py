@@ -28,19 +28,16 @@ def verdict(
 ) -> Verdict:
     """Compare an exercise's answer with what is expected.
 
-    `answer` may be a function without arguments, such as `lambda: launch(mine, 4)`; it is
-    called here, and what it raises is part of the verdict. Of a launch, the results are
-    compared rank by rank with the list `expected`. An answer of None or `...`, alone or for
-    each rank, counts as not begun, and a hint comes after a try only.
-
-    A number may be an int, a float or a tensor of one element, a list a tuple, a range or a
-    tensor. `tolerance` is the distance allowed, in shares of what is expected: 1e-5, and
-    rounding only where that is an int. Where 0 is expected it is the distance itself. `name`
-    is how the verdict calls the answer: "the distance".
+    `answer` may be a function without arguments, such as `lambda: launch(mine, 4)`; what it
+    raises is part of the verdict. Of a launch, the results are compared rank by rank with the
+    list `expected`. An answer of None or `...`, alone or for each rank, counts as not begun,
+    and a hint comes after a try only. A number may be a tensor of one element, a list a
+    tuple, a range or a tensor. `tolerance` is the distance allowed, in shares of what is
+    expected: 1e-5, and rounding only where that is an int; where 0 is expected the distance
+    itself. `name` is how the verdict calls the answer: "the distance".
     """
     try:
-        if isinstance(answer, Callable):
-            answer = answer()
+        answer = answer() if isinstance(answer, Callable) else answer
         each = "{}[{}]"
         if isinstance(answer, Report):
             each = f"rank {{1}} of {answer.world_size}: {{0}}"
@@ -86,10 +83,8 @@ def _difference(
     if not _is_number(answer):
         return f"{said}: return a number"
     is_whole = isinstance(expected, int)
-    if tolerance is None:
-        tolerance = EXACT if is_whole else TOLERANCE
-    limits = {"rel_tol": tolerance, "abs_tol": 0.0 if expected else tolerance}
-    if math.isclose(answer, expected, **limits):
+    limit = tolerance or (EXACT if is_whole else TOLERANCE)
+    if math.isclose(answer, expected, rel_tol=limit, abs_tol=0.0 if expected else limit):
         return ""
     if is_whole and abs(expected) < 100:  # a rank or a count
         return said
@@ -129,9 +124,8 @@ def _told(error: BaseException) -> str:
     if isinstance(error, LaunchError):
         return str(error)
     first = str(error).strip().partition("\n")[0]
-    if isinstance(error, AssertionError) and first:  # of the exercise itself
-        return first
-    return f"{type(error).__name__}: {first}".removesuffix(": ")
+    is_ours = isinstance(error, AssertionError) and first  # of the exercise itself
+    return first if is_ours else f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
 def _is_blank(answer: Any) -> bool:

@@ -1,12 +1,8 @@
 """The reader's own library: a readable file beside the notebooks, in the order of the course.
 
-Its imports stand at the top. Below a line that names the chapter stands what one build made;
-a second pass replaces the first.
+Below a line that names the chapter stands what one build made; a second pass replaces it.
 """
 
-import ast
-import inspect
-import linecache
 import re
 import symtable
 import sys
@@ -14,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import NamedTuple
+
+from mgpu_tutorial.lab.teach.source import source_of
 
 FILE = Path("mine.py")  # in the folder where a notebook's kernel works
 HEAD = '"""What I have built, chapter by chapter."""'
@@ -53,10 +51,8 @@ def library(*ours: Callable) -> SimpleNamespace:
     Prints which is whose. What the reader has built travels to the ranks by value.
     """
     own = ModuleType("mine")
-    if FILE.is_file():
-        exec(
-            compile(FILE.read_text(encoding="utf-8"), str(FILE.resolve()), "exec"), vars(own)
-        )
+    text = FILE.read_text(encoding="utf-8") if FILE.is_file() else ""
+    exec(compile(text, str(FILE.resolve()), "exec"), vars(own))
     mine = [thing.__name__ for thing in ours if hasattr(own, thing.__name__)]
     rest = [thing.__name__ for thing in ours if thing.__name__ not in mine]
     print(f"{FILE.name}: {', '.join(mine) or '-'}; the package: {', '.join(rest) or '-'}")
@@ -71,7 +67,7 @@ def keep(chapter: str, functions: Sequence[Callable]) -> None:
     kept = {name for piece in pieces for name in piece.names.split(", ")}
     needed, sources = needs(functions, kept)
     own = [n for n, p in enumerate(pieces) if p.chapter == chapter]
-    uses = (n for n in own if set(names.split(", ")) & _names(pieces[n].source))
+    uses = (n for n in own if set(names.split(", ")) & names_in(pieces[n].source))
     place = next(uses, len(pieces))  # a class is there before what is derived from it
     pieces.insert(place, Piece(chapter, names, "\n\n\n".join(sources)))
     order = [path.stem[3:] for path in sorted(FILE.resolve().parent.glob("[0-9]*_*.ipynb"))]
@@ -95,45 +91,28 @@ def needs(functions: Sequence[Callable], kept: set[str]) -> tuple[list[str], lis
         function = waiting.pop()
         sources.insert(0, source_of(function))
         around = vars(sys.modules[function.__module__])
-        for name in sorted(names_in(function) & around.keys() - seen):
+        for name in sorted(names_in(sources[0]) & around.keys() - seen):
             thing = around[name]
             home = getattr(thing, "__module__", None)
+            own = getattr(thing, "__name__", name)
+            as_name = "" if own == name else f" as {name}"
             if isinstance(thing, ModuleType):
-                as_name = "" if thing.__name__ == name else f" as {name}"
-                imports.append(f"import {thing.__name__}{as_name}")
+                imports.append(f"import {own}{as_name}")
             elif home == function.__module__ and isinstance(thing, FunctionType | type):
                 waiting.append(thing)
                 seen.add(name)
             elif home and hasattr(thing, "__name__"):
-                as_name = "" if thing.__name__ == name else f" as {name}"
-                imports.append(f"from {home} import {thing.__name__}{as_name}")
+                imports.append(f"from {home} import {own}{as_name}")
             elif isinstance(thing, int | float | str):
                 sources.insert(0, f"{name} = {thing!r}")
                 seen.add(name)
     return imports, sources
 
 
-def names_in(function: Callable) -> set[str]:
+def names_in(source: str) -> set[str]:
     """All names from outside that the source of a function or class uses."""
-    return _names(source_of(function))
-
-
-def _names(source: str) -> set[str]:
     tables = [symtable.symtable(source, "cell", "exec")]
     for table in tables:
         tables += table.get_children()
     symbols = [symbol for table in tables for symbol in table.get_symbols()]
     return {s.get_name() for s in symbols if s.is_referenced() and s.is_global()}
-
-
-def source_of(function: Callable) -> str:
-    """The source of a function or of a class, of a cell too, where inspect finds no class."""
-    if not isinstance(function, type):
-        return inspect.cleandoc("\n" + inspect.getsource(function))
-    parts = (getattr(part, "__func__", part) for part in vars(function).values())  # static
-    method = next(part for part in parts if isinstance(part, FunctionType))
-    lines = linecache.getlines(inspect.unwrap(method).__code__.co_filename)
-    body = ast.parse("".join(lines)).body
-    node = next(part for part in body if getattr(part, "name", None) == function.__name__)
-    first = min([node.lineno, *(line.lineno for line in node.decorator_list)])
-    return "".join(lines[first - 1 : node.end_lineno]).rstrip()

@@ -1,18 +1,10 @@
-"""A folded solution that judges no answer but its own: a cell below `# Solution (…)`.
-
-The first line is a comment, so that the cell stays a piece of Python for every reader.
-"""
+"""A folded solution that judges no answer but its own: a cell below `# Solution (…)`."""
 
 import html
 
 from mgpu_tutorial.lab.teach.verdict import MARK
 
-_running = False
-
-
-def is_running() -> bool:
-    """True inside a cell that is a solution: what it builds is not the reader's own."""
-    return _running
+running = False  # True inside a solution: what it builds is not the reader's own
 
 
 def register() -> None:
@@ -32,22 +24,21 @@ def _as_magic(lines: list[str]) -> list[str]:
 def solution(line: str, cell: str) -> None:
     """Run the cell, keep none of its names, and fold what it shows.
 
-    Running all cells runs solutions that nobody opened: their verdict must not stand below
-    the reader's own answer, nor their functions replace the reader's.
+    Running all cells runs solutions that nobody opened: they must not replace the reader's.
     """
     from IPython import get_ipython
     from IPython.display import display
     from IPython.utils.capture import capture_output
 
+    global running
     shell = get_ipython()
-    global _running
     before = dict(shell.user_ns)
-    _running = True
+    running = True
     try:
         with capture_output() as shown:
             ended = shell.run_cell(cell, store_history=False)
     finally:
-        _running = False
+        running = False
     for name in shell.user_ns.keys() - before.keys():
         del shell.user_ns[name]
     shell.user_ns.update(before)

@@ -1,22 +1,19 @@
-"""Show the text of a worker as it is on disk, which is what the next launch runs.
-
-Or take a copy of it into a cell, where it can be changed.
-"""
+"""Show the text of a worker as it is on disk, or take a copy into a cell, to be changed."""
 
 import ast
 import inspect
+import linecache
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import dedent
+from types import FunctionType
 
 ROOT = Path(__file__).parents[3]
 
 
 class Listing:
-    """A fenced listing: highlighted in JupyterLab, stored with the notebook, printable.
-
-    Below it stand links to its files, as they are reached from the folder of notebooks.
-    """
+    """A fenced listing, and below it links to its files, as a notebook reaches them."""
 
     def __init__(self, text: str, files: Iterable[Path], language: str = "python") -> None:
         self.text, self.language = text, language
@@ -33,11 +30,8 @@ class Listing:
 
 
 def show_source(*functions: Callable, numbered: bool = False) -> Listing:
-    """List the source of functions, classes or methods, docstrings included.
-
-    With `numbered` each line begins with its number in the file, as errors name it.
-    """
-    texts = (_source(function, numbered) for function in functions)
+    """List functions, classes or methods; `numbered` shows the line numbers of the file."""
+    texts = (source_of(function, numbered) for function in functions)
     return Listing("\n\n\n".join(texts), map(_file, functions))
 
 
@@ -45,9 +39,8 @@ def edit(*functions: Callable) -> None:
     """Put a copy of workers, with the names of their files, into a new cell below this one.
 
     Change a line, run the cell, and launch the copy by its bare name: `launch(blocking, 2)`.
-    It travels to the ranks by value; the file stays as it is. Of what else stands in the
-    file the copy uses the original, so a helper to be changed is named too:
-    `edit(worker, helper)`. Without a notebook the text is printed.
+    It travels to the ranks by value; the file stays as it is. A helper to be changed is named
+    too: `edit(worker, helper)`. Without a notebook the text is printed.
     """
     from IPython import get_ipython
 
@@ -65,23 +58,29 @@ def editable(*functions: Callable) -> str:
     head = f"# A copy of {names}: change a line, run this cell, then launch it."
     files = dict.fromkeys(f.__module__ for f in functions if _file(f).is_file())
     imports = [f"from {module} import *" for module in files]
-    return "\n\n\n".join(["\n".join([head, *imports]), *map(_source, functions)])
+    return "\n\n\n".join(["\n".join([head, *imports]), *map(source_of, functions)])
 
 
 def _file(function: Callable) -> Path:
+    """Where a function or class stands: a file, or a cell, where inspect finds no class."""
+    is_class = isinstance(function, type)
+    if is_class and not hasattr(sys.modules[function.__module__], "__file__"):
+        parts = [getattr(part, "__func__", part) for part in vars(function).values()]
+        function = next(part for part in parts if isinstance(part, FunctionType))
     return Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
 
 
-def _source(function: Callable, numbered: bool = False) -> str:
-    """The text of a function; a method comes without the indentation of its class.
+def source_of(function: Callable, numbered: bool = False) -> str:
+    """The text of a function or class; a method comes without the indentation of its class.
 
-    The file is read again: inspect would count lines in the text that was imported.
+    A file is read again: inspect would count lines in the text that was imported.
     """
     function = inspect.unwrap(function)
     file = _file(function)
-    if not file.is_file():  # a cell of this notebook
-        return inspect.getsource(function).rstrip()
-    text = file.read_text(encoding="utf-8")
+    if isinstance(function, FunctionType) and not file.is_file():  # a cell of this notebook
+        return inspect.cleandoc("\n" + inspect.getsource(function))
+    linecache.checkcache(str(file))
+    text = "".join(linecache.getlines(str(file)))
     node, body = None, ast.parse(text).body
     for name in function.__qualname__.split("."):
         node = next((part for part in body if getattr(part, "name", None) == name), None)

@@ -1,39 +1,30 @@
-"""A word on a plate: right and wrong are told by the word and by its colour.
-
-The plate brings its own background, so that it can be read in a light and a dark theme.
-"""
+"""A word on a plate, whose own background can be read in a light and a dark theme."""
 
 import html
 from dataclasses import dataclass
 
 RIGHT, WRONG, OPEN = "#1b6e3c", "#b00020", "#595959"  # white stands out from each
 PLATES = {True: ("✓ ", RIGHT), False: ("✗ ", WRONG), None: ("", OPEN)}
-PRE = "margin:2px 0;white-space:pre-wrap;word-break:normal"
+PRE = '<pre style="margin:2px 0;white-space:pre-wrap;word-break:normal">'
 MARK = ' \n<div class="verdict">'  # of a folded output the lab shows the first line, as text
 
 
 def page_of(word: str, is_right: bool | None, reason: str) -> str:
-    """HTML: the word on its plate, and beside it the reason, whose further lines stand below.
-
-    `is_right` is None where nothing was judged.
-    """
+    """HTML: the word on its plate, beside it the reason, and further lines of that below."""
     mark, background = PLATES[is_right]
     style = f"background:{background};color:#ffffff;font-weight:bold"
     page = f'<span style="{style};padding:1px 8px;border-radius:4px">{mark}{word}</span>'
     first, _, rest = reason.partition("\n")
-    said = f" {html.escape(first)}" if first else ""
-    return page + said + (f'<pre style="{PRE}">{html.escape(rest)}</pre>' if rest else "")
+    page += f" {html.escape(first)}" if first else ""
+    return page + (f"{PRE}{html.escape(rest)}</pre>" if rest else "")
 
 
 @dataclass
 class Verdict:
-    """What a check says of an answer; its text begins with the word on the plate.
-
-    `is_right` is None for an exercise that was not begun.
-    """
+    """What a check says of an answer; its text begins with the word on the plate."""
 
     word: str
-    is_right: bool | None
+    is_right: bool | None  # None where nothing was judged
     reason: str = ""
     hint: str = ""
 

@@ -14,7 +14,7 @@ from mgpu_tutorial.lab import (
     timeline,
     traffic,
 )
-from mgpu_tutorial.lab.draw.sequence_chart import message_log
+from mgpu_tutorial.lab.draw.sequence_chart import MessageLog
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 
@@ -22,7 +22,7 @@ from mgpu_tutorial.lab.record.trace import Event
 def test_what_was_sent_late_arrives_late():
     events = [Event(0, i, "note", i, i, note="busy") for i in range(3)]
     events += [Event(0, 3, "isend", 3, 4, peer=1), Event(1, 0, "recv", 0, 5, peer=0)]
-    log = message_log(Report(2, events=events))
+    log = MessageLog(Report(2, events=events))
     assert log.messages == [((0, 3), (1, 0))] and log.rows[0, 3] == log.rows[1, 0] == 3
 
 
@@ -56,9 +56,8 @@ def work_and_send(rank, world_size):
 
 
 def test_a_film_of_any_run_shows_what_ranks_compute_and_each_message(ranks):
-    assert [
-        frame.text.splitlines() for frame in film(ranks(2, work_and_send, trace=True)).frames
-    ] == [
+    frames = film(ranks(2, work_and_send, trace=True)).frames
+    assert [drawing.text.splitlines() for drawing in frames] == [
         ["rank 0 computes work", "rank 1 computes work"],
         ["rank 0 → rank 1  4 B", "rank 1  it is here"],
     ]

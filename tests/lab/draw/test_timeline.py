@@ -5,9 +5,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_tutorial.lab.draw.timeline import rows_in_flight, timeline
+from mgpu_tutorial.lab.draw.timeline import rows_in_flight
 from mgpu_tutorial.lab.record.trace import Event
-from mgpu_tutorial.nonblocking import transfers
 
 MOMENTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), max_size=12)
 
@@ -26,10 +25,3 @@ def test_no_two_calls_on_their_way_share_a_row(moments):
             assert rows[0, one.index] != rows[0, other.index]
     most = [sum(e.begin <= moment < e.done for e in events) for moment in range(30)]
     assert len(set(rows.values())) == max(most)
-
-
-def test_a_message_is_on_its_way_until_its_wait_returns(ranks):
-    report = ranks(2, transfers.overlapped, 10, trace=True)
-    assert repr(timeline(report)) == (
-        "timeline of 2 ranks, 6 intervals: barrier, isend, compute, irecv"
-    )

@@ -78,6 +78,7 @@ def test_a_rank_that_fails_is_named_with_its_line_and_the_others_with_theirs(
 
 def test_a_rank_that_prints_without_end_is_stopped(monkeypatch):
     monkeypatch.setattr(files, "OUTPUT_LIMIT", 9000)
+    monkeypatch.setattr(running, "GRACE", 0.1)
     lines, _ = fails(one_does, 2, lambda: [print("again") for _ in iter(int, 1)], timeout=20)
     assert lines[0].startswith("rank 1 printed without end and was stopped, at HERE")
 
@@ -108,7 +109,7 @@ def meet_nobody(rank, world_size):
 
 
 def raise_late(rank, world_size):
-    time.sleep(0.8 if rank == 0 else 60)
+    time.sleep(0.4 if rank == 0 else 60)
     raise ValueError("too late for the others")
 
 
@@ -147,7 +148,7 @@ EARLY = "rank 1 returned while ranks 0 and 2 still waited for an answer|  rank 0
 )
 def test_the_cause_is_told_before_what_became_of_the_others(call, says):
     options = {"backend": "none"} if call[0] is meet_nobody else {}
-    lines, _ = fails(*call, timeout=1.0 if call[0] is raise_late else 10.0, **options)
+    lines, _ = fails(*call, timeout=0.7 if call[0] is raise_late else 10.0, **options)
     begins = says.split("|")
     assert [line[: len(begin)] for line, begin in zip(lines, begins, strict=False)] == begins
 
@@ -174,9 +175,9 @@ def wait(rank, world_size, how):
     ids=["send", "receive", "irecv", "event", "program", "loop"],
 )
 def test_at_the_timeout_every_rank_is_shown_where_it_waits(request, how, last):
-    lines, error = fails(wait, 2, how, kind=RanksHung, timeout=0.7, trace=True)
+    lines, error = fails(wait, 2, how, kind=RanksHung, timeout=0.5, trace=True)
     kind = request.node.callspec.id
-    assert lines[0] == "2 of 2 ranks had not returned after 0.7 s"
+    assert lines[0] == "2 of 2 ranks had not returned after 0.5 s"
     assert lines[1].startswith("  rank 0 was at HERE  (lambda rank: ")
     assert lines[-1].startswith(f"  {last}")
     assert error.report.stdout == ["half a line"] * 2
@@ -194,7 +195,7 @@ class Slow:
 
 @pytest.mark.slow
 def test_ranks_that_never_join_are_shown(monkeypatch):
-    monkeypatch.setattr(running, "JOIN_LIMIT", 1.5)
+    monkeypatch.setattr(running, "JOIN_LIMIT", 0.6)
     lines, _ = fails(one_does, 2, Slow(60), kind=RanksHung)
     assert re.fullmatch(r"2 of 2 ranks had not joined after \d+ s", lines[0])
     assert lines[1] == "  rank 0 had not joined, and was at no line of the worker yet"
@@ -202,8 +203,8 @@ def test_ranks_that_never_join_are_shown(monkeypatch):
 
 @pytest.mark.slow
 def test_the_timeout_begins_when_all_have_joined():
-    """And not 1.5 s before: then the work of 0.3 s would come too late."""
-    assert launch(lambda *_: time.sleep(0.3), 2, Slow(1.5), timeout=1.5)
+    """And not a second before: then the work of 0.3 s would come too late."""
+    assert launch(lambda *_: time.sleep(0.3), 2, Slow(1.0), timeout=1.0)
 
 
 # Ranks that cannot end
@@ -229,7 +230,7 @@ def never_exit(rank, world_size, folder):
 
 
 def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(running, "EXIT_LIMIT", 1.0)
+    monkeypatch.setattr(running, "EXIT_LIMIT", 0.5)
     report = launch(never_exit, 4, str(tmp_path), timeout=2)
     assert report.results == [0, 1, 2, 3]
     assert report.stderr == [running.TOO_LONG] * 4
@@ -238,7 +239,7 @@ def test_ranks_that_cannot_exit_are_ended_and_their_results_kept(monkeypatch, tm
 
 
 def test_what_a_rank_started_ends_with_the_launch(tmp_path):
-    fails(start_a_program, 2, str(tmp_path), kind=RanksHung, timeout=1.0)
+    fails(start_a_program, 2, str(tmp_path), kind=RanksHung, timeout=0.6)
     assert len(list(tmp_path.glob("pid.*"))) == 2
     assert after(5, partial(noted, tmp_path)) == []
 
@@ -264,7 +265,7 @@ def test_a_thread_may_finish_its_file_after_the_worker(tmp_path):
 def test_a_fork_server_that_is_killed_during_a_launch_is_named(tmp_path):
     def kill():
         after(10, lambda: len(noted(tmp_path)) < 2)
-        time.sleep(0.3)  # until both have left a note of where they are
+        time.sleep(0.2)  # until both have left a note of where they are
         os.kill(server.borrowed.fork_server_pid(), signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -312,6 +313,12 @@ def test_what_stops_a_server_or_a_rank_before_its_worker_is_told(tmp_path):
     assert works == "[1.0, 1.0]"
 
 
+def test_a_temporary_folder_of_too_long_a_name_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(files.util, "get_temp_dir", lambda: str(tmp_path / ("long" * 20)))
+    with pytest.raises(OSError, match="set TMPDIR to a short one"):
+        launch(ranks.total, 2)
+
+
 # What a message says
 
 
@@ -336,6 +343,13 @@ MISMATCH = (
     f"Detected mismatch. Rank 0 is running collective: {PRINT}, but Rank 1 is running "
     f"collective: {PRINT}.Collectives differ in the following aspects: Op"
 )
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
 NOTED = ValueError("torn")
 NOTED.add_note("sample 7 of part 2")
 
@@ -351,8 +365,9 @@ NOTED.add_note("sample 7 of part 2")
         (NOTED, "ValueError: torn", ["sample 7 of part 2"]),
         (raised_by(lose_the_weights), "RuntimeError: n", ["because of KeyError: 'weights'"]),
         (RuntimeError(MISMATCH), "RuntimeError: Detected mismatch. … Collectives differ", []),
+        (Silent(), "Silent: <exception str() failed>", []),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_what_matters_in_a_message_is_shown(error, first, rest):
     what = errors.RankOutcome(0, **errors.outcome_of(error)).what().splitlines()

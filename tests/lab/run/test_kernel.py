@@ -12,62 +12,61 @@ from tests.lab.run.conftest import after, noted
 
 pytestmark = pytest.mark.slow
 
-SLEEP = """
+SET_UP = """
 import sys; sys.path.insert(0, {here!r})
 from multiprocessing import forkserver
-began = []
-begin = forkserver.ensure_running
+began, begin = [], forkserver.ensure_running
 forkserver.ensure_running = lambda: (began.append("torch" in sys.modules), begin())
-import mgpu_tutorial.lab
+from mgpu_tutorial.lab import launch
 from tests.lab import ranks
-mgpu_tutorial.lab.launch(ranks.sleeper, 2, marker={marker!r})
 """
 
 
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
-    """A manager and a client of a kernel, and the two ranks that sleep in it."""
+    """A manager and a client of a kernel, and what starts two ranks that sleep in it."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     with tempfile.TemporaryDirectory() as short:  # where only the kernel writes
         monkeypatch.setenv("TMPDIR", short)
         manager, client = start_new_kernel(kernel_name="python3")
-        code = SLEEP.format(here=str(Path(__file__).parents[3]), marker=str(tmp_path / "pid"))
-        client.execute(code, stop_on_error=False)  # else the kernel drops what comes next
-        assert after(60, lambda: len(noted(tmp_path)) < 2) is False
-        yield manager, client, noted(tmp_path)
+        client.execute(SET_UP.format(here=str(Path(__file__).parents[3])), reply=True)
+
+        def sleep():
+            code = f"launch(ranks.sleeper, 2, marker={str(tmp_path / 'pid')!r})"
+            client.execute(code, stop_on_error=False)  # else the kernel drops what comes next
+            assert after(60, lambda: len(noted(tmp_path)) < 2) is False
+            return noted(tmp_path)
+
+        yield manager, client, sleep
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
-def reply_of(client, timeout):
-    while (message := client.get_shell_msg(timeout=timeout))["msg_type"] != "execute_reply":
-        pass
-    return message["content"]
+def ends_everything(manager, ranks, shut_down):
+    """Ranks and files end with the kernel, which is soon: ipykernel itself waits for 14 s."""
+    process = psutil.Process(manager.provisioner.process.pid)
+    shut_down()
+    process.wait(timeout=10)
+    assert psutil.wait_procs(ranks, timeout=20)[1] == []
+    assert after(20, lambda: list(Path(os.environ["TMPDIR"]).iterdir())) == []
 
 
-def test_interrupting_a_cell_stops_its_ranks(kernel):
-    manager, client, ranks = kernel
+def test_a_cell_is_interrupted_the_next_one_runs_and_jupyter_asks_for_the_end(kernel):
+    manager, client, sleep = kernel
+    ranks = sleep()
     manager.interrupt_kernel()
-    reply = reply_of(client, timeout=30)
+    reply = client.get_shell_msg(timeout=30)["content"]
     assert "\n".join(reply["traceback"]) == f"KeyboardInterrupt: {reply['evalue']}"
     assert "  rank 1 was at ranks.py:" in reply["evalue"]
     assert psutil.wait_procs(ranks, timeout=20)[1] == []
-    asked = {"began": "began"}
-    client.execute("mgpu_tutorial.lab.launch(ranks.total, 2).results", user_expressions=asked)
-    reply = reply_of(client, timeout=60)
+    asked = {"user_expressions": {"began": "began"}, "reply": True, "timeout": 60}
+    reply = client.execute("launch(ranks.total, 2)", **asked)["content"]
     assert reply["status"] == "ok"
     # The fork server began before the kernel imported torch.
     assert reply["user_expressions"]["began"]["data"]["text/plain"].startswith("[False")
+    ends_everything(manager, sleep(), manager.request_shutdown)
 
 
-@pytest.mark.parametrize("now", [True, False])
-def test_shutting_a_kernel_down_takes_ranks_and_files_with_it(kernel, now):
-    manager, client, ranks = kernel
-    process = psutil.Process(manager.provisioner.process.pid)
-    if now:
-        manager.shutdown_kernel(now=True)
-    else:
-        manager.request_shutdown()
-    process.wait(timeout=10)  # ipykernel itself waits for 14 s
-    assert psutil.wait_procs(ranks, timeout=20)[1] == []
-    assert after(20, lambda: list(Path(os.environ["TMPDIR"]).iterdir())) == []
+def test_jupyter_ends_a_kernel_by_force(kernel):
+    manager, _, sleep = kernel
+    ends_everything(manager, sleep(), lambda: manager.shutdown_kernel(now=True))

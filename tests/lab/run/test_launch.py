@@ -19,7 +19,7 @@ import torch.distributed as dist
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.run import files, server
 from mgpu_tutorial.lab.run import ranks as running
-from tests.lab.ranks import sleeper, total
+from tests.lab.ranks import launch_ten_in_three_threads, sleeper, total
 from tests.lab.run.conftest import after, start
 
 # What comes back
@@ -67,24 +67,15 @@ def test_a_rank_has_one_thread_the_seed_0_and_the_environment_of_this_moment(mon
     assert launch(total, 4).results == [6.0] * 4
 
 
-@pytest.mark.slow
-def test_an_edited_worker_runs_at_the_next_launch(tmp_path):
-    before = "def worker(rank, world_size):\n    return 'before'\n"
-    (tmp_path / "lesson.py").write_text(before)
-    program = """
-        import pathlib, sys
-        sys.dont_write_bytecode = True
-        import lesson
-        from mgpu_tutorial.lab import launch
-        if __name__ == "__main__":
-            print(launch(lesson.worker, 2).results)
-            text = "def worker(rank, world_size, more=1):\\n    return 'the text after'\\n"
-            pathlib.Path("lesson.py").write_text(text)
-            print(launch(lesson.worker, 2, more=2).results)
-    """
-    out, err = start(program, tmp_path).communicate(timeout=100)
-    assert out == "['before', 'before']\n['the text after', 'the text after']\n", err
-    assert list((tmp_path / "tmp").iterdir()) == []
+def test_an_edited_worker_runs_at_the_next_launch(tmp_path, monkeypatch):
+    file = tmp_path / "lesson.py"
+    file.write_text("def worker(rank, world_size):\n    return 'before'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import lesson
+
+    assert launch(lesson.worker, 2).results == ["before"] * 2
+    file.write_text("def worker(rank, world_size, more=1):\n    return 'the text after'\n")
+    assert launch(lesson.worker, 2, more=2).results == ["the text after"] * 2
 
 
 # Ctrl-C
@@ -138,7 +129,7 @@ def test_ctrl_c_at_any_step_stops_the_ranks(monkeypatch, ctrl_c, before, after):
 
 
 def test_ctrl_c_while_ranks_work_says_where_they_are(ctrl_c):
-    threading.Timer(1.0, ctrl_c).start()
+    threading.Timer(0.6, ctrl_c).start()
     with pytest.raises(KeyboardInterrupt, match=r"rank 2 was at ranks\.py:"):
         launch(sleeper, 3)
 
@@ -155,21 +146,18 @@ def hold_the_interpreter(rank, world_size, marker):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kill, number", [(os.kill, signal.SIGKILL), (os.killpg, signal.SIGTERM)]
-)
-def test_a_killed_kernel_takes_everything_with_it(tmp_path, kill, number):
+def test_a_killed_kernel_takes_everything_with_it(tmp_path):
     program = """
         from mgpu_tutorial.lab import launch
         from tests.lab.run.test_launch import hold_the_interpreter
         if __name__ == "__main__":
             launch(hold_the_interpreter, 2, "pid")
     """
-    kernel = start(program, tmp_path, start_new_session=True)
+    kernel = start(program, tmp_path)
     assert after(60, lambda: len(list(tmp_path.glob("pid.*"))) < 2) is False
     family = psutil.Process(kernel.pid).children(recursive=True)
     assert len(family) >= 4  # the fork server, two ranks, the child of one
-    kill(kernel.pid, number)
+    kernel.kill()
     kernel.communicate(timeout=10)  # returns when nobody holds its pipes any more
     _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
@@ -179,17 +167,19 @@ def test_a_killed_kernel_takes_everything_with_it(tmp_path, kill, number):
 @pytest.mark.slow
 def test_two_notebooks_launch_at_once_and_each_in_three_threads(tmp_path):
     program = """
-        from concurrent.futures import ThreadPoolExecutor
         from mgpu_tutorial.lab import launch
-        from tests.lab.ranks import total
+        from tests.lab import ranks
         if __name__ == "__main__":
-            with ThreadPoolExecutor(3) as pool:
-                print([*pool.map(lambda size: launch(total, size).results, [3] * 10)])
+            launch(ranks.total, 2)
+            ranks.note("./began", 0)
+            print(ranks.launch_ten_in_three_threads())
     """
-    kernels = [start(program, tmp_path) for _ in range(2)]
-    for kernel in kernels:
-        out, err = kernel.communicate(timeout=100)
-        assert out == f"{[[3.0] * 3] * 10}\n", err
+    other = start(program, tmp_path)
+    assert after(60, lambda: not (tmp_path / "began").exists()) is False
+    assert launch_ten_in_three_threads() == [[3.0] * 3] * 10
+    out, err = other.communicate(timeout=100)
+    assert out == f"{[[3.0] * 3] * 10}\n", err
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from mgpu_tutorial.lab.run import progress as bar
 
 
 def slow(rank, world_size):
-    for step in range(20):
+    for step in range(8):
         status(f"loss < {step}")
         time.sleep(0.1)
 
@@ -26,6 +26,7 @@ class Screen(list):
 
 def test_in_a_notebook_the_bar_moves_and_then_leaves_nothing(monkeypatch):
     monkeypatch.setattr(bar, "notebook_kernel", lambda: True)
+    monkeypatch.setattr(bar, "AFTER", 0.2)
     monkeypatch.setattr(IPython.display, "display", (screen := Screen()).display)
     launch(slow, 2)
     blank, *shown, last = screen
