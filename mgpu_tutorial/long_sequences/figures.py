@@ -86,16 +86,14 @@ def triangles(*deals: Deal, length: int = 16, ranks: int = 4) -> Plot:
 
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     lines = [f"{length} tokens on {ranks} ranks; pairs of a query and a key up to it"]
-    for axes, deal in zip(
-        figure.subplots(1, len(deals), squeeze=False)[0], deals, strict=True
-    ):
+    panels = figure.subplots(1, len(deals), squeeze=False)[0]
+    for axes, deal in zip(panels, deals, strict=True):
         for rank in range(ranks):
             places, own = deal(length, rank, ranks), tone(rank)
             total = int((places + 1).sum())
             label = f"rank {rank}: {total} pairs"
-            axes.barh(
-                places, places + 1, 1, color=own.fill, edgecolor=INK, lw=0.5, label=label
-            )
+            look = {"color": own.fill, "edgecolor": INK, "lw": 0.5, "label": label}
+            axes.barh(places, places + 1, 1, **look)
             for place in places.tolist():
                 axes.text(0.5, place, rank, color=own.on, ha="center", va="center")
             lines.append(f"{deal.__name__}, {label}, queries {places.tolist()}")
@@ -200,12 +198,6 @@ def _tried(rank: int, world_size: int, ways: Mapping[str, Mapping]) -> dict:
     return {name: _loss_and_gradients(rank, world_size, **way) for name, way in ways.items()}
 
 
-def _loss_and_gradients(
-    rank: int,
-    world_size: int,
-    go_home: Callable = ring.go_home,
-    count_all: Callable = block.count_all,
-    **given: Callable,
-) -> tuple[float, dict[str, torch.Tensor]]:
+def _loss_and_gradients(*who, go_home=ring.go_home, count_all=block.count_all, **given):
     with patch.object(ring, "go_home", go_home), patch.object(block, "count_all", count_all):
-        return block.loss_and_gradients(rank, world_size, **given)
+        return block.loss_and_gradients(*who, **given)
