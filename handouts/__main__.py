@@ -17,25 +17,22 @@ MAKE = {  # what makes each form, and where
 }
 
 
-def main(words: list[str]) -> int:
+def main() -> None:
     """Make one of the forms, and say where it is."""
     parser = argparse.ArgumentParser(prog="handouts", description=build.__doc__)
     parser.add_argument("names", nargs="*", help="how the names of notebooks begin (all)")
     parser.add_argument("--out", type=Path, help="the folder")
     for form in MAKE:
         parser.add_argument(f"--{form}", dest="form", action="store_const", const=form)
-    given = parser.parse_args(words)
+    given = parser.parse_args()
     make, folder = MAKE[given.form or "handouts"]
     out, begin = given.out or ROOT / folder, time.perf_counter()
     try:
-        for line in make(out, tuple(given.names)):
-            print(line)
+        print(*make(out, tuple(given.names)), sep="\n")
     except Unprintable as problem:
-        print(problem, file=sys.stderr)
-        return 1
+        sys.exit(str(problem))
     print(f"In {out}, after {time.perf_counter() - begin:.0f} s.")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -9,14 +9,13 @@ web page and a student's notebook fold it.
 """
 
 import re
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, takewhile
 
-from handouts.notebook import Piece, elements
+from handouts.notebook import Piece, stringify
 
 SHOWN = ("text", "error", "html", "image")
 LISTS = ("BulletList", "OrderedList", "Table")
-SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*$\[\d\"“(])")
 GOES_ON = re.compile(r"\*\*Change|\*\*\d+\.\*\*")
 
 
@@ -83,35 +82,26 @@ def leads(piece: Piece) -> bool:
 
 def _explaining(pieces: list[Piece], cell: list[int]) -> list[int]:
     """The first paragraph of a cell, and the lists that belong to it."""
-    said: list[int] = []
-    for i in cell:
-        listed = bool(said) and pieces[i].blocks[0]["t"] in LISTS
-        if pieces[i].kind != "prose" or GOES_ON.match(pieces[i].text):
-            break
-        if said and not listed:
-            break
-        said.append(i)
-    return said
+
+    def belongs(i: int) -> bool:
+        piece = pieces[i]
+        is_text = piece.kind == "prose" and not GOES_ON.match(piece.text)
+        return is_text and (i == cell[0] or piece.blocks[0]["t"] in LISTS)
+
+    return list(takewhile(belongs, cell))
 
 
-def without_lead(text: str) -> tuple[str, str]:
-    """An answer, and apart from it a last sentence that leads to the next cell."""
-    if not text.rstrip().endswith(":"):
-        return text, ""
-    said, last = "", 0
-    for end in SENTENCE.finditer(text):
-        said, last = text[: end.start()], end.end()
-    return (said, text[last:]) if said else (text, "")
-
-
-def lead_apart(block: dict) -> tuple[dict, dict | None]:
-    """The same of a paragraph that pandoc has read."""
-    if block["t"] != "Para":
-        return block, None
-    inlines = block["c"]
-    words = [[e["c"] for e in elements(i) if e["t"] in ("Str", "Quoted")] for i in inlines]
+def lead_apart(piece: Piece) -> tuple[Piece, Piece | None]:
+    """A text without a last sentence that leads to the next cell, and that sentence."""
+    inlines = piece.blocks[0]["c"] if leads(piece) and piece.blocks[0]["t"] == "Para" else []
     for i in reversed(range(1, len(inlines))):
-        ends = words[i - 1] and str(words[i - 1][-1])[-1] in ".!?"
+        ends = stringify(inlines[i - 1]).endswith((".", "!", "?"))
         if inlines[i]["t"] in ("Space", "SoftBreak") and ends:
-            return {**block, "c": inlines[:i]}, {**block, "c": inlines[i + 1 :]}
-    return block, None
+            count = len(stringify(inlines[i + 1 :]).split())
+            said = piece.text.rsplit(maxsplit=count)[0]
+            halves = (said, inlines[:i]), (piece.text[len(said) :].strip(), inlines[i + 1 :])
+            return tuple(
+                replace(piece, text=text, blocks=[{"t": "Para", "c": half}])
+                for text, half in halves
+            )
+    return piece, None

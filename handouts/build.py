@@ -4,15 +4,17 @@
     build/instructor/NN_stem.pdf   with solutions, timing and teaching notes
     build/*/book.pdf               all of them in one
     build/slides/NN_stem.ipynb     live slides for JupyterLab: slides.py
+    build/open/NN_stem.ipynb       the notebook with open predictions: student.py
     build/book.epub                all of them for an electronic reader, with solutions
-    build/html/index.html          one self-contained page a notebook, and where to find all
+    build/index.html               one self-contained page a notebook, and where to find all
 
-pandoc makes Typst text and web pages, then Typst makes the PDFs, each in as many processes as
-there are cores.
+pandoc makes Typst text and web pages, then Typst the PDFs, in as many processes as cores.
 """
 
 import os
 import re
+import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
@@ -21,23 +23,21 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from handouts import convert, slides, web
+from handouts import convert, slides, student, web
 from handouts.convert import Unprintable
 from handouts.editions import edition
-from handouts.forms import EPUB, INSTRUCTOR, STUDENT, Book, typst
-from handouts.notebook import ROOT, Notebook, chosen, read, read_text
+from handouts.forms import EPUB, INSTRUCTOR, STUDENT, Book, heading, typst, words
+from handouts.notebook import ROOT, Notebook, chosen, read
 
 EDITIONS = {STUDENT: "Student's edition", INSTRUCTOR: "Instructor's edition"}
 RIGHTS = "Text and figures: CC BY 4.0. Code: MIT."
+APPENDIX = "#show heading.where(level: 2): set heading(outlined: false, bookmarked: true)"
 LINK = re.compile(r"\]\(([^)#]+\.md)")
 Job = tuple[Callable, tuple, Path]  # a function that makes a file, its arguments, the file
 
 
 def build(
-    out: Path,
-    names: tuple = (),
-    folder: Path = ROOT / "notebooks",
-    site: web.Site | None = None,
+    out: Path, names: tuple = (), folder: Path = ROOT / "notebooks", github: str = ""
 ) -> list[str]:
     """Build everything for the notebooks of `folder` whose names begin so, or for all.
 
@@ -45,9 +45,15 @@ def build(
     fault, which begins with its place.
     """
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        plan = Plan(out, names, folder, site or web.Site())
+        plan = Plan(out, names, folder, github)
         _run(pool, list(plan.texts()), "text")
         pages = _run(pool, list(plan.pdfs()), "PDF")
+    with zipfile.ZipFile(out / "notebooks.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        (out / "notebooks").mkdir(exist_ok=True)
+        for path in chosen(folder, names):
+            shutil.copyfile(path, out / "notebooks" / path.name)
+            for form in ("notebooks", "open"):
+                archive.write(out / form / path.name, f"{form}/{path.name}")
     return [f"{name:50} {count:4} pages" for name, count in sorted(pages.items())]
 
 
@@ -69,8 +75,8 @@ def _run(pool, jobs: list[Job], what: str) -> dict[str, int]:
 class Plan:
     """What is to be made, from which notebooks, and how they refer to each other."""
 
-    def __init__(self, out: Path, names: tuple, folder: Path, site: web.Site) -> None:
-        self.out, self.work, self.root, self.site = out, out / ".work", folder.parent, site
+    def __init__(self, out: Path, names: tuple, folder: Path, github: str = "") -> None:
+        self.out, self.work, self.root = out, out / ".work", folder.parent
         convert.prepare(self.work)
         media = self.work / "media"
         every = [read(path, media) for path in chosen(folder)]
@@ -80,45 +86,42 @@ class Plan:
             raise Unprintable(
                 f"{folder}: no notebook's name begins with {' or '.join(names)}"
             )
-        self.documents = [
-            read_text(name, path, media) for path, name in _linked(every, self.root).items()
-        ]
+        linked = _linked(every, self.root)
+        self.documents = [read(path, media, name) for path, name in linked.items()]
         targets = {
             n.path.relative_to(self.root).as_posix(): (n.id, n.anchors())
             for n in (*every, *self.documents)
         }
-        self.book = Book(self.root, media, targets)
-        self.series, self.about = "Handouts", []
-        if self.documents:  # the first of them gives the book its title
-            first = self.documents[0]
-            self.series = first.title
-            prose = takewhile(lambda piece: piece.kind != "heading", first.pieces[1:])
-            self.about = [block for piece in prose for block in piece.blocks]
-            head = first.pieces[0]
-            named = [{"t": "Header", "c": [1, ["", [], []], [{"t": "Str", "c": first.id}]]}]
-            first.pieces[0] = replace(head, text=first.id, blocks=named)
+        pins = (self.root / "constraints.txt").read_text("utf-8")
+        torch = re.search(r"^torch==([\d.]+)", pins, re.M)[1]
+        self.made = typst(f"Every output was made with PyTorch {torch}.")
+        readme = self.documents[0]  # it gives the book its title
+        self.book = Book(self.root, media, targets, readme.title, github)
+        prose = takewhile(lambda piece: piece.kind != "heading", readme.pieces[1:])
+        self.about = [block for piece in prose for block in piece.blocks]
+        named = [heading(1, words(readme.id))]
+        readme.pieces[0] = replace(readme.pieces[0], text=readme.id, blocks=named)
         self.parts = [*self.notebooks, *self.documents]
 
     def texts(self) -> Iterator[Job]:
         """The first step: Typst text of each edition of each notebook, and what is no PDF."""
-        yield epub, (self.parts, self.series, self.book), self.out / "book.epub"
+        yield epub, (self.parts, self.book), self.out / "book.epub"
         for n in self.parts:
             for name in EDITIONS:
                 yield paper_text, (n, name, self.book), self.work / name / f"{n.id}.body.typ"
         for n in self.notebooks:
-            folder = self.out / "slides"
-            yield slides.write_one, (n.path,), folder / n.path.name
+            yield slides.write_one, (n, self.book.media), self.out / "slides" / n.path.name
+            yield student.write_one, (n,), self.out / "open" / n.path.name
         yield from self.pages()
 
     def pages(self) -> Iterator[Job]:
         """The web pages."""
-        folder = self.out / self.site.pages
+        heads = [("", ""), *((n.id, n.headline) for n in self.notebooks), ("", "")]
         for i, n in enumerate(self.parts):
-            beside = web.neighbours(self.notebooks, i)
-            given = (n, self.book, self.series, beside, self.site)
-            yield web.page, given, folder / f"{n.id}.html"
-        given = (self.notebooks, self.series, self.about, self.book, self.site)
-        yield web.index, given, folder / "index.html"
+            beside = heads[i : i + 3 : 2] if n.number else heads[:1] * 2
+            yield web.page, (n, beside, self.book), self.out / f"{n.id}.html"
+        given = (self.notebooks, self.about, self.book)
+        yield web.index, given, self.out / "index.html"
 
     def pdfs(self) -> Iterator[Job]:
         """The second step: the books, which take longest, then the PDFs of one notebook."""
@@ -130,37 +133,29 @@ class Plan:
 
     def _pdf(self, name: str, parts: list[Notebook], file: str) -> Job:
         """A Typst text that includes those of the parts, after what stands in front."""
-        form, series = typst(EDITIONS[name]), typst(self.series)
-        title = series if file == "book" else typst(parts[0].headline)
-        opening = f"#opening({series}, {form})\n"
+        form, series = typst(EDITIONS[name]), typst(self.book.series)
+        title, front = typst(parts[0].headline), f"#opening({series}, {form})"
         if file == "book":
-            opening = f"#title-page({series}, {form}, [{self._made()}])\n#contents()\n"
-        lines = [f'#import "/paper.typ": *\n#show: paper.with({title}, {form})\n{opening}']
+            title, front = series, f"#title-page({series}, {form}, {self.made})\n#contents()"
+        lines = ['#import "/paper.typ": *', f"#show: paper.with({title}, {form})", front]
         for part in parts:
-            if file == "book":
-                lines.append("#pagebreak(weak: true)")
-            if part is next(iter(self.documents), None):
-                lines.append("#appendix()")
-            lines.append(f'#include "/{name}/{part.id}.body.typ"')
+            lines += ["#pagebreak(weak: true)"] * (file == "book")
+            lines += [APPENDIX] * (part is self.documents[0])
+            lines += [f'#include "/{name}/{part.id}.body.typ"']
         source = self.work / name / f"{file}.typ"
         source.write_text("\n".join(lines), encoding="utf-8")
         inputs = {"here": ",".join(part.id for part in parts), "edition": name}
         return convert.pdf, (source, self.work, inputs), self.out / name / f"{file}.pdf"
 
-    def _made(self) -> str:
-        file = self.root / "constraints.txt"
-        pins = file.read_text(encoding="utf-8") if file.exists() else ""
-        torch = re.search(r"^torch==([\d.]+)", pins, re.M)
-        return f"Every output was made with PyTorch {torch[1]}." if torch else ""
-
 
 def _linked(notebooks: list[Notebook], root: Path) -> dict[Path, str]:
     """The pages of text that the notebooks speak of, with a name: they come as appendices."""
     texts = [(n.path.parent, piece.text) for n in notebooks for piece in n.pieces]
-    links = [(home / link).resolve() for home, text in texts for link in LINK.findall(text)]
-    found = sorted(p for p in {*links} if p.is_file() and p.is_relative_to(root))
-    of_folder = {path: path.stem == "README" and path.parent != root for path in found}
-    return {p: (p.parent.name if of_folder[p] else p.stem).lower() for p in found}
+    links = {(home / link).resolve() for home, text in texts for link in LINK.findall(text)}
+    links.add(root / "README.md")
+    found = sorted(p for p in links if p.is_file() and p.is_relative_to(root))
+    named = [p.parent if p.stem == "README" and p.parent != root else p for p in found]
+    return {p: place.stem.lower() for p, place in zip(found, named, strict=True)}
 
 
 def paper_text(notebook: Notebook, name: str, book: Book, path: Path) -> None:
@@ -170,11 +165,11 @@ def paper_text(notebook: Notebook, name: str, book: Book, path: Path) -> None:
     path.write_text('#import "/paper.typ": *\n' + body, encoding="utf-8")
 
 
-def epub(parts: list[Notebook], series: str, book: Book, path: Path) -> None:
+def epub(parts: list[Notebook], book: Book, path: Path) -> None:
     """One electronic book of all chapters, with their solutions."""
     convert.pandoc(
         [block for part in parts for block in edition(part, EPUB, book)],
         *("-t", "epub3", "-o", path, "--split-level=1", "--toc-depth=2", "--mathml"),
-        *("--css", convert.ROOM / "epub.css", "--resource-path", book.media),
-        *("-V", "lang=en", "--metadata", f"title={series}", "--metadata", f"rights={RIGHTS}"),
+        *("--css", convert.ROOM / "epub.css", "--resource-path", book.media, "-Vlang=en"),
+        *(f"--metadata=title={book.series}", f"--metadata=rights={RIGHTS}"),
     )

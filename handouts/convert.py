@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOM = Path(__file__).parent
 API = [1, 23, 1]
-FONTS = ("", "-Bold", "-Oblique", "-BoldOblique")
+# Typst's wheel has no sans.
+FONTS = Path(find_spec("matplotlib").origin).parent / "mpl-data" / "fonts" / "ttf"
 
 
 class Unprintable(Exception):
@@ -22,16 +23,10 @@ class Unprintable(Exception):
 
 
 def prepare(work: Path) -> None:
-    """Lay out the folder that Typst sees: styles, fonts, and room for pictures and text."""
+    """Lay out the folder that Typst sees: styles, and room for pictures and text."""
     (work / "media").mkdir(parents=True, exist_ok=True)
-    (work / "fonts").mkdir(exist_ok=True)
     for name in ("paper.typ", "paper.tmTheme"):
         shutil.copyfile(ROOM / name, work / name)
-    matplotlib = Path(find_spec("matplotlib").origin).parent  # Typst's wheel has no sans
-    for face in FONTS:
-        name = f"DejaVuSans{face}.ttf"
-        source = matplotlib / "mpl-data" / "fonts" / "ttf" / name
-        shutil.copyfile(source, work / "fonts" / name)
 
 
 def parsed(texts: list[tuple[str, str]]) -> list[list[dict]]:
@@ -45,11 +40,10 @@ def pandoc(blocks: list[dict], *options: str | Path, **words: object) -> str:
     """Run pandoc on blocks, with these words for the template."""
     import pypandoc
 
-    document = {"pandoc-api-version": API, "meta": _meta(words)["c"], "blocks": blocks}
+    given = {"pandoc-api-version": API, "meta": _meta(words)["c"], "blocks": blocks}
     command = [pypandoc.get_pandoc_path(), "-f", "json", "--wrap=none", *options]
-    done = subprocess.run(
-        command, input=json.dumps(document), capture_output=True, encoding="utf-8"
-    )
+    how = {"capture_output": True, "encoding": "utf-8"}
+    done = subprocess.run(command, input=json.dumps(given), **how)
     if done.returncode or done.stderr.strip():
         raise Unprintable(f"pandoc said: {done.stderr.strip()}")
     return done.stdout
@@ -72,22 +66,18 @@ def pdf(source: Path, work: Path, inputs: dict[str, str], target: Path) -> int:
     compiler = typst.Compiler(
         input=source,
         root=work,
-        font_paths=[work / "fonts"],
+        font_paths=[FONTS],
         ignore_system_fonts=True,
         sys_inputs={"media": "/media", **inputs},
     )
     try:
         made, warnings = compiler.compile_with_warnings(format="pdf", pdf_standards=["ua-1"])
     except typst.TypstError as error:
-        raise Unprintable(_explained(error, source)) from None
+        panic = re.match(r'panicked with: "?(.*?)"?$', error.message, re.S)
+        shown = f"{source.parent.name}/{source.stem}: {error.diagnostic}"  # with its line
+        raise Unprintable(panic[1] if panic else shown) from None
     if warnings:
         raise Unprintable("\n".join(f"{source.name}: {w.message}" for w in warnings))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(made)
     return len(PdfReader(target).pages)
-
-
-def _explained(error: Exception, source: Path) -> str:
-    """What Typst says: of our own checks with the cell, else with the line that it shows."""
-    panic = re.match(r'panicked with: "?(.*?)"?$', error.message, re.S)
-    return panic[1] if panic else f"{source.parent.name}/{source.stem}: {error.diagnostic}"

@@ -4,25 +4,12 @@ An edition is a list of pandoc blocks, in the form of Typst or of a screen: form
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
-from pathlib import Path
 
+from handouts import forms
 from handouts.answers import Answer, answers, lead_apart, leads
 from handouts.convert import Unprintable
-from handouts.forms import (
-    HTML,
-    INSTRUCTOR,
-    STUDENT,
-    Book,
-    Paper,
-    Screen,
-    call,
-    figure,
-    heading,
-    raw,
-    words,
-)
+from handouts.forms import HTML, INSTRUCTOR, STUDENT, Book
 from handouts.notebook import Notebook, Piece, elements, place, slug, stringify
 
 STRIP = 6  # drawings of a film on paper
@@ -30,7 +17,7 @@ STRIP = 6  # drawings of a film on paper
 
 def edition(notebook: Notebook, name: str, book: Book | None = None) -> list[dict]:
     """One edition of a notebook. Unprintable has a line for each link that leads nowhere."""
-    made = _Edition(notebook, name, book or Book(notebook.path.parent.parent, Path()))
+    made = _Edition(notebook, name, book or Book(notebook.path.parent.parent))
     blocks = list(made.blocks())
     if made.form.problems:
         raise Unprintable("\n".join(made.form.problems))
@@ -44,11 +31,17 @@ class _Edition:
         self.notebook, self.name = notebook, name
         self.print = name in (STUDENT, INSTRUCTOR)
         file = notebook.path.relative_to(book.root)
-        self.form = (Paper if self.print else Screen)(name, notebook.id, file, book)
+        self.form = (forms.Paper if self.print else forms.Screen)(
+            name, notebook.id, file, book
+        )
         self.answers = [] if name == INSTRUCTOR else answers(notebook.pieces)
         self.open: list[dict] = []  # the pieces of an answer so far
         self.kept: list[dict] = []  # answers that come at the end
-        drawn = [i for i, piece in enumerate(notebook.pieces) if _is_figure(piece)]
+        self.after = [*notebook.pieces[1:], None]
+        pieces = enumerate(notebook.pieces)
+        drawn = [
+            i for i, p in pieces if p.kind == "image" or (p.kind == "html" and _steps(p))
+        ]
         self.figures = {i: number for number, i in enumerate(drawn, 1)}
 
     def blocks(self) -> Iterator[dict]:
@@ -67,12 +60,12 @@ class _Edition:
             elif self.name != STUDENT:
                 solution += self._plain(piece, i)
             if i in rooms and self.name != HTML:
-                yield from self.form.room(*self._label(rooms[i]))
+                yield from self.form.asked("room", *self._label(rooms[i]))
             note = self.notebook.notes.get(piece.cell) if self._ends_cell(i) else None
             if note and self.name == INSTRUCTOR:
                 yield from self.form.box("note", self.form.made(note))
         if self.kept:
-            yield heading(2, words("Answers to the predictions"))
+            yield forms.heading(2, forms.words("Answers to the predictions"))
             yield from self.kept
 
     def _held(self, answer: Answer) -> Sequence[int]:
@@ -88,50 +81,50 @@ class _Edition:
         """What answers a prediction: folded on a web page. A book shows it at the end of the
         chapter, and the students' has room for the prediction here."""
         piece, lead = self.notebook.pieces[i], None
-        if i == answer.last and i in answer.said and leads(piece):
-            block, lead = lead_apart(piece.blocks[-1])
-            piece = replace(piece, blocks=[*piece.blocks[:-1], block])
+        if i == answer.last and i in answer.said:
+            piece, lead = lead_apart(piece)
         self.open += (self._plain if i in answer.pieces else self._block)(piece, i)
         if i != answer.last:
             return
         if self.name == HTML:
             yield from self.form.box("answer", self.open)
         else:
-            self.kept += [*self.form.answers(*self._label(answer)), *self.open]
+            self.kept += [*self.form.asked("answer", *self._label(answer)), *self.open]
         self.open = []
         if lead:
-            yield from self.form.box("lead", self.form.made([lead]))
+            yield from self.form.box("lead", self.form.made(lead.blocks))
 
     def _leads(self, piece: Piece, i: int) -> bool:
         """True for a text that stands on the page of the code after it."""
-        following = self.notebook.pieces[i + 1 : i + 2]
-        if piece.kind != "prose" or not following or following[0].kind != "code":
+        after = self.after[i]
+        if piece.kind != "prose" or not after or after.kind != "code":
             return False
-        return following[0].role == "exercise" or leads(piece)
+        return after.role == "exercise" or leads(piece)
 
     def _ends_cell(self, i: int) -> bool:
-        following = self.notebook.pieces[i + 1 : i + 2]
-        return not following or following[0].cell != self.notebook.pieces[i].cell
+        return not self.after[i] or self.after[i].cell != self.notebook.pieces[i].cell
 
     def _plain(self, piece: Piece, i: int) -> list[dict]:
         """A piece as it is, in every edition."""
         form = self.form
-        if piece.kind == "code":
-            return form.source(piece.text, self._ends_cell(i))
-        if piece.kind in ("text", "error"):
-            return form.output(piece.text, piece.kind)
+        if piece.kind in ("code", "text", "error"):
+            return form.code(piece.kind, piece.text, self._ends_cell(i))
         if piece.kind == "image":
             caption = self._numbered(piece.caption, i)
-            return form.made([figure(piece.text, piece.alt, caption, piece.width)])
+            return form.made([forms.figure(piece.text, piece.alt, caption, piece.width)])
         if piece.kind == "html" and i in self.figures:
             return self._film(piece, i)
         blocks = [self._heading(piece)] if piece.kind == "heading" else piece.blocks
         kind = "rich" if piece.kind == "html" else piece.kind
         made = form.box(kind, form.made(blocks)) if blocks else []
-        return [raw("#space[]"), *made] if kind == "hint" and self.name == STUDENT else made
+        return (
+            [forms.raw("#space[]"), *made]
+            if kind == "hint" and self.name == STUDENT
+            else made
+        )
 
     def _film(self, piece: Piece, i: int) -> list[dict]:
-        steps = [e for e in elements(piece.blocks) if e["t"] == "Figure"]
+        steps = _steps(piece)
         caption = piece.about.get("caption", f"Step by step, in {len(steps)} drawings.")
         if self.print and len(steps) > STRIP:
             caption += f" (Here are {STRIP} of the steps 0 to {len(steps) - 1}.)"
@@ -144,8 +137,8 @@ class _Edition:
         if self.name != HTML:
             name = self.notebook.id + (f"--{name}" if piece.level > 1 else "")
         if piece.level == 1 and self.notebook.number:
-            inlines = [*words(self.notebook.number), {"t": "Space"}, *inlines]
-        return heading(piece.level, inlines, name)
+            inlines = [*forms.words(self.notebook.number), {"t": "Space"}, *inlines]
+        return forms.heading(piece.level, inlines, name)
 
     def _numbered(self, caption: str, i: int) -> str:
         number = self.notebook.number
@@ -157,7 +150,7 @@ class _Edition:
         made = self._plain(piece, i)
         yield from self.form.box("lead", made) if self._leads(piece, i) else made
         if piece.level == 1 and self.print and self.notebook.number:
-            yield call("sections")
+            yield forms.call("sections")
             if self.name == INSTRUCTOR:
                 yield plan(self.notebook)
 
@@ -169,9 +162,9 @@ def _that_matter(steps: list[dict]) -> list[dict]:
     return [found[round(n * (len(found) - 1) / (STRIP - 1))] for n in range(STRIP)]
 
 
-def _is_figure(piece: Piece) -> bool:
-    steps = piece.kind == "html" and any(e["t"] == "Figure" for e in elements(piece.blocks))
-    return piece.kind == "image" or steps
+def _steps(piece: Piece) -> list[dict]:
+    """The drawings of a film."""
+    return [e for e in elements(piece.blocks) if e["t"] == "Figure"]
 
 
 def plan(notebook: Notebook) -> dict:
@@ -185,7 +178,7 @@ def plan(notebook: Notebook) -> dict:
     for part, (begin, end) in zip(parts, pairwise([0, *ends]), strict=True):
         asked = sum(piece.kind == "predict" for piece in part)
         rows.append((part[0].text, end - begin, asked))
-    return call("plan", rows, notebook.minutes)
+    return forms.call("plan", rows, notebook.minutes)
 
 
 def _weight(piece: Piece) -> float:

@@ -36,8 +36,7 @@ for (const film of document.querySelectorAll(".film")) {
     if (way) { go(at + way); event.preventDefault(); }
   };
   screen.append(...steps);
-  [...film.children].filter((child) => child !== bar && child !== screen)
-    .forEach((child) => child.remove());
+  film.replaceChildren(bar, screen);
   stop();
   show(0);
 }

@@ -14,25 +14,28 @@ from handouts.notebook import slug, stringify
 STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
 KEPT = ("predict", "listing", "rich", "film")  # what a style sheet speaks of
 BOXES = ("lead", "predict", "hint", "solution", "note")  # functions of paper.typ
+CALLS = {"code": "source", "text": "shown", "error": "failure"}
 MIMES = {".svg": "image/svg+xml", ".png": "image/png"}
 FOLDED = {"hint": "Hint", "solution": "Solution", "answer": "Open this after your prediction"}
 
 
 @dataclass
 class Book:
-    """The repository, where pictures were kept, and what a link may lead to, by its file."""
+    """What all chapters share."""
 
-    root: Path
-    media: Path
+    root: Path  # of the repository
+    media: Path = Path()  # where pictures were kept
     targets: dict[str, tuple[str, set[str]]] = field(default_factory=dict)  # id, anchors
+    series: str = ""  # the title
+    github: str = ""  # the repository, for the ways to open a notebook elsewhere
 
 
 def element(kind: str, content: list) -> dict:
     return {"t": kind, "c": content}
 
 
-def div(kind: str, blocks: list[dict], **attributes: str) -> dict:
-    return element("Div", [["", [kind], list(map(list, attributes.items()))], blocks])
+def div(kind: str, blocks: list[dict]) -> dict:
+    return element("Div", [["", [kind], []], blocks])
 
 
 def words(text: str) -> list[dict]:
@@ -40,8 +43,8 @@ def words(text: str) -> list[dict]:
     return [element("Str", text)]
 
 
-def raw(text: str, language: str = "typst", kind: str = "RawBlock") -> dict:
-    return element(kind, [language, text])
+def raw(text: str, language: str = "typst") -> dict:
+    return element("RawBlock", [language, text])
 
 
 def heading(level: int, inlines: list[dict], name: str = "", *classes: str) -> dict:
@@ -99,8 +102,7 @@ class Form:
         if anchor and anchor not in anchors:
             self.problems.append(f"{self.where}: no such heading: {target}")
         if self.name in (STUDENT, INSTRUCTOR):
-            call = raw(f"#nb({typst(page)}, {typst(anchor)})[", kind="RawInline")
-            return [call, *content, raw("]", kind="RawInline")]
+            return within(f"#nb({typst(page)}, {typst(anchor)})", content)
         if self.name == EPUB:
             target = f"#{page}--{anchor}" if anchor else f"#{page}"
         else:
@@ -125,26 +127,26 @@ def call(name: str, *values: object, **named: object) -> dict:
     return raw(f"#{name}({', '.join(given)})")
 
 
+def within(call: str, inlines: list[dict]) -> list[dict]:
+    opening, end = ([element("RawInline", ["typst", text])] for text in (f"{call}[", "]"))
+    return opening + inlines + end
+
+
 class Paper(Form):
     def box(self, kind: str, blocks: list[dict]) -> list[dict]:
         return [raw(f"#{kind}["), *blocks, raw("]")] if kind in BOXES else blocks
 
-    def source(self, text: str, apart: bool) -> list[dict]:
-        return [call("source", text, apart=apart)]
-
-    def output(self, text: str, kind: str) -> list[dict]:
-        return [call("failure" if kind == "error" else "shown", text)]
+    def code(self, kind: str, text: str, apart: bool) -> list[dict]:
+        more = {"apart": apart} if kind == "code" else {}
+        return [call(CALLS[kind], text, **more)]
 
     def film(self, steps: list[dict], blocks: list[dict], caption: str) -> list[dict]:
         parts = [parts_of(step) for step in steps]
         items = [(image["c"][2][0], f"{alt}, {name}", name) for image, alt, name in parts]
         return [call("filmstrip", items, caption, where=self.where)]
 
-    def answers(self, label: str, number: int) -> list[dict]:
-        return [call("answer", label, number)]
-
-    def room(self, label: str, number: int) -> list[dict]:
-        return [call("room", label, number)]
+    def asked(self, kind: str, label: str, number: int) -> list[dict]:
+        return [call(kind, label, number)]
 
     def _div(self, block: dict) -> list[dict]:
         (_, _, attributes), content = block["c"]
@@ -154,15 +156,14 @@ class Paper(Form):
         for panel in content:  # one a rank
             (_, _, attributes), (name, *text) = panel["c"]
             edge = re.search(r"border[\w-]*:[^;]*(#[0-9a-fA-F]+)", dict(attributes)["style"])
-            items.append((stringify(name), edge[1] if edge else "#666666", stringify(text)))
+            items.append((stringify(name), edge[1], stringify(text)))
         return [call("panels", items, where=self.where)]
 
     def _figure(self, block: dict) -> list[dict]:
         image, alt, caption = parts_of(block)
-        width = dict(image["c"][0][2]).get("width")
-        size = float(width) if width else None
-        given = image["c"][2][0], alt, caption
-        return [call("picture", *given, width=size, where=self.where)]
+        (_, _, size), _, (file, _) = image["c"]
+        width = float(dict(size).get("width", 0)) or None
+        return [call("picture", file, alt, caption, width=width, where=self.where)]
 
     def _codeblock(self, block: dict) -> list[dict]:
         (_, classes, _), text = block["c"]
@@ -187,30 +188,17 @@ class Paper(Form):
             return self._figure(figure(file, stringify(alt), stringify(alt)))
         (made,) = self._inside(block)
         if first["t"] == "Str" and first["c"][0] in "=+/-":  # no heading and no list item
-            made["c"].insert(0, raw("\\", kind="RawInline"))
+            made["c"].insert(0, element("RawInline", ["typst", "\\"]))
         return [made]
 
     _plain = _para
 
     def _table(self, table: dict) -> list[dict]:
-        return [
-            raw(f"#tabular(where: {typst(self.where)})["),
-            *_to_the_left(self, table),
-            raw("]"),
-        ]
+        return [raw(f"#tabular({typst(self.where)})["), *self._inside(table), raw("]")]
 
     def _math(self, formula: dict) -> list[dict]:
-        opening = f"#equation({typst(formula['c'][1])}, {typst(self.where)})["
-        return [raw(opening, kind="RawInline"), formula, raw("]", kind="RawInline")]
-
-
-def _to_the_left(form: Form, table: dict) -> list[dict]:
-    """A table whose columns stand on the left unless they say where."""
-    (made,) = form._inside(table)
-    for column in made["c"][2]:
-        if column[0]["t"] == "AlignDefault":
-            column[0] = {"t": "AlignLeft"}
-    return [made]
+        alt = typst(formula["c"][1])
+        return within(f"#equation({alt}, {typst(self.where)})", [formula])
 
 
 class Screen(Form):
@@ -226,20 +214,17 @@ class Screen(Form):
             return [blocks[0] | {"c": first}, *blocks[1:]]
         return [div(kind, blocks)] if kind in KEPT else blocks
 
-    def source(self, text: str, apart: bool) -> list[dict]:
-        return self._codeblock(element("CodeBlock", [["", ["python"], []], text]))
-
-    def output(self, text: str, kind: str) -> list[dict]:
-        return self._codeblock(element("CodeBlock", [["", ["output", kind], []], text]))
+    def code(self, kind: str, text: str, apart: bool) -> list[dict]:
+        classes = ["python"] if kind == "code" else ["output", kind]
+        return self._codeblock(element("CodeBlock", [["", classes, []], text]))
 
     def film(self, steps: list[dict], blocks: list[dict], caption: str) -> list[dict]:
         said = element("Para", [element("Emph", words(caption))])
         return [div("rich", [*self.made(blocks), said])]
 
-    def answers(self, label: str, number: int) -> list[dict]:
-        return [heading(3, words(f"To question {number}"), label, "unlisted")]
-
-    def room(self, label: str, number: int) -> list[dict]:
+    def asked(self, kind: str, label: str, number: int) -> list[dict]:
+        if kind == "answer":
+            return [heading(3, words(f"To question {number}"), label, "unlisted")]
         text = words("The answer stands at the end of the chapter.")
         return [element("Para", [element("Link", [["", [], []], text, [f"#{label}", ""]])])]
 
@@ -262,22 +247,19 @@ class Screen(Form):
     def _figure(self, block: dict) -> list[dict]:
         attributes, caption, _ = block["c"]
         image = element("Plain", self._image(parts_of(block)[0]))
-        return [
-            element(
-                "Figure",
-                [attributes, caption, [element("Div", [reached("picture"), [image]])]],
-            )
-        ]
+        content = [reached("Div", "picture", [image])]
+        return [element("Figure", [attributes, caption, content])]
 
     def _table(self, table: dict) -> list[dict]:
-        return [element("Div", [reached("table"), _to_the_left(self, table)])]
+        return [reached("Div", "table", self._inside(table))]
 
     def _math(self, formula: dict) -> list[dict]:
         if formula["c"][0]["t"] == "InlineMath":
             return [formula]
-        return [element("Span", [reached("formula"), [formula]])]
+        return [reached("Span", "formula", [formula])]
 
 
-def reached(what: str) -> list:
-    """The attributes of what is reached by the keyboard, where it is wider than the page."""
-    return ["", [what], [["tabindex", "0"], ["role", "group"], ["aria-label", what]]]
+def reached(kind: str, what: str, content: list[dict]) -> dict:
+    """What is reached by the keyboard, where it is wider than the page."""
+    named = [["tabindex", "0"], ["role", "group"], ["aria-label", what]]
+    return element(kind, [["", [what], named], content])

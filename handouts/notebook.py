@@ -8,14 +8,16 @@ place. Nothing is executed: an output is what is stored.
 import ast
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from handouts.convert import Unprintable, parsed
+import nbformat
+from nbformat.v4 import new_markdown_cell
+
+from handouts import convert
 
 ROOT = Path(__file__).parent.parent
 UNFILLED = "not yet"  # what check() says of a blank
@@ -116,107 +118,89 @@ def chosen(folder: Path, names: tuple = ()) -> list[Path]:
     return [path for path in every if path.name.startswith(tuple(names) or "")]
 
 
-def read(path: Path, media: Path) -> Notebook:
-    """Read one notebook and store its pictures in `media`.
+def read(path: Path, media: Path, name: str = "") -> Notebook:
+    """Read a notebook, or a text as if it were its one cell; store its pictures in `media`.
 
     Raises Unprintable, with a line for each output that has no printable form.
     """
-    return _read(path.stem, path, json.loads(path.read_text("utf-8"))["cells"], media)
-
-
-def read_text(name: str, path: Path, media: Path) -> Notebook:
-    """Read a page of markdown as if it were the one cell of a notebook."""
-    cell = {"cell_type": "markdown", "source": path.read_text("utf-8"), "metadata": {}}
-    return _read(name, path, [cell], media)
-
-
-def _read(name: str, path: Path, cells: list[dict], media: Path) -> Notebook:
+    cells = [new_markdown_cell(path.read_text("utf-8"))]
+    if path.suffix == ".ipynb":
+        cells = nbformat.read(path, as_version=4).cells
     media.mkdir(parents=True, exist_ok=True)
-    pieces, problems = [], []
-    readers = [_Reader(path, number, cell, media) for number, cell in enumerate(cells)]
-    for reader in readers:
-        try:
-            pieces += reader.pieces()
-        except Unprintable as problem:
-            problems.append(str(problem))
-    read = iter(parsed([(piece.unread, piece.text) for piece in pieces if piece.unread]))
+    problems: list[str] = []
+    readers = [_Reader(path, i, cell, media, problems) for i, cell in enumerate(cells)]
+    pieces = [piece for reader in readers for piece in reader.pieces()]
+    parsed = iter(convert.parsed([(p.unread, p.text) for p in pieces if p.unread]))
     whole: list[Piece] = []
     for piece in pieces:
-        try:
-            whole += readers[piece.cell].parts(piece, next(read)) if piece.unread else [piece]
-        except Unprintable as problem:
-            problems.append(str(problem))
+        whole += readers[piece.cell].parts(piece, next(parsed)) if piece.unread else [piece]
     if problems:
-        raise Unprintable("\n".join(problems))
+        raise convert.Unprintable("\n".join(problems))
     notes = {piece.cell: piece.blocks for piece in whole if piece.kind == "note"}
-    return Notebook(name, path, [piece for piece in whole if piece.kind != "note"], notes)
+    pieces = [piece for piece in whole if piece.kind != "note"]
+    return Notebook(name or path.stem, path, pieces, notes)
 
 
 class _Reader:
     """Makes the pieces of one cell, first those that pandoc has not read."""
 
-    def __init__(self, path: Path, number: int, cell: dict, media: Path) -> None:
-        self.folder, self.cell, self.media = path.parent, cell, media
-        self.where = place(path, number)
+    def __init__(self, path: Path, i: int, cell: dict, media: Path, problems: list) -> None:
+        self.folder, self.cell, self.media, self.problems = path.parent, cell, media, problems
+        self.where = place(path, i)
         self.about = dict(cell["metadata"].get(KEY, {}))
         tags = cell["metadata"].get("tags", [])
         role = next((role for role in ROLES if role in tags), "")
-        self.common = {"cell": number, "role": role, "about": self.about}
+        self.common = {"cell": i, "role": role, "about": self.about}
+
+    def _problem(self, text: str) -> None:
+        self.problems.append(f"{self.where}: {text}")
 
     def pieces(self) -> Iterator[Piece]:
-        source = joined(self.cell["source"])
+        source, hint, role = self.cell.source, "", self.common["role"]
         if note := self.about.get("note"):
             yield Piece("note", note, unread="markdown", **self.common)
-        if self.cell["cell_type"] == "markdown":
+        if self.cell.cell_type == "markdown":
             yield Piece("cell", source, unread="markdown", **self.common)
-        elif self.cell["cell_type"] == "code":
-            hint = ""
-            if self.common["role"] == "exercise":
-                source, hint = without_hint(source)
-            elif self.common["role"] == "solution":
-                source = without_fold(source)
-            yield Piece("code", source, **self.common)
-            for output in self.cell["outputs"]:
-                piece = self._output(output)
-                if not piece.text.startswith(UNFILLED):
-                    yield piece
-                elif self.common["role"] == "exercise":  # of use only to who can fill it in
-                    hint = piece.text.partition("\nhint: ")[2] or hint
-                    text = " ".join(hint.split("\n"))
-                    yield replace(piece, kind="hint", text=text, unread="markdown")
+            return
+        if role == "exercise":
+            source, hint = without_hint(source)
+        elif role == "solution":
+            source = SOLUTION.sub("", source, count=1)
+        yield Piece("code", source, **self.common)
+        for output in self.cell.outputs:
+            piece = self._output(output)
+            if not piece.text.startswith(UNFILLED):
+                yield piece
+            elif role == "exercise":  # of use only to who can fill it in
+                text = " ".join(hint.split("\n"))
+                yield replace(piece, kind="hint", text=text, unread="markdown")
 
     def _output(self, output: dict) -> Piece:
-        if output["output_type"] == "stream":
-            return Piece("text", joined(output["text"]).rstrip("\n"), **self.common)
-        if output["output_type"] == "error":
-            trace = ANSI.sub("", "\n".join(output["traceback"]))
-            text = trace or f"{output['ename']}: {output['evalue']}"
+        if output.output_type == "stream":
+            return Piece("text", output.text.rstrip("\n"), **self.common)
+        if output.output_type == "error":
+            text = ANSI.sub("", "\n".join(output.traceback))
             return Piece("error", text.rstrip("\n"), **self.common)
-        data = {mime: joined(content) for mime, content in output["data"].items()}
-        return self._bundle(data, output["metadata"])
-
-    def _bundle(self, data: dict, metadata: dict) -> Piece:
+        data = output.data
         mime = next((mime for mime in PRINTABLE if mime in data), "")
         content = data.get(mime, "")
         bare = mime == "text/plain" and (len(data) > 1 or ADDRESS.search(content))
         if not mime or bare or (mime == "text/html" and LIVE.search(content)):
-            raise self._unprintable(", ".join(data))
-        if mime in IMAGES:
-            return self._image(mime, content, data, metadata)
-        if mime == "text/markdown":
+            self._problem(f"an output of {', '.join(data)} has no printable form")
+        elif mime in IMAGES:
+            return self._image(mime, content, data, output.metadata)
+        elif mime == "text/markdown":
             return Piece("listing", content, unread="markdown", **self.common)
-        if mime == "text/html" and not content.startswith(VERDICT):
+        elif mime == "text/html" and not content.startswith(VERDICT):
             text = content.replace(CONTROLS, STATIC)
             return Piece("html", text, unread="html", **self.common)
-        return Piece("text", data["text/plain"], **self.common)
-
-    def _unprintable(self, forms: str) -> Unprintable:
-        return Unprintable(f"{self.where}: an output of {forms} has no printable form")
+        return Piece("text", data.get("text/plain", ""), **self.common)
 
     def _image(self, mime: str, content: str, data: dict, metadata: dict) -> Piece:
         raw = content.encode() if mime == "image/svg+xml" else base64.b64decode(content)
         text = data.get("text/plain", "")
-        alt = _title(content) or text.split("\n")[0] or "picture"
+        title = re.search(r"<title>(.*?)</title>", content, re.S)
+        alt = title[1].strip() if title else text.split("\n")[0] or "picture"
         return Piece(
             "image",
             self._keep(IMAGES[mime], raw),
@@ -231,7 +215,7 @@ class _Reader:
         for element in elements(blocks):
             if element["t"] == "Image":
                 if not stringify(element):
-                    raise Unprintable(f"{self.where}: a picture without alternative text")
+                    self._problem("a picture without alternative text")
                 element["c"][2][0] = self._keep_file(element["c"][2][0])
         piece = replace(piece, unread="")
         if piece.kind == "cell":
@@ -242,16 +226,14 @@ class _Reader:
             yield replace(piece, text=text, blocks=code)
         elif piece.kind in ("note", "hint"):
             yield replace(piece, blocks=[block["c"][1][0] for block in blocks])
-        elif piece.kind == "html" and not (
-            stringify(blocks).strip() or "'Image'" in str(blocks)
-        ):
-            raise self._unprintable("text/html")
         else:
+            if not stringify(blocks).strip() and "'Image'" not in str(blocks):
+                self._problem("an output of text/html has no printable form")
             yield replace(piece, blocks=blocks)
 
     def _paragraphs(self, cell: Piece, blocks: list[dict]) -> Iterator[Piece]:
         lines = cell.text.splitlines()
-        level, inside = 0, None  # of the heading above; the pieces of an open <details>
+        level, inside = 0, []  # of the heading above; the pieces of an open <details>
         places = [dict(div["c"][0][2])["lines"] for div in blocks]
         begins = [min(map(int, re.findall(r"(\d+):", each))) - 1 for each in places]
         for div, (first, last) in zip(blocks, pairwise([*begins, len(lines)]), strict=True):
@@ -261,14 +243,11 @@ class _Reader:
             under_title, level = level == 1, block["c"][0] if block["t"] == "Header" else 0
             html = block["c"][1] if block["t"] == "RawBlock" else ""
             if inside or html.startswith("<details"):
-                inside = replace(
-                    inside or piece,
-                    text=f"{inside.text}\n\n{text}" if inside else text,
-                    blocks=[*(inside.blocks if inside else []), block],
-                )
+                inside.append(piece)
                 if "</details" in html:
-                    yield inside
-                    inside = None
+                    text = "\n\n".join(part.text for part in inside)
+                    yield replace(piece, text=text, blocks=[p.blocks[0] for p in inside])
+                    inside = []
             elif level:
                 title = text.lstrip("#").strip()
                 yield replace(piece, kind="heading", text=title, level=level)
@@ -284,13 +263,13 @@ class _Reader:
             return self._keep(IMAGES[mime], base64.b64decode(data))
         file = self.folder / source
         if not file.is_file():
-            raise Unprintable(f"{self.where}: no such picture: {source}")
+            self._problem(f"no such picture: {source}")
+            return source
         return self._keep(file.suffix[1:], file.read_bytes())
 
     def _keep(self, suffix: str, content: bytes) -> str:
         name = f"{hashlib.sha256(content).hexdigest()[:16]}.{suffix}"
-        if not (self.media / name).exists():
-            (self.media / name).write_bytes(content)
+        (self.media / name).write_bytes(content)
         if suffix == "svg":
             printed = _with_our_font(content.decode())
             (self.media / f"print-{name}").write_text(printed, encoding="utf-8")
@@ -332,11 +311,6 @@ def stringify(node: list | dict) -> str:
     return "".join(said[e["t"]](e) for e in elements(node) if e["t"] in said)
 
 
-def without_fold(source: str) -> str:
-    """A solution without the line that folds it in the lab."""
-    return SOLUTION.sub("", source, count=1)
-
-
 def without_hint(source: str) -> tuple[str, str]:
     """An exercise without the hint that it gives to check(), and the hint."""
     for node in ast.walk(ast.parse(source)):
@@ -348,21 +322,8 @@ def without_hint(source: str) -> tuple[str, str]:
     return source, ""
 
 
-def joined(stored: str | list[str]) -> str:
-    """A notebook stores a text as the list of its lines."""
-    return stored if isinstance(stored, str) else "".join(stored)
-
-
 def _with_our_font(svg: str) -> str:
     """A drawing names fonts of a system; on paper it has ours, smaller as it is wider."""
     svg = re.sub(r"font-family=(['\"]).*?\1", "font-family='DejaVu Sans'", svg)
-    return re.sub(
-        r"font-size=(['\"])([\d.]+)\1",
-        lambda found: f"font-size='{float(found[2]) * 0.9:g}'",
-        svg,
-    )
-
-
-def _title(svg: str) -> str:
-    found = re.search(r"<title>(.*?)</title>", svg, re.S)
-    return found[1].strip() if found else ""
+    size = re.compile(r"font-size=(['\"])([\d.]+)\1")
+    return size.sub(lambda found: f"font-size='{float(found[2]) * 0.9:g}'", svg)

@@ -5,15 +5,10 @@ local MARKDOWN = "commonmark+sourcepos+pipe_tables+tex_math_dollars+strikeout+"
   .. "autolink_bare_uris+footnotes+task_lists+raw_html+attributes"
 
 local function bare(element)
-  element.attributes["data-pos"] = nil
-  return element.attributes.wrapper and element.content or element
-end
-
-local BARE = {}
-for _, name in ipairs {
-  "Span", "Div", "Header", "CodeBlock", "Code", "Table", "Link", "Image",
-} do
-  BARE[name] = bare
+  if element.attributes then
+    element.attributes["data-pos"] = nil
+    return element.attributes.wrapper and element.content or element
+  end
 end
 
 function RawBlock(raw)
@@ -23,7 +18,7 @@ function RawBlock(raw)
   local blocks = pandoc.Blocks {}
   for _, block in ipairs(pandoc.read(raw.text, MARKDOWN).blocks) do
     local attr = pandoc.Attr("", {}, { lines = block.attributes["data-pos"] })
-    blocks:insert(pandoc.Div(pandoc.Blocks { block }:walk(BARE), attr))
+    blocks:insert(pandoc.Div(pandoc.Blocks { block }:walk { Inline = bare, Block = bare }, attr))
   end
   return pandoc.Div(blocks)
 end

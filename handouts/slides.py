@@ -10,40 +10,28 @@ import copy
 import re
 import shutil
 import tempfile
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_markdown_cell, new_notebook
 
 from handouts.answers import answers
-from handouts.notebook import (
-    ROOT,
-    Notebook,
-    Piece,
-    chosen,
-    elements,
-    read,
-    stringify,
-    without_fold,
-)
+from handouts.notebook import ROOT, Notebook, Piece, chosen, elements, read, stringify
 
 LINES = 26  # of code and outputs, on one slide
 PICTURE = 15  # lines that a picture takes
 HEADING = 5
 DRAWINGS = "drawings"  # the folder beside the decks
-SAME = "Same answer as one process?"
 CHECKED = "Many ranks must get what one process gets, and we do not take it for granted."
 TASK = re.compile(r"\*\*\d+\.\*\*")
 RISE = {
-    "autolaunch": False,
     "start_slideshow_at": "beginning",
     "scroll": True,
     "center": False,
     "controls": False,
     "slideNumber": "c/t",
     "transition": "none",
-    "auto_select": "code",
 }
 
 
@@ -60,12 +48,14 @@ class Deck:
         self.cleared = {notebook.pieces[i].cell for each in found for i in each.shown}
 
     def made(self) -> nbformat.NotebookNode:
-        for number, pieces in groupby(self.notebook.pieces, lambda piece: piece.cell):
-            cell = self.stored.cells[number]
+        cells = groupby(self.notebook.pieces, lambda piece: piece.cell)
+        cells = [list(pieces) for _, pieces in cells]
+        for pieces, coming in pairwise([*cells, []]):
+            cell = self.stored.cells[pieces[0].cell]
             if cell.cell_type == "code":
-                self._code(cell, list(pieces))
+                self._code(cell, pieces)
             else:
-                self._markdown(list(pieces))
+                self._markdown(pieces, coming)
         metadata = {**self.stored.metadata, "rise": RISE}
         return new_notebook(cells=self.cells, metadata=metadata)
 
@@ -92,10 +82,9 @@ class Deck:
         """A further slide of the section."""
         self._show(f"###### {self.title}", kind, 1)
 
-    def _markdown(self, pieces: list[Piece]) -> None:
-        about, last = pieces[0].about, pieces[-1]
-        following = self.notebook.pieces[self.notebook.pieces.index(last) + 1 :][:1]
-        role = following[0].role if following else ""
+    def _markdown(self, pieces: list[Piece], coming: list[Piece]) -> None:
+        about = pieces[0].about
+        role = coming[0].role if coming else ""
         headings = [p for p in pieces if p.kind == "heading"]
         section = next((p for p in headings if p.level == 2), (headings or [None])[0])
         if not headings and about.get("slide"):
@@ -105,21 +94,19 @@ class Deck:
                 self._heading(piece, about.get("slide", "") if piece is section else "")
             elif piece.kind == "navigation" or self.title == "Next":
                 continue
-            elif piece.kind == "predict" or (role == "finding" and piece is last):
-                cell = following[0].cell if following else None
-                coming = [p for p in self.notebook.pieces if p.cell == cell]
+            elif piece.kind == "predict" or (role == "finding" and piece is pieces[-1]):
                 if self.lines + 4 + sum(map(_lines, coming)) > LINES:
                     self._again()
                 self._show(f"> {piece.text}")
                 self.asked = True
-            elif self._belongs(piece, role):
+            elif self._belongs(piece):
                 self._show(piece.text)
             else:
                 self._note(piece.text)
         if note := about.get("note"):
             self._note(f"*For the instructor.* {note}")
 
-    def _belongs(self, piece: Piece, role: str) -> bool:
+    def _belongs(self, piece: Piece) -> bool:
         """True for what the hall should read: tasks, tables, formulas, the summary."""
         if TASK.match(piece.text) and self.lines > HEADING:
             self._again()
@@ -134,7 +121,7 @@ class Deck:
             self._show(f"# {piece.text}\n\n## {self.notebook.question}", "slide")
         elif piece.text != "Next":
             kind = "slide" if piece.level == 2 else "subslide"
-            said = said or (CHECKED if piece.text == SAME else "")
+            said = said or (CHECKED if piece.text.startswith("Same answer") else "")
             self._show(f"{'#' * piece.level} {piece.text}\n\n{said}", kind, HEADING)
 
     def _code(self, stored: nbformat.NotebookNode, pieces: list[Piece]) -> None:
@@ -143,7 +130,7 @@ class Deck:
         steps = [element for element in elements(blocks) if element["t"] == "Figure"]
         cell.metadata.pop("jupyter", None)
         if role == "solution":
-            cell.source = without_fold(cell.source)
+            cell.source = cell.source.partition("\n")[2]  # the first folds it in the lab
         if role or steps or pieces[0].cell in self.cleared:
             cell.outputs, cell.execution_count = [], None
             pieces = pieces[:1]
@@ -189,21 +176,21 @@ def _lines(piece: Piece) -> int:
     return 1 + sum(1 + len(line) // 90 for line in piece.text.splitlines())
 
 
-def write_one(path: Path, target: Path) -> None:
+def write_one(notebook: Notebook, media: Path, target: Path) -> None:
     """Write the slides of one notebook, and beside them what they show."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    drawings = target.parent / DRAWINGS
+    drawings.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(__file__).parent / "rise.css", target.parent / "rise.css")
-    with tempfile.TemporaryDirectory() as media:
-        deck = Deck(read(path, Path(media)))
-        nbformat.write(deck.made(), target)
-        (target.parent / DRAWINGS).mkdir(exist_ok=True)
-        for name in deck.drawings:
-            shutil.copyfile(Path(media) / name, target.parent / DRAWINGS / name)
+    deck = Deck(notebook)
+    nbformat.write(deck.made(), target)
+    for name in deck.drawings:
+        shutil.copyfile(media / name, drawings / name)
 
 
 def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> list[str]:
     """Write the slides of the notebooks whose names begin so; returns a line for each."""
     paths = chosen(folder, names)
-    for path in paths:
-        write_one(path, out / path.name)
+    with tempfile.TemporaryDirectory() as media:
+        for path in paths:
+            write_one(read(path, Path(media)), Path(media), out / path.name)
     return [f"{path.name}: open it in JupyterLab and press Alt+R" for path in paths]

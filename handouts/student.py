@@ -1,12 +1,10 @@
 """Notebooks whose predictions are still open: `make lab` writes them to student/.
 
 What the cells under a prediction showed is cleared, and the paragraph that explains it is
-folded; everything else stays, and a link leads to the notebook with all its outputs. A
-notebook that is there already is kept: it may hold somebody's work. The README beside them
-has the repository's text, and its table leads to these copies.
+folded. A notebook that is there already is kept: it may hold somebody's work. The README
+beside them has the repository's text, and its table leads to these copies.
 """
 
-import copy
 import re
 import tempfile
 from itertools import groupby
@@ -14,8 +12,8 @@ from pathlib import Path
 
 import nbformat
 
-from handouts.answers import answers, without_lead
-from handouts.notebook import ROOT, Notebook, chosen, read
+from handouts.answers import answers, lead_apart
+from handouts.notebook import ROOT, Notebook, Piece, chosen, read
 
 FOLD = "<details><summary>Run the cell above, then open this</summary>\n\n{}\n\n</details>"
 HEAD = (
@@ -26,15 +24,14 @@ HEAD = (
 
 def student_copy(notebook: Notebook, stored: str) -> nbformat.NotebookNode:
     """The notebook with open predictions; `stored` is the link to the one with outputs."""
-    made = copy.deepcopy(nbformat.read(notebook.path, as_version=4))
+    made = nbformat.read(notebook.path, as_version=4)
     for answer in answers(notebook.pieces):
         for i in answer.shown:
             cell = made.cells[notebook.pieces[i].cell]
             cell.outputs, cell.execution_count = [], None
         by_cell = groupby(answer.said, lambda i: notebook.pieces[i].cell)
         for number, paragraphs in by_cell:
-            texts = [notebook.pieces[i].text for i in paragraphs]
-            _fold(made.cells[number], texts)
+            _fold(made.cells[number], [notebook.pieces[i] for i in paragraphs])
     head = made.cells[0]
     title, _, rest = head.source.partition("\n")
     head.source = f"{title}\n\n{HEAD.format(stored)}\n{rest}"
@@ -49,15 +46,21 @@ def contents(readme: str) -> str:
     return re.sub(r"\]\((?!\w+://|#|\d\d_)", "](../", here)
 
 
-def _fold(cell: nbformat.NotebookNode, texts: list[str]) -> None:
+def _fold(cell: nbformat.NotebookNode, paragraphs: list[Piece]) -> None:
     """Fold these paragraphs of a cell, all but a last sentence that leads on."""
-    begin = cell.source.index(texts[0])
-    last = cell.source.index(texts[-1], begin)
-    end = last + len(texts[-1])
-    said, lead = without_lead(texts[-1])
-    folded = cell.source[begin:last] + said
-    parts = [cell.source[:begin].rstrip(), FOLD.format(folded.strip()), lead.strip()]
-    cell.source = "\n\n".join(filter(None, [*parts, cell.source[end:].strip()]))
+    source, last = cell.source, paragraphs[-1].text
+    begin = source.index(paragraphs[0].text)
+    end = source.index(last, begin) + len(last)
+    _, lead = lead_apart(paragraphs[-1])
+    middle = end - len(lead.text) if lead else end
+    folded = FOLD.format(source[begin:middle].strip())
+    parts = source[:begin], folded, source[middle:end], source[end:]
+    cell.source = "\n\n".join(filter(None, (part.strip() for part in parts)))
+
+
+def write_one(notebook: Notebook, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(student_copy(notebook, f"../notebooks/{target.name}"), target)
 
 
 def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> list[str]:
@@ -65,16 +68,11 @@ def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> li
     out.mkdir(parents=True, exist_ok=True)
     readme = (ROOT / "README.md").read_text("utf-8")
     (out / "README.md").write_text(contents(readme), "utf-8")
-    said, kept = [], 0
+    paths = chosen(folder, names)
+    new = [path for path in paths if not (out / path.name).exists()]
     with tempfile.TemporaryDirectory() as media:
-        for path in chosen(folder, names):
-            target = out / path.name
-            if target.exists():
-                kept += 1
-                continue
-            made = student_copy(read(path, Path(media)), f"../notebooks/{path.name}")
-            nbformat.write(made, target)
-            said.append(f"{path.name} is written")
-    if kept:
-        said.append(f"{kept} kept as they were (delete one to have it anew)")
-    return said
+        for path in new:
+            write_one(read(path, Path(media)), out / path.name)
+    said = [f"{path.name} is written" for path in new]
+    kept = len(paths) - len(new)
+    return said + [f"{kept} kept as they were (delete one to have it anew)"] * bool(kept)

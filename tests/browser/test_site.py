@@ -10,7 +10,6 @@ import pytest
 from conftest import ROOT
 
 from handouts.build import Plan
-from handouts.web import Site
 
 AXE = Path(os.environ.get("AXE", ROOT / ".venv" / "axe-core" / "package" / "axe.min.js"))
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
@@ -22,9 +21,9 @@ pytestmark = pytest.mark.timeout(400)
 def pages(tmp_path_factory):
     """The folder of all web pages, without the other forms."""
     out = tmp_path_factory.mktemp("pages")
-    for make, given, path in Plan(out, (), ROOT / "notebooks", Site()).pages():
+    for make, given, path in Plan(out, (), ROOT / "notebooks").pages():
         make(*given, path)
-    return out / "html"
+    return out
 
 
 @pytest.fixture

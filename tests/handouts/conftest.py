@@ -21,6 +21,7 @@ def shown(html, text="x", **forms):
 def write(folder, cells, name="00_small"):
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text("# A small one\n\nIts first words.\n\n## More\n\nText.")
+    (folder / "constraints.txt").write_text("torch==2.13.0\ntorchvision==0.28.0\nruff==1\n")
     path = folder / "notebooks" / f"{name}.ipynb"
     nbformat.write(new_notebook(cells=cells), path)
     return path

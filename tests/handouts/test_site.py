@@ -9,9 +9,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_markdown_cell
 
-from handouts import doors
 from handouts.notebook import ROOT
-from handouts.site import assemble
+from handouts.site import assemble, with_install
 from tests.handouts.conftest import small_chapter, write
 
 GITHUB = "me/course"
@@ -22,7 +21,6 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 def site(tmp_path_factory):
     """Two small chapters and a README."""
     folder = tmp_path_factory.mktemp("collection")
-    (folder / "constraints.txt").write_text("torch==2.13.0\ntorchvision==0.28.0\nruff==1\n")
     write(folder, small_chapter())
     head = "# Another\n\nAbout 5 minutes.\n\nSee [it](00_small.ipynb#1.-One)."
     write(folder, [new_markdown_cell(head)], "01_second")
@@ -65,7 +63,7 @@ def test_the_search_finds_no_solution_and_a_page_folds_it(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_copy_installs_first_and_its_links_are_addresses(path):
-    made = doors.with_install(path, GITHUB)
+    made = with_install(path, GITHUB)
     nbformat.validate(made)
     assert "find_spec" in made.cells[1].source and "torch==" in made.cells[1].source
     for cell in made.cells:
