@@ -30,6 +30,8 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 
+from mgpu_tutorial import CHAPTERS
+
 ROOT = Path(__file__).parent.parent
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 MARK = "# Solution (click to open)\n"
@@ -71,26 +73,17 @@ class Exercise:
         return re.sub(r"^build\(", "build.require(", graded, flags=re.MULTILINE)
 
 
-def read(path: Path) -> Cell:
-    return nbformat.read(path, as_version=4)
-
-
 def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
     """The code that the exercises of a chapter build on, and the exercises.
 
-    Raises ValueError where an exercise has no solution, or a table of variants does not fit.
+    Raises ValueError where a solution or a table of variants does not fit.
     """
     cells, found, words = notebook.cells, [], []
-    begin = next(
-        i for i, cell in enumerate(cells) if "## Exercises" in cell.source.split("\n")
-    )
+    begin = [("## Exercises" in cell.source.split("\n")) for cell in cells].index(True)
     for i, cell in enumerate(cells):
         tags = cell.metadata.get("tags", [])
         if "exercise" in tags:
-            try:
-                found.append(_exercise(len(found) + 1, words, *cells[i : i + 2], variant))
-            except ValueError as problem:
-                raise ValueError(f"cell {i + 1}: {problem}") from problem
+            found.append(_exercise(len(found) + 1, words, *cells[i : i + 2], variant))
             words = []
         elif i > begin and "solution" not in tags:
             words.append(cell)
@@ -119,20 +112,19 @@ def variants_of(notebook: Cell) -> int:
 def _exercise(
     number: int, words: list[Cell], asked: Cell, solved: Cell, variant: int
 ) -> Exercise:
-    if "solution" not in solved.metadata.get("tags", []):
-        raise ValueError("an exercise without a solution")
     answer = _noted(solved, "answer", solved.source.removeprefix(MARK))
     sources = [*(cell.source for cell in words), asked.source, answer]
     *said, question, answer = _replaced(sources, _noted(asked, "variants", []), variant)
     right = binds(ast.parse(question)) & binds(ast.parse(answer))
     if not right:
-        raise ValueError("the solution makes no name that the exercise asks for")
+        raise ValueError(f"the solution of exercise {number} makes no name that it asks for")
     stub, test = _cut(question, right)
     made = []
     for cell, text in zip(words, said, strict=True):
-        is_code = cell.cell_type == "code"
-        text = text if is_code else text.split("## Exercises")[-1].strip()
-        made.append((new_code_cell if is_code else new_markdown_cell)(text))
+        if cell.cell_type == "code":
+            made.append(new_code_cell(text))
+        else:
+            made.append(new_markdown_cell(text.split("## Exercises")[-1].strip()))
     code = [cell.source for cell in made if cell.cell_type == "code"] + [question, answer]
     whole = ast.parse("\n".join(code))
     needs = reads(whole) - binds(whole)
@@ -205,12 +197,17 @@ def otter(title: str, setup: str, found: list[Exercise]) -> Cell:
         right = "\n\n\n".join([each.stub, each.solution, each.test])
         prompt = f'""" # BEGIN PROMPT\n{each.stub}\n\n\n{each.test}\n"""; # END PROMPT'
         solved = f"# BEGIN SOLUTION NO PROMPT\n{right}\n# END SOLUTION\n{prompt}"
-        solution, test = new_code_cell(solved), new_code_cell(each.graded)
-        head = f"# BEGIN QUESTION\nname: q{each.number}\npoints: {each.points}"
-        parts = [head, *each.words, "# BEGIN SOLUTION", solution, "# END SOLUTION"]
-        parts += ["# BEGIN TESTS", test, "# END TESTS", "# END QUESTION"]
-        parts += [f"# BEGIN QUESTION\nname: q{each.number}_why\npoints: 1\nmanual: true"]
-        parts += [new_markdown_cell(WHY), "# BEGIN SOLUTION", new_markdown_cell(READ)]
+        question = f"# BEGIN QUESTION\nname: q{each.number}"
+        parts = [f"{question}\npoints: {each.points}", *each.words]
+        parts += ["# BEGIN SOLUTION", new_code_cell(solved), "# END SOLUTION"]
+        parts += [
+            "# BEGIN TESTS",
+            new_code_cell(each.graded),
+            "# END TESTS",
+            "# END QUESTION",
+        ]
+        parts += [f"{question}_why\npoints: 1\nmanual: true", new_markdown_cell(WHY)]
+        parts += ["# BEGIN SOLUTION", new_markdown_cell(READ)]
         parts += ["# END SOLUTION", "# END QUESTION"]
         cells += [new_raw_cell(part) if isinstance(part, str) else part for part in parts]
     return new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
@@ -232,28 +229,21 @@ def nbgrader(title: str, setup: str, found: list[Exercise]) -> Cell:
             is_code = cell.cell_type == "code"
             cells.append(code(cell.source, f"{name}-given-{i}") if is_code else cell)
         solved = f"{each.stub}\n### BEGIN SOLUTION\n{each.solution}\n### END SOLUTION"
-        tested = code(each.graded, f"{name}-test", grade=True, points=each.points)
+        cells.append(code(f"{solved}\n\n\n{each.test}", name, solution=True, locked=False))
+        cells.append(code(each.graded, f"{name}-test", grade=True, points=each.points))
         why = code("", f"{name}-why", grade=True, solution=True, locked=False, points=1)
-        cells += [
-            code(f"{solved}\n\n\n{each.test}", name, solution=True, locked=False),
-            tested,
-            new_markdown_cell(WHY),
-            new_markdown_cell(READ, metadata=why.metadata),
-        ]
+        cells += [new_markdown_cell(WHY), new_markdown_cell(READ, metadata=why.metadata)]
     return new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
 
 
 def write(path: Path, out: Path, variant: int = 1) -> Iterator[Path]:
     """Write both forms of the assignment of a chapter to `out`; yields their paths."""
-    notebook, name = read(path), path.stem[3:]
+    notebook, name = nbformat.read(path, 4), path.stem[3:]
     title = notebook.cells[0].source.split("\n")[0].removeprefix("# ")
     if variant > 1:
         name, title = f"{name}_{variant}", f"{title} (variant {variant})"
-    for folder, made in (
-        (f"{name}/otter", otter),
-        (f"{name}/nbgrader/source/{name}", nbgrader),
-    ):
-        file = out / folder / f"{name}.ipynb"
+    for folder, made in (("otter", otter), (f"nbgrader/source/{name}", nbgrader)):
+        file = out / name / folder / f"{name}.ipynb"
         file.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(made(title, *exercises(notebook, variant)), file)
         yield file
@@ -265,19 +255,16 @@ def main(words: list[str]) -> int:
     parser.add_argument("name", help="of a chapter, such as point_to_point")
     parser.add_argument("variant", nargs="?", default="1", help="1 is as in the notebook")
     given = parser.parse_args(words)
-    chapters = {
-        path.stem[3:]: path for path in sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
-    }
     try:
-        if given.name not in chapters:
-            there = ", ".join(chapters)
+        if given.name not in CHAPTERS:
+            there = ", ".join(CHAPTERS)
             raise ValueError(f"NAME={given.name!r}: no such chapter; there are {there}")
-        last = variants_of(read(chapters[given.name]))
+        (path,) = ROOT.glob(f"notebooks/[0-9][0-9]_{given.name}.ipynb")
+        last = variants_of(nbformat.read(path, 4))
         if given.variant not in map(str, range(1, last + 1)):
             there = f"the variants 1 to {last}" if last > 1 else "no variants; leave it out"
             raise ValueError(f"VARIANT={given.variant!r}: {given.name} has {there}")
-        out = ROOT / "build" / "assignment"
-        for made in write(chapters[given.name], out, int(given.variant)):
+        for made in write(path, ROOT / "build" / "assignment", int(given.variant)):
             print(made.relative_to(ROOT))
     except ValueError as problem:
         print(problem, file=sys.stderr)

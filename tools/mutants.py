@@ -4,8 +4,7 @@ tools/mutants/ has a list for each chapter: a text that stands once in a file, w
 there instead, in as many lines, and what then goes wrong. Each is made in a copy of the tree.
 The test file that mirrors the changed one runs there, then all tests of the chapter, what
 its builds must do, then its notebook, until one fails.
-What is seen only in a listing of the source is no behaviour, and counts as "text only".
-
+What is seen only in a listing of the source counts as "text only".
 `make mutants NAMES="point_to_point lab:3"` takes this chapter and this mistake.
 """
 
@@ -54,17 +53,15 @@ class Mistake:
         """The file with the mistake in it; ValueError where it cannot be made."""
         times, lines = text.count(self.old), self.old.count("\n")
         if times != 1 or self.old == self.new or lines != self.new.count("\n"):
-            raise ValueError(
-                f"{self}: its old text stands {times} times in {self.file}. It must stand "
-                f"there once, and the new one differ from it in as many lines:\n{self.old}"
-            )
+            must = "It must stand there once, and the new one differ in as many lines"
+            raise ValueError(f"{self}: in {self.file} {times} times. {must}:\n{self.old}")
         return text.replace(self.old, self.new)
 
     def closest_tests(self) -> list[str]:
         """What to run, the closest first: its own, what mirrors the file, the chapter's."""
         inside = Path(self.file).relative_to("mgpu_tutorial")
         mirror = f"tests/{inside.parent}/test_{inside.name}"
-        whole = [f"tests/{self.chapter}", f"tests/test_{self.chapter}.py"]
+        whole = f"tests/{self.chapter}", f"tests/test_{self.chapter}.py"
         places = dict.fromkeys([*self.tests, mirror, *whole])
         return [place for place in places if (ROOT / place).exists()]
 
@@ -90,9 +87,9 @@ def pytest(folder: Path, *words: str) -> tuple[int | None, list[str]]:
     """Its exit code in that copy (None past the limit), and the names of what failed."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", *words]
     environment = os.environ | {"PYTHONPATH": str(folder)}  # before the installed package
-    ways = {"cwd": folder, "env": environment, "timeout": LIMIT, "stdin": subprocess.DEVNULL}
+    how = {"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "text": True}
     try:
-        done = subprocess.run(command, **ways, capture_output=True, text=True)
+        done = subprocess.run(command, **how, capture_output=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return None, []
     return done.returncode, re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", done.stdout, re.M)
@@ -105,8 +102,8 @@ def try_out(mistake: Mistake) -> tuple[str, str]:
         shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
         changed = folder / mistake.file
         changed.write_text(mistake.made_in(changed.read_text("utf-8")), "utf-8")
-        places = [[tests] for tests in mistake.closest_tests()]
-        places += [[word.format(mistake.chapter) for word in BUILDS]]
+        builds = [word.format(mistake.chapter) for word in BUILDS]
+        places = [*([tests] for tests in mistake.closest_tests()), builds]
         runs = [("caught", [*CHOSEN, *tests]) for tests in places]
         for book in folder.glob(f"notebooks/[0-9][0-9]_{mistake.chapter}.ipynb"):
             whole = shutil.copy(book, book.with_name(f"whole_{book.name}"))
@@ -132,10 +129,10 @@ def without_listings(notebook: str) -> str:
 
 def failing_without(names: set[str]) -> set[str]:
     """Which of these tests and cells fail in today's tree too, and have noticed nothing."""
-    books = {name.partition("::")[0] for name in names if ".ipynb" in name}
-    tests = {name for name in names if ".ipynb" not in name}
-    runs = [[*sorted(tests)] if tests else [], [*NBVAL, *sorted(books)] if books else []]
-    return {name for words in runs if words for name in pytest(ROOT, *words)[1]}
+    books = sorted({name.partition("::")[0] for name in names if ".ipynb" in name})
+    tests = sorted(name for name in names if ".ipynb" not in name)
+    runs = [tests] * bool(tests) + [[*NBVAL, *books]] * bool(books)
+    return {name for words in runs for name in pytest(ROOT, *words)[1]}
 
 
 def main(names: list[str]) -> int:
@@ -154,10 +151,9 @@ def main(names: list[str]) -> int:
             print(f"{said[0]:9} {mistake} [{said[1]}]", flush=True)
     shaky = failing_without({by for verdict, by in found.values() if verdict == "caught"})
     caught = [m for m, (said, by) in found.items() if said == "caught" and by not in shaky]
-    seen = Counter(mistake.chapter for mistake in caught)
-    print()
-    for chapter, seeded in Counter(mistake.chapter for mistake in mistakes).items():
-        print(f"{chapter:20} {seen[chapter]:3} of {seeded}")
+    seen, seeded = (Counter(m.chapter for m in of) for of in (caught, mistakes))
+    for chapter in seeded:
+        print(f"{chapter:20} {seen[chapter]:3} of {seeded[chapter]}")
     print(f"{'all':20} {len(caught):3} of {len(mistakes)} caught by behaviour")
     for mistake in found.keys() - set(caught):
         verdict, by = found[mistake]

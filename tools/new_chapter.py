@@ -21,14 +21,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from tools import store  # noqa: E402
 
-TEXTS = (
-    "*.md",
-    "docs/*.md",
-    "notebooks/*.ipynb",
-    "benchmarks/*.md",
-    "tests/**/*.py",
-    "handouts/*.py",
-)
+TEXTS = ("*.md", "*/*.md", "notebooks/*.ipynb", "tests/**/*.py", "handouts/*.py")
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]*?)(\d\d_\w+)\.ipynb")
 
 

@@ -1,11 +1,9 @@
 """Run the notebooks in clean kernels and store what they show: `make notebooks`.
 
-With names as arguments only those. What is stored does not depend on the machine:
-no times of execution, no widget state (a widget's still form is stored instead), no
-language version.
+With names as arguments only those. What is stored does not depend on the machine: no times
+of execution, no marks of an editor, no widget state (but its still form).
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from nbclient.exceptions import CellExecutionError
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+KEPT = ("handout", "jupyter", "tags")  # of a cell's metadata
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -32,19 +31,11 @@ def store(path: Path) -> None:
         resources={"metadata": {"path": str(path.parent)}},
     ).execute()
     for cell in notebook.cells:
+        cell.metadata = {key: cell.metadata[key] for key in KEPT if key in cell.metadata}
         if cell.cell_type == "code":
             cell.outputs = [kept for kept in map(still, cell.outputs) if kept]
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     nbformat.write(notebook, path)
-    normalise(path)
-
-
-def normalise(path: Path) -> None:
-    """Remove what depends on the machine; outputs, tags and other metadata stay."""
-    strip = Path(sys.executable).with_name("nbstripout")
-    keys = "cell.metadata.execution metadata.widgets metadata.language_info.version"
-    words = ["--keep-output", "--keep-count", "--extra-keys", keys]
-    subprocess.run([strip, *words, path], check=True)
 
 
 def still(output: dict) -> dict | None:

@@ -16,13 +16,6 @@ ROOT = Path(__file__).parent.parent
 TEXTS = ("*.txt", "*.yml", "README.md", "mgpu_tutorial/**/*.py", "notebooks/*.ipynb")
 
 
-def newest() -> str:
-    """The newest release of PyTorch that pip's index offers, or nothing."""
-    ask = [sys.executable, "-m", "pip", "index", "versions", "torch"]
-    said = subprocess.run(ask, capture_output=True, encoding="utf-8").stdout
-    return said.removeprefix("torch (").partition(")")[0]
-
-
 def pin(root: Path, torch: str) -> list[str]:
     """Write a version of PyTorch, and the torchvision that belongs to it, into all files.
 
@@ -85,19 +78,23 @@ def run_again(names: list[str]) -> int:
     return int(failed > 0)
 
 
-def main(words: list[str]) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--torch", help="only write this version of PyTorch into the files")
     parser.add_argument("names", nargs="*", help="of notebooks (all)")
-    given = parser.parse_args(words)
+    given = parser.parse_args()
     if not given.torch:
         sys.exit(run_again(given.names))
-    torch = newest() if given.torch == "newest" else given.torch
+    torch = given.torch
+    if torch == "newest":  # that pip's index offers
+        ask = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+        said = subprocess.run(ask, capture_output=True, encoding="utf-8").stdout
+        torch = said.removeprefix("torch (").partition(")")[0]
     try:
-        print("\n".join(f"{name}: PyTorch {torch}" for name in pin(ROOT, torch)))
+        print(*(f"{name}: PyTorch {torch}" for name in pin(ROOT, torch)), sep="\n")
     except ValueError as problem:
         sys.exit(str(problem))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
