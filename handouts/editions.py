@@ -31,17 +31,14 @@ class _Edition:
         self.notebook, self.name = notebook, name
         self.print = name in (STUDENT, INSTRUCTOR)
         file = notebook.path.relative_to(book.root)
-        self.form = (forms.Paper if self.print else forms.Screen)(
-            name, notebook.id, file, book
-        )
+        form = forms.Paper if self.print else forms.Screen
+        self.form = form(name, notebook.id, file, book)
         self.answers = [] if name == INSTRUCTOR else answers(notebook.pieces)
         self.open: list[dict] = []  # the pieces of an answer so far
         self.kept: list[dict] = []  # answers that come at the end
         self.after = [*notebook.pieces[1:], None]
         pieces = enumerate(notebook.pieces)
-        drawn = [
-            i for i, p in pieces if p.kind == "image" or (p.kind == "html" and _steps(p))
-        ]
+        drawn = [i for i, p in pieces if p.kind == "image" or p.kind == "html" and _steps(p)]
         self.figures = {i: number for number, i in enumerate(drawn, 1)}
 
     def blocks(self) -> Iterator[dict]:

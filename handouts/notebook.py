@@ -25,8 +25,6 @@ KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption"
 ROLES = ("exercise", "solution", "finding")
 IMAGES = {"image/svg+xml": "svg", "image/png": "png"}
 PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/plain")
-CONTROLS = " (run this cell to get the controls)"
-STATIC = " (the notebook has controls for it)"  # a page has none
 LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button)\b", re.I)
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -192,8 +190,7 @@ class _Reader:
         elif mime == "text/markdown":
             return Piece("listing", content, unread="markdown", **self.common)
         elif mime == "text/html" and not content.startswith(VERDICT):
-            text = content.replace(CONTROLS, STATIC)
-            return Piece("html", text, unread="html", **self.common)
+            return Piece("html", content, unread="html", **self.common)
         return Piece("text", data.get("text/plain", ""), **self.common)
 
     def _image(self, mime: str, content: str, data: dict, metadata: dict) -> Piece:

@@ -73,6 +73,5 @@ def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> li
     with tempfile.TemporaryDirectory() as media:
         for path in new:
             write_one(read(path, Path(media)), out / path.name)
-    said = [f"{path.name} is written" for path in new]
-    kept = len(paths) - len(new)
-    return said + [f"{kept} kept as they were (delete one to have it anew)"] * bool(kept)
+    kept = f"{len(paths) - len(new)} kept as they were (delete one to have it anew)"
+    return [f"{path.name} is written" for path in new] + [kept] * (len(new) < len(paths))
