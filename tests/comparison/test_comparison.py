@@ -100,7 +100,13 @@ def test_the_picture_says_the_seconds_and_the_share_of_one_device():
     assert repr(figures.parts_picture(rows)) == said
 
 
-# What is counted without computing it
+def test_a_stored_kind_is_a_row_a_line_and_leaves_the_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(figures, "STORED", tmp_path / "stored.json")
+    figures.STORED.write_text("{}")
+    for kind, seconds in (("cpu", 1), ("parts", [2, 3]), ("cpu", 4)):
+        figures.save(kind, [{"device": kind}, {"seconds": seconds}])
+    assert figures.load_stored("parts") == [{"device": "parts"}, {"seconds": [2, 3]}]
+    assert '\n{"device": "cpu"},\n{"seconds": 4}\n' in figures.STORED.read_text()
 
 
 def test_a_depthwise_convolution_is_counted_once_forward_and_twice_backward():
