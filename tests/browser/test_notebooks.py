@@ -4,6 +4,7 @@ import os
 
 import nbformat
 import pytest
+
 from conftest import ROOT
 
 CHAPTERS = tuple(os.environ.get("CHAPTERS", "").split()) or ""  # how the names begin
