@@ -68,23 +68,26 @@ def torchrun(function: Callable, ranks: int) -> None:
         Path(folder, "hello.py").write_text(text, encoding="utf-8")
         words = ["--standalone", "--nproc-per-node", str(ranks), "--log-dir", folder]
         words += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
+        words += ["--redirects", "3"]  # a file for each rank, or their lines would mix
         job = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *words, "hello.py"],
             env=os.environ | QUIET,
             cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=subprocess.DEVNULL,
         )
         try:
-            said, errors = job.communicate(timeout=60)
+            job.wait(timeout=60)
         except subprocess.TimeoutExpired:
             job.terminate()  # torchrun hands it on to its ranks
             print("stopped after 60 s")
-            said, errors = job.communicate()
-    print(*sorted(said.splitlines()), sep="\n")  # the ranks speak in any order
-    for line in sorted(errors.splitlines()):
-        if "Error: " in line and "ChildFailedError" not in line:
+            job.wait()
+        said, errors = (
+            [path.read_text("utf-8") for path in sorted(Path(folder).rglob(name))]
+            for name in ("stdout.log", "stderr.log")
+        )
+    print(*said, sep="", end="")
+    for line in "".join(errors).splitlines():
+        if "Error: " in line:
             print(line)
 
 
