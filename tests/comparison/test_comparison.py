@@ -1,5 +1,7 @@
 """Each setup trains what its name says."""
 
+from itertools import count
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -91,6 +93,16 @@ def test_a_row_is_run_in_processes_of_its_own():
     setup, experiment = training.SETUPS["DDP"], TINY._replace(iterations=1)
     row = benchmark.measure_row(setup, experiment, gpus=0, timeout=100)
     assert row["processes"] == len(row["memory"]) == 2
+
+
+@pytest.mark.slow
+def test_the_first_iteration_is_not_timed_and_the_slowest_rank_counts():
+    """Call number k of the clock says k squared; an iteration looks at it four times."""
+    calls, setup = count(), training.SETUPS["one device"]
+    found = training.train_setup(0, 1, setup, TINY, clock=lambda: next(calls) ** 2)
+    assert found.seconds == [[9, 11, 13], [17, 19, 21]]
+    other = found._replace(seconds=[[40, 0, 0], [0, 50, 0]])
+    assert figures.summarise([found, other])["seconds"] == 20 * (40 + 57) / 2
 
 
 def test_the_picture_says_the_seconds_and_the_share_of_one_device():

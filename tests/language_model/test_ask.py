@@ -26,6 +26,8 @@ def test_ranks_write_what_one_process_writes_without_a_cache(ranks, world_size):
         assert margin > 1e-4
 
 
-def test_a_text_that_is_too_long_is_refused(ranks):
+def test_a_text_that_is_too_long_is_refused_and_one_that_just_fits_is_not(ranks):
     with pytest.raises(RankFailed, match="60 \\+ 10 characters: the model sees 64"):
         ranks(1, ask.write, "x" * 60, 10)
+    text, _ = ranks(1, ask.write, "x" * 60, 4).results[0]
+    assert len(text) == 64

@@ -106,3 +106,17 @@ def test_ranks_that_leave_out_as_many_averages_differ_and_nobody_waits(ranks):
     assert [scale for _, scale, _ in zero] == [2.0**19, 2.0**19, 2.0**18, 2.0**18]
     assert [scale for _, scale, _ in one] == [2.0**19, 2.0**18, 2.0**18, 2.0**18]
     assert zero[-1][2].isfinite().all() and one[-1][2].isfinite().all()
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_float8_is_scaled_by_the_largest_number_of_all_ranks_or_of_rank_0(ranks, agree):
+    whole = []
+    for rank in (0, 1):
+        torch.manual_seed(rank)
+        whole.append(torch.randn(64, 64) * (1 + 9 * rank))
+    scale = 448 / max(rows.abs().max() for rows in whole[: 1 + agree])
+    short = [(rows * scale).clamp(-448, 448).to(torch.float8_e4m3fn) for rows in whole]
+    lost = torch.cat(short).float() / scale - torch.cat(whole)
+    error = (lost.norm() / torch.cat(whole).norm()).item()
+    results = ranks(2, precision.cast_to_float8, agree).results
+    assert results == pytest.approx([error] * 2, rel=1e-4)

@@ -136,16 +136,18 @@ def test_a_rank_holds_what_the_formula_says(ranks, stage):
 
 
 def start_apart(rank, world_size):
-    """Only what rank 0 has counts."""
+    """Only what rank 0 has counts, buffers too."""
     model = new_model()
+    model.register_buffer("seen", torch.tensor(float(rank)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += rank
-    return ShardedModel(model).full_parameters()
+    return ShardedModel(model).full_parameters() | {"seen": model.seen}
 
 
 def test_a_sharded_model_starts_from_rank_0(ranks):
-    assert largest_difference(ranks(2, start_apart).results, [values(new_model())] * 2) == 0
+    expected = values(new_model()) | {"seen": torch.tensor(0.0)}
+    assert largest_difference(ranks(2, start_apart).results, [expected] * 2) == 0
 
 
 def test_a_single_layer_keeps_its_names(ranks):

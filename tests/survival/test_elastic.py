@@ -12,12 +12,15 @@ def test_the_run_of_two_ranks_is_that_of_one_process_written_out(ranks, tmp_path
         torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    seen = set()
     for step in range(12):
         pairs = [elastic.batch_of(step, rank) for rank in (0, 1)]
         inputs, targets = (torch.cat(part) for part in zip(*pairs, strict=True))
+        seen.update(map(tuple, inputs.tolist()))
         optimizer.zero_grad()
         (model(inputs) - targets).square().mean().backward()
         optimizer.step()
+    assert len(seen) == 12 * 2 * 16  # no sample comes twice
     assert ranks(2, elastic.train, str(tmp_path)).results == [0, 0]
     saved = torch.load(tmp_path / "run.pt", weights_only=True)
     assert saved["step"] == elastic.STEPS

@@ -33,6 +33,9 @@ def lists(rank, world_size):
     dist.all_to_all(several, [torch.ones(5) for _ in range(world_size)])
     dist.scatter(mine, several if rank == 0 else None, src=0)
     dist.reduce_scatter(mine, several, async_op=True).wait()
+    pair = dist.new_group([1, 2])
+    if rank in (1, 2):
+        dist.broadcast(mine, group=pair, group_src=1)
 
 
 def test_the_collectives_inside_of_pytorch_are_seen(ranks):
@@ -56,9 +59,11 @@ def test_an_event_has_its_peer_its_tag_its_bytes_and_its_place_in_the_span(ranks
         assert [event.kind for event in mine[1:]] == ["note", "p2p", "collective", "wait"]
 
 
-def test_a_list_of_tensors_counts_all_of_them(ranks):
+def test_a_list_of_tensors_counts_all_of_them_and_a_peer_is_a_rank_of_the_world(ranks):
     events = ranks(3, lists, device="cpu", trace=True).events
     nbytes = {(event.op, event.rank): event.nbytes for event in events}
     assert nbytes["all_gather", 1] == nbytes["all_to_all", 2] == 3 * 20
     assert nbytes["scatter", 1] == 20
     assert all(event.done for event in events if event.op == "reduce_scatter")
+    # rank 2 is number 1 of its group
+    assert {(e.rank, e.peer) for e in events if e.op == "broadcast"} == {(1, 2), (2, 2)}

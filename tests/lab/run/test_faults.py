@@ -426,7 +426,7 @@ def worker(rank, world_size, *, shift):
         ),
         *(
             (ranks.total, 2, {"device": device}, ValueError, "device")
-            for device in ("gpu", "cuda", "cuda:x", "cuda:99", "", 0, None)
+            for device in ("gpu", "cuda", "cuda:x", "cuda:1", "", 0, None)
         ),
     ],
 )
