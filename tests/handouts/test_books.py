@@ -96,6 +96,8 @@ def test_instructors_see_an_answer_in_its_place_and_a_web_page_folds_it(small):
     said = texts_of(small, INSTRUCTOR)
     assert said.index('#shown("7")') < said.index('#shown("so")') and "Ask twice." in said
     assert "Answers to the predictions" not in said
+    plan = next(text for text in said if text.startswith("#plan"))
+    assert '(("1. One", 2, 1, ), ("Exercises", 3, 0, )' in plan  # minutes, predictions
     web = "\n".join(texts_of(small, HTML))
     first, second = re.findall(r'<details class="answer">(.*?)</details>', web, re.S)
     assert "so\n" in first and SAID in first and "Here is the function" not in first

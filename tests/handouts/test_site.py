@@ -39,6 +39,8 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
             there = not anchor or anchor.startswith("cb")
             assert there or f'id="{anchor}"' in pages[file or name], (name, link)
         assert not re.findall(r'src="(?!data:)|url\((?!"data:)|@import', page)
+    assert 'class="after" href="01_second.html"' in pages["00_small.html"]
+    assert 'class="before" href="00_small.html"' in pages["01_second.html"]
     assert not (site / ".work").exists() and (site / ".nojekyll").exists()
 
 
