@@ -182,8 +182,8 @@ def test_the_terminal_prints_plans_days_and_cost(capsys, small):
     assert f"2e+12 tokens with the first: {cost}" in out
     code, out = run(capsys, "--sequence", "131072", "--batch", "16", "--context", "8")
     assert code == 0 and "CP 4" in out
-    code, out = run(capsys, "--params", "405e9", "--gpus", "8")
-    assert code == 1 and "No plan fits" in out
+    code, out = run(capsys, "--params", "405e9", "--gpus", "8", "--cluster", "A100")
+    assert code == 1 and "8 × A100 80GB" in out and "No plan fits" in out
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A network that we set: real messages that take the time we say, and no processor."""
 
+import threading
 import time
 
 import pytest
@@ -20,9 +21,16 @@ def test_outside_nothing_is_slow():
 
 
 def take_halves(rank, world_size):
-    """For how long the link sleeps where it takes 0.1 s a byte."""
-    slept = []
-    time.sleep = slept.append
+    """For how long the link sleeps where it takes 0.1 s a byte, for one call at a time."""
+    slept, nap, wire = [], time.sleep, threading.Lock()
+
+    def sleep(seconds):
+        assert wire.acquire(blocking=False)
+        nap(0.05)
+        wire.release()
+        slept.append(seconds)
+
+    time.sleep = sleep
     summed, gathered, mine = torch.ones(4), torch.empty(4), torch.empty(2)
     with slow_link(lambda nbytes: nbytes / 10):
         works = [
