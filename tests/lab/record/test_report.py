@@ -1,0 +1,18 @@
+"""What a report shows of a rank: lines as a terminal shows them, and not too many."""
+
+import pytest
+
+from mgpu_tutorial.lab.record.report import Report
+
+
+@pytest.mark.parametrize(
+    "count, more", [(60, []), (61, ["… 1 more lines in report.stdout[0]"])]
+)
+def test_sixty_lines_are_shown_and_then_how_many_more_there_are(count, more):
+    assert Report(1, stdout=["x\n" * count], stderr=[""]).lines(0)[60:] == more
+
+
+def test_output_errors_and_result_follow_each_other_and_a_silent_rank_says_so():
+    report = Report(2, ["4", None], ["10 %\r20 %\ndone\n", ""], ["a warning\n", ""])
+    assert report.lines(0) == ["20 %", "done", "a warning", "returned '4'"]
+    assert str(report).splitlines()[-1] == "rank 1 │ (silent)"
