@@ -9,6 +9,7 @@ from torch.distributed import is_nccl_available
 from torch.nn.functional import cross_entropy
 
 from benchmarks import comparison
+from mgpu_tutorial import data_partitioning
 from mgpu_tutorial.collectives import calls
 from mgpu_tutorial.comparison import training
 from mgpu_tutorial.data_parallel.wrapper import DataParallel
@@ -50,6 +51,13 @@ def test_auto_takes_the_gpu_where_there_are_enough(monkeypatch):
     assert launch(ranks.on_device, 1).results[0][0] == "cuda:0"
     monkeypatch.setenv("MGPU_DEVICE", "cpu")
     assert launch(ranks.on_device, 1).results[0][0] == "cpu"
+
+
+def test_only_a_pinned_copy_returns_before_it_is_done():
+    times = launch(data_partitioning.time_copies, 1, device="cuda:0").results[0]
+    returned, done = times[True, True]
+    assert returned < 0.5 * done
+    assert times[True, True][1] < times[False, True][1]  # page-locked memory is faster
 
 
 def test_arguments_and_results_on_the_gpu_travel_and_arrive_on_the_cpu(tmp_path):

@@ -4,6 +4,7 @@ No rank asks another: all of them draw the same permutation from the same seed, 
 takes its own part of it.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice, pairwise
 
@@ -162,3 +163,25 @@ def load_stream(
     """The batches that this rank loads of the stream 0, 1, 2, … with its own processes."""
     share = StreamShare(range(samples), rank, world_size, batch, done)
     return list(DataLoader(share, batch_size=None, num_workers=processes))
+
+
+def time_copies(rank: int, world_size: int, megabytes: int = 256) -> dict | None:
+    """On a GPU: milliseconds until a copy to it returns, and until the copy is done."""
+    if torch.get_default_device().type != "cuda":
+        print("no GPU: a batch is where it is needed already")
+        return None
+    times = {}
+    for pinned in (False, True):
+        batch = torch.ones(megabytes << 18, device="cpu", pin_memory=pinned)
+        for non_blocking in (False, True):
+            batch.to("cuda", non_blocking=non_blocking)  # the first copy also sets up
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            copied = batch.to("cuda", non_blocking=non_blocking)
+            returned = time.perf_counter()
+            torch.cuda.synchronize()
+            done = time.perf_counter()
+            assert copied.sum() == batch.numel()
+            times[pinned, non_blocking] = (1e3 * (returned - begin), 1e3 * (done - begin))
+            print(f"{pinned=} {non_blocking=}: {times[pinned, non_blocking]} ms")
+    return times
