@@ -14,9 +14,8 @@ from common import all_turns, both_ways, median_ms, options, show
 
 from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.long_sequences.dealing import contiguous
 from mgpu_tutorial.long_sequences.figures import METHODS, sent_by_formula
-from mgpu_tutorial.long_sequences.ring import ring_attention
+from mgpu_tutorial.long_sequences.ring import contiguous, ring_attention
 
 WAYS = {
     "ring_attention, by autograd": lambda *given: ring_attention(*given)[0],

@@ -25,7 +25,7 @@ from mgpu_tutorial.language_model.steps import (
     clip_gradients,
     forward_backward,
 )
-from mgpu_tutorial.long_sequences.dealing import zigzag
+from mgpu_tutorial.long_sequences.ring import zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
 from mgpu_tutorial.sharding.zero1 import owners
 from mgpu_tutorial.tensor_parallel import layers

@@ -7,11 +7,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.long_sequences.dealing import zigzag
-from mgpu_tutorial.long_sequences.ring import Deal, RingAttention
+from mgpu_tutorial.long_sequences.ring import RingAttention, zigzag
 from mgpu_tutorial.tensor_parallel.block import Block
-
-Attention = Callable[[Tensor, Tensor, Tensor, Deal], Tensor]
 
 
 def rotate(x: Tensor, places: Tensor) -> Tensor:
@@ -23,7 +20,7 @@ def rotate(x: Tensor, places: Tensor) -> Tensor:
     return torch.cat(turned, -1)
 
 
-def new_model(places: Tensor, attention: Attention, deal: Deal) -> nn.Sequential:
+def new_model(places: Tensor, attention: Callable, deal: Callable) -> nn.Sequential:
     """An embedding, the block of tensor parallel with RoPE and this attention, and a head."""
     torch.manual_seed(0)
     block = Block(width=32, heads=8)
@@ -42,25 +39,21 @@ def text() -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], following
 
 
-def count_all(valid: Tensor) -> Tensor:
-    """The tokens with a loss on all ranks, from this rank's."""
-    dist.all_reduce(valid)
-    return valid
-
-
 def part_of_mean(logits: Tensor, following: Tensor) -> Tensor:
     """What this rank's tokens add to the mean loss over the tokens of all ranks."""
     losses = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
-    return losses / count_all((following != -100).sum())
+    valid = (following != -100).sum()
+    dist.all_reduce(valid)
+    return losses / valid
 
 
 def loss_and_gradients(
     rank: int,
     world_size: int,
-    attention: Attention = RingAttention.apply,
-    deal: Deal = zigzag,
-    deal_places: Deal = zigzag,
-    deal_following: Deal = zigzag,
+    attention: Callable = RingAttention.apply,
+    deal: Callable = zigzag,
+    deal_places: Callable = zigzag,
+    deal_following: Callable = zigzag,
 ) -> tuple[float, dict[str, Tensor]]:
     """The loss of one sequence on all ranks, and its gradients; returned on each rank."""
     tokens, following = text()

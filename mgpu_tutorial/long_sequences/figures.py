@@ -1,23 +1,19 @@
 """Apparatus, not the lesson: pictures of blocks and of shares, and tables of what is sent."""
 
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from unittest.mock import patch
 
 import torch
-from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from mgpu_tutorial.lab import Ledger, Table, frame, launch, span
 from mgpu_tutorial.lab.colours import COLOURS, tone
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.intervals import events_of
-from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.long_sequences import block, others, ring, theirs
-from mgpu_tutorial.long_sequences.dealing import contiguous
-from mgpu_tutorial.long_sequences.ring import Deal
+from mgpu_tutorial.long_sequences import block, others, ring
+from mgpu_tutorial.long_sequences.ring import contiguous
 
 
 def two_blocks() -> Plot:
@@ -29,18 +25,17 @@ def two_blocks() -> Plot:
     says = [f"sum {part:.1f}, so times {part / sums.sum():.2f}" for part in sums.tolist()]
     figure = Figure(figsize=(9, 2.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    panels[0].set_xticks([1, 4], says, fontsize=11)
-    panels[1].set_xticks([])
     rows = {"each half alone": scores.softmax(1), "all six": scores.flatten().softmax(0)}
     lines = [f"scores: {', '.join(f'{s:g}' for s in scores.flatten().tolist())}", *says]
     for axes, (name, weights) in zip(panels, rows.items(), strict=True):
         colours = [COLOURS[key // 3] for key in range(6)]
         axes.bar_label(axes.bar(range(6), weights.flatten(), color=colours), fmt="%.2f")
-        axes.set_title(name, fontweight="bold")
+        axes.set(title=name, xticks=[])
         axes.margins(y=0.15)
-        axes.tick_params(bottom=False, left=False, labelleft=False)
+        axes.tick_params(left=False, labelleft=False)
         axes.spines[["top", "left", "right"]].set_visible(False)
         lines.append(f"{name}: {', '.join(f'{w:.2f}' for w in weights.flatten().tolist())}")
+    panels[0].set_xticks([1, 4], says, fontsize=11)
     return Plot(figure, "\n".join(lines))
 
 
@@ -53,7 +48,7 @@ def travel(rank: int, world_size: int) -> None:
         bricks = {"queries": f"Q{rank}", "merged": sorted(seen), "keys, values": held}
         frame(says, bricks, {"merged": (rank, "keys, values")} if step else {})
         if step < world_size - 1:
-            owner = ring.pass_on(owner)
+            owner = ring.Shift.apply(owner)
             seen.append(int(owner))
         says = f"Hop {step + 1}: a block arrives from the left and is merged."
 
@@ -70,35 +65,34 @@ def kept(length: int = 512) -> Table:
 def _saved(rank: int, world_size: int, tokens: int) -> dict[str, int]:
     found = {}
     for attention in (ring.ring_attention, ring.RingAttention):
-        q, k, v = torch.randn(3, 1, 4, tokens, 16).unbind()
+        qkv = torch.randn(3, 1, 4, tokens, 16).unbind()
         ledger = Ledger()
         with ledger.saved_for_backward():
-            given = *(x.requires_grad_() for x in (q, k, v)), contiguous
-            out = getattr(attention, "apply", attention)(*given)
-        found[attention.__name__] = ledger.saved_now(q.device)
+            out = getattr(attention, "apply", attention)(
+                *(x.requires_grad_() for x in qkv), contiguous
+            )
+        found[attention.__name__] = ledger.saved_now(qkv[0].device)
         del out  # and with it the graph
     return found
 
 
-def triangles(*deals: Deal, length: int = 16, ranks: int = 4) -> Plot:
-    """For each way to deal: which rank computes which pair of a query and a key."""
+def triangles(*deals: Callable) -> Plot:
+    """For each way to deal 16 tokens to 4 ranks: who computes which pair of query and key."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.4), layout="constrained")
-    lines = [f"{length} tokens on {ranks} ranks; pairs of a query and a key up to it"]
+    lines = ["16 tokens on 4 ranks; pairs of a query and a key up to it"]
     panels = figure.subplots(1, len(deals), squeeze=False)[0]
     for axes, deal in zip(panels, deals, strict=True):
-        for rank in range(ranks):
-            places, own = deal(length, rank, ranks), tone(rank)
-            total = int((places + 1).sum())
-            label = f"rank {rank}: {total} pairs"
+        for rank in range(4):
+            places, own = deal(16, rank, 4), tone(rank)
+            label = f"rank {rank}: {(places + 1).sum()} pairs"
             look = {"color": own.fill, "edgecolor": INK, "lw": 0.5, "label": label}
             axes.barh(places, places + 1, 1, **look)
             for place in places.tolist():
                 axes.text(0.5, place, rank, color=own.on, ha="center", va="center")
             lines.append(f"{deal.__name__}, {label}, queries {places.tolist()}")
-        axes.set(xlabel="keys", ylabel="queries", xticks=[], yticks=[])
-        axes.set_title(deal.__name__, fontweight="bold")
+        axes.set(title=deal.__name__, xlabel="keys", ylabel="queries", xticks=[], yticks=[])
         axes.margins(0)
         axes.invert_yaxis()
         axes.legend(frameon=False)
@@ -125,10 +119,15 @@ def sent() -> Table:
     rows = []
     for ranks, kv_heads in (4, 8), (4, 4), (2, 2):
         report = launch(_there_and_back, ranks, kv_heads, trace=True)
+        others_share = (ranks - 1) / ranks
+        parts = {"all_gather_single": others_share, "all_to_all_single": others_share}
+        parts |= {"isend": 1, "reduce_scatter_single": ranks - 1}  # of what the call names
         for name in METHODS:
-            counted = [_numbers(report, f"{name} {way}") for way in ("forward", "backward")]
-            formula = sent_by_formula(name, ranks, 8 * 4, 8 // kv_heads, 64)
-            rows.append([name, ranks, kv_heads, int(formula), *counted])
+            row = [sent_by_formula(name, ranks, 8 * 4, 8 // kv_heads, 64)]
+            for way in ("forward", "backward"):
+                calls = [e for e in events_of(report, f"{name} {way}") if e.rank == 0]
+                row.append(sum(parts.get(e.op, 0) * e.nbytes for e in calls) / 8)
+            rows.append([name, ranks, kv_heads, *map(int, row)])
     header = ["", "ranks", "KV heads of 8", "formula", "forward", "backward"]
     return Table(header, rows)
 
@@ -143,61 +142,28 @@ def _there_and_back(rank: int, world_size: int, kv_heads: int) -> None:
             out.sum().backward()
 
 
-def _numbers(report: Report, during: str) -> int:
-    """How many float64 these calls make a rank send; of a collective, what its ranks must."""
-    n = report.world_size
-    parts = {"isend": 1, "reduce_scatter_single": n - 1}
-    parts |= dict.fromkeys(("all_gather_single", "all_to_all_single"), (n - 1) / n)
-    calls = (e for e in events_of(report, during) if e.rank == 0)
-    return int(sum(parts.get(e.op, 0) * e.nbytes for e in calls) / 8)
-
-
-def rotations() -> Table:
-    """PyTorch's context_parallel: is it near one process, and which calls does it make?"""
-    rows, named = [], ("all_gather_single", "all_to_all_single")
-    for rotate in ("allgather", "alltoall"):
-        report = launch(theirs.by_context_parallel, 4, rotate, device="cpu", trace=True)
-        calls = Counter(event.op for event in report.events if event.rank == 0)
-        far = max(report.results)
-        near = "below 1e-13" if far < 1e-13 else f"{far:.0e}"
-        rows.append([rotate, near, *(calls[name] for name in named)])
-    return Table(["", "from one process", *named], rows)
-
-
-# A block beside one process: what is other than in `loss_and_gradients`, by name
-
-DEALT = ("deal", "deal_places", "deal_following")
-WAYS: Mapping[str, Mapping] = {
-    "ring": {},
-    "all-gather": {"attention": METHODS["all-gather"]},
-    "ulysses": {"attention": METHODS["ulysses"]} | dict.fromkeys(DEALT, contiguous),
-}
-
-
 def beside_one(ways: Mapping[str, Mapping], *ranks: int) -> Table:
-    """The loss of a block in each way, and how far the gradients are from one process's."""
-    loss, right = launch(block.loss_and_gradients, 1, _by_pytorch).results[0]
-    length = torch.cat([gradient.flatten() for gradient in right.values()]).norm()
-    rows = [["one process", 1, f"{loss:.2f}", "", ""]]
+    """The loss of a block, and how far its gradients are from one process's.
+
+    Each way says by name what is other than in `loss_and_gradients`.
+    """
+    one = {"attention": lambda q, k, v, deal: sdpa(q, k, v, is_causal=True)}
+    loss, right = launch(_tried, 1, {"one process": one}).results[0]["one process"]
+    rows = [["one process", 1, f"{loss:.2f}", ""]]
     for n in ranks:
-        for name, (found, gradients) in launch(_tried, n, ways).results[0].items():
-            off = {k: ((gradients[k] - right[k]).norm() / length).item() for k in right}
-            far, worst = math.hypot(*off.values()), max(off, key=off.get)
-            seen = [f"{far:.0%}", worst]
-            if max(far, abs(found - loss)) < 1e-13:
-                seen = ["below 1e-13", ""]
-            rows.append([name, n, f"{found:.2f}", *seen])
-    return Table(["", "ranks", "loss", "gradients off by", "most in"], rows)
-
-
-def _by_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, deal: Deal):
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        for name, (found, gradient) in launch(_tried, n, ways).results[0].items():
+            far = ((gradient - right).norm() / right.norm()).item()
+            is_near = max(far, abs(found - loss)) < 1e-13
+            rows.append([name, n, f"{found:.2f}", "below 1e-13" if is_near else f"{far:.0%}"])
+    return Table(["", "ranks", "loss", "gradients off by"], rows)
 
 
 def _tried(rank: int, world_size: int, ways: Mapping[str, Mapping]) -> dict:
-    return {name: _loss_and_gradients(rank, world_size, **way) for name, way in ways.items()}
-
-
-def _loss_and_gradients(*who, go_home=ring.go_home, count_all=block.count_all, **given):
-    with patch.object(ring, "go_home", go_home), patch.object(block, "count_all", count_all):
-        return block.loss_and_gradients(*who, **given)
+    found, ours = {}, {"go_home": ring.go_home, "part_of_mean": block.part_of_mean}
+    for name, way in ways.items():
+        given = ours | way
+        home, mean = given.pop("go_home"), given.pop("part_of_mean")
+        with patch.object(ring, "go_home", home), patch.object(block, "part_of_mean", mean):
+            loss, gradients = block.loss_and_gradients(rank, world_size, **given)
+        found[name] = loss, torch.cat([gradient.flatten() for gradient in gradients.values()])
+    return found

@@ -1,41 +1,30 @@
-"""Two other ways to share the attention: gather all keys, or exchange tokens for heads."""
+"""Other ways to share attention: all keys gathered, tokens for heads, and PyTorch's own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.long_sequences.blocks import attend, spread
-from mgpu_tutorial.long_sequences.ring import Deal
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.long_sequences.ring import attend, spread
+from mgpu_tutorial.tensor_parallel_in_practice.sequence import GatherSequence
 
 
-class Gather(torch.autograd.Function):
-    """All ranks' blocks, one after the other; backward adds up what all have for each."""
-
-    @staticmethod
-    def forward(ctx: Any, block: Tensor) -> Tensor:
-        every = block.new_empty(dist.get_world_size() * len(block), *block.shape[1:])
-        dist.all_gather_single(every, block)
-        return every
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        length = len(gradient) // dist.get_world_size()
-        block = gradient.new_empty(length, *gradient.shape[1:])
-        dist.reduce_scatter_single(block, gradient.contiguous())
-        return block
-
-
-def gathered_attention(q: Tensor, k: Tensor, v: Tensor, deal: Deal) -> Tensor:
+def gathered_attention(q: Tensor, k: Tensor, v: Tensor, deal: Callable) -> Tensor:
     """Causal attention of this rank's queries; every rank holds all keys and values."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    length = q.shape[2] * world_size
-    every = Gather.apply(torch.stack([k, v])).unflatten(0, (world_size, 2))
-    k, v = torch.cat(every.unbind(), dim=-2)
-    theirs = torch.cat([deal(length, other, world_size) for other in range(world_size)])
-    return attend(q, k, v, theirs > deal(length, rank, world_size)[:, None])[0]
+    places = [deal(q.shape[2] * world_size, r, world_size) for r in range(world_size)]
+    kv = torch.stack([k, v])
+    every = GatherSequence.apply(kv.flatten(0, 2)).unflatten(0, kv.shape[:3])
+    return attend(q, *every, torch.cat(places) > places[rank][:, None])[0]
 
 
 class Exchange(torch.autograd.Function):
@@ -64,3 +53,44 @@ def ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (Exchange.apply(x, 1, 2) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return Exchange.apply(out, 2, 1)
+
+
+def by_context_parallel(rank: int, world_size: int) -> float:
+    """How far PyTorch's output and gradients of this rank's tokens are from one process."""
+    let_context_parallel_run_on_cpu()
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 4, 32, 8, dtype=torch.float64).unbind()
+    buffers = [q, k, v, *out_and_gradients(q, k, v)]
+    mesh = init_device_mesh("cpu", (world_size,))
+    with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 7):
+        return largest_difference(out_and_gradients(*buffers[:3]), buffers[3:])
+
+
+def out_and_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """The output of causal attention, and the gradients of q, k and v."""
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = functional.scaled_dot_product_attention(*inputs, is_causal=True)
+    out.square().sum().backward()
+    return [out.detach(), *(x.grad for x in inputs)]
+
+
+def let_context_parallel_run_on_cpu() -> None:
+    """Teach `context_parallel` the attention of CPUs: PyTorch's handlers know GPUs only."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    go_back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+    def on_ranks(ring: Callable, *given: Any) -> tuple[DTensor, ...]:
+        mesh, placements = given[-1].device_mesh, given[-1].placements
+        local = [x.to_local() if isinstance(x, DTensor) else x for x in given]
+        found = ring(mesh.get_group(), 2, *local, is_causal=True, dropout_p=0.0)
+        return tuple(DTensor.from_local(x, mesh, placements) for x in found)
+
+    def forward(operator, given, named):
+        return on_ranks(theirs._templated_ring_attention, attend, *given[:3])
+
+    def backward(operator, given, named):
+        ring = theirs._templated_ring_attention_backward
+        return on_ranks(ring, go_back, given[0], "grad_out", *given[1:6])
+
+    theirs.custom_ops |= {attend: forward, go_back: backward}
+    theirs._cp_options.convert_to_f32 = False  # results keep the queries' dtype

@@ -1,4 +1,9 @@
-"""Ring attention: each rank keeps its queries, and the keys and values travel."""
+"""Ring attention: each rank keeps its queries, and the keys and values travel.
+
+Tensors are (batch, heads, tokens, size); there may be fewer heads of keys and values than of
+queries. `later` is true where a key is later in the sequence than the query (query, key), and
+`deal(length, rank, world_size)` are the positions of a rank's tokens.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,38 +12,85 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mgpu_tutorial.long_sequences.blocks import attend, attend_backward, merge
 
-Deal = Callable[[int, int, int], Tensor]  # length, rank, world_size: its positions
+def scores_of(q: Tensor, k: Tensor, later: Tensor) -> Tensor:
+    """Scaled products; where the key is later than the query, the lowest number there is."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores.masked_fill(later, torch.finfo(scores.dtype).min)
 
 
-def pass_on(tensor: Tensor, by: int = 1) -> Tensor:
-    """Send a tensor `by` ranks to the right; returns the one that arrives from the left."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world_size == 1:
-        return tensor
-    outgoing = tensor.contiguous()
-    arriving = torch.empty_like(outgoing)
-    there = dist.P2POp(dist.isend, outgoing, (rank + by) % world_size)
-    here = dist.P2POp(dist.irecv, arriving, (rank - by) % world_size)
-    for work in dist.batch_isend_irecv([there, here]):
-        work.wait()
-    return arriving
+def spread(block: Tensor, heads: int) -> Tensor:
+    """Repeat each head of keys or values for the group of query heads that shares it."""
+    return block.repeat_interleave(heads // block.shape[1], dim=1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
+    """The output of one block, and for each query the log of its sum of exponentials."""
+    k, v = spread(k, q.shape[1]), spread(v, q.shape[1])
+    scores = scores_of(q, k, later)
+    lse = scores.logsumexp(-1, keepdim=True)
+    return (scores - lse).exp() @ v, lse
+
+
+def merge(
+    out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp over the keys of both, from those of each alone."""
+    both = torch.logaddexp(lse, block_lse)
+    return (lse - both).exp() * out + (block_lse - both).exp() * block_out, both
+
+
+def contiguous(length: int, rank: int, world_size: int) -> Tensor:
+    """A run of neighbours for each rank."""
+    require_chunks(length, world_size)
+    return torch.arange(length).chunk(world_size)[rank]
+
+
+def zigzag(length: int, rank: int, world_size: int) -> Tensor:
+    """One chunk from the front, and the one that is as far from the end."""
+    require_chunks(length, 2 * world_size)
+    chunks = torch.arange(length).chunk(2 * world_size)
+    return torch.cat([chunks[rank], chunks[-1 - rank]])
+
+
+def striped(length: int, rank: int, world_size: int) -> Tensor:
+    """Every N-th token."""
+    require_chunks(length, world_size)
+    return torch.arange(rank, length, world_size)
+
+
+def require_chunks(length: int, chunks: int) -> None:
+    """ValueError, on every rank and before anything is sent, unless chunks are equal."""
+    if length % chunks:
+        more = -(-length // chunks) * chunks
+        raise ValueError(
+            f"a sequence of {length} tokens does not divide into {chunks} equal chunks: "
+            f"pad it to {more} tokens, and leave the padding out of the loss"
+        )
 
 
 class Shift(torch.autograd.Function):
-    """A tensor goes one rank to the right, and its gradient one rank to the left."""
+    """A tensor goes `by` ranks to the right, and its gradient comes back."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return pass_on(tensor)
+    def forward(ctx: Any, tensor: Tensor, by: int = 1) -> Tensor:
+        ctx.by, rank, world_size = by, dist.get_rank(), dist.get_world_size()
+        if world_size == 1:
+            return tensor
+        outgoing = tensor.contiguous()
+        arriving = torch.empty_like(outgoing)
+        there = dist.P2POp(dist.isend, outgoing, (rank + by) % world_size)
+        here = dist.P2POp(dist.irecv, arriving, (rank - by) % world_size)
+        for work in dist.batch_isend_irecv([there, here]):
+            work.wait()
+        return arriving
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return pass_on(gradient, by=-1)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return Shift.apply(gradient, -ctx.by), None
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, deal: Deal) -> tuple[Tensor, Tensor]:
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, deal: Callable) -> tuple[Tensor, Tensor]:
     """Causal attention of this rank's queries over the keys of all; also its log-sum-exp."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     length = q.shape[2] * world_size
@@ -56,7 +108,7 @@ class RingAttention(torch.autograd.Function):
     """`ring_attention` that keeps no block: backward sends all of them around once more."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, deal: Deal) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, deal: Callable) -> Tensor:
         out, lse = ring_attention(q, k, v, deal)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.deal = deal
@@ -71,13 +123,24 @@ class RingAttention(torch.autograd.Function):
         kv, dq, dkv = torch.stack([k, v]), 0, 0
         for step in range(world_size):
             if step > 0:
-                kv, dkv = pass_on(kv), pass_on(dkv)
+                kv, dkv = Shift.apply(kv), Shift.apply(dkv)
             later = places[rank - step] > places[rank][:, None]
             more_q, more_kv = attend_backward(q, kv, later, lse, gradient, inner)
             dq, dkv = dq + more_q, dkv + more_kv
         return dq, *go_home(dkv), None
 
 
+def attend_backward(
+    q: Tensor, kv: Tensor, later: Tensor, lse: Tensor, gradient: Tensor, inner: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What one block adds to the gradients of q, and of k and v; `lse` is of all keys."""
+    k, v = (spread(block, q.shape[1]) for block in kv)
+    weights = (scores_of(q, k, later) - lse).exp()
+    dscores = weights * (gradient @ v.mT - inner) / q.shape[-1] ** 0.5
+    dkv = torch.stack([dscores.mT @ q, weights.mT @ gradient])
+    return dscores @ k, dkv.unflatten(2, (kv.shape[2], -1)).sum(3)  # over each group
+
+
 def go_home(gradients: Tensor) -> Tensor:
     """After N - 1 hops a block's gradients are one rank to the left of its own."""
-    return pass_on(gradients)
+    return Shift.apply(gradients)

@@ -38,12 +38,12 @@ NEIGHBOURS = "torch.arange(len(mine)) + (rank - step) % world_size * len(mine)"
 RING = [
     ("kv =…", KEYS_AND_VALUES),
     (KV, f"{KV}\n    blocks = []", "out, lse = merge…", MERGED_LAST),
-    (HOP, "pass", "on rank 1 of 2: the output"),
-    (DEAL, "mine", "on rank 0 of 2: the output"),
+    (HOP, "pass", "contiguous, on rank 1 of 2: the output"),
+    (DEAL, "mine", "contiguous, on rank 0 of 2: the output"),
     (f"merge(out, lse, *{BLOCK}mine[:, None]))", f"{BLOCK}mine[:, None])", "on rank"),
     ("rank - step", "rank + step", "on rank 1 of 3: the output"),
     (HOP, "kv = Shift.apply(kv.detach())", "the gradient of k"),
-    (DEAL, NEIGHBOURS, "on rank"),
+    (DEAL, NEIGHBOURS, "striped, on rank"),
     ("return out, lse", "Shift.apply(kv); return out, lse", "sends to"),
 ]
 FROM_THE_END = """size = length // (2 * world_size)
@@ -54,7 +54,7 @@ BOTH = "chunks[rank], chunks[-1 - rank]"
 ZIGZAG = [
     ("chunks =…", FROM_THE_END),
     ("chunks =…", ROWS),
-    ("-1 - rank", "-rank", "24 tokens"),
+    ("-1 - rank", "-rank", "rank 1 gets"),
     ("return…", "return torch.cat(chunks[2 * rank : 2 * rank + 2])", "rank 1 gets"),
     ("chunks =…", "return torch.arange(rank, length, world_size)", "rank 1 gets"),
     (BOTH, "chunks[-1 - rank], chunks[rank]", "rank 1 gets"),
