@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from common import all_turns, median_ms, options, ratio, show
 
-from mgpu_tutorial.experts.exchange import combine, dispatch
 from mgpu_tutorial.experts.layer import run_experts
+from mgpu_tutorial.experts.parallel import combine, dispatch
 from mgpu_tutorial.lab.measure import in_turns
 
 TOKENS, EXPERTS, K, WIDTH, HIDDEN = 512, 8, 2, 256, 1024

@@ -6,10 +6,8 @@ from functools import cache
 
 import torch
 
-from mgpu_tutorial.experts.balance import load, move_bias
-from mgpu_tutorial.experts.exchange import combine, dispatch
-from mgpu_tutorial.experts.layer import Experts, choose, drawn
-from mgpu_tutorial.experts.parallel import Model, run, step
+from mgpu_tutorial.experts.layer import Experts, choose, drawn, move_bias, tokens_per_expert
+from mgpu_tutorial.experts.parallel import ExpertModel, combine, dispatch, run, step
 from mgpu_tutorial.lab import RankFailed, Table, curves, frame, launch
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.measure import largest_difference
@@ -57,36 +55,32 @@ def bytes_table(follow: Callable) -> Table:
 
     Beside it the bytes of the experts' weights, if those were gathered instead.
     """
-    rows, ranks, number, k, width, hidden = [], 4, 8, 2, 16, 32  # a float64 has 8 bytes
+    rows, k, row, weights = [], 2, 16 * 8, 2 * 16 * 32 * 8  # a float64 has 8 bytes
     for experts in (4, 16, 64):
-        results = launch(follow, ranks, experts, k, tokens=64).results
+        results = launch(follow, 4, experts, k, tokens=64).results
         away = sum(sum(sent) - sent[rank] for rank, sent in enumerate(results))
-        formula = 2 * 64 // ranks * k * width * number * (ranks - 1) // ranks
-        weights = 2 * experts * width * hidden * number * (ranks - 1) // ranks
-        rows.append([experts, formula, 2 * away * width * number // ranks, weights])
+        counts = 2 * 16 * k * row * 3 // 4, 2 * away * row // 4, experts * weights * 3 // 4
+        rows.append([experts, *counts])
     head = ["experts", "tokens, by formula", "tokens, counted", "weights, by formula"]
     return Table(head, rows)
 
 
 @cache
-def one_process() -> dict[int, dict[str, torch.Tensor]]:
-    """Output and gradients of the whole model, with all experts in one process, by k."""
-    return launch(_whole, 1).results[0]
+def one_process(k: int) -> dict[str, torch.Tensor]:
+    """Output and gradients of the whole model, with all experts in one process."""
+    return launch(_whole, 1, k).results[0]
 
 
-def _whole(rank: int, world_size: int) -> dict[int, dict[str, torch.Tensor]]:
-    found = {}
-    for k in (1, 2):
-        model = Model(Experts(8, k))
-        found[k] = {"output": run(model)} | {n: p.grad for n, p in model.named_parameters()}
-    return found
+def _whole(rank: int, world_size: int, k: int) -> dict[str, torch.Tensor]:
+    model = ExpertModel(Experts(8, k))
+    return {"output": run(model)} | {name: p.grad for name, p in model.named_parameters()}
 
 
 def beside_one(results: Sequence[Mapping], k: int) -> dict[str, tuple]:
     """By name: what the ranks have, without second copies, and what one process has."""
     return {
         name: (torch.cat([found[name] for found in results])[: len(expected)], expected)
-        for name, expected in one_process()[k].items()
+        for name, expected in one_process(k).items()
     }
 
 
@@ -94,9 +88,9 @@ def factors(results: Sequence[Mapping]) -> Table:
     """How many times one process's gradient the ranks have; "wrong" if it is no multiple."""
     rows = []
     for name, (found, expected) in beside_one(results, 2).items():
-        times = (found.norm() / expected.norm()).item()
-        is_multiple = largest_difference(found, expected * round(times)) < FAR
-        rows.append([name, f"{round(times)} ×" if is_multiple else "wrong"])
+        times = round((found.norm() / expected.norm()).item())
+        is_multiple = largest_difference(found, expected * times) < FAR
+        rows.append([name, f"{times} ×" if is_multiple else "wrong"])
     return Table(["", "times one process"], rows)
 
 
@@ -104,41 +98,36 @@ def equality() -> Table:
     """How far the output and each gradient are from one process, with one copy."""
     rows = []
     for ranks in (1, 2, 4):
-        every = launch(_both, ranks).results
         for k in (1, 2):
-            pairs = beside_one([found[k] for found in every], k)
+            pairs = beside_one(launch(step, ranks, 1, k).results, k)
             far = [largest_difference(*pair) for pair in pairs.values()]
-            near = ["< 1e-12" if f < FAR else f"{f:.0e}" for f in far]
-            rows.append([f"top-{k}", ranks, *near])
+            rows.append(
+                [f"top-{k}", ranks, *("< 1e-12" if f < FAR else f"{f:.0e}" for f in far)]
+            )
     return Table(["", "ranks", *pairs], rows)
 
 
-def _both(rank: int, world_size: int) -> dict[int, dict[str, torch.Tensor]]:
-    return {k: step(rank, world_size, 1, k) for k in (1, 2)}
-
-
-def skewed(batch: int, slope: int = 24) -> torch.Tensor:
+def skewed(batch: int) -> torch.Tensor:
     """Scores of 1,024 tokens in whole 1/1024, exact everywhere; later experts get more."""
     generator = torch.Generator("cpu").manual_seed(batch)
     size = (4, 1024, 16)
     parts = torch.randint(0, 257, size, generator=generator, device="cpu").sum(dim=0)
-    scores = (parts + slope * torch.arange(16, device="cpu")).double() / 1024
+    scores = (parts + 24 * torch.arange(16, device="cpu")).double() / 1024
     return scores.to(torch.get_default_device())
 
 
-def excess(rate: float, slope: int = 24, steps: int = 400) -> list[float]:
+def excess(rate: float, steps: int = 400) -> list[float]:
     """At each step, by how much the busiest expert exceeds the mean load, over the mean."""
     bias, found = torch.zeros(16, dtype=torch.float64), []
     for batch in range(steps):
-        counts = load(choose(skewed(batch, slope) + bias, k=2), 16)
+        counts = tokens_per_expert(choose(skewed(batch) + bias, k=2), 16)
         found.append(counts.max().item() / (counts.sum().item() / 16) - 1)
         bias = move_bias(bias, counts, rate)
     return found
 
 
 def bias_at_work() -> Plot:
-    """The busiest expert's excess with and without a bias, and without a preference."""
-    runs = {f"rate {rate:g}": excess(rate) for rate in (0, 0.001, 0.01)}
-    runs["no preference"] = excess(0, slope=0)
-    shown = {name: (list(range(0, 400, 8)), found[::8]) for name, found in runs.items()}
+    """The busiest expert's excess, with and without a bias."""
+    steps = range(0, 400, 8)
+    shown = {f"rate {rate:g}": (steps, excess(rate)[::8]) for rate in (0, 0.001, 0.01)}
     return curves(shown, {}, "step", "excess of the busiest", "linear")

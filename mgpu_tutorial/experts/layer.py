@@ -1,4 +1,4 @@
-"""A layer of experts in one process: a router chooses k of them for each token."""
+"""Experts in one process: a router chooses k of them, and their load is kept even."""
 
 import torch
 from torch import Tensor, nn
@@ -48,3 +48,19 @@ class Experts(nn.Module):
         rows = x.repeat_interleave(self.k, dim=0)  # one row for each choice
         results = run_experts(rows, chosen.flatten(), self.up, self.down)
         return (weights[..., None] * results.unflatten(0, chosen.shape)).sum(dim=1)
+
+
+def tokens_per_expert(chosen: Tensor, experts: int) -> Tensor:
+    """How many choices each expert got: its load."""
+    return chosen.flatten().bincount(minlength=experts)
+
+
+def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
+    """1 for equal loads, more if experts with a high load have high probabilities too."""
+    shares = counts / counts.sum()  # without a gradient
+    return len(counts) * (shares * scores.softmax(dim=1).mean(dim=0)).sum()
+
+
+def move_bias(bias: Tensor, counts: Tensor, rate: float) -> Tensor:
+    """A step up for each expert below the mean load of all ranks, a step down above it."""
+    return bias + rate * (counts.double().mean() - counts).sign()

@@ -1,11 +1,54 @@
-"""Experts that live on several ranks, and a model that has them, with its gradients."""
+"""Experts on several ranks: rows go to their experts, and the results come back."""
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from mgpu_tutorial.experts.exchange import Group, combine, dispatch
 from mgpu_tutorial.experts.layer import Experts, drawn, run_experts
+from mgpu_tutorial.tensor_parallel.layers import Group
+
+
+class Exchange(torch.autograd.Function):
+    """Send `sent[r]` rows to rank r and receive `received[r]`; gradients go the way back."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, sent: list, received: list, group: Group = None) -> Tensor:
+        ctx.way = sent, received, group
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group)
+        return arrived
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple:
+        sent, received, group = ctx.way
+        return Exchange.apply(gradient, received, sent, group), None, None, None
+
+
+def dispatch(rows: Tensor, which: Tensor, experts: int, group: Group = None) -> tuple:
+    """Send row i to the rank of the expert `which[i]`; rank 0 has the first experts.
+
+    Returns the rows that arrive here, the number of each one's expert among this rank's own,
+    and the way back: the order of the rows, and how many were sent and received.
+    """
+    ranks = dist.get_world_size(group)
+    order = which.argsort(stable=True)  # by expert, so by rank too
+    counts = which.bincount(minlength=experts)  # my rows for each expert
+    theirs = torch.empty_like(counts)  # from each rank, its rows for each of my experts
+    dist.all_to_all_single(theirs, counts, group=group)
+    sent = counts.view(ranks, -1).sum(dim=1).tolist()
+    received = theirs.view(ranks, -1).sum(dim=1).tolist()
+    arrived = Exchange.apply(rows[order], sent, received, group)
+    mine = torch.arange(experts // ranks).repeat(ranks)
+    return arrived, mine.repeat_interleave(theirs), (order, sent, received)
+
+
+def combine(results: Tensor, way: tuple, weights: Tensor, group: Group = None) -> Tensor:
+    """Bring the results home and add up each token's, weighed: (tokens, width)."""
+    order, sent, received = way
+    sorted_rows = Exchange.apply(results, received, sent, group)
+    rows = sorted_rows[order.argsort()]  # to the places from which they left
+    return (weights[..., None] * rows.unflatten(0, weights.shape)).sum(dim=1)
 
 
 class ExpertParallel(Experts):
@@ -27,7 +70,7 @@ class ExpertParallel(Experts):
         return combine(results, way, weights, self.group)
 
 
-class Model(nn.Module):
+class ExpertModel(nn.Module):
     """A dense layer, and above it experts that add to its output."""
 
     def __init__(self, experts: Experts) -> None:
@@ -40,7 +83,7 @@ class Model(nn.Module):
         return hidden + self.experts(hidden)
 
 
-def run(model: Model, tokens: int = 24) -> Tensor:
+def run(model: ExpertModel, tokens: int = 24) -> Tensor:
     """Forward and backward of this rank's share of `tokens`; returns the output."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     data = drawn(5, 2, tokens, 16)  # the input and its target
@@ -52,7 +95,7 @@ def run(model: Model, tokens: int = 24) -> Tensor:
     return output.detach()
 
 
-def average_gradients(model: Model, copies: Group) -> None:
+def average_gradients(model: ExpertModel, copies: Group) -> None:
     """Sum over the ranks with a copy, divided by the ranks whose tokens it saw: all."""
     layer = model.experts
     for parameter in (model.below, layer.router):
@@ -63,7 +106,7 @@ def average_gradients(model: Model, copies: Group) -> None:
         parameter.grad /= dist.get_world_size()
 
 
-def norm_of_all(model: Model, experts: Group) -> Tensor:
+def norm_of_all(model: ExpertModel, experts: Group) -> Tensor:
     """The norm of the whole gradient, in which each parameter counts once."""
     layer = model.experts
     mine = layer.up.grad.square().sum() + layer.down.grad.square().sum()
@@ -74,10 +117,9 @@ def norm_of_all(model: Model, experts: Group) -> Tensor:
 
 def step(rank: int, world_size: int, copies: int, k: int = 2, tokens: int = 24) -> dict:
     """The ranks keep `copies` of all 8 experts; output, averaged gradients, their norm."""
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     shape, names = (copies, world_size // copies), ("copies", "experts")
-    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
-    model = Model(ExpertParallel(8, k, mesh.get_group("experts")))
+    mesh = init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=names)
+    model = ExpertModel(ExpertParallel(8, k, mesh.get_group("experts")))
     found = {"output": run(model, tokens)}
     average_gradients(model, mesh.get_group("copies"))
     found["norm"] = norm_of_all(model, mesh.get_group("experts"))

@@ -6,10 +6,16 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_tutorial.experts import balance, figures
-from mgpu_tutorial.experts.exchange import Exchange
+from mgpu_tutorial.experts import figures, layer
 from mgpu_tutorial.experts.layer import Experts, choose, drawn
-from mgpu_tutorial.experts.parallel import ExpertParallel, Model, average_gradients, run, step
+from mgpu_tutorial.experts.parallel import (
+    Exchange,
+    ExpertModel,
+    ExpertParallel,
+    average_gradients,
+    run,
+    step,
+)
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
 
@@ -71,7 +77,7 @@ def test_a_rank_without_tokens_or_with_fewer_changes_nothing(ranks, tokens):
 
 
 def gradients_untouched(rank, world_size):
-    model = Model(ExpertParallel(EXPERTS, 2))
+    model = ExpertModel(ExpertParallel(EXPERTS, 2))
     run(model)
     return model.experts.up.grad
 
@@ -86,7 +92,7 @@ def test_before_the_division_an_expert_s_gradient_is_that_many_times_too_large(
 
 def random_gradients(rank, world_size):
     """Dense gradients of random float32 after the average."""
-    model = Model(ExpertParallel(EXPERTS, 2)).float()
+    model = ExpertModel(ExpertParallel(EXPERTS, 2)).float()
     generator = torch.Generator().manual_seed(rank)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -171,24 +177,24 @@ def test_k_experts_of_a_single_process_are_refused_too():
 
 
 def test_the_load_counts_experts_that_nobody_chose():
-    assert balance.load(torch.tensor([[0, 2], [2, 0]]), 4).tolist() == [2, 0, 2, 0]
+    assert layer.tokens_per_expert(torch.tensor([[0, 2], [2, 0]]), 4).tolist() == [2, 0, 2, 0]
 
 
 def test_the_auxiliary_loss_is_one_for_equal_loads_and_its_gradient_pushes_the_busy_down():
-    assert balance.auxiliary_loss(
+    assert layer.auxiliary_loss(
         torch.zeros(6, 3), torch.tensor([2, 2, 2])
     ).item() == pytest.approx(1)
     scores = torch.zeros(6, 3, requires_grad=True)
-    loss = balance.auxiliary_loss(scores, torch.tensor([6, 0, 0]))
+    loss = layer.auxiliary_loss(scores, torch.tensor([6, 0, 0]))
     loss.backward()
     assert loss.item() == pytest.approx(1)
     assert (scores.grad[:, 0] > 0).all() and (scores.grad[:, 1:] < 0).all()
 
 
 def test_the_bias_falls_for_the_busy_and_stays_at_the_mean():
-    moved = balance.move_bias(torch.tensor([0.5, 0.0, 0.0]), torch.tensor([5, 2, 2]), 0.25)
+    moved = layer.move_bias(torch.tensor([0.5, 0.0, 0.0]), torch.tensor([5, 2, 2]), 0.25)
     assert moved.tolist() == [0.25, 0.25, 0.25]
-    assert balance.move_bias(torch.zeros(2), torch.tensor([3, 3]), 0.25).tolist() == [0, 0]
+    assert layer.move_bias(torch.zeros(2), torch.tensor([3, 3]), 0.25).tolist() == [0, 0]
 
 
 @pytest.mark.slow
