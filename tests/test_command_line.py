@@ -54,7 +54,7 @@ def test_arguments_are_name_and_value(words, capsys):
         ),
         ("point_to_point.messages.late_receiver", "missing 1 required positional", 1),
         (
-            "distributed_sgd.training.train --epochs x",
+            "distributed_sgd.sgd.train --epochs x",
             "argument --epochs: invalid int value: 'x'",
             2,
         ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mgpu_tutorial.distributed_sgd import training
+from mgpu_tutorial.distributed_sgd import sgd
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.processes_and_ranks.meeting import free_port
 
@@ -33,7 +33,7 @@ def machine(tmp_path):
 
 @pytest.fixture(scope="module")
 def expected():
-    report = launch(training.train, 2, epochs=3, lr=0.1, timeout=120)
+    report = launch(sgd.train, 2, epochs=3, lr=0.1, timeout=120)
     return [text.splitlines() for text in report.stdout]
 
 

@@ -1,4 +1,4 @@
-"""One step of training on several ranks: everything that makes it the step of one process."""
+"""Training on several ranks: a step that is the step of one process, and whole epochs."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,9 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim import SGD, Optimizer
 
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.shared.data import digits
+from mgpu_tutorial.lab import status
+from mgpu_tutorial.shared import checkpoint as checkpoints
+from mgpu_tutorial.shared.data import Digits, digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
 
@@ -38,13 +40,52 @@ def flat_parameters(model: nn.Module) -> torch.Tensor:
     return parameters_to_vector(model.parameters()).detach()
 
 
-def take_steps(rank: int, world_size: int, steps: int = 5, batch: int = 60) -> torch.Tensor:
-    """The ranks share each batch of `batch` samples; returns the parameters."""
-    data, (model, optimizer) = digits(), new_model()
-    shares = global_batches(rank, world_size, len(data), batch, seed=1, epoch=0)
-    for mine in shares[:steps]:
+def train_epoch(
+    model: nn.Module, optimizer: Optimizer, data: Digits, epoch: int, batch: int
+) -> torch.Tensor:
+    """One pass over the data; returns the sum of this rank's losses and its sample count."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shares = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
+    seen = data.images.new_zeros(2)
+    for step, mine in enumerate(shares):
+        whole = min(batch, len(data) - step * batch)  # the last batch is smaller
         optimizer.zero_grad()
-        nll_loss(model(data.images[mine]), data.labels[mine]).backward()
+        loss = shared_loss(model(data.images[mine]), data.labels[mine], whole)
+        loss.backward()
         average_gradients(model)
         optimizer.step()
-    return flat_parameters(model)
+        seen += seen.new_tensor([loss.item() * whole / world_size, len(mine)])
+    return seen
+
+
+def train(
+    rank: int,
+    world_size: int,
+    epochs: int = 3,
+    batch: int = 128,
+    lr: float = 0.01,
+    checkpoint: str = "",
+    double: bool = False,
+) -> tuple[list[list[float]], torch.Tensor]:
+    """Train on the digits; all ranks return the losses of every epoch, and the parameters.
+
+    A row of losses: each rank's mean over its share, then the mean over all samples. A run
+    goes on from the file `checkpoint`, on any number of ranks. `double`: in float64.
+    """
+    data = digits(dtype=torch.float64 if double else torch.float32)
+    model, optimizer = new_model(lr=lr)
+    model.to(data.images.dtype)
+    losses, same = [], {"batch": batch, "lr": lr, "double": double}
+    if checkpoint:
+        losses = checkpoints.load(checkpoint, model, optimizer, **same).get("losses", [])
+    for epoch in range(len(losses), epochs):
+        mine = train_epoch(model, optimizer, data, epoch, batch)
+        ranks = [torch.zeros_like(mine) for _ in range(world_size)]
+        dist.all_gather(ranks, mine)
+        losses.append([float(total / samples) for total, samples in [*ranks, sum(ranks)]])
+        line = f"epoch {epoch}: loss {losses[-1][rank]:.4f}, all ranks {losses[-1][-1]:.4f}"
+        print(f"rank {rank}, {line}")
+        status(line)
+        if checkpoint:
+            checkpoints.save(checkpoint, model, optimizer, losses=losses, **same)
+    return losses, flat_parameters(model)

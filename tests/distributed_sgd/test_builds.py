@@ -38,10 +38,10 @@ LOSS = [
     ("return…", BY_HAND),
     ("return…", NO_SHARE),
     ("return…", "return nll_loss(output, labels)", "shares of 4 and 3"),
-    (" * dist.get_world_size() / batch", "", "of losses 1 to 7: 28, expected 4"),
+    (" * dist.get_world_size() / batch", "", "average: 28, expected 4"),
     (" * dist.get_world_size()", "", "the ranks' average"),
     ("return…", MEAN, "the loss of rank 1: nan, expected 0"),
-    ("return…", NO_SHARE.replace("output.sum()", "torch.zeros(())"), "isn't computed from"),
+    ("return…", NO_SHARE.replace("output.sum()", "torch.zeros(())"), "does not require grad"),
     ("return ", "", "nothing was returned"),
     ("return ", "return float(", " / batch", " / batch)", "backward"),
 ]

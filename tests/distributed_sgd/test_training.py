@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from mgpu_tutorial.distributed_sgd import sgd, training
+from mgpu_tutorial.distributed_sgd import sgd
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.shared.data import digits
@@ -50,19 +50,6 @@ def require_equal(results, expected, within=1e-6):
     assert largest_difference(results[0], expected) < within
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_n_processes_take_the_steps_of_one(ranks, world_size):
-    results = ranks(world_size, sgd.take_steps, steps=3, batch=12).results
-    require_equal(results, one_process(batches_of(12)[:3]))
-
-
-def test_each_parameter_is_averaged_once_a_step(ranks):
-    report = ranks(3, sgd.take_steps, steps=3, batch=12, trace=True)
-    sent = [event.nbytes for event in report.events if event.rank == 0]
-    assert {event.op for event in report.events} == {"all_reduce"}
-    assert len(sent) == 3 * 8 and sum(sent) == 3 * 4 * 21_840
-
-
 # Four steps an epoch; the last has one sample, so that only rank 0 has a share in it.
 RUN = {"epochs": 2, "batch": 479, "lr": 0.1, "double": True}
 
@@ -92,7 +79,7 @@ def test_training_is_that_of_one_process_and_each_rank_says_its_losses(
         cut = [batch.tensor_split(world_size) for batch in batches]
         shares = [torch.cat([parts[rank] for parts in cut]) for rank in range(world_size)]
         rows.append([share.mean().item() for share in [*shares, torch.cat(batches)]])
-    report = ranks(world_size, training.train, **RUN)
+    report = ranks(world_size, sgd.train, **RUN)
     require_equal([parameters for _, parameters in report.results], expected, within=1e-12)
     for rank, (losses, _) in enumerate(report.results):
         assert largest_difference(losses, rows) < 1e-12
@@ -104,16 +91,23 @@ def test_training_is_that_of_one_process_and_each_rank_says_its_losses(
 
 def train_until_a_power_cut(rank, world_size, steps, **run):
     """Rank 1 is killed before it averages for the last time."""
-    taken = []
+    taken, average_gradients = [], sgd.average_gradients
 
     def average(model):
         taken.append(model)
         if len(taken) > steps and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        sgd.average_gradients(model)
+        average_gradients(model)
 
-    training.average_gradients = average
-    training.train(rank, world_size, **run)
+    sgd.average_gradients = average
+    sgd.train(rank, world_size, **run)
+
+
+def test_each_parameter_is_averaged_once_a_step(ranks):
+    report = ranks(3, sgd.train, **RUN, trace=True)
+    sent = [e.nbytes for e in report.events if e.rank == 0 and e.op == "all_reduce"]
+    assert {event.op for event in report.events} == {"all_reduce", "all_gather"}
+    assert len(sent) == 8 * 8 and sum(sent) == 8 * 8 * 21_840  # in eight steps of float64
 
 
 @pytest.mark.slow
@@ -121,9 +115,9 @@ def test_interrupted_and_resumed_is_uninterrupted(ranks, tmp_path):
     run = RUN | {"checkpoint": str(tmp_path / "run.pt")}
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):  # in epoch 1
         launch(train_until_a_power_cut, 2, 6, **run)
-    resumed = launch(training.train, 2, **run)
+    resumed = launch(sgd.train, 2, **run)
     assert "epoch 0" not in resumed.stdout[0] and "epoch 1" in resumed.stdout[0]
-    whole = ranks(2, training.train, **RUN)
+    whole = ranks(2, sgd.train, **RUN)
     for one, other in zip(resumed.results, whole.results, strict=True):
         assert one[0] == other[0] and torch.equal(one[1], other[1])
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
@@ -134,14 +128,14 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_with_no_other_setting(
     trained, tmp_path
 ):
     path = str(tmp_path / "run.pt")
-    launch(training.train, 3, **RUN | {"epochs": 1}, checkpoint=path)
-    losses, parameters = launch(training.train, 2, **RUN, checkpoint=path).results[1]
+    launch(sgd.train, 3, **RUN | {"epochs": 1}, checkpoint=path)
+    losses, parameters = launch(sgd.train, 2, **RUN, checkpoint=path).results[1]
     assert largest_difference(parameters, trained[0]) < 1e-12
     assert [len(row) for row in losses] == [4, 3]
-    ended = launch(training.train, 1, **RUN, checkpoint=path)
+    ended = launch(sgd.train, 1, **RUN, checkpoint=path)
     assert ended.stdout == [""] and ended.results[0][0] == losses
     for name, other in {"batch": 478, "lr": 0.2, "double": False}.items():
         with pytest.raises(RankFailed, match="ranks 0 and 1 raised ValueError") as refused:
-            launch(training.train, 2, **RUN | {name: other}, checkpoint=path)
+            launch(sgd.train, 2, **RUN | {name: other}, checkpoint=path)
         said = f"saved with {name}={RUN[name]}, now {name}={other} is asked for"
         assert said in refused.value.tracebacks[1]
