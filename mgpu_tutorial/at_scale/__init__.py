@@ -2,10 +2,8 @@
 
 `planner.py`      all plans for a model and a cluster, ranked
 `world.py`        the real code of a rank of 16,384, in one process
-`hierarchy.py`    an all-reduce that knows which ranks share a node
-`fewer.py`        models averaged every few steps, instead of gradients in every one
+`averaging.py`    an all-reduce that knows its nodes, and models averaged every few steps
 `figures.py`      apparatus: a film, and tables
 
-The cost model is `mgpu_tutorial/shared/cost_model/`. From a terminal:
-`python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512`.
+From a terminal: `python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512`.
 """

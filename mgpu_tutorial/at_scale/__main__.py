@@ -10,7 +10,7 @@ import sys
 from mgpu_tutorial.at_scale.figures import plan_table, with_network
 from mgpu_tutorial.at_scale.planner import TIE, rank_plans
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
-from mgpu_tutorial.shared.cost_model.models import model_of
+from mgpu_tutorial.shared.cost_model.plans import model_of
 
 
 def main(words: list[str] | None = None) -> int:

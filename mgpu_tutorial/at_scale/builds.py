@@ -7,8 +7,9 @@ from mgpu_tutorial.at_scale import planner
 from mgpu_tutorial.lab.teach.build import Builder, expect
 
 
-def agree(splits: Callable, gpus: int, tensor: int, context: int, experts: int) -> None:
+def agree(splits: Callable, *limits: int) -> None:
     """Compare with all combinations, in any order; the first that is wrong is named."""
+    gpus, tensor, context, experts = limits
     sizes = [k for k in range(1, gpus + 1) if gpus % k == 0]
     wanted = [
         (tp, pp, cp, dp, ep)
@@ -16,8 +17,7 @@ def agree(splits: Callable, gpus: int, tensor: int, context: int, experts: int) 
         if tp * pp * cp * dp == gpus and tp <= tensor and cp <= context
         if dp % ep == 0 and experts % ep == 0
     ]
-    call = f"splits{(gpus, tensor, context, experts)}"
-    found = splits(gpus, tensor, context, experts)
+    call, found = f"splits{limits}", splits(*limits)
     assert found is not None, f"{call}: nothing was returned. Is a `return` missing?"
     found = [tuple(one) for one in found]
     for one in found:
@@ -33,13 +33,9 @@ def shares_out_a_few(splits: Callable) -> None:
         agree(splits, gpus, gpus, 1, 1)
 
 
-def keeps_tensor_in_the_node(splits: Callable) -> None:
-    """leave out mixes with more TP than is allowed"""
+def keeps_the_limits(splits: Callable) -> None:
+    """share matrices over TP and sequences over CP, up to what is allowed"""
     agree(splits, 16, 4, 1, 1)
-
-
-def shares_sequences(splits: Callable) -> None:
-    """share sequences over CP, up to what is allowed"""
     agree(splits, 16, 2, 4, 1)
 
 
@@ -49,10 +45,5 @@ def puts_experts_on_replicas(splits: Callable) -> None:
     agree(splits, 24, 1, 1, 4)
 
 
-TRIED = [
-    shares_out_a_few,
-    keeps_tensor_in_the_node,
-    shares_sequences,
-    puts_experts_on_replicas,
-]
+TRIED = [shares_out_a_few, keeps_the_limits, puts_experts_on_replicas]
 build = Builder("at_scale", {planner.splits: TRIED})

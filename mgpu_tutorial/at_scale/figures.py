@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from mgpu_tutorial.at_scale import fewer, world
+from mgpu_tutorial.at_scale import averaging, world
 from mgpu_tutorial.at_scale.planner import Choice
 from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.record.intervals import events_of
@@ -21,9 +21,21 @@ from mgpu_tutorial.shared.cost_model.links import (
     tree_seconds,
 )
 from mgpu_tutorial.shared.cost_model.machines import Cluster
-from mgpu_tutorial.shared.cost_model.models import Model
-from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.plans import Model, Plan
 from mgpu_tutorial.shared.cost_model.step import predict_step
+from mgpu_tutorial.shared.models import SmallTransformer
+
+STAGE = partial(SmallTransformer, vocabulary=512, width=1024, heads=8, depth=2)
+FORWARD = [
+    "Two replicas: ranks 0, 1 and ranks 2, 3 compute on different sequences.",
+    "TP: in every layer a pair adds up its products, inside the node.",
+    "PP: the activations go to the next stage, once, on the other node.",
+]
+BACKWARD = [
+    "Stage 2 computes the loss, and backward begins.",
+    "TP again: forward and backward of each layer need two sums each.",
+    "PP: the gradient of the activations goes back, and each rank has that of its part.",
+]
 
 
 def plan_film(rank: int, world_size: int) -> None:
@@ -31,47 +43,40 @@ def plan_film(rank: int, world_size: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     stage, _, half = mesh.get_coordinate()
     tp, dp = mesh["tp"].get_group(), mesh["dp"].get_group()
-    pair = dist.get_process_group_ranks(tp)
+    pair, other = dist.get_process_group_ranks(tp), (rank + 4) % 8  # in the other stage
     x, bricks = torch.ones(2), {"model": (f"{stage + 1}{'ab'[half]}", 2 * stage + half)}
 
     def hold(slot: str, *of: int) -> None:
         """Parts of several ranks, added up, have the colour of the first."""
         bricks[slot] = "+".join(map(str, of)), of[0]
 
-    def say(says: str) -> None:
-        frame(says, bricks)
-
-    say("Ranks 0 to 3 are a node, 4 to 7 the other. A rank has half (a or b) of a stage.")
-    if stage == 0:
-        hold("forward", rank)
-    say("Two replicas: ranks 0, 1 and ranks 2, 3 compute on different sequences.")
-    if stage == 0:
-        dist.all_reduce(x, group=tp)
-        hold("forward", *pair)
-    say("TP: in every layer a pair adds up its products, inside the node.")
-    if stage == 0:
-        dist.send(x, rank + 4)
-    else:
-        dist.recv(x, rank - 4)
-        hold("forward", *(other - 4 for other in pair))
-    say("PP: the activations go to the next stage, once, on the other node.")
-    if stage == 1:
-        hold("backward", rank)
-    say("Stage 2 computes the loss, and backward begins.")
-    if stage == 1:
-        dist.all_reduce(x, group=tp)
-        hold("backward", *pair)
-    say("TP again: forward and backward of each layer need two sums each.")
-    if stage == 1:
-        dist.send(x, rank - 4)
-    else:
-        dist.recv(x, rank + 4)
-        hold("backward", *(other + 4 for other in pair))
-    hold("gradient", rank)
-    say("PP: the gradient of the activations goes back, and each rank has that of its part.")
+    frame(
+        "Ranks 0 to 3 are a node, 4 to 7 the other. A rank has half (a or b) of a stage.",
+        bricks,
+    )
+    for slot, says in ("forward", FORWARD), ("backward", BACKWARD):
+        works = stage == (slot == "backward")  # the last stage begins the backward
+        if works:
+            hold(slot, rank)
+        frame(says[0], bricks)
+        if works:
+            dist.all_reduce(x, group=tp)
+            hold(slot, *pair)
+        frame(says[1], bricks)
+        if works:
+            dist.send(x, other)
+        else:
+            dist.recv(x, other)
+            hold(slot, *((one + 4) % 8 for one in pair))
+        if slot == "backward":
+            hold("gradient", rank)
+        frame(says[2], bricks)
     dist.all_reduce(x, group=dp)
     hold("gradient", *dist.get_process_group_ranks(dp))
-    say("DP: once per step, ranks with the same part of the model average its gradients.")
+    frame(
+        "DP: once per step, ranks with the same part of the model average its gradients.",
+        bricks,
+    )
 
 
 def plan_table(choices: Sequence[Choice]) -> Table:
@@ -101,10 +106,9 @@ def compare_plans(
     slower = with_network(cluster, cluster.between.bandwidth / 2e9)
     rows = []
     for name, plan in plans.items():
-        step = predict_step(model, cluster, plan, batch)
-        slow = predict_step(model, slower, plan, batch)
-        rows.append([name, step.seconds, slow.seconds, step.mfu, step.bottleneck])
-        rows[-1].append(step.memory.total / 1e9)
+        step, slow = (predict_step(model, c, plan, batch) for c in (cluster, slower))
+        row = [name, step.seconds, slow.seconds, step.mfu, step.bottleneck]
+        rows.append([*row, step.memory.total / 1e9])
     columns = {"plan": "", "s": ".2f", "s, half the network": ".2f", "MFU": ".0%"}
     return formatted(columns | {"largest beside matmul": "", "GB": ".0f"}, rows)
 
@@ -115,22 +119,19 @@ def second_step(*meshes: tuple[int, int, int]) -> Table:
     The bytes are those of the larger side: of what an all_gather returns, and of what a
     reduce_scatter is given, of which the recorder notes the smaller side.
     """
-    columns = []
+    how = {"backend": "none", "device": "cpu", "trace": True}
+    rows = [["all_gather"], ["reduce_scatter"], ["all_reduce"]]
+    rows += [["operations"], ["parameters kept"]]
     for mesh in meshes:
-        report = launch(world.two_steps, 1, mesh, backend="none", device="cpu", trace=True)
-        events, column = events_of(report, "second"), []
-        for op in ("all_gather_single", "reduce_scatter_single", "all_reduce"):
-            found = [
-                e.nbytes * (len(e.group) if "scatter" in op else 1)
-                for e in events
-                if e.op == op
-            ]
-            column.append(f"{len(found)} calls, {bytes_text(sum(found))}")
+        report = launch(world.two_steps, 1, mesh, STAGE, **how)
+        for row in rows[:3]:
+            found = [e for e in events_of(report, "second") if e.op.startswith(row[0])]
+            sizes = [e.nbytes * (len(e.group) if "scatter" in e.op else 1) for e in found]
+            row.append(f"{len(found)} calls, {bytes_text(sum(sizes))}")
         operations, kept = report.results[0]
-        columns.append([*column, f"{operations / 1e6:,.1f} million", f"{kept:,}"])
-    names = ["all_gather", "reduce_scatter", "all_reduce", "operations", "parameters kept"]
+        rows[3].append(f"{operations / 1e6:,.1f} million")
+        rows[4].append(f"{kept:,}")
     worlds = [f"{math.prod(mesh):,} ranks" for mesh in meshes]
-    rows = [list(row) for row in zip(names, *columns, strict=True)]
     return Table(["a step of one rank", *worlds], rows)
 
 
@@ -152,43 +153,29 @@ def failure_table(save: float, restart: float, worlds: Sequence[int]) -> Table:
 
 def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Table:
     """Milliseconds of an all-reduce of each size (bytes) over `ranks` GPUs, three ways."""
-    inside, between = cluster.reached()
-    per_node = cluster.gpus_per_node
+    (inside, between), per_node = cluster.reached(), cluster.gpus_per_node
     rows = []
     for size in sizes:
-        seconds = (
-            ring_seconds(size, ranks, between),
-            tree_seconds(size, ranks, between),
-            hierarchical_seconds(size, ranks // per_node, per_node, inside, between),
-        )
-        rows.append([bytes_text(size), *(1e3 * value for value in seconds)])
+        nodes = ranks // per_node, per_node
+        by_node = hierarchical_seconds(size, *nodes, inside, between)
+        flat = [seconds(size, ranks, between) for seconds in (ring_seconds, tree_seconds)]
+        rows.append([bytes_text(size), *(1e3 * value for value in (*flat, by_node))])
     columns = {"ms": "", "flat ring": ",.2f", "tree": ",.2f", "by node, then rings": ",.2f"}
     return formatted(columns, rows)
 
 
 def fewer_table(intervals: Sequence[int]) -> Table:
-    """How often four ranks average, what each sends, and how far it leads from averaging
-    the gradients of every step, which one process can do."""
-    by_ddp, rows = one_process(), []
+    """How often four ranks average, what each sends, and how far it leads from DDP.
+
+    DDP averages the gradients of every step, as one rank with all the data does.
+    """
+    generator, rows = torch.Generator().manual_seed(0), []
+    data = torch.randn(4, 8, 32, 16, generator=generator, dtype=torch.float64)
+    whole = data.transpose(0, 1).reshape(1, 8, 4 * 32, 16)
+    by_ddp = launch(averaging.local_sgd, 1, 1, whole, device="cpu").results[0]
     for every in intervals:
-        report = launch(fewer.local_sgd, 4, every, trace=True)
+        report = launch(averaging.local_sgd, 4, every, data, device="cpu", trace=True)
         nbytes = sum(e.nbytes for e in report.events if e.rank == 0 and e.op == "all_reduce")
         far = (report.results[0] - by_ddp).abs().max().item()
         rows.append([every, f"{nbytes:,}", f"{far:.3f}" if far > 1e-12 else "only rounding"])
     return Table(["averaged every", "bytes of a rank", "farthest from DDP"], rows)
-
-
-def one_process(ranks: int = 4, steps: int = 8) -> torch.Tensor:
-    """The same model and SGD, on the data of all ranks together."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)).double()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    generators = [torch.Generator().manual_seed(rank) for rank in range(ranks)]
-    for _ in range(steps):
-        x = torch.cat(
-            [torch.randn(32, 16, generator=g, dtype=torch.float64) for g in generators]
-        )
-        sgd.zero_grad()
-        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
-        sgd.step()
-    return nn.utils.parameters_to_vector(model.parameters()).detach()

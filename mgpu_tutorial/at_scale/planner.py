@@ -6,14 +6,11 @@ from itertools import product
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.machines import Cluster
-from mgpu_tutorial.shared.cost_model.models import Model
-from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Plan
+from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 
 TIE = 0.05  # about the error of a prediction where the program has a fitted row
 USABLE = 0.90  # of the memory: what was measured is up to 9 % above the estimate
-MICRO_BATCHES = (1, 2, 4, 8, 16)
-INTERLEAVINGS = range(1, 9)
 
 
 class Choice(NamedTuple):
@@ -58,11 +55,12 @@ def plans(
     """
     tensor = 2 * cluster.gpus_per_node
     for tp, pp, cp, dp, ep in splits(gpus, tensor, context, model.experts):
-        zeros = 1 if dp * cp == 1 else 2 if pp > 1 else 4
-        for micro_batch, interleaving in product(MICRO_BATCHES, INTERLEAVINGS):
+        zeros = range(1 if dp * cp == 1 else 2 if pp > 1 else 4)
+        chunks = range(1, 9 if pp > 1 else 2)
+        for micro_batch, interleaving in product((1, 2, 4, 8, 16), chunks):
             plan = Plan(tp, pp, dp, micro_batch, interleaving, cp=cp, ep=ep)
             if can_run(model, plan, batch):
-                for zero, recompute in product(range(zeros), RECOMPUTATIONS):
+                for zero, recompute in product(zeros, RECOMPUTATIONS):
                     yield plan._replace(zero=zero, recompute=recompute)
 
 
@@ -75,14 +73,12 @@ def can_run(model: Model, plan: Plan, batch: int) -> bool:
     interleaved = plan.interleaving > 1
     rounds = plan.pp if interleaved else 1
     stages = plan.pp * plan.interleaving
-    layers = model.layers, model.layers + 2
     return (
         model.heads % plan.tp == 0
         and model.sequence % (2 * plan.cp) == 0  # zig-zag
         and batch % (plan.dp * plan.micro_batch * rounds) == 0
-        and (plan.pp > 1 or not interleaved)
-        and (stages == 1 or stages <= layers[interleaved])
-        and (stages == 1 or any(number % stages == 0 for number in layers))
+        and (model.layers % stages == 0 or (model.layers + 2) % stages == 0)
+        and (interleaved or stages <= model.layers)
     )
 
 
@@ -96,22 +92,21 @@ def rank_plans(
     """
     fastest: dict[tuple, tuple[Plan, PredictedStep]] = {}
     for plan in plans(model, cluster, gpus, batch, context):
-        step = predict_step(model, cluster, plan, batch)
-        kind = plan.tp, plan.pp, plan.cp, plan.dp, plan.ep, plan.zero == 3
-        if step.memory.total <= USABLE * cluster.gpu.memory and (
-            kind not in fastest or order(plan, step) < order(*fastest[kind])
-        ):
-            fastest[kind] = plan, step
+        one = plan, predict_step(model, cluster, plan, batch)
+        if one[1].memory.total <= USABLE * cluster.gpu.memory:
+            kind = plan.tp, plan.pp, plan.cp, plan.dp, plan.ep, plan.zero == 3
+            fastest[kind] = min(fastest.get(kind, one), one, key=order)
     ranked: list[Choice] = []
     first = rank = 0
-    for plan, step in sorted(fastest.values(), key=lambda pair: order(*pair)):
+    for plan, step in sorted(fastest.values(), key=order):
         if step.seconds > (1 + TIE) * first:
             first, rank = step.seconds, len(ranked) + 1
         ranked.append(Choice(rank, plan, step))
     return ranked
 
 
-def order(plan: Plan, step: PredictedStep) -> tuple:
+def order(one: tuple[Plan, PredictedStep]) -> tuple:
     """The fastest first; where that is equal, the plan with less to it."""
+    plan, step = one
     simple = plan.zero, plan.pp, plan.cp, plan.ep, plan.tp, plan.interleaving
     return round(step.seconds, 9), *simple

@@ -6,6 +6,7 @@ then return at once and move nothing, so every value after one is wrong.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.lab import span
-from mgpu_tutorial.shared.models import SmallTransformer
 
 
-def share_out(model: SmallTransformer, mesh: DeviceMesh) -> None:
+def share_out(model: nn.Module, mesh: DeviceMesh) -> None:
     """Cut each block's matrices over `tp`, and what is left of them over `dp`.
 
     Each pair of products is cut by columns and then by rows, and added up once at its end.
@@ -49,17 +49,15 @@ def share_out(model: SmallTransformer, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh["dp"])
 
 
-def two_steps(rank: int, world_size: int, mesh: tuple[int, int, int]) -> tuple[int, int]:
-    """Two steps of one stage on 64 tokens, as rank 0 of PP · DP · TP ranks, as in `mesh`.
+def two_steps(rank: int, world_size: int, mesh: tuple, new_stage: Callable) -> tuple:
+    """Two steps of one stage on 64 tokens, as rank 0 of a `mesh` of PP · DP · TP ranks.
 
     Returns this rank's operations in the second step, and the parameters that it keeps. In
     the first one PyTorch also computes shapes and makes parameters equal, once.
     """
-    everybody = math.prod(mesh)
+    everybody, stage = math.prod(mesh), new_stage()
     dist.init_process_group("fake", rank=0, world_size=everybody, store=FakeStore())
-    mesh = init_device_mesh("cpu", mesh, mesh_dim_names=("pp", "dp", "tp"))
-    stage = SmallTransformer(vocabulary=512, width=1024, heads=8, depth=2)
-    share_out(stage, mesh)
+    share_out(stage, init_device_mesh("cpu", mesh, mesh_dim_names=("pp", "dp", "tp")))
     tokens = torch.zeros(1, 64, dtype=torch.long)
     for name in ("first", "second"):
         # CommDebugMode makes the counter see this rank's part of a matrix, not the whole

@@ -1,23 +1,11 @@
 """Apparatus, not the lesson: tables of parts, of predictions, and of a link."""
 
-from collections.abc import Sequence
-
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.step_time import published
 from mgpu_tutorial.step_time.plain import alpha_beta, bubble_only
 from mgpu_tutorial.step_time.published import Prediction
-
-Lines = dict[str, tuple[Sequence[float], Sequence[float]]]  # for `curves`
-
-PROGRAMS = {
-    "Megatron-LM": ("Megatron 2021, table 1", "Megatron 2021, table 2", "Megatron 2022"),
-    "ZeRO-3 of 2021": ("ZeRO-3 of 2021",),
-    "FSDP": ("MPT, FSDP", "torchtitan 8B"),
-    "70B to 405B on H100s": ("Llama 3 405B", "torchtitan 405B", "NeMo on H100s"),
-    "MegaScale's baseline": ("MegaScale's baseline",),
-}
 
 # Two nodes of 8 H100s: KiB of an all-reduce, and its bus bandwidth in GB/s: rows from
 # https://github.com/aws-samples/awsome-distributed-training, micro-benchmarks/nccl-tests
@@ -44,8 +32,8 @@ def parts_table(*predictions: Prediction) -> Table:
     Parts that take nothing in any of them are left out.
     """
     steps, rows = [row.step for row in predictions], []
-    for name in steps[0].parts._fields:
-        shares = [getattr(step.parts, name) / step.seconds for step in steps]
+    for name in steps[0].parts:
+        shares = [step.parts[name] / step.seconds for step in steps]
         if any(shares):
             rows.append([name, *(f"{100 * share:.1f}" for share in shares)])
     for name, how in ("seconds", ".2f"), ("MFU", ".1%"), ("HFU", ".1%"):
@@ -57,24 +45,24 @@ def fits_table() -> Table:
     """The fitted numbers, and the rows that told them; a borrowed number has brackets."""
     rows = []
     for family in published.TABLES:
-        gpu, runs = published.gpu_of(family), published.fitted_runs(family)
-        passes = f"{gpu.activation_passes:.2f}"
-        if len(runs) == 1:
-            passes = f"({passes})"
-        if runs[0] in published.runs_of(family):
-            names = ", ".join(run.name for run in runs)
-            rows.append([family, gpu.name, gpu.matmul_efficiency, passes, names])
+        if names := [run.name for run in published.runs_of(family) if run.fitted]:
+            gpu = published.gpu_of(family)
+            passes = f"{gpu.activation_passes:.2f}"
+            passes = f"({passes})" if len(names) == 1 else passes
+            rows.append([family, gpu.name, gpu.matmul_efficiency, passes, ", ".join(names)])
     columns = {"program": "", "GPU": "", "share of the peak": ".1%", "passes": ""}
     return formatted(columns | {"fitted to": ""}, rows)
 
 
-def scatter() -> tuple[Lines, Lines]:
-    """For `curves`: hardware TFLOP/s per GPU of the rows not fitted, by program."""
-    marks: Lines = {}
-    for program, families in PROGRAMS.items():
-        rows = [row for family in families for row in free_rows(family)]
-        measured = [row.run.flops / row.run.seconds / 1e12 for row in rows]
-        marks[program] = measured, [row.run.flops / row.step.seconds / 1e12 for row in rows]
+def scatter() -> tuple[dict, dict]:
+    """For `curves`: hardware TFLOP/s per GPU of the rows not fitted, by the first word."""
+    marks = {}
+    for family in published.TABLES:
+        program = family.split()[0].rstrip(",").removesuffix("'s")
+        xs, ys = marks.setdefault(program, ([], []))
+        rows = free_rows(family)
+        xs += [row.run.flops / row.run.seconds / 1e12 for row in rows]
+        ys += [row.run.flops / row.step.seconds / 1e12 for row in rows]
     ends = [40, 600]
     return marks, {"predicted as published": (ends, ends)}
 
@@ -100,9 +88,9 @@ def family_table(family: str) -> Table:
     """Each row of a family: seconds, ours, and the two errors of the rate."""
     rows = []
     for row in published.predict(family):
-        rows.append([row.run.name, str(row.run.plan), row.run.seconds, row.step.seconds])
-        errors = [f"{row.error:+.1%}", f"{row.null_error:+.1%}"]
-        rows[-1] += ["fitted", ""] if row.run.fitted else errors
+        run, errors = row.run, [f"{row.error:+.1%}", f"{row.null_error:+.1%}"]
+        errors = ["fitted", ""] if run.fitted else errors
+        rows.append([run.name, str(run.plan), run.seconds, row.step.seconds, *errors])
     columns = {family: "", "plan": "", "published s": ".2f", "predicted s": ".2f"}
     return formatted(columns | {"error": "", "null guess": ""}, rows)
 

@@ -1,4 +1,4 @@
-"""Steps that others have measured, and what the cost model says of them.
+"""Steps that others have measured, the fit to some of them, and our predictions.
 
 `published.json` has a line per step. What all rows of a family have in common stands in its
 "all"; what stands nowhere is the default of `Model` and `Plan`. Each family names its source,
@@ -7,13 +7,15 @@ and what its table leaves out.
 
 import json
 import math
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model.fitting import fit_gpu
+import torch
+
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, GPU, Cluster
-from mgpu_tutorial.shared.cost_model.models import Model
-from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.plans import Model, Plan
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, hardware_flops, predict_step
 
 TABLES = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
@@ -32,7 +34,7 @@ class Run(NamedTuple):
     plan: Plan
     batch: int
     published: float
-    unit: str
+    unit: str = "s"
     fitted: bool = False
 
     @property
@@ -40,16 +42,20 @@ class Run(NamedTuple):
         """Of a step, as the published figure tells them."""
         if self.unit == "s":
             return self.published
-        again, causal = "hardware" in self.unit, "causal" in self.unit
-        flops = self.model.flops_per_token(again, causal) / 1e12
+        flops = self.model.flops_per_token("hardware" in self.unit, "causal" in self.unit)
         tokens = self.batch * self.model.sequence / self.plan.ranks
-        return tokens / self.published * (1 if self.unit == "tokens/s" else flops)
+        return tokens / self.published * (1 if self.unit == "tokens/s" else flops / 1e12)
 
     @property
     def flops(self) -> float:
         """What one GPU computes in a step, with what it computes again."""
         tokens = self.batch * self.model.sequence / self.plan.ranks
         return tokens * hardware_flops(self.model, self.plan)
+
+    def predicted(self, gpu: GPU) -> PredictedStep:
+        """The same step on such a GPU, as the cost model has it."""
+        cluster = self.cluster._replace(gpu=gpu)
+        return predict_step(self.model, cluster, self.plan, self.batch)
 
 
 def runs_of(family: str) -> list[Run]:
@@ -82,6 +88,45 @@ def gpu_of(family: str) -> GPU:
     return fit_gpu(runs, passes)
 
 
+def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
+    """The GPU of the first run, with the two numbers that fit these runs best.
+
+    The fit minimises the squares of the relative errors. A step's seconds are linear in
+    `activation_passes` and in 1 / `matmul_efficiency`, apart from what runs under compute,
+    so a few rounds of a linear fit find both. With `activation_passes` given, only the
+    efficiency is fitted. Raises ValueError for fewer runs than numbers to fit, and warns
+    where the GPU would have to beat its data sheet.
+    """
+    free = 2 if activation_passes is None else 1
+    if len(runs) < free:
+        raise ValueError(f"{len(runs)} runs are too few to fit {free} numbers")
+
+    def gpu_at(numbers: torch.Tensor) -> GPU:
+        slowness, passes = numbers.tolist()
+        two = {"matmul_efficiency": 1 / slowness, "activation_passes": passes}
+        return runs[0].cluster.gpu._replace(**two)
+
+    def ratios(numbers: torch.Tensor) -> torch.Tensor:
+        """Predicted over measured seconds of each run."""
+        gpu = gpu_at(numbers)
+        return numbers.new_tensor([r.predicted(gpu).seconds / r.seconds for r in runs])
+
+    at = torch.tensor([1.3, activation_passes or 3.0], dtype=torch.float64)
+    for _ in range(20):
+        now, steps = ratios(at), torch.diag(0.001 * at)[:free]
+        slopes = [(ratios(at + step) - now) / step.sum() for step in steps]
+        change = torch.linalg.lstsq(torch.stack(slopes, 1), (1 - now)[:, None]).solution
+        at[:free] += change.flatten()
+    gpu = gpu_at(at)
+    if gpu.matmul_efficiency > 1:
+        warnings.warn(
+            f"the fit says {gpu.matmul_efficiency:.0%} of the peak: more than the data sheet "
+            "allows, so plan, batch or recomputation are not those of the measured step",
+            stacklevel=2,
+        )
+    return gpu
+
+
 class Prediction(NamedTuple):
     """A published row, the seconds of the null guess, and the step as we predict it.
 
@@ -105,12 +150,8 @@ class Prediction(NamedTuple):
 
 def predict(family: str) -> list[Prediction]:
     """Every row of a family, the fitted ones too."""
-    gpu, fitted, rows = gpu_of(family), fitted_runs(family), []
-    for run in runs_of(family):
-        cluster = run.cluster._replace(gpu=gpu)
-        step = predict_step(run.model, cluster, run.plan, run.batch)
-        rows.append(Prediction(run, null_seconds(run, fitted), step))
-    return rows
+    gpu, fitted = gpu_of(family), fitted_runs(family)
+    return [Prediction(r, null_seconds(r, fitted), r.predicted(gpu)) for r in runs_of(family)]
 
 
 def null_seconds(run: Run, fitted: list[Run]) -> float:

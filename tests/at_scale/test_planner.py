@@ -14,8 +14,7 @@ from mgpu_tutorial.at_scale import __main__ as terminal
 from mgpu_tutorial.at_scale import figures, planner
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
-from mgpu_tutorial.shared.cost_model.models import Model, model_of
-from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.plans import Model, Plan, model_of
 from mgpu_tutorial.shared.cost_model.step import predict_step
 
 H100 = CLUSTERS["H100"]
@@ -113,9 +112,9 @@ def test_each_kind_has_the_fastest_of_its_variants_that_fit(small):
 def test_of_plans_that_take_equally_long_the_simplest_stands(small):
     step = small[0].step
     plans = [Plan(zero=1), Plan(pp=2), Plan(tp=2), Plan()]
-    assert sorted(plans, key=lambda plan: planner.order(plan, step)) == plans[::-1]
+    assert sorted(plans, key=lambda plan: planner.order((plan, step))) == plans[::-1]
     slower = step._replace(seconds=2 * step.seconds)
-    assert planner.order(plans[0], step) < planner.order(plans[-1], slower)
+    assert planner.order((plans[0], step)) < planner.order((plans[-1], slower))
 
 
 def test_nothing_fits_where_memory_is_too_small():

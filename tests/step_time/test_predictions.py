@@ -4,7 +4,6 @@ import pytest
 
 from mgpu_tutorial.at_scale.planner import TIE
 from mgpu_tutorial.shared.cost_model import step
-from mgpu_tutorial.shared.cost_model.fitting import MeasuredStep, fit_gpu
 from mgpu_tutorial.shared.cost_model.machines import (
     A100,
     A100_40GB,
@@ -13,9 +12,7 @@ from mgpu_tutorial.shared.cost_model.machines import (
     H100,
     H100_500W,
 )
-from mgpu_tutorial.shared.cost_model.memory import memory_of
-from mgpu_tutorial.shared.cost_model.models import Model
-from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.shared.cost_model.plans import Model, Plan, memory_of
 from mgpu_tutorial.step_time import published
 from mgpu_tutorial.step_time.plain import bubble_only
 from tools.published_runs import PAGE, page
@@ -139,15 +136,28 @@ def test_one_run_by_hand_is_near_the_full_model():
     run, _, step_ = published.predict("Megatron 2021, table 2")[0]
     parameters = 12 * 96 * 12_288**2
     slot = 8 * parameters * 2048 / 96 / (0.735 * 312e12)
-    assert 384 * slot == pytest.approx(step_.parts.matmul, rel=0.04)
+    assert 384 * slot == pytest.approx(step_.parts["matmul"], rel=0.04)
     messages = 6 * 8 * 2 * 7 / 8 * 2 * 2048 * 12_288 / 210e9
-    assert 384 * messages == pytest.approx(step_.parts.tensor, rel=0.08)
+    assert 384 * messages == pytest.approx(step_.parts["tensor"], rel=0.08)
     assert run.seconds == pytest.approx(76.8, abs=0.05)
 
 
 def test_a_fit_above_the_data_sheet_warns():
     """A step that took half of what its products need at the peak."""
     run = published.predict("Megatron 2021, table 2")[0].run
-    measured = MeasuredStep(run.model, run.cluster, run.plan, run.batch, run.seconds / 2)
+    measured = run._replace(published=run.seconds / 2, unit="s")
     with pytest.warns(UserWarning, match="more than the data sheet allows"):
-        fit_gpu([measured], 0.0)
+        published.fit_gpu([measured], 0.0)
+
+
+def test_a_fit_finds_the_numbers_that_made_the_times():
+    cluster, model, runs = CLUSTERS["A100"], Model(4, 512, 4), []
+    wanted = A100._replace(matmul_efficiency=0.61, activation_passes=2.2)
+    for plan in (Plan(flash=False), Plan(2, 2, 2, recompute="full", zero=3)):
+        run = published.Run("", model, cluster, plan, 8, 1.0)
+        runs.append(run._replace(published=run.predicted(wanted).seconds))
+    assert published.fit_gpu(runs) == pytest.approx(wanted)
+    assert published.fit_gpu(runs[:1], activation_passes=2.2) == pytest.approx(wanted)
+    for few, passes in (([], 2.2), (runs[:1], None)):
+        with pytest.raises(ValueError, match="too few"):
+            published.fit_gpu(few, passes)

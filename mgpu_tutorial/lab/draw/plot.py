@@ -8,7 +8,7 @@ from itertools import cycle
 from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import INK
 
-MARKERS = "osD^vP"
+MARKERS = "osD^vPX"
 
 
 class Plot:

@@ -1,18 +1,15 @@
 """Messages and collectives by latency and bandwidth, as the chapter on collectives found.
 
-A ring of N ranks sends N - 1 chunks to add something up and N - 1 to hand it out. Between
-nodes the GPUs of a node share the work: each adds up a part of the tensor with its
-counterparts elsewhere, over a network card of its own.
+Between nodes the GPUs of a node share the work of a collective: each adds up a part of the
+tensor with its counterparts elsewhere, over a network card of its own. `per_node` GPUs are on
+each node; links `inside` of nodes and `between` them work at once.
 """
 
 from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """A message of n bytes takes `latency` + n / `bandwidth` seconds.
-
-    `latency` is in seconds, `bandwidth` in bytes per second, in each direction.
-    """
+    """A message of n bytes takes `latency` (s) + n / `bandwidth` (bytes per s, one way)."""
 
     latency: float
     bandwidth: float
@@ -31,11 +28,7 @@ def tree_seconds(nbytes: float, ranks: int, link: Link) -> float:
 def hierarchical_seconds(
     nbytes: float, nodes: int, per_node: int, inside: Link, between: Link
 ) -> float:
-    """An all-reduce in three: scatter in each node, add up across the nodes, gather.
-
-    Each of the `per_node` GPUs adds up its part of the tensor with those of its place on
-    the other nodes, all at the same time, so each sends only a part over `between`.
-    """
+    """An all-reduce in three: scatter in each node, add up parts across nodes, gather."""
     in_node = ring_seconds(nbytes, per_node, inside)  # its two halves, before and after
     return in_node + ring_seconds(nbytes / per_node, nodes, between)
 
@@ -43,10 +36,7 @@ def hierarchical_seconds(
 def all_gather_seconds(
     nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
 ) -> float:
-    """An all-gather, or a reduce-scatter, of `nbytes` in all: half of an all-reduce.
-
-    `per_node` of the group are on each node, whose links and network cards work at once.
-    """
+    """An all-gather, or a reduce-scatter, of `nbytes` in all: half of an all-reduce."""
     per_node = min(ranks, per_node)
     nodes = -(-ranks // per_node)
     latency = (ranks - nodes) * inside.latency + (nodes - 1) * between.latency
@@ -61,10 +51,7 @@ def all_gather_seconds(
 def all_to_all_seconds(
     nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
 ) -> float:
-    """Every rank sends `nbytes` in equal parts to all of the group; its own part stays.
-
-    All messages start at once; those inside a node and those between nodes use other links.
-    """
+    """Every rank sends `nbytes` in equal parts to all of the group; its own part stays."""
     here = min(ranks, per_node)
     moved_inside = nbytes * (here - 1) / ranks
     moved_between = nbytes * (ranks - here) / ranks

@@ -44,35 +44,29 @@ class Cluster(NamedTuple):
     gpus_per_node: int = 8
     fixed: float = 0.0
 
-    def reached(self) -> tuple[Link, Link]:
+    def reached(self) -> list[Link]:
         """Both links with the bandwidth that is reached."""
-        links = self.inside, self.between
-        return tuple(Link(link.latency, LINK_SHARE * link.bandwidth) for link in links)
+        return [Link(latency, LINK_SHARE * b) for latency, b in (self.inside, self.between)]
 
     def memory_rate(self) -> float:
         """Bytes per second that a GPU reads and writes."""
         return MEMORY_SHARE * self.gpu.memory_bandwidth
 
 
-GB, TB, TFLOPS = 1e9, 1e12, 1e12
-NVLINK_3, NVLINK_4 = Link(2e-6, 300 * GB), Link(2e-6, 450 * GB)
-HDR, NDR = Link(5e-6, 25 * GB), Link(5e-6, 50 * GB)  # 200 and 400 Gb/s per GPU
+NVLINK_3, NVLINK_4 = Link(2e-6, 300e9), Link(2e-6, 450e9)
+HDR, NDR = Link(5e-6, 25e9), Link(5e-6, 50e9)  # 200 and 400 Gb/s per GPU
 
-# Fitted; each line says to what. The tests fit them again.
+# The last two numbers are fitted; each line says to what. The tests fit them again.
 # Korthikanti et al. 2022, table 5, rows 22B and 175B (four times)
-A100 = GPU("A100 80GB", 312 * TFLOPS, 80e9, 2.039 * TB, 0.808, 2.97)
+A100 = GPU("A100 80GB", 312e12, 80e9, 2.039e12, 0.808, 2.97)
 # Narayanan et al. 2021, table 1, its first and its last row: an older program
-A100_2021 = A100._replace(
-    name="A100 80GB, 2021", matmul_efficiency=0.735, activation_passes=3.09
-)
+A100_2021 = GPU("A100 80GB, 2021", 312e12, 80e9, 2.039e12, 0.735, 3.09)
 # MPT, 7B on 8 GPUs, for the efficiency; the passes are those of the A100, as in all below
-A100_40GB = A100._replace(
-    name="A100 40GB", memory=40e9, memory_bandwidth=1.555 * TB, matmul_efficiency=0.738
-)
+A100_40GB = GPU("A100 40GB", 312e12, 40e9, 1.555e12, 0.738, 2.97)
 # Llama 3 405B, table 4, first row
-H100 = GPU("H100 80GB", 989 * TFLOPS, 80e9, 3.35 * TB, 0.664, 2.97)
+H100 = GPU("H100 80GB", 989e12, 80e9, 3.35e12, 0.664, 2.97)
 # torchtitan, table 1, 8B on 8 GPUs: not compiled, and with less power
-H100_500W = GPU("H100 96GB, 500 W", 989 * TFLOPS, 96e9, 2.4 * TB, 0.346, 2.97)
+H100_500W = GPU("H100 96GB, 500 W", 989e12, 96e9, 2.4e12, 0.346, 2.97)
 
 CLUSTERS = {
     "A100": Cluster(A100, NVLINK_3, HDR),

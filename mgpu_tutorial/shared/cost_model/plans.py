@@ -1,10 +1,108 @@
-"""Plans: how a model and its batch are shared out over the ranks."""
+"""Transformers by their shape, plans that share them out over ranks, and a GPU's bytes."""
 
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model.models import Model
-
 RECOMPUTATIONS = ("none", "selective", "full")
+WEIGHT, OPTIMIZER = 2, 12  # bytes per parameter: 16-bit weights; master weights and moments
+LOGIT = 6  # bytes per logit: in 16 bits, and in 32 for the loss
+
+
+class Model(NamedTuple):
+    """A decoder of equal layers; widths are in numbers, `sequence` in tokens.
+
+    `kv_heads` heads of keys and values (0: as many as `heads`), `ffn` inside the perceptron
+    (0: four times `hidden`). A `gated` perceptron has three matrices instead of two, as in
+    Llama, and such models have no dropout. With `tied` the head shares the embedding. Each
+    layer has `experts` such perceptrons, of which a token uses `active`; the router's few
+    parameters don't count. Norms and biases don't either.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int = 2048
+    vocabulary: int = 51_200
+    kv_heads: int = 0
+    ffn: int = 0
+    gated: bool = False
+    tied: bool = True
+    experts: int = 1
+    active: int = 1
+
+    @property
+    def kv_width(self) -> float:
+        """The numbers of a token's keys, and of its values."""
+        return self.hidden * (self.kv_heads or self.heads) / self.heads
+
+    @property
+    def ffn_width(self) -> int:
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def mlp_parameters(self) -> float:
+        """Of one perceptron, or of one expert."""
+        return (3 if self.gated else 2) * self.hidden * self.ffn_width
+
+    @property
+    def layer_parameters(self) -> float:
+        attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
+        return attention + self.experts * self.mlp_parameters
+
+    @property
+    def expert_parameters(self) -> float:
+        """Of all experts of all layers; none where each layer has one perceptron."""
+        return self.layers * self.experts * self.mlp_parameters * (self.experts > 1)
+
+    @property
+    def embedding_parameters(self) -> float:
+        """Of the embedding, and of the head if that is another matrix."""
+        return (1 if self.tied else 2) * self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> float:
+        return self.layers * self.layer_parameters + self.embedding_parameters
+
+    # Operations of one token, forward: two per parameter that it uses
+
+    def layer_flops(self) -> float:
+        idle = self.experts - self.active
+        return 2 * (self.layer_parameters - idle * self.mlp_parameters)
+
+    def attention_flops(self, causal: bool = False) -> float:
+        """Between queries, keys and values of one layer.
+
+        A kernel that knows that no token looks ahead (`causal`) does half of them.
+        """
+        return 4 * self.sequence * self.hidden * (0.5 if causal else 1)
+
+    def head_flops(self) -> float:
+        return 2 * self.vocabulary * self.hidden
+
+    def flops_per_token(self, recompute: bool = False, causal: bool = False) -> float:
+        """Of one token in forward and backward, which is twice the forward.
+
+        With `recompute` the layers' second forward counts too, as in equation (3) of
+        https://arxiv.org/abs/2104.04473; without it only what the model needs.
+        """
+        layer = self.layer_flops() + self.attention_flops(causal)
+        return (4 if recompute else 3) * self.layers * layer + 3 * self.head_flops()
+
+
+def model_of(parameters: float, sequence: int = 2048, vocabulary: int = 51_200) -> Model:
+    """A model of about so many parameters, in the proportions of published ones.
+
+    Heads are 128 wide, and there is about a layer for 128 of width, as in GPT-3, or fewer in
+    the smallest. Raises ValueError below 50 million parameters.
+    """
+    if not parameters >= 5e7:
+        raise ValueError(f"parameters must be 50 million or more, got {parameters:g}")
+    hidden = max(512, 128 * round((parameters * 128 / 12) ** (1 / 3) / 128))
+    if hidden > 4096:
+        hidden = 1024 * round(hidden / 1024)  # so that heads can be shared out by eight
+    layers = max(2, round((parameters - vocabulary * hidden) / (12 * hidden**2)))
+    if layers > 16:
+        layers = 8 * round(layers / 8)  # so that stages can be equal
+    return Model(layers, hidden, hidden // 128, sequence, vocabulary)
 
 
 class Plan(NamedTuple):
@@ -42,7 +140,6 @@ class Plan(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """The size of the world."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -63,17 +160,92 @@ class Plan(NamedTuple):
 def check_plan(model: Model, plan: Plan, batch: int) -> None:
     """Raises ValueError where the plan cannot be run with this model and batch."""
     least, stages = plan.dp * plan.micro_batch, plan.pp * plan.interleaving
-    if plan.recompute not in RECOMPUTATIONS:
-        known = ", ".join(RECOMPUTATIONS)
-        raise ValueError(f"recompute must be one of {known}, got {plan.recompute!r}")
-    if batch < least:
-        raise ValueError(
-            f"a batch of {batch} sequences is too small: {plan.dp} replicas with "
-            f"micro-batches of {plan.micro_batch} need at least {least}"
-        )
-    if model.heads % plan.tp:
-        raise ValueError(f"tp = {plan.tp} does not divide {model.heads} heads")
-    if plan.pp > 1 and model.layers + 2 < stages:  # embedding and head may have their own
-        raise ValueError(f"{model.layers} layers do not make {stages} stages")
-    if plan.dp % plan.ep or model.experts % plan.ep:
-        raise ValueError(f"ep = {plan.ep} does not divide dp and {model.experts} experts")
+    known = ", ".join(RECOMPUTATIONS)
+    small = (
+        f"{plan.dp} replicas with micro-batches of {plan.micro_batch} need at least {least}"
+    )
+    for why, is_wrong in {
+        f"recompute must be one of {known}": plan.recompute not in RECOMPUTATIONS,
+        f"a batch of {batch} sequences is too small: {small}": batch < least,
+        f"tp = {plan.tp} does not divide {model.heads} heads": model.heads % plan.tp,
+        # embedding and head may have stages of their own
+        f"{model.layers} layers do not make {stages} stages": (
+            plan.pp > 1 and model.layers + 2 < stages
+        ),
+        f"ep = {plan.ep} does not divide dp and {model.experts} experts": (
+            plan.dp % plan.ep or model.experts % plan.ep
+        ),
+    }.items():
+        if is_wrong:
+            raise ValueError(why)
+
+
+class Memory(NamedTuple):
+    """Bytes of one GPU: `gathered` is what ZeRO 3 has unsharded, `logits` are the loss's."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    gathered: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def saved_bytes(model: Model, plan: Plan) -> tuple[float, float]:
+    """What a rank saves of a token in one layer, and what selective recomputation repeats.
+
+    As in https://arxiv.org/abs/2205.05198: in a plain GPT 10 h bytes lie between the matrix
+    products, and only sequence parallelism shares them; 24 h are the inputs of the products,
+    and 5 a s the scores of the attention. Selective recomputation repeats the scores. Flash
+    attention saves none; then it repeats what is as cheap: the outputs of the norms and of
+    the activation function.
+    """
+    h, ffn = model.hidden, model.active * model.ffn_width
+    between = 8 * h if model.gated else 10 * h  # without dropout, or with
+    inputs = 4 * h + 4 * model.kv_width + (6 if model.gated else 4) * ffn
+    if model.experts > 1:  # each expert keeps what it was sent
+        inputs += model.active * 2 * h
+    scores = 5 * model.heads * model.sequence
+    shared = plan.tp if plan.sequence_parallel else 1
+    if plan.flash:
+        return between / shared + inputs / plan.tp, 4 * h / shared + 2 * ffn / plan.tp
+    return between / shared + (inputs + scores) / plan.tp, scores / plan.tp
+
+
+def memory_of(model: Model, plan: Plan, batch: int) -> Memory:
+    """The bytes of a GPU of the first stage, which holds the most micro-batches."""
+    experts = model.expert_parameters / plan.pp / plan.tp
+    per_stage = model.layers * model.layer_parameters / plan.pp
+    ends = model.embedding_parameters / (1 if plan.pp == 1 or model.tied else 2)
+    dense = (per_stage + ends) / plan.tp - experts
+    state = []
+    for stage, nbytes in (3, WEIGHT), (2, plan.gradient_bytes), (1, OPTIMIZER):
+        ranks = plan.shards if plan.zero >= stage else 1
+        # plan.ep ranks share the experts in any case, and ZeRO their copies
+        state.append(nbytes * (dense / ranks + experts / max(ranks, plan.ep)))
+    elsewhere = model.expert_parameters / model.layers * (1 - 1 / plan.ep)
+    unit = (model.layer_parameters - elsewhere) / plan.tp
+    # a layer that computes, its gradient, and the next layer on the way
+    gathered = unit * (2 * WEIGHT + plan.gradient_bytes) if plan.zero == 3 else 0.0
+    tokens = plan.micro_batch * model.sequence / plan.cp
+    logits = LOGIT * tokens * model.vocabulary / plan.tp if plan.pp == 1 else 0.0
+    return Memory(*state, tokens * activations(model, plan, batch), gathered, logits)
+
+
+def activations(model: Model, plan: Plan, batch: int) -> float:
+    """Bytes per token that the first stage saves for backward, of all micro-batches."""
+    saved, again = saved_bytes(model, plan)
+    working = 0.0
+    if plan.recompute == "selective":
+        saved, working = saved - again, again
+    elif plan.recompute == "full":  # the input of each layer, and one layer while it is done
+        shared = plan.tp if plan.sequence_parallel else 1
+        saved, working = 2 * model.hidden / shared, saved
+    in_flight = min(plan.micro_batches(batch), plan.pp) / plan.pp
+    if plan.interleaving > 1:
+        in_flight *= 1 + (plan.pp - 1) / (plan.pp * plan.interleaving)
+    return saved * model.layers * in_flight + working

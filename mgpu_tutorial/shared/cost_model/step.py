@@ -9,7 +9,7 @@ context     keys and values of the other parts of a sequence      collectives
 experts     tokens to the ranks of their experts, and back        experts
 pipeline    activations to the next stage                         pipelines
 bubble      (p - 1) / v micro-batches in which a rank waits       pipelines
-data        gradients, and parameters under ZeRO                  sharding
+data        gradients, and parameters under ZeRO, not hidden      sharding
 optimizer   its pass over the state                               sharding
 fixed       what no batch makes shorter                           step time
 """
@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.links import all_gather_seconds, all_to_all_seconds
 from mgpu_tutorial.shared.cost_model.machines import Cluster
-from mgpu_tutorial.shared.cost_model.memory import (
+from mgpu_tutorial.shared.cost_model.plans import (
     WEIGHT,
     Memory,
+    Model,
+    Plan,
+    check_plan,
     memory_of,
     saved_bytes,
-    stage_parameters,
 )
-from mgpu_tutorial.shared.cost_model.models import Model
-from mgpu_tutorial.shared.cost_model.plans import Plan, check_plan
 
 # Bytes per parameter through memory: Adam reads a gradient and reads and writes master
 # weight and moments (28), writes 16-bit weights (6 with reading), and before it gradients
@@ -35,24 +35,8 @@ from mgpu_tutorial.shared.cost_model.plans import Plan, check_plan
 OPTIMIZER_TRAFFIC = 50
 
 
-class Parts(NamedTuple):
-    """The seconds of each part of a step; `data` is the part not hidden behind compute."""
-
-    matmul: float
-    elementwise: float
-    weights: float
-    tensor: float
-    context: float
-    experts: float
-    pipeline: float
-    bubble: float
-    data: float
-    optimizer: float
-    fixed: float
-
-
 class PredictedStep(NamedTuple):
-    """A step of training, as `predict_step` expects it.
+    """A step of training, as `predict_step` expects it, with the seconds of its `parts`.
 
     `tflops` per GPU and `mfu` count the model's own operations, `hfu` also those that are
     computed again; `tokens_per_second` are per GPU, and `memory` is in bytes, by kind. The
@@ -60,7 +44,7 @@ class PredictedStep(NamedTuple):
     """
 
     seconds: float
-    parts: Parts
+    parts: dict[str, float]
     tflops: float
     mfu: float
     hfu: float
@@ -77,11 +61,9 @@ def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Pred
     """
     check_plan(model, plan, batch)
     parts = parts_of(model, cluster, plan, batch)
-    seconds = sum(parts)
+    seconds = sum(parts.values())
     rate = batch * model.sequence / plan.ranks / seconds
     flops = rate * model.flops_per_token()
-    overhead = parts._asdict()
-    del overhead["matmul"]
     return PredictedStep(
         seconds=seconds,
         parts=parts,
@@ -90,7 +72,7 @@ def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Pred
         hfu=rate * hardware_flops(model, plan) / cluster.gpu.peak,
         tokens_per_second=rate,
         memory=memory_of(model, plan, batch),
-        bottleneck=max(overhead, key=overhead.get),
+        bottleneck=max(list(parts)[1:], key=parts.get),
     )
 
 
@@ -101,7 +83,13 @@ def hardware_flops(model: Model, plan: Plan) -> float:
     return model.flops_per_token(recompute=plan.recompute == "full") + again
 
 
-def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Parts:
+def stage_parameters(model: Model, plan: Plan) -> float:
+    """The mean parameters of a rank's part of the model, before ZeRO."""
+    elsewhere = model.expert_parameters * (1 - 1 / plan.ep)
+    return (model.parameters - elsewhere) / (plan.tp * plan.pp)
+
+
+def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> dict[str, float]:
     """The seconds of each part, of a rank with the mean share of layers."""
     micro_batches = plan.micro_batches(batch)
     one = micro_batch_seconds(model, cluster, plan)
@@ -112,14 +100,13 @@ def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Parts:
         state = model.parameters / (plan.tp * plan.pp * plan.shards)
     if plan.zero == 3:  # under the compute of the whole step
         under = micro_batches * slot
-    return Parts(
-        **{name: micro_batches * seconds for name, seconds in one.items()},
-        pipeline=micro_batches * pipeline_seconds(model, cluster, plan),
-        bubble=(plan.pp - 1) / plan.interleaving * slot,
-        data=exposed_seconds(data_seconds(model, cluster, plan, micro_batches), under),
-        optimizer=OPTIMIZER_TRAFFIC * state / cluster.memory_rate(),
-        fixed=cluster.fixed,
-    )
+    return {name: micro_batches * seconds for name, seconds in one.items()} | {
+        "pipeline": micro_batches * pipeline_seconds(model, cluster, plan),
+        "bubble": (plan.pp - 1) / plan.interleaving * slot,
+        "data": exposed_seconds(data_seconds(model, cluster, plan, micro_batches), under),
+        "optimizer": OPTIMIZER_TRAFFIC * state / cluster.memory_rate(),
+        "fixed": cluster.fixed,
+    }
 
 
 def exposed_seconds(communication: float, compute: float) -> float:
@@ -133,7 +120,7 @@ def exposed_seconds(communication: float, compute: float) -> float:
 
 def micro_batch_seconds(model: Model, cluster: Cluster, plan: Plan) -> dict[str, float]:
     """The seconds of forward and backward of one micro-batch on one rank, by part."""
-    gpu = cluster.gpu
+    gpu, rate = cluster.gpu, cluster.memory_rate()
     tokens = plan.micro_batch * model.sequence / plan.cp
     layers = model.layers / plan.pp
     selective = plan.recompute == "selective"
@@ -147,12 +134,12 @@ def micro_batch_seconds(model: Model, cluster: Cluster, plan: Plan) -> dict[str,
     # each forward writes the activations and reads the weights, and backward reads both
     saved, again = saved_bytes(model, plan)
     moved = gpu.activation_passes * ((forward_passes + 1) * saved + selective * again)
-    sent = layer_messages(model, cluster, plan, tokens)
     weights = (forward_passes + 1) * WEIGHT + 2 * plan.gradient_bytes
+    sent = layer_messages(model, cluster, plan, tokens)
     return {
         "matmul": tokens * flops / plan.tp / (gpu.peak * gpu.matmul_efficiency),
-        "elementwise": tokens * layers * moved / cluster.memory_rate(),
-        "weights": weights * stage_parameters(model, plan) / cluster.memory_rate(),
+        "elementwise": tokens * layers * moved / rate,
+        "weights": weights * stage_parameters(model, plan) / rate,
     } | {name: layers * seconds for name, seconds in sent.items()}
 
 
@@ -169,30 +156,27 @@ def layer_messages(
     """
     forwards, links = 2 if plan.recompute == "full" else 1, cluster.reached()
     nbytes = WEIGHT * tokens * model.hidden
-    sums = 2 * forwards + 2 + plan.sequence_parallel
     one_sum = 2 * all_gather_seconds(nbytes, plan.tp, cluster.gpus_per_node, *links)
     # ranks that share a matrix stand next to each other; those of other groups are tp apart
     per_node = max(1, cluster.gpus_per_node // plan.tp)
     kept = 2 * WEIGHT * tokens * plan.cp * model.kv_width / plan.tp
-    one_gather = all_gather_seconds(kept, plan.cp, per_node, *links)
     share = plan.tp if plan.sequence_parallel else 1  # of a token's width, on each rank
     exchange = all_to_all_seconds(nbytes * model.active / share, plan.ep, per_node, *links)
     return {
-        "tensor": sums * one_sum,
-        "context": (forwards + 1) * one_gather,
+        "tensor": (2 * forwards + 2 + plan.sequence_parallel) * one_sum,
+        "context": (forwards + 1) * all_gather_seconds(kept, plan.cp, per_node, *links),
         "experts": 2 * (forwards + 1) * exchange,
     }
 
 
 def pipeline_seconds(model: Model, cluster: Cluster, plan: Plan) -> float:
     """Activations and their gradients to the neighbours, for one micro-batch."""
-    if plan.pp == 1:
-        return 0.0
     inside, between = cluster.reached()
     link = inside if plan.ranks <= cluster.gpus_per_node else between
     tokens = plan.micro_batch * model.sequence / plan.cp
     nbytes = WEIGHT * tokens * model.hidden / plan.tp
-    return 2 * plan.interleaving * (link.latency + nbytes / link.bandwidth)
+    messages = 2 * plan.interleaving * (plan.pp > 1)
+    return messages * (link.latency + nbytes / link.bandwidth)
 
 
 def data_seconds(model: Model, cluster: Cluster, plan: Plan, micro_batches: float) -> float:
@@ -206,17 +190,19 @@ def data_seconds(model: Model, cluster: Cluster, plan: Plan, micro_batches: floa
     per_node = max(1, cluster.gpus_per_node // plan.tp) if plan.share_node else 1
     experts = model.expert_parameters / plan.ep / (plan.tp * plan.pp)
     dense = stage_parameters(model, plan) - experts
+    copies = plan.shards // plan.ep, max(1, per_node // plan.ep)
     units = model.layers / plan.pp if plan.zero == 3 else 1
-    kinds = [(dense, plan.shards, per_node)]
-    if experts:
-        kinds.append((experts, plan.shards // plan.ep, max(1, per_node // plan.ep)))
-    gather, scatter = (
-        sum(
-            units * all_gather_seconds(nbytes * mine / units, *ranks, *cluster.reached())
-            for mine, *ranks in kinds
-        )
-        for nbytes in (WEIGHT, plan.gradient_bytes)
-    )
+
+    def seconds(nbytes: float) -> float:
+        """Of one gathering, or one scattering, of numbers of so many bytes."""
+        found = 0.0
+        for numbers, *ranks in (dense, plan.shards, per_node), (experts, *copies):
+            if numbers:
+                size = nbytes * numbers / units
+                found += units * all_gather_seconds(size, *ranks, *cluster.reached())
+        return found
+
+    gather, scatter = seconds(WEIGHT), seconds(plan.gradient_bytes)
     if plan.zero == 0:
         return 2 * scatter
     if plan.zero < 3 or plan.pp > 1:
