@@ -33,11 +33,11 @@ def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict
     file that cannot be read, for one whose values of `same` differ from those given, and for
     a folder that cannot be written to.
     """
-    box = [_read(path) if dist.get_rank() == 0 else None]
+    box = [_read(path) if dist.get_rank() == 0 else {}]
     dist.broadcast_object_list(box, src=0)
     state = box[0]
-    if state is None:
-        return {}
+    if not state:
+        return state
     for name, value in same.items():
         if state.get(name) != value:
             raise ValueError(
@@ -49,20 +49,20 @@ def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict
     return state
 
 
-def _read(path: str) -> dict[str, Any] | None:
+def _read(path: str) -> dict[str, Any]:
     folder = Path(path).resolve().parent
     if not os.access(folder, os.W_OK):  # say it now, not after the first epoch
         raise ValueError(f"checkpoint={path!r}: no folder {folder} that can be written to")
     if not os.path.exists(path):
-        return None
+        return {}
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if not {"model", "optimizer"} <= set(state):
             raise KeyError("no model and optimizer in it")
+        return state
     except Exception as error:  # whatever a torn file makes the reader raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"{path} holds no readable checkpoint ({reason}). Nothing was changed: move the "
             "file away to start anew, or give another path."
         ) from None
-    return state

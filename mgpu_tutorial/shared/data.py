@@ -14,10 +14,11 @@ same shape, with ten classes that a network can learn, but no photographs.
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,43 +48,35 @@ def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
     Raises ValueError where MGPU_DATA names a folder without a readable MNIST; nothing there
     is changed or deleted.
     """
-    folder = os.environ.get("MGPU_DATA")
-    data = _mnist(Path(folder), train) if folder else _small(train)
-    return replace(data, images=data.images.to(dtype))
+    if os.environ.get("MGPU_DATA"):
+        data = _stored("MNIST", train, "the small digits")
+        images = (data.data[:, None].float() / 255 - 0.1307) / 0.3081
+        return Digits(images.to(dtype), data.targets, "full MNIST")
+    rows = _table()
+    test = np.arange(len(rows)) % 5 == 4
+    table = torch.tensor(rows[~test if train else test], dtype=torch.float32)
+    images = table[:, None, :64].view(-1, 1, 8, 8) / 16
+    images = interpolate(images, size=(28, 28), mode="bilinear").sub_(0.306).div_(0.325)
+    return Digits(images.to(dtype), table[:, 64].long(), "scikit-learn's digits")
 
 
 @cache
 def _table() -> np.ndarray:
     """A row per digit: its 64 pixels and its label; read once by each process."""
     # Read scikit-learn's file without importing scikit-learn, which takes seconds a rank.
-    package = Path(find_spec("sklearn").origin).parent
-    path = package / "datasets" / "data" / "digits.csv.gz"
+    path = Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
     return np.loadtxt(path, dtype=np.int64, delimiter=",")
 
 
-def _small(train: bool) -> Digits:
-    rows = _table()
-    test = np.arange(len(rows)) % 5 == 4
-    table = torch.tensor(rows[~test if train else test], dtype=torch.float32)
-    images = table[:, None, :64].view(-1, 1, 8, 8) / 16
-    images = interpolate(images, size=(28, 28), mode="bilinear").sub_(0.306).div_(0.325)
-    return Digits(images, table[:, 64].long(), "scikit-learn's digits")
-
-
-def _mnist(folder: Path, train: bool) -> Digits:
-    data = _stored("MNIST", folder, train, "the small digits")
-    images = (data.data[:, None].float() / 255 - 0.1307) / 0.3081
-    return Digits(images, data.targets, "full MNIST")
-
-
-def _stored(name: str, folder: Path, train: bool, otherwise: str):
+def _stored(name: str, train: bool, otherwise: str) -> Any:
     """One of torchvision's data sets from disk; ValueError where it cannot be read."""
     from mgpu_tutorial.shared.vision import torchvision
 
+    folder = os.environ["MGPU_DATA"]
     try:
-        return getattr(torchvision.datasets, name)(str(folder), train=train, download=False)
+        return getattr(torchvision.datasets, name)(folder, train=train, download=False)
     except Exception as error:  # whatever a torn file makes the reader raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"MGPU_DATA={folder} holds no readable {name} ({reason}). Nothing was changed. "
             f"Unset MGPU_DATA for {otherwise}, or fetch {name} into a new folder: "
@@ -103,25 +96,21 @@ class Pictures(Digits):
 
 
 def pictures() -> Pictures:
-    """The training pictures: CIFAR-10 where it is on disk.
-
-    That is where MGPU_DATA names a folder with `cifar-10-batches-py`; ValueError if those
-    files cannot be read.
-    """
+    """The training pictures: CIFAR-10 where MGPU_DATA names a folder with
+    `cifar-10-batches-py`; ValueError if those files cannot be read."""
     folder = os.environ.get("MGPU_DATA")
-    if not folder or not Path(folder, "cifar-10-batches-py").is_dir():
-        with torch.device("cpu"):
-            drawn = _generated()
-        device = torch.get_default_device()
-        images, labels = (t.to(device, copy=True) for t in (drawn.images, drawn.labels))
-        return replace(drawn, images=images, labels=labels)
-    data = _stored("CIFAR10", Path(folder), True, "generated pictures")
-    images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
-    return Pictures(images, torch.tensor(data.targets), "CIFAR-10")
+    if folder and Path(folder, "cifar-10-batches-py").is_dir():
+        data = _stored("CIFAR10", True, "generated pictures")
+        images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
+        return Pictures(images, torch.tensor(data.targets), "CIFAR-10")
+    with torch.device("cpu"):
+        drawn = _generated()
+    device = torch.get_default_device()
+    return Pictures(*(part.to(device) for part in drawn), "generated pictures")
 
 
 @cache
-def _generated() -> Pictures:
+def _generated() -> tuple[torch.Tensor, torch.Tensor]:
     """Stripes in a direction and a tint that tell the class, under noise.
 
     The same pictures whatever the device; drawn once by each process.
@@ -136,4 +125,4 @@ def _generated() -> Pictures:
     stripes = 0.5 + 0.3 * torch.sin(along * 0.8 + shift)
     noise = torch.randn(len(labels), 3, 32, 32, generator=generator)
     images = stripes[:, None] * (0.6 + 0.6 * tint[:, :, None, None]) + 0.15 * noise
-    return Pictures((255 * images.clamp(0, 1)).byte(), labels, "generated pictures")
+    return (255 * images.clamp(0, 1)).byte(), labels

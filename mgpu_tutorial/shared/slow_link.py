@@ -22,6 +22,13 @@ from mgpu_tutorial.lab.record.trace import current
 SHARES = {"all_reduce": 1.0, "reduce_scatter_single": 0.5, "all_gather_single": 0.5}
 
 
+class SlowWork(torch.futures.Future):
+    """A Work, and its future, that is complete when the link has had its time for it."""
+
+    def get_future(self) -> torch.futures.Future:
+        return self
+
+
 @contextmanager
 def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     """Make each all_reduce of this rank take `seconds(nbytes)` more, one after the other.
@@ -32,17 +39,28 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     on the way at the end is finished.
     """
     wire = threading.Lock()  # carries one message after the other
-    on_the_way: list[SlowWork] = []
+    # One each: whoever waits for a call may make the next one there, and wait for that.
+    carriers: list[threading.Thread] = []
 
-    def slowed(real: Callable, share: float) -> Callable:
-        @functools.wraps(real)
-        def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> "SlowWork | None":
-            is_asynchronous = kwargs.pop("async_op", False)
+    def carry(real: Any, work: SlowWork, tensor: torch.Tensor, duration: float) -> None:
+        try:
+            real.wait()
+            with wire:
+                time.sleep(duration)
+            work.set_result([tensor])
+        except Exception as error:  # a peer that died: whoever waits must learn it
+            work.set_exception(error)
+
+    def slowed(call: Callable, share: float) -> Callable:
+        @functools.wraps(call)
+        def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> SlowWork | None:
+            is_asynchronous, work = kwargs.pop("async_op", False), SlowWork()
             sides = [t for t in (tensor, *args) if isinstance(t, torch.Tensor)]
             duration = share * seconds(max(t.nbytes for t in sides))
-            begun = real(tensor, *args, **kwargs, async_op=True)
-            work = SlowWork(wire, begun, tensor, duration)
-            on_the_way.append(work)
+            real = call(tensor, *args, **kwargs, async_op=True)
+            carrying = real, work, tensor, duration
+            carriers.append(threading.Thread(target=carry, args=carrying))
+            carriers[-1].start()
             if is_asynchronous:
                 return work
             work.wait()
@@ -59,33 +77,5 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     finally:
         for name, call in calls.items():
             setattr(dist, name, call)
-        for work in on_the_way:  # what waits for one may append the next
-            work.carrier.join()
-
-
-class SlowWork:
-    """A Work that is complete when the link has had its time for it."""
-
-    def __init__(
-        self, wire: threading.Lock, work: Any, tensor: torch.Tensor, seconds: float
-    ) -> None:
-        def carry() -> None:
-            try:
-                work.wait()
-                with wire:
-                    time.sleep(seconds)
-                self._future.set_result([tensor])
-            except Exception as error:  # a peer that died: whoever waits must learn it
-                self._future.set_exception(error)
-
-        self._future = torch.futures.Future()
-        # One each: whoever waits for a call may make the next one there, and wait for that.
-        self.carrier = threading.Thread(target=carry)
-        self.carrier.start()
-
-    def wait(self) -> bool:
-        self._future.wait()
-        return True
-
-    def get_future(self) -> torch.futures.Future:
-        return self._future
+        for carrier in carriers:  # what waits for one may append the next
+            carrier.join()
