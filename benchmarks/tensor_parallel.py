@@ -7,6 +7,7 @@ median milliseconds of each, and how many times as long as PyTorch's ours takes.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import parallel
 
-from mgpu_tutorial.tensor_parallel.block import Block, parallelize
+from mgpu_tutorial.tensor_parallel import block
+from mgpu_tutorial.tensor_parallel.block import Block
 
 SIZES = {  # width, heads and depth, and the sequences and tokens of a batch
     "0.2 MB": ((48, 4, 2), (4, 16)),
@@ -31,13 +33,12 @@ PLAN = {
 }
 
 
-def by_torch(block: Block) -> Block:
-    return parallel.parallelize_module(
-        block, init_device_mesh("cpu", (dist.get_world_size(),)), PLAN
-    )
+def by_torch(one: Block) -> Block:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallel.parallelize_module(one, mesh, PLAN)
 
 
-WAYS = {"ours": parallelize, "PyTorch's": by_torch}
+WAYS = {"ours": partial(block.parallelize, plan=block.PLAN), "PyTorch's": by_torch}
 
 
 def time_ways(

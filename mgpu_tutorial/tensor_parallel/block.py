@@ -50,20 +50,21 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def parallelize(block: Block, group: Group = None) -> Block:
-    """Attention by heads, the MLP by features; ValueError where the heads don't divide."""
-    attention, mlp, ranks = block.attention, block.mlp, dist.get_world_size(group)
-    heads = attention.out.in_features // attention.per_head
-    if heads % ranks:
-        raise ValueError(f"{ranks} ranks cannot share {heads} heads evenly")
-    attention.qkv = ColumnParallelLinear(attention.qkv, group)
-    attention.out = RowParallelLinear(attention.out, group)
-    mlp.up = ColumnParallelLinear(mlp.up, group)
-    mlp.down = RowParallelLinear(mlp.down, group)
-    return block
+PLAN = {
+    "attention.qkv": ColumnParallelLinear,
+    "attention.out": RowParallelLinear,
+    "mlp.up": ColumnParallelLinear,
+    "mlp.down": RowParallelLinear,
+}
 
 
-# Copies: what every rank has whole must have the same bits on all of them
+def parallelize(model: nn.Module, plan: dict[str, type], group: Group = None) -> nn.Module:
+    """Replace the layers whose names end as the plan says, each by one of that kind."""
+    for name, layer in list(model.named_modules()):
+        for ending, kind in plan.items():
+            if name.endswith(ending):
+                model.set_submodule(name, kind(layer, group))
+    return model
 
 
 def copies(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -88,13 +89,10 @@ def whole_of(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     return torch.cat(every, parameter.cut)
 
 
-# A step
-
-
 def new_block() -> Block:
     """A block of width 48 with twelve heads, in float64; the same on every rank."""
     torch.manual_seed(0)
-    return Block(width=48, heads=12).double()
+    return Block().double()
 
 
 def gradients_of(block: Block, step: int = 0) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """What f and g, and the layers by columns and by rows, must do."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,75 +11,60 @@ from torch import nn
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.tensor_parallel import block, layers
 
-OTHERS = "with ranks 2 and 3 in another group,"
+Rows = list[tuple[str, torch.Tensor, torch.Tensor]]  # of what: found, and expected
 
 
-def _group_of(rank: int, world_size: int, size: int) -> dist.ProcessGroup:
-    """The ranks are in groups of `size` neighbours."""
-    groups = [dist.new_group(range(i, i + size)) for i in range(0, world_size, size)]
-    return groups[rank // size]
+def compare(
+    worker: Callable[..., Rows], *args: Any, groups: Sequence = ((1, 1), (3, 3), (4, 2))
+) -> None:
+    """Launch `worker` on n ranks in groups of some size, and compare what each rank found."""
+    for n, size in groups:
+        for rank, rows in enumerate(launch(worker, n, *args, size).results):
+            who = f"rank {rank} of {n}"
+            if size < n:
+                who = f"with ranks 2 and 3 in another group, rank {rank}"
+            for what, found, expected in rows:
+                expect(found, expected, f"{who}: the {what}", within=1e-9)
 
 
 # f and g
 
 
-def _there_and_back(
-    rank: int, world_size: int, operator: type, size: int, is_back: bool = True
-) -> tuple[torch.Tensor, torch.Tensor | None, bool]:
-    """Rank r gives r + 1 in groups of `size`, and gets the gradient 10 (r + 1)."""
-    mine = torch.full((2,), rank + 1.0, requires_grad=True)
-    gradient = torch.full((2,), 10 * (rank + 1.0))
-    output = operator.apply(mine, _group_of(rank, world_size, size))
-    result = output.detach().clone()
+def _apply(
+    rank: int, world_size: int, operator: type, is_back: bool, is_sum: bool, size: int
+) -> Rows:
+    """Rank r gives r + 1 and, with `is_back`, gets the gradient 10 (r + 1)."""
+    group, _ = dist.new_subgroups(size)
+    given, unit = torch.full((2,), rank + 1.0), 10 if is_back else 1
+    x, gradient = given.clone().requires_grad_(), 10 * given
+    output = operator.apply(x, group)
     if is_back:
         output.backward(gradient)
-    kept = bool((mine == rank + 1).all() and (gradient == 10 * (rank + 1)).all())
-    return result, mine.grad, kept
+    found = ("input's gradient", x.grad) if is_back else ("output", output.detach())
+    summed = dist.get_process_group_ranks(group) if is_sum else [rank]
+    expected = torch.full((2,), unit * sum(other + 1.0 for other in summed))
+    rows = [(*found, expected), ("input afterwards", x.detach(), given)]
+    return [*rows, ("gradient afterwards", gradient, 10 * given)]
 
 
-def _compare(operator: type, direction: int, is_sum: bool) -> None:
-    """Compare what f or g gives in forward (`direction` 0) or in backward (1)."""
-    what, factor = [("output", 1.0), ("input's gradient", 10.0)][direction]
-    for n in (1, 3):
-        report = launch(_there_and_back, n, operator, n, is_back=direction == 1)
-        for rank, found in enumerate(report.results):
-            wanted = factor * (sum(range(1, n + 1)) if is_sum else rank + 1)
-            who = f"rank {rank} of {n}: the {what}"
-            expect(found[direction], torch.full((2,), wanted), who)
-
-
-def hands_on_its_input(operator: type) -> None:
+def hands_on_its_input(f: type) -> None:
     """give every rank its own input in forward"""
-    _compare(operator, 0, is_sum=False)
+    compare(_apply, f, False, False)
 
 
-def sums_gradients(operator: type) -> None:
-    """give every rank the sum of all ranks' gradients in backward"""
-    _compare(operator, 1, is_sum=True)
+def sums_gradients(f: type) -> None:
+    """give every rank the sum of its group's gradients in backward, and not change those"""
+    compare(_apply, f, True, True)
 
 
-def sums_its_input(operator: type) -> None:
-    """give every rank the sum of all ranks' parts in forward"""
-    _compare(operator, 0, is_sum=True)
+def sums_its_input(g: type) -> None:
+    """give every rank the sum of its group's parts in forward, and not change those"""
+    compare(_apply, g, False, True)
 
 
-def hands_on_gradients(operator: type) -> None:
+def hands_on_gradients(g: type) -> None:
     """hand the gradient on as it is in backward"""
-    _compare(operator, 1, is_sum=False)
-
-
-def leaves_tensors_alone(operator: type) -> None:
-    """not write into the tensors that it is given"""
-    for rank, found in enumerate(launch(_there_and_back, 2, operator, 2).results):
-        assert found[2], f"rank {rank}: the input or the gradient has other numbers now"
-
-
-def stays_in_its_group(operator: type) -> None:
-    """sum over the ranks of `group` only"""
-    alone = launch(_there_and_back, 2, operator, 2).results
-    for rank, found in enumerate(launch(_there_and_back, 4, operator, 2).results[:2]):
-        for i, what in enumerate(("output", "input's gradient")):
-            expect(found[i], alone[rank][i], f"{OTHERS} rank {rank}: the {what}")
+    compare(_apply, g, True, False)
 
 
 # Both layers
@@ -92,14 +77,9 @@ def _run(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> list[torc
     return [output.detach(), x.grad, layer.weight.grad, layer.bias.grad]
 
 
-def _beside_whole(
-    rank: int, world_size: int, layer: type, size: int
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Output and gradients of this rank's layer, and its shares of the whole layer's.
-
-    The ranks are in groups of `size`, each with a layer of its own.
-    """
-    group = _group_of(rank, world_size, size)
+def _beside_whole(rank: int, world_size: int, layer: type, size: int) -> Rows:
+    """This rank's layer, and its shares of a whole one, which each group has of its own."""
+    group, _ = dist.new_subgroups(size)
     torch.manual_seed(rank // size)
     whole = nn.Linear(12, 24).double()
     x, gradient = torch.randn(2, 12).double(), torch.randn(2, 24).double()
@@ -111,53 +91,27 @@ def _beside_whole(
 
     expected = map(share, _run(deepcopy(whole), x, gradient), dims)
     found = _run(layer(whole, group), share(x, dims[1]), share(gradient, dims[0]))
-    return found, list(expected)
+    names = "output", "input's gradient", "weight's gradient", "bias's gradient"
+    return list(zip(names, found, expected, strict=True))
 
 
-WHAT = ("output", "input's gradient", "weight's gradient", "bias's gradient")
+def has_its_columns(layer: type) -> None:
+    """compute this rank's columns of the group's output, and its shares of the gradients"""
+    compare(_beside_whole, layer)
 
 
-@cache
-def _compared(layer: type, world_size: int, size: int) -> list:
-    return launch(_beside_whole, world_size, layer, size).results
-
-
-def _compare_layer(layer: type, places: Sequence[int], n: int, size: int) -> None:
-    for rank, (found, wanted) in enumerate(_compared(layer, n, size)):
-        for i in places:
-            where = f"rank {rank} of {n}" if n == size else f"{OTHERS} rank {rank}"
-            expect(found[i], wanted[i], f"{where}: the {WHAT[i]}", within=1e-9)
-
-
-def computes_its_columns(layer: type) -> None:
-    """compute this rank's columns of the whole layer's output"""
-    for n in (1, 3):
-        _compare_layer(layer, [0], n, n)
-
-
-def computes_the_whole(layer: type) -> None:
-    """give the whole layer's output on every rank"""
-    for n in (1, 3):
-        _compare_layer(layer, [0], n, n)
-
-
-def has_its_gradients(layer: type) -> None:
-    """have this rank's shares of the whole layer's gradients: input, weight and bias"""
-    for n in (1, 3):
-        _compare_layer(layer, [1, 2, 3], n, n)
-
-
-def shares_within_its_group(layer: type) -> None:
-    """be cut over the ranks of `group` only, and sum over them only"""
-    _compare_layer(layer, [0, 1, 2, 3], 4, 2)
+def has_the_sum(layer: type) -> None:
+    """give every rank the group's whole output, and its shares of the gradients"""
+    compare(_beside_whole, layer)
 
 
 def _train(rank: int, world_size: int, layer: type | None) -> dict[str, torch.Tensor]:
     """Five steps of SGD, with None in one process; the whole parameters, on every rank."""
     one = block.new_block()
     if layer:
-        setattr(block, layer.__name__, layer)  # in this rank only
-        block.parallelize(one)
+        kinds = block.PLAN.items()
+        plan = {n: layer if layer.__name__ == kind.__name__ else kind for n, kind in kinds}
+        block.parallelize(one, plan)
     optimizer = torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9)
     for step in range(5):
         optimizer.zero_grad()
@@ -178,29 +132,9 @@ def trains_like_one(layer: type) -> None:
 build = Builder(
     "tensor_parallel",
     {
-        layers.CopyToRanks: [
-            hands_on_its_input,
-            sums_gradients,
-            leaves_tensors_alone,
-            stays_in_its_group,
-        ],
-        layers.SumOverRanks: [
-            sums_its_input,
-            hands_on_gradients,
-            leaves_tensors_alone,
-            stays_in_its_group,
-        ],
-        layers.ColumnParallelLinear: [
-            computes_its_columns,
-            has_its_gradients,
-            shares_within_its_group,
-            trains_like_one,
-        ],
-        layers.RowParallelLinear: [
-            computes_the_whole,
-            has_its_gradients,
-            shares_within_its_group,
-            trains_like_one,
-        ],
+        layers.CopyToRanks: [hands_on_its_input, sums_gradients],
+        layers.SumOverRanks: [sums_its_input, hands_on_gradients],
+        layers.ColumnParallelLinear: [has_its_columns, trains_like_one],
+        layers.RowParallelLinear: [has_the_sum, trains_like_one],
     },
 )

@@ -1,77 +1,49 @@
 """Apparatus, not the lesson: matrices drawn, and how far a step is from one process."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 from torch import nn
 
 from mgpu_tutorial.lab import Table, frame, launch
-from mgpu_tutorial.lab.colours import colour, tone
+from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
-from mgpu_tutorial.tensor_parallel.block import (
-    Block,
-    copies_that_differ,
-    gradients_of,
-    new_block,
-    whole_of,
-)
+from mgpu_tutorial.tensor_parallel import block
 from mgpu_tutorial.tensor_parallel.layers import sum_of
 
-Step = tuple[torch.Tensor, torch.Tensor, list[str]]  # loss, gradients, copies that differ
-
-# Matrices: what each rank holds of them
-
-SIDE, WIDE, TALL, TOP, LEFT = 34, 118, 94, 46, 74  # pixels
-COPY, PIECE, PART = "copy", "piece", "part of a sum"
-KINDS = {"X": COPY, "columns of A": PIECE, "X A": PIECE, "rows of B": PIECE}
-KINDS |= {"part of X A B": PART, "all-reduce: X A B": COPY}
+TITLES = "X", "columns of A", "X A", "rows of B", "part of X A B", "all-reduce: X A B"
+SIDE, WIDE, TALL, TOP, LEFT = 34, 130, 94, 34, 74  # pixels
 
 
 def product_picture(products: Sequence[Sequence[torch.Tensor]]) -> Drawing:
-    """Draw two products in a row: of each rank X, columns, hidden, rows, part and result."""
+    """Draw two products in a row: each rank's X, columns, X A, rows, part and result."""
     lines = []
     for rank, row in enumerate(products):
-        parts = [f"{t} {m.tolist()}" for t, m in zip(KINDS, row, strict=True)]
+        parts = [f"{t} {m.tolist()}" for t, m in zip(TITLES, row, strict=True)]
         lines.append(f"rank {rank}: {'; '.join(parts)}")
-    bottom, name = TOP + TALL * len(products), "What each rank holds: " + ", ".join(KINDS)
-    drawing = Drawing(LEFT + WIDE * len(KINDS), bottom + 24, "\n".join(lines), name)
-    for i, (title, kind) in enumerate(KINDS.items()):
-        x = LEFT + WIDE * (i + 0.5)
-        for line, words in enumerate(title.split(": ")):
-            drawing.label(x, 20 + 18 * line, words, 13, weight="bold")
-        for rank, row in enumerate(products):
-            y = TOP + TALL * (rank + 0.5)
-            _matrix(drawing, x, y, row[i], rank, kind)
-            drawing.label(x + WIDE / 2, y + 6, "×=×=→ "[i], 18, weight="bold")
-            if kind == PART and rank:
-                drawing.label(x, y - TALL / 2 + 6, "+", 18, weight="bold")
-    for rank in range(len(products)):
-        y = TOP + TALL * (rank + 0.5) + 5
-        drawing.label(10, y, f"rank {rank}", 14, tone(rank).text, "start", "bold")
+    bottom, name = TOP + TALL * len(products), "What each rank holds: " + ", ".join(TITLES)
+    drawing = Drawing(LEFT + WIDE * len(TITLES), bottom + 24, "\n".join(lines), name)
+    for rank, row in enumerate(products):
+        own, y = tone(rank), TOP + TALL * rank
+        drawing.label(10, y + TALL / 2, f"rank {rank}", 14, own.text, "start", "bold")
+        same, here = ("#e4e4e4", FAINT, INK, ""), (own.fill, INK, own.on, "")
+        looks = same, here, here, here, ("#ffffff", own.fill, INK, "4 3"), same
+        for i, matrix in enumerate(row):
+            fill, edge, ink, dash = looks[i]
+            x = LEFT + WIDE * i
+            drawing.label(x + SIDE, 20, TITLES[i], 13, weight="bold")
+            drawing.label(x + WIDE - SIDE, y + TALL / 2, "×=×=→ "[i], 18, weight="bold")
+            for r, c in product(range(2), range(2)):
+                left, top = x + SIDE * c, y + 6 + SIDE * r
+                drawing.box(left, top, SIDE - 2, SIDE - 2, edge, fill, 1.5, dash, 3)
+                drawing.label(
+                    left + 16, top + 21, matrix[r, c].item(), 13, ink, weight="bold"
+                )
+    drawing.label(LEFT + WIDE * 4 + SIDE, TOP + TALL, "+", 18, weight="bold")
     legend = "grey: the same on every rank · filled: only here · dashed: a part of a sum"
     drawing.label(LEFT, bottom + 14, legend, 14, anchor="start")
     return drawing
-
-
-def _matrix(
-    drawing: Drawing, x: float, y: float, matrix: torch.Tensor, rank: int, kind: str
-) -> None:
-    """The numbers of a matrix in boxes around (x, y)."""
-    fill, edge, ink, dash = {
-        COPY: ("#e4e4e4", FAINT, INK, ""),
-        PIECE: (colour(rank), INK, tone(rank).on, ""),
-        PART: ("#ffffff", colour(rank), INK, "4 3"),
-    }[kind]
-    high, wide = matrix.shape
-    for i, line in enumerate(matrix.tolist()):
-        for j, number in enumerate(line):
-            left, top = x + SIDE * (j - wide / 2), y + SIDE * (i - high / 2)
-            drawing.box(left + 1, top + 1, SIDE - 2, SIDE - 2, edge, fill, 1.5, dash, 3)
-            middle = left + SIDE / 2, top + SIDE / 2 + 5
-            drawing.label(*middle, number, 13, ink, weight="bold")
-
-
-# Forward and back
 
 
 def travel(
@@ -111,38 +83,39 @@ def travel(
     frame("f adds up these parts. Without f they stay as they were a step ago.", held)
 
 
-# How wrong
+def steps(
+    rank: int,
+    world_size: int,
+    prepares: Sequence[Callable],
+    new: Callable,
+    backward: Callable,
+) -> list[tuple[torch.Tensor, torch.Tensor, list[str]]]:
+    """A step of SGD with each way to prepare the model that `new` makes.
+
+    Of each its loss, all gradients without padding, and the copies that then differ.
+    """
+    found = []
+    for prepare in prepares:
+        model, whole = prepare(new()), new()
+        loss = backward(model)
+        pairs = zip(model.parameters(), whole.parameters(), strict=True)
+        gradients = [block.whole_of(p.grad, p)[: len(q)].flatten() for p, q in pairs]
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        found.append((loss, torch.cat(gradients), block.copies_that_differ(model)))
+    return found
 
 
-def whole(model: nn.Module) -> nn.Module:
-    """One process has everything: the reference."""
-    return model
-
-
-def step_once(rank: int, world_size: int, prepare: Callable[[Block], Block]) -> Step:
-    """A step of SGD: its loss, all gradients, and which copies then differ between ranks."""
-    block = prepare(new_block())
-    loss = gradients_of(block)
-    gradients = [whole_of(p.grad, p).flatten() for p in block.parameters()]
-    torch.optim.SGD(block.parameters(), lr=0.1).step()
-    return loss, torch.cat(gradients), copies_that_differ(block)
-
-
-def step_table(*prepares: Callable[[Block], Block]) -> Table:
-    """Launch a step of each on two ranks; how far from one process, and what differs."""
-    return distances(step_once, prepares, ranks=2)
-
-
-def each(rank: int, world_size: int, step: Callable, prepares: Sequence) -> list[Step]:
-    """A step with each way to prepare the model, one after the other."""
-    return [step(rank, world_size, prepare) for prepare in prepares]
-
-
-def distances(step: Callable, prepares: Sequence[Callable], ranks: int) -> Table:
-    """Launch `step` with each of `prepares`; how far rank 0 is from one process."""
-    loss, gradients, _ = launch(step, 1, whole).results[0]
-    rows, steps = [], launch(each, ranks, step, prepares).results[0]
-    for prepare, found in zip(prepares, steps, strict=True):
-        far = abs(found[0] / loss - 1), (found[1] - gradients).norm() / gradients.norm()
-        rows.append([prepare.__name__, *(f"{off:.1%}" for off in far), len(found[2])])
+def step_table(
+    *prepares: Callable[[nn.Module], nn.Module],
+    ranks: int = 2,
+    new: Callable = block.new_block,
+    backward: Callable = block.gradients_of,
+) -> Table:
+    """Launch a step of each; how far rank 0 is from one process, and which copies differ."""
+    [(loss, gradients, _)] = launch(steps, 1, [lambda whole: whole], new, backward).results[0]
+    rows, found = [], launch(steps, ranks, prepares, new, backward).results[0]
+    for prepare, (its_loss, its_gradients, differ) in zip(prepares, found, strict=True):
+        off = abs(its_loss / loss - 1), (its_gradients - gradients).norm() / gradients.norm()
+        texts = ("below 1e-14" if far < 1e-14 else f"{far:.1%}" for far in off)
+        rows.append([prepare.__name__, *texts, len(differ)])
     return Table(["", "loss off", "gradients off", "copies that differ"], rows)

@@ -5,8 +5,6 @@ transpose of A as `weight`, so columns of A are rows of `weight`. `group` are th
 share a product; None stands for all ranks.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,12 +17,12 @@ class CopyToRanks(torch.autograd.Function):
     """f: all ranks use the same input, so its gradient is the sum of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group = None) -> torch.Tensor:
+    def forward(ctx, x: torch.Tensor, group: Group = None) -> torch.Tensor:
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return sum_of(gradient, ctx.group), None
 
 
@@ -32,11 +30,11 @@ class SumOverRanks(torch.autograd.Function):
     """g: the output is the sum of the ranks' parts, so each has the output's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Group = None) -> torch.Tensor:
+    def forward(ctx, part: torch.Tensor, group: Group = None) -> torch.Tensor:
         return sum_of(part, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
 
 
@@ -47,9 +45,6 @@ def sum_of(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     return total
 
 
-# Layers
-
-
 class Shard(nn.Parameter):
     """This rank's part of a parameter, cut along the dimension `cut`."""
 
@@ -58,10 +53,7 @@ class Shard(nn.Parameter):
 
 
 def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
-    """Cut a tensor that all ranks have into equal parts along `dim`, and take this rank's.
-
-    Raises ValueError on every rank where the parts would not be equal.
-    """
+    """This rank's part of a tensor that all have; ValueError where parts can't be equal."""
     ranks, length = dist.get_world_size(group), parameter.shape[dim]
     if length % ranks:
         raise ValueError(f"{length} features cannot be cut into {ranks} equal parts")
@@ -72,11 +64,7 @@ def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
 
 
 class ColumnParallelLinear(nn.Module):
-    """Every rank computes some of the outputs, from an input that all ranks have.
-
-    Made of a linear layer that all ranks have alike: (…, inputs) becomes
-    (…, outputs / ranks).
-    """
+    """(…, inputs), which all ranks have, becomes (…, outputs / ranks)."""
 
     f = CopyToRanks
 
@@ -91,11 +79,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Every rank has some of the inputs, and the ranks add up what they make of them.
-
-    Made of a linear layer that all ranks have alike: (…, inputs / ranks) becomes
-    (…, outputs). The bias is whole on every rank and is added once, to the sum.
-    """
+    """(…, inputs / ranks) becomes (…, outputs) on all ranks; the bias is added to the sum."""
 
     g = SumOverRanks
 

@@ -1,39 +1,29 @@
 """Apparatus, not the lesson: errors, bytes and rounding in tables, films and a picture."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector as flat
 
 from mgpu_tutorial.lab import Ledger, Table, frame, launch, span
 from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import ALARM
 from mgpu_tutorial.lab.draw.plot import Plot
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import ring_passes
 from mgpu_tutorial.shared.models import SmallTransformer
-from mgpu_tutorial.tensor_parallel.block import copies, copies_that_differ
-from mgpu_tutorial.tensor_parallel.figures import Step, distances, each, whole
+from mgpu_tutorial.tensor_parallel import figures
+from mgpu_tutorial.tensor_parallel.block import copies, parallelize
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import gathered, scattered_sum
-from mgpu_tutorial.tensor_parallel_in_practice.torch_plan import on_a_mesh, step_on_a_mesh
-from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
-    gradients_of,
-    new_batch,
-    new_model,
-    parallel_cross_entropy,
-    parallelize,
-    whole_gradients,
-)
+from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import PLAN, gradients_of, new_model
 
-Prepare = Callable[[SmallTransformer], SmallTransformer]
 GREY = 7  # the number of a colour that is no rank's here
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-# The vocabulary, the sequence and the mesh as films
+step_table = partial(figures.step_table, ranks=4, new=new_model, backward=gradients_of)
 
 
 def share_vocabulary(rank: int, world_size: int) -> float:
@@ -69,10 +59,10 @@ def share_vocabulary(rank: int, world_size: int) -> float:
 
 def share_sequence(rank: int, world_size: int) -> torch.Tensor:
     """A layer of attention on two ranks: four tokens in two parts, four heads."""
-    tokens = torch.full((1, 2, 1), float(rank))
+    tokens, other = torch.full((1, 2, 1), float(rank)), 1 - rank
     held = {"part": ("0 1", "2 3")[rank]}
     frame("Norm: each rank has two of the four tokens, and all their features.", held)
-    whole, other = gathered(tokens), 1 - rank
+    whole = gathered(tokens)
     held["input"] = range(world_size)
     says = "All-gather, in place of f: every rank has both parts."
     frame(says, held, {"input": (other, "part")})
@@ -110,171 +100,78 @@ def travel(rank: int, world_size: int) -> None:
     frame("dp: the columns add it up. Each rank keeps its quarter.", held)
 
 
-# How wrong
-
-
-def step_once(rank: int, world_size: int, prepare: Prepare) -> Step:
-    """A step of SGD: its loss, all gradients, and which copies then differ between ranks."""
-    model = prepare(new_model())
-    loss = gradients_of(model)
-    gradients = flat(whole_gradients(model).values())
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    return loss, gradients, copies_that_differ(model)
-
-
-def step_table(*prepares: Prepare) -> Table:
-    """Launch a step of each on four ranks; how far from one process, and what differs."""
-    return distances(step_once, prepares, ranks=4)
-
-
-def flat(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """All gradients side by side, in float64."""
-    return torch.cat([gradient.flatten() for gradient in gradients]).double()
-
-
-def mesh_steps(
-    rank: int, world_size: int, shapes: list[tuple[int, int]]
-) -> list[torch.Tensor]:
-    """A step by PyTorch on a mesh (dp, tp) of each shape: all gradients."""
-    device, found = "cuda" if "nccl" in dist.get_backend() else "cpu", []
-    for shape in shapes:
-        mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "tp"))
-        model = on_a_mesh(new_model(), mesh)
-        step_on_a_mesh(model, mesh, *new_batch())
-        found.append(flat(p.grad.full_tensor() for p in model.parameters()))
-    return found
-
-
-def tabulate_distances(prepares: list[Prepare], shapes: list[tuple[int, int]]) -> Table:
-    """Launch a step of each on 2 to 4 ranks, and on meshes: is a gradient off by 1e-14?"""
-    _, expected, _ = launch(step_once, 1, whole).results[0]
-    found = {(prepare.__name__, "2, 3 and 4 ranks"): [] for prepare in prepares}
-    for n in (2, 3, 4):
-        for steps in launch(each, n, step_once, prepares).results:
-            for gradients, step in zip(found.values(), steps, strict=True):
-                gradients.append(step[1])
-    meshes = ", ".join(f"{dp} x {tp}" for dp, tp in shapes)
-    results = launch(mesh_steps, 4, shapes).results
-    found["PyTorch's, on meshes", f"{meshes} ranks"] = sum(results, start=[])
-    rows = []
-    for name, gradients in found.items():
-        far = largest_difference(gradients, [expected] * len(gradients))
-        rows.append([*name, "below 1e-14" if far < 1e-14 else f"{far:.0e}"])
-    return Table(["", "", "every gradient of every rank"], rows)
-
-
-# What is sent, and what is kept
-
-
-def trace_steps(rank: int, world_size: int, prepares: list[Prepare]) -> None:
-    """A step of each, with one block and with two."""
+def trace_steps(rank: int, world_size: int, prepares: list[Callable]) -> list[int]:
+    """A step of each with one block and with two; the bytes that two keep for backward."""
+    kept = []
     for prepare in prepares:
         for depth in (1, 2):
-            model = prepare(new_model(torch.float32, depth=depth))
-            with span(f"{prepare.__name__} {depth}"):
+            model, ledger = prepare(new_model(torch.float32, depth=depth)), Ledger()
+            with span(f"{prepare.__name__} {depth}"), ledger.saved_for_backward(model):
                 gradients_of(model)
+        kept.append(ledger.saved_peak("cpu"))
+    return kept
 
 
-def bytes_table(*prepares: Prepare) -> Table:
-    """Launch two ranks and four; the bytes that a block sends in a ring."""
+def bytes_table(*prepares: Callable) -> Table:
+    """Launch 1, 2 and 4 ranks; what a block sends in a ring, and what a rank keeps."""
     rows = []
-    for n in (2, 4):
-        report = launch(trace_steps, n, prepares, trace=True)
-        for prepare in prepares:
+    for n in (1, 2, 4):
+        report = launch(trace_steps, n, prepares, trace=True, device="cpu")
+        for prepare, kept in zip(prepares, report.results[0], strict=True):
             name = prepare.__name__
             one, two = (ring_passes(report, f"{name} {depth}") for depth in (1, 2))
             sent = Counter({op: nbytes * (n - 1) // n for op, nbytes in (two - one).items()})
             calls = ", ".join(f"{nbytes:,} {op}" for op, nbytes in sorted(sent.items()))
-            rows.append([name, n, calls, sum(sent.values())])
-    return Table(["", "ranks", "bytes per block and step", "in all"], rows)
+            rows.append([name, n, calls, sum(sent.values()), kept])
+    return Table(["", "ranks", "bytes that a block sends", "in all", "bytes kept"], rows)
 
 
-def count_kept(rank: int, world_size: int, prepares: list[Prepare]) -> list[int]:
-    """The bytes of activations that autograd keeps on this rank after forward."""
-    found = []
-    for prepare in prepares:
-        model, ledger = prepare(new_model(torch.float32, width=96)), Ledger()
-        tokens, targets = new_batch(sequences=8, length=24)
-        ledger.add("batch", [tokens, targets])
-        with ledger.saved_for_backward(model):
-            loss = parallel_cross_entropy(model(tokens), targets)
-        found.append(ledger.saved_now("cpu"))
-        loss.backward()
-    return found
-
-
-def kept_table(*prepares: Prepare) -> Table:
-    """Launch 1, 2 and 4 ranks; the KiB that a rank keeps for backward."""
-    kept = [launch(count_kept, n, prepares).results[0] for n in (1, 2, 4)]
-    rows = [
-        [prepare.__name__, *(f"{nbytes / 1024:,.0f}" for nbytes in row)]
-        for prepare, row in zip(prepares, zip(*kept, strict=True), strict=True)
-    ]
-    return Table(["KiB kept for backward", "of 1", "of 2", "of 4"], rows)
-
-
-# Rounding: a sum of rounded numbers depends on its order
-
-
-def share_otherwise(model: SmallTransformer, seed: int) -> SmallTransformer:
-    """The same function with its heads and features in another order."""
+def shuffled(model: SmallTransformer, seed: int) -> SmallTransformer:
+    """The same function with the features of its perceptrons in another order."""
     generator = torch.Generator().manual_seed(seed)
-    for block in model.blocks:
-        attention, mlp = block.attention, block.mlp
-        heads = attention.out.in_features // attention.per_head
-        for first, second, count in (
-            (attention.qkv, attention.out, heads),
-            (mlp.up, mlp.down, mlp.up.out_features),
-        ):
-            order = torch.randperm(count, generator=generator)
-            for p in (first.weight, first.bias):
-                p.data = p.data.unflatten(0, (count, -1))[order].flatten(0, 1)
-            columns = second.weight.data.unflatten(1, (count, -1))
-            second.weight.data = columns[:, order].flatten(1)
+    for mlp in (block.mlp for block in model.blocks):
+        order = torch.randperm(mlp.up.out_features, generator=generator)
+        mlp.up.weight.data, mlp.up.bias.data = mlp.up.weight[order], mlp.up.bias[order]
+        mlp.down.weight.data = mlp.down.weight[:, order]
     return model
 
 
 def orders(rank: int, world_size: int, tokens: int) -> dict[str, dict[str, list[float]]]:
     """How far the copies' gradients are from one process, in each of sixteen orders."""
-    batch, targets = new_batch()
+    alone, _ = dist.new_subgroups(1)
     found = {name: {"right": [], "without mask": []} for name in DTYPES}
     for name, dtype in DTYPES.items():
-        one = new_model(dtype, vocabulary=tokens)
-        wide = one(batch).flatten(0, 1).to(torch.promote_types(dtype, torch.float32))
-        cross_entropy(wide, targets.flatten()).backward()
+        one = new_model(dtype, tokens)
+        gradients_of(one, alone)
         for seed in range(16):
-            model = parallelize(share_otherwise(new_model(dtype, vocabulary=tokens), seed))
-            for which in found[name]:
+            model = parallelize(shuffled(new_model(dtype, tokens), seed), PLAN)
+            for which, distances in found[name].items():
                 if which == "without mask":
                     model.head.real = len(model.head.weight)
                 model.zero_grad()
                 gradients_of(model)
-                mine = {path: p.grad for path, p in copies(model).items()}
-                expected = flat(one.get_parameter(path).grad for path in mine)
-                far = (flat(mine.values()) - expected).norm() / expected.norm()
-                found[name][which].append(far.item())
+                same = copies(model)
+                ours = flat(p.grad for p in same.values()).double()
+                its = flat(one.get_parameter(n).grad for n in same).double()
+                distances.append(((ours - its).norm() / its.norm()).item())
     return found
 
 
 def orders_picture(measured: Mapping[str, Mapping[str, list[float]]]) -> Plot:
-    """Draw the distance from one process of each order, by precision; bfloat16 once more."""
+    """Draw the distance from one process of each order, by precision; the last enlarged."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure, names = Figure(figsize=(10, 4), layout="constrained"), list(measured)
     every, last = figure.subplots(1, 2, width_ratios=(3, 2))
-    looks = {"right": (COLOURS[0], "o", -0.12), "without mask": (ALARM, "x", 0.12)}
-    for axes, names in ((every, list(measured)), (last, list(measured)[-1:])):
-        for place, name in enumerate(names):
-            for which, values in measured[name].items():
-                ink, marker, shift = looks[which]
-                label = f"{which}, sixteen orders" if place == 0 else None
-                xs = [place + shift] * len(values)
-                axes.scatter(xs, values, 60, color=ink, marker=marker, label=label, alpha=0.7)
-        axes.set_xticks(range(len(names)), names, fontsize=12)
+    for axes, shown in ((every, names), (last, names[-1:])):
+        for which, ink, marker in (("right", COLOURS[0], "o"), ("without mask", ALARM, "x")):
+            points = [(name, far) for name in shown for far in measured[name][which]]
+            label = f"{which}, sixteen orders"
+            axes.scatter(*zip(*points, strict=True), 60, ink, marker, label=label)
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     every.set(yscale="log", ylabel="gradients off, as a share", ylim=(1e-17, 1))
     every.legend(frameon=False, fontsize=11, loc="lower right")
-    last.set(xlim=(-0.5, 0.5), title="the last column, enlarged")
+    last.set(title="the last column, enlarged")
     words = "distance of sixteen orders from one process, right and without the mask, in "
-    return Plot(figure, words + ", ".join(measured))
+    return Plot(figure, words + ", ".join(names))

@@ -4,29 +4,24 @@ Activations are (batch, sequence, features). Where the shared part begins the ra
 the sequence, and where it ends they scatter it.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import embedding
 
-from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel.block import copies
 from mgpu_tutorial.tensor_parallel.layers import Group
-from mgpu_tutorial.tensor_parallel_in_practice import vocabulary
 
 
 class GatherSequence(torch.autograd.Function):
     """In place of f: all-gather in forward, and reduce-scatter in backward."""
 
     @staticmethod
-    def forward(ctx: Any, mine: torch.Tensor, group: Group = None) -> torch.Tensor:
+    def forward(ctx, mine: torch.Tensor, group: Group = None) -> torch.Tensor:
         ctx.group = group
         return gathered(mine, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return scattered_sum(gradient, ctx.group), None
 
 
@@ -34,12 +29,12 @@ class ScatterSequence(torch.autograd.Function):
     """In place of g: reduce-scatter in forward, and all-gather in backward."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Group = None) -> torch.Tensor:
+    def forward(ctx, part: torch.Tensor, group: Group = None) -> torch.Tensor:
         ctx.group = group
         return scattered_sum(part, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gathered(gradient, ctx.group), None
 
 
@@ -59,22 +54,11 @@ def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     return mine
 
 
-class Positions(nn.Module):
-    """The embeddings of this rank's places; the table is a copy."""
-
-    def __init__(self, whole: nn.Embedding, group: Group = None) -> None:
-        super().__init__()
-        self.weight, self.group = whole.weight, group
-
-    def forward(self, places: torch.Tensor) -> torch.Tensor:
-        mine = places.chunk(dist.get_world_size(self.group))[dist.get_rank(self.group)]
-        return embedding(mine, self.weight)
-
-
-def parallelize(model: SmallTransformer, group: Group = None) -> SmallTransformer:
-    """Cut a whole model; between the products every rank then has some of the tokens."""
-    vocabulary.parallelize(model, group)
-    model.position = Positions(model.position, group)
+def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
+    """Let each rank of a model that is cut have some of the tokens between the products."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    # only the positions of this rank's tokens are looked up
+    model.position.register_forward_pre_hook(lambda _, given: given[0].chunk(ranks)[rank])
     for layer in model.modules():
         if hasattr(layer, "f"):
             layer.f = GatherSequence
@@ -85,10 +69,6 @@ def parallelize(model: SmallTransformer, group: Group = None) -> SmallTransforme
 
 def sum_copies(model: nn.Module, group: Group = None) -> nn.Module:
     """In each backward, sum the gradients of the copies over the ranks."""
-
-    def sum_gradient(parameter: nn.Parameter) -> None:
-        dist.all_reduce(parameter.grad, group=group)
-
-    for parameter in copies(model).values():
-        parameter.register_post_accumulate_grad_hook(sum_gradient)
+    for p in copies(model).values():
+        p.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=group))
     return model

@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.tensor_parallel.block import (
+    PLAN,
     Block,
     copies,
     copies_that_differ,
@@ -88,7 +89,7 @@ def pair_of_mine():
 
 
 def take_gradients(rank, world_size, in_pairs):
-    block = parallelize(new_block(), pair_of_mine() if in_pairs else None)
+    block = parallelize(new_block(), PLAN, pair_of_mine() if in_pairs else None)
     gradients_of(block)
     return {n: whole_of(p.grad, p) for n, p in block.named_parameters()}
 
@@ -102,7 +103,7 @@ def test_gradients_are_those_of_one_process(ranks, world_size, in_pairs):
 def change_a_copy(rank, world_size):
     """One bit of one copy on the last rank: which copies differ before, and after?"""
     group = pair_of_mine()
-    block = parallelize(new_block(), group)
+    block = parallelize(new_block(), PLAN, group)
     same = copies_that_differ(block, group)
     if rank == world_size - 1:
         with torch.no_grad():
@@ -117,6 +118,7 @@ def test_one_bit_of_one_copy_is_found_in_its_group(ranks):
         assert set(names) == {*norms, "attention.out.bias", "mlp.down.bias"}
 
 
-def test_heads_that_do_not_divide_are_named_on_every_rank(ranks):
-    with pytest.raises(RankFailed, match="ranks 0, 1, 2, 3 and 4 .*cannot share 12 heads"):
-        ranks(5, take_gradients, False)
+@pytest.mark.parametrize("world_size, why", [(5, "144 features cannot"), (8, "unflatten")])
+def test_heads_that_do_not_divide_are_refused(ranks, world_size, why):
+    with pytest.raises(RankFailed, match=why):
+        ranks(world_size, take_gradients, False)

@@ -1,18 +1,20 @@
 """Vocabulary, sequence and PyTorch's plan: as one process gives it; mistakes as told."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.tensor_parallel.block import copies_that_differ
+from mgpu_tutorial.tensor_parallel.block import parallelize
+from mgpu_tutorial.tensor_parallel.figures import steps
 from mgpu_tutorial.tensor_parallel_in_practice import figures, vocabulary
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import (
     GatherSequence,
     ScatterSequence,
-    parallelize,
+    cut_sequence,
     sum_copies,
 )
 from tests.tensor_parallel.test_layers import draw
@@ -51,53 +53,49 @@ def alone():
     numbers = torch.randint(61, (4, 13), generator=generator)
     loss = cross_entropy(model(numbers[:, :-1]).flatten(0, 1), numbers[:, 1:].flatten())
     loss.backward()
-    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+    return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def whole_tokens(model, group=None):
+    return parallelize(model, vocabulary.PLAN, group)
 
 
 def in_slices(model, group=None):
-    return sum_copies(parallelize(model, group), group)
-
-
-PREPARES = {"whole tokens": vocabulary.parallelize, "slices": in_slices}
+    return sum_copies(cut_sequence(whole_tokens(model, group), group), group)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("prepare", PREPARES)
+@pytest.mark.parametrize("prepare", [whole_tokens, in_slices])
 def test_gradients_are_those_of_one_process(ranks, world_size, prepare):
-    loss, gradients = alone()
-    results = ranks(world_size, figures.step_once, PREPARES[prepare]).results
-    for found, other, different in results:
-        assert found == pytest.approx(loss.item(), abs=1e-14) and different == []
-        assert largest_difference(other, figures.flat(gradients.values())) < 1e-14
+    make = vocabulary.new_model, vocabulary.gradients_of
+    for [found] in ranks(world_size, steps, [prepare], *make).results:
+        assert largest_difference(found[:2], alone()) < 1e-14 and found[2] == []
 
 
 def step_in_pairs(rank, world_size, prepare):
     """Of four ranks the first two are a group, and the last two, with other parameters."""
     group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")).get_group("tp")
-    model = vocabulary.new_model()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= 1 + rank // 2
-    prepare(model, group)
-    tokens, targets = vocabulary.new_batch()
-    vocabulary.parallel_cross_entropy(model(tokens), targets, group).backward()
-    return vocabulary.whole_gradients(model), copies_that_differ(model, group)
+
+    def new():
+        model = vocabulary.new_model()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= 1 + rank // 2
+        return model
+
+    cut, backward = (
+        partial(prepare, group=group),
+        partial(vocabulary.gradients_of, group=group),
+    )
+    return steps(rank, world_size, [cut], new, backward)[0][:2]
 
 
-@pytest.mark.parametrize("prepare", PREPARES)
+@pytest.mark.parametrize("prepare", [whole_tokens, in_slices])
 def test_groups_work_side_by_side(ranks, prepare):
-    _, gradients = alone()
-    results = ranks(4, step_in_pairs, PREPARES[prepare]).results
-    for rank, (found, different) in enumerate(results):
-        assert different == []
-        assert (largest_difference(found, gradients) < 1e-14) == (rank < 2)
-    assert largest_difference(results[2][0], results[3][0]) == 0
-
-
-@pytest.mark.slow
-def test_pytorch_on_a_mesh_is_one_process(ranks):
-    results = ranks(4, figures.mesh_steps, [(2, 2)]).results
-    assert largest_difference(results, [[figures.flat(alone()[1].values())]] * 4) < 1e-14
+    results = ranks(4, step_in_pairs, prepare).results
+    for rank, found in enumerate(results):
+        assert (largest_difference(found, alone()) < 1e-14) == (rank < 2)
+    assert largest_difference(results[2], results[3]) == 0
 
 
 @pytest.mark.slow
@@ -111,7 +109,7 @@ def test_another_order_is_the_same_function(ranks):
 
 
 def look_up_and_predict(rank, world_size, tokens):
-    model = vocabulary.parallelize(vocabulary.new_model(vocabulary=tokens, depth=1))
+    model = whole_tokens(vocabulary.new_model(vocabulary=tokens, depth=1))
     numbers = torch.arange(tokens).repeat(2).view(2, -1)
     vocabulary.parallel_cross_entropy(model(numbers), numbers.flip(1)).backward()
     return [layer.weight.grad for layer in (model.token, model.head)]
@@ -147,11 +145,3 @@ def test_the_loss_is_computed_in_float32_at_least(ranks, dtype):
         assert loss.dtype == torch.float32
         assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
         torch.testing.assert_close(gradient, logits.grad.chunk(3, -1)[rank].to(dtype))
-
-
-def test_a_number_that_is_no_token_is_refused_on_every_rank(ranks):
-    def look_up(rank, world_size):
-        vocabulary.parallelize(vocabulary.new_model())(torch.tensor([[0, 61]]))
-
-    with pytest.raises(RankFailed, match="ranks 0, 1 and 2 .*not in a vocabulary of 61"):
-        ranks(3, look_up)
