@@ -37,6 +37,7 @@ def test_the_links_of_a_students_contents_lead_somewhere(tmp_path):
             else ROOT / "student" / target
         )
         assert place.resolve().exists(), target
+    assert student.contents("[below](#start)") == "[below](#start)"
 
 
 def test_the_work_of_a_student_is_kept(small, tmp_path):
