@@ -1,8 +1,7 @@
-"""Apparatus, not the lesson: where things are after each step, bytes, one step's results."""
+"""Apparatus, not the lesson: a film of what is where, and the bytes of a step."""
 
-import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -21,12 +20,10 @@ from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.film import Film
-from mgpu_tutorial.lab.measure import largest_difference
 
-COLUMN, BOX, TOP = 196, 30, 74  # pixels: width, height, and where the first box begins
-Thing = torch.Tensor | nn.Module
-Things = Mapping[str, Thing | Sequence[Thing]]
-Item = tuple[str, str, str]  # a name, a device, and a shape or a count of numbers
+COLUMN, BOX, TOP = 196, 38, 74  # pixels: width, height, and where the first box begins
+Steps = list[tuple[str, dict[str, Sequence[torch.Tensor]]]]
+Item = tuple[str, str, str]  # a device, a name, a shape
 
 
 def eight_steps(
@@ -35,44 +32,83 @@ def eight_steps(
     images: torch.Tensor,
     labels: torch.Tensor,
     devices: Devices,
-) -> list[tuple[str, Things]]:
+) -> Steps:
     """Take a training step of `DataParallel` in its eight parts, with a layer without bias.
 
-    Returns the title of each part, and by name what there is after it; the first entry is
-    before the step.
+    Returns the title of each part, and by name the tensors that are there after it.
     """
-    optimizer.zero_grad()
-    pieces = scatter(images, devices)
-    replicas = replicate(module, devices[: len(pieces)])
-    for replica in replicas:
-        replica.weight.retain_grad()  # PyTorch keeps only the module's
-    outputs = parallel_apply(replicas, [(piece,) for piece in pieces])
-    output = gather(outputs, devices[0])
-    copied = labels.to(devices[0])
-    loss = cross_entropy(output, copied)
-    loss.backward()
-    gradients = [replica.weight.grad for replica in replicas]
-    optimizer.step()
-    gone = dict.fromkeys(["piece", "gathered", "labels, copied", "loss"])
-    changes = {
-        "0. before": {"batch": images, "labels": labels, "module": module},
-        "1. scatter: the batch is cut": {"piece": pieces},
-        "2. replicate: the module is copied": {"replica": replicas},
-        "3. parallel_apply: forward in threads": {"output": outputs},
-        "4. gather: all outputs to the first device": {"output": None, "gathered": output},
-        "5. loss, on the first device": {"labels, copied": copied, "loss": loss},
-        "6. backward: a gradient for each replica": gone | {"gradient": gradients},
-        "7. the gradients add up on the module": {
-            "replica": None,
-            "gradient": module.weight.grad,
-        },
-        "8. update: only the module": {},
-    }
     there, steps = {}, []
-    for title, changed in changes.items():
-        there |= changed
-        steps.append((title, {name: th for name, th in there.items() if th is not None}))
+
+    def note(title: str, **changed: Sequence[torch.Tensor]) -> None:
+        there.update(changed)
+        steps.append((title, dict(there)))
+
+    optimizer.zero_grad()
+    note("0. before", batch=[images], labels=[labels], module=[module.weight])
+    pieces = scatter(images, devices)
+    note("1. scatter: the batch is cut", piece=pieces)
+    replicas = replicate(module, devices[: len(pieces)])
+    weights = [replica.weight for replica in replicas]
+    note("2. replicate: the module is copied", replica=weights)
+    outputs = parallel_apply(replicas, [(piece,) for piece in pieces])
+    note("3. parallel_apply: forward in threads", output=outputs)
+    output = gather(outputs, devices[0])
+    note("4. gather: all outputs to the first device", output=[], gathered=[output])
+    copied = {"labels, copied": [labels.to(devices[0])]}
+    loss = cross_entropy(output, copied["labels, copied"][0])
+    note("5. loss, on the first device", **copied, loss=[loss])
+    [weight.retain_grad() for weight in weights]  # PyTorch keeps only the module's
+    loss.backward()
+    gone = dict.fromkeys(["piece", "gathered", *copied, "loss"], [])
+    gradients = [weight.grad for weight in weights]
+    note("6. backward: a gradient for each replica", gradient=gradients, **gone)
+    gradient = [module.weight.grad]
+    note("7. the gradients add up on the module", replica=[], gradient=gradient)
+    optimizer.step()
+    note("8. update: only the module")
     return steps
+
+
+def placement(steps: Steps) -> Film:
+    """A frame of each step, with a column for a device; what is new has a thick border."""
+    frames = [(title, _items_of(things)) for title, things in steps]
+    counts = [Counter(device for device, *_ in items) for _, items in frames]
+    devices = sorted(set().union(*counts))
+    size = COLUMN * len(devices) + 20, TOP + BOX * max(max(c.values()) for c in counts) + 8
+    drawings, old = [], []
+    for title, items in frames:
+        drawing = Drawing(*size, title, title)
+        drawing.label(14, 24, title, 15, anchor="start", weight="bold")
+        for i, device in enumerate(devices):
+            x, mine = 12 + COLUMN * i, [item for item in items if item[0] == device]
+            drawing.box(x, 36, COLUMN - 10, size[1] - 40, FAINT, "#ffffff", 1)
+            drawing.label(x + 10, 58, device, 14, tone_of(device).text, "start", "bold")
+            words = []
+            for y, (_, name, shape) in enumerate(mine):
+                y, is_new = TOP + BOX * y, (device, name, shape) not in old
+                look = (INK, "#ffffff", 2.4) if is_new else (FAINT, "#f2f2f2", 1)
+                drawing.box(x + 6, y, COLUMN - 22, BOX - 8, *look)
+                weight = "bold" if is_new else "normal"
+                drawing.label(x + 14, y + 20, name, 14, INK, "start", weight)
+                drawing.label(x + COLUMN - 22, y + 20, shape, 14, INK, "end")
+                words.append(f"{'+ ' * is_new}{name} {shape}")
+            drawing.text += f"\n  {device}: {', '.join(words) or 'nothing'}"
+        drawings.append(drawing)
+        old = items
+    return Film(drawings)
+
+
+def _items_of(things: dict[str, Sequence[torch.Tensor]]) -> list[Item]:
+    """An item for each tensor; those of a list are numbered: "piece 0", "piece 1", …."""
+    items, memories = [], set()
+    for name, tensors in things.items():
+        for i, tensor in enumerate(tensors):
+            shape = "×".join(map(str, tensor.shape)) or "scalar"
+            shape = "a view" if tensor.data_ptr() in memories else shape
+            memories.add(tensor.data_ptr())
+            numbered = f"{name} {i}" if len(tensors) > 1 else name
+            items.append((str(tensor.device), numbered, shape))
+    return items
 
 
 def memory_of_step(
@@ -95,88 +131,3 @@ def memory_of_step(
     optimizer.step()
     ledger.record_state(net, optimizer)
     return ledger
-
-
-def four_and_one(
-    net: nn.Module, images: torch.Tensor, labels: torch.Tensor, devices: Devices
-) -> str:
-    """How far a step on all devices is from one on the first, beside the largest number."""
-    found = []
-    for on in (devices[:1], devices):
-        copied = copy.deepcopy(net).to(devices[0])
-        output = DataParallel(copied, on)(images)
-        cross_entropy(output, labels.to(devices[0])).backward()
-        found.append([[output.detach().cpu()], [p.grad.cpu() for p in copied.parameters()]])
-    words = []
-    for name, one, several in zip(("outputs", "gradients"), *found, strict=True):
-        largest = max(float(tensor.abs().max()) for tensor in one)
-        share = largest_difference(several, one) / largest
-        words.append(
-            f"{name} differ by {'less than 0.001%' if share < 1e-5 else f'{share:.0%}'}"
-        )
-    return ", ".join(words)
-
-
-# What lies on which device: a column per device, a box per tensor
-
-
-def placement(steps: Sequence[tuple[str, Things]]) -> Film:
-    """Make a frame of each step: its title, and all that is there after it.
-
-    What is new has a thick border, what was there before a thin one.
-    """
-    frames = [(title, _items_of(things)) for title, things in steps]
-    on = [Counter(device for _, device, _ in items) for _, items in frames]
-    devices = sorted(set().union(*on))
-    most = max(max(count.values()) for count in on)
-    drawings, old = [], []
-    for title, items in frames:
-        drawings.append(_frame(title, items, old, devices, most))
-        old = items
-    return Film(drawings)
-
-
-def _items_of(things: Things) -> list[Item]:
-    """An item for each tensor or module; those of a list are numbered: "piece 0", …."""
-    named = {}
-    for name, value in things.items():
-        several = enumerate(value) if isinstance(value, list) else []
-        named |= {f"{name} {i}": thing for i, thing in several} or {name: value}
-    items, memories = [], set()
-    for name, thing in named.items():
-        tensor = next(thing.parameters()) if isinstance(thing, nn.Module) else thing
-        shape = "×".join(map(str, getattr(thing, "shape", ()))) or "scalar"
-        if thing is not tensor:  # a module in the memory of an earlier one is a view
-            count = f"{sum(p.numel() for p in thing.parameters()):,} numbers"
-            shape = "a view" if tensor.data_ptr() in memories else count
-            memories.add(tensor.data_ptr())
-        items.append((name, str(tensor.device), shape))
-    return items
-
-
-def _frame(
-    title: str, items: list[Item], old: list[Item], devices: list[str], most: int
-) -> Drawing:
-    lines = [title]
-    for device in devices:
-        words = [
-            f"{'' if item in old else '+ '}{item[0]} {item[2]}"
-            for item in items
-            if item[1] == device
-        ]
-        lines.append(f"  {device}: {', '.join(words) or 'nothing'}")
-    height = TOP + (BOX + 8) * most + 8
-    drawing = Drawing(COLUMN * len(devices) + 20, height, "\n".join(lines), title)
-    drawing.label(14, 24, title, 15, anchor="start", weight="bold")
-    for i, device in enumerate(devices):
-        x = 12 + COLUMN * i
-        drawing.box(x, 36, COLUMN - 10, height - 40, FAINT, "#ffffff", 1)
-        drawing.label(x + 10, 58, device, 14, tone_of(device).text, "start", "bold")
-        for row, item in enumerate(item for item in items if item[1] == device):
-            y, is_new = TOP + (BOX + 8) * row, item not in old
-            border = (INK, "#ffffff", 2.4) if is_new else (FAINT, "#f2f2f2", 1)
-            drawing.box(x + 6, y, COLUMN - 22, BOX, *border)
-            weight = "bold" if is_new else "normal"
-            drawing.label(x + 14, y + 20, item[0], 14, INK, "start", weight)
-            drawing.label(x + COLUMN - 22, y + 20, item[2], 14, INK, "end")
-    return drawing

@@ -1,4 +1,4 @@
-"""The four stages of a forward on several devices, and the wrapper that they make up.
+"""The four stages of a forward on several devices, and BatchNorm over all ranks.
 
 `torch.nn.DataParallel` calls the same four
 (https://docs.pytorch.org/docs/2.13/generated/torch.nn.DataParallel.html).
@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
+from torch.distributed.nn.functional import all_reduce
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import place
@@ -79,3 +80,14 @@ class WithLoss(nn.Module):
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return cross_entropy(self.module(images), labels, reduction=self.reduction)
+
+
+def sync_batch_norm(images: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """Normalise each channel of (N, C, H, W) over the images of all ranks."""
+    channels = images.transpose(0, 1).flatten(1)  # (C, N × H × W)
+    count = torch.full_like(channels[:, 0], channels.shape[1])
+    sums = torch.stack([count, channels.sum(1), channels.square().sum(1)])
+    count, total, squares = all_reduce(sums)  # one message; its backward is one too
+    mean = (total / count).view(-1, 1, 1)
+    variance = (squares / count).view(-1, 1, 1) - mean**2
+    return (images - mean) / (variance + eps).sqrt()

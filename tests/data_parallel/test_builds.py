@@ -9,9 +9,13 @@ BY_SIZE = """size = -(-len(batch) // len(devices))
 PIECES = "batch.chunk(len(devices))"
 SCATTER = [
     ("pieces =…", BY_SIZE),
-    ("place(piece, device)", "piece", "3 devices: the devices: "),
-    (PIECES, "[batch[r :: len(devices)] for r in range(len(devices))]", "all rows"),
-    (PIECES, "batch.tensor_split(len(devices))", "10 samples on 4 devices: the rows of each"),
+    ("place(piece, device)", "piece", "3 devices: the devices, entry 0 of 3"),
+    (
+        PIECES,
+        "[batch[r :: len(devices)] for r in range(len(devices))]",
+        "3 devices: the rows, entry 0 of 3",
+    ),
+    (PIECES, "batch.tensor_split(len(devices))", "10 samples on 4 devices: the rows, entry"),
     (PIECES, "batch.detach().chunk(len(devices))", "does not require grad"),
 ]
 MOVED, BOTH = "place(output, device)", "torch.cat(moved) if moved[0].dim() else"
@@ -21,7 +25,7 @@ GATHER = [
     (f"{BOTH} torch.stack(moved)", "torch.cat(moved)", "zero-dimensional"),
     ("cat(moved)", "cat(moved[::-1])", "the rows"),
     (MOVED, f"{MOVED}.detach()", "does not require grad"),
-    ("torch.stack(moved)", "torch.tensor(moved)", "the vector has lost its way back"),
+    ("torch.stack(moved)", "torch.tensor(moved)", "the device of what is joined: 'cpu'"),
 ]
 CALL, LOCAL = "count, total, squares = all_reduce(sums)", "count, total, squares = sums"
 NO_GRAD = f"""with torch.no_grad():
