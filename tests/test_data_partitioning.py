@@ -1,4 +1,4 @@
-"""No sample is lost, none is doubled, and bad input is refused."""
+"""No sample is lost, and none is doubled."""
 
 import pytest
 import torch
@@ -63,20 +63,10 @@ def test_a_partitioner_cuts_one_shuffled_order(weights, seed):
     data = [f"sample {i}" for i in range(20)]
     partitioner = dp.DataPartitioner(data, [weight / 10 for weight in weights], seed)
     for i, part in enumerate(cut(shuffled(20, seed), [2 * weight for weight in weights])):
-        assert partitioner.indices(i) == part
         subset = partitioner.use(i)
+        assert subset.indices == part
         assert [subset[j] for j in range(len(subset))] == [data[j] for j in part]
-    assert dp.DataPartitioner(range(9), [1.0]).indices(0) == shuffled(9, 1234)
-
-
-@pytest.mark.parametrize(
-    "sizes", [[], [1.2, -0.2], [float("nan")], [0.5, 0.4], [0.7, 0.7], [0.999, 0.001]]
-)
-def test_sizes_that_cannot_work_are_refused(sizes):
-    with pytest.raises(ValueError):
-        dp.DataPartitioner(range(10), sizes)
-    least = dp.DataPartitioner(range(10), [0.06, 0.94])  # one sample is a part
-    assert [len(part) for part in least.parts] == [1, 9]
+    assert dp.DataPartitioner(range(9), [1.0]).use(0).indices == shuffled(9, 1234)
 
 
 @given(st.integers(1, 60), st.integers(1, 20), world_sizes, seeds, st.integers(0, 9))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import is_nccl_available
+from torch.distributed import pipelining as pp
 from torch.nn.functional import cross_entropy
 
 from benchmarks import comparison
@@ -20,7 +21,7 @@ from mgpu_tutorial.mixed_precision import precision
 from mgpu_tutorial.model_parallel import micro_batches
 from mgpu_tutorial.model_parallel import split_resnet as resnet
 from mgpu_tutorial.nonblocking import transfers
-from mgpu_tutorial.pipelines import figures, schedules, stages
+from mgpu_tutorial.pipelines import schedules, stages
 from mgpu_tutorial.pipelines import work as works
 from mgpu_tutorial.point_to_point import messages as p2p
 from mgpu_tutorial.shared.vision import torchvision
@@ -42,7 +43,8 @@ def test_ranks_that_share_one_gpu_use_gloo_and_run_the_same_workers():
     results = launch(ranks.on_device, 2, device="cuda:0").results
     assert results == [("cuda:0", "gloo", 1.0)] * 2
     assert launch(p2p.pass_along, 3, device="cuda:0").results[0] == 3.0
-    assert launch(transfers.exchange, 2, device="cuda:0").results == [1.0, 0.0]
+    neighbours = launch(transfers.exchange_with_neighbours, 2, device="cuda:0").results
+    assert neighbours == [[1.0, 1.0], [0.0, 0.0]]
     assert launch(calls.reduce_with, 2, "SUM", device="cuda:0").results == [3.0] * 2
 
 
@@ -106,7 +108,7 @@ def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
     torch.backends.cudnn.deterministic = True
     for x, y in zip(images.chunk(2), labels.chunk(2), strict=True):
         (cross_entropy(whole(x), y) / 2).backward()
-    _, tasks = micro_batches.take_step(split, images, labels, 2)
+    tasks = micro_batches.take_step(split, images, labels, 2)
     assert len(tasks) == 8
     expected = [p.grad for p in whole.parameters()]
     torch.testing.assert_close([p.grad for p in split.parameters()], expected)
@@ -116,9 +118,9 @@ def test_stages_on_ranks_that_share_one_gpu():
     given = works.ResNetStages(), 2
     report = launch(stages.run_gpipe, 2, *given, device="cuda:0", timeout=120)
     assert sum(len(mine) for _, mine in report.results) == 161
-    for schedule in schedules.SCHEDULES:
-        given = schedule, 4, works.Pauses(2, 0.001)
-        launch(figures.measure_schedule, 2, *given, device="cuda:0", timeout=60)
+    for schedule in (pp.Schedule1F1B, pp.ScheduleInterleaved1F1B, pp.ScheduleZBVZeroBubble):
+        given = works.Pauses(0.001), 4, schedule
+        launch(schedules.run_schedule, 2, *given, device="cuda:0", timeout=60)
 
 
 @pytest.mark.parametrize("world_size, device", [(1, "cuda"), (2, "cuda:0")])

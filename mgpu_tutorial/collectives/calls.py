@@ -1,8 +1,4 @@
-"""The collectives themselves, one call in each worker.
-
-Each of the first eight workers returns what its rank holds afterwards: a tensor, a list of
-tensors, or None.
-"""
+"""The collectives, one call in each worker; the first eight return what a rank then holds."""
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 """All-reduce out of send and receive: as a ring and the naive way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -53,13 +53,3 @@ def naive_all_reduce(tensor: torch.Tensor) -> None:
         tensor += incoming
     for peer in range(1, world_size):
         dist.send(tensor, dst=peer)
-
-
-def reduce_by(
-    rank: int, world_size: int, method: Callable[[torch.Tensor], None], count: int
-) -> torch.Tensor:
-    """All-reduce `count` random numbers by one `method`; returns the sum."""
-    generator = torch.Generator().manual_seed(rank)
-    tensor = torch.randn(count, generator=generator)
-    method(tensor)
-    return tensor

@@ -1,8 +1,4 @@
-"""Data partitioning: which rank sees which sample, in which epoch, in which batch.
-
-No rank asks another: all of them draw the same permutation from the same seed, and each
-takes its own part of it.
-"""
+"""Data partitioning: which rank sees which sample, in which epoch, in which batch."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,16 +39,10 @@ class DataPartitioner:
 
     def __init__(self, data: Dataset, sizes: Sequence[float], seed: int = 1234) -> None:
         lengths = [b - a for a, b in pairwise([0, *part_ends(len(data), sizes)])]
-        if min(lengths, default=0) < 1:
-            raise ValueError(f"{list(sizes)} of {len(data)} samples: a part would be empty")
         self.parts = random_split(data, lengths, torch.Generator().manual_seed(seed))
 
-    def indices(self, i: int) -> list[int]:
-        """The numbers of the samples of part `i`."""
-        return self.parts[i].indices
-
     def use(self, i: int) -> Subset:
-        """Part `i` as a data set of its own."""
+        """Part `i` as a data set of its own; its `indices` are the numbers of the samples."""
         return self.parts[i]
 
 
@@ -88,24 +78,6 @@ def global_batches(
     return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]
 
 
-class Noise(Dataset):
-    """Eight samples, each a random number drawn while it is loaded, as in augmentation."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, i: int) -> float:
-        return round(torch.rand(1).item(), 2)
-
-
-def draw_noise(rank: int, world_size: int, seed_by_rank: bool) -> list[float]:
-    """The noise that this rank gets from its two loader processes."""
-    torch.manual_seed(1234)  # the weights: alike on all ranks
-    generator = torch.Generator().manual_seed(rank) if seed_by_rank else None
-    loader = DataLoader(Noise(), batch_size=None, num_workers=2, generator=generator)
-    return list(loader)
-
-
 def new_loader(
     data: Dataset, rank: int, world_size: int, batch: int, seed: int
 ) -> DataLoader:
@@ -122,18 +94,6 @@ def new_loader(
         generator=torch.Generator().manual_seed(seed + rank),
         pin_memory=torch.cuda.is_available(),
     )
-
-
-def load_epochs(
-    rank: int, world_size: int, samples: int, batch: int
-) -> list[list[list[int]]]:
-    """The batches of two epochs that this rank loads with the loader of `new_loader`."""
-    loader = new_loader(range(samples), rank, world_size, batch, seed=1)
-    batches = []
-    for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
-        batches.append([numbers.tolist() for numbers in loader])
-    return batches
 
 
 class StreamShare(IterableDataset):

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from mgpu_tutorial.lab.colours import tone
-from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
+from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
 
-SIDE, ROW, TOP, LEFT = 34, 42, 34, 120
+SIDE, ROW, HEIGHT, TOP, LEFT = 34, 42, 32, 34, 120  # pixels
 
 
 def ownership(rows: Mapping[str, Sequence[Sequence[int]]], samples: int) -> Drawing:
@@ -16,29 +16,23 @@ def ownership(rows: Mapping[str, Sequence[Sequence[int]]], samples: int) -> Draw
     split and outlined in red.
     """
     width, height = LEFT + SIDE * samples + 16, TOP + ROW * len(rows) + 8
-    drawing, lines = Drawing(width, height, "", "Which rank has which sample"), []
+    drawing = Drawing(width, height, "", "Which rank has which sample")
     drawing.label(LEFT - 12, 24, "sample", 12, anchor="end")
     for sample in range(samples):
         drawing.label(LEFT + SIDE * (sample + 0.5), 24, sample, 12)
-    for i, (name, parts) in enumerate(rows.items()):
-        y = TOP + ROW * i
+    for y, (name, parts) in zip(range(TOP, height, ROW), rows.items(), strict=False):
         drawing.label(LEFT - 12, y + 22, name, 13, anchor="end")
-        owners = [[r for r, part in enumerate(parts) if s in part] for s in range(samples)]
-        for sample, ranks in enumerate(owners):
-            _cell(drawing, LEFT + SIDE * sample, y, ranks)
-        lines.append(f"{name}: " + " ".join("+".join(map(str, o)) or "·" for o in owners))
-    drawing.text = "\n".join(lines)
+        drawing.text += f"\n{name}:"
+        for sample in range(samples):
+            ranks = [rank for rank, part in enumerate(parts) if sample in part]
+            drawing.text += " " + ("+".join(map(str, ranks)) or "·")
+            x, wide = LEFT + SIDE * sample + 1, (SIDE - 2) / max(1, len(ranks))
+            drawing.box(x, y, SIDE - 2, HEIGHT, FAINT, PAPER, 1, "3 3", 3)
+            for i, rank in enumerate(ranks):
+                drawing.box(x + wide * i, y, wide, HEIGHT, INK, tone(rank).fill, 1, radius=3)
+                middle, ink = x + wide * (i + 0.5), tone(rank).on
+                drawing.label(middle, y + 21, rank, 13, ink, weight="bold")
+            if len(ranks) > 1:
+                drawing.box(x - 1, y - 1, SIDE, HEIGHT + 2, ALARM, "none", 3, radius=3)
+    drawing.text = drawing.text.strip()
     return drawing
-
-
-def _cell(drawing: Drawing, x: float, y: float, ranks: list[int]) -> None:
-    if not ranks:
-        drawing.box(x + 1, y, SIDE - 2, ROW - 10, FAINT, "#ffffff", 1, "3 3", 3)
-        return
-    width = (SIDE - 2) / len(ranks)
-    for i, rank in enumerate(ranks):
-        own, left = tone(rank), x + 1 + width * i
-        drawing.box(left, y, width, ROW - 10, INK, own.fill, 1, radius=3)
-        drawing.label(left + width / 2, y + 21, rank, 13, own.on, weight="bold")
-    if len(ranks) > 1:
-        drawing.box(x, y - 1, SIDE, ROW - 8, ALARM, "none", 3, radius=3)

@@ -79,25 +79,6 @@ def work_meanwhile(buffer: Tensor, work: Callable[[], object]) -> object:
     return done
 
 
-def overlapped(rank: int, world_size: int, steps: int) -> float:
-    """The same, but both ranks compute while the megabyte travels."""
-    megabyte = torch.ones(250_000)  # 1 MB
-    dist.barrier()
-    begin = time.perf_counter()
-    work_meanwhile(megabyte, lambda: compute(steps))
-    return time.perf_counter() - begin
-
-
-def exchange(rank: int, world_size: int) -> float:
-    """Two ranks send to each other at once; returns what the other one had."""
-    mine, other = torch.tensor([float(rank)]), torch.zeros(1)
-    peer = 1 - rank
-    sending = dist.isend(mine, dst=peer)
-    dist.recv(other, src=peer)
-    sending.wait()
-    return other.item()
-
-
 def exchange_with_neighbours(rank: int, world_size: int) -> list[float]:
     """Each rank swaps numbers with both neighbours of a ring, in one batch."""
     right, left = (rank + 1) % world_size, (rank - 1) % world_size

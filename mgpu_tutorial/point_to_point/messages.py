@@ -42,6 +42,19 @@ def from_anybody(rank: int, world_size: int) -> None:
     print(dict(sorted(heard.items())))
 
 
+def tags(rank: int, world_size: int) -> None:
+    """Rank 0 sends 10 with tag 1 and 20 with tag 2; rank 1 asks for tag 2 first."""
+    if rank == 0:
+        sent = [dist.isend(torch.tensor([10 * tag]), dst=1, tag=tag) for tag in (1, 2)]
+        for work in sent:
+            work.wait()
+        return
+    for tag in (2, 1):
+        value = torch.zeros(1, dtype=torch.int64)
+        dist.recv(value, src=0, tag=tag)
+        print(f"tag {tag}: {value.item()}")
+
+
 def late_receiver(
     rank: int, world_size: int, delay: float, busy: float = 0.0, elements: int = 1
 ) -> float:

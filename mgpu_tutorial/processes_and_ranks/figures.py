@@ -14,45 +14,33 @@ from mgpu_tutorial.lab.teach.build import is_blank
 from mgpu_tutorial.lab.teach.mine import needs
 from mgpu_tutorial.processes_and_ranks.meeting import hello
 
-COLUMN, GAP, TOP = 104, 24, 62  # pixels: a GPU's width, between nodes, above the nodes
-NODE = 178  # pixels: the height of a node
-QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+COLUMN, GAP = 104, 24  # pixels: a GPU's width, and what is between nodes
 
 
 def cluster_map(nodes: int, gpus: int) -> Drawing:
-    """Draw `nodes` machines with `gpus` GPUs each, one process per GPU.
-
-    Ranks are counted through all nodes, local ranks begin at 0 on each. The local rank
-    is also the number of the GPU. As text, one line per node.
-    """
+    """Draw `nodes` machines with `gpus` GPUs each, and above each GPU its process."""
     inside = COLUMN * gpus + 12
     width = GAP + (inside + GAP) * nodes
     title = f"{nodes} nodes with {gpus} GPUs each: world size {nodes * gpus}"
-    drawing = Drawing(width, TOP + NODE + 20, title, f"{title}, one rank per GPU")
+    drawing = Drawing(width, 260, title, f"{title}, one rank per GPU")
     drawing.label(GAP, 24, title, 15, anchor="start", weight="bold")
-    drawing.line(GAP, TOP + NODE / 2, width - GAP, TOP + NODE / 2, INK, 3)
+    drawing.line(GAP, 151, width - GAP, 151, INK, 3)
     for node in range(nodes):
-        x = GAP + (inside + GAP) * node
-        drawing.box(x, TOP, inside, NODE, FAINT, "#f4f4f4")
-        drawing.label(x + 8, TOP - 8, f"node {node}", 14, anchor="start", weight="bold")
-        ranks = range(node * gpus, (node + 1) * gpus)
-        for local_rank, rank in enumerate(ranks):
-            _process_and_gpu(drawing, x + 6 + COLUMN * local_rank, rank, local_rank)
-        owned = (f"{rank} on cuda:{local_rank}" for local_rank, rank in enumerate(ranks))
-        drawing.text += f"\nnode {node}: rank {', '.join(owned)}"
+        left = GAP + (inside + GAP) * node
+        drawing.box(left, 62, inside, 178, FAINT, "#f4f4f4")
+        drawing.label(left + 8, 54, f"node {node}", 14, anchor="start", weight="bold")
+        drawing.text += f"\nnode {node}:"
+        for gpu in range(gpus):
+            rank, x = gpus * node + gpu, left + 58 + COLUMN * gpu
+            drawing.box(x - 46, 76, 92, 78, colour(rank), width=4)
+            drawing.label(x, 100, "process", 14)
+            drawing.label(x, 120, f"rank {rank}", 16, weight="bold")
+            drawing.label(x, 140, f"local rank {gpu}", 14)
+            drawing.line(x, 156, x, 186)
+            drawing.box(x - 38, 186, 76, 38, INK, "#dddddd", radius=0)
+            drawing.label(x, 210, f"cuda:{gpu}", 15)
+            drawing.text += f" rank {rank} on cuda:{gpu}{',' * (gpu < gpus - 1)}"
     return drawing
-
-
-def _process_and_gpu(drawing: Drawing, x: float, rank: int, local_rank: int) -> None:
-    """A process above, the GPU that it drives below, a line between them."""
-    middle = x + COLUMN / 2
-    drawing.box(x + 6, TOP + 14, COLUMN - 12, 78, colour(rank), width=4)
-    drawing.label(middle, TOP + 38, "process", 14)
-    drawing.label(middle, TOP + 58, f"rank {rank}", 16, weight="bold")
-    drawing.label(middle, TOP + 78, f"local rank {local_rank}", 14)
-    drawing.line(middle, TOP + 94, middle, TOP + 124)
-    drawing.box(x + 14, TOP + 124, COLUMN - 28, 38, INK, "#dddddd", radius=0)
-    drawing.label(middle, TOP + 148, f"cuda:{local_rank}", 15)
 
 
 def torchrun(function: Callable, ranks: int) -> None:
@@ -61,17 +49,19 @@ def torchrun(function: Callable, ranks: int) -> None:
     In place of a function that is still the stub, ours runs. Nothing stays on the disk.
     """
     blank = is_blank(function)
-    text = script_of(hello if blank else function)
-    print(f"# {function.__name__} is not filled in yet, so ours runs" if blank else text)
-    print(f"$ torchrun --nproc-per-node {ranks} hello.py")
+    imports, sources = needs([hello if blank else function], set())
+    call = f'if __name__ == "__main__":\n    {function.__name__}()\n'
+    script = "\n\n\n".join(["\n".join(sorted(set(imports))), *sources, call])
+    print(f"# {function.__name__} is not filled in yet, so ours runs" if blank else script)
+    print(f"$ torchrun --nproc-per-node {ranks} hello.py", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "hello.py").write_text(text, encoding="utf-8")
+        Path(folder, "hello.py").write_text(script, encoding="utf-8")
         words = ["--standalone", "--nproc-per-node", str(ranks), "--log-dir", folder]
         words += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
         words += ["--redirects", "3"]  # a file for each rank, or their lines would mix
         job = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *words, "hello.py"],
-            env=os.environ | QUIET,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             cwd=folder,
             stderr=subprocess.DEVNULL,
         )
@@ -79,23 +69,12 @@ def torchrun(function: Callable, ranks: int) -> None:
             job.wait(timeout=60)
         except subprocess.TimeoutExpired:
             job.terminate()  # torchrun hands it on to its ranks
-            print("stopped after 60 s")
             job.wait()
-        said, errors = (
-            [path.read_text("utf-8") for path in sorted(Path(folder).rglob(name))]
-            for name in ("stdout.log", "stderr.log")
-        )
-    print(*said, sep="", end="")
-    for line in "".join(errors).splitlines():
-        if "Error: " in line:
-            print(line)
-
-
-def script_of(function: Callable) -> str:
-    """A program of one function: its imports, its source, and the call."""
-    imports, sources = needs([function], set())
-    call = f'if __name__ == "__main__":\n    {function.__name__}()'
-    return "\n\n\n".join(["\n".join(sorted(set(imports))), *sources, call]) + "\n"
+            print("stopped after 60 s")
+        for path in sorted(Path(folder).rglob("std*.log")):
+            for line in path.read_text("utf-8").splitlines():
+                if path.stem == "stdout" or "Error: " in line:
+                    print(line)
 
 
 def spawn_alone(function: Callable) -> str:

@@ -15,7 +15,7 @@ ADD, EMPTY = "target += incoming", "incoming = torch.empty_like(target)"
 REDUCE_SCATTER = [
     ("sending =…", EVEN_FIRST),
     (ADD, "target = target + incoming", "on 2 ranks"),
-    ("range(world_size - 1)", "range(world_size)", "[1, 1, 1, 1], expected"),
+    ("range(world_size - 1)", "range(world_size)", "from rank 0: 4 of them, expected 3"),
     ("(rank - step) %", "(rank + step) %", "on 3 ranks"),
     ("sending = dist.isend", "dist.send", "sending.wait()", "", "send"),
     (EMPTY, "incoming = torch.zeros(1)", ""),
@@ -31,11 +31,11 @@ RECEIVED_FIRST = f"""receiving = dist.irecv({TARGET}, left)
 ALL_GATHER = [
     (RECV, f"{ARRIVES}{TARGET}.copy_(incoming)"),
     ("sending =…", RECEIVED_FIRST),
-    (RECV, f"{ARRIVES}{TARGET}.add_(incoming)", "chunk"),
-    (RECV, f"{ARRIVES}{TARGET}.add_(incoming - {TARGET})", "is not what was sent"),
-    (RECV, f"dist.recv({TARGET}.clone(), left)", "chunk"),
-    ("(rank + 1 - step)", "(rank - step)", "chunk"),
-    ("range(world_size - 1)", "range(world_size - 2)", "chunk"),
+    (RECV, f"{ARRIVES}{TARGET}.add_(incoming)", "not what"),
+    (RECV, f"{ARRIVES}{TARGET}.add_(incoming - {TARGET})", "are not what was sent"),
+    (RECV, f"dist.recv({TARGET}.clone(), left)", "not what"),
+    ("(rank + 1 - step)", "(rank - step)", "not what"),
+    ("range(world_size - 1)", "range(world_size - 2)", "not what"),
 ]
 RING = [
     ("tensor.tensor_split(", "torch.tensor_split(tensor.view(-1), "),
@@ -43,7 +43,7 @@ RING = [
     ("all_gather_ring(chunks)", "", "on 2 ranks, rank 0 holds"),
     ("reduce_scatter_ring(chunks)", "", "on 2 ranks, rank 0 holds"),
     ("dist.get_world_size()", "2", "index out of range"),
-    ("chunks =…", "dist.all_reduce(tensor)", "sends 0"),
+    ("chunks =…", "dist.all_reduce(tensor)", "sends: 0, expected 6000"),
 ]
 test_right, test_wrong = edited(
     build,

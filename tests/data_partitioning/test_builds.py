@@ -18,23 +18,24 @@ TENSORS = """generator = torch.Generator().manual_seed(seed + epoch)
     places = torch.arange(each * world_size) % samples
     order = torch.randperm(samples, generator=generator)
     return order[places].view(each, world_size)[:, rank]"""
-PADDED, WRONG_PARTS = "(order * world_size)[:missing]", "the parts are ["
+PADDED, WRONG_PARTS = "(order * world_size)[:missing]", "the parts are [["
+TWICE = "different ones, expected"
 DEALT = "order[rank::world_size]"
 RANK_INDICES = [
     ("generator =…", LOOP),
     ("generator =…", PYTORCH),
     ("generator =…", TENSORS),
     ("seed + epoch", "seed", "epoch 1 has the order of epoch 0"),
-    ("seed + epoch", "seed + epoch + rank", WRONG_PARTS),
-    (", generator=generator", "", WRONG_PARTS),
+    ("seed + epoch", "seed + epoch + rank", TWICE),
+    (", generator=generator", "", TWICE),
     ("return ", "", "nothing was returned"),
     ("rank::world_size", "rank:", WRONG_PARTS),
-    (PADDED, "[]", "rank 1 of 3 gets 3, expected 4"),
+    (PADDED, "[]", "of 10 samples with drop_last=False"),
     (PADDED, "order[: world_size - samples % world_size]", WRONG_PARTS),
     (PADDED, "order[:missing]", "of 2 samples rank 4 of 5"),
     (PADDED, "[0] * missing", "of 10 samples rank"),
     ("samples - samples % world_size", "-1", WRONG_PARTS),
-    ("if drop_last", "if not drop_last", "rank 0 of 3 gets 3, expected 4"),
+    ("if drop_last", "if not drop_last", "expected 4 each"),
     (DEALT, "torch.tensor(order).chunk(world_size)[rank]", "of 10 samples rank 0 of 3 gets"),
 ]
 test_right, test_wrong = edited(build, {"rank_indices": RANK_INDICES})

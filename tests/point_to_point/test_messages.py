@@ -29,6 +29,12 @@ def test_messages_from_anybody_are_told_apart(ranks, world_size):
     assert sorted(calls_of(report, 0)) == [("recv", rank) for rank in expected]
 
 
+def test_tags_tell_two_messages_apart(ranks):
+    report = ranks(2, messages.tags, trace=True)
+    assert report.stdout == ["", "tag 2: 20\ntag 1: 10\n"]
+    assert [op for op, _ in calls_of(report, 0)] == ["isend", "isend", "wait", "wait"]
+
+
 def rank_1_is_late(rank, world_size):
     time.sleep(0.5 if rank == 1 else 0)
     messages.from_anybody(rank, world_size)
