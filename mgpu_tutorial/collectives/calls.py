@@ -83,13 +83,3 @@ def pairs(rank: int, world_size: int) -> float:
     value = torch.tensor([float(rank)])
     dist.all_reduce(value, group=evens if rank % 2 == 0 else odds)
     return value.item()
-
-
-def different_operations(rank: int, world_size: int) -> float:
-    """Rank 0 calls all_reduce, rank 1 broadcast."""
-    value = torch.ones(1)
-    if rank == 0:
-        dist.all_reduce(value)
-    else:
-        dist.broadcast(value, src=0)
-    return value.item()

@@ -60,15 +60,6 @@ def rank_indices(
     return order[rank::world_size]
 
 
-def load_shares(rank: int, world_size: int, samples: int, batch: int) -> list[list[int]]:
-    """Each rank takes its share of `batch` as batch size; returns the batches it loads."""
-    data = list(range(samples))
-    sampler = DistributedSampler(data, shuffle=False)
-    mine = share(batch, rank, world_size)
-    loader = DataLoader(data, batch_size=mine, sampler=sampler)
-    return [numbers.tolist() for numbers in loader]
-
-
 def global_batches(
     rank: int, world_size: int, samples: int, batch: int, seed: int, epoch: int
 ) -> list[list[int]]:

@@ -54,20 +54,6 @@ def compute(steps: int) -> None:
             matrix = matrix @ torch.eye(128)
 
 
-def in_turn(rank: int, world_size: int, steps: int) -> float:
-    """Both ranks compute, and a megabyte goes from 0 to 1; returns the seconds."""
-    megabyte = torch.ones(250_000)
-    dist.barrier()  # both begin at the same moment
-    begin = time.perf_counter()
-    if rank == 0:
-        dist.send(megabyte, dst=1)
-        compute(steps)
-    else:
-        compute(steps)
-        dist.recv(megabyte, src=0)
-    return time.perf_counter() - begin
-
-
 def work_meanwhile(buffer: Tensor, work: Callable[[], object]) -> object:
     """Send `buffer` from rank 0 to rank 1; both do `work` meanwhile and return its result."""
     if dist.get_rank() == 0:

@@ -72,15 +72,6 @@ def late_receiver(
     return time.perf_counter() - begin
 
 
-def both_send_first(rank: int, world_size: int) -> float:
-    """Two ranks swap numbers: both send first, then both receive."""
-    mine, other = torch.tensor([float(rank)]), torch.zeros(1)
-    peer = 1 - rank
-    dist.send(mine, dst=peer)
-    dist.recv(other, src=peer)
-    return other.item()
-
-
 def swap(mine: Tensor, peer: int) -> Tensor:
     """Exchange tensors of one shape and dtype with `peer`: the lower rank sends first."""
     other = torch.empty_like(mine)

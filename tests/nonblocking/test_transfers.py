@@ -1,7 +1,5 @@
 """Transfers that run in the background, and the buffer they own."""
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,30 +46,18 @@ def test_what_overwrites_waits_for_what_it_started(ranks):
 
 
 def overlapped(rank, world_size, steps):
-    buffer = torch.ones(250_000)
     dist.barrier()
-    begin = time.perf_counter()
-    transfers.work_meanwhile(buffer, lambda: transfers.compute(steps))
-    return time.perf_counter() - begin
+    transfers.work_meanwhile(torch.ones(250_000), lambda: transfers.compute(steps))
 
 
-ORDERS = {
-    transfers.in_turn: [["send", "compute"], ["compute", "recv"]],
-    overlapped: [["isend", "compute", "wait"], ["irecv", "compute", "wait"]],
-}
-
-
-@pytest.mark.parametrize("worker", ORDERS)
-def test_both_ranks_compute_and_a_megabyte_is_sent_once(ranks, worker):
-    report = ranks(2, worker, 3000, trace=True)
-    assert [operations(report, rank)[1:] for rank in (0, 1)] == ORDERS[worker]
+def test_both_ranks_compute_at_once_while_a_megabyte_is_sent(ranks):
+    report = ranks(2, overlapped, 3000, trace=True)
+    assert operations(report, 0)[1:] == ["isend", "compute", "wait"]
+    assert operations(report, 1)[1:] == ["irecv", "compute", "wait"]
     messages = [e for e in report.events if e.kind == "p2p"]
     assert sorted((e.rank, e.nbytes) for e in messages) == [(0, 1_000_000), (1, 1_000_000)]
     spans = {event.rank: event for event in report.events if event.note == "compute"}
-    assert (spans[0].begin < spans[1].end) == (worker is overlapped)
-    for rank, seconds in enumerate(report.results):
-        first, *_, last = [e for e in report.events if e.rank == rank][1:]
-        assert seconds >= last.end - first.begin
+    assert spans[0].begin < spans[1].end
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
