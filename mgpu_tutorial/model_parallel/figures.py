@@ -1,31 +1,27 @@
-"""Apparatus, not the lesson: what each cut of ResNet-50 costs, and when a device is at work.
+"""Apparatus, not the lesson: what each cut of ResNet-50 costs, and the pipeline chart.
 
 Memory, work and bytes follow from shapes: the network runs on PyTorch's meta device, which
 computes nothing (https://docs.pytorch.org/docs/2.13/meta.html).
 """
 
-import functools
+import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.lab import Ledger, Table
-from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab.colours import tone
+from mgpu_tutorial.lab.draw.drawing import INK
+from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.record.intervals import events_of
+from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.model_parallel.chart import Task, duration
-from mgpu_tutorial.model_parallel.micro_batches import (
-    MicroBatchStep,
-    forward_backward,
-    take_step,
-)
-from mgpu_tutorial.model_parallel.split_resnet import UNITS, cut_units, units
+from mgpu_tutorial.model_parallel.micro_batches import Task
+from mgpu_tutorial.model_parallel.split_resnet import split, units
 from mgpu_tutorial.shared.vision import torchvision
 
 
@@ -51,7 +47,7 @@ class Unit(NamedTuple):
         return 12 * self.parameters + self.activation_bytes
 
 
-@functools.cache
+@cache
 def measure(batch: int = 4, image_size: int = 64) -> dict[str, Unit]:
     """The units of ResNet-50 for a batch of square images, in the order of its forward."""
     with torch.device("meta"):
@@ -70,108 +66,114 @@ def measure(batch: int = 4, image_size: int = 64) -> dict[str, Unit]:
 
 
 def stage_costs(measured: Mapping[str, Unit], cuts: Sequence[str]) -> list[Unit]:
-    """What each stage needs, if a new one begins at each unit that `cuts` names.
-
-    A stage's input counts as its own: on another device it is a copy.
-    """
+    """What each stage needs; its input counts as its own: on another device it is a copy."""
     costs = []
-    for names in cut_units(cuts):
-        stage = [measured[name] for name in names]
-        saved = {key: nbytes for unit in stage for key, nbytes in unit.saved.items()}
-        sums = sum(unit.parameters for unit in stage), sum(unit.flops for unit in stage)
-        costs.append(Unit(*sums, saved, stage[-1].output_bytes))
+    for stage in split(measured, cuts):
+        parameters, flops, saved, outputs = zip(*stage.values(), strict=True)
+        union = {key: nbytes for each in saved for key, nbytes in each.items()}
+        costs.append(Unit(sum(parameters), sum(flops), union, outputs[-1]))
     return costs
 
 
-def most_work(measured: Mapping[str, Unit], cuts: Sequence[str]) -> float:
-    """The share of all work that the busiest stage has."""
-    work = [stage.flops for stage in stage_costs(measured, cuts)]
-    return max(work) / sum(work)
-
-
 def cut_table(measured: Mapping[str, Unit]) -> Table:
-    """A row for each possible cut into two: parameters, activations, work, bytes sent."""
+    """A row for each cut into two: the fuller device's bytes, work before it, bytes sent."""
     rows = []
-    for name in UNITS[1:]:
-        pair = first, second = stage_costs(measured, [name])
-        row = [name, *(f"{stage.parameters / 1e6:.1f} M" for stage in pair)]
-        row += [bytes_text(stage.activation_bytes) for stage in pair]
-        row += [bytes_text(max(first.memory, second.memory))]
-        row += [f"{first.flops / (first.flops + second.flops):.0%}"]
-        rows.append([*row, bytes_text(first.output_bytes)])
-    header = ["cut before", "parameters 0", "1", "activations 0", "1"]
-    return Table([*header, "fuller device", "work 0", "sends"], rows)
+    for name in list(measured)[1:]:
+        pair = first, _ = stage_costs(measured, [name])
+        fuller = bytes_text(max(stage.memory for stage in pair))
+        share = first.flops / sum(stage.flops for stage in pair)
+        rows.append([name, fuller, f"{share:.0%}", bytes_text(first.output_bytes)])
+    return Table(["cut before", "fuller device", "work of stage 0", "sends"], rows)
 
 
-class StepAlone(MicroBatchStep):
-    """A step whose tasks run one after the other, timed by the processor's clock, which
-    stands still while other programs run."""
-
-    clock = staticmethod(time.process_time)
-
-    def queue(self, task: Callable, s: int, i: int, after: Future | None = None) -> Future:
-        done = Future()
-        done.set_result(self.call(task, s, i, after))
-        return done
-
-
-def step_alone(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
-) -> list[Task]:
-    """A step as devices that share nothing would run it: the shorter of two."""
+def processor_ms(action: Callable, *given: object) -> float:
+    """Milliseconds by the clock that stands still while others run: the least of three."""
     taken = []
-    for _ in range(2):
-        step = StepAlone(model, images, labels, micro)
-        forward_backward(step)
-        taken.append(lay_out(step.tasks))
-    return min(taken, key=duration)
+    for _ in range(3):
+        begin = time.process_time()
+        action(*given)
+        taken.append(1e3 * (time.process_time() - begin))
+    return min(taken)
 
 
-def lay_out(tasks: Iterable[Task]) -> list[Task]:
-    """Begin each task as soon as its row is free and what it waits for is done.
+def tasks_of(report: Report, during: str | None = None) -> list[Task]:
+    """The tasks of a traced launch, or of its span `during`, in the order of their begin.
 
-    F waits for F of the stage before, B for B of the stage behind; in `tasks` no task stands
-    before the one that it waits for.
+    A rank marks a task with `span("F 2 5")`: the forward of stage 2 on micro-batch 5.
     """
-    free: dict[int, float] = defaultdict(float)  # when each row ends its latest task
-    done: dict[tuple[str, int, int], float] = {}
-    placed = []
-    for task in tasks:
-        neighbour = task.stage - 1 if task.kind == "F" else task.stage + 1
-        begin = max(free[task.row], done.get((task.kind, neighbour, task.micro), 0.0))
-        end = begin + task.end - task.begin
-        free[task.row] = done[task.kind, task.stage, task.micro] = end
-        placed.append(task._replace(begin=begin, end=end))
-    return placed
+    marks = [
+        (e, re.fullmatch(r"([FBIW]) (\d+) (\d+)", e.note)) for e in events_of(report, during)
+    ]
+    return sorted(
+        Task(e.begin, e.end, e.rank, int(mark[2]), mark[1], int(mark[3]))
+        for e, mark in marks
+        if mark
+    )
 
 
-def step_table(steps: Mapping[tuple[str, int], Sequence[Task]]) -> Table:
-    """By images and number of micro-batches: milliseconds of work, and of the step."""
-    rows = []
-    for (images, micro), tasks in steps.items():
-        busy = [sum(t.end - t.begin for t in tasks if t.row == s) for s in (0, 1)]
-        rows.append([images, micro, *(round(1e3 * s) for s in (*busy, duration(tasks)))])
-    return Table(["ms", "m", "device 0 works", "device 1 works", "step"], rows)
+def duration(tasks: Sequence[Task]) -> float:
+    """Seconds from the begin of the first task to the end of the last."""
+    return max(t.end for t in tasks) - min(t.begin for t in tasks)
 
 
-def equality(split: nn.Module, start: Mapping, *batch: torch.Tensor) -> Table:
-    """How many of the split network's gradients, of four micro-batches, are the whole one's.
+def idle_share(tasks: Sequence[Task]) -> float:
+    """The bubble: the share of all rows' time, from 0 to 1, in which no task ran."""
+    rows = len({t.row for t in tasks})
+    return 1 - sum(t.end - t.begin for t in tasks) / (rows * duration(tasks))
 
-    In float64; the whole one, a single stage, takes the same micro-batches, or the batch.
-    """
-    images, labels = batch[0].double(), batch[1]
-    whole = torchvision.models.resnet50().double().to(split.devices[0])
-    one_stage = SimpleNamespace(stages=[whole], devices=split.devices[:1])
 
-    def gradients(network: nn.Module, in_stages: Any, micro: int) -> list[torch.Tensor]:
-        network.load_state_dict(start)
-        network.zero_grad()
-        take_step(in_stages, images, labels, micro)
-        return [p.grad.cpu() for p in network.parameters()]
+def in_order(tasks: Sequence[Task], row: int) -> list[str]:
+    """What a row did, one after the other, such as F0 F1 B0 B1."""
+    return [f"{t.kind}{t.micro}" for t in sorted(tasks) if t.row == row]
 
-    found, rows = gradients(split.double(), split, 4), []
-    for how, micro in (("in the same four micro-batches", 4), ("at once", 1)):
-        pairs = zip(found, gradients(whole, one_stage, micro), strict=True)
-        near = [largest_difference(a, b) < 1e-9 * b.abs().max().item() for a, b in pairs]
-        rows.append([how, f"{sum(near)} of {len(near)}"])
-    return Table(["one device takes them", "gradients within rounding"], rows)
+
+LOOKS = {  # strength of the row's colour
+    "F": (0.22, "forward"),
+    "B": (0.85, "backward"),
+    "I": (0.85, "backward, input"),
+    "W": (0.5, "backward, weights"),
+}
+
+
+def pipeline_chart(tasks: Sequence[Task], title: str, row_name: str = "rank") -> Plot:
+    """A box with its micro-batch for each task, a line for each stage: grey is idle time."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure  # a second to import: not for the ranks
+
+    rows = sorted({t.row for t in tasks})
+    lines = sorted({(t.row, t.stage) for t in tasks})
+    figure = Figure(figsize=(9, 1.2 + 0.4 * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    start, length = min(t.begin for t in tasks), duration(tasks)
+    axes.barh(range(len(lines)), length, 0.84, color="#e4e4e4", label="idle")
+    for kind in dict.fromkeys(t.kind for t in sorted(tasks)):
+        own, (strength, meaning) = [t for t in tasks if t.kind == kind], LOOKS[kind]
+        lefts, widths = [t.begin - start for t in own], [t.end - t.begin for t in own]
+        places = [lines.index((t.row, t.stage)) for t in own]
+        full = [to_rgb(tone(t.row).fill) for t in own]
+        paler = [[1 - strength * (1 - part) for part in colour] for colour in full]
+        look = {"color": paler, "edgecolor": INK, "linewidth": 0.7}
+        bars = axes.barh(places, widths, 0.84, lefts, label=f"{kind}: {meaning}", **look)
+        fitting = [str(t.micro) if t.end - t.begin > 0.01 * length else "" for t in own]
+        axes.bar_label(bars, fitting, label_type="center", color=INK, fontweight="bold")
+    several = len(lines) > len(rows)
+    names = [f"{row_name} {row}" + f", stage {stage}" * several for row, stage in lines]
+    axes.set_yticks(range(len(lines)), names)
+    for (row, _), tick in zip(lines, axes.get_yticklabels(), strict=True):
+        tick.set(color=tone(row).text, fontweight="bold")
+    axes.set(xlim=(0, length), ylim=(len(lines) - 0.5, -0.5))
+    axes.set_xlabel("milliseconds (measured on this machine)")
+    axes.xaxis.set_major_formatter(lambda seconds, _: f"{1e3 * seconds:g}")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(f"{title}: idle {idle_share(tasks):.0%}", loc="left")
+    figure.legend(loc="outside upper right", ncols=4, frameon=False)
+    text = "\n".join(f"{row_name} {row}: {' '.join(in_order(tasks, row))}" for row in rows)
+    return Plot(figure, f"{title}\n{text}")
+
+
+def within_rounding(found: Iterable, expected: Iterable, within: float) -> str:
+    """How many gradients are as expected, but for so small a part of their length."""
+    pairs = zip(found, expected, strict=True)
+    near = [(a - b).norm() <= within * b.norm() for a, b in pairs]
+    return f"{sum(near)} of {len(near)} gradients within rounding"

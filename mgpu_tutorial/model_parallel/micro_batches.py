@@ -7,64 +7,57 @@ it here, so that two cores can stand for two devices.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.model_parallel.chart import Task
+
+class Task(NamedTuple):
+    """What a device does at one time: `row` is its rank or number, times are in seconds."""
+
+    begin: float
+    end: float
+    row: int
+    stage: int
+    kind: str  # F for forward, B for backward
+    micro: int
 
 
 class MicroBatchStep:
-    """One training step of a model in stages, with a thread for each device.
+    """One training step of a model in stages: each device has a thread with a queue.
 
     `parts` are the micro-batches, all as large: the mean of others is not that of the batch.
-    `saved[s, i]` keeps input and output of stage s and micro-batch i from their forward to
-    their backward. `tasks` notes for the chart what each device did when.
+    `saved[s, i]` keeps input and output of stage s and micro-batch i until their backward.
     """
 
-    clock = staticmethod(time.perf_counter)
-
-    def __init__(
-        self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
-    ) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, micro: int) -> None:
+        self.model, self.saved, self.futures, self.tasks = model, {}, [], []
         equal = (whole.unflatten(0, (micro, -1)) for whole in (images, labels))
         self.parts = list(zip(*equal, strict=True))
         self.threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
-        self.saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self.losses: list[torch.Tensor] = []
-        self.futures: list[Future] = []
-        self.tasks: list[Task] = []
 
     def queue(self, task: Callable, s: int, i: int, after: Future | None = None) -> Future:
         """Device s will call `task`, with the result of `after`; returns at once."""
         self.futures.append(self.threads[s].submit(self.call, task, s, i, after))
         return self.futures[-1]
 
-    def call(
-        self, task: Callable, s: int, i: int, after: Future | None
-    ) -> torch.Tensor | None:
-        received = None if after is None else after.result()  # waits until there is one
-        begin = self.clock()
+    def call(self, task: Callable, s: int, i: int, after: Future | None) -> Tensor | None:
+        """Wait for `after`, call `task`, and note for the chart when the device did it."""
+        received = None if after is None else after.result()
+        begin = time.perf_counter()
         passed_on = task(self, s, i, received)
         if self.model.devices[s].type == "cuda":  # a GPU works on after its call returned
             torch.cuda.synchronize(self.model.devices[s])
-        kind = {forward_stage: "F", backward_stage: "B"}[task]
-        self.tasks.append(Task(s, s, kind, i, begin, self.clock()))
+        kind = "F" if task is forward_stage else "B"
+        self.tasks.append(Task(begin, time.perf_counter(), s, s, kind, i))
         return passed_on
-
-    def finish(self) -> None:
-        """Wait until the queues are empty, and raise here what a task raised."""
-        for thread in self.threads:
-            thread.shutdown()
-        for future in self.futures:
-            future.result()
 
 
 def forward_stage(
-    step: MicroBatchStep, s: int, i: int, output_before: torch.Tensor | None
-) -> torch.Tensor:
+    step: MicroBatchStep, s: int, i: int, output_before: Tensor | None
+) -> Tensor:
     """Stage s takes the output of stage s - 1, or images; the last one returns the loss."""
     input_tensor, label = step.parts[i]
     if output_before is not None:  # a new leaf: its gradient is what stage s - 1 needs
@@ -74,14 +67,13 @@ def forward_stage(
     if s == len(step.model.stages) - 1:
         loss = cross_entropy(output_tensor, label.to(device))
         output_tensor = loss / len(step.parts)
-        step.losses.append(output_tensor.detach())
     step.saved[s, i] = input_tensor, output_tensor
     return output_tensor.detach()
 
 
 def backward_stage(
-    step: MicroBatchStep, s: int, i: int, output_tensor_grad: torch.Tensor | None
-) -> torch.Tensor | None:
+    step: MicroBatchStep, s: int, i: int, output_tensor_grad: Tensor | None
+) -> Tensor | None:
     """Stage s takes the gradient of its output, and returns that of its input."""
     input_tensor, output_tensor = step.saved.pop((s, i))
     output_tensor.backward(output_tensor_grad)
@@ -104,10 +96,15 @@ def forward_backward(step: MicroBatchStep) -> None:
 
 
 def take_step(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, micro: int
-) -> tuple[float, list[Task]]:
-    """One training step; returns the mean loss, and what each device did when."""
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    micro: int,
+    order: Callable = forward_backward,
+) -> list[Task]:
+    """One training step, which `order` puts into the queues; what each device did when."""
     step = MicroBatchStep(model, images, labels, micro)
-    forward_backward(step)
-    step.finish()
-    return sum(step.losses).item(), step.tasks
+    order(step)
+    for future in step.futures:
+        future.result()  # waits for the task, and raises here what it raised
+    return step.tasks

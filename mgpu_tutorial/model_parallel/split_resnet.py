@@ -1,18 +1,12 @@
 """ResNet-50 on several devices of one process: each has a part and hands on activations."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from mgpu_tutorial.shared.vision import torchvision
-
-UNITS = (
-    *("conv1", "maxpool"),
-    *(f"layer{i}.{j}" for i, blocks in enumerate([3, 4, 6, 3], 1) for j in range(blocks)),
-    *("avgpool", "fc"),
-)
 
 
 def units(model: nn.Module) -> dict[str, nn.Module]:
@@ -20,25 +14,29 @@ def units(model: nn.Module) -> dict[str, nn.Module]:
 
     Inside a residual block a cut would have to send two tensors, so a block is one unit.
     """
-    modules = [nn.Sequential(model.conv1, model.bn1, model.relu), model.maxpool]
-    modules += [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
-    modules += [nn.Sequential(model.avgpool, nn.Flatten(1)), model.fc]
-    return dict(zip(UNITS, modules, strict=True))
+    row = {
+        "conv1": nn.Sequential(model.conv1, model.bn1, model.relu),
+        "maxpool": model.maxpool,
+    }
+    for layer in ("layer1", "layer2", "layer3", "layer4"):
+        for name, block in getattr(model, layer).named_children():
+            row[f"{layer}.{name}"] = block
+    return row | {"avgpool": nn.Sequential(model.avgpool, nn.Flatten(1)), "fc": model.fc}
 
 
-def cut_units(cuts: Sequence[str]) -> list[tuple[str, ...]]:
-    """The names of the units of each stage; ValueError where `cuts` are none in order."""
-    places = [UNITS.index(name) for name in cuts if name in UNITS[1:]]
-    if len(places) < len(cuts) or places != sorted(set(places)):
-        known = ", ".join(UNITS[1:])
-        raise ValueError(f"cuts must be some of {known}, in this order; got {cuts!r}")
-    return [UNITS[begin:end] for begin, end in pairwise([0, *places, len(UNITS)])]
+def split(row: Mapping[str, Any], cuts: Sequence[str]) -> list[dict[str, Any]]:
+    """A row of units in stages: a new one begins at each unit that `cuts` names."""
+    stages: list[dict[str, Any]] = [{}]
+    for name, unit in row.items():
+        if name in cuts:
+            stages.append({})
+        stages[-1][name] = unit
+    return stages
 
 
 def cut(model: nn.Module, cuts: Sequence[str]) -> list[nn.Sequential]:
-    """The stages of ResNet-50: a new one begins at each unit in `cuts`."""
-    modules = units(model)
-    return [nn.Sequential(*map(modules.get, names)) for names in cut_units(cuts)]
+    """The stages of ResNet-50."""
+    return [nn.Sequential(*stage.values()) for stage in split(units(model), cuts)]
 
 
 class ModelParallelResNet50(torchvision.models.ResNet):

@@ -1,28 +1,10 @@
-"""PyTorch's schedules: https://docs.pytorch.org/docs/2.13/distributed.pipelining.html.
-
-A rank has one stage, or two where the schedule says so.
-"""
-
-from typing import Any
+"""PyTorch's schedules: https://docs.pytorch.org/docs/2.13/distributed.pipelining.html."""
 
 import torch
 from torch import nn
 from torch.distributed import pipelining as pp
 
 from mgpu_tutorial.pipelines.work import Work
-
-SCHEDULES = {
-    "GPipe": pp.ScheduleGPipe,
-    "1F1B": pp.Schedule1F1B,
-    "interleaved 1F1B": pp.ScheduleInterleaved1F1B,
-    "zero bubble": pp.ScheduleZBVZeroBubble,
-}
-
-
-def stages_on_rank(schedule: str, rank: int, world_size: int) -> list[int]:
-    """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
-    second = {"interleaved 1F1B": world_size + rank, "zero bubble": 2 * world_size - 1 - rank}
-    return [rank, second[schedule]] if schedule in second else [rank]
 
 
 def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]:
@@ -39,19 +21,25 @@ def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]
     return [loss.item() for loss in losses]
 
 
-def build_pipeline(
-    work: Work, schedule: str, micro: int, rank: int, world_size: int
-) -> tuple[list[pp.PipelineStage], Any]:
-    """The stages of this rank, which know their shapes, and PyTorch's schedule over them."""
+def stages_on_rank(schedule: type, rank: int, world_size: int) -> list[int]:
+    """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
+    rounds, v = pp.ScheduleInterleaved1F1B, pp.ScheduleZBVZeroBubble
+    second = {rounds: world_size + rank, v: 2 * world_size - 1 - rank}
+    return [rank, second[schedule]] if schedule in second else [rank]
+
+
+def run_schedule(rank: int, world_size: int, work: Work, micro: int, schedule: type) -> None:
+    """One step of `work` in the order of a schedule of PyTorch's."""
     indices = stages_on_rank(schedule, rank, world_size)
-    count = len(indices) * world_size
-    stages = []
+    count, stages = len(indices) * world_size, []
     for index in indices:
         module = work.module(index, count)
-        goes_in = torch.empty(*work.shape(index, count, micro)).requires_grad_(index > 0)
-        comes_out = torch.empty(*work.shape(index + 1, count, micro)).requires_grad_()
-        shapes = {"input_args": goes_in, "output_args": comes_out}
-        shapes["dw_builder"] = getattr(module, "dw_builder", None)
-        stages.append(pp.PipelineStage(module, index, count, goes_in.device, **shapes))
-    runs = stages if len(stages) > 1 else stages[0]
-    return stages, SCHEDULES[schedule](runs, micro, loss_fn=work.loss)
+        goes_in = torch.empty(*work.shape(index, micro), requires_grad=index > 0)
+        comes_out = torch.empty(*work.shape(index + 1, micro), requires_grad=True)
+        known = goes_in.device, goes_in, comes_out
+        dw_builder = getattr(module, "dw_builder", None)
+        stages.append(pp.PipelineStage(module, index, count, *known, dw_builder=dw_builder))
+    runner = schedule(stages if len(stages) > 1 else stages[0], micro, loss_fn=work.loss)
+    inputs, targets = work.batch(micro)
+    given = [inputs] if rank == 0 else []
+    runner.step(*given, target=targets)

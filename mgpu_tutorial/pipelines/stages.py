@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mgpu_tutorial.lab import span
 from mgpu_tutorial.pipelines.work import Work
 
 
@@ -14,11 +13,11 @@ class Stage:
     """This rank's stage; `waiting[i]` keeps input and output until the backward of i."""
 
     def __init__(self, work: Work, micro: int) -> None:
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.is_last = self.rank == self.ranks - 1
-        self.module, self.loss = work.module(self.rank, self.ranks), work.loss
-        self.input_shape = work.shape(self.rank, self.ranks, micro)
-        self.output_shape = work.shape(self.rank + 1, self.ranks, micro)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.is_last = rank == ranks - 1
+        self.module, self.loss = work.module(rank, ranks), work.loss
+        self.input_shape = work.shape(rank, micro)
+        self.output_shape = work.shape(rank + 1, micro)
         inputs, targets = (whole.chunk(micro) for whole in work.batch(micro))
         self.parts = list(zip(inputs, targets, strict=True))
         self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
@@ -35,11 +34,10 @@ def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
         input_tensor = inputs
     else:  # a new leaf: rank - 1 waits for its gradient
         input_tensor.requires_grad_()
-    with span(f"F {stage.rank} {i}"):
-        output_tensor = stage.module(input_tensor)
-        if stage.is_last:
-            output_tensor = stage.loss(output_tensor, targets) / len(stage.parts)
-            stage.losses.append(output_tensor.item())
+    output_tensor = stage.module(input_tensor)
+    if stage.is_last:
+        output_tensor = stage.loss(output_tensor, targets) / len(stage.parts)
+        stage.losses.append(output_tensor.item())
     stage.waiting[i] = input_tensor, output_tensor
     return output_tensor.detach()
 
@@ -47,8 +45,7 @@ def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
 def backward_step(stage: Stage, i: int, output_tensor_grad: Tensor | None) -> Tensor | None:
     """The backward of micro-batch i; returns the gradient of its input."""
     input_tensor, output_tensor = stage.waiting.pop(i)
-    with span(f"B {stage.rank} {i}"):
-        output_tensor.backward(output_tensor_grad)
+    output_tensor.backward(output_tensor_grad)
     return input_tensor.grad
 
 

@@ -1,20 +1,22 @@
 """What flows through a pipeline: layers that pause, or the two halves of ResNet-50.
 
 Every rank asks for the stage that it has: `module(index, count)` is stage `index` of
-`count`, and `shape(index, count, micro)` that of its input for one of `micro` micro-batches
-(of the result where `index` is `count`). `batch(micro)` has the inputs of the first stage
-and the targets of the last, `loss` is the mean loss of a micro-batch.
+`count`, and `shape(index, micro)` that of its input for one of `micro` micro-batches, or of
+the output of the stage before. `batch(micro)` has the inputs of the first stage and the
+targets of the last, `loss` is the mean loss of a micro-batch.
 """
 
+import itertools
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from mgpu_tutorial.lab import span
 from mgpu_tutorial.model_parallel.split_resnet import cut
-from mgpu_tutorial.shared.pause import Pause
 from mgpu_tutorial.shared.vision import torchvision
 
 
@@ -22,42 +24,41 @@ from mgpu_tutorial.shared.vision import torchvision
 class Pauses:
     """Stages of a small layer that pause as long as a large one would compute.
 
-    A rank pauses `forward` seconds in each forward of a micro-batch and twice as long in
-    each backward; several stages share these. So ranks do not compete for cores, and only
-    the schedule shows. With `is_split`, half of a backward is for the gradients of the
-    weights, and a schedule may put it off.
+    A stage pauses `forward` seconds in the forward of a micro-batch and twice as long in its
+    backward, and notes it for the chart. So ranks do not compete for cores, and only the
+    schedule shows. With `is_split`, half of a backward is for the gradients of the weights,
+    and a schedule may put it off.
     """
 
-    ranks: int
     forward: float = 0.008
     is_split: bool = False
     loss = staticmethod(mse_loss)
 
     def module(self, index: int, count: int) -> nn.Module:
         torch.manual_seed(index)
-        return PausingLayer(self.forward * self.ranks / count, self.is_split)
+        module = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+        forwards, weights = itertools.count(), itertools.count()
+        kind, backward = ("I", self.forward) if self.is_split else ("B", 2 * self.forward)
 
-    def shape(self, index: int, count: int, micro: int) -> list[int]:
+        def pause(kind: str, i: int, seconds: float) -> None:
+            with span(f"{kind} {index} {i}"):
+                time.sleep(seconds)
+
+        def pause_twice(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
+            pause("F", i := next(forwards), self.forward)
+            output.register_hook(lambda gradient: pause(kind, i, backward))
+
+        module.register_forward_hook(pause_twice)
+        if self.is_split:  # PyTorch's stages call what this returns for the weights
+            module.dw_builder = lambda: partial(pause, "W", next(weights), self.forward)
+        return module
+
+    def shape(self, index: int, micro: int) -> list[int]:
         return [16, 64]
 
     def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(1)
         return torch.randn(16 * micro, 64), torch.zeros(16 * micro, 64)
-
-
-class PausingLayer(nn.Linear):
-    """A linear layer and a ReLU, and then a pause, in backward twice as long.
-
-    PyTorch's stages call what `dw_builder()` returns for the weights' half of a backward.
-    """
-
-    def __init__(self, seconds: float, is_split: bool) -> None:
-        super().__init__(64, 64)
-        self.pauses = seconds, seconds if is_split else 2 * seconds
-        self.dw_builder = (lambda: lambda: time.sleep(seconds)) if is_split else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Pause.apply(super().forward(x).relu(), *self.pauses)
 
 
 class ResNetStages:
@@ -74,14 +75,14 @@ class ResNetStages:
             stage = cut(torchvision.models.resnet50(), ["layer3.0"])[index]
         return stage.to(torch.get_default_device())
 
-    def shape(self, index: int, count: int, micro: int) -> list[int]:
+    def shape(self, index: int, micro: int) -> list[int]:
         return [4 // micro, *((3, 64, 64), (512, 8, 8), (1000,))[index]]
 
     def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(1)
         with torch.device("cpu"):
-            images, labels = torch.randn(4, 3, 64, 64), torch.randint(1000, (4,))
-        return images.to(torch.get_default_device()), labels.to(torch.get_default_device())
+            batch = torch.randn(4, 3, 64, 64), torch.randint(1000, (4,))
+        return tuple(part.to(torch.get_default_device()) for part in batch)
 
 
 Work = Pauses | ResNetStages

@@ -14,7 +14,7 @@ NETWORK = [
     (
         MOVE,
         "stage.to(devices[0])",
-        "the device of layer3.0's conv1.weight: 'virtual:0', expected 'virtual:1'",
+        "the device of layer1.0's conv1.weight: 'virtual:0', expected 'virtual:1'",
     ),
     ("cut(self, cuts)", "nn.ModuleList(cut(self, cuts))", "the names in the state_dict"),
     (STEP, "x = stage(x)", "on the same device"),
@@ -34,13 +34,17 @@ BY_STAGE = """tasks = {}
             tasks[s, i] = step.queue(backward_stage, s, i, after)"""
 ORDER = [
     ("# all forwards…", BY_STAGE),
-    ("# all backwards…", "", "1 micro-batch(es): the tasks: 1, expected 2"),
+    (
+        "# all backwards…",
+        "",
+        "1 micro-batch(es): the order of device 0: 'F0', expected 'F0 B0'",
+    ),
     (FORWARD, "forward_stage, s, i", "scalar outputs"),
     ("reversed(stages)", "stages", "scalar outputs"),
     (
         SECOND,
         SECOND.replace("        task = None\n        for", "        for"),
-        "stage 0's gradient",
+        "the stages' gradients, entry 0",
     ),
     (
         f"{FORWARD})",

@@ -1,4 +1,4 @@
-"""What a cut costs, against the ledger and arithmetic by hand."""
+"""What a cut costs, by the ledger and by hand; idle time is counted, each task drawn."""
 
 import pytest
 import torch
@@ -6,14 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mgpu_tutorial.lab import Ledger, devices
+from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.model_parallel import figures
-from mgpu_tutorial.model_parallel.split_resnet import UNITS, ModelParallelResNet50
-from tests.model_parallel.test_split_resnet import PLACES
+from mgpu_tutorial.model_parallel.micro_batches import Task
+from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
+
+BLOCKS = [f"layer{i}.{j}" for i, n in enumerate([3, 4, 6, 3], 1) for j in range(n)]
+UNITS = ["conv1", "maxpool", *BLOCKS, "avgpool", "fc"]
+PLACES = some.lists(some.sampled_from(UNITS[1:]), unique=True).map(
+    lambda names: sorted(names, key=UNITS.index)
+)
 
 
 @pytest.mark.slow
 def test_units_add_up_to_the_network():
     measured, few = figures.measure(128, 64), figures.measure(8, 64)
+    assert list(measured) == UNITS
     assert sum(unit.parameters for unit in measured.values()) == 25_557_032
     assert all(measured[name].flops == 16 * few[name].flops for name in UNITS)
     assert few["fc"].flops == 2 * 8 * 2048 * 1000
@@ -30,6 +39,32 @@ def test_memory_predicted_from_shapes_is_what_the_ledger_counts():
     for device, stage in zip(several, predicted, strict=True):
         assert ledger[device]["parameters"] == 4 * stage.parameters
         assert ledger[device]["activations"] == stage.activation_bytes
+
+
+@pytest.mark.slow
+def test_the_best_cut_for_memory_depends_on_the_batch():
+    small, large = (
+        {
+            name: max(stage.memory for stage in figures.stage_costs(measured, [name]))
+            for name in UNITS[1:]
+        }
+        for measured in (figures.measure(4, 64), figures.measure(128, 224))
+    )
+    assert min(small, key=small.get) == "layer4.1"
+    assert min(large, key=large.get) == "layer2.0"
+    fitting = [name for name, memory in large.items() if memory <= 8 * 2**30]
+    assert fitting == UNITS[UNITS.index("layer1.2") : UNITS.index("layer3.1")]
+    assert (round(min(large.values()) / 2**30, 2), round(large["layer3.0"] / 2**30, 2)) == (
+        5.95,
+        7.74,
+    )
+
+
+@pytest.mark.slow
+def test_four_stages_can_have_nearly_equal_work():
+    cuts = ["layer2.1", "layer3.1", "layer3.5"]
+    flops = [stage.flops for stage in figures.stage_costs(figures.measure(4, 64), cuts)]
+    assert [round(100 * own / sum(flops)) for own in flops] == [28, 25, 21, 26]
 
 
 def some_units(parameters, flops, sides, saved):
@@ -59,5 +94,60 @@ def test_a_stage_needs_what_its_units_need(measured, places):
         assert stage.activation_bytes == own + 5 * len(shared)
         assert stage.memory == 12 * stage.parameters + stage.activation_bytes
         assert stage.output_bytes == units[-1].output_bytes
-    work = [stage.flops for stage in stages]
-    assert figures.most_work(measured, places) == max(work) / sum(work)
+
+
+LENGTHS = some.lists(some.integers(1, 5), min_size=1, max_size=6)
+
+
+@given(some.lists(LENGTHS, min_size=1, max_size=4), some.integers(1, 3), some.integers(0, 9))
+def test_the_idle_share_counts_what_is_between_the_boxes(rows, stages, start):
+    """Each row works without a pause and then waits for the longest; its stages alternate."""
+    tasks = []
+    for row, lengths in enumerate(rows):
+        ends = [start + sum(lengths[: i + 1]) for i in range(len(lengths))]
+        tasks += [
+            Task(end - length, end, row, row + len(rows) * (i % stages), "F", i)
+            for i, (length, end) in enumerate(zip(lengths, ends, strict=True))
+        ]
+    longest = max(map(sum, rows))
+    assert figures.duration(tasks) == longest
+    idle = sum(longest - sum(lengths) for lengths in rows)
+    assert figures.idle_share(tasks) == pytest.approx(idle / (len(rows) * longest))
+
+
+def test_the_tasks_of_a_launch_are_read_from_its_spans():
+    notes = ["first", "F 1 0", "B 1 0", "load", "second", "F 1 12", "B 1 12"]
+    ends = [2.9, 1.5, 2.5, 3.5, 7.0, 5.5, 6.5]
+    events = [
+        Event(0, t, "span", t, end, note=note)
+        for t, (note, end) in enumerate(zip(notes, ends, strict=True))
+    ]
+    events.append(Event(0, 9, "note", 9.0, 9.0, note="F 1 14"))
+    report = Report(1, events=events)
+    first = [Task(t, t + 0.5, 0, 1, kind, 0) for t, kind in enumerate("FB", 1)]
+    second = [Task(t, t + 0.5, 0, 1, kind, 12) for t, kind in enumerate("FB", 5)]
+    assert figures.tasks_of(report, "first") == first
+    assert figures.tasks_of(report, "second") == second
+    assert figures.tasks_of(report) == first + second
+
+
+def test_each_task_has_a_box_where_and_when_it_was(monkeypatch):
+    """Two rows of two stages; times in seconds since the first task began."""
+    monkeypatch.setattr(figures, "Plot", lambda figure, text: (figure, text))
+    places = [
+        (0, 0, "F", 0),
+        (0, 2, "F", 1),
+        (0, 2, "B", 2),
+        (1, 1, "F", 0.5),
+        (1, 3, "B", 4.5),
+    ]
+    tasks = [Task(2 + at, 2.5 + at, row, s, kind, 7) for row, s, kind, at in places]
+    figure, text = figures.pipeline_chart(tasks, "title", row_name="device")
+    assert text == "title\ndevice 0: F7 F7 B7\ndevice 1: F7 B7"
+    axes = figure.axes[0]
+    assert axes.get_title(loc="left") == "title: idle 75%"  # 2.5 of 2 rows times 5 seconds
+    bars = axes.patches[4:]  # after the grey of the four lines
+    boxes = sorted((b.get_x(), b.get_x() + b.get_width(), b.get_y() + 0.42) for b in bars)
+    lines = [(0, 0), (0, 2), (1, 1), (1, 3)]
+    expected = [(at, at + 0.5, lines.index((row, s))) for row, s, _, at in places]
+    assert boxes == [pytest.approx(box) for box in sorted(expected)]

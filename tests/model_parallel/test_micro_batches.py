@@ -33,10 +33,9 @@ def batch(size=8):
 
 @pytest.mark.parametrize("stages, micro", [(1, 2), (3, 4), (4, 1)])
 def test_a_step_is_that_of_one_process(stages, micro):
-    loss, gradients = one_process(Stages(stages), *batch(), micro)
+    _, gradients = one_process(Stages(stages), *batch(), micro)
     model = Stages(stages)
-    mean_loss, tasks = micro_batches.take_step(model, *batch(), micro)
-    assert mean_loss == pytest.approx(loss, rel=1e-5)
+    tasks = micro_batches.take_step(model, *batch(), micro)
     found = [parameter.grad for parameter in model.parameters()]
     torch.testing.assert_close(found, gradients, rtol=0, atol=0)
     ends = {(t.kind, t.stage, t.micro): t.end for t in tasks}

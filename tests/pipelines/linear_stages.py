@@ -21,7 +21,7 @@ class LinearStages:
     def module(self, index, count):
         return self.stacks[index]
 
-    def shape(self, index, count, micro):
+    def shape(self, index, micro):
         return [self.samples // micro, self.width]
 
     def loss(self, output, target):

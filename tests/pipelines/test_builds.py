@@ -25,9 +25,9 @@ GPIPE = [
     (
         RETURN,
         f"stage.losses.clear()\n    {RETURN}",
-        "the losses, entry 2 of 3: 0, expected 5",
+        "the numbers of losses, entry 0 of 1: 0, expected 2",
     ),
-    (BACKWARD, ZERO, "a gradient"),
+    (BACKWARD, ZERO, "the gradients, entry"),
 ]
 
 AHEAD, PHASES = "min(micro, ranks - 1 - rank)", "ahead = min…"

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from torch.distributed import pipelining as pp
 
-from mgpu_tutorial.model_parallel.chart import idle_share, pipeline_steps
-from mgpu_tutorial.model_parallel.figures import lay_out
+from mgpu_tutorial.model_parallel.figures import idle_share, tasks_of
 from mgpu_tutorial.pipelines import figures, schedules
 from mgpu_tutorial.pipelines.work import Pauses
 from tests.pipelines.linear_stages import LinearStages, expected_of
+
+SCHEDULES = [pp.ScheduleGPipe, pp.Schedule1F1B]
+SCHEDULES += [pp.ScheduleInterleaved1F1B, pp.ScheduleZBVZeroBubble]
 
 
 def gradients_by_stage(rank, world_size, schedule):
@@ -15,11 +18,11 @@ def gradients_by_stage(rank, world_size, schedule):
     indices = schedules.stages_on_rank(schedule, rank, world_size)
     work = LinearStages(len(indices) * world_size)
     torch.set_default_dtype(torch.float64)  # in this rank only
-    figures.measure_schedule(rank, world_size, schedule, 4, work)
+    schedules.run_schedule(rank, world_size, work, 4, schedule)
     return {i: [p.grad for p in work.stacks[i].parameters()] for i in indices}
 
 
-@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_pytorchs_schedules_compute_the_same_bits(ranks, schedule):
     """PyTorch divides the sum of the gradients, one process each loss: exact for 4 parts."""
     results = ranks(2, gradients_by_stage, schedule).results
@@ -40,16 +43,15 @@ def test_linear_layers_compute_what_they_do_in_one_process(ranks, world_size):
     assert losses == pytest.approx([part.square().mean().item() for part in x.chunk(4)])
 
 
-@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_bubble_of_pytorchs_order_is_the_formulas(ranks, schedule):
-    work = Pauses(3, 0.001, is_split=schedule == "zero bubble")
-    call = figures.measure_schedule, schedule, 6, work
-    _, tasks = pipeline_steps(ranks(3, *call, trace=True))
-    in_order = sorted(tasks, key=lambda task: task.begin)
-    ideal = [t._replace(begin=0, end=1 + (t.kind == "B")) for t in in_order]
+    is_split = schedule is pp.ScheduleZBVZeroBubble
+    given = schedules.run_schedule, Pauses(0.001, is_split), 6, schedule
+    tasks = tasks_of(ranks(3, *given, trace=True))
     # a W waits for nobody: numbered so, no stage stands behind its own
-    ideal = [t._replace(stage=2 * t.stage) if t.kind == "W" else t for t in ideal]
+    tasks = [t._replace(stage=2 * t.stage) if t.kind == "W" else t for t in tasks]
     each = len(schedules.stages_on_rank(schedule, 0, 3))
-    slots = 6 * each * (3 if work.is_split else 1)  # of work, for each rank
-    expected = 2 / (slots + 2)
-    assert idle_share(lay_out(ideal)) == pytest.approx(expected)
+    slots = 6 * each * 3  # of work, for each rank
+    staircases = 2 if is_split else 2 * 3
+    expected = staircases / (slots + staircases)
+    assert idle_share(figures.lay_out(tasks, F=1, B=2, I=1, W=1)) == pytest.approx(expected)

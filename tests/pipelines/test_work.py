@@ -7,14 +7,16 @@ import pytest
 from mgpu_tutorial.pipelines.work import Pauses, ResNetStages
 
 
-@pytest.mark.parametrize("per_rank", [1, 2])
-def test_the_stages_of_a_rank_share_its_pauses(monkeypatch, per_rank):
-    """A forward of 1 s, and a backward of 2 s."""
+@pytest.mark.parametrize("is_split, expected", [(False, [1, 2]), (True, [1, 1, 1])])
+def test_a_backward_pauses_twice_as_long_as_a_forward(monkeypatch, is_split, expected):
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
-    work = Pauses(3, forward=1.0)
-    work.module(0, 3 * per_rank)(work.batch(2)[0]).sum().backward()
-    assert [per_rank * pause for pause in pauses] == [1, 2]
+    work = Pauses(1.0, is_split)
+    stage = work.module(0, 3)
+    stage(work.batch(2)[0]).sum().backward()
+    if is_split:
+        stage.dw_builder()()
+    assert pauses == expected
 
 
 @pytest.mark.slow
@@ -22,6 +24,6 @@ def test_a_stage_turns_the_shape_before_it_into_the_next():
     work = ResNetStages()
     x = work.batch(2)[0].chunk(2)[0]
     for index in range(2):
-        assert list(x.shape) == work.shape(index, 2, 2)
+        assert list(x.shape) == work.shape(index, 2)
         x = work.module(index, 2)(x)
-    assert list(x.shape) == work.shape(2, 2, 2) == [2, 1000]
+    assert list(x.shape) == work.shape(2, 2) == [2, 1000]
