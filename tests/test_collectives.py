@@ -1,20 +1,11 @@
-"""Groups, the ring, and how it is timed."""
+"""The ring, and how it is timed."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mgpu_tutorial.collectives import calls, figures, ring
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_groups_reduce_apart(ranks, world_size):
-    report = ranks(world_size, calls.pairs, trace=True)
-    evens, odds = tuple(range(0, world_size, 2)), tuple(range(1, world_size, 2))
-    members = {rank: evens if rank in evens else odds for rank in range(world_size)}
-    assert report.results == [sum(members[rank]) for rank in range(world_size)]
-    assert {event.rank: event.group for event in report.events} == members
+from mgpu_tutorial.collectives import figures, ring
 
 
 def reduce_numbers(rank, world_size, count):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from mgpu_tutorial import data_partitioning as dp
 
@@ -102,12 +103,17 @@ def test_the_recipe_refuses_a_batch_that_does_not_divide():
         dp.new_loader(range(22), 0, 3, 8, seed=1)
 
 
+def load_stream(rank, world_size, samples, batch, processes, done):
+    share = dp.StreamShare(range(samples), rank, world_size, batch, done)
+    return list(DataLoader(share, batch_size=None, num_workers=processes))
+
+
 @pytest.mark.parametrize("processes", [0, 3])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_stream_is_taken_once_and_goes_on_where_it_stopped(ranks, world_size, processes):
     """20 samples in batches of 6: three steps, and two samples that fill none."""
     for done in (0, 1, 3):
-        results = ranks(world_size, dp.load_stream, 20, 6, processes, done).results
+        results = ranks(world_size, load_stream, 20, 6, processes, done).results
         steps = [sorted(sum(parts, [])) for parts in zip(*results, strict=True)]
         assert steps == [list(range(6 * i, 6 * i + 6)) for i in range(done, 3)]
         assert all(len(batch) == 6 // world_size for part in results for batch in part)

@@ -74,12 +74,3 @@ def reduce_with(rank: int, world_size: int, name: str) -> float:
     value = torch.tensor([rank + 1.0])
     dist.all_reduce(value, op=getattr(dist.ReduceOp, name))
     return value.item()
-
-
-def pairs(rank: int, world_size: int) -> float:
-    """Even and odd ranks add up in groups of their own; returns the sum."""
-    evens = dist.new_group(range(0, world_size, 2))  # every rank, every group
-    odds = dist.new_group(range(1, world_size, 2))
-    value = torch.tensor([float(rank)])
-    dist.all_reduce(value, group=evens if rank % 2 == 0 else odds)
-    return value.item()

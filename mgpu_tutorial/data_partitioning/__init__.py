@@ -108,14 +108,6 @@ class StreamShare(IterableDataset):
                 yield whole[self.rank :: self.world_size]
 
 
-def load_stream(
-    rank: int, world_size: int, samples: int, batch: int, processes: int, done: int = 0
-) -> list[list[int]]:
-    """The batches that this rank loads of the stream 0, 1, 2, … with its own processes."""
-    share = StreamShare(range(samples), rank, world_size, batch, done)
-    return list(DataLoader(share, batch_size=None, num_workers=processes))
-
-
 def time_copies(rank: int, world_size: int, megabytes: int = 256) -> dict | None:
     """On a GPU: milliseconds until a copy to it returns, and until the copy is done."""
     if torch.get_default_device().type != "cuda":
