@@ -105,7 +105,7 @@ slides: $(VENV)/installed
 	@$(BIN)/python -m handouts --slides
 
 assignment: $(VENV)/installed
-	@$(BIN)/python tools/assignment.py "$(NAME)" "$(or $(VARIANT),1)"
+	@$(BIN)/python -m tools.assignment "$(NAME)" "$(or $(VARIANT),1)"
 
 publish: $(VENV)/installed
 	@test -f build/site/index.html || { echo "build/site/ is not there: make site"; exit 1; }
@@ -113,11 +113,11 @@ publish: $(VENV)/installed
 	@$(BIN)/ghp-import --no-jekyll --no-history --push --force --message "The site" build/site
 
 new-chapter: $(VENV)/installed
-	@$(BIN)/python tools/new_chapter.py "$(NAME)" --after "$(AFTER)"
+	@$(BIN)/python -m tools.new_chapter "$(NAME)" "$(AFTER)"
 
 # The versions are written first, for they decide what is installed.
 update:
-	@test -z "$(TORCH)" || $(PYTHON) tools/update.py --torch "$(TORCH)"
+	@test -z "$(TORCH)" || $(PYTHON) tools/update.py "$(TORCH)"
 	@$(MAKE) $(VENV)/installed
 	@$(INSTALL) -e '.[test,maintain]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
 	@$(BIN)/python tools/update.py

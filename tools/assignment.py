@@ -1,39 +1,32 @@
 """The exercises of a chapter as an assignment: `make assignment NAME=point_to_point`.
 
-Written to build/assignment/NAME/, from the cells tagged `exercise` and `solution`:
-
-    otter/NAME.ipynb                    for `otter assign`
-    nbgrader/source/NAME/NAME.ipynb     for `nbgrader generate_assignment`, with its config
-
-Both hold the cell of the exercise, whose check tells the student how it stands, the solution,
-and the same check as a test, worth the points of the cell's metadata ("handout":
-{"points": 2}, else 1). In front stand the chapter's first cell and the statements that make
-the names that the exercises use.
+Written to build/assignment/NAME/, from the cells tagged `exercise` and `solution`, for
+`otter assign` and for `nbgrader generate_assignment`. Both hold the cell of the exercise,
+whose check tells the student how it stands, the solution, and the same check as a test, worth
+the points of the cell's metadata ("handout": {"points": 2}, else 1). In front stand the
+chapter's first cell and the statements that make the names that the exercises use.
 
 VARIANT=2 asks the same with other numbers, in build/assignment/NAME_2/. An exercise's cell
-holds them as a table: of each line the first entry stands in the notebook, the others take
-its place, in the text, the stub, the solution and the check alike.
-
-    "handout": {"variants": [["21", "15", "28"], ["7", "6", "8"]]}
+holds them as a table, {"variants": [["21", "15", "28"], ["7", "6", "8"]]}: of each line the
+first entry stands in the notebook, the others take its place, in all that the exercise has.
 """
 
-import argparse
 import ast
 import builtins
 import re
 import symtable
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 
 from mgpu_tutorial import CHAPTERS
+from tools.store import KERNEL
 
 ROOT = Path(__file__).parent.parent
-KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 MARK = "# Solution (click to open)\n"
 GRADER = """\
 from mgpu_tutorial.lab.teach.checks import verdict
@@ -54,8 +47,7 @@ c.ExecutePreprocessor.timeout = 300
 Cell = nbformat.NotebookNode  # and a notebook
 
 
-@dataclass
-class Exercise:
+class Exercise(NamedTuple):
     """What a learner gets, what is right, and what decides; all as code but the words."""
 
     number: int
@@ -74,10 +66,7 @@ class Exercise:
 
 
 def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
-    """The code that the exercises of a chapter build on, and the exercises.
-
-    Raises ValueError where a solution or a table of variants does not fit.
-    """
+    """The code that the exercises of a chapter build on, and the exercises."""
     cells, found, words = notebook.cells, [], []
     begin = [("## Exercises" in cell.source.split("\n")) for cell in cells].index(True)
     for i, cell in enumerate(cells):
@@ -98,15 +87,9 @@ def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
 
 
 def variants_of(notebook: Cell) -> int:
-    """How many variants a chapter's exercises have, the notebook's own among them.
-
-    Raises ValueError where their tables do not have the same number of columns.
-    """
-    lines = [line for cell in notebook.cells for line in _noted(cell, "variants", [])]
-    counts = {len(line) for line in lines} or {1}
-    if len(counts) > 1:
-        raise ValueError(f"lines of {sorted(counts)} variants: all need the same number")
-    return counts.pop()
+    """How many variants a chapter's exercises have, the notebook's own among them."""
+    tables = [_noted(cell, "variants", []) for cell in notebook.cells]
+    return max((len(line) for table in tables for line in table), default=1)
 
 
 def _exercise(
@@ -119,16 +102,15 @@ def _exercise(
     if not right:
         raise ValueError(f"the solution of exercise {number} makes no name that it asks for")
     stub, test = _cut(question, right)
-    made = []
+    made, code = [], [question, answer]
     for cell, text in zip(words, said, strict=True):
         if cell.cell_type == "code":
             made.append(new_code_cell(text))
+            code.insert(-2, text)
         else:
             made.append(new_markdown_cell(text.split("## Exercises")[-1].strip()))
-    code = [cell.source for cell in made if cell.cell_type == "code"] + [question, answer]
     whole = ast.parse("\n".join(code))
-    needs = reads(whole) - binds(whole)
-    points = _noted(asked, "points", 1)
+    needs, points = reads(whole) - binds(whole), _noted(asked, "points", 1)
     return Exercise(number, made, stub, _cut(answer, right)[0], test, points, needs)
 
 
@@ -186,8 +168,8 @@ def reads(node: ast.AST) -> set[str]:
     return found - set(dir(builtins))
 
 
-def otter(title: str, setup: str, found: list[Exercise]) -> Cell:
-    """The master notebook that `otter assign` reads."""
+def otter(title: str, setup: str, found: list[Exercise]) -> list[Cell]:
+    """The cells of the master notebook that `otter assign` reads."""
     cells = [
         new_raw_cell("# ASSIGNMENT CONFIG\ninit_cell: true\nexport_cell: false\n"),
         new_markdown_cell(f"# {title}: the exercises"),
@@ -197,24 +179,19 @@ def otter(title: str, setup: str, found: list[Exercise]) -> Cell:
         right = "\n\n\n".join([each.stub, each.solution, each.test])
         prompt = f'""" # BEGIN PROMPT\n{each.stub}\n\n\n{each.test}\n"""; # END PROMPT'
         solved = f"# BEGIN SOLUTION NO PROMPT\n{right}\n# END SOLUTION\n{prompt}"
-        question = f"# BEGIN QUESTION\nname: q{each.number}"
-        parts = [f"{question}\npoints: {each.points}", *each.words]
-        parts += ["# BEGIN SOLUTION", new_code_cell(solved), "# END SOLUTION"]
-        parts += [
-            "# BEGIN TESTS",
-            new_code_cell(each.graded),
-            "# END TESTS",
-            "# END QUESTION",
-        ]
-        parts += [f"{question}_why\npoints: 1\nmanual: true", new_markdown_cell(WHY)]
-        parts += ["# BEGIN SOLUTION", new_markdown_cell(READ)]
+        question, solution = f"# BEGIN QUESTION\nname: q{each.number}", "# BEGIN SOLUTION"
+        parts = [f"{question}\npoints: {each.points}", *each.words, solution]
+        parts += [new_code_cell(solved), "# END SOLUTION"]
+        parts += ["# BEGIN TESTS", new_code_cell(each.graded), "# END TESTS"]
+        parts += ["# END QUESTION", f"{question}_why\npoints: 1\nmanual: true"]
+        parts += [new_markdown_cell(WHY), solution, new_markdown_cell(READ)]
         parts += ["# END SOLUTION", "# END QUESTION"]
         cells += [new_raw_cell(part) if isinstance(part, str) else part for part in parts]
-    return new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
+    return cells
 
 
-def nbgrader(title: str, setup: str, found: list[Exercise]) -> Cell:
-    """The source notebook of nbgrader."""
+def nbgrader(title: str, setup: str, found: list[Exercise]) -> list[Cell]:
+    """The cells of nbgrader's source notebook."""
 
     def code(source: str, name: str, **more: object) -> Cell:
         usual = {"grade": False, "solution": False, "locked": True, "task": False}
@@ -233,7 +210,7 @@ def nbgrader(title: str, setup: str, found: list[Exercise]) -> Cell:
         cells.append(code(each.graded, f"{name}-test", grade=True, points=each.points))
         why = code("", f"{name}-why", grade=True, solution=True, locked=False, points=1)
         cells += [new_markdown_cell(WHY), new_markdown_cell(READ, metadata=why.metadata)]
-    return new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
+    return cells
 
 
 def write(path: Path, out: Path, variant: int = 1) -> Iterator[Path]:
@@ -242,29 +219,26 @@ def write(path: Path, out: Path, variant: int = 1) -> Iterator[Path]:
     title = notebook.cells[0].source.split("\n")[0].removeprefix("# ")
     if variant > 1:
         name, title = f"{name}_{variant}", f"{title} (variant {variant})"
-    for folder, made in (("otter", otter), (f"nbgrader/source/{name}", nbgrader)):
+    for folder, form in (("otter", otter), (f"nbgrader/source/{name}", nbgrader)):
+        cells = form(title, *exercises(notebook, variant))
         file = out / name / folder / f"{name}.ipynb"
         file.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(made(title, *exercises(notebook, variant)), file)
+        nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), file)
         yield file
     (out / name / "nbgrader" / "nbgrader_config.py").write_text(CONFIG, "utf-8")
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("name", help="of a chapter, such as point_to_point")
-    parser.add_argument("variant", nargs="?", default="1", help="1 is as in the notebook")
-    given = parser.parse_args(words)
+    name, variant = words
     try:
-        if given.name not in CHAPTERS:
+        if name not in CHAPTERS:
             there = ", ".join(CHAPTERS)
-            raise ValueError(f"NAME={given.name!r}: no such chapter; there are {there}")
-        (path,) = ROOT.glob(f"notebooks/[0-9][0-9]_{given.name}.ipynb")
+            raise ValueError(f"NAME={name!r}: no such chapter; there are {there}")
+        (path,) = ROOT.glob(f"notebooks/[0-9][0-9]_{name}.ipynb")
         last = variants_of(nbformat.read(path, 4))
-        if given.variant not in map(str, range(1, last + 1)):
-            there = f"the variants 1 to {last}" if last > 1 else "no variants; leave it out"
-            raise ValueError(f"VARIANT={given.variant!r}: {given.name} has {there}")
-        for made in write(path, ROOT / "build" / "assignment", int(given.variant)):
+        if variant not in map(str, range(1, last + 1)):
+            raise ValueError(f"VARIANT={variant!r}: {name} has the variants 1 to {last}")
+        for made in write(path, ROOT / "build" / "assignment", int(variant)):
             print(made.relative_to(ROOT))
     except ValueError as problem:
         print(problem, file=sys.stderr)

@@ -4,7 +4,7 @@ tools/mutants/ has a list for each chapter: a text that stands once in a file, w
 there instead, in as many lines, and what then goes wrong. Each is made in a copy of the tree.
 The test file that mirrors the changed one runs there, then all tests of the chapter, what
 its builds must do, then its notebook, until one fails.
-What is seen only in a listing of the source counts as "text only".
+What only a listing of the source shows does not count.
 `make mutants NAMES="point_to_point lab:3"` takes this chapter and this mistake.
 """
 
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -66,21 +65,17 @@ class Mistake:
         return [place for place in places if (ROOT / place).exists()]
 
 
-def load(chapter: str) -> list[Mistake]:
-    """A chapter's mistakes, numbered from 1; the file above the first holds for all."""
-    common = tomllib.loads((LISTS / f"{chapter}.toml").read_text("utf-8"))
-    entries = common.pop("mutant")
-    return [Mistake(chapter, i, **common | entry) for i, entry in enumerate(entries, 1)]
-
-
 def chosen(names: list[str]) -> Iterator[Mistake]:
-    """All mistakes, or those of these chapters, or single ones such as lab:3."""
+    """All mistakes, or a chapter's, or one such as lab:3; what stands above holds for all."""
     there = sorted(path.stem for path in LISTS.glob("*.toml"))
     for name in names or there:
         chapter, _, number = name.partition(":")
         if chapter not in there:
             raise ValueError(f"NAMES={name!r}: no such chapter; there are {', '.join(there)}")
-        yield from (m for m in load(chapter) if not number or m.number == int(number))
+        common = tomllib.loads((LISTS / f"{chapter}.toml").read_text("utf-8"))
+        for i, entry in enumerate(common.pop("mutant"), 1):
+            if number in ("", str(i)):
+                yield Mistake(chapter, i, **common | entry)
 
 
 def pytest(folder: Path, *words: str) -> tuple[int | None, list[str]]:
@@ -96,7 +91,7 @@ def pytest(folder: Path, *words: str) -> tuple[int | None, list[str]]:
 
 
 def try_out(mistake: Mistake) -> tuple[str, str]:
-    """Make it in a new copy: caught, text only, survived or undecided, and by what."""
+    """Make it in a new copy: caught, survived or undecided, and by what."""
     with tempfile.TemporaryDirectory(prefix="mistake-", ignore_cleanup_errors=True) as place:
         folder = Path(place) / "tree"
         shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
@@ -104,15 +99,14 @@ def try_out(mistake: Mistake) -> tuple[str, str]:
         changed.write_text(mistake.made_in(changed.read_text("utf-8")), "utf-8")
         builds = [word.format(mistake.chapter) for word in BUILDS]
         places = [*([tests] for tests in mistake.closest_tests()), builds]
-        runs = [("caught", [*CHOSEN, *tests]) for tests in places]
+        runs = [[*CHOSEN, *tests] for tests in places]
         for book in folder.glob(f"notebooks/[0-9][0-9]_{mistake.chapter}.ipynb"):
-            whole = shutil.copy(book, book.with_name(f"whole_{book.name}"))
             book.write_text(without_listings(book.read_text("utf-8")), "utf-8")
-            runs += [("caught", [*NBVAL, str(book)]), ("text only", [*NBVAL, str(whole)])]
-        for verdict, words in runs:
+            runs.append([*NBVAL, str(book)])
+        for words in runs:
             code, failed = pytest(folder, "-x", *words)
             if code in FAILED:
-                return verdict, (failed or words[-1:])[0]
+                return "caught", (failed or words[-1:])[0]
             if code not in (0, NOTHING_TO_RUN):
                 return "undecided", f"{words[-1]} came to no end"
     return "survived", ""
@@ -129,14 +123,12 @@ def without_listings(notebook: str) -> str:
 
 def failing_without(names: set[str]) -> set[str]:
     """Which of these tests and cells fail in today's tree too, and have noticed nothing."""
-    books = sorted({name.partition("::")[0] for name in names if ".ipynb" in name})
-    tests = sorted(name for name in names if ".ipynb" not in name)
-    runs = [tests] * bool(tests) + [[*NBVAL, *books]] * bool(books)
-    return {name for words in runs for name in pytest(ROOT, *words)[1]}
+    places = {name.partition("::")[0] if ".ipynb" in name else name for name in names}
+    return set(pytest(ROOT, *NBVAL, *sorted(places))[1]) if places else set()
 
 
 def main(names: list[str]) -> int:
-    """Try each, two at a time, and say what became of it; then a table by chapter."""
+    """Try each, two at a time, and say what became of it; then what was not caught."""
     try:
         mistakes = list(chosen(names))
         for mistake in mistakes:
@@ -151,10 +143,7 @@ def main(names: list[str]) -> int:
             print(f"{said[0]:9} {mistake} [{said[1]}]", flush=True)
     shaky = failing_without({by for verdict, by in found.values() if verdict == "caught"})
     caught = [m for m, (said, by) in found.items() if said == "caught" and by not in shaky]
-    seen, seeded = (Counter(m.chapter for m in of) for of in (caught, mistakes))
-    for chapter in seeded:
-        print(f"{chapter:20} {seen[chapter]:3} of {seeded[chapter]}")
-    print(f"{'all':20} {len(caught):3} of {len(mistakes)} caught by behaviour")
+    print(f"{len(caught)} of {len(mistakes)} caught by behaviour")
     for mistake in found.keys() - set(caught):
         verdict, by = found[mistake]
         print(f"{verdict}: {mistake}", f"({by} fails without it too)" * (by in shaky))

@@ -7,7 +7,6 @@ links from the two neighbours. All of it passes `make test` at once, so that wha
 afterwards is what was changed. Nothing is written if the name cannot be used.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -17,10 +16,9 @@ from pathlib import Path
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-from tools import store  # noqa: E402
+from tools import store
 
+ROOT = Path(__file__).parent.parent
 TEXTS = ("*.md", "*/*.md", "notebooks/*.ipynb", "tests/**/*.py", "handouts/*.py")
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]*?)(\d\d_\w+)\.ipynb")
 
@@ -30,16 +28,15 @@ def stem_of(name: str) -> str:
     stem = name.strip()
     if not re.fullmatch(r"[a-z][a-z0-9_]+", stem):
         raise ValueError(f"NAME={name!r}: expected a topic such as NAME=tensor_parallel")
-    places = (f"mgpu_tutorial/{stem}", f"tests/{stem}", f"tests/test_{stem}")
-    for place in (f"{start}{ending}" for start in places for ending in ("", ".py")):
-        if (ROOT / place).exists():
-            raise ValueError(f"NAME={name!r}: {place} is there already, choose another name")
+    for place in ("mgpu_tutorial/{}", "mgpu_tutorial/{}.py", "tests/{}", "tests/test_{}.py"):
+        if (ROOT / place.format(stem)).exists():
+            raise ValueError(f"NAME={name!r} is there already, choose another name")
     return stem
 
 
 def new_chapter(name: str, after: str = "") -> list[Path]:
     """Write all files of a chapter, and return them."""
-    stem, notebooks = stem_of(name), store.paths_of([])
+    stem, notebooks = stem_of(name), store.paths()
     stems = [path.stem[3:] for path in notebooks]
     if after and after not in stems:
         raise ValueError(f"AFTER={after!r}: no such chapter; there are {', '.join(stems)}")
@@ -54,10 +51,11 @@ def new_chapter(name: str, after: str = "") -> list[Path]:
         "test.py": ROOT / "tests" / f"test_{stem}.py",
         "mutants.toml": ROOT / "tools" / "mutants" / f"{stem}.toml",
     }
+    link = f"[{before.name[:2]}]({before.name})"
     for template, path in files.items():
         text = (ROOT / "tools" / "chapter" / template).read_text("utf-8")
-        text = text.replace("new_topic", stem).replace("New topic", title)
-        text = text.replace("(before)", f"[{before.name[:2]}]({before.name})")
+        for old, new in ("new_topic", stem), ("New topic", title), ("(before)", link):
+            text = text.replace(old, new)
         if template == "notebook.py":
             text = writes(new_notebook(cells=list(cells(text))))
         path.write_text(text, "utf-8")
@@ -94,12 +92,9 @@ def renumber(notebooks: list[Path]) -> None:
             text = re.sub(rf"\b{stem[:2]}\b", new[stem][:2], text, count=1)
         return f"[{text}]({folder}{new.get(stem, stem)}.ipynb"
 
-    for path in (path for pattern in TEXTS for path in sorted(ROOT.glob(pattern))):
-        old = path.read_text("utf-8")
-        text = LINK.sub(linked, old)
-        text = named.sub(lambda found: new[found[0]], text)
-        if text != old:
-            path.write_text(text, "utf-8")
+    for path in (path for pattern in TEXTS for path in ROOT.glob(pattern)):
+        text = LINK.sub(linked, path.read_text("utf-8"))
+        path.write_text(named.sub(lambda found: new[found[0]], text), "utf-8")
     for path in reversed(notebooks):
         path.rename(path.with_stem(new[path.stem]))
 
@@ -116,7 +111,7 @@ def cells(text: str) -> Iterator[dict]:
 
 def lead_on(before: Path, sentence: str) -> None:
     """Link each notebook to its neighbours, and end that one with a sentence."""
-    paths = store.paths_of([])
+    paths = store.paths()
     books = [json.loads(path.read_text("utf-8")) for path in paths]
     titles = [book["cells"][0]["source"][0][2:].split(":")[0].strip() for book in books]
     heads = [f"{path.name[:2]} {title}" for path, title in zip(paths, titles, strict=True)]
@@ -130,17 +125,9 @@ def lead_on(before: Path, sentence: str) -> None:
         path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("name", help="of the chapter, such as tensor_parallel")
-    parser.add_argument("--after", default="", help="the chapter before it (the last one)")
-    given = parser.parse_args(words)
+if __name__ == "__main__":
     try:
-        print(*new_chapter(given.name, given.after), sep="\n")
+        print(*new_chapter(*sys.argv[1:]), sep="\n")
     except ValueError as problem:
         sys.exit(str(problem))
     print("Write your chapter over the example, see CONTRIBUTING.md; then run make test.")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Run the notebooks in clean kernels and store what they show: `make notebooks`.
 
-With names as arguments only those. What is stored does not depend on the machine: no times
-of execution, no marks of an editor, no widget state (but its still form).
+With names as arguments only those. Nothing of the machine is stored: no times of execution,
+no marks of an editor, no widget state (but its still form).
 """
 
 import sys
@@ -20,16 +20,11 @@ KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": 
 def store(path: Path) -> None:
     """Execute one notebook in place; on an error nothing is written."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(
-        notebook,
-        timeout=120,
-        kernel_name="python3",
-        store_widget_state=False,
-        record_timing=False,
-        coalesce_streams=True,
-        extra_arguments=["--log-level=ERROR"],  # it warns of TCP on loopback each time
-        resources={"metadata": {"path": str(path.parent)}},
-    ).execute()
+    quiet = ["--log-level=ERROR"]  # it warns of TCP on loopback each time
+    options = {"timeout": 120, "kernel_name": "python3", "extra_arguments": quiet}
+    options |= {"store_widget_state": False, "record_timing": False, "coalesce_streams": True}
+    where = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, resources=where, **options).execute()
     for cell in notebook.cells:
         cell.metadata = {key: cell.metadata[key] for key in KEPT if key in cell.metadata}
         if cell.cell_type == "code":
@@ -45,14 +40,13 @@ def still(output: dict) -> dict | None:
     return output if output.get("data", True) else None
 
 
-def paths_of(names: list[str]) -> list[Path]:
-    """The notebooks with these names, or all of them."""
-    every = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    return [NOTEBOOKS / Path(name).name for name in names] or every
+def paths() -> list[Path]:
+    """All notebooks, in their order."""
+    return sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 
 
 if __name__ == "__main__":
-    for book in paths_of(sys.argv[1:]):
+    for book in [NOTEBOOKS / Path(name).name for name in sys.argv[1:]] or paths():
         try:
             store(book)
         except CellExecutionError as error:

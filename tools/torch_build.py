@@ -15,25 +15,24 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ASK = "import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)"
 
 
-def succeeds(*command: str, seconds: float) -> bool:
-    """Whether a program ends well in that time."""
+def succeeds(*command: str) -> bool:
+    """Whether a program ends well, and within twenty seconds."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds)
+        return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
 
 
 def has_nvidia_gpu() -> bool:
     """Whether a driver shows a GPU: by its device file, or by nvidia-smi (as in WSL)."""
-    return any(Path("/dev").glob("nvidia[0-9]*")) or succeeds("nvidia-smi", "-L", seconds=20)
+    return any(Path("/dev").glob("nvidia[0-9]*")) or succeeds("nvidia-smi", "-L")
 
 
 def choose(build: str, index: str) -> tuple[str, str]:
     """The index to add to pip's own, or "", and the line that says what is installed."""
     if build == "cuda" or (not build and (sys.platform != "linux" or has_nvidia_gpu())):
         return "", ""
-    if succeeds(sys.executable, "-c", ASK, f"{index.rstrip('/')}/torch/", seconds=8):
+    if succeeds(sys.executable, "-c", ASK, f"{index.rstrip('/')}/torch/"):
         other = "" if build else "; make TORCH_BUILD=cuda takes the one with CUDA"
         return index, f"PyTorch's build for CPUs is installed{other}."
     return "", (

@@ -1,11 +1,9 @@
 """Run all notebooks again and list which outputs changed, and where: `make update`.
 
-With `make update TORCH=2.14.0`, or TORCH=newest, that PyTorch is written to constraints.txt,
-environment.yml and the addresses of its documentation first, and installed. What is listed is
-what a learner sees and the validation compares: no times and no photographs.
+With `make update TORCH=2.14.0`, or TORCH=newest, that PyTorch is first written to all files
+that name one, and installed. Listed is what the validation compares: no photographs.
 """
 
-import argparse
 import re
 import subprocess
 import sys
@@ -56,36 +54,28 @@ def compared(notebook: dict) -> dict:
     return notebook
 
 
-def run_again(names: list[str]) -> int:
-    """Store these notebooks, or all, and print what nbdime says of their outputs."""
+def run_again() -> int:
+    """Store all notebooks, and print what nbdime says of their outputs."""
     import nbformat
     from nbdime import diff_notebooks
     from nbdime.prettyprint import PrettyPrintConfig, pretty_print_notebook_diff
 
-    sys.path.insert(0, str(ROOT))
-    from tools.store import paths_of
-
     failed = 0
-    for path in paths_of(names):
+    for path in sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb")):
         before = compared(nbformat.read(path, as_version=4))
         store = [sys.executable, "tools/store.py", path.name]
         failed += subprocess.run(store, cwd=ROOT).returncode
-        found = diff_notebooks(before, compared(nbformat.read(path, as_version=4)))
-        if found:
+        if found := diff_notebooks(before, compared(nbformat.read(path, as_version=4))):
             shown = PrettyPrintConfig(out=sys.stdout, use_color=False)
             pretty_print_notebook_diff(f"old {path.name}", path.name, before, found, shown)
     print(f"{failed} notebooks failed. Read what changed above; make test checks the rest.")
     return int(failed > 0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--torch", help="only write this version of PyTorch into the files")
-    parser.add_argument("names", nargs="*", help="of notebooks (all)")
-    given = parser.parse_args()
-    if not given.torch:
-        sys.exit(run_again(given.names))
-    torch = given.torch
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit(run_again())
+    torch = sys.argv[1]
     if torch == "newest":  # that pip's index offers
         ask = [sys.executable, "-m", "pip", "index", "versions", "torch"]
         said = subprocess.run(ask, capture_output=True, encoding="utf-8").stdout
@@ -94,7 +84,3 @@ def main() -> None:
         print(*(f"{name}: PyTorch {torch}" for name in pin(ROOT, torch)), sep="\n")
     except ValueError as problem:
         sys.exit(str(problem))
-
-
-if __name__ == "__main__":
-    main()

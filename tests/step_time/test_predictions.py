@@ -15,7 +15,7 @@ from mgpu_tutorial.shared.cost_model.machines import (
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan, memory_of
 from mgpu_tutorial.step_time import published
 from mgpu_tutorial.step_time.plain import bubble_only
-from tools.published_runs import PAGE, page
+from tools.docs import PAGE, page
 
 OLD = {"sequence_parallel": False, "flash": False}
 

@@ -27,7 +27,7 @@ def test_a_chapter_in_the_middle_passes_every_check(tmp_path):
         how = {"cwd": copy, "env": environment, "capture_output": True, "text": True}
         return subprocess.run([sys.executable, *words], **how)
 
-    made = run("tools/new_chapter.py", STEM, "--after", AFTER)
+    made = run("-m", "tools.new_chapter", STEM, AFTER)
     assert made.returncode == 0, made.stderr
     stems = [path.stem[3:] for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
     stems.insert(stems.index(AFTER) + 1, STEM)

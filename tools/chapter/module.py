@@ -18,8 +18,3 @@ def one_stays_away(rank: int, world_size: int) -> None:
     """Rank 0 does not take part in the sum that all others wait for: a mistake."""
     if rank > 0:
         dist.all_reduce(torch.ones(1))
-
-
-def alone(world_size: int) -> float:
-    """The mean of the numbers of `world_size` ranks, as one process computes it."""
-    return sum(range(world_size)) / world_size

@@ -1,7 +1,15 @@
-"""Write docs/published_runs.md, the rows of 22 Step time: python -m tools.published_runs."""
+"""Write what programs write under docs/: `python -m tools.docs`.
+
+published_runs.md has the rows of 22 Step time. ring.svg, the picture of the README, is the
+film of 03: four ranks sum their numbers around a ring. A browser plays it three times and
+stays on the last frame; with reduced motion, and in print, it stands still.
+"""
 
 from pathlib import Path
 
+from mgpu_tutorial.collectives.figures import ring_film
+from mgpu_tutorial.lab import film, launch
+from mgpu_tutorial.lab.draw.drawing import animated
 from mgpu_tutorial.step_time import published
 
 PAGE = Path(__file__).parent.parent / "docs" / "published_runs.md"
@@ -22,16 +30,18 @@ def page() -> str:
         lines += ["| run | plan | published | predicted | unit | error | null guess |"]
         lines += ["|---|---|---|---|---|---|---|"]
         for row in published.predict(family):
-            run, ours = row.run, row.step.seconds
-            if run.unit != "s":
-                ours = run.published * (1 + row.error)
-            errors = f"{row.error:+.1%} | {row.null_error:+.1%}"
+            run, factor = row.run, 1 + row.error  # of the rate
+            ours = run.published / factor if run.unit == "s" else run.published * factor
             places = 2 if run.unit == "s" else int(run.published < 1000)
             numbers = f"{run.published:,.{places}f} | {ours:,.{places}f}"
+            errors = f"{row.error:+.1%} | {row.null_error:+.1%}"
             errors = "fitted | " if run.fitted else errors
             lines += [f"| {run.name} | {run.plan} | {numbers} | {run.unit} | {errors} |"]
     return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(), "utf-8")
+    report = launch(ring_film, 4, trace=True, device="cpu")
+    picture = animated(film(report).frames).svg()
+    PAGE.with_name("ring.svg").write_text(picture + "\n", "utf-8")
