@@ -120,10 +120,7 @@ def _parts(number: torch.Tensor) -> list[int]:
 
 
 def tree_film(rank: int, world_size: int) -> None:
-    """A step of the ring and a level of the tree at a time, on four ranks, as a film.
-
-    Up the tree the upper half of each pair sends its whole tensor, and down it is sent one.
-    """
+    """On four ranks, a step of the ring and a level of the tree at a time, as a film."""
     slots = ["ring 0", "ring 1", "ring 2", "ring 3", "tree"]
     held, came = {slot: torch.tensor(10**rank) for slot in slots}, {}
     for step, (says, tree) in enumerate(TREE):

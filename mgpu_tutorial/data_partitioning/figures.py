@@ -11,9 +11,8 @@ SIDE, ROW, HEIGHT, TOP, LEFT = 34, 42, 32, 34, 120  # pixels
 def ownership(rows: Mapping[str, Sequence[Sequence[int]]], samples: int) -> Drawing:
     """Draw which rank has each of `samples` samples, one row per name in `rows`.
 
-    A row is a list with the samples of each rank. A cell has the colour and the number of
-    its rank. A sample of no rank is an empty place; one that is taken more than once is
-    split and outlined in red.
+    A row is a list with the samples of each rank. A sample of no rank is an empty place, and
+    one of several ranks is split and outlined in red.
     """
     width, height = LEFT + SIDE * samples + 16, TOP + ROW * len(rows) + 8
     drawing = Drawing(width, height, "", "Which rank has which sample")
