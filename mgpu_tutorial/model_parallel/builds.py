@@ -45,11 +45,8 @@ def has_stages_on_devices(model_class: Callable) -> None:
 def computes_as_one_network(model_class: Callable) -> None:
     """give the whole network's output on the last device, and leave all 161 gradients"""
     network, whole = _split(model_class), _whole()
-    expect(
-        sorted(network.state_dict()),
-        sorted(whole.state_dict()),
-        "the names in the state_dict",
-    )
+    names = (sorted(model.state_dict()) for model in (network, whole))
+    expect(*names, "the names in the state_dict")
     network.load_state_dict(whole.state_dict())
     images = torch.randn(2, 3, 40, 40, dtype=torch.float64)
     output, wanted = network(images.to(devices(4)[0])), whole(images)
@@ -88,10 +85,8 @@ def computes_as_one_in_order(forward_backward: Callable) -> None:
         for row in range(count):
             order = " ".join(in_order(tasks, row))
             expect(order, " ".join(wanted), f"{what} the order of device {row}")
-        found, wanted = (
-            [stage.weight.grad for stage in row] for row in (several.stages, one)
-        )
-        expect(found, wanted, f"{what} the stages' gradients", within=1e-12)
+        gradients = ([s.weight.grad for s in stages] for stages in (several.stages, one))
+        expect(*gradients, f"{what} the stages' gradients", within=1e-12)
 
 
 def works_at_once(forward_backward: Callable) -> None:

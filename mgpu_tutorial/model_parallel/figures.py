@@ -38,13 +38,9 @@ class Unit(NamedTuple):
     output_bytes: int
 
     @property
-    def activation_bytes(self) -> int:
-        return sum(self.saved.values())
-
-    @property
     def memory(self) -> int:
-        """Bytes in training: of a parameter weight, gradient and momentum, float32 each."""
-        return 12 * self.parameters + self.activation_bytes
+        """Bytes in training; a parameter has a gradient and a momentum, float32 as itself."""
+        return 12 * self.parameters + sum(self.saved.values())
 
 
 @cache

@@ -47,10 +47,7 @@ class ModelParallelResNet50(torchvision.models.ResNet):
     """
 
     def __init__(
-        self,
-        devices: Sequence[torch.device | str],
-        num_classes: int = 1000,
-        cuts: Sequence[str] = ("layer3.0",),
+        self, devices: Sequence, num_classes: int = 1000, cuts: Sequence = ("layer3.0",)
     ) -> None:
         block = torchvision.models.resnet.Bottleneck
         super().__init__(block, [3, 4, 6, 3], num_classes=num_classes)

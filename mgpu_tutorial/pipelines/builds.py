@@ -39,7 +39,7 @@ def sends_at_once(run: Callable) -> None:
 
 
 def does_each_once_and_holds_few(order_of: Callable) -> None:
-    """go forward and backward through each micro-batch once, and hold at most p − r"""
+    """do each forward and backward once, and hold at most p − r micro-batches on rank r"""
     sizes = product(range(1, 5), (1, 2, 3, 4, 5, 8))
     for ranks, micro, rank in ((p, m, r) for p, m in sizes for r in range(p)):
         order = order_of(rank, ranks, micro)

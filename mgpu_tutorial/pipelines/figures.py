@@ -87,7 +87,7 @@ def beside_one(results: Sequence[tuple], work: Work, micro: int) -> str:
 
 def gradients_alone(work: Work, count: int, micro: int) -> list[list[torch.Tensor]]:
     """All stages in one process, one micro-batch after the other: each stage's gradients."""
-    modules = [work.module(index, count) for index in range(count)]
+    modules = [work.module(index) for index in range(count)]
     whole = nn.Sequential(*modules)
     batch = (part.chunk(micro) for part in work.batch(micro))
     for inputs, targets in zip(*batch, strict=True):

@@ -33,7 +33,7 @@ def run_schedule(rank: int, world_size: int, work: Work, micro: int, schedule: t
     indices = stages_on_rank(schedule, rank, world_size)
     count, stages = len(indices) * world_size, []
     for index in indices:
-        module = work.module(index, count)
+        module = work.module(index)
         goes_in = torch.empty(*work.shape(index, micro), requires_grad=index > 0)
         comes_out = torch.empty(*work.shape(index + 1, micro), requires_grad=True)
         known = goes_in.device, goes_in, comes_out

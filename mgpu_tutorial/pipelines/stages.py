@@ -13,9 +13,9 @@ class Stage:
     """This rank's stage; `waiting[i]` keeps input and output until the backward of i."""
 
     def __init__(self, work: Work, micro: int) -> None:
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        self.is_last = rank == ranks - 1
-        self.module, self.loss = work.module(rank, ranks), work.loss
+        rank = dist.get_rank()
+        self.is_last = rank == dist.get_world_size() - 1
+        self.module, self.loss = work.module(rank), work.loss
         self.input_shape = work.shape(rank, micro)
         self.output_shape = work.shape(rank + 1, micro)
         inputs, targets = (whole.chunk(micro) for whole in work.batch(micro))

@@ -1,9 +1,8 @@
 """What flows through a pipeline: layers that pause, or the two halves of ResNet-50.
 
-Every rank asks for the stage that it has: `module(index, count)` is stage `index` of
-`count`, and `shape(index, micro)` that of its input for one of `micro` micro-batches, or of
-the output of the stage before. `batch(micro)` has the inputs of the first stage and the
-targets of the last, `loss` is the mean loss of a micro-batch.
+Every rank asks for the stage that it has: `module(index)`. `shape(index, micro)` is that of
+its input, one of `micro` micro-batches, or of the output of the stage before. `batch(micro)`
+has the inputs of the first stage and the targets of the last, `loss` is the mean loss.
 """
 
 import itertools
@@ -34,7 +33,7 @@ class Pauses:
     is_split: bool = False
     loss = staticmethod(mse_loss)
 
-    def module(self, index: int, count: int) -> nn.Module:
+    def module(self, index: int) -> nn.Module:
         torch.manual_seed(index)
         module = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
         forwards, weights = itertools.count(), itertools.count()
@@ -69,7 +68,7 @@ class ResNetStages:
 
     loss = staticmethod(cross_entropy)
 
-    def module(self, index: int, count: int) -> nn.Module:
+    def module(self, index: int) -> nn.Module:
         torch.manual_seed(index)
         with torch.device("cpu"):
             stage = cut(torchvision.models.resnet50(), ["layer3.0"])[index]

@@ -18,7 +18,7 @@ class LinearStages:
         numbers = torch.randn(self.samples, self.width, generator=draw, dtype=torch.float32)
         return numbers.double(), torch.arange(self.samples) % self.width
 
-    def module(self, index, count):
+    def module(self, index):
         return self.stacks[index]
 
     def shape(self, index, micro):

@@ -12,7 +12,7 @@ def test_a_backward_pauses_twice_as_long_as_a_forward(monkeypatch, is_split, exp
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     work = Pauses(1.0, is_split)
-    stage = work.module(0, 3)
+    stage = work.module(0)
     stage(work.batch(2)[0]).sum().backward()
     if is_split:
         stage.dw_builder()()
@@ -25,5 +25,5 @@ def test_a_stage_turns_the_shape_before_it_into_the_next():
     x = work.batch(2)[0].chunk(2)[0]
     for index in range(2):
         assert list(x.shape) == work.shape(index, 2)
-        x = work.module(index, 2)(x)
+        x = work.module(index)(x)
     assert list(x.shape) == work.shape(2, 2) == [2, 1000]
