@@ -8,29 +8,20 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import status
-from mgpu_tutorial.language_model import checkpoint
-from mgpu_tutorial.language_model.model import BATCH, CONTEXT, batch_of, new_model
-from mgpu_tutorial.language_model.plan import (
-    cut_model,
-    mesh_of,
-    plan_of,
-    require_possible,
-    said,
-    share_products,
-    share_sequence,
-)
-from mgpu_tutorial.language_model.steps import (
-    average_gradients,
-    broadcast_parameters,
-    clip_gradients,
-    forward_backward,
+from mgpu_tutorial.language_model import plan as plans
+from mgpu_tutorial.language_model.model import (
+    CONTEXT,
+    batch_of,
+    load_checkpoint,
+    new_model,
+    save_checkpoint,
 )
 from mgpu_tutorial.long_sequences.ring import zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
 from mgpu_tutorial.sharding.zero1 import owners
 from mgpu_tutorial.tensor_parallel import layers
 
-OURS = cut_model, order_of_1f1b, owners, zigzag, layers.CopyToRanks, layers.SumOverRanks
+OURS = plans.cut_model, order_of_1f1b, owners, zigzag, layers.CopyToRanks, layers.SumOverRanks
 OURS += layers.ColumnParallelLinear, layers.RowParallelLinear
 PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
 
@@ -54,40 +45,45 @@ def train(
     `every` steps. `parts` are those of OURS that the reader has made. Raises
     ValueError on every rank for a plan that cannot be.
     """
-    plan, device, losses = plan_of(plan), torch.get_default_device().type, []
-    require_possible(plan, world_size)
-    mesh, whole = mesh_of(plan, device), new_model().to(device, getattr(torch, dtype))
-    state = checkpoint.load(resume, whole) if resume else {"step": 0, "tensors": {}}
-    model = parts.cut_model(whole, mesh, partial(share_products, parts=parts))
+    plan, device = plans.plan_of(plan, world_size), torch.get_default_device().type
+    mesh, share = plans.mesh_of(plan), partial(plans.share_products, parts=parts)
+    begin, updates, wholes = load_checkpoint(resume) if resume else (0, 0, [new_model()])
+    wholes = [whole.to(device, getattr(torch, dtype)) for whole in wholes]
+    model, *moments = [parts.cut_model(whole, mesh, share) for whole in wholes]
     places = parts.zigzag(CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
     if plan.cp > 1:
-        f, g = parts.CopyToRanks.apply, parts.SumOverRanks.apply
-        share_sequence(model, places, mesh["cp"].get_group(), f, g)
+        plans.share_sequence(model, places, mesh["cp"].get_group(), parts)
     parameters, me = list(model.parameters()), mesh["dp"].get_local_rank()
     owner = parts.owners(parameters, plan.dp) if plan.zero else [me] * len(parameters)
-    mine = [p for p, who in zip(parameters, owner, strict=True) if who == me]
-    adam = torch.optim.AdamW(mine, lr=lr)
-    checkpoint.put_moments(model, adam, mesh, state)
-    print(said(plan, model, mesh))
-    for step in range(state["step"], steps):
-        inputs, targets = (part.to(device) for part in batch_of(step, BATCH))
+    mine = [i for i, who in enumerate(owner) if who == me]
+    adam = torch.optim.AdamW([parameters[i] for i in mine], lr=lr)
+    if moments:
+        first, second = (list(part.parameters()) for part in moments)
+        for i in mine:
+            state = {"exp_avg": first[i].data, "exp_avg_sq": second[i].data}
+            adam.state[parameters[i]] = {"step": torch.tensor(float(updates)), **state}
+    print(plans.said(plan, model, mesh))
+    losses = []
+    for step in range(begin, steps):
+        inputs, targets = (part.to(device) for part in batch_of(step))
         share = slice(me, None, plan.dp)  # every dp-th sequence
         batch = inputs[share][:, places], targets[share][:, places]
-        loss = forward_backward(model, mesh, *batch, parts.order_of_1f1b)
-        average_gradients(model, mesh)
-        clip_gradients(model, mesh)
+        loss = plans.forward_backward(model, mesh, *batch, parts.order_of_1f1b)
+        plans.average_gradients(model, mesh)
+        plans.clip_gradients(model, mesh)
         adam.step()
-        if plan.zero:
-            broadcast_parameters(model, mesh, owner)
+        if plan.zero:  # rank owner[i] of each dp group has stepped parameter i
+            for parameter, source in zip(parameters, owner, strict=True):
+                dist.broadcast(parameter.data, group=mesh["dp"].get_group(), group_src=source)
         model.zero_grad()
         for name in ("pp", "dp", "cp"):  # only the last stage knows it, of its own share
             dist.all_reduce(loss, group=mesh[name].get_group())
         losses.append(loss.item() / plan.dp / plan.cp)
         status(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
         if save and (step + 1) % every == 0:
-            checkpoint.save(save, model, adam, mesh, step + 1)
+            save_checkpoint(save, model, adam, mesh, step + 1)
         after_step(step)
     return losses
 
 
-train.ranks_for = lambda plan="dp=2", **_: plan_of(plan).ranks  # for the command line
+train.ranks_for = lambda plan="dp=2", **_: plans.plan_of(plan).ranks  # for the command line

@@ -1,26 +1,22 @@
-"""The text, and a transformer that guesses its next character."""
+"""The text, a transformer that guesses its next character, and its checkpoints."""
 
-import functools
 import re
+from functools import cache
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from mgpu_tutorial.tensor_parallel.block import Block
+from mgpu_tutorial.shared.checkpoint import save_whole
+from mgpu_tutorial.tensor_parallel.block import Block, whole_of
 
-CONTEXT, WIDTH, BLOCKS = 64, 64, 4  # as in `new_model`
-BATCH, MICRO_BATCHES = 16, 2
-SHARED = {  # by the dimension of a plan
-    "dp": (BATCH // MICRO_BATCHES, "sequences of a micro-batch"),
-    "tp": (8, "heads"),
-    "pp": (BLOCKS, "blocks"),
-    "cp": (CONTEXT // 2, "pairs of characters"),
-}
-ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # 96 characters
+CONTEXT = 64  # characters, as in `new_model`
+SHIPPED = Path(__file__).with_name("pretrained.pt")
 
 
-@functools.cache
+@cache
 def text() -> str:
     """The documentation of PyTorch's functions and tensors, out of the installed files.
 
@@ -31,31 +27,26 @@ def text() -> str:
     return re.sub(r"[^\n -~]", "", "\n".join(quoted))
 
 
+@cache
 def encode(words: str) -> Tensor:
-    """A number for each character, its place in the alphabet: ASCII less 31, 0 a new line."""
+    """A number for each character, ASCII less 31: from 1, a space, to 95; 0 is a new line."""
     codes = torch.frombuffer(bytearray(words, "ascii"), dtype=torch.uint8)
     return (codes.long() - 31).clamp(min=0)
 
 
 def decode(numbers: Tensor) -> str:
     """The characters of these numbers."""
-    return "".join(ALPHABET[number] for number in numbers.tolist())
+    return bytes((numbers + 31).tolist()).decode().replace("\x1f", "\n")
 
 
-@functools.cache
-def encoded_text() -> Tensor:
-    """The whole text as numbers."""
-    return encode(text())
-
-
-def batch_of(step: int, size: int) -> tuple[Tensor, Tensor]:
-    """The global batch of a step: (size, 64) characters, and those that follow them.
+def batch_of(step: int) -> tuple[Tensor, Tensor]:
+    """The global batch of a step: (16, 64) characters, and those that follow them.
 
     It depends on the number of the step alone, so every plan trains on the same batches.
     """
     generator = torch.Generator().manual_seed(step)
-    numbers = encoded_text()
-    starts = torch.randint(len(numbers) - CONTEXT - 1, (size, 1), generator=generator)
+    numbers = encode(text())
+    starts = torch.randint(len(numbers) - CONTEXT - 1, (16, 1), generator=generator)
     places = starts + torch.arange(CONTEXT)
     return numbers[places], numbers[places + 1]
 
@@ -92,3 +83,45 @@ def new_model() -> nn.Sequential:
     embedding = Embedding(characters=96, context=64, width=64)
     blocks = [Block(width=64, heads=8) for _ in range(4)]
     return nn.Sequential(embedding, *blocks, Head(characters=96, width=64))
+
+
+def save_checkpoint(
+    path: str, model: nn.Module, adam: torch.optim.Optimizer, mesh: DeviceMesh, step: int
+) -> None:
+    """Rank 0 writes parameters and moments of the whole model; all ranks call it."""
+    stage, last = mesh["pp"].get_local_rank(), mesh["pp"].size() - 1
+    blocks = len(model) - (stage == 0) - (stage == last)
+    mine, skipped = {}, 1 + stage * blocks if stage else 0
+    for name, p in model.named_parameters():
+        if p in adam.state:  # with ZeRO 1 on its owner only
+            layer, rest = name.split(".", 1)
+            parts = p, *(adam.state[p][moment] for moment in ("exp_avg", "exp_avg_sq"))
+            mine[f"{int(layer) + skipped}.{rest}"] = [
+                whole_of(part, p).cpu() for part in parts
+            ]
+    every = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, every)
+    if every:
+        tensors = {name: parts for held in every for name, parts in held.items()}
+        updates = int(next(iter(adam.state.values()))["step"])
+        save_whole(path, {"step": step, "updates": updates, "tensors": tensors})
+    dist.barrier()
+
+
+def load_checkpoint(path: str) -> tuple[int, int, list[nn.Sequential]]:
+    """The step, Adam's updates, the whole model, and Adam's moments as two more models.
+
+    The file has no moments if training began with it. ValueError if it is of another model.
+    """
+    state = torch.load(path, weights_only=True)
+    kinds = zip(*state["tensors"].values(), strict=True)  # parameters, and each moment
+    models = []
+    for tensors in kinds:
+        models.append(new_model())
+        named = dict(zip(state["tensors"], tensors, strict=True))
+        try:
+            models[-1].load_state_dict(named, assign=True)
+        except RuntimeError as error:
+            why = str(error).splitlines()[-1].strip()
+            raise ValueError(f"{path} is of another model: {why}") from None
+    return state["step"], state.get("updates", 0), models

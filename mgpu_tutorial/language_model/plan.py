@@ -1,4 +1,4 @@
-"""A plan: who shares the batch, a product, a sequence, and who has which layers."""
+"""A plan: who shares the batch, a product, a sequence, who has which layers; and a step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from mgpu_tutorial.language_model.model import SHARED, Embedding
+from mgpu_tutorial.language_model.model import Embedding
 from mgpu_tutorial.tensor_parallel.block import Block
+from mgpu_tutorial.tensor_parallel.layers import Shard
 
 
 class Plan(NamedTuple):
@@ -31,39 +33,40 @@ class Plan(NamedTuple):
         """The number of ranks that the plan takes."""
         return self.dp * self.tp * self.pp * self.cp
 
-    def __str__(self) -> str:
-        pairs = zip(self, Plan(), self._fields, strict=True)
-        return ",".join(f"{name}={n}" for n, default, name in pairs if n != default) or "dp=1"
+
+SHARED = {  # by the dimension of a plan: what its ranks share, and how many there are
+    "dp": (8, "sequences of a micro-batch"),
+    "tp": (8, "heads"),
+    "pp": (4, "blocks"),
+    "cp": (32, "pairs of characters"),
+}
 
 
-def plan_of(words: str) -> Plan:
-    """The plan that a text such as "dp=2,tp=2" names; ValueError for any other text."""
+def plan_of(words: str, world_size: int | None = None) -> Plan:
+    """The plan that a text such as "dp=2,tp=2" names; ValueError where it cannot be."""
     try:
         pairs = dict(part.split("=") for part in words.replace(" ", "").split(","))
-        return Plan(**{name: int(number) for name, number in pairs.items()})
+        plan = Plan(**{name: int(number) for name, number in pairs.items()})
     except (ValueError, TypeError):
-        names = ", ".join(Plan._fields)
-        raise ValueError(
-            f"plan {words!r}: expected something like dp=2,tp=2 with {names}"
-        ) from None
-
-
-def require_possible(plan: Plan, world_size: int) -> None:
-    """Raise ValueError, the same on every rank, where the plan cannot be."""
-    if plan.ranks != world_size or min(plan[:4]) < 1:
+        wanted = f"something like dp=2,tp=2 with {', '.join(Plan._fields)}"
+        raise ValueError(f"plan {words!r}: expected {wanted}") from None
+    if world_size and plan.ranks != world_size:
         why = f"it takes {plan.ranks} ranks, and there are {world_size}"
-        raise ValueError(f"plan {plan}: {why}")
+        raise ValueError(f"plan {words}: {why}")
     if plan.zero > 1:
-        raise ValueError(f"plan {plan}: zero is 0 or 1")
+        raise ValueError(f"plan {words}: zero is 0 or 1")
     for name, (count, what) in SHARED.items():
-        if count % (ranks := getattr(plan, name)):
-            raise ValueError(f"plan {plan}: {ranks} ranks cannot share {count} {what} evenly")
+        if (ranks := getattr(plan, name)) < 1 or count % ranks:
+            raise ValueError(
+                f"plan {words}: {ranks} ranks cannot share {count} {what} evenly"
+            )
+    return plan
 
 
-def mesh_of(plan: Plan, device: str = "cpu") -> DeviceMesh:
+def mesh_of(plan: Plan) -> DeviceMesh:
     """The ranks in four dimensions; a tp group has neighbouring numbers."""
     sizes, names = (plan.pp, plan.dp, plan.cp, plan.tp), ("pp", "dp", "cp", "tp")
-    return init_device_mesh(device, sizes, mesh_dim_names=names)
+    return init_device_mesh(torch.get_default_device().type, sizes, mesh_dim_names=names)
 
 
 def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
@@ -76,12 +79,13 @@ def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
 
 
 def share_sequence(
-    model: nn.Sequential, places: Tensor, group: dist.ProcessGroup, f: Callable, g: Callable
+    model: nn.Sequential, places: Tensor, group: dist.ProcessGroup, parts: Any
 ) -> None:
     """Each rank of a cp group has some `places` of each sequence, and attends to all.
 
     g adds up the ranks' keys and values, forward; f adds up their gradients, backward.
     """
+    f, g = parts.CopyToRanks.apply, parts.SumOverRanks.apply
     length = len(places) * dist.get_world_size(group)
     earlier = torch.arange(length, device=places.device) <= places[:, None]
 
@@ -114,6 +118,73 @@ def cut_model(
     first = [model[0]] if stage == 0 else []
     last = [model[-1]] if stage == stages - 1 else []
     return nn.Sequential(*first, *blocks, *last)
+
+
+def forward_backward(
+    model: nn.Module, mesh: DeviceMesh, inputs: Tensor, targets: Tensor, order_of: Callable
+) -> Tensor:
+    """Forward and backward of all micro-batches, in the order of this rank's stage; the loss.
+
+    Activations go to the next stage, gradients come back. Only the last stage knows the
+    loss, the others return 0.
+    """
+    ranks = dist.get_process_group_ranks(mesh["pp"].get_group())
+    stage, last = mesh["pp"].get_local_rank(), len(ranks) - 1
+    norm = next(model.parameters())  # of a later stage: as long as an activation is wide
+    micro, xs, ys = 2, inputs.chunk(2), targets.chunk(2)
+    kept, sending, loss = {}, [], norm.new_zeros(())
+    for task in order_of(stage, len(ranks), micro):
+        i = int(task[1:])
+        if task[0] == "F":
+            x = xs[i]
+            if stage > 0:
+                x = norm.new_empty(*x.shape, len(norm))
+                dist.recv(x, ranks[stage - 1])
+                x.requires_grad_()
+            y = model(x)
+            if stage < last:
+                sending.append(dist.isend(y.detach(), ranks[stage + 1]))
+            else:
+                y = cross_entropy(y.flatten(0, 1), ys[i].flatten()) / micro
+                loss += y.detach()
+            kept[i] = x, y
+        else:
+            x, y = kept.pop(i)
+            gradient = torch.ones_like(y)  # of the loss
+            if stage < last:
+                dist.recv(gradient, ranks[stage + 1])
+            y.backward(gradient)
+            if stage > 0:
+                sending.append(dist.isend(x.grad, ranks[stage - 1]))
+    for work in sending:
+        work.wait()
+    return loss
+
+
+def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Average all gradients at once, over the ranks with the same part of the model."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = parameters_to_vector(gradients)
+    for name in ("dp", "cp"):
+        dist.all_reduce(flat, group=mesh[name].get_group())
+    copies = mesh["dp"].size() * mesh["cp"].size()
+    vector_to_parameters(flat / copies, gradients)
+
+
+def clip_gradients(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    """Shorten all gradients together to the norm 1; each parameter counts once.
+
+    A copy counts on the first rank of its tp group. Returns the norm before.
+    """
+    first = mesh["tp"].get_local_rank() == 0
+    counted = [p for p in model.parameters() if first or isinstance(p, Shard)]
+    total = sum(parameter.grad.square().sum() for parameter in counted)
+    for name in ("tp", "pp"):
+        dist.all_reduce(total, group=mesh[name].get_group())
+    norm = total.sqrt()
+    for parameter in model.parameters():
+        parameter.grad *= min(1.0, 1.0 / norm.item())
+    return norm
 
 
 def said(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> str:

@@ -8,11 +8,11 @@ import torch
 
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.language_model import train
-from mgpu_tutorial.language_model.checkpoint import SHIPPED
+from mgpu_tutorial.language_model.model import SHIPPED
 
 if __name__ == "__main__":
-    how = {"steps": 3_000, "save": str(SHIPPED), "every": 3_000, "lr": 2e-3, "timeout": 3_000}
-    losses = launch(train, 1, "dp=1", **how).results[0]
+    how = {"save": str(SHIPPED), "every": 3_000, "lr": 2e-3, "timeout": 3_000}
+    losses = launch(train, 1, "dp=1", 3_000, **how).results[0]
     whole = torch.load(SHIPPED, weights_only=True)["tensors"]
     tensors = {name: [parts[0].bfloat16()] for name, parts in whole.items()}
     torch.save({"step": len(losses), "tensors": tensors}, SHIPPED)
