@@ -15,11 +15,8 @@ from mgpu_tutorial.shared.cost_model.plans import model_of
 
 def main(words: list[str] | None = None) -> int:
     """Print the plans; 2 for a question that makes no sense, 1 where nothing fits."""
-    parser = argparse.ArgumentParser(
-        prog="mgpu_tutorial.at_scale",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser("mgpu_tutorial.at_scale", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--params", type=float, required=True, help="parameters of the model")
     add("--gpus", type=int, required=True, help="GPUs, all of which are used")

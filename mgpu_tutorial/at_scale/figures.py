@@ -14,12 +14,8 @@ from mgpu_tutorial.lab import Table, frame, launch
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.lab.words import bytes_text
+from mgpu_tutorial.shared.cost_model import links
 from mgpu_tutorial.shared.cost_model.failures import best_interval
-from mgpu_tutorial.shared.cost_model.links import (
-    hierarchical_seconds,
-    ring_seconds,
-    tree_seconds,
-)
 from mgpu_tutorial.shared.cost_model.machines import Cluster
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan
 from mgpu_tutorial.shared.cost_model.step import predict_step
@@ -153,13 +149,13 @@ def failure_table(save: float, restart: float, worlds: Sequence[int]) -> Table:
 
 def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Table:
     """Milliseconds of an all-reduce of each size (bytes) over `ranks` GPUs, three ways."""
-    (inside, between), per_node = cluster.reached(), cluster.gpus_per_node
-    rows = []
+    inside, between = cluster.reached()
+    nodes, rows = (ranks // cluster.gpus_per_node, cluster.gpus_per_node), []
     for size in sizes:
-        nodes = ranks // per_node, per_node
-        by_node = hierarchical_seconds(size, *nodes, inside, between)
-        flat = [seconds(size, ranks, between) for seconds in (ring_seconds, tree_seconds)]
-        rows.append([bytes_text(size), *(1e3 * value for value in (*flat, by_node))])
+        ring = links.ring_seconds(size, ranks, between)
+        tree = links.tree_seconds(size, ranks, between)
+        by_node = links.hierarchical_seconds(size, *nodes, inside, between)
+        rows.append([bytes_text(size), 1e3 * ring, 1e3 * tree, 1e3 * by_node])
     columns = {"ms": "", "flat ring": ",.2f", "tree": ",.2f", "by node, then rings": ",.2f"}
     return formatted(columns, rows)
 

@@ -43,12 +43,7 @@ class SmallTransformer(nn.Module):
     """
 
     def __init__(
-        self,
-        vocabulary: int = 64,
-        width: int = 32,
-        heads: int = 4,
-        depth: int = 2,
-        tied: bool = True,
+        self, vocabulary: int, width: int, heads: int = 4, depth: int = 2, tied: bool = True
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)

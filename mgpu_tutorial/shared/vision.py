@@ -14,27 +14,14 @@ from pathlib import Path
 
 import torch
 
-_MISSING = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
+try:
+    for library in Path(find_spec("torchvision").origin).parent.glob("_C*.so"):
+        torch.ops.load_library(library)
+except OSError:
+    for name in ("nms", "qnms"):
+        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define(f"torchvision::{name}", schema)
 
-
-def _declare_missing_operators() -> None:
-    spec = find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return  # the import below says that it is not installed
-    try:
-        for library in Path(spec.origin).parent.glob("_C*.so"):
-            torch.ops.load_library(library)
-    except OSError:
-        for schema in _MISSING:
-            name, _, signature = schema.partition("(")
-            torch.library.define(f"torchvision::{name}", f"({signature}")
-
-
-_declare_missing_operators()
-
-import torchvision  # noqa: E402  (after the declarations that it needs)
+import torchvision
 
 __all__ = ["torchvision"]

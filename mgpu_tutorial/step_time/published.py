@@ -128,30 +128,25 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
 
 
 class Prediction(NamedTuple):
-    """A published row, the seconds of the null guess, and the step as we predict it.
+    """A published row, the step as we predict it, our error and that of the null guess.
 
     Errors are of the rate, whatever the authors' unit: above 0 we predict too fast a step.
     """
 
     run: Run
-    null: float
     step: PredictedStep
-
-    @property
-    def error(self) -> float:
-        """Of our prediction."""
-        return self.run.seconds / self.step.seconds - 1
-
-    @property
-    def null_error(self) -> float:
-        """Of the null guess."""
-        return self.run.seconds / self.null - 1
+    error: float
+    null_error: float
 
 
 def predict(family: str) -> list[Prediction]:
     """Every row of a family, the fitted ones too."""
-    gpu, fitted = gpu_of(family), fitted_runs(family)
-    return [Prediction(r, null_seconds(r, fitted), r.predicted(gpu)) for r in runs_of(family)]
+    gpu, fitted, rows = gpu_of(family), fitted_runs(family), []
+    for run in runs_of(family):
+        step = run.predicted(gpu)
+        errors = [run.seconds / s - 1 for s in (step.seconds, null_seconds(run, fitted))]
+        rows.append(Prediction(run, step, *errors))
+    return rows
 
 
 def null_seconds(run: Run, fitted: list[Run]) -> float:
