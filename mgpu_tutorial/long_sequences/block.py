@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
 
 from mgpu_tutorial.long_sequences.ring import RingAttention, zigzag
 from mgpu_tutorial.tensor_parallel.block import Block
@@ -54,14 +55,13 @@ def loss_and_gradients(
     deal: Callable = zigzag,
     deal_places: Callable = zigzag,
     deal_following: Callable = zigzag,
-) -> tuple[float, dict[str, Tensor]]:
-    """The loss of one sequence on all ranks, and its gradients; returned on each rank."""
+) -> tuple[float, Tensor]:
+    """The loss of one sequence on all ranks, and all its gradients; the same on each rank."""
     tokens, following = text()
     who = tokens.shape[1], rank, world_size
     model = new_model(deal_places(*who), attention, deal)
     loss = part_of_mean(model(tokens[:, deal(*who)]), following[:, deal_following(*who)])
     loss.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters()}
-    for part in loss.detach(), *gradients.values():
-        dist.all_reduce(part)
-    return loss.item(), gradients
+    found = parameters_to_vector([loss.detach(), *(p.grad for p in model.parameters())])
+    dist.all_reduce(found)
+    return found[0].item(), found[1:]
