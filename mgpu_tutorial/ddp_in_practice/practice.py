@@ -1,8 +1,6 @@
 """Around the training loop: accumulation, and the trace of a step."""
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,12 +84,3 @@ def union_length(intervals: list[tuple[float, float]]) -> float:
             total += end - max(begin, covered)
             covered = end
     return total
-
-
-def whoami(device: torch.device) -> str:
-    """This process in one line: PID, the most memory it has had, its device."""
-    import resource  # not on Windows
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    mib = most / 2**20 if sys.platform == "darwin" else most / 2**10
-    return f"PID {os.getpid()}, {mib:.0f} MiB, {device}"

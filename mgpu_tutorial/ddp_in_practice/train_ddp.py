@@ -8,7 +8,6 @@ from torch.nn.functional import nll_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from mgpu_tutorial.ddp_in_practice.practice import whoami
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
@@ -41,7 +40,7 @@ def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
 
     if rank == 0:
         torch.save(model.module.state_dict(), f"{folder}/model.pt")
-    print(f"rank {rank}: {whoami(device)}: {len(loader)} batches an epoch")
+    print(f"rank {rank}: PID {os.getpid()}, {device}: {len(loader)} batches an epoch")
     dist.barrier()  # no rank leaves while another is still at work
     del model  # its Reducer ends before the group
     dist.destroy_process_group()

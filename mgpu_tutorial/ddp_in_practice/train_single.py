@@ -4,7 +4,6 @@ import torch
 from torch.nn.functional import nll_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from mgpu_tutorial.ddp_in_practice.practice import whoami
 from mgpu_tutorial.shared.data import digits
 from mgpu_tutorial.shared.models import SmallConvNet
 
@@ -29,7 +28,7 @@ def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
             optimizer.step()
 
     torch.save(model.state_dict(), f"{folder}/model.pt")
-    print(f"{whoami(device)}: {len(loader)} batches an epoch")
+    print(f"{device}: {len(loader)} batches an epoch")
 
 
 if __name__ == "__main__":

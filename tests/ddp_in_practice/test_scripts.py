@@ -51,9 +51,7 @@ def test_the_ranks_train_what_one_process_trains_and_one_stores_it(ranks, tmp_pa
     report = ranks(3, count_saves, *call, backend="none", device="cpu")
     assert [saves for _, saves in report.results] == [1, 0, 0]
     for rank, out in enumerate(report.stdout):
-        assert re.fullmatch(
-            rf"rank {rank}: PID \d+, \d{{3,4}} MiB, cpu: 12 batches an epoch\n", out
-        )
+        assert re.fullmatch(rf"rank {rank}: PID \d+, cpu: 12 batches an epoch\n", out)
 
     data, batches = digits(), []
     for epoch in (0, 1):
@@ -79,7 +77,7 @@ def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys,
     monkeypatch.setattr(train_single, "DataLoader", Seen)
     torch.manual_seed(7)  # the script has a seed of its own
     train_single.main(str(tmp_path), epochs=2)
-    assert re.match(r"PID \d+, \d{3,4} MiB, \w+: 12 batches", capsys.readouterr().out)
+    assert re.match(r"\w+: 12 batches", capsys.readouterr().out)
     stored = torch.load(tmp_path / "model.pt", map_location="cpu")
     torch.testing.assert_close(stored, train_by_hand(seen), rtol=0, atol=2e-4)
     labels = torch.cat([labels for _, labels in seen]).split(len(digits()))
