@@ -23,6 +23,8 @@ from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.rank import under_torchrun
 from mgpu_tutorial.lab.teach import mine
 
+OPTIONS = ("ranks", "device", "timeout")  # of the launcher
+
 
 def workers_of(chapter: str) -> dict[str, Callable]:
     """The public functions (rank, world_size, …) of a chapter by their names on the line."""
@@ -69,44 +71,29 @@ def find(name: str) -> Callable:
     return found[name]
 
 
-def _parse(words: list[str]) -> tuple[str | None, dict[str, object], list[str]]:
-    """The worker's name, the launcher's options, and what is left: the worker's arguments."""
+def _parser(worker: Callable | None) -> argparse.ArgumentParser:
+    """For the launcher's options and the worker's own arguments, by its signature."""
     parser = argparse.ArgumentParser(
         prog="mgpu_tutorial",
-        allow_abbrev=False,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        conflict_handler="resolve",  # the launcher's option of a name is meant
     )
+    own = list(inspect.signature(worker).parameters.values())[2:] if worker else []
+    for each in own:
+        names = {f"--{each.name}", f"--{each.name.replace('_', '-')}"}
+        kind = each.annotation if each.annotation in (int, float, str) else _value
+        parser.add_argument(*names, dest=each.name, type=kind)
     parser.add_argument(
-        "worker", nargs="?", help="chapter.worker or chapter.file.worker, as in the list"
+        "worker", help="chapter.worker or chapter.file.worker, as in the list"
     )
     parser.add_argument("--ranks", type=int, help="world size (2)")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--timeout", type=float, help="seconds (30)")
     parser.add_argument("--version", action="version", version=mgpu_tutorial.__version__)
-    given, rest = parser.parse_known_args(words)
-    options = vars(given)
-    worker = options.pop("worker", None)
-    if worker is None and words:
-        parser.error("name a worker before its options; without any word comes the list")
-    if "TORCHELASTIC_RUN_ID" in os.environ and options:
-        parser.error(
-            f"--{min(options)} is for a launch without torchrun, which decides on it"
-        )
-    return worker, options, rest
-
-
-def _arguments(words: list[str], worker: Callable) -> dict[str, object]:
-    """The worker's own arguments, by its signature; argparse says what is wrong."""
-    how = {"allow_abbrev": False, "argument_default": argparse.SUPPRESS}
-    parser = argparse.ArgumentParser(prog=worker.__name__, **how)
-    for name, parameter in list(inspect.signature(worker).parameters.items())[2:]:
-        options = {f"--{name}", f"--{name.replace('_', '-')}"}
-        kind = parameter.annotation
-        kind = kind if kind in (int, float, str) else _value
-        parser.add_argument(*options, dest=name, type=kind)
-    return vars(parser.parse_args(words))
+    return parser
 
 
 def _value(text: str) -> object:
@@ -118,19 +105,25 @@ def _value(text: str) -> object:
 
 
 def main(words: list[str]) -> int:
-    name, options, rest = _parse(words)
-    if name is None:
+    if not words:
         print(listing())
         return 0
-    if name == "mine":
+    if words == ["mine"]:
         if os.path.isdir("notebooks"):
             os.chdir("notebooks")
         print(mine.listing())
         return 0
     try:
-        worker = find(name)
-        arguments = _arguments(rest, worker)
+        worker = None if words[0].startswith("-") else find(words[0])
+        parser = _parser(worker)
+        if worker is None and words[0] not in ("-h", "--help", "--version"):
+            parser.error("name a worker before its options")
+        arguments = vars(parser.parse_args(words))
+        del arguments["worker"]
+        options = {name: arguments.pop(name) for name in OPTIONS if name in arguments}
         if "TORCHELASTIC_RUN_ID" in os.environ:
+            if options:
+                parser.error(f"--{min(options)} is for a launch without torchrun")
             under_torchrun(worker, arguments)
         usual = getattr(worker, "ranks_for", lambda **_: 2)(**arguments)
         print(launch(worker, options.pop("ranks", usual), **options, **arguments))
