@@ -1,4 +1,4 @@
-"""Eight jobs of two to four ranks with one fault each. A docstring says what it should do."""
+"""Jobs with one fault each. A docstring says what a job should do."""
 
 import tempfile
 import time
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import span
+from mgpu_tutorial.when_it_breaks.data import Run
 
 
 def average_labelled(rank: int, world_size: int, labels_of: Callable) -> None:
@@ -107,3 +108,47 @@ def draw_epoch(rank: int, world_size: int, per_rank: bool) -> dict[str, list[int
     mine = order[rank::world_size]
     noise = torch.randint(100, [len(mine)])
     return {"order": order.tolist(), "mine": mine.tolist(), "noise": noise.tolist()}
+
+
+def loss_and_gradient(
+    weight: torch.Tensor, batch: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mean squared error; features count from those of the batch's first sample."""
+    features, targets = batch.to(dtype).split([3, 1], dim=1)
+    features = features - features[0]
+    errors = features @ weight.to(dtype) - targets[:, 0]
+    return errors.square().mean(), 2 * errors @ features / len(errors)
+
+
+def replay(gradient_of: Callable, batch: torch.Tensor) -> list[int]:
+    """The ranks whose gradient the next rank doesn't reproduce to the last bit."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    batches = [None] * world_size
+    dist.all_gather_object(batches, batch)
+    pairs = [None] * world_size
+    mine = gradient_of(batch), gradient_of(batches[rank - 1])
+    dist.all_gather_object(pairs, mine)
+    own, replayed = zip(*pairs, strict=True)
+    return [r for r in range(world_size) if not own[r].equal(replayed[r + 1 - world_size])]
+
+
+def train_until_it_jumps(
+    rank: int, world_size: int, run: Run, replay: Callable
+) -> list[list]:
+    """Seven steps; for each the loss, the gradient's norm, in float64 too, and `replay`."""
+    weight, seen = torch.zeros(3), []
+
+    def gradient_of(batch: torch.Tensor) -> torch.Tensor:
+        _, gradient = loss_and_gradient(weight, batch)
+        return run.on_card(gradient, rank, len(seen))
+
+    for step in range(7):
+        batch = run.batch(rank, step)
+        gradient = gradient_of(batch)
+        loss, _ = loss_and_gradient(weight, batch)
+        _, exact = loss_and_gradient(weight, batch, torch.float64)
+        disagree = replay(gradient_of, batch)
+        seen.append([loss, gradient.norm(), exact.norm(), disagree])
+        dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
+        weight -= run.rate(step) * gradient
+    return seen

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d
-from torch.distributed import distributed_c10d
+from torch._C._distributed_c10d import _dump_fr_trace
+from torch.distributed.distributed_c10d import _world
 
 
 def run_with_limit(
@@ -19,31 +19,24 @@ def run_with_limit(
     store = dist.FileStore(f"{folder}/store", world_size)
     who = {"store": store, "rank": rank, "world_size": world_size}
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit), **who)
-    stay = 1.5 * limit  # the others must not lose this rank
     try:
         job(rank, world_size, *given)
         print("has ended")
     except RuntimeError as error:
         print(error)
-        stay = 0.5 * limit
     Path(folder, f"rank_{rank}").write_bytes(flight_record())
     store.set(f"written by {rank}", "")
     written = [f"written by {other}" for other in range(world_size)]
-    with suppress(RuntimeError):
-        store.wait(written, timedelta(seconds=stay))
+    with suppress(RuntimeError):  # the others must not lose this rank
+        store.wait(written, timedelta(seconds=1.5 * limit))
 
 
 def flight_record() -> bytes:
-    """What the flight recorder holds of this process, pickled; with the stacks of Python."""
-    record = pickle.loads(_distributed_c10d._dump_fr_trace(True, True, False))
-    members = distributed_c10d._world.pg_group_ranks  # with a number where it is no member
-    record["pg_config"] = {  # on gloo it does not name the groups as its entries do
-        g.group_name: {
-            "name": g.group_name,
-            "desc": g.group_desc,
-            "ranks": str(sorted(ranks)),
-        }
-        for g, ranks in members.items()
-        if isinstance(g, distributed_c10d.ProcessGroup)
+    """The flight recorder's buffer in this process, pickled, with the stacks of Python."""
+    record = pickle.loads(_dump_fr_trace(True, True, False))
+    record["pg_config"] = {  # the groups, which gloo leaves out
+        group.group_name: {"desc": group.group_desc, "ranks": str(list(ranks))}
+        for group, ranks in _world.pg_group_ranks.items()
+        if isinstance(group, dist.ProcessGroup)
     }
     return pickle.dumps(record)
