@@ -26,32 +26,32 @@ def _ended(
     return model.weight.detach()[0], scaler.get_scale()
 
 
-def _expect_weights(finish: Callable, inputs: list[list[float]], expected: list[float]):
-    for rank, (weights, _) in enumerate(launch(_ended, len(inputs), finish, inputs).results):
-        what = f"gradients {inputs}: the weights of rank {rank} after a step from 0"
-        expect(weights, torch.tensor(expected), what, within=1e-4)
+def _expect(
+    finish: Callable, inputs: list[list[float]], weights: list[float], scale: float = 8.0
+) -> None:
+    for rank, found in enumerate(launch(_ended, len(inputs), finish, inputs).results):
+        what = f"gradients {inputs}: on rank {rank} the"
+        expect(found[0], torch.tensor(weights), f"{what} weights after a step from 0", 1e-4)
+        expect(found[1], scale, f"{what} scale, which began at 8")
 
 
 def steps_by_the_mean(finish: Callable) -> None:
     """move every rank by the mean of all gradients, without their scale"""
-    _expect_weights(finish, [[0.3, 0.0, 0.2]], [-0.3, 0.0, -0.2])
-    _expect_weights(finish, [[0.3, 0.0, 0.2], [0.0, 0.4, 0.2]], [-0.15, -0.2, -0.2])
+    _expect(finish, [[0.3, 0.0, 0.2]], [-0.3, 0.0, -0.2])
+    _expect(finish, [[0.3, 0.0, 0.2], [0.0, 0.4, 0.2]], [-0.15, -0.2, -0.2])
 
 
 def clips_the_mean(finish: Callable) -> None:
     """clip the mean of the true gradients to the norm 1"""
-    _expect_weights(finish, [[30.0, 40.0, 0.0]], [-0.6, -0.8, 0.0])
-    _expect_weights(finish, [[60.0, 0.0, 0.0], [0.0, 80.0, 0.0]], [-0.6, -0.8, 0.0])
+    _expect(finish, [[30.0, 40.0, 0.0]], [-0.6, -0.8, 0.0])
+    _expect(finish, [[60.0, 0.0, 0.0], [0.0, 80.0, 0.0]], [-0.6, -0.8, 0.0])
 
 
 def skips_together(finish: Callable) -> None:
     """skip the step on all ranks, and halve the scale, where one rank meets an infinity"""
     for who in (0, 1, 2):
         inputs = [[0.3, INFINITE if rank == who else 0.0, 0.0] for rank in range(3)]
-        for rank, (weights, scale) in enumerate(launch(_ended, 3, finish, inputs).results):
-            what = f"an infinity on rank {who} of 3: on rank {rank} the"
-            expect(weights, torch.zeros(3), f"{what} weights, which began at 0")
-            expect(scale, 4.0, f"{what} scale, which began at 8")
+        _expect(finish, inputs, [0.0, 0.0, 0.0], scale=4.0)
 
 
 # is_finite_everywhere

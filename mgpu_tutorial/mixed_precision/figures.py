@@ -14,14 +14,12 @@ from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.shared.data import digits
 
-LIMITS = torch.finfo(torch.float16)
-LEAST, MOST = -42, 18.5  # powers of two in the picture
-# where float16 ends: from -25 down it has 0, below -14 fewer bits, from 16 up infinity
+# powers of two at which float16 has 0, fewer bits, all its bits, and infinity
 PARTS = {
-    (LEAST, -25): "rounded to 0",
-    (-25, -14): "subnormal: fewer bits",
-    (-14, 16): "normal: 11 bits each",
-    (16, MOST): "∞",
+    (-42, -25): ("0.8", "rounded to 0"),
+    (-25, -14): ("0.92", "subnormal: fewer bits"),
+    (-14, 16): ("white", "normal: 11 bits each"),
+    (16, 18.5): ("0.8", "∞"),
 }
 
 
@@ -35,33 +33,26 @@ def gradients_behind_conv1(batch: int = 600) -> torch.Tensor:
     return gradient[gradient != 0]
 
 
-def shares_in_float16(gradients: torch.Tensor) -> tuple[float, float, float, float]:
-    """The shares that become 0, subnormal, normal and infinite when stored in float16."""
-    stored = gradients.half().abs()
-    ends = stored == 0, stored < LIMITS.smallest_normal, stored <= LIMITS.max
-    zero, low, finite = (end.float().mean().item() for end in ends)
-    return zero, low - zero, finite - low, 1 - finite
-
-
 def gradient_picture(rows: Mapping[str, torch.Tensor]) -> Plot:
     """A histogram per row over the powers of two, and what float16 does there."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 1.3 + 1.1 * len(rows)), layout="constrained")
-    grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    grid = figure.subplots(len(rows), 1, sharex=True)
     for axes, (name, gradients), colour in zip(grid, rows.items(), COLOURS, strict=False):
-        for (begin, end), shade in zip(PARTS, ("0.8", "0.92", "white", "0.8"), strict=True):
-            axes.axvspan(begin, end, color=shade, lw=0)
         powers = gradients.abs().log2().tolist()
-        axes.hist(powers, range(LEAST, 19), color=colour, edgecolor=INK, lw=0.5)
-        axes.set(yticks=[], xlim=(LEAST, MOST))
+        axes.hist(powers, range(-42, 19), color=colour, edgecolor=INK, lw=0.5)
+        axes.set(yticks=[], xlim=(-42, 18.5))
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)
         axes.spines[["top", "right", "left"]].set_visible(False)
-    for place, text in PARTS.items():
-        grid[0].text(sum(place) / 2, grid[0].get_ylim()[1], text, ha="center", va="bottom")
+        for (begin, end), (shade, text) in PARTS.items():
+            axes.axvspan(begin, end, color=shade, lw=0, zorder=0)
+            if axes is grid[0]:
+                place = (begin + end) / 2, axes.get_ylim()[1]
+                axes.text(*place, text, ha="center", va="bottom")
     ticks = range(-40, 17, 8)
-    grid[-1].set_xticks(ticks, [f"$2^{{{power}}}$" for power in ticks])
-    grid[-1].set_xlabel("size of a gradient")
+    axes.set_xticks(ticks, [f"$2^{{{power}}}$" for power in ticks])
+    axes.set_xlabel("size of a gradient")
     return Plot(figure, f"gradients in the range of float16, a row each: {', '.join(rows)}")
 
 

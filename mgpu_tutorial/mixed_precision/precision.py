@@ -1,12 +1,5 @@
-"""Autocast, the life of a loss scaler, and the end of a step on several ranks.
+"""Autocast, the life of a loss scaler, and the end of a step on several ranks."""
 
-The forward pass runs in bfloat16 or float16 under `torch.autocast`, the parameters stay in
-float32, and a `GradScaler` keeps small gradients from vanishing
-(https://docs.pytorch.org/docs/2.13/amp.html). With several ranks it matters where the
-gradients are averaged: all ranks must see the same infinity, or they take different steps.
-"""
-
-import copy
 from collections.abc import Callable, Iterable
 
 import torch
@@ -15,26 +8,19 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.nn.functional import nll_loss
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 from torch.optim import Optimizer
 
 from mgpu_tutorial.data_partitioning import global_batches
-from mgpu_tutorial.distributed_sgd.sgd import average_gradients, flat_parameters, new_model
+from mgpu_tutorial.distributed_sgd.sgd import average_gradients, new_model
 from mgpu_tutorial.shared.data import Digits, digits
 
 
 def train_in_float16(
-    data: Digits, steps: range, saved: dict | None = None, **settings: float
-) -> tuple[list[tuple[float, bool]], dict]:
-    """Train on one rank under float16 autocast, from a checkpoint `saved` on if given.
-
-    Returns for each step its scale and whether it was taken, and a checkpoint.
-    """
-    model, optimizer = new_model()
-    scaler, log = GradScaler("cpu", **settings), []
-    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
-    for name, state in (saved or {}).items():
-        parts[name].load_state_dict(state)
+    model: nn.Module, optimizer: Optimizer, scaler: GradScaler, data: Digits, steps: range
+) -> list[tuple[float, bool]]:
+    """Train under float16 autocast; returns each step's scale, and whether it was taken."""
+    log = []
     for step in steps:
         mine = slice(30 * step, 30 * step + 30)
         with torch.autocast("cpu", torch.float16):
@@ -45,7 +31,7 @@ def train_in_float16(
         scaler.step(optimizer)
         scaler.update()
         log.append((scale, scaler.get_scale() >= scale))  # a skipped step halves it
-    return log, {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+    return log
 
 
 def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
@@ -68,15 +54,10 @@ def look_then_average(model: nn.Module, optimizer: Optimizer, scaler: GradScaler
 
 def leave_out(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
     """Wrong: a rank with an infinity leaves the average out and halves its scale."""
-    if is_finite(p.grad for p in model.parameters()):
+    if all(p.grad.isfinite().all() for p in model.parameters()):
         finish_step(model, optimizer, scaler)
     else:
         scaler.update(scaler.get_scale() / 2)
-
-
-def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """True where there is no infinity and no NaN."""
-    return all(tensor.isfinite().all() for tensor in tensors)
 
 
 def train_scaled(
@@ -90,8 +71,8 @@ def train_scaled(
 ) -> list[tuple[bool, float, torch.Tensor]]:
     """All ranks take four steps on scaled losses, each of which `end_of_step` ends.
 
-    `infinite` = (rank, step) plants an infinity. Returns for each step whether backward gave
-    this rank finite gradients, the scale after the step, and the parameters.
+    `infinite` = (rank, step) plants an infinity. Returns for each step whether this rank's
+    gradients were finite, the scale after the step, and the parameters.
     """
     data, (model, optimizer), records = digits(), new_model(), []
     if ddp:
@@ -106,15 +87,17 @@ def train_scaled(
         scaler.scale(loss).backward()
         if infinite == (rank, step):
             model.fc2.bias.grad[0] = float("inf")
-        finite = is_finite(p.grad for p in model.parameters())
+        finite = all(p.grad.isfinite().all() for p in model.parameters())
         end_of_step(model, optimizer, scaler)
-        records.append((finite, scaler.get_scale(), flat_parameters(model)))
+        weights = parameters_to_vector(model.parameters()).detach()
+        records.append((bool(finite), scaler.get_scale(), weights))
     return records
 
 
 def is_finite_everywhere(gradients: Iterable[torch.Tensor]) -> bool:
     """Are all gradients of all ranks finite? Every rank tells the others with one number."""
-    found = torch.tensor(0.0 if is_finite(gradients) else 1.0)
+    overflow = any(not gradient.isfinite().all() for gradient in gradients)
+    found = torch.tensor(float(overflow))
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.item() == 0
 
@@ -124,18 +107,17 @@ def cast_to_float8(rank: int, world_size: int, agree: bool) -> float:
 
     The largest number, of all ranks or of rank 0, becomes 448. Returns the relative error.
     """
-    torch.manual_seed(rank)
-    rows = torch.randn(64, 64) * (1 + 9 * rank)  # rank 1's rows are ten times larger
-    largest = rows.abs().max()
+    torch.manual_seed(0)
+    whole = torch.randn(world_size, 64, 64)
+    whole[1] *= 10  # rank 1's rows are ten times larger
+    largest = whole[rank].abs().max()
     if agree:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
     else:
         dist.broadcast(largest, src=0)
     scale = 448 / largest
-    short = (rows * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    short = (whole[rank] * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     gathered = torch.empty(world_size, 64, 64, dtype=torch.uint8)
     dist.all_gather_single(gathered.flatten(), short.view(torch.uint8).flatten())
     long = gathered.view(torch.float8_e4m3fn).float() / scale
-    true = torch.empty(world_size, 64, 64)
-    dist.all_gather_single(true.flatten(), rows.flatten())
-    return ((long - true).norm() / true.norm()).item()
+    return ((long - whole).norm() / whole.norm()).item()

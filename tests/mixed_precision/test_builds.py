@@ -21,14 +21,14 @@ def lines(*words):
 ALL = lines(AVERAGE, UNSCALE, CLIP)
 FINISH = [
     (AVERAGE, BY_HAND, CLIP, NORM),
-    (ALL, lines(UNSCALE, AVERAGE, CLIP), "an infinity on rank 0 of 3: on rank 1"),
-    (ALL, lines(AVERAGE, CLIP, UNSCALE), "[[0.3, 0.0, 0.2]]: the weights of rank 0"),
+    (ALL, lines(UNSCALE, AVERAGE, CLIP), "[0.3, 0.0, 0.0]]: on rank 1 the weights"),
+    (ALL, lines(AVERAGE, CLIP, UNSCALE), "[[0.3, 0.0, 0.2]]: on rank 0 the weights"),
     (CLIP, "", "gradients [[30.0, 40.0, 0.0]]"),
     (AVERAGE, "", "gradients [[0.3, 0.0, 0.2], [0.0, 0.4, 0.2]]"),
     (ALL, lines(UNSCALE, CLIP, AVERAGE), "gradients [[60.0, 0.0, 0.0], [0.0, 80.0, 0.0]]"),
     (AVERAGE, IF_FINITE, "rank 0 returned while ranks 1 and 2 still waited"),
 ]
-MIN = """good = torch.tensor(int(is_finite(gradients)))
+MIN = """good = torch.tensor(int(all(g.isfinite().all() for g in gradients)))
     dist.all_reduce(good, dist.ReduceOp.MIN)
     return bool(good)"""
 COUNTED = """bad = torch.zeros(1)
@@ -36,23 +36,24 @@ COUNTED = """bad = torch.zeros(1)
         bad += (~gradient.isfinite()).sum()
     dist.all_reduce(bad)
     return bad.item() == 0"""
-LEAVES = """if is_finite(gradients):
+LEAVES = """if all(g.isfinite().all() for g in gradients):
         return True
     dist.all_reduce(torch.ones(1))
     return False"""
 EACH = """for gradient in gradients:
         dist.all_reduce(gradient)
-    return is_finite(gradients)"""
+    return all(g.isfinite().all() for g in gradients)"""
 SUM = """total = sum(gradient.sum() for gradient in gradients) + torch.zeros(())
     dist.all_reduce(total)
     return total != float('inf')"""
+ALONE = "all(g.isfinite().all() for g in gradients)"
 ASK = [
-    ("found =…", MIN),
-    ("found =…", COUNTED),
-    ("found =…", "return is_finite(gradients)", "what rank 0 says: True, expected False"),
-    ("found =…", LEAVES, "ranks 0 and 2 returned while rank 1 still waited"),
-    ("found =…", EACH, "rank"),
-    ("found =…", SUM, "expected False"),
+    ("overflow =…", MIN),
+    ("overflow =…", COUNTED),
+    ("overflow =…", f"return {ALONE}", "what rank 0 says: True, expected False"),
+    ("overflow =…", LEAVES, "ranks 0 and 2 returned while rank 1 still waited"),
+    ("overflow =…", EACH, "rank"),
+    ("overflow =…", SUM, "expected False"),
     ("return found.item() == 0", "", "nothing was returned"),
 ]
 test_right, test_wrong = edited(build, {"finish_step": FINISH, "is_finite_everywhere": ASK})
