@@ -11,7 +11,9 @@ takes some five minutes with `--full`. `--save` stores the result where the note
 comparison reads it, beside those of other kinds.
 """
 
+import json
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +23,27 @@ import torch
 from mgpu_tutorial.comparison import figures
 from mgpu_tutorial.comparison.training import SETUPS, Experiment, Setup, train_setup
 from mgpu_tutorial.lab import launch
+from mgpu_tutorial.shared.data import pictures
 
 FULL = Experiment("resnet101", 128, 112, 20), Experiment("mobilenet_v2", 256, 112, 20)
 SMALL = Experiment("resnet101", 8, 64, 4), Experiment("mobilenet_v2", 16, 64, 4)
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "avx512_fp16")
+
+
+def wall() -> float:
+    """The clock in seconds, once the GPU has done what it was told."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure(rank: int, world_size: int, *how: Any) -> dict[str, list]:
+    """Seconds of each iteration, and the bytes of each device: counted, or CUDA's peak."""
+    found = train_setup(rank, world_size, pictures(), *how, wall)
+    gpus = range(torch.cuda.device_count())
+    peaks = [peak for gpu in gpus if (peak := torch.cuda.max_memory_allocated(gpu))]
+    counted = [sum(device.values()) for device in found["memory"]]
+    return {"seconds": list(map(sum, found["seconds"])), "memory": peaks or counted}
 
 
 def measure_row(
@@ -34,8 +53,27 @@ def measure_row(
     count = (gpus or 2) if setup.wrapper else 1
     ranks = count if setup.wrapper == "DDP" else 1
     how = {"device": "cuda" if gpus else "cpu", "timeout": timeout}
-    report = launch(train_setup, ranks, setup, experiment, count, **how)
-    return figures.summarise(report.results)
+    return summarise(launch(measure, ranks, setup, experiment, count, **how).results)
+
+
+def summarise(ranks: Sequence[dict[str, list]]) -> dict[str, Any]:
+    """20 times the median iteration of the slowest rank; the bytes of every device."""
+    slowest = map(max, zip(*(rank["seconds"] for rank in ranks), strict=True))
+    return {
+        "seconds": round(20 * statistics.median(slowest), 2),
+        "memory": [peak for rank in ranks for peak in rank["memory"]],
+        "processes": len(ranks),
+    }
+
+
+def save(kind: str, found: Sequence[dict[str, Any]]) -> None:
+    """Store what was measured, a row a line; what other kinds have stays."""
+    stored = json.loads(figures.STORED.read_text(encoding="utf-8")) | {kind: found}
+    parts = [
+        f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, rows)) + "\n]"
+        for name, rows in stored.items()
+    ]
+    figures.STORED.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
 def compare(experiments: Sequence[Experiment], gpus: int) -> list[dict[str, Any]]:
@@ -63,9 +101,9 @@ def measure_parts(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
             "one of two DDP ranks": (2, ddp, experiment),
         }
         for name, (ranks, *how) in runs.items():
-            given = *how, 2, time.process_time
+            given = pictures(), *how, 2, time.process_time
             results = launch(train_setup, ranks, *given, device="cpu", timeout=3600).results
-            least = [list(map(min, zip(*rank.seconds, strict=True))) for rank in results]
+            least = [list(map(min, zip(*rank["seconds"], strict=True))) for rank in results]
             seconds = [round(part, 4) for part in max(least, key=sum)]
             rows.append({"network": experiment.network, "setup": name, "seconds": seconds})
     return rows
@@ -96,5 +134,5 @@ if __name__ == "__main__":
             print(f"\n{network}, global batch {batch}, {side} x {side}")
             print(figures.table(rows, network))
     if given.save:
-        figures.save(kind, [about, *rows])
+        save(kind, [about, *rows])
         print(f"stored in {figures.STORED.name}")

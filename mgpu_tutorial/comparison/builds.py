@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from mgpu_tutorial.comparison import estimates
-from mgpu_tutorial.comparison.estimates import StepCost
+from mgpu_tutorial.comparison.estimates import StepCost, seconds_at_least
 from mgpu_tutorial.lab.teach.build import Builder, expect
 
 ROOMY = 1e30  # operations or bytes a second: a part that takes no time
@@ -12,23 +11,25 @@ ROOMY = 1e30  # operations or bytes a second: a part that takes no time
 def counts_operations(at_least: Callable) -> None:
     """be the operations of one GPU over its rate, where memory and link take no time"""
     step = StepCost(parameters=10, operations=6_000, saved=10)
-    expect(at_least(step, 1, 100.0, ROOMY, ROOMY), 60.0, "6,000 operations, 100 a second")
-    expect(at_least(step, 4, 100.0, ROOMY, ROOMY), 15.0, "the same on 4 GPUs")
+    for gpus, seconds in ((1, 60.0), (4, 15.0)):
+        found = at_least(step, gpus, 100.0, ROOMY, ROOMY)
+        expect(found, seconds, f"6,000 operations, 100 a second, on {gpus} GPUs")
 
 
 def counts_memory(at_least: Callable) -> None:
     """count what is kept for backward twice: it is written, and it is read"""
     step = StepCost(parameters=10, operations=10, saved=6_000)
-    expect(at_least(step, 1, ROOMY, 100.0, ROOMY), 120.0, "6,000 bytes kept, 100 a second")
-    expect(at_least(step, 3, ROOMY, 100.0, ROOMY), 40.0, "the same on 3 GPUs")
+    for gpus, seconds in ((1, 120.0), (3, 40.0)):
+        found = at_least(step, gpus, ROOMY, 100.0, ROOMY)
+        expect(found, seconds, f"6,000 bytes kept, 100 a second, on {gpus} GPUs")
 
 
 def counts_the_ring(at_least: Callable) -> None:
     """count what each rank of a ring sends of float32 gradients, and nothing on one GPU"""
     step = StepCost(parameters=1_000, operations=10, saved=10)
-    expect(at_least(step, 2, ROOMY, ROOMY, 100.0), 40.0, "1,000 parameters, 2 GPUs")
-    expect(at_least(step, 4, ROOMY, ROOMY, 100.0), 60.0, "1,000 parameters, 4 GPUs")
-    expect(at_least(step, 1, ROOMY, ROOMY, 100.0), 0.0, "1,000 parameters, 1 GPU", 1e-9)
+    for gpus, seconds in ((2, 40.0), (4, 60.0), (1, 0.0)):
+        found = at_least(step, gpus, ROOMY, ROOMY, 100.0)
+        expect(found, seconds, f"1,000 parameters, {gpus} GPUs", within=1e-9)
 
 
 def is_the_longest(at_least: Callable) -> None:
@@ -39,14 +40,5 @@ def is_the_longest(at_least: Callable) -> None:
     expect(at_least(step, 2, 100.0, 100.0, 50.0), 80.0, "30 s, 60 s and 80 s")
 
 
-build = Builder(
-    "comparison",
-    {
-        estimates.seconds_at_least: [
-            counts_operations,
-            counts_memory,
-            counts_the_ring,
-            is_the_longest,
-        ]
-    },
-)
+BEHAVIOURS = [counts_operations, counts_memory, counts_the_ring, is_the_longest]
+build = Builder("comparison", {seconds_at_least: BEHAVIOURS})

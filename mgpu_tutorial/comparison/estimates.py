@@ -13,8 +13,7 @@ from mgpu_tutorial.shared.vision import torchvision
 
 
 class StepCost(NamedTuple):
-    """Parameters; floating-point operations of a step, forward and backward; bytes that
-    autograd saves between the two, without parameters and buffers."""
+    """Parameters, floating-point operations of a step, bytes that autograd keeps for it."""
 
     parameters: int
     operations: int
@@ -25,8 +24,7 @@ def count_operations(network: nn.Module, images: torch.Tensor) -> int:
     """The multiplications and additions of one step in convolutions and linear layers.
 
     Backward takes as many as forward for the gradient of a layer's inputs, and as many again
-    for that of its weights. PyTorch 2.13's FlopCounterMode counts too many for the weights of
-    depthwise convolutions (https://github.com/pytorch/pytorch/pull/183405).
+    for that of its weights.
     """
     forward = []
 
@@ -34,11 +32,10 @@ def count_operations(network: nn.Module, images: torch.Tensor) -> int:
         # each number that comes out is a sum over the weights of its channel
         forward.append(2 * output.numel() * layer.weight[0].numel())
 
-    layers = [m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(count)
     network(images)
-    for hook in hooks:
-        hook.remove()
     return 3 * sum(forward) - forward[0]  # nobody needs the gradient of the images
 
 
@@ -48,10 +45,10 @@ def count_step(experiment: Experiment) -> StepCost:
         network = torchvision.models.get_model(experiment.network, num_classes=10)
         images = torch.empty(experiment.batch, 3, experiment.side, experiment.side)
         labels = torch.empty(experiment.batch, dtype=torch.int64)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    operations = count_operations(network, images)
     with Ledger().saved_for_backward(network) as ledger:
         _ = cross_entropy(network(images), labels)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    operations = count_operations(network, images)
     return StepCost(parameters, operations, ledger["meta"]["activations"])
 
 
@@ -60,9 +57,7 @@ def seconds_at_least(
 ) -> float:
     """Seconds of a step if its three parts overlap: the longest of them.
 
-    `rate` is in operations a second, `memory` and `bandwidth` are in bytes a second. Each GPU
-    computes its share, writes and reads its share of what is kept for backward, and sends
-    what a ring all-reduce of float32 gradients takes.
+    `rate` is in operations a second, `memory` and `bandwidth` are in bytes a second.
     """
     computing = step.operations / gpus / rate
     keeping = 2 * step.saved / gpus / memory

@@ -4,7 +4,6 @@ A device is a GPU, or one CPU core: a process with one thread, or one of the vir
 of this package's DataParallel. With DDP all ranks average their gradients during backward.
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,12 +14,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from mgpu_tutorial import lab
 from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.ddp_reducer.hooks import as_bfloat16
-from mgpu_tutorial.lab import Ledger, span
-from mgpu_tutorial.shared.data import Pictures, pictures
+from mgpu_tutorial.lab import Ledger
+from mgpu_tutorial.shared.data import Pictures
 from mgpu_tutorial.shared.vision import torchvision
 
 
@@ -29,7 +29,7 @@ class Setup(NamedTuple):
 
     wrapper: str = ""
     autocast: bool = False
-    hook: str = ""
+    hook: bool = False
 
 
 SETUPS = {
@@ -38,7 +38,7 @@ SETUPS = {
     "DataParallel": Setup("DataParallel"),
     "DDP": Setup("DDP"),
     "DDP + autocast": Setup("DDP", autocast=True),
-    "DDP + compression hook": Setup("DDP", hook="bfloat16"),
+    "DDP + compression hook": Setup("DDP", hook=True),
 }
 
 
@@ -51,45 +51,49 @@ class Experiment(NamedTuple):
     iterations: int
 
 
-class SetupResult(NamedTuple):
-    """Of one rank: seconds of forward, backward and update of each iteration but the first;
-    losses of all; bytes by category on each of its devices, of the first iteration; CUDA's
-    peaks in bytes; its process."""
+def wrap(module: nn.Module, setup: Setup, devices: Sequence[torch.device]) -> Callable:
+    """The module as `setup` trains it; DataParallel takes all `devices`."""
+    if setup.wrapper == "DDP":
+        module = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    if setup.hook:
+        module.register_comm_hook(None, as_bfloat16)
+    if setup.wrapper == "DataParallel":
+        on_gpus = devices[0].type == "cuda"
+        return nn.DataParallel(module) if on_gpus else DataParallel(module, devices)
+    return module
 
-    seconds: list[list[float]]
-    losses: list[float]
-    memory: list[dict[str, int]]
-    peaks: list[int]
-    pid: int
 
-
-def now() -> float:
-    """The clock in seconds, once the GPU has done what it was told."""
-    if kind() == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def draw_share(
+    rank: int, world_size: int, data: Pictures, experiment: Experiment, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every world_size-th picture of the step's global batch, from number `rank` on."""
+    first = step * experiment.batch
+    mine = range(first + rank, first + experiment.batch, world_size)
+    return data.batch([i % len(data) for i in mine], experiment.side)
 
 
 def train_setup(
     rank: int,
     world_size: int,
+    data: Pictures,
     setup: Setup,
     experiment: Experiment,
-    count: int = 1,
-    clock: Callable[[], float] = now,
-) -> SetupResult:
+    count: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list]:
     """Train on this rank's share of each global batch; with DDP all ranks average gradients.
 
-    `count` is the number of devices that DataParallel's one process takes. `clock` tells
-    the seconds: on the wall, or of the processor.
+    `count` is the number of devices that DataParallel's one process takes. Returns seconds
+    of forward, backward and update, losses, and bytes by category on each device.
     """
-    several = setup.wrapper == "DataParallel"
-    devices = lab.devices(count) if several else [torch.get_default_device()]
-    steps = experiment.iterations + 1
-    module, optimizer, schedule = new_network(experiment.network, steps, devices[0])
+    home, steps = torch.get_default_device(), experiment.iterations + 1
+    devices = lab.devices(count) if setup.wrapper == "DataParallel" else [home]
+    torch.manual_seed(0)
+    module = torchvision.models.get_model(experiment.network, num_classes=10)
+    module = module.to(devices[0])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    schedule = CosineAnnealingLR(optimizer, steps)
     model, ledger = wrap(module, setup, devices), Ledger()
-    with torch.device("cpu"):
-        data = pictures()
     seconds, losses = [], []
     for step in range(steps):
         batch = draw_share(rank, world_size, data, experiment, step)
@@ -97,7 +101,7 @@ def train_setup(
         # the first iteration is counted, the others are timed
         with nullcontext() if losses else ledger.saved_for_backward(module):
             times = [clock()]
-            with torch.autocast(kind(), torch.bfloat16, setup.autocast):
+            with torch.autocast(home.type, torch.bfloat16, setup.autocast):
                 loss = cross_entropy(model(images), labels)
             times.append(clock())
             optimizer.zero_grad()
@@ -111,54 +115,4 @@ def train_setup(
         if step == 0:
             ledger.record_state(module, optimizer)
     memory = [ledger[device] for device in ledger.devices]
-    peaks = [torch.cuda.max_memory_allocated(d) for d in devices if d.type == "cuda"]
-    return SetupResult(seconds[1:], losses, memory, peaks, os.getpid())
-
-
-def new_network(
-    name: str, steps: int, home: torch.device
-) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """One of torchvision's networks for ten classes, SGD, and a cosine schedule."""
-    torch.manual_seed(0)
-    module = torchvision.models.get_model(name, num_classes=10).to(home)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
-    return module, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-
-
-def wrap(
-    module: nn.Module, setup: Setup, devices: Sequence[torch.device]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The module as `setup` trains it; DataParallel takes all `devices`."""
-    if setup.wrapper == "DDP":
-        model = DistributedDataParallel(module, gradient_as_bucket_view=True)
-        if setup.hook:
-            model.register_comm_hook(None, as_bfloat16)
-        return model
-    if setup.wrapper == "DataParallel":
-        return nn.DataParallel(module) if kind() == "cuda" else DataParallel(module, devices)
-    return module
-
-
-def draw_share(
-    rank: int, world_size: int, data: Pictures, experiment: Experiment, step: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every world_size-th picture of the step's global batch, from number `rank` on."""
-    first = step * experiment.batch
-    mine = range(first + rank, first + experiment.batch, world_size)
-    return data.batch([i % len(data) for i in mine], experiment.side)
-
-
-def kind() -> str:
-    """ "cuda" in a rank that computes on a GPU, else "cpu"."""
-    return torch.get_default_device().type
-
-
-def train_each(
-    rank: int, world_size: int, names: Sequence[str], experiment: Experiment
-) -> dict[str, SetupResult]:
-    """Train as each of the SETUPS named, inside a span of its name; two for DataParallel."""
-    results = {}
-    for name in names:
-        with span(name):
-            results[name] = train_setup(rank, world_size, SETUPS[name], experiment, count=2)
-    return results
+    return {"seconds": seconds[1:], "losses": losses, "memory": memory}

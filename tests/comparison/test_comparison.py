@@ -55,19 +55,18 @@ def losses_of_one_process(shares, autocast, rounded):
     return losses
 
 
-def train_all(ranks, name):
-    """All setups that run on as many ranks as this one, in one launch."""
+def train(ranks, name):
+    """What each rank found that trains as `name` says."""
     size = len(SHARES[name]) if "DDP" in name else 1
-    names = [n for n in SHARES if ("DDP" in n) == (size == 2)]
-    how = {"device": "cpu", "timeout": 100, "trace": True}
-    return ranks(size, training.train_each, names, TINY, **how)
+    given = pictures(), training.SETUPS[name], TINY
+    return ranks(size, training.train_setup, *given, device="cpu", timeout=100).results
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARES)
 def test_all_setups_train_the_network_of_one_process(ranks, name):
     expected = losses_of_one_process(SHARES[name], "autocast" in name, "hook" in name)
-    losses = [result[name].losses for result in train_all(ranks, name).results]
+    losses = [found["losses"] for found in train(ranks, name)]
     mean = [sum(step) / len(losses) for step in zip(*losses, strict=True)]
     assert mean == pytest.approx(expected, abs=1e-4)
     assert list(SHARES) == list(training.SETUPS)
@@ -76,16 +75,13 @@ def test_all_setups_train_the_network_of_one_process(ranks, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARES)
 def test_every_device_is_counted(ranks, name):
-    results = [result[name] for result in train_all(ranks, name).results]
-    memory = [device for result in results for device in result.memory]
+    memory = [device for found in train(ranks, name) for device in found["memory"]]
     assert len(memory) == len(SHARES[name])
     assert {device["parameters"] for device in memory} == {4 * NUMBERS}
     for device in memory if name != "DataParallel" else memory[:1]:
         assert device["gradients"] == device["optimizer state"] == 4 * NUMBERS
     if name == "DataParallel":
         assert not {"gradients", "optimizer state"} & set(memory[1])
-    assert len({result.pid for result in results}) == len(results)
-    assert [result.peaks for result in results] == [[]] * len(results)  # no GPU
 
 
 @pytest.mark.slow
@@ -96,13 +92,17 @@ def test_a_row_is_run_in_processes_of_its_own():
 
 
 @pytest.mark.slow
-def test_the_first_iteration_is_not_timed_and_the_slowest_rank_counts():
+def test_the_first_iteration_is_not_timed():
     """Call number k of the clock says k squared; an iteration looks at it four times."""
-    calls, setup = count(), training.SETUPS["one device"]
-    found = training.train_setup(0, 1, setup, TINY, clock=lambda: next(calls) ** 2)
-    assert found.seconds == [[9, 11, 13], [17, 19, 21]]
-    other = found._replace(seconds=[[40, 0, 0], [0, 50, 0]])
-    assert figures.summarise([found, other])["seconds"] == 20 * (40 + 57) / 2
+    calls, given = count(), (pictures(), training.SETUPS["one device"], TINY)
+    found = training.train_setup(0, 1, *given, clock=lambda: next(calls) ** 2)
+    assert found["seconds"] == [[9, 11, 13], [17, 19, 21]]
+
+
+def test_the_slowest_rank_of_each_iteration_counts():
+    ranks = [{"seconds": [33, 57], "memory": [1]}, {"seconds": [40, 50], "memory": [2]}]
+    expected = {"seconds": 20 * (40 + 57) / 2, "memory": [1, 2], "processes": 2}
+    assert benchmark.summarise(ranks) == expected
 
 
 def test_the_picture_says_the_seconds_and_the_share_of_one_device():
@@ -116,7 +116,7 @@ def test_a_stored_kind_is_a_row_a_line_and_leaves_the_others(monkeypatch, tmp_pa
     monkeypatch.setattr(figures, "STORED", tmp_path / "stored.json")
     figures.STORED.write_text("{}")
     for kind, seconds in (("cpu", 1), ("parts", [2, 3]), ("cpu", 4)):
-        figures.save(kind, [{"device": kind}, {"seconds": seconds}])
+        benchmark.save(kind, [{"device": kind}, {"seconds": seconds}])
     assert figures.load_stored("parts") == [{"device": "parts"}, {"seconds": [2, 3]}]
     assert '\n{"device": "cpu"},\n{"seconds": 4}\n' in figures.STORED.read_text()
 
@@ -132,7 +132,7 @@ def test_a_depthwise_convolution_is_counted_once_forward_and_twice_backward():
 
 @pytest.mark.slow
 def test_what_is_saved_is_what_a_real_step_saves(ranks):
-    measured = train_all(ranks, "one device").results[0]["one device"].memory[0]
+    measured = train(ranks, "one device")[0]["memory"][0]
     assert estimates.count_step(TINY).saved == pytest.approx(
         measured["activations"], rel=0.01
     )
