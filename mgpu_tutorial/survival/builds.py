@@ -16,7 +16,7 @@ from torch import nn
 from mgpu_tutorial.lab.run.errors import RankFailed
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.shared import checkpoint
-from mgpu_tutorial.survival import elastic, figures, order
+from mgpu_tutorial.survival import elastic, figures
 
 # save_whole
 
@@ -81,10 +81,6 @@ def survives_a_death(save: Callable) -> None:
 # resume_or_start
 
 
-class LifeIsOver(Exception):
-    """A training dies in a step."""
-
-
 def _steps_of(
     rank: int, world_size: int, resume: Callable, path: str, steps: int, until: int = 99
 ) -> tuple[int, list[int], float]:
@@ -92,59 +88,52 @@ def _steps_of(
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
     nn.init.zeros_(model.weight)
-    taken = []
+    first, taken = -1, []
 
     def take_step(step: int) -> None:
         if step == until:
-            raise LifeIsOver
+            raise InterruptedError
         taken.append(step)
         model.weight.grad = torch.full((1, 1), -float(step))
         optimizer.step()
 
-    with suppress(LifeIsOver):
+    with suppress(InterruptedError):
         first = resume(path, model, optimizer, take_step, steps)
-        return first, taken, model.weight.item()
-    return -1, taken, model.weight.item()
+    return first, taken, model.weight.item()
 
 
-def starts(resume: Callable) -> None:
-    """take all steps where there is no file yet, and return 0"""
-    with TemporaryDirectory() as folder:
-        for first, taken, _ in launch(_steps_of, 2, resume, f"{folder}/a", 5).results:
-            expect(taken, [0, 1, 2, 3, 4], "the steps")
-            expect(first, 0, "what was returned")
-
-
-def saves_in_between(resume: Callable) -> None:
-    """save after every third step, with the number of the next step"""
-    with TemporaryDirectory() as folder:
-        for until, saved in ((4, 3), (7, 6), (8, 6)):
-            path = f"{folder}/{until}"
-            launch(_steps_of, 2, resume, path, 12, until)
-            assert os.path.exists(path), f"no file after a death in step {until}"
-            state = torch.load(path, weights_only=True)
-            assert "step" in state, f'there is no "step" in the file, but {sorted(state)}'
-            what = f'after a death in step {until}: the "step" in the file'
-            expect(state["step"], saved, what)
+def _expect_steps(resume: Callable, path: str, expected: range) -> float:
+    """Let two ranks train to the end of what is expected; returns the weight at the end."""
+    found = launch(_steps_of, 2, resume, path, expected.stop).results
+    for first, taken, _ in found:
+        life = "the second life" if expected.start else "the first life"
+        expect(taken, list(expected), f"the steps of {life}")
+        expect(first, expected.start, f"what {life} returned")
+    return found[0][2]
 
 
 def goes_on(resume: Callable) -> None:
-    """go on there after a death, with that step's momentum, and take no step past the last"""
+    """take all steps, and after a death those from the last save on, with its momentum"""
     with TemporaryDirectory() as folder:
-        whole = launch(_steps_of, 2, resume, f"{folder}/whole", 8).results[0]
-        launch(_steps_of, 2, resume, f"{folder}/torn", 8, 5)
-        for first, taken, weight in launch(_steps_of, 2, resume, f"{folder}/torn", 8).results:
-            expect(taken, [3, 4, 5, 6, 7], "the steps of the second life")
-            expect(first, 3, "what was returned")
-            expect(weight, whole[2], "the weight at the end")
-        for _, taken, _ in launch(_steps_of, 2, resume, f"{folder}/torn", 6).results:
-            expect(taken, [], "the steps of a third life, where the run has ended")
+        whole = _expect_steps(resume, f"{folder}/whole", range(8))
+        for death, saved in ((4, 3), (7, 6)):
+            path = f"{folder}/{death}"
+            launch(_steps_of, 2, resume, path, 8, death)
+            weight = _expect_steps(resume, path, range(saved, 8))
+            expect(weight, whole, f"the weight at the end, after a death in step {death}")
+
+
+def stops(resume: Callable) -> None:
+    """take no step past the last, where the run has ended before"""
+    with TemporaryDirectory() as folder:
+        for start in (0, 6):
+            _expect_steps(resume, f"{folder}/run.pt", range(start, 6))
 
 
 def ends_with_the_same_bits(resume: Callable) -> None:
     """end with the same bits after five deaths at random moments"""
     with TemporaryDirectory() as whole, TemporaryDirectory() as killed:
-        launch(elastic.train, 2, whole, 60)
+        launch(elastic.train, 2, whole, elastic.resume_or_start, 60)
         figures.kill(killed, 5, resume)
         same = figures.same_bits([killed, whole])
         assert all(same), f"{sum(same)} of {len(same)} tensors have the same bits at the end"
@@ -177,14 +166,11 @@ def shares_a_batch(samples_of: Callable) -> None:
 
 def sees_each_sample_once(samples_of: Callable) -> None:
     """show each sample once in an epoch, in another order in the next"""
-    epochs = [
-        [sum(_all_of(samples_of, 4 * epoch + step, 2, 12, 48), []) for step in range(4)]
-        for epoch in (0, 1)
-    ]
-    for number, epoch in enumerate(epochs):
-        seen = sorted(sum(epoch, []))
-        expect(len(set(seen)), 48, f"epoch {number} of 48 samples: different samples")
-    assert set(epochs[0][0]) != set(epochs[1][0]), "both epochs begin with the same batch"
+    steps = [sum(_all_of(samples_of, step, 2, 12, 48), []) for step in range(8)]
+    for epoch in (0, 1):
+        seen = set(sum(steps[4 * epoch :][:4], []))
+        expect(len(seen), 48, f"epoch {epoch} of 48 samples: different samples")
+    assert set(steps[0]) != set(steps[4]), "both epochs begin with the same batch"
 
 
 def keeps_no_state(samples_of: Callable) -> None:
@@ -202,7 +188,7 @@ build = Builder(
     "survival",
     {
         checkpoint.save_whole: [writes_what_can_be_read, survives_a_death],
-        elastic.resume_or_start: [starts, saves_in_between, goes_on, ends_with_the_same_bits],
-        order.samples_of: [shares_a_batch, sees_each_sample_once, keeps_no_state],
+        elastic.resume_or_start: [goes_on, stops, ends_with_the_same_bits],
+        elastic.samples_of: [shares_a_batch, sees_each_sample_once, keeps_no_state],
     },
 )

@@ -1,10 +1,9 @@
-"""A training script that goes on from its last checkpoint when torchrun starts it again.
+"""A training run that goes on from its last checkpoint when torchrun starts it again.
 
     torchrun --nproc-per-node 2 --max-restarts 3 \\
-        -m mgpu_tutorial.survival.elastic --folder runs
+        -m mgpu_tutorial survival.elastic.train --folder runs
 """
 
-import argparse
 import itertools
 import os
 import signal
@@ -21,8 +20,6 @@ from torch.optim import Optimizer
 
 from mgpu_tutorial.shared import checkpoint
 
-STEPS, SAVE_EVERY = 12, 3
-
 
 def resume_or_start(
     path: str, model: nn.Module, optimizer: Optimizer, take_step: Callable, steps: int
@@ -32,14 +29,12 @@ def resume_or_start(
     first = state.get("step", 0)
     for step in range(first, steps):
         take_step(step)
-        if (step + 1) % SAVE_EVERY == 0:
+        if (step + 1) % 3 == 0:
             checkpoint.save(path, model, optimizer, step=step + 1)
     return first
 
 
-def train(
-    rank: int, world_size: int, folder: str, steps: int = STEPS, accident: bool = False
-) -> int:
+def train(rank: int, world_size: int, folder: str, resume: Callable, steps: int = 12) -> int:
     """Train a small network to the end, from wherever its file is; returns the first step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -52,10 +47,8 @@ def train(
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
         optimizer.step()
-        if accident and (step, rank) == (7, 1):
-            die_once()
 
-    return resume_or_start(f"{folder}/run.pt", model, optimizer, take_step, steps)
+    return resume(f"{folder}/run.pt", model, optimizer, take_step, steps)
 
 
 def batch_of(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,10 +58,21 @@ def batch_of(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, inputs.square().sum(dim=1, keepdim=True)
 
 
-def die_once() -> None:
-    """In its first life under torchrun this process kills itself."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
+def train_with_accident(rank: int, world_size: int, folder: str) -> int:
+    """The same under torchrun; in its first life rank 1 kills itself after step 7."""
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+    def resume(*given: Any) -> int:
+        *before, take_step, steps = given
+
+        def take_and_die(step: int) -> None:
+            take_step(step)
+            if (step, rank) == (7, 1) and is_first:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return resume_or_start(*before, take_and_die, steps)
+
+    return train(rank, world_size, folder, resume)
 
 
 def die_at_call(number: int) -> None:
@@ -82,19 +86,28 @@ def die_at_call(number: int) -> None:
     sys.setprofile(count)
 
 
-def main() -> None:
-    """One rank of the script, as torchrun starts it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--accident", action="store_true")
-    given = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    first = train(rank, world_size, given.folder, accident=given.accident)
-    print(f"rank {rank} has trained steps {first} to {STEPS - 1}", flush=True)
-    dist.barrier()  # no rank leaves while another is still at work
-    dist.destroy_process_group()
+def samples_of(
+    step: int, rank: int, world_size: int, batch: int, samples: int
+) -> torch.Tensor:
+    """The indices of one rank in one step; all ranks together have `batch` of them."""
+    epoch, place = divmod(step, samples // batch)
+    lot = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(samples, generator=lot)
+    return order[place * batch :][:batch].tensor_split(world_size)[rank]
 
 
-if __name__ == "__main__":
-    main()
+def train_on(
+    rank: int, world_size: int, samples_of: Callable, weight: torch.Tensor, steps: range
+) -> torch.Tensor:
+    """Steps of a linear model on 50 samples, in batches of 12; returns the weight."""
+    lot = torch.Generator().manual_seed(1)
+    inputs = torch.randn(50, 4, generator=lot, dtype=torch.float64)
+    targets = inputs.square().sum(dim=1)
+    weight = weight.clone().requires_grad_()
+    for step in steps:
+        mine = samples_of(step, rank, world_size, 12, len(inputs))
+        errors = inputs[mine] @ weight - targets[mine]
+        (gradient,) = torch.autograd.grad(errors.square().sum() / 12, weight)
+        dist.all_reduce(gradient)  # each divided by the global batch: a sum
+        weight.data -= 0.05 * gradient
+    return weight.detach()

@@ -19,15 +19,20 @@ SAVE = [
     ("draft.unlink(missing_ok=True)", "", "FileExistsError"),
     (REPLACE, "", "there is no file"),
 ]
-FIRST, THIRD = 'state.get("step", 0)', "(step + 1) % SAVE_EVERY == 0"
+FIRST, THIRD = 'state.get("step", 0)', "(step + 1) % 3 == 0"
 RESUME = [
     (FIRST, 'state["step"] if state else 0', THIRD, "step % 3 == 2"),
     (FIRST, 'state.pop("step", 0)'),
     (FIRST, 'state["step"]', "KeyError"),
-    ("step=step + 1", "epoch=1", 'no "step" in'),
-    ("step=step + 1", "step=step", 'the "step" in the file'),
-    (THIRD, "step % 3 == 0", 'the "step" in the file'),
-    (THIRD, "False", "no file after a death"),
+    ("step=step + 1", "epoch=1", "the steps of the second life: 8 of them, expected 5"),
+    ("step=step + 1", "step=step", "the steps of the second life: 6 of them, expected 5"),
+    (THIRD, "step % 3 == 0", "the steps of the second life: 4 of them, expected 5"),
+    (THIRD, "False", "the steps of the second life: 8 of them, expected 5"),
+    (
+        "range(first, steps)",
+        "range(first, max(steps, 7))",
+        "first life: 7 of them, expected 6",
+    ),
 ]
 IN_TURNS = """per_epoch = samples // batch
     lot = torch.Generator()

@@ -6,13 +6,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from mgpu_tutorial.lab import RankFailed
-from mgpu_tutorial.survival import order
+from mgpu_tutorial.survival import elastic
 
 
 def test_five_ranks_with_unequal_shares_take_the_steps_of_one(ranks):
-    start, steps = torch.zeros(4, dtype=torch.float64), range(4)
-    (one,) = ranks(1, order.train_on, start, steps).results
-    for weight in ranks(5, order.train_on, start, steps).results:
+    given = elastic.samples_of, torch.zeros(4, dtype=torch.float64), range(4)
+    (one,) = ranks(1, elastic.train_on, *given).results
+    for weight in ranks(5, elastic.train_on, *given).results:
         torch.testing.assert_close(weight, one, rtol=0, atol=1e-12)
 
 
