@@ -41,11 +41,9 @@ def all_gather_seconds(
     nodes = -(-ranks // per_node)
     latency = (ranks - nodes) * inside.latency + (nodes - 1) * between.latency
     moved_inside = nbytes * (per_node - 1) / per_node / inside.bandwidth
-    if nodes == 1:
-        return latency + moved_inside
     # rings that leave each node by all of its cards
     moved_between = nbytes * (ranks - 1) / ranks / (per_node * between.bandwidth)
-    return latency + max(moved_inside, moved_between)
+    return latency + max(moved_inside, moved_between * (nodes > 1))
 
 
 def all_to_all_seconds(
