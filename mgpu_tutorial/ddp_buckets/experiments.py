@@ -1,20 +1,13 @@
-"""The model on which the wrappers are tried, its batches, a slow network, and training."""
+"""The model on which the wrappers are tried, its batches, and training."""
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
-from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
-from mgpu_tutorial.shared.slow_link import slow_link
 
-Wrapper = type[nn.Module]
 WRAPPERS = {  # with buckets that hold few layers of a Tower
     NaiveDDP: {},
     BucketedDDP: {"bucket_cap_mb": 0.02},
@@ -36,53 +29,9 @@ class Tower(nn.Module):
         return self.head(x)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A Tower of `width` and `depth`, a rank's `batch`, and the network between the ranks.
-
-    `pause` is in seconds, for the backward of each layer. `link` replaces this machine's own
-    network, and `model` is a kind of Tower.
-    """
-
-    width: int
-    depth: int = 6
-    batch: int = 8
-    pause: float = 0.0
-    link: Link | None = None
-    model: type[Tower] = Tower
-
-    def tower(self) -> Tower:
-        def slow_backward(layer: nn.Module, x: tuple, output: torch.Tensor) -> None:
-            output.register_hook(lambda gradient: time.sleep(self.pause))
-
-        tower = self.model(self.width, self.depth)
-        for layer in tower.body if self.pause else []:
-            layer.register_forward_hook(slow_backward)
-        return tower
-
-    def inputs(self) -> torch.Tensor:
-        return torch.randn(self.batch, self.width)
-
-    def network(self, world_size: int) -> AbstractContextManager:
-        """Inside, an all_reduce takes as long as a ring of `world_size` over the link."""
-        if self.link is None:
-            return nullcontext()
-        return slow_link(lambda nbytes: ring_seconds(nbytes, world_size, self.link))
-
-
 def finish_gradient_synchronization(model: nn.Module) -> None:
     """All ranks wait for the mean gradients; torch's DDP has done so inside backward."""
     getattr(model, "finish_gradient_synchronization", lambda: None)()
-
-
-def calling_from_python(model: nn.Module) -> nn.Module:
-    """The same model; torch's DDP makes its all_reduces in Python from now on.
-
-    In C++, neither the trace nor a slow link would see them.
-    """
-    if isinstance(model, DistributedDataParallel):
-        model.register_comm_hook(None, allreduce_hook)
-    return model
 
 
 def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Tensor]:
@@ -96,9 +45,8 @@ def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Ten
 def train(
     rank: int,
     world_size: int,
-    wrapper: Wrapper | None,
+    wrapper: type[nn.Module] | None,
     steps: int,
-    new_tower: Callable[[], Tower] = Tower,
     break_it: Callable | None = None,
     **options: float | bool,
 ) -> Iterator[nn.Module]:
@@ -107,7 +55,7 @@ def train(
     None is one process, unwrapped. `break_it` gets model and optimizer before the steps.
     """
     torch.manual_seed(rank)  # a different start on each rank: rank 0's must win
-    model = wrapper(new_tower(), **options) if wrapper else new_tower()
+    model = wrapper(Tower(), **options) if wrapper else Tower()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if break_it:
         break_it(model, optimizer)
@@ -123,7 +71,7 @@ def train(
 def train_replicas(
     rank: int,
     world_size: int,
-    wrapper: Wrapper | None = None,
+    wrapper: type[nn.Module] | None = None,
     steps: int = 10,
     **options: float | bool,
 ) -> list[list[torch.Tensor]]:

@@ -13,11 +13,6 @@ from mgpu_tutorial.lab import Table, curves, frame, launch
 from mgpu_tutorial.lab.draw.plot import Plot
 
 
-def try_each(worker: Callable[..., Any], settings: Mapping[str, dict]) -> dict[str, Any]:
-    """Launch `worker` on two ranks with each of the settings; returns rank 0's results."""
-    return {name: launch(worker, 2, **given).results[0] for name, given in settings.items()}
-
-
 def tabulate_buckets(iterations: Sequence[Buckets], tower: Tower) -> Table:
     """A row for each bucket, in the order in which they leave: its size and what is in it."""
     kib = {name: p.nbytes / 2**10 for name, p in tower.named_parameters()}
@@ -62,30 +57,23 @@ def loss_curves(losses: Mapping[str, list[float]]) -> Plot:
     return curves(measured, {}, "step", "loss", scale="linear")
 
 
-# The first two iterations as a film
+THIRDS = [["head", "body.5", "body.4"], ["body.3", "body.2"], ["body.1", "body.0"]]
 
 
 def follow_buckets(rank: int, world_size: int, seen: list[Buckets]) -> None:
     """Fill the buckets that `note_buckets` saw, two layers at a time, with a frame each."""
-    thirds = [["head", "body.5", "body.4"], ["body.3", "body.2"], ["body.1", "body.0"]]
     for iteration, buckets in enumerate(seen[:2], 1):
         ready, sent = set(), 0
-        count = "one bucket" if len(buckets) == 1 else f"{len(buckets)} buckets"
-        _note_frame(f"Iteration {iteration} begins, with {count}.", buckets, ready, sent)
-        for layers in thirds:
+        count = f"{len(buckets)} bucket{'s' * (len(buckets) > 1)}"
+        says = f"Iteration {iteration} begins, with {count}."
+        for layers in ([], *THIRDS):
             ready |= {name for name in sum(buckets, []) if name.rpartition(".")[0] in layers}
-            before = sent
+            leaves = "nothing leaves"
             while sent < len(buckets) and ready.issuperset(buckets[sent]):
                 dist.all_reduce(torch.zeros(1))
-                sent += 1
-            leaves = f"bucket {sent - 1} leaves" if sent > before else "nothing leaves"
-            says = f"Iteration {iteration}: after {' and '.join(layers)} {leaves}."
-            _note_frame(says, buckets, ready, sent)
-
-
-def _note_frame(says: str, buckets: Buckets, ready: set[str], sent: int) -> None:
-    bricks = {}
-    for i, bucket in enumerate(buckets):
-        full = f"{len(ready.intersection(bucket))} of {len(bucket)}"
-        bricks[f"bucket {i}"] = "sent" if i < sent else full
-    frame(says, bricks)
+                leaves, sent = f"bucket {sent} leaves", sent + 1
+            if layers:
+                says = f"Iteration {iteration}: after {' and '.join(layers)} {leaves}."
+            full = [f"{len(ready.intersection(b))} of {len(b)}" for b in buckets]
+            states = ["sent"] * sent + full[sent:]
+            frame(says, {f"bucket {i}": state for i, state in enumerate(states)})

@@ -66,9 +66,6 @@ def count_memory(rank: int, world_size: int, **options: Any) -> dict[str, int]:
     return ledger[str(buckets[0].device)]
 
 
-# A parameter that a forward leaves out
-
-
 class TwoHeads(nn.Module):
     """Two heads; a forward uses the first, and `second` times the second if that is given."""
 

@@ -84,7 +84,7 @@ INCOMPLETE = "not self.ready.issuperset(bucket)"
 BUCKETED = [
     (INCOMPLETE, "any(p not in self.ready for p in bucket)", LEAVES, TAKEN),
     ("            work.wait()", "            pass", ""),
-    (LEAVES, AT_ONCE, "backward waits until each call is over"),
+    (LEAVES, AT_ONCE, "backward waits until a call is over"),
     (LEAVES, "send_bucket(bucket)", "the calls of a step: "),
     (
         "work.wait()\n        self.ready, self.works = set(), []",

@@ -6,11 +6,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import experiments
-from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, Setting
+from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS
 from mgpu_tutorial.ddp_buckets.figures import count_calls, record_steps
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.record.intervals import events_of, payload
+from mgpu_tutorial.shared.cost_model.links import Link
 
 
 def one_process(steps):
@@ -42,7 +43,7 @@ def test_each_wrapper_trains_what_a_plain_loop_trains(ranks, world_size, wrapper
 
 
 PARAMETERS, WEIGHTS = 14, 6
-NBYTES = 4 * (6 * (128 * 128 + 128) + 128 * 10 + 10)
+NBYTES = 4 * (6 * (256 * 256 + 256) + 256 * 10 + 10)
 CALLS = {  # how many, and how many of them begin during backward
     NaiveDDP: (PARAMETERS, 0),
     BucketedDDP: (WEIGHTS + 1, WEIGHTS + 1),  # the head, which is defined first, alone
@@ -52,8 +53,8 @@ CALLS = {  # how many, and how many of them begin during backward
 
 @pytest.mark.parametrize("wrapper", CALLS)
 def test_each_wrapper_makes_its_calls_at_its_time(ranks, wrapper):
-    options = {} if wrapper is NaiveDDP else {"bucket_cap_mb": 1 / 16}  # a weight
-    report = ranks(2, record_steps, wrapper, Setting(width=128), trace=True, **options)
+    options = {} if wrapper is NaiveDDP else {"bucket_cap_mb": 1 / 4}  # a weight
+    report = ranks(2, record_steps, wrapper, Link(1e-3, 1e9), trace=True, **options)
     for step in ("step 1", "step 2"):
         assert count_calls(report, step) == CALLS[wrapper]
         assert payload(report, step) == NBYTES
