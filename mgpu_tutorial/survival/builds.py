@@ -18,8 +18,6 @@ from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.shared import checkpoint
 from mgpu_tutorial.survival import elastic, figures
 
-# save_whole
-
 
 def _write(
     rank: int, world_size: int, save: Callable, path: str, number: int, last: int = 0
@@ -78,9 +76,6 @@ def survives_a_death(save: Callable) -> None:
         expect(_number_in(path), 4, "the next save, after a death in the middle: the number")
 
 
-# resume_or_start
-
-
 def _steps_of(
     rank: int, world_size: int, resume: Callable, path: str, steps: int, until: int = 99
 ) -> tuple[int, list[int], float]:
@@ -137,9 +132,6 @@ def ends_with_the_same_bits(resume: Callable) -> None:
         figures.kill(killed, 5, resume)
         same = figures.same_bits([killed, whole])
         assert all(same), f"{sum(same)} of {len(same)} tensors have the same bits at the end"
-
-
-# samples_of
 
 
 def _all_of(samples_of: Callable, step: int, world_size: int, batch: int, samples: int):

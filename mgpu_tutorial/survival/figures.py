@@ -33,10 +33,7 @@ def live(
 
 
 def kill(folder: str, times: int, resume: Callable = elastic.resume_or_start) -> int:
-    """Kill a training at random calls, and let it live to its end; returns the deaths.
-
-    A life after one that leaves a file that can't be read raises.
-    """
+    """Kill a training at random calls, and let it live to its end; returns the deaths."""
     lot, deaths = random.Random(0), 0
     for _ in range(times):
         victim, call = lot.randrange(2), lot.randrange(2000, 7000)
