@@ -23,7 +23,6 @@ from mgpu_tutorial.lab.draw.film import Film
 
 COLUMN, BOX, TOP = 196, 38, 74  # pixels: width, height, and where the first box begins
 Steps = list[tuple[str, dict[str, Sequence[torch.Tensor]]]]
-Item = tuple[str, str, str]  # a device, a name, a shape
 
 
 def eight_steps(
@@ -98,8 +97,8 @@ def placement(steps: Steps) -> Film:
     return Film(drawings)
 
 
-def _items_of(things: dict[str, Sequence[torch.Tensor]]) -> list[Item]:
-    """An item for each tensor; those of a list are numbered: "piece 0", "piece 1", …."""
+def _items_of(things: dict[str, Sequence[torch.Tensor]]) -> list[tuple[str, str, str]]:
+    """The device, name and shape of each tensor; those of a list are numbered."""
     items, memories = [], set()
     for name, tensors in things.items():
         for i, tensor in enumerate(tensors):

@@ -71,25 +71,14 @@ def equals_one_process(wrapper: type, **options: float) -> None:
         for rank, steps in enumerate(results):
             for step, (gradients, first) in enumerate(zip(steps, results[0], strict=True)):
                 where = f"on {world_size} ranks, step {step}: rank {rank}"
-                off = {name: _off(gradients[name], g) for name, g in alone[step].items()}
-                name = max(off, key=off.get)
-                beside = _beside(gradients[name], alone[step][name])
-                assert off[name] < 1e-4, f"{where}'s gradient of `{name}` is {beside}"
                 for name, gradient in gradients.items():
+                    expected, length = alone[step][name], alone[step][name].norm()
+                    off = largest_difference(gradient, expected) / length
+                    times = f"{gradient.norm() / length:.3g} times as long"
+                    wrong = f"{where}'s gradient of `{name}` is not one process's: {times}"
+                    assert off < 1e-5, wrong
                     alike = torch.equal(gradient, first[name])
                     assert alike, f"{where} has other bits than rank 0 in that of `{name}`"
-
-
-def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return largest_difference(found, expected) / expected.abs().max().item()
-
-
-def _beside(found: torch.Tensor, expected: torch.Tensor) -> str:
-    """Says by which factor a gradient is too large, or how far off where there is none."""
-    factor = (found * expected).sum().item() / expected.square().sum().item()
-    if torch.allclose(found, factor * expected, atol=1e-6):
-        return f"{factor:.3g} times that of one process"
-    return f"off by up to {_off(found, expected):.0%} of one process's largest number"
 
 
 def _trace_step(rank: int, world_size: int, wrapper: type, **options: float) -> None:

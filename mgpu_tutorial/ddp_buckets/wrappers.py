@@ -1,8 +1,6 @@
 """Two wrappers on the way to DistributedDataParallel, as the reader of 07 builds them.
 
-Each starts a replica of a module on every rank from rank 0's values and leaves the mean
-gradient over all ranks behind, after `finish_gradient_synchronization`. In every backward
-each rank uses all parameters that are trained; those of a bucket have one dtype.
+In every backward each rank uses all parameters that are trained, of one dtype in a bucket.
 """
 
 from typing import Any

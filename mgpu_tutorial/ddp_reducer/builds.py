@@ -35,23 +35,22 @@ def gradients_of(
     return sent, exact, kept
 
 
-def one_sign(function: Callable) -> None:
-    """send, in the first step, the signs times the mean size"""
-    found = launch(gradients_of, 1, function, {}).results[0]
-    for i, (sent, exact) in enumerate(zip(found[0][0], found[1][0], strict=True)):
-        assert not torch.equal(sent, exact), "the bucket still holds the gradients themselves"
-        expect(sent, exact.sign() * exact.abs().mean(), f"alone, gradient {i}", within=1e-6)
-
-
 def keeps_the_rest(function: Callable) -> None:
-    """keep what was left out, for each parameter"""
+    """send, in the first step, the signs times the mean size, and keep what was left out, for
+    each parameter
+    """
     (sent,), (exact,), kept = launch(gradients_of, 1, function, {}).results[0]
-    assert all(isinstance(rest, torch.Tensor) for rest in kept), (
-        f"after one step `rest` has {sum(rest is not None for rest in kept)} of the "
-        f"{len(kept)} parameters as its keys"
-    )
-    for i, (rest, wanted) in enumerate(zip(kept, exact, strict=True)):
-        expect(rest, wanted - sent[i], f"alone, the rest of gradient {i}", within=1e-6)
+    for i, (found, wanted) in enumerate(zip(sent, exact, strict=True)):
+        assert not torch.equal(found, wanted), (
+            "the bucket still holds the gradients themselves"
+        )
+        signs = wanted.sign() * wanted.abs().mean()
+        expect(found, signs, f"alone, gradient {i}", within=1e-6)
+        assert isinstance(kept[i], torch.Tensor), (
+            f"after one step `rest` has {sum(rest is not None for rest in kept)} of the "
+            f"{len(kept)} parameters as its keys"
+        )
+        expect(kept[i], wanted - found, f"alone, the rest of gradient {i}", within=1e-6)
 
 
 def loses_nothing(function: Callable) -> None:
@@ -68,6 +67,4 @@ def loses_nothing(function: Callable) -> None:
         assert apart == 0, f"the gradients of {world_size} ranks differ by {apart:.2g}"
 
 
-build = Builder(
-    "ddp_reducer", {signs_with_feedback: [one_sign, keeps_the_rest, loses_nothing]}
-)
+build = Builder("ddp_reducer", {signs_with_feedback: [keeps_the_rest, loses_nothing]})

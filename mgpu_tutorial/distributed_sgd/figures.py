@@ -21,9 +21,7 @@ def step_film(rank: int, world_size: int) -> None:
     data, (model, optimizer) = digits(), new_model()
     mine = global_batches(rank, world_size, len(data), 60, seed=1, epoch=0)[0]
     held = {"samples": (f"{len(mine)} of 60", rank), "weights": ("w", GREY)}
-    frame(
-        "All ranks begin with the same weights, and each takes its share of the batch.", held
-    )
+    frame("All begin with the same weights, and each takes its share of the batch.", held)
     nll_loss(model(data.images[mine]), data.labels[mine]).backward()
     held["gradient"] = [rank]
     frame("Backward: each rank has the gradient of its own share.", held)

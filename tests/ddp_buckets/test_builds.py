@@ -21,7 +21,7 @@ NAIVE = [
     (AVERAGE, f"{SUM}\n            parameter.grad /= dist.get_world_size()"),
     (SEND, "pass", "rank 1: 6, expected 5"),
     (ALL, "module.parameters()", SEND, DETACHED, "has 5 in `1.running_mean`, and rank 1: 6"),
-    (AVERAGE, SUM, "is 2 times that of one process"),
+    (AVERAGE, SUM, "2 times as long"),
     (AVERAGE, "pass", "on 2 ranks, step 0: rank "),
     ("in self.trained", "in self.module.parameters()", "TypeError"),
     (AVERAGE, OWN_FIRST, "other bits than rank 0"),

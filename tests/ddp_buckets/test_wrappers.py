@@ -54,7 +54,7 @@ CALLS = {  # how many, and how many of them begin during backward
 @pytest.mark.parametrize("wrapper", CALLS)
 def test_each_wrapper_makes_its_calls_at_its_time(ranks, wrapper):
     options = {} if wrapper is NaiveDDP else {"bucket_cap_mb": 1 / 4}  # a weight
-    report = ranks(2, record_steps, wrapper, Link(1e-3, 1e9), trace=True, **options)
+    report = ranks(2, record_steps, wrapper, Link(10e-3, 1e9), trace=True, **options)
     for step in ("step 1", "step 2"):
         assert count_calls(report, step) == CALLS[wrapper]
         assert payload(report, step) == NBYTES
@@ -63,7 +63,8 @@ def test_each_wrapper_makes_its_calls_at_its_time(ranks, wrapper):
         assert not [e for e in events if e.kind == "wait"]  # what is sent has arrived
         ends = {e.rank: e.end for e in report.events if e.note == step}
         sent = [e for e in events if e.op == "all_reduce" and e.done]
-        assert all(e.end < e.done <= ends[e.rank] for e in sent)
+        # 20 ms a call; one that was waited for may be noted as done a moment later
+        assert all(e.end < e.done < ends[e.rank] + 0.015 for e in sent)
 
 
 def leave_a_parameter_out(rank, world_size, wrapper):

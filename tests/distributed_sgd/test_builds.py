@@ -40,7 +40,7 @@ LOSS = [
     ("return…", "return nll_loss(output, labels)", "shares of 4 and 3"),
     (" * dist.get_world_size() / batch", "", "average: 28, expected 4"),
     (" * dist.get_world_size()", "", "the ranks' average"),
-    ("return…", MEAN, "the loss of rank 1: nan, expected 0"),
+    ("return…", MEAN, "1 and 0 samples: the ranks' average: nan, expected 1"),
     ("return…", NO_SHARE.replace("output.sum()", "torch.zeros(())"), "does not require grad"),
     ("return ", "", "nothing was returned"),
     ("return ", "return float(", " / batch", " / batch)", "backward"),
