@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
 from mgpu_tutorial.lab.measure import in_turns
-from mgpu_tutorial.sharding.stages import Prepared, zero_1, zero_2, zero_3
-from mgpu_tutorial.sharding.zero3 import shard_parameters
+from mgpu_tutorial.sharding.stages import Prepared, prepare
+from mgpu_tutorial.sharding.zero import shard_parameters
 from mgpu_tutorial.shared.models import SmallTransformer
 
 SIZES = {
@@ -48,10 +48,10 @@ def fsdp(module) -> Prepared:
 
 STAGES = {
     "DDP": lambda module: with_adam(DistributedDataParallel(module)),
-    "ShardedOptimizer": zero_1,
-    "FlatParameters": zero_2,
+    "ShardedOptimizer": partial(prepare, 1),
+    "FlatParameters": partial(prepare, 2),
     "shard_parameters": parametrized,
-    "ShardedModel": zero_3,
+    "ShardedModel": partial(prepare, 3),
     "fully_shard": fsdp,
 }
 
@@ -68,8 +68,8 @@ def time_stages(
         one.step()
 
     actions = {
-        name: partial(step, prepare(SmallTransformer(**model, tied=False)))
-        for name, prepare in STAGES.items()
+        name: partial(step, shard(SmallTransformer(**model, tied=False)))
+        for name, shard in STAGES.items()
     }
     return in_turns(actions, steps, warm_up=2)
 

@@ -12,7 +12,7 @@ from mgpu_tutorial.collectives.ring import naive_all_reduce, ring_all_reduce
 from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, finish_gradient_synchronization
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.sharding.stages import STAGES
+from mgpu_tutorial.sharding.stages import full_parameters, prepare
 from mgpu_tutorial.tensor_parallel.layers import sum_of
 
 every_number_of_ranks = pytest.mark.parametrize("world_size", [3, 4])
@@ -83,16 +83,16 @@ def test_averaged_gradients(ranks, average, world_size):
     assert largest_difference(results[0], means) < 1e-4
 
 
-def parameters_after_two_steps(rank, world_size, prepare):
-    prepared = prepare(new_layers())
+def parameters_after_two_steps(rank, world_size, stage):
+    prepared = prepare(stage, new_layers())
     for _ in range(2):
         prepared.model.zero_grad()
         backward_of(prepared.model, rank)
         prepared.step()
-    return list(prepared.full_parameters().values())
+    return list(full_parameters(prepared.model).values())
 
 
 @every_number_of_ranks
 @pytest.mark.parametrize("stage", range(4))
 def test_parameters_of_a_stage_of_sharding(ranks, stage, world_size):
-    require_same_bits(ranks(world_size, parameters_after_two_steps, STAGES[stage]).results)
+    require_same_bits(ranks(world_size, parameters_after_two_steps, stage).results)

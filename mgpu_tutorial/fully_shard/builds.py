@@ -47,9 +47,6 @@ def expect_gradients(results: list[Gradients], who: str) -> None:
             )
 
 
-# shard_blocks
-
-
 def _step(
     rank: int, world_size: int, shard: Callable
 ) -> tuple[list[str], list[list[int]], Gradients]:
@@ -107,9 +104,6 @@ def computes_as_one(shard: Callable) -> None:
     for n in (1, 2, 3):
         results = _stepped(shard, n).results
         expect_gradients([found for _, _, found in results], f"ranks: {n}")
-
-
-# accumulate_gradients
 
 
 def _in_parts(

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 from torch.profiler import ProfilerActivity, profile
 
 from mgpu_tutorial.fully_shard import files
+from mgpu_tutorial.fully_shard.builds import gradients_of
 from mgpu_tutorial.fully_shard.units import (
     loss_of,
     new_model,
@@ -49,14 +50,21 @@ def here(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def prepared(model: nn.Module, changes: Sequence[Callable]) -> nn.Module:
+    """What computes the loss when each of these has changed the model."""
+    wrapped = model
+    for change in changes:
+        wrapped = change(model) or wrapped
+    return wrapped
+
+
 def measure(rank: int, world_size: int, ways: Ways) -> dict[str, dict[str, int]]:
     """A step of Adam with each way to prepare the model: the bytes on this rank."""
     found = {}
-    for name, prepare in ways.items():
-        model = wrapped = new_model()
-        for change in prepare:
-            wrapped = change(model) or model
-        whole, ledger = watch_units(model), Ledger()
+    for name, changes in ways.items():
+        model, ledger = new_model(), Ledger()
+        wrapped = prepared(model, changes)
+        whole = watch_units(model)
 
         def look(_: nn.Module, __: tuple, model=model, ledger=ledger) -> None:
             there = [p for p in model.parameters() if not isinstance(p, DTensor)]
@@ -69,9 +77,8 @@ def measure(rank: int, world_size: int, ways: Ways) -> dict[str, dict[str, int]]
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = Adam(trained)
         optimizer.step()
-        moments = [
-            s[key] for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
-        ]
+        states = optimizer.state.values()
+        moments = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
         found[name] = {f"as block {i} begins": nbytes for i, nbytes in enumerate(whole)} | {
             "activations": ledger.saved_peak(torch.get_default_device()),
             "parameters": sum(here(p).nbytes for p in model.parameters()),
@@ -104,20 +111,20 @@ def each_is_sent(model: nn.Module, micro_batches: Sequence[torch.Tensor]) -> Non
 
 def accumulate(rank: int, world_size: int, ways: Sequence[Callable]) -> dict[str, dict]:
     """The bytes that appear on this rank until the last of four micro-batches."""
-    found: dict[str, dict] = {}
+    found = {}
     for way in ways:
         model, seen = new_model(), []
         shard_blocks(model)
-        micro_batches = share_of_batch(rank, world_size).chunk(4)
         model.register_forward_pre_hook(lambda *_, s=seen: s.append(held()), prepend=True)
         with span(way.__name__):
-            way(model, micro_batches)
+            way(model, share_of_batch(rank, world_size).chunk(4))
         found[way.__name__] = {"bytes in between": seen[-1] - seen[0]}
     return found
 
 
 def held() -> int:
     """The bytes of all tensors of this process, and of the gradients behind them."""
+    time.sleep(0.2)  # a thread of the process group may let go a little later
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
@@ -140,14 +147,11 @@ def furthest(rank: int, world_size: int, ways: Ways) -> list[float]:
     """How far any gradient of each way is from that of one process, in float64."""
     alone, distances = new_model(torch.float64), []
     loss_of(alone, share_of_batch(0, 1)).backward()
-    for prepare in ways.values():
-        model = wrapped = new_model(torch.float64)
-        for change in prepare:
-            wrapped = change(model) or model
+    for changes in ways.values():
+        model = new_model(torch.float64)
+        wrapped = prepared(model, changes)  # has a name, for DDP's hooks go when it does
         loss_of(wrapped, share_of_batch(rank, world_size)).backward()
-        found = [p.grad for p in model.parameters()]
-        found = [g.full_tensor() if isinstance(g, DTensor) else g for g in found]
-        distances.append(largest_difference(found, [p.grad for p in alone.parameters()]))
+        distances.append(largest_difference(gradients_of(model), gradients_of(alone)))
     return distances
 
 
@@ -158,38 +162,6 @@ def distances_table(ways: Ways, ranks: int) -> Table:
     for way, far in zip(ways, map(max, zip(*results, strict=True)), strict=True):
         rows.append([way, "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
     return Table([f"{ranks} ranks, float64", "from one process"], rows)
-
-
-def muon_ways(rank: int, world_size: int, move: Callable) -> list[list]:
-    """How far `move` moves this rank's rows from where one process does, and its calls."""
-    alone, model, rows = new_model(), new_model(), []
-    shard_blocks(model)
-    loss_of(alone, share_of_batch(0, 1)).backward()
-    loss_of(model, share_of_batch(rank, world_size)).backward()
-    whole, gradient = (m.blocks[0].attention.query.weight.grad for m in (alone, model))
-    mine = move(whole).chunk(world_size)[rank]
-    given_by = {
-        "gradient.to_local()": gradient.to_local,
-        "gradient": lambda: gradient,
-        "gradient.full_tensor()": gradient.full_tensor,
-    }
-    for name, given in given_by.items():
-        with CommDebugMode() as calls:
-            moved = here(move(given()))
-        if len(moved) > len(mine):
-            moved = moved.chunk(world_size)[rank]
-        far = float((moved - mine).norm() / mine.norm())
-        rows.append([f"moved_by_muon({name})", f"{far:.1f}", calls.get_total_counts()])
-    return rows
-
-
-def muon_table(move: Callable) -> Table:
-    """Launches two ranks that step by Muon: on a rank's rows, on a DTensor, on all rows."""
-    rows = launch(muon_ways, 2, move).results[0]
-    return Table(["", "off by", "calls of collectives"], rows)
-
-
-# Files
 
 
 def every_rank_reads(path: str) -> nn.Module:
@@ -204,14 +176,14 @@ def rank_0_sends(path: str) -> nn.Module:
     """Rank 0 reads the whole file, and sends each tensor to the others."""
     whole = torch.load(path) if torch.distributed.get_rank() == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    model = files.empty_model()
+    model = files.empty_model(new_model)
     set_model_state_dict(model, whole, options=options)
     return model
 
 
 def each_rank_maps(path: str) -> nn.Module:
     """Ours: each rank maps the file and copies its rows."""
-    model = files.empty_model()
+    model = files.empty_model(new_model)
     files.read_weights(model, path)
     return model
 
@@ -229,8 +201,7 @@ def peaks(rank: int, world_size: int, path: str) -> list[int]:
             load(path)
         events = sorted(record.events(), key=lambda event: event.time_range.end)
         changes = [event.self_cpu_memory_usage for event in events]
-        kept = [change for change in changes if abs(change) != mapped]
-        most.append(max(itertools.accumulate(kept)))
+        most.append(max(itertools.accumulate(c for c in changes if abs(c) != mapped)))
     return most
 
 
@@ -265,7 +236,7 @@ def save_once(rank: int, world_size: int, start: str, folder: str, whole: str) -
 
 def resume_once(rank: int, world_size: int, folder: str, whole: str) -> None:
     """The shards in a folder, as one whole file."""
-    model = files.empty_model()
+    model = files.empty_model(new_model)
     optimizer = Adam(model.parameters(), lr=0.01)
     files.resume(model, optimizer, folder)
     files.write_whole(model, optimizer, whole)
@@ -278,52 +249,45 @@ def resume_table() -> Table:
         launch(save_once, 2, path, shards, whole[0])
         launch(resume_once, 3, shards, whole[1])
         saved, resumed = map(torch.load, whole)
+    kinds = {"parameters": [saved["model"], resumed["model"]]}
+    for key in ("exp_avg", "exp_avg_sq"):
+        states = [run["optimizer"]["state"] for run in (saved, resumed)]
+        kinds[key] = [{name: s[key] for name, s in state.items()} for state in states]
     rows = []
-    for kind in ("parameters", "exp_avg", "exp_avg_sq"):
-        pairs = [
-            [
-                one["model"][name]
-                if kind == "parameters"
-                else one["optimizer"]["state"][name][kind]
-                for one in (saved, resumed)
-            ]
-            for name in saved["optimizer"]["state"]
-        ]
-        rows.append([kind, len(pairs), sum(torch.equal(*pair) for pair in pairs)])
+    for kind, (a, b) in kinds.items():
+        same = sum(torch.equal(a[name], b[name]) for name in kinds["exp_avg"][0])
+        rows.append([kind, len(kinds["exp_avg"][0]), same])
     return Table(["", "saved by 2 ranks", "the same on 3"], rows)
 
 
-# The compiler
-
-DDP, DDP_1_MB = "compile(DDP(model))", "compile(DDP(model)), buckets of 1 MB"
-COMPILED = (DDP, DDP_1_MB, "fully_shard, each block compiled")
-
-
-def graphs_of(way: str) -> list[int]:
+def graphs_of(rank: int, world_size: int) -> list[list]:
     """Two steps of a model of 9.6 MB; how many operations each graph of the compiler has."""
-    lengths = []
+    rows = []
+    for way, megabytes in (("", None), (", buckets of 1 MB", 1), ("fully_shard", None)):
+        lengths: list[int] = []
 
-    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        """A backend that compiles nothing, and runs each graph as it is."""
-        lengths.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
-        return graph.forward
+        def count(graph, inputs, lengths=lengths) -> Callable:
+            """A backend that compiles nothing, and runs each graph as it is."""
+            lengths.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
+            return graph.forward
 
-    torch.compiler.reset()  # each way compiles anew
-    model: nn.Module = SmallTransformer(vocabulary=64, width=256, heads=4, depth=3)
-    if way in (DDP, DDP_1_MB):
-        model = DistributedDataParallel(model, bucket_cap_mb=1 if way == DDP_1_MB else None)
-        model = torch.compile(model, backend=count)
-    else:
-        for block in model.blocks:
-            block.compile(backend=count)
-        shard_blocks(model)
-    for step in range(2):
-        loss_of(model, share_of_batch(0, 1, step)).backward()
-    return lengths
+        torch.compiler.reset()  # each way compiles anew
+        model: nn.Module = SmallTransformer(vocabulary=64, width=256, heads=4, depth=3)
+        if way == "fully_shard":
+            name = "fully_shard, each block compiled"
+            for block in model.blocks:
+                block.compile(backend=count)
+            shard_blocks(model)
+        else:
+            name = f"compile(DDP(model)){way}"
+            model = DistributedDataParallel(model, bucket_cap_mb=megabytes)
+            model = torch.compile(model, backend=count)
+        for step in range(2):
+            loss_of(model, share_of_batch(0, 1, step)).backward()
+        rows.append([name, len(lengths), ", ".join(map(str, lengths))])
+    return rows
 
 
 def compile_table() -> Table:
     """Launches one rank, for all get the same: the graphs that the compiler sees."""
-    found = launch(lambda rank, _: [graphs_of(way) for way in COMPILED], 1).results[0]
-    rows = [[w, len(n), ", ".join(map(str, n))] for w, n in zip(COMPILED, found, strict=True)]
-    return Table(["", "graphs", "operations in each"], rows)
+    return Table(["", "graphs", "operations in each"], launch(graphs_of, 1).results[0])

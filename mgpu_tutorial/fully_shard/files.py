@@ -1,5 +1,7 @@
 """Weights from an ordinary file, and checkpoints that any number of ranks can read."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
@@ -12,13 +14,13 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import distribute_tensor
 from torch.optim import Adam
 
-from mgpu_tutorial.fully_shard.units import new_model, shard_blocks
+from mgpu_tutorial.fully_shard.units import shard_blocks
 
 
-def empty_model() -> nn.Module:
+def empty_model(make: Callable) -> nn.Module:
     """A sharded model that was never whole: memory for this rank's shards, no values yet."""
     with torch.device("meta"):  # shapes without memory
-        model = new_model()
+        model = make()
     shard_blocks(model)
     return model.to_empty(device=torch.get_default_device())
 

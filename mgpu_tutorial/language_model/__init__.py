@@ -18,7 +18,7 @@ from mgpu_tutorial.language_model.model import (
 )
 from mgpu_tutorial.long_sequences.ring import zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
-from mgpu_tutorial.sharding.zero1 import owners
+from mgpu_tutorial.sharding.zero import owners
 from mgpu_tutorial.tensor_parallel import layers
 
 OURS = plans.cut_model, order_of_1f1b, owners, zigzag, layers.CopyToRanks, layers.SumOverRanks

@@ -1,4 +1,4 @@
-"""ZeRO 3 with one flat tensor a block, gathered ahead of time."""
+"""ZeRO 3 with one flat tensor a block; the second class gathers ahead of time."""
 
 from itertools import pairwise
 from typing import Any
@@ -9,19 +9,24 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from mgpu_tutorial.sharding.zero2 import flatten, shard_of, views_of
-from mgpu_tutorial.sharding.zero3 import Gather
+from mgpu_tutorial.sharding.zero import Gather, flatten, shard_of
 
 
-class Block(nn.Module):
+def views_of(flat: torch.Tensor, shapes: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
+    """The tensors of these shapes that lie side by side in a flat one, by name."""
+    sizes = [shape.numel() for shape in shapes.values()]
+    parts = flat[: sum(sizes)].split(sizes)
+    return {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+
+
+class ShardedBlock(nn.Module):
     """Keeps one flat shard of a module, which is unsharded while it computes."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.shapes = {name: p.shape for name, p in trained.items()}
-        self.shard = nn.Parameter(shard_of(flatten(trained.values())).clone())
-        for name in trained:  # the module keeps none of its own
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        self.shard = nn.Parameter(shard_of(flatten(module.parameters())).clone())
+        for name in self.shapes:  # the module keeps none of its own
             parent, _, last = name.rpartition(".")
             delattr(module.get_submodule(parent), last)
         self.module, self.whole = module, None
@@ -30,11 +35,9 @@ class Block(nn.Module):
         whole = self.unshard()
         if whole.requires_grad:
             whole.register_hook(self.reshard)
-        views = views_of(whole, self.shapes.values())
-        parameters = dict(zip(self.shapes, views, strict=True))
         self.whole = whole.detach()  # the same memory, without its graph
         with saved_tensors_hooks(self.pack, self.unpack):
-            output = functional_call(self.module, parameters, inputs)
+            output = functional_call(self.module, views_of(whole, self.shapes), inputs)
         self.reshard()
         return output
 
@@ -72,13 +75,11 @@ class Arrived(Gather):
         return Gather.backward(ctx, gradient), None
 
 
-class PrefetchingBlock(Block):
-    """As Block, but while it computes its neighbour's parameters are on their way."""
+class PrefetchingBlock(ShardedBlock):
+    """As ShardedBlock, but while it computes its neighbour's parameters are on their way."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.before, self.after = [], []  # the neighbour, where there is one
-        self.coming = self.work = None
+    before = after = ()  # the neighbour, where there is one
+    coming = work = None
 
     def begin(self) -> None:
         """Begin to gather this block, unless it is here or on its way."""
@@ -88,13 +89,13 @@ class PrefetchingBlock(Block):
             self.work = dist.all_gather_single(self.coming, mine, async_op=True)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        for block in [self, *self.after]:
+        for block in (self, *self.after):
             block.begin()
         return super().forward(*inputs)
 
     def unpack(self, kept: Any) -> torch.Tensor:
         if not isinstance(kept, torch.Tensor):
-            for block in [self, *self.before]:
+            for block in (self, *self.before):
                 block.begin()
         return super().unpack(kept)
 
@@ -109,8 +110,8 @@ class PrefetchingBlock(Block):
         self.whole = self.coming = self.work = None
 
 
-def linked(blocks: list[Block]) -> list[Block]:
-    """The blocks, each of which knows its neighbours now."""
+def linked(blocks: list[nn.Module]) -> nn.Sequential:
+    """The blocks one after the other, each of which knows its neighbours now."""
     for one, other in pairwise(blocks):
-        one.after, other.before = [other], [one]
-    return blocks
+        one.after, other.before = (other,), (one,)
+    return nn.Sequential(*blocks)

@@ -5,25 +5,19 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.overrides import TorchFunctionMode
 
-from mgpu_tutorial.lab import note, span
+from mgpu_tutorial.lab import span
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.sharding import zero
 from mgpu_tutorial.sharding.stages import loss_of, new_tower
-from mgpu_tutorial.sharding.zero1 import owners, sharded_step
-from mgpu_tutorial.sharding.zero3 import Gather, chain
-
-Values = dict[str, torch.Tensor]  # by the parameter's name
+from mgpu_tutorial.sharding.zero import Gather, owners, sharded_step
 
 
 def _calls(report: Report, during: str) -> list[str]:
     """The collectives that rank 0 calls inside a span."""
     return [e.op for e in events_of(report, during) if e.rank == 0 and e.op]
-
-
-# sharded_step
 
 
 def _train(
@@ -32,11 +26,10 @@ def _train(
     step: Callable | None,
     kind: type[Optimizer],
     dtype: torch.dtype = torch.float64,
-) -> tuple[Values, Values]:
-    """The tower before and after three steps with `step`; None is one process by itself."""
+) -> dict[str, torch.Tensor]:
+    """The tower's parameters after three steps with `step`; None is one process by itself."""
     tower = new_tower(dtype)
     parameters = list(tower.parameters())
-    before = {name: p.detach().clone() for name, p in tower.named_parameters()}
     owner = [i % world_size for i in range(len(parameters))]
     optimizer = kind(parameters[rank::world_size], lr=0.01)
     for number in range(3):
@@ -44,38 +37,29 @@ def _train(
         loss_of(tower, number, rank, world_size).backward()
         with span(f"step {number}"):
             step(parameters, owner, optimizer) if step else optimizer.step()
-    return before, {name: p.detach() for name, p in tower.named_parameters()}
+    return {name: p.detach() for name, p in tower.named_parameters()}
 
 
-def _require_one_process(step: Callable, world_size: int, kind: type[Optimizer]) -> None:
-    before, alone = _train(0, 1, None, kind)
-    for rank, (_, found) in enumerate(launch(_train, world_size, step, kind).results):
-        far = {name: (found[name] - alone[name]).abs().max().item() for name in alone}
-        name = max(far, key=far.get)
-        moved = [(after[name] - before[name]).abs().max().item() for after in (found, alone)]
-        assert far[name] < 1e-9, (
-            f"rank {rank} of {world_size} with {kind.__name__}: `{name}` moved by up to "
-            f"{moved[0]:.2g}, and by {moved[1]:.2g} in one process"
-        )
-
-
-def steps_like_one_with_sgd(step: Callable) -> None:
-    """equal one process on one and on two ranks, with SGD"""
-    _require_one_process(step, 1, SGD)
-    _require_one_process(step, 2, SGD)
-
-
-def steps_like_one_with_adam(step: Callable) -> None:
-    """equal one process on three ranks, with Adam"""
-    _require_one_process(step, 3, Adam)
+def steps_like_one(step: Callable) -> None:
+    """equal one process on one and on two ranks with SGD, and on three with Adam"""
+    start = dict(new_tower(torch.float64).named_parameters())
+    for n, kind in ((1, SGD), (2, SGD), (3, Adam)):
+        alone = _train(0, 1, None, kind)
+        for rank, found in enumerate(launch(_train, n, step, kind).results):
+            for name, value in found.items():
+                moved = [(p - start[name]).abs().max() for p in (value, alone[name])]
+                assert torch.allclose(value, alone[name], rtol=0, atol=1e-9), (
+                    f"rank {rank} of {n} with {kind.__name__}: `{name}` moved by up to "
+                    f"{moved[0]:.2g}, and by {moved[1]:.2g} in one process"
+                )
 
 
 def leaves_the_same_bits(step: Callable) -> None:
     """leave the same bits on all ranks"""
     results = launch(_train, 3, step, Adam, torch.float32).results
-    for rank, (_, found) in enumerate(results):
+    for rank, found in enumerate(results):
         for name, value in found.items():
-            expect(value, results[0][1][name], f"`{name}` on rank {rank}, beside rank 0's")
+            expect(value, results[0][name], f"`{name}` on rank {rank}, beside rank 0's")
 
 
 def sends_the_model_twice(step: Callable) -> None:
@@ -83,9 +67,6 @@ def sends_the_model_twice(step: Callable) -> None:
     ops = _calls(launch(_train, 2, step, SGD, trace=True), "step 1")
     wanted = {"reduce": 16, "broadcast": 16}
     expect({op: ops.count(op) for op in ops}, wanted, "the calls of a step")
-
-
-# owners
 
 
 def _expect_owned(rule: Callable, sizes: list[int], wanted: list[int]) -> None:
@@ -111,7 +92,6 @@ def shares_the_tower(rule: Callable) -> None:
 def begins_with_the_largest(rule: Callable) -> None:
     """begin with the largest, and give each to the rank that owns least so far"""
     _expect_owned(rule, [1, 1, 1, 1, 1, 1, 9], [9, 3, 3])
-    _expect_owned(rule, [2, 3, 4, 5, 6, 7], [9, 9, 9])
     _expect_owned(rule, [8, 1, 8, 1, 8, 1, 8], [16, 10, 9])
     _expect_owned(rule, [5, 3], [5, 3, 0, 0])
 
@@ -122,44 +102,31 @@ def _owners_of_the_tower(rank: int, world_size: int, rule: Callable) -> list[int
 
 def agrees_on_every_rank(rule: Callable) -> None:
     """make the same list on every rank"""
-    first, *others = launch(_owners_of_the_tower, 3, rule).results
-    for rank, found in enumerate(others, 1):
-        assert found == first, f"rank 0 has {first}, and rank {rank} {found}"
+    results = launch(_owners_of_the_tower, 3, rule).results
+    for rank, found in enumerate(results):
+        assert found == results[0], f"rank 0 has {results[0]}, and rank {rank} {found}"
 
 
-# Gather and chain
-
-
-def _gather(
-    rank: int, world_size: int, gather: type, is_forward_only: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _gather(rank: int, world_size: int, gather: type) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole of shards of two numbers, and a shard's gradient of a loss of its own."""
     shard = torch.tensor([10.0 * rank, 10.0 * rank + 1], requires_grad=True)
     with span("forward"):
         whole = gather.apply(shard)
     assert isinstance(whole, torch.Tensor), "forward returns no tensor"
-    if is_forward_only:
-        return whole.detach(), None
     weights = (rank + 1) * torch.arange(1.0, 1 + len(whole))
     with span("backward"):
         (whole * weights).sum().backward()
     return whole.detach(), shard.grad
 
 
-def gathers_all_shards(gather: type) -> None:
-    """return the shards of all ranks, in their order"""
+def gathers_and_scatters(gather: type) -> None:
+    """return all shards in order, and give back this rank's shard of the mean gradient"""
     for n in (1, 3):
-        whole = [10.0 * rank + i for rank in range(n) for i in (0, 1)]
-        for rank, (found, _) in enumerate(launch(_gather, n, gather, True).results):
-            expect(found, torch.tensor(whole), f"rank {rank} of {n}: the whole tensor")
-
-
-def scatters_the_mean(gather: type) -> None:
-    """give back this rank's shard of the mean gradient"""
-    for n in (1, 3):
+        shards = torch.tensor([10.0 * rank + i for rank in range(n) for i in (0, 1)])
         mean = (n + 1) / 2 * torch.arange(1.0, 1 + 2 * n)
-        for rank, (_, found) in enumerate(launch(_gather, n, gather).results):
-            expect(found, mean[2 * rank :][:2], f"rank {rank} of {n}: the gradient", 1e-5)
+        for rank, (whole, gradient) in enumerate(launch(_gather, n, gather).results):
+            expect(whole, shards, f"rank {rank} of {n}: the whole tensor")
+            expect(gradient, mean[2 * rank :][:2], f"rank {rank} of {n}: the gradient", 1e-5)
 
 
 def makes_two_calls(gather: type) -> None:
@@ -170,68 +137,30 @@ def makes_two_calls(gather: type) -> None:
         assert len(ops) == 1 and wanted in ops[0], f"the calls of {phase}: {', '.join(ops)}"
 
 
-class NotesOfTanh(TorchFunctionMode):
-    """Records when a layer has computed, between the calls of a traced run."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function.__name__ == "tanh":
-            note("tanh")
-        return function(*args, **(kwargs or {}))
-
-
-def _chain(
-    rank: int, world_size: int, layers: Callable
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The output of three layers on this rank's rows, and the gradients of its shards."""
-    torch.manual_seed(0)
-    weights, x = torch.randn(3, 9).double(), torch.randn(6, 3).double()
-    padded = nn.functional.pad(weights, (0, -9 % world_size))
-    shards = [w.chunk(world_size)[rank].clone().requires_grad_() for w in padded]
-    with NotesOfTanh():
-        output = layers(shards, torch.Size([3, 3]), x.chunk(world_size)[rank])
-    assert isinstance(output, torch.Tensor), "chain returns no tensor"
-    output.square().mean().backward()
-    return output.detach(), [shard.grad for shard in shards]
+def _shard(rank: int, world_size: int, gather: type) -> list[torch.Tensor]:
+    """The gradients of this rank's shards of the tower, whose parameters `gather` gathers."""
+    zero.Gather, tower = gather, new_tower(torch.float64)
+    zero.shard_parameters(tower)
+    loss_of(tower, 0, rank, world_size).backward()
+    return [parameter.grad for parameter in tower.parameters()]
 
 
-def _alone(weights: list[torch.Tensor], shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
-    for weight in weights:
-        x = torch.tanh(x @ weight.view(shape))
-    return x
-
-
-def computes_like_one(layers: Callable) -> None:
-    """equal one process on 1, 2 and 3 ranks, with its gradients"""
-    output, gradients = _chain(0, 1, _alone)
-    for n in (1, 2, 3):
-        results = launch(_chain, n, layers).results
-        found = torch.cat([part for part, _ in results])
-        expect(found, output, f"{n} ranks: the output", 1e-12)
-        for i, gradient in enumerate(gradients):
-            whole = torch.cat([shards[i] for _, shards in results])[:9]
-            expect(whole, gradient, f"{n} ranks: the gradient of weight {i}", 1e-12)
-
-
-def gathers_one_by_one(layers: Callable) -> None:
-    """gather a weight only when x has come to it"""
-    events = launch(_chain, 2, layers, trace=True).events
-    calls = [e.note if e.kind == "note" else e.op for e in events if e.rank == 0]
-    first = calls[: calls.index("tanh")]
-    gathers = sum("all_gather" in call for call in first)
-    assert gathers == 1, f"{gathers} weights are gathered before the first layer computes"
+def shards_the_tower(gather: type) -> None:
+    """give a tower in shards the gradients of one process, on one and on three ranks"""
+    tower = new_tower(torch.float64)
+    loss_of(tower, 0, 0, 1).backward()
+    for n in (1, 3):
+        shards = zip(*launch(_shard, n, gather).results, strict=True)
+        for (name, p), found in zip(tower.named_parameters(), shards, strict=True):
+            whole = torch.cat(found)[: p.numel()].view(p.shape)
+            expect(whole, p.grad, f"{n} ranks: the gradient of `{name}`", 1e-12)
 
 
 build = Builder(
     "sharding",
     {
-        sharded_step: [
-            steps_like_one_with_sgd,
-            steps_like_one_with_adam,
-            leaves_the_same_bits,
-            sends_the_model_twice,
-        ],
+        sharded_step: [steps_like_one, leaves_the_same_bits, sends_the_model_twice],
         owners: [shares_the_tower, begins_with_the_largest, agrees_on_every_rank],
-        Gather: [gathers_all_shards, scatters_the_mean, makes_two_calls],
-        chain: [computes_like_one, gathers_one_by_one],
+        Gather: [gathers_and_scatters, makes_two_calls, shards_the_tower],
     },
 )

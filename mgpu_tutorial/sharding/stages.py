@@ -1,16 +1,17 @@
-"""What the chapter trains; and the stages of ZeRO, each of which prepares a module."""
+"""What the chapter trains, and the stages of ZeRO as other programs call them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
 
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
-from mgpu_tutorial.sharding.wrappers import ShardedModel, ShardedOptimizer
-from mgpu_tutorial.sharding.zero2 import FlatParameters
+from mgpu_tutorial.sharding.blocks import ShardedBlock, views_of
+from mgpu_tutorial.sharding.zero import FlatParameters, Gather, owners, sharded_step
 from mgpu_tutorial.shared.models import MLP
 
 
@@ -35,48 +36,107 @@ def loss_of(model: nn.Module, step: int, rank: int, world_size: int) -> torch.Te
     return model(mine).square().mean()
 
 
+class ShardedOptimizer:
+    """Stage 1 in the form of an optimizer: `ShardedOptimizer(parameters, Adam, lr=1e-3)`."""
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], optimizer_class: type[Optimizer], **kwargs: Any
+    ) -> None:
+        self.parameters = [p for p in params if p.requires_grad]
+        self.owner = owners(self.parameters, dist.get_world_size())
+        pairs = zip(self.parameters, self.owner, strict=True)
+        mine = [parameter for parameter, rank in pairs if rank == dist.get_rank()]
+        self.inner = optimizer_class([{"params": mine}], **kwargs)  # which may be none
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        sharded_step(self.parameters, self.owner, self.inner)
+
+
+class ShortBlock(ShardedBlock):
+    """Computes and sends in a shorter dtype; the shard keeps its own, as master weights."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype | None) -> None:
+        super().__init__(module)
+        self.dtype = dtype or self.shard.dtype
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        short = [x.to(self.dtype) if x.is_floating_point() else x for x in inputs]
+        return super().forward(*short).to(self.shard.dtype)
+
+    def unshard(self) -> torch.Tensor:
+        return Gather.apply(self.shard.to(self.dtype))
+
+
+class ShardedModel(nn.Module):
+    """Stage 3 for a module that starts from rank 0's values; layers share no parameters."""
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        self.module, self.dtype = module, compute_dtype
+        self.shard_blocks(self)
+
+    def shard_blocks(self, module: nn.Module) -> None:
+        """Wrap what stands in a Sequential or ModuleList, and else what has parameters."""
+        is_stack = isinstance(module, nn.Sequential | nn.ModuleList)
+        for name, child in list(module.named_children()):
+            if list(child.parameters(recurse=is_stack)):
+                setattr(module, name, ShortBlock(child, self.dtype))
+            else:
+                self.shard_blocks(child)
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        return self.module(*inputs)
+
+    def finish_gradient_synchronization(self) -> None:
+        """Nothing is left to do: the shards have their gradients after backward."""
+
+    @torch.no_grad()
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole parameters by name, on every rank; all ranks call it."""
+        full = {}
+        for path, block in self.named_modules():
+            if isinstance(block, ShardedBlock):
+                prefix = f"{path}.".removeprefix("module.")
+                views = views_of(Gather.apply(block.shard), block.shapes)
+                full |= {prefix + name: view for name, view in views.items()}
+        return full
+
+
 class Prepared(NamedTuple):
     """What computes the loss, the optimizer of this rank, and the step after backward."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     step: Callable[[], None]
-
-    def full_parameters(self) -> dict[str, torch.Tensor]:
-        """The whole parameters by name, on every rank; all ranks call it."""
-        if isinstance(self.model, ShardedModel):
-            return self.model.full_parameters()
-        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
 
 ADAM = partial(Adam, lr=0.01)
 
 
-def zero_0(module: nn.Module, kind: Callable = ADAM) -> Prepared:
-    """Every rank holds everything, and the gradients are averaged."""
-    optimizer = kind(module.parameters())
-    optimizer.register_step_pre_hook(lambda *_: average_gradients(module))
-    return Prepared(module, optimizer, optimizer.step)
-
-
-def zero_1(module: nn.Module, kind: Callable = ADAM) -> Prepared:
-    """Every rank keeps the moments of the parameters that it owns."""
-    optimizer = ShardedOptimizer(module.parameters(), kind)
-    return Prepared(module, optimizer.inner, optimizer.step)
-
-
-def zero_2(module: nn.Module, kind: Callable = ADAM) -> Prepared:
-    """Every rank keeps a shard of the gradients, and its moments."""
-    flat = FlatParameters(module)
-    optimizer = kind([flat.shard])
-    return Prepared(module, optimizer, partial(flat.step, optimizer))
-
-
-def zero_3(module: nn.Module, kind: Callable = ADAM) -> Prepared:
-    """Every rank keeps a shard of everything, block by block."""
-    model = ShardedModel(module)
-    optimizer = kind(p for p in model.parameters() if p.requires_grad)
+def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
+    """A module at a stage of ZeRO; at stage 0 the gradients are averaged and all is whole."""
+    if stage == 1:
+        optimizer = ShardedOptimizer(module.parameters(), kind)
+        return Prepared(module, optimizer.inner, optimizer.step)
+    if stage == 2:
+        flat = FlatParameters(module)
+        optimizer = kind([flat.shard])
+        return Prepared(module, optimizer, partial(flat.step, optimizer))
+    model = ShardedModel(module) if stage == 3 else module
+    optimizer = kind(model.parameters())
+    if stage == 0:
+        optimizer.register_step_pre_hook(lambda *_: average_gradients(module))
     return Prepared(model, optimizer, optimizer.step)
 
 
-STAGES = [zero_0, zero_1, zero_2, zero_3]
+def full_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The whole parameters by name, at any stage; all ranks call it."""
+    if isinstance(model, ShardedModel):
+        return model.full_parameters()
+    return {name: p.detach() for name, p in model.named_parameters()}

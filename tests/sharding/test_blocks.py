@@ -10,8 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mgpu_tutorial.lab import note
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.sharding import zero3
-from mgpu_tutorial.sharding.blocks import Block, PrefetchingBlock, linked
+from mgpu_tutorial.sharding import zero
+from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
 
 
 def layers(kind=None):
@@ -20,7 +20,7 @@ def layers(kind=None):
     made = [nn.Linear(3, 5), nn.Linear(5, 7), nn.Sequential(nn.GELU(), nn.Linear(7, 9))]
     made = [layer.double() for layer in made]
     blocks = [kind(layer) for layer in made] if kind else made
-    return nn.Sequential(*(linked(blocks) if kind is PrefetchingBlock else blocks))
+    return linked(blocks) if kind is PrefetchingBlock else nn.Sequential(*blocks)
 
 
 def inputs(rank, world_size):
@@ -41,7 +41,7 @@ def train(rank, world_size, kind):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("kind", [Block, PrefetchingBlock])
+@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
 def test_blocks_are_trained_as_one_process(ranks, kind, world_size):
     alone = train(0, 1, None)
     expected = [
@@ -53,13 +53,13 @@ def test_blocks_are_trained_as_one_process(ranks, kind, world_size):
 
 
 def parametrized(layer):
-    zero3.shard_parameters(layer)
+    zero.shard_parameters(layer)
     return layer
 
 
 def recomputed(layer):
-    zero3.shard_parameters(layer)
-    zero3.recompute(layer)
+    zero.shard_parameters(layer)
+    zero.recompute(layer)
     return layer
 
 
@@ -93,7 +93,7 @@ def watch_gathered(rank, world_size, kind):
     return len(seen), after_forward, are_freed(seen)
 
 
-@pytest.mark.parametrize("kind", [Block, PrefetchingBlock])
+@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
 def test_nobody_keeps_a_gathered_weight(ranks, kind):
     assert ranks(2, watch_gathered, kind).results == [(3, True, True)] * 2
 
@@ -104,7 +104,7 @@ def take_a_step(rank, world_size, kind):
     for i, layer in enumerate(made):
         layer.register_forward_hook(lambda *_, i=i: note(f"forward {i}"))
         layer.register_full_backward_pre_hook(lambda *_, i=i: note(f"backward {i}"))
-    model = nn.Sequential(*linked([kind(layer) for layer in made]))
+    model = linked([kind(layer) for layer in made])
     model(torch.ones(2, 3, requires_grad=True)).sum().backward()
 
 
@@ -117,7 +117,7 @@ ONE_AHEAD = """gather 0, gather 1, forward 0, gather 2, forward 1, forward 2,
 
 
 @pytest.mark.parametrize(
-    ("kind", "order"), [(Block, WHEN_NEEDED), (PrefetchingBlock, ONE_AHEAD)]
+    ("kind", "order"), [(ShardedBlock, WHEN_NEEDED), (PrefetchingBlock, ONE_AHEAD)]
 )
 def test_a_block_is_gathered_when_it_is_needed_or_one_ahead(ranks, kind, order):
     report = ranks(2, take_a_step, kind, trace=True)

@@ -1,0 +1,116 @@
+"""The three stages of ZeRO, as the page has them (https://arxiv.org/abs/1910.02054).
+
+Stage 1 steps a parameter where it is owned, stage 2 a shard of all parameters in one flat
+tensor. At stage 3 a parameter is whole only while it is used.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import vector_to_parameters
+from torch.nn.utils.parametrize import register_parametrization
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+
+def owners(parameters: list[nn.Parameter], world_size: int) -> list[int]:
+    """The owner of each parameter: the largest first, each to the rank with least so far."""
+    owner, owned = [0] * len(parameters), [0] * world_size
+    for i in sorted(range(len(parameters)), key=lambda i: -parameters[i].numel()):
+        owner[i] = owned.index(min(owned))
+        owned[owner[i]] += parameters[i].numel()
+    return owner
+
+
+def sharded_step(
+    parameters: list[nn.Parameter], owner: list[int], optimizer: Optimizer
+) -> None:
+    """Rank owner[i] gets the mean gradient of parameter i, steps it, and sends it to all.
+
+    `optimizer` has the parameters that this rank owns.
+    """
+    for i, parameter in enumerate(parameters):
+        dist.reduce(parameter.grad, owner[i])
+        parameter.grad /= dist.get_world_size()
+    optimizer.step()
+    for i, parameter in enumerate(parameters):
+        dist.broadcast(parameter.data, owner[i])
+
+
+def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The tensors side by side, padded with zeros so that all shards are equally long."""
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    return nn.functional.pad(flat, (0, -len(flat) % dist.get_world_size()))
+
+
+def shard_of(flat: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a flat tensor: a view."""
+    return flat.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+class FlatParameters:
+    """The parameters of a module in one flat tensor; the optimizer gets `shard`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters = list(module.parameters())
+        self.flat = flatten(self.parameters)
+        vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
+        self.shard = nn.Parameter(shard_of(self.flat))  # a view: a step on it moves them
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Reduce-scatter the gradients, step this rank's shard, all-gather the new values."""
+        gradient = flatten(parameter.grad for parameter in self.parameters)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_single(self.shard.grad, gradient)
+        self.shard.grad /= dist.get_world_size()
+        optimizer.step()
+        dist.all_gather_single(self.flat, self.shard.detach().clone())
+
+
+class Gather(torch.autograd.Function):
+    """From this rank's shard to the whole flat tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: torch.Tensor) -> torch.Tensor:
+        whole = shard.new_empty(dist.get_world_size() * len(shard))
+        dist.all_gather_single(whole, shard)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        shard = gradient.new_empty(len(gradient) // dist.get_world_size())
+        dist.reduce_scatter_single(shard, gradient)
+        return shard / dist.get_world_size()
+
+
+class Unsharded(nn.Module):
+    """Keeps a parameter as this rank's shard, and gives the whole one to whoever reads it."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def right_inverse(self, whole: torch.Tensor) -> torch.Tensor:
+        return shard_of(flatten([whole])).clone()
+
+    def forward(self, shard: torch.Tensor) -> torch.Tensor:
+        return Gather.apply(shard)[: self.shape.numel()].view(self.shape)
+
+
+def shard_parameters(module: nn.Module) -> None:
+    """Keep a shard of every parameter, which is gathered each time it is read."""
+    for part in list(module.modules()):
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            unsharded = Unsharded(parameter.shape)
+            register_parametrization(part, name, unsharded, unsafe=True)
+
+
+def recompute(block: nn.Module) -> None:
+    """The block keeps its input only, and computes the rest again in backward."""
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)
