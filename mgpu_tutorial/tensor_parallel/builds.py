@@ -40,7 +40,7 @@ def _apply(
     output = operator.apply(x, group)
     if is_back:
         output.backward(gradient)
-    found = ("input's gradient", x.grad) if is_back else ("output", output.detach())
+    found = ("input's gradient", x.grad) if is_back else ("output", output)
     summed = dist.get_process_group_ranks(group) if is_sum else [rank]
     expected = torch.full((2,), unit * sum(other + 1.0 for other in summed))
     rows = [(*found, expected), ("input afterwards", x.detach(), given)]
@@ -53,12 +53,12 @@ def hands_on_its_input(f: type) -> None:
 
 
 def sums_gradients(f: type) -> None:
-    """give every rank the sum of its group's gradients in backward, and not change those"""
+    """give every rank the sum of its group's gradients in backward, without changing them"""
     compare(_apply, f, True, True)
 
 
 def sums_its_input(g: type) -> None:
-    """give every rank the sum of its group's parts in forward, and not change those"""
+    """give every rank the sum of its group's parts in forward, without changing them"""
     compare(_apply, g, False, True)
 
 

@@ -10,6 +10,7 @@ IN_PLACE = "dist.all_reduce(gradient, group=ctx.group); return gradient"
 F = [
     (COPY, "x.clone()"),
     (COPY, "sum_of(x, group)", SUMMED, "gradient", f"{OUTPUT}: [6, 6]"),
+    (COPY, "None", "rank 0 of 1: the output: None"),
     (SUMMED, "gradient", GRADIENT),
     (SUMMED, "sum_of(gradient)", f"{OTHERS}input's gradient"),
     (f"return {SUMMED}", IN_PLACE, "rank 0 of 3: the gradient afterwards: [60, 60]"),
