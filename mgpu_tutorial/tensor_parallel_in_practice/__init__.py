@@ -1,1 +1,1 @@
-"""Tensor parallel in practice: `vocabulary`, `sequence`, and PyTorch's own `torch_plan`."""
+"""Tensor parallel in practice: `vocabulary` and `sequence`."""

@@ -26,6 +26,11 @@ CROSS_ENTROPY = [
     (TOTAL, f"{OTHER_IMPORT} sum_of\n    {TOTAL}")
     + (SUM, "sum_of(shifted.detach().exp().sum(-1), group)", "the logits' gradient"),
     (MAX, "largest = torch.zeros_like(largest)", "[inf]"),
+    (
+        MAX,
+        MAX.replace(", group=group", ""),
+        "with ranks 2 and 3 in another group, rank 0: the l",
+    ),
     (HIDE, " * here\n    right", "rank 0 of 3: the loss: [nan]"),
     (RIGHT, "SumOverRanks.apply(mine)", "with ranks 2 and 3 in another group, rank 0: the l"),
     (TOTAL, f"{OTHER_IMPORT} CopyToRanks\n    {TOTAL}")
