@@ -106,7 +106,7 @@ def pictures() -> Pictures:
     with torch.device("cpu"):
         drawn = _generated()
     device = torch.get_default_device()
-    return Pictures(*(part.to(device) for part in drawn), "generated pictures")
+    return Pictures(*(part.to(device, copy=True) for part in drawn), "generated pictures")
 
 
 @cache

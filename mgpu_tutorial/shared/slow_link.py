@@ -59,8 +59,9 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
             duration = share * seconds(max(t.nbytes for t in sides))
             real = call(tensor, *args, **kwargs, async_op=True)
             carrying = real, work, tensor, duration
-            carriers.append(threading.Thread(target=carry, args=carrying))
-            carriers[-1].start()
+            carrier = threading.Thread(target=carry, args=carrying)
+            carrier.start()
+            carriers.append(carrier)  # several threads may come here at once
             if is_asynchronous:
                 return work
             work.wait()

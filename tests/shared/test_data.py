@@ -46,6 +46,8 @@ def test_a_batch_is_enlarged_and_normalised_and_labels_go_with_it(index):
     large, same = data.batch(index, side=112)
     torch.testing.assert_close(large, interpolate(small, (112, 112), mode="bilinear"))
     assert torch.equal(labels, data.labels[index]) and torch.equal(labels, same)
+    data.images.zero_()
+    assert pictures().images.any()  # everybody has a copy
 
 
 @pytest.mark.parametrize("train", [True, False])

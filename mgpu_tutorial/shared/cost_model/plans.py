@@ -160,7 +160,7 @@ class Plan(NamedTuple):
 def check_plan(model: Model, plan: Plan, batch: int) -> None:
     """Raises ValueError where the plan cannot be run with this model and batch."""
     least, stages = plan.dp * plan.micro_batch, plan.pp * plan.interleaving
-    known = ", ".join(RECOMPUTATIONS)
+    known = ", ".join(RECOMPUTATIONS) + f", got {plan.recompute!r}"
     small = (
         f"{plan.dp} replicas with micro-batches of {plan.micro_batch} need at least {least}"
     )

@@ -273,7 +273,7 @@ def test_a_step_is_the_sum_of_its_parts(plan):
 @pytest.mark.parametrize(
     ("just", "too_much", "words"),
     [
-        ({}, {"recompute": "some"}, "one of none, selective, full"),
+        ({}, {"recompute": "some"}, "none, selective, full, got 'some'"),
         ({"dp": 4, "micro_batch": 2}, {"dp": 3, "micro_batch": 3}, "at least 9"),
         ({"tp": 2}, {"tp": 4}, "does not divide 2 heads"),
         ({"pp": 6}, {"pp": 7}, "do not make 7 stages"),
