@@ -41,7 +41,7 @@ def shows_what_it_cannot(seconds: Callable) -> None:
 
 
 def finds_a_link(fit: Callable) -> None:
-    """find both on 2, 8 and 32 ranks, where a ring sends 2 (N − 1) / N times the bytes"""
+    """find latency and bandwidth on 2, 8 and 32 ranks, from what a ring of them sends"""
     for ranks in (2, 8, 32):
         rows = []
         for nbytes in (1e6, 1e8):
