@@ -5,6 +5,7 @@ python -m mgpu_tutorial.at_scale --params 405e9 --gpus 16384 --sequence 8192 --b
 """
 
 import argparse
+import math
 import sys
 
 from mgpu_tutorial.at_scale.figures import plan_table, with_network
@@ -29,8 +30,8 @@ def main(words: list[str] | None = None) -> int:
     add("--price", type=float, default=2.0, help="per GPU and hour (2.0)")
     given = parser.parse_args(words)
     for name, value in vars(given).items():
-        if isinstance(value, int | float) and not value > 0:
-            parser.error(f"--{name}: must be above 0, got {value}")
+        if isinstance(value, int | float) and not 0 < value < math.inf:
+            parser.error(f"--{name}: must be a number above 0, got {value}")
     cluster = CLUSTERS[given.cluster]
     if given.between:
         cluster = with_network(cluster, given.between)

@@ -36,5 +36,6 @@ WRONG = [
     (splits(f"{LIMITS} and experts % ep == 0"), "is no plan"),
     (splits(f"{LIMITS} and ep == 1"), "is missing"),
     (splits(f"{LIMITS} and {EXPERTS}", "tp * pp * cp * dp * ep == gpus"), "is no plan"),
+    (splits(f"{LIMITS} and {EXPERTS}", "gpus // tp // pp // cp == dp"), "is no plan"),
 ]
 test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)

@@ -198,9 +198,10 @@ def test_a_network_changes_its_rate_and_not_its_latency(capsys):
     ("words", "message"),
     [
         (["--params", "7"], "50 million or more"),
-        (["--gpus", "0"], "--gpus: must be above 0, got 0"),
+        (["--params", "inf"], "--params: must be a number above 0, got inf"),
+        (["--gpus", "0"], "--gpus: must be a number above 0, got 0"),
         (["--gpus", "8.5"], "--gpus: invalid int value"),
-        (["--between", "nan"], "--between: must be above 0"),
+        (["--between", "nan"], "--between: must be a number above 0"),
     ],
 )
 def test_the_terminal_refuses_what_makes_no_sense(capsys, words, message):
