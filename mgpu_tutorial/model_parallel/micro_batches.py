@@ -28,7 +28,7 @@ class Task(NamedTuple):
 class MicroBatchStep:
     """One training step of a model in stages: each device has a thread with a queue.
 
-    `parts` are the micro-batches, all as large: the mean of others is not that of the batch.
+    `parts` are the micro-batches, all of one size: else their mean is not the batch's.
     `saved[s, i]` keeps input and output of stage s and micro-batch i until their backward.
     """
 
