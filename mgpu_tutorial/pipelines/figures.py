@@ -80,16 +80,20 @@ def held(tasks: Sequence[Task]) -> str:
 
 def beside_one(results: Sequence[tuple], work: Work, micro: int) -> str:
     """How many of the ranks' gradients are those of one process."""
-    alone = gradients_alone(work, len(results), micro)
+    _, alone = one_process(work, len(results), micro)
     found = (gradients for _, gradients in results)
     return within_rounding(chain(*found), chain(*alone), 1e-4)
 
 
-def gradients_alone(work: Work, count: int, micro: int) -> list[list[torch.Tensor]]:
-    """All stages in one process, one micro-batch after the other: each stage's gradients."""
-    modules = [work.module(index) for index in range(count)]
+def one_process(
+    work: Work, count: int, micro: int
+) -> tuple[list[float], list[list[torch.Tensor]]]:
+    """All stages, one micro-batch after the other: the losses, and each stage's gradients."""
+    modules, losses = [work.module(index) for index in range(count)], []
     whole = nn.Sequential(*modules)
     batch = (part.chunk(micro) for part in work.batch(micro))
     for inputs, targets in zip(*batch, strict=True):
-        (work.loss(whole(inputs), targets) / micro).backward()
-    return [[p.grad for p in module.parameters()] for module in modules]
+        loss = work.loss(whole(inputs), targets) / micro
+        loss.backward()
+        losses.append(loss.item())
+    return losses, [[p.grad for p in module.parameters()] for module in modules]

@@ -27,6 +27,7 @@ GPIPE = [
         f"stage.losses.clear()\n    {RETURN}",
         "the numbers of losses, entry 0 of 1: 0, expected 2",
     ),
+    ("range(micro)", "reversed(range(micro))", "the losses in order, entry 0"),
     (BACKWARD, ZERO, "the gradients, entry"),
 ]
 
