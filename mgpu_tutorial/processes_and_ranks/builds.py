@@ -51,8 +51,9 @@ def adds_up(function: Callable) -> None:
     """print the sum of all ranks last, the same on each of 1, 2 and 3 ranks"""
     for world_size in (1, 2, 3):
         for rank, said in enumerate(_run(function, world_size).stdout):
-            last = f"the last number that rank {rank} of {world_size} printed"
-            expect(_numbers(said)[-1], sum(range(world_size)), last)
+            who, numbers = f"rank {rank} of {world_size}", _numbers(said)
+            assert numbers, f"{who} printed no number"
+            expect(numbers[-1], sum(range(world_size)), f"the last number that {who} printed")
 
 
 def leaves(function: Callable) -> None:
