@@ -19,6 +19,7 @@ REDUCE_SCATTER = [
     ("(rank - step) %", "(rank + step) %", "on 3 ranks"),
     ("sending = dist.isend", "dist.send", "sending.wait()", "", "send"),
     (EMPTY, "incoming = torch.zeros(1)", ""),
+    (EMPTY, "incoming = torch.empty_like(outgoing)", ""),
 ]
 TARGET = "chunks[(rank - step) % world_size]"
 RECV, NEXT = f"dist.recv({TARGET}, left)", "chunks[(rank + 1 - step) % world_size]"

@@ -22,6 +22,7 @@ MOVED, BOTH = "place(output, device)", "torch.cat(moved) if moved[0].dim() else"
 GATHER = [
     (f"{BOTH} torch.stack(moved)", "torch.cat([m if m.dim() else m[None] for m in moved])"),
     (MOVED, "output", "virtual:"),
+    (MOVED, "place(output, outputs[0].device)", "the device of what is joined: 'virtual:0'"),
     (f"{BOTH} torch.stack(moved)", "torch.cat(moved)", "zero-dimensional"),
     ("cat(moved)", "cat(moved[::-1])", "the rows"),
     (MOVED, f"{MOVED}.detach()", "does not require grad"),

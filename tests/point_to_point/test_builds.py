@@ -21,6 +21,7 @@ SWAP = [
     (RETURN, "return mine", "receives: [0]"),
     (RETURN, "return mine.copy_(other)", "after it, rank 0's own tensor is: [1]"),
     ("torch.empty_like(mine)", "torch.zeros(1)", "SIGABRT"),
+    ("torch.empty_like(mine)", "torch.empty(mine.shape)", "SIGABRT"),
     ("torch.empty_like(mine)", "mine", "rank 0 of 2 receives"),
 ]
 test_right, test_wrong = edited(build, {"swap": SWAP})

@@ -19,6 +19,7 @@ HELLO = [
     (REDUCE, f"if rank == 0:\n        {REDUCE}", "rank 0"),
     ("dist.destroy_process_group()", "", "rank 0 is still in the group"),
     (WHO, "0, 2", "rank 0 of 3 printed"),
+    ("rank {rank} of {world_size}", "of {world_size}, rank {rank}", "rank 0 of 3 printed"),
     ("print(", "world_size > 1 and print(", "rank 0 of 1 printed no number"),
 ]
 test_right, test_wrong = edited(build, {"hello": HELLO})

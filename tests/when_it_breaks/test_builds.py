@@ -16,6 +16,7 @@ REPLAY = [
     ("not own[r].equal(", "not torch.allclose(own[r], ", "returned [], expected [2, 3]"),
     ("own[r].equal(replayed[r + 1 - world_size])", BLAMED, "expected [1, 2]"),
     (SECOND, "gradient_of(batch)", AFTER, "r", "expected [1, 2]"),
+    (SECOND, "gradient_of(batch)", "expected []"),
     ("return…", f"return {LAST_LEFT_OUT}", "expected [0, 2]"),
 ]
 test_right, test_wrong = edited(build, {"replay": REPLAY})
