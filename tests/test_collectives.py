@@ -40,6 +40,17 @@ def test_whole_numbers_stay_whole(ranks, method):
     assert ranks(3, add_up_whole_numbers, method).results == [[3 * 2**40 + 3] * 5] * 3
 
 
+def time_each_once(rank, world_size):
+    figures.in_turns = lambda actions, *_, **__: {m: [act()] for m, act in actions.items()}
+    figures.turns(rank, world_size, (ring.naive_all_reduce,))
+
+
+def test_a_method_is_timed_until_the_slowest_rank_has_done_it(ranks):
+    events = ranks(2, time_each_once, trace=True).events
+    for rank in range(2):  # at each of three sizes two messages, and then all meet
+        assert [e.op for e in events if e.rank == rank][2::3] == ["barrier"] * 3
+
+
 def test_of_a_method_the_least_time_is_shown(monkeypatch):
     """A disturbance of the machine only adds to a time."""
     taken = {4_000: [[0.003, 0.002, 0.009], [0.5, 0.1, 0.4]], 400_000: [[0.2], [0.3]]}

@@ -7,10 +7,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS
-from mgpu_tutorial.ddp_buckets.figures import count_calls, record_steps
+from mgpu_tutorial.ddp_buckets.figures import count_calls, record_steps, tabulate_ends
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.lab import RankFailed
-from mgpu_tutorial.lab.record.intervals import events_of, payload
+from mgpu_tutorial.lab.record.intervals import events_of, payload, shortest_step
 from mgpu_tutorial.shared.cost_model.links import Link
 
 
@@ -65,6 +65,8 @@ def test_each_wrapper_makes_its_calls_at_its_time(ranks, wrapper):
         sent = [e for e in events if e.op == "all_reduce" and e.done]
         # 20 ms a call; one that was waited for may be noted as done a moment later
         assert all(e.end < e.done < ends[e.rank] + 0.015 for e in sent)
+    (row,) = tabulate_ends({"": shortest_step(report)}, [30]).rows
+    assert row[:3] == ["", CALLS[wrapper][0], 30]
 
 
 def leave_a_parameter_out(rank, world_size, wrapper):

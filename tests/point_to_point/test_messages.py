@@ -49,6 +49,7 @@ def test_a_send_lasts_until_the_receiver_asks(ranks, elements):
     report = ranks(2, messages.late_receiver, delay=0.5, elements=elements, trace=True)
     [send] = [e for e in report.events if e.op == "send"]
     [ask] = [e for e in report.events if e.op == "irecv"]
+    assert [calls_of(report, rank)[0][0] for rank in (0, 1)] == ["barrier"] * 2
     assert send.nbytes == ask.nbytes == 4 * elements
     assert send.begin < ask.begin < send.end
     assert report.results[0] > 0.3 and report.results[1] >= 0.5

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_tutorial.processes_and_ranks import meeting
+from mgpu_tutorial.processes_and_ranks import figures, meeting
 
 
 def test_a_rank_that_never_comes_is_counted(ranks):
@@ -36,3 +36,14 @@ def test_a_gpu_is_chosen_by_the_local_rank_and_not_by_the_rank(visible, data):
         patch.setenv("RANK", str(local_rank + 8))
         said = meeting.which_gpu(local_rank + 8, 16)
     assert said == f"local rank {local_rank}, cuda:{local_rank}, is GPU {visible[local_rank]}"
+
+
+def goodbye():
+    raise ValueError("nobody is here")
+
+
+@pytest.mark.slow
+def test_of_an_error_under_torchrun_only_its_line_is_printed(capsys):
+    figures.torchrun(goodbye, 1)
+    _, _, said = capsys.readouterr().out.partition("hello.py\n")
+    assert said.splitlines() == ["ValueError: nobody is here"]
