@@ -25,6 +25,15 @@ def test_a_fault_is_a_rank_and_a_line_of_the_file(job, rank, line):
     assert (who, text[number - 1].strip()) == (rank, line)
 
 
+def test_commands_run_on_the_cpu_and_loopback_whatever_the_user_has_set(monkeypatch):
+    monkeypatch.setattr(figures.subprocess, "run", lambda *_, env, **__: env)
+    ours = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": figures.LOOPBACK}
+    for name in ours:
+        monkeypatch.setenv(name, "theirs")
+    found = figures.shell("torchrun job.py", TORCH_FR_BUFFER_SIZE="7")
+    assert found.items() >= (ours | {"TORCH_FR_BUFFER_SIZE": "7"}).items()
+
+
 def test_a_file_that_shrinks_kills_the_rank_that_reads_its_end(ranks):
     with pytest.raises(RankFailed) as failed:
         ranks(2, jobs.average_file)
