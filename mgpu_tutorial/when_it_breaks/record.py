@@ -19,16 +19,17 @@ def run_with_limit(
     store = dist.FileStore(f"{folder}/store", world_size)
     who = {"store": store, "rank": rank, "world_size": world_size}
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit), **who)
+    stay = 1.5 * limit  # the others must not lose this rank
     try:
         job(rank, world_size, *given)
         print("has ended")
     except RuntimeError as error:
         print(error)
+        stay = 0.5 * limit  # it has waited already
     Path(folder, f"rank_{rank}").write_bytes(flight_record())
     store.set(f"written by {rank}", "")
-    written = [f"written by {other}" for other in range(world_size)]
-    with suppress(RuntimeError):  # the others must not lose this rank
-        store.wait(written, timedelta(seconds=1.5 * limit))
+    with suppress(RuntimeError):
+        store.wait([f"written by {r}" for r in range(world_size)], timedelta(seconds=stay))
 
 
 def flight_record() -> bytes:
