@@ -136,10 +136,9 @@ def ends_with_the_same_bits(resume: Callable) -> None:
 
 def _all_of(samples_of: Callable, step: int, world_size: int, batch: int, samples: int):
     """The indices of each rank, as lists."""
-    return [
-        list(map(int, samples_of(step, rank, world_size, batch, samples)))
-        for rank in range(world_size)
-    ]
+    found = [samples_of(step, rank, world_size, batch, samples) for rank in range(world_size)]
+    assert all(f is not None for f in found), "nothing was returned. Is a `return` missing?"
+    return [list(map(int, indices)) for indices in found]
 
 
 def shares_a_batch(samples_of: Callable) -> None:

@@ -1,7 +1,8 @@
-"""Apparatus: a run that is killed many times, and a table."""
+"""Apparatus: a run that is killed many times, one on two nodes, and a table."""
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -9,6 +10,7 @@ from mgpu_tutorial.lab import RankFailed, Table, launch
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.survival import elastic
+from mgpu_tutorial.when_it_breaks.figures import shell
 
 BETWEEN = 54 * 24 * 60 / 419  # minutes between two interruptions of Llama 3's training
 
@@ -43,6 +45,15 @@ def kill(folder: str, times: int, resume: Callable = elastic.resume_or_start) ->
             deaths += 1
     launch(live, 2, folder, resume, -1, 0, timeout=20)
     return deaths
+
+
+def run_on_two_nodes(command: str, **environment: str) -> None:
+    """Run a torchrun command twice at once, as two nodes do; print deaths and outputs."""
+    with ThreadPoolExecutor() as nodes:
+        ends = list(nodes.map(lambda _: shell(command, **environment), range(2)))
+    errors, said = "".join(e.stderr for e in ends), "".join(e.stdout for e in ends)
+    print("ranks killed:", errors.count("failed (exitcode: -9)"))
+    print(*sorted(said.splitlines()), sep="\n")
 
 
 def on_other_ranks(*pairs: tuple[int, int]) -> Table:
