@@ -74,6 +74,11 @@ def test_a_mistake_gets_one_line(words, says, code, capsys, monkeypatch):
     assert says in line and all("Traceback" not in line for line in usage)
 
 
+def test_what_the_ranks_had_printed_before_one_failed_is_shown(capsys):
+    assert main(["point_to_point.messages.blocking", "--ranks", "1", "--timeout", "2"]) == 1
+    assert capsys.readouterr().out.startswith("rank 0 │ before: 1\n")
+
+
 def test_the_list_has_every_worker_that_stands_in_a_file():
     written = set()
     for file in sorted(PACKAGE.rglob("*.py")):
