@@ -16,6 +16,12 @@ NETWORK = [
         "stage.to(devices[0])",
         "the device of layer1.0's conv1.weight: 'virtual:0', expected 'virtual:1'",
     ),
+    (
+        MOVE,
+        f"{MOVE}\n            for m in stage.modules():\n"
+        "                m._buffers = {k: b.cpu() for k, b in m._buffers.items()}",
+        "the device of conv1's 1.running_mean: 'cpu', expected 'virtual:0'",
+    ),
     ("cut(self, cuts)", "nn.ModuleList(cut(self, cuts))", "the names in the state_dict"),
     (STEP, "x = stage(x)", "on the same device"),
     ("return x", "return x.to(self.devices[0])", "the device of the output: 'virtual:0'"),
