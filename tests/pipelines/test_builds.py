@@ -46,6 +46,7 @@ ORDER = [
     (PHASES, NO_STEADY_STATE, "held at most"),
     (PHASES, NO_WARM_UP, "the slots"),
     (AHEAD, "min(micro, 2 * (ranks - 1 - rank))", "held at most"),
+    (AHEAD, "min(micro, ranks - 1)", "held at most"),
     (AHEAD, "ranks - 1 - rank", "every F"),
     ("return order…", "return order", "every B"),
     (PHASES, "print(rank)", "None is no list"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mgpu_tutorial.lab import film
+from mgpu_tutorial.model_parallel.micro_batches import Task
 from mgpu_tutorial.pipelines import figures, stages
 from tests.pipelines.linear_stages import LinearStages, expected_of
 
@@ -45,3 +46,13 @@ def test_the_film_shows_what_is_held(run, most):
     assert [max(of_rank) for of_rank in zip(*held, strict=True)] == most
     idle = sum(text[1 + rank].count("now") == 0 for text in texts for rank in range(4))
     assert idle == 4 * 2 * (4 - 1)
+
+
+@pytest.mark.parametrize("faster", ["first", "second"])
+def test_of_two_runs_the_one_that_was_disturbed_less_is_shown(monkeypatch, faster):
+    runs = {
+        name: [Task(2, 5 - (name == faster), 0, 0, "F", 0)] for name in ("first", "second")
+    }
+    monkeypatch.setattr(figures, "launch", lambda *given, **more: None)
+    monkeypatch.setattr(figures, "tasks_of", lambda report, during: runs[during])
+    assert figures.timed(stages.run_gpipe) == runs[faster]

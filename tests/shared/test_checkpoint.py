@@ -48,7 +48,7 @@ def load(rank, world_size, path, **same):
     return checkpoint.load(path, *new_run(), **same)
 
 
-@pytest.mark.parametrize("content", [b"torn", {"model": {}}, [1]], ids=str)
+@pytest.mark.parametrize("content", [b"torn", b"", {"model": {}}, [1]], ids=str)
 def test_what_is_no_checkpoint_is_refused_and_left_alone(ranks, tmp_path, content):
     path = tmp_path / "run.pt"
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
