@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import nbformat
 import pytest
-from nbformat.v4 import new_markdown_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from handouts.notebook import ROOT
 from handouts.site import assemble, repository, with_install
@@ -24,7 +24,8 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collection")
     write(folder, small_chapter())
     head = "# Another\n\nAbout 5 minutes.\n\nSee [it](00_small.ipynb#1.-One)."
-    write(folder, [new_markdown_cell(head)], "01_second")
+    ends = new_code_cell('print("</script>")')  # which a search must not do
+    write(folder, [new_markdown_cell(head), ends], "01_second")
     assemble(folder / "site", folder=folder / "notebooks", github=GITHUB)
     return folder / "site"
 
@@ -52,7 +53,7 @@ def test_the_search_finds_no_solution_and_a_page_folds_it(site):
     title, section = json.loads(data)[:2]
     assert section[:4] == ["00_small", "00 Title", "1. One", "1-one"]
     assert "A reason." in title[4] and "Its first words." in page
-    assert "3 + 4" not in data
+    assert "3 + 4" not in data and json.loads(data)[-1][4].endswith('print("</script>")')
     for file in ("student/book.pdf", "instructor/book.pdf", "book.epub", "notebooks.zip"):
         assert f'href="{file}"' in page and (site / file).stat().st_size > 1000
     for folder in ("notebooks", "open", "doors", "slides"):

@@ -13,6 +13,7 @@ STEP = [
     (REDUCE, "pass", "rank 0 of 2 with SGD"),
     (SEND, "pass", "rank 0 of 2 with SGD"),
     (REDUCE, "dist.all_reduce(parameter.grad)", "calls of a step"),
+    (DIVIDE, f"{DIVIDE}\n        dist.all_reduce(parameter.grad.clone())", "calls of a step"),
     (REDUCE, "dist.reduce(parameter.grad, 0)", "rank 0 of 2 with SGD"),
     (SEND, "dist.broadcast(parameter.data, 0)", "rank 0 of 2 with SGD"),
     (REDUCE, "dist.reduce(parameter.grad, i)", "rank 0 raised"),
