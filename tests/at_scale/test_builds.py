@@ -37,5 +37,6 @@ WRONG = [
     (splits(f"{LIMITS} and ep == 1"), "is missing"),
     (splits(f"{LIMITS} and {EXPERTS}", "tp * pp * cp * dp * ep == gpus"), "is no plan"),
     (splits(f"{LIMITS} and {EXPERTS}", "gpus // tp // pp // cp == dp"), "is no plan"),
+    (RIGHT[0].replace("return found", "return 2 * found"), "each once: 2, expected 1"),
 ]
 test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)

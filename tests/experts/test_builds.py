@@ -28,6 +28,7 @@ DISPATCH = [
     (".repeat(ranks)", "", "repeat_interleave(theirs)", BY_EXPERT, ORDER),
     (SORTED, "rows.detach()[order]", "no gradient reaches the tokens"),
     ("minlength=experts", "", "rank"),
+    ("sent, received, group)", "sent, received, group) if any(received) else rows", "rank"),
     (SPLITS, f"    dist.all_to_all_single(theirs, counts)\n{SPLITS}", "the calls of rank 0"),
     ("return…", "", "nothing was returned"),
 ]

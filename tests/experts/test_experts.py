@@ -171,7 +171,8 @@ def test_of_equal_scores_the_lower_number_is_chosen(rows, k):
     assert choose(torch.tensor(rows), k).tolist() == wanted
 
 
-def test_k_experts_of_a_single_process_are_refused_too():
+def test_k_experts_of_a_single_process_are_refused_too_where_there_are_fewer():
+    assert Experts(8, 8)(drawn(0, 5, 16)).shape == (5, 16)
     with pytest.raises(ValueError, match="k is 9, but there are 8"):
         Experts(8, 9)
 

@@ -1,5 +1,7 @@
 """Operators, layers and the block on several ranks: as one process gives it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from torch.nn.functional import mse_loss
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.tensor_parallel import figures
 from mgpu_tutorial.tensor_parallel.block import (
     PLAN,
     Block,
@@ -122,3 +125,15 @@ def test_one_bit_of_one_copy_is_found_in_its_group(ranks):
 def test_heads_that_do_not_divide_are_refused(ranks, world_size, why):
     with pytest.raises(RankFailed, match=why):
         ranks(world_size, take_gradients, False)
+
+
+def test_a_step_is_shown_as_far_off_below_as_above_one_process(monkeypatch):
+    one = torch.tensor(4.0), torch.tensor([3.0, 4.0]), []
+    of_ranks = [(torch.tensor(its), torch.tensor([3.0, its]), ["norm"]) for its in (3.0, 5.0)]
+
+    def launch(worker, ranks, *given):
+        return SimpleNamespace(results=[[one] if ranks == 1 else of_ranks])
+
+    monkeypatch.setattr(figures, "launch", launch)
+    rows = figures.step_table(copies, whole_of).rows
+    assert rows == [[name, "25.0%", "20.0%", 1] for name in ("copies", "whole_of")]
