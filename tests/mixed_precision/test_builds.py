@@ -11,6 +11,8 @@ BY_HAND = """for parameter in model.parameters():
 NORM = """norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
     for parameter in model.parameters():
         parameter.grad /= max(norm, 1.0)"""
+FIRST = """for flag in scaler._found_inf_per_device(optimizer).values():
+        dist.broadcast(flag, 0)"""
 IF_FINITE = f"if all(p.grad.isfinite().all() for p in model.parameters()): {AVERAGE}"
 
 
@@ -22,6 +24,7 @@ ALL = lines(AVERAGE, UNSCALE, CLIP)
 FINISH = [
     (AVERAGE, BY_HAND, CLIP, NORM),
     (ALL, lines(UNSCALE, AVERAGE, CLIP), "[0.3, 0.0, 0.0]]: on rank 1 the weights"),
+    (ALL, lines(UNSCALE, AVERAGE, CLIP, FIRST), "[[0.3, 0.0, 0.0], [0.3, inf"),
     (ALL, lines(AVERAGE, CLIP, UNSCALE), "[[0.3, 0.0, 0.2]]: on rank 0 the weights"),
     (CLIP, "", "gradients [[30.0, 40.0, 0.0]]"),
     (AVERAGE, "", "gradients [[0.3, 0.0, 0.2], [0.0, 0.4, 0.2]]"),
