@@ -2,10 +2,13 @@
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mgpu_tutorial.lab.draw import timeline
 from mgpu_tutorial.lab.draw.timeline import rows_in_flight
+from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 
 MOMENTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), max_size=12)
@@ -25,3 +28,11 @@ def test_no_two_calls_on_their_way_share_a_row(moments):
             assert rows[0, one.index] != rows[0, other.index]
     most = [sum(e.begin <= moment < e.done for e in events) for moment in range(30)]
     assert len(set(rows.values())) == max(most)
+
+
+@pytest.mark.parametrize("other, shown", [(0.5, 2), (8, 8)])
+def test_the_axis_is_as_long_as_the_longer_of_two_reports(monkeypatch, other, shown):
+    monkeypatch.setattr(timeline, "Plot", lambda figure, text: figure)
+    one, like = (Report(1, events=[Event(0, 0, "send", 3, 3 + s)]) for s in (2, other))
+    (axes,) = timeline.timeline(one, like).axes
+    assert axes.get_xlim() == pytest.approx((0, 1020 * shown))  # milliseconds
