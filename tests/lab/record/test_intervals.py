@@ -2,7 +2,7 @@
 
 import pytest
 
-from mgpu_tutorial.lab.record.intervals import milliseconds, shortest_step
+from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 
@@ -23,3 +23,11 @@ def test_the_shortest_step_is_that_of_the_slower_rank_and_not_of_the_first_two()
     assert milliseconds(run, "shortest") == pytest.approx(500)
     assert milliseconds(run, "step 3") == pytest.approx(600)  # of the slower rank too
     assert [event.note for event in run.events].count("shortest") == 2
+
+
+def test_what_begins_at_either_end_of_its_own_ranks_span_is_inside():
+    spans = [Event(0, 99, "span", 3, 6, note="a"), Event(1, 99, "span", 5, 8, note="a")]
+    calls = [Event(rank, at, "send", at, at + 2) for rank in range(2) for at in range(12)]
+    found = events_of(Report(2, events=[*spans, *calls]), "a")
+    wanted = [(0, at) for at in range(3, 7)] + [(1, at) for at in range(5, 9)]
+    assert [(event.rank, event.begin) for event in found] == wanted
