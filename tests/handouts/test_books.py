@@ -92,6 +92,12 @@ def test_a_book_answers_at_the_end_of_the_chapter(small, name, seven):
     assert ("x = 3 + 4\ncheck(x, 7)" in said) == (name == EPUB)
 
 
+def test_the_room_for_a_prediction_is_behind_all_cells_whose_output_answers_it(small):
+    said = texts_of(small, STUDENT)
+    last = said.index("#source(\"print('so')\", apart: false)")
+    assert said[last + 1] == '#room("00_small--answer-1", 1)'
+
+
 def test_instructors_see_an_answer_in_its_place_and_a_web_page_folds_it(small):
     said = texts_of(small, INSTRUCTOR)
     assert said.index('#shown("7")') < said.index('#shown("so")') and "Ask twice." in said

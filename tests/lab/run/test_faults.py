@@ -198,7 +198,8 @@ def test_ranks_that_never_join_are_shown(monkeypatch):
     monkeypatch.setattr(running, "JOIN_LIMIT", 0.6)
     lines, _ = fails(one_does, 2, Slow(60), kind=RanksHung)
     assert re.fullmatch(r"2 of 2 ranks had not joined after \d+ s", lines[0])
-    assert lines[1] == "  rank 0 had not joined, and was at no line of the worker yet"
+    where = "no line of the worker yet|.*import .*"  # it imports still, where that is slow
+    assert re.fullmatch(rf"  rank 0 had not joined, and was at ({where})", lines[1])
 
 
 @pytest.mark.slow
