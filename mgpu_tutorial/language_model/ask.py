@@ -33,9 +33,12 @@ def write(
 ) -> tuple[Tensor, float]:
     """All ranks share every product, and go on from `prompt` with the likeliest characters.
 
-    Returns at most 64 characters, and the smallest gap between the best two.
+    Returns all characters, and the smallest gap between the best two. Raises ValueError for
+    more characters than the model sees at once.
     """
     embedding, *blocks, head = whole
+    if len(prompt) + count > (most := embedding.position.num_embeddings):
+        raise ValueError(f"{len(prompt)} + {count} characters: the model sees {most}")
     for block in blocks:
         share_products(block, None, parts)
     caches, written, margin = [[] for _ in blocks], prompt, float("inf")

@@ -24,11 +24,9 @@ def bytes_predicted(plan: Plan, numbers: int) -> dict[str, int]:
     of the new parameters. pp: its activations. cp: an all-reduce of the keys and values of
     whole sequences forward and one backward, and one of its gradients.
     """
-    whole, gradients = (
-        16 // plan.dp * 64 * 64 * 8,
-        numbers * 8,
-    )  # activations of whole sequences
+    whole = 16 // plan.dp * 64 * 64 * 8  # activations of whole sequences
     share, four = whole // plan.cp, 4 * 4 // plan.pp  # in each of four blocks
+    gradients = numbers * 8
     return {
         "tp": four * share * (plan.tp > 1),
         "dp": gradients * (plan.dp > 1) * (1 + plan.zero),

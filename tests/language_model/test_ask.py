@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.language_model import PARTS, ask
 from mgpu_tutorial.language_model.model import SHIPPED, encode, load_checkpoint
 
@@ -24,3 +25,8 @@ def test_ranks_write_what_one_process_writes_without_a_cache(ranks, world_size):
     for found, margin in ranks(world_size, ask.write, *given).results:
         assert torch.equal(found, written_by_hand("Returns ", 12))
         assert margin > 1e-4
+
+
+def test_more_characters_than_the_model_sees_are_refused(ranks):
+    with pytest.raises(RankFailed, match="60 \\+ 10 characters: the model sees 64"):
+        ranks(1, ask.write, WHOLE.float(), encode("x" * 60), 10, PARTS)
