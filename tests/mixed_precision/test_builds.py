@@ -58,5 +58,7 @@ ASK = [
     ("overflow =…", EACH, "rank"),
     ("overflow =…", SUM, "expected False"),
     ("return found.item() == 0", "", "nothing was returned"),
+    ("tensor(float(overflow))", "full((3,), float(overflow))", ".item()", ".max()")
+    + ("rank 0 sent 12 bytes",),
 ]
 test_right, test_wrong = edited(build, {"finish_step": FINISH, "is_finite_everywhere": ASK})

@@ -11,6 +11,7 @@ STARTED = f"""work = dist.isend(mine, peer)
 BATCH = """every = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, other, peer)]
     [work.wait() for work in dist.batch_isend_irecv(every)]
     return other"""
+NEXT = "peer = (dist.get_rank() + dist.get_world_size() // 2) % dist.get_world_size()"
 SWAP = [
     ("dist.get_rank() < peer", "peer < dist.get_rank()", "empty_like", "zeros_like"),
     ("if dist…", STARTED),
@@ -22,6 +23,7 @@ SWAP = [
     (RETURN, "return mine.copy_(other)", "after it, rank 0's own tensor is: [1]"),
     ("torch.empty_like(mine)", "torch.zeros(1)", "SIGABRT"),
     ("torch.empty_like(mine)", "torch.empty(mine.shape)", "SIGABRT"),
+    ("other = torch", f"{NEXT}\n    other = torch", "rank 0 of 4 receives"),
     ("torch.empty_like(mine)", "mine", "rank 0 of 2 receives"),
 ]
 test_right, test_wrong = edited(build, {"swap": SWAP})

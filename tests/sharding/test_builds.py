@@ -24,6 +24,7 @@ LEAST = "owner[i] = owned.index(min(owned))"
 OWNERS = [
     (LEAST, "owner[i] = min(range(world_size), key=lambda rank: owned[rank])"),
     (LEAST, "owner[i] = i % world_size", "numbers, expected [33088"),
+    (".numel()):", ".numel() - __import__('os').urandom(1)[0] / 999):", "rank 0 has"),
     ("return owner", "return list(range(len(parameters)))", "is no rank of 4"),
     (ORDER, "range(len(parameters))", "numbers, expected [33088"),
     ("parameters[i].numel()\n    ret…", "1\n    return owner", "the 3 ranks own [11, 2, 2]"),
