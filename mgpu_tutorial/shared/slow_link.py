@@ -38,27 +38,40 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     from Python are slowed, so DDP needs a communication hook. Every rank must enter; what is
     on the way at the end is finished.
     """
-    wire = threading.Lock()  # carries one message after the other
+    last, queue = threading.Event(), threading.Lock()  # messages are carried in their order
+    last.set()
     # One each: whoever waits for a call may make the next one there, and wait for that.
     carriers: list[threading.Thread] = []
 
-    def carry(real: Any, work: SlowWork, tensor: torch.Tensor, duration: float) -> None:
+    def carry(
+        real: Any,
+        work: SlowWork,
+        tensor: torch.Tensor,
+        duration: float,
+        before: threading.Event,
+        over: threading.Event,
+    ) -> None:
         try:
             real.wait()
-            with wire:
-                time.sleep(duration)
+            before.wait()
+            time.sleep(duration)
+            over.set()
             work.set_result([tensor])
         except Exception as error:  # a peer that died: whoever waits must learn it
+            over.set()
             work.set_exception(error)
 
     def slowed(call: Callable, share: float) -> Callable:
         @functools.wraps(call)
         def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> SlowWork | None:
+            nonlocal last
             is_asynchronous, work = kwargs.pop("async_op", False), SlowWork()
             sides = [t for t in (tensor, *args) if isinstance(t, torch.Tensor)]
             duration = share * seconds(max(t.nbytes for t in sides))
-            real = call(tensor, *args, **kwargs, async_op=True)
-            carrying = real, work, tensor, duration
+            with queue:
+                real = call(tensor, *args, **kwargs, async_op=True)
+                before, last = last, threading.Event()
+                carrying = real, work, tensor, duration, before, last
             carrier = threading.Thread(target=carry, args=carrying)
             carrier.start()
             carriers.append(carrier)  # several threads may come here at once
