@@ -1,7 +1,10 @@
 """Every way to shard gives the gradients of one process; what the text says is refused."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -11,7 +14,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.utils import clip_grad_norm_
 
-from mgpu_tutorial.fully_shard import units
+from mgpu_tutorial.fully_shard import figures, units
 from mgpu_tutorial.lab import RankFailed
 from tests.fully_shard.reference import new_model, train
 
@@ -39,6 +42,13 @@ def test_gradients_are_those_of_one_process(ranks, way):
     expected = train(model)
     for found in ranks(4, gradients_of, way).results:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_no_row_of_the_last_table_is_far_from_one_process(ranks):
+    offload = partial(units.shard_blocks, offload_policy=fsdp.CPUOffloadPolicy(False))
+    ways = {"DDP": [figures.with_ddp], "offloaded": [offload]}
+    for distances in ranks(2, figures.furthest, ways).results:
+        assert max(distances) < 1e-12
 
 
 def test_adapters_change_nothing_at_first_and_alone_are_trained():
