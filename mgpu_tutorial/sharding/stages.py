@@ -72,10 +72,16 @@ class ShortBlock(ShardedBlock):
 
 
 class ShardedModel(nn.Module):
-    """Stage 3 for a module that starts from rank 0's values; layers share no parameters."""
+    """Stage 3 for a module that starts from rank 0's values.
+
+    Raises ValueError where a parameter is frozen, or shared by two layers.
+    """
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        named = list(module.named_parameters(remove_duplicate=False))
+        if len({p for _, p in named if p.requires_grad}) < len(named):
+            raise ValueError("a parameter is frozen or shared by two layers: use fully_shard")
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, src=0)
         self.module, self.dtype = module, compute_dtype
