@@ -6,13 +6,12 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from mgpu_tutorial.lab import span
+from mgpu_tutorial.lab import note, span
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
-from mgpu_tutorial.sharding import zero
 from mgpu_tutorial.sharding.stages import loss_of, new_tower
-from mgpu_tutorial.sharding.zero import Gather, owners, sharded_step
+from mgpu_tutorial.sharding.zero import Gather, chain, owners, sharded_step
 
 
 def _calls(report: Report, during: str) -> list[str]:
@@ -137,23 +136,49 @@ def makes_two_calls(gather: type) -> None:
         assert len(ops) == 1 and wanted in ops[0], f"the calls of {phase}: {', '.join(ops)}"
 
 
-def _shard(rank: int, world_size: int, gather: type) -> list[torch.Tensor]:
-    """The gradients of this rank's shards of the tower, whose parameters `gather` gathers."""
-    zero.Gather, tower = gather, new_tower(torch.float64)
-    zero.shard_parameters(tower)
-    loss_of(tower, 0, rank, world_size).backward()
-    return [parameter.grad for parameter in tower.parameters()]
+def _layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    note("layer")
+    return torch.tanh(x @ weight)
 
 
-def shards_the_tower(gather: type) -> None:
-    """give a tower in shards the gradients of one process, on one and on three ranks"""
-    tower = new_tower(torch.float64)
-    loss_of(tower, 0, 0, 1).backward()
-    for n in (1, 3):
-        shards = zip(*launch(_shard, n, gather).results, strict=True)
-        for (name, p), found in zip(tower.named_parameters(), shards, strict=True):
-            whole = torch.cat(found)[: p.numel()].view(p.shape)
-            expect(whole, p.grad, f"{n} ranks: the gradient of `{name}`", 1e-12)
+def _chain(
+    rank: int, world_size: int, layers: Callable
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The output of three layers on this rank's rows, and the gradients of its shards."""
+    torch.manual_seed(0)
+    weights, x = torch.randn(3, 9).double(), torch.randn(6, 3).double()
+    padded = nn.functional.pad(weights, (0, -9 % world_size))
+    shards = [w.chunk(world_size)[rank].clone().requires_grad_() for w in padded]
+    output = layers(shards, torch.Size([3, 3]), x.chunk(world_size)[rank], _layer)
+    assert isinstance(output, torch.Tensor), "chain returns no tensor"
+    output.square().mean().backward()
+    return output.detach(), [shard.grad for shard in shards]
+
+
+def _alone(weights: list[torch.Tensor], shape: torch.Size, x: torch.Tensor, layer: Callable):
+    for weight in weights:
+        x = layer(x, weight.view(shape))
+    return x
+
+
+def computes_like_one(layers: Callable) -> None:
+    """equal one process on 1, 2 and 3 ranks, with its gradients"""
+    output, gradients = _chain(0, 1, _alone)
+    for n in (1, 2, 3):
+        results = launch(_chain, n, layers).results
+        found = torch.cat([part for part, _ in results])
+        expect(found, output, f"{n} ranks: the output", 1e-12)
+        for i, gradient in enumerate(gradients):
+            whole = torch.cat([shards[i] for _, shards in results])[:9]
+            expect(whole, gradient, f"{n} ranks: the gradient of weight {i}", 1e-12)
+
+
+def gathers_one_by_one(layers: Callable) -> None:
+    """gather a weight only when x has come to it"""
+    events = launch(_chain, 2, layers, trace=True).events
+    calls = [e.note if e.kind == "note" else e.op for e in events if e.rank == 0]
+    gathers = sum("all_gather" in call for call in calls[: calls.index("layer")])
+    assert gathers == 1, f"{gathers} weights are gathered before the first layer computes"
 
 
 build = Builder(
@@ -161,6 +186,7 @@ build = Builder(
     {
         sharded_step: [steps_like_one, leaves_the_same_bits, sends_the_model_twice],
         owners: [shares_the_tower, begins_with_the_largest, agrees_on_every_rank],
-        Gather: [gathers_and_scatters, makes_two_calls, shards_the_tower],
+        Gather: [gathers_and_scatters, makes_two_calls],
+        chain: [computes_like_one, gathers_one_by_one],
     },
 )

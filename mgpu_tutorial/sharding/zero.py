@@ -4,7 +4,7 @@ Stage 1 steps a parameter where it is owned, stage 2 a shard of all parameters i
 tensor. At stage 3 a parameter is whole only while it is used.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -87,6 +87,16 @@ class Gather(torch.autograd.Function):
         shard = gradient.new_empty(len(gradient) // dist.get_world_size())
         dist.reduce_scatter_single(shard, gradient)
         return shard / dist.get_world_size()
+
+
+def chain(
+    shards: list[torch.Tensor], shape: torch.Size, x: torch.Tensor, layer: Callable
+) -> torch.Tensor:
+    """Layers one after the other; each weight is gathered when `x` has come to it."""
+    for shard in shards:
+        weight = Gather.apply(shard)[: shape.numel()].view(shape)
+        x = layer(x, weight)
+    return x
 
 
 class Unsharded(nn.Module):

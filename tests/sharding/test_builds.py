@@ -46,7 +46,17 @@ GATHERS = [
     (GATHER, "whole.copy_(shard.repeat(dist.get_world_size()))", "rank 0 of 3"),
     (RETURN, "", "returns no tensor"),
 ]
+WEIGHT = "Gather.apply(shard)[: shape.numel()].view(shape)"
+FIRST = "for shard in [Gather.apply(shard) for shard in shards]"
+CHAIN = [
+    (WEIGHT, "Gather.apply(shard).narrow(0, 0, shape.numel()).reshape(shape)"),
+    (WEIGHT, "Gather.apply(shard).view(shape)", "shape '[3, 3]'"),
+    (WEIGHT, "Gather.apply(shard.detach())[: shape.numel()].view(shape)", "grad"),
+    (WEIGHT, "Gather.apply(shard)[-shape.numel() :].view(shape)", "2 ranks: the output"),
+    ("for shard in shards", FIRST, WEIGHT, WEIGHT.replace("Gather.apply(shard)", "shard"))
+    + ("3 weights are gathered before the first layer computes",),
+]
 
 test_right, test_wrong = edited(
-    build, {"sharded_step": STEP, "owners": OWNERS, "Gather": GATHERS}
+    build, {"sharded_step": STEP, "owners": OWNERS, "Gather": GATHERS, "chain": CHAIN}
 )
