@@ -74,6 +74,7 @@ class ShortBlock(ShardedBlock):
 class ShardedModel(nn.Module):
     """Stage 3 for a module that starts from rank 0's values.
 
+    All parameters are in `shards`; what is left in `module` is the same on every rank.
     Raises ValueError where a parameter is frozen, or shared by two layers.
     """
 
@@ -86,6 +87,19 @@ class ShardedModel(nn.Module):
             dist.broadcast(tensor, src=0)
         self.module, self.dtype = module, compute_dtype
         self.shard_blocks(self)
+        self.shards = nn.ParameterList()
+        for block in self.blocks().values():
+            self.shards.append(shard := block.shard)
+            del block.shard
+            vars(block)["shard"] = shard  # which the block uses, and no longer owns
+
+    def blocks(self) -> dict[str, ShardedBlock]:
+        """The blocks by their names in `module`, with a dot at the end."""
+        return {
+            f"{path}.".removeprefix("module."): block
+            for path, block in self.named_modules()
+            if isinstance(block, ShardedBlock)
+        }
 
     def shard_blocks(self, module: nn.Module) -> None:
         """Wrap what stands in a Sequential or ModuleList, and else what has parameters."""
@@ -106,11 +120,9 @@ class ShardedModel(nn.Module):
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole parameters by name, on every rank; all ranks call it."""
         full = {}
-        for path, block in self.named_modules():
-            if isinstance(block, ShardedBlock):
-                prefix = f"{path}.".removeprefix("module.")
-                views = views_of(Gather.apply(block.shard), block.shapes)
-                full |= {prefix + name: view for name, view in views.items()}
+        for prefix, block in self.blocks().items():
+            views = views_of(Gather.apply(block.shard), block.shapes)
+            full |= {prefix + name: view for name, view in views.items()}
         return full
 
 

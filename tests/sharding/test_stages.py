@@ -155,6 +155,15 @@ def test_a_single_layer_keeps_its_names(ranks):
     assert names == ["weight", "bias"]
 
 
+def test_what_is_left_in_the_module_is_the_same_on_every_rank(ranks):
+    def left(rank, world_size):
+        model = ShardedModel(new_model())
+        return [*model.module.parameters()], [name for name, _ in model.named_parameters()]
+
+    for in_module, names in ranks(2, left).results:
+        assert in_module == [] and names == [f"shards.{i}" for i in range(len(names))] != []
+
+
 def train_short(rank, world_size):
     model = ShardedModel(new_model(torch.float32), compute_dtype=torch.bfloat16)
     loss = loss_of(model, 0, rank, world_size)
