@@ -1,6 +1,7 @@
 """What the reader's communication hook must do."""
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -12,17 +13,13 @@ from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 
 def gradients_of(
-    rank: int, world_size: int, hook: Callable, state: dict, steps: int = 1
+    rank: int, world_size: int, hook: Callable, steps: int
 ) -> tuple[list, list, list]:
-    """Each step's gradients through the hook and without it, and what its state then keeps.
-
-    The buckets are small, so that DDP rebuilds them after the first step.
-    """
+    """Each step's gradients through the hook and without it, and the state at the end."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(Tower(16, depth=3), bucket_cap_mb=1e-3)
-    model.register_comm_hook(state, hook)
-    plain = Tower(16, depth=3)
-    plain.load_state_dict(model.module.state_dict())
+    plain, rest = Tower(16, depth=3), {}
+    model = DistributedDataParallel(deepcopy(plain))
+    model.register_comm_hook(rest, hook)
     torch.manual_seed(rank)
     sent, exact = [], []
     for _ in range(steps):
@@ -31,25 +28,21 @@ def gradients_of(
             net.zero_grad()
             net(inputs).square().mean().backward()
             seen.append([p.grad.clone() for p in net.parameters()])
-    kept = [state.get(p) for p in model.module.parameters()]
-    return sent, exact, kept
+    return sent, exact, [rest.get(p) for p in model.module.parameters()]
 
 
 def keeps_the_rest(function: Callable) -> None:
     """send, in the first step, the signs times the mean size, and keep what was left out, for
     each parameter
     """
-    (sent,), (exact,), kept = launch(gradients_of, 1, function, {}).results[0]
+    (sent,), (exact,), kept = launch(gradients_of, 1, function, 1).results[0]
     for i, (found, wanted) in enumerate(zip(sent, exact, strict=True)):
-        assert not torch.equal(found, wanted), (
-            "the bucket still holds the gradients themselves"
-        )
+        still = "the bucket still holds the gradients themselves"
+        assert not torch.equal(found, wanted), still
         signs = wanted.sign() * wanted.abs().mean()
         expect(found, signs, f"alone, gradient {i}", within=1e-6)
-        assert isinstance(kept[i], torch.Tensor), (
-            f"after one step `rest` has {sum(rest is not None for rest in kept)} of the "
-            f"{len(kept)} parameters as its keys"
-        )
+        keys = f"{len(kept) - kept.count(None)} of the {len(kept)} parameters as its keys"
+        assert kept[i] is not None, f"after one step `rest` has {keys}"
         expect(kept[i], wanted - found, f"alone, the rest of gradient {i}", within=1e-6)
 
 
@@ -58,7 +51,7 @@ def loses_nothing(function: Callable) -> None:
     last rest add up to all gradients
     """
     for world_size in (1, 2, 3):
-        found = launch(gradients_of, world_size, function, {}, 4).results
+        found = launch(gradients_of, world_size, function, 4).results
         for i, total in enumerate(map(sum, zip(*found[0][0], strict=True))):
             own = [sum(step[i] for step in exact) - kept[i] for _, exact, kept in found]
             apart = largest_difference(total, sum(own) / world_size)

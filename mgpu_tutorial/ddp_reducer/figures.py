@@ -1,13 +1,12 @@
 """Apparatus, not the lesson: counts and draws what the hooks and the options do."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower
-from mgpu_tutorial.ddp_reducer.hooks import train_digits
 from mgpu_tutorial.ddp_reducer.reducer import Buckets, count_memory, observe_buckets
 from mgpu_tutorial.lab import Table, curves, frame, launch
 from mgpu_tutorial.lab.draw.plot import Plot
@@ -40,11 +39,6 @@ def outcome_of(options: dict[str, Any]) -> dict[str, Any]:
     nbytes = launch(count_memory, 2, **options).results[0]
     sizes = bucket_sizes({"": options}).rows[0][2]
     return {"buckets": sizes, "bytes beside them": nbytes.get("gradients", 0)}
-
-
-def learn_with(hooks: Mapping[str, Callable | None]) -> dict[str, list[float]]:
-    """The loss of each global batch in `train_digits` on two ranks, through each hook."""
-    return {name: launch(train_digits, 2, hook).results[0] for name, hook in hooks.items()}
 
 
 def loss_curves(losses: Mapping[str, list[float]]) -> Plot:

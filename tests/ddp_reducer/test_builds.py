@@ -9,8 +9,11 @@ MEAN = """flat = bucket.buffer().div_(torch.distributed.get_world_size())
 ADDED = """gradient += rest.get(parameter, torch.zeros_like(gradient))
         sent = gradient.sign() * gradient.abs().sum() / gradient.numel()
         rest[parameter] = gradient - sent"""
-NO_SUM = """done = torch.futures.Future()
-    done.set_result(bucket.buffer())
+OWN_FIRST = """rank, world_size = dist.get_rank(), dist.get_world_size()
+    all_of = [torch.empty_like(bucket.buffer()) for _ in range(world_size)]
+    dist.all_gather(all_of, bucket.buffer())
+    done = torch.futures.Future()
+    done.set_result(sum(all_of[rank:] + all_of[:rank]) / world_size)
     return done"""
 PUT, KEEP = "gradient.copy_(sent)", "rest[parameter] = wanted - sent"
 SEND = "return allreduce_hook(None, bucket)"
@@ -24,6 +27,6 @@ EDITS = [
     (KEEP, "rest[bucket.index()] = wanted - sent", "has 0 of the 8"),
     (" * wanted.abs().mean()", "", "alone, gradient 0"),
     (SEND, "return bucket.buffer()", "rank 0 raised"),
-    (SEND, NO_SUM, "too much, on 2 ranks"),
+    (SEND, OWN_FIRST, "the gradients of 3 ranks differ by"),
 ]
 test_right, test_wrong = edited(build, {"signs_with_feedback": EDITS})

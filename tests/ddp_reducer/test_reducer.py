@@ -1,11 +1,12 @@
-"""What torch's Reducer does with buckets, seen through a communication hook."""
+"""What torch's Reducer sends and when: who complains, who waits, and what each cure gives."""
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import Tower, shares, train_replicas
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
 from mgpu_tutorial.ddp_reducer import reducer
+from mgpu_tutorial.lab import RankFailed
 from tests.ddp_buckets.test_wrappers import one_process
 
 
@@ -24,10 +25,48 @@ def test_the_hook_that_notes_averages_as_ddp_does(ranks, world_size):
         assert iterations == 1
 
 
-OPTIONS = ["gradient_as_bucket_view", "static_graph", "find_unused_parameters"]
+NOBODY, FIRST_ONLY, SECOND_ONLY = (None, None), (1.0, None), (None, 1.0)
+SEARCH, PROMISE = {"find_unused_parameters": True}, {"static_graph": True}
 
 
-@pytest.mark.parametrize("options", [{}, *({name: True} for name in OPTIONS)], ids=str)
-def test_no_option_changes_what_is_learned(ranks, options):
-    for found in ranks(3, train_replicas, DistributedDataParallel, 4, **options).results:
-        torch.testing.assert_close(found, one_process(4))
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(
+    "second, options, gradients",
+    [
+        (NOBODY, SEARCH, [3.0, None]),
+        (NOBODY, PROMISE, [3.0, None]),
+        ((0.0, 0.0), {}, [3.0, 0.0]),
+        (FIRST_ONLY, SEARCH, [3.0, 1.0]),  # the mean of 2 and none
+        (SECOND_ONLY, SEARCH, [3.0, 2.0]),  # of none and 4
+        (FIRST_ONLY, PROMISE, [3.0, 1.0]),  # as long as it stays so
+    ],
+)
+def test_the_cures_for_unused_parameters(ranks, second, options, gradients, steps):
+    report = ranks(2, reducer.train_two_heads, second, steps, **options)
+    assert report.results == [gradients] * 2
+
+
+def test_in_the_next_step_the_other_rank_raises(ranks):
+    says = "rank 1 raised RuntimeError: Expected to have"
+    with pytest.raises(RankFailed, match=says) as caught:
+        ranks(2, reducer.train_two_heads, FIRST_ONLY)
+    assert caught.value.report.stdout[0] == "forward 0 done\n"
+
+
+def use_in_turn(rank, world_size, *seconds):
+    """Steps that use the second head or not, against the promise of a static graph."""
+    model = DistributedDataParallel(reducer.TwoHeads(), static_graph=True)
+    for second in seconds:
+        model(torch.ones(2, 4), second[rank]).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "first, then, says",
+    [
+        (NOBODY, (1.0, 1.0), "Your training graph has changed in this iteration"),
+        ((1.0, 1.0), FIRST_ONLY, "rank 1 returned while rank 0 still waited"),
+    ],
+)
+def test_a_broken_promise_of_a_static_graph_is_told_or_hangs(ranks, first, then, says):
+    with pytest.raises(RankFailed, match=says):
+        ranks(2, use_in_turn, first, first, then, timeout=10)
