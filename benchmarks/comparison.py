@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,8 +26,8 @@ from mgpu_tutorial.comparison.training import SETUPS, Experiment, Setup, train_s
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.shared.data import pictures
 
-FULL = Experiment("resnet101", 128, 112, 20), Experiment("mobilenet_v2", 256, 112, 20)
-SMALL = Experiment("resnet101", 8, 64, 4), Experiment("mobilenet_v2", 16, 64, 4)
+FULL = ("resnet101", 128, 112), ("mobilenet_v2", 256, 112)
+SMALL = ("resnet101", 8, 64), ("mobilenet_v2", 16, 64)
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "avx512_fp16")
 
 
@@ -46,66 +47,56 @@ def measure(rank: int, world_size: int, *how: Any) -> dict[str, list]:
     return {"seconds": list(map(sum, found["seconds"])), "memory": peaks or counted}
 
 
-def measure_row(
-    setup: Setup, experiment: Experiment, gpus: int, timeout: float = 3600
-) -> dict[str, Any]:
+def measure_row(setup: Setup, experiment: Experiment, gpus: int) -> dict[str, Any]:
     """Run one row in fresh processes and summarise it."""
     count = (gpus or 2) if setup.wrapper else 1
     ranks = count if setup.wrapper == "DDP" else 1
-    how = {"device": "cuda" if gpus else "cpu", "timeout": timeout}
+    how = {"device": "cuda" if gpus else "cpu", "timeout": 3600}
     return summarise(launch(measure, ranks, setup, experiment, count, **how).results)
 
 
 def summarise(ranks: Sequence[dict[str, list]]) -> dict[str, Any]:
     """20 times the median iteration of the slowest rank; the bytes of every device."""
     slowest = map(max, zip(*(rank["seconds"] for rank in ranks), strict=True))
-    return {
-        "seconds": round(20 * statistics.median(slowest), 2),
-        "memory": [peak for rank in ranks for peak in rank["memory"]],
-        "processes": len(ranks),
-    }
+    memory = [peak for rank in ranks for peak in rank["memory"]]
+    seconds = round(20 * statistics.median(slowest), 2)
+    return {"seconds": seconds, "memory": memory, "processes": len(ranks)}
 
 
 def save(kind: str, found: Sequence[dict[str, Any]]) -> None:
     """Store what was measured, a row a line; what other kinds have stays."""
     stored = json.loads(figures.STORED.read_text(encoding="utf-8")) | {kind: found}
-    parts = [
-        f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, rows)) + "\n]"
-        for name, rows in stored.items()
-    ]
-    figures.STORED.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    text = json.dumps(stored).replace("}, {", "},\n{")
+    figures.STORED.write_text(f"{text}\n", encoding="utf-8")
 
 
 def compare(experiments: Sequence[Experiment], gpus: int) -> list[dict[str, Any]]:
     """All rows of all networks; on one GPU only its own."""
     rows = []
-    for experiment in experiments:
-        for name, setup in SETUPS.items():
-            if not setup.wrapper or gpus != 1:
-                of = {"network": experiment.network, "setup": name}
-                rows.append(of | measure_row(setup, experiment, gpus))
-                print(rows[-1], flush=True)
+    for experiment, (name, setup) in product(experiments, SETUPS.items()):
+        if not setup.wrapper or gpus != 1:
+            of = {"network": experiment.network, "setup": name}
+            rows.append(of | measure_row(setup, experiment, gpus))
+            print(rows[-1], flush=True)
     return rows
 
 
 def measure_parts(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
     """Processor seconds of forward, backward and update, of the rank that takes longest."""
-    alone, two, ddp = Setup(), Setup("DataParallel"), Setup("DDP")
+    runs = {  # ranks, what the pictures are divided by, and the setup
+        "one device": (1, 1, Setup()),
+        "one device, half the pictures": (1, 2, Setup()),
+        "DataParallel on two devices": (1, 1, Setup("DataParallel")),
+        "one of two DDP ranks": (2, 1, Setup("DDP")),
+    }
     rows = []
-    for experiment in experiments:
-        half = experiment._replace(batch=experiment.batch // 2)
-        runs = {
-            "one device": (1, alone, experiment),
-            "one device, half the pictures": (1, alone, half),
-            "DataParallel on two devices": (1, two, experiment),
-            "one of two DDP ranks": (2, ddp, experiment),
-        }
-        for name, (ranks, *how) in runs.items():
-            given = pictures(), *how, 2, time.process_time
-            results = launch(train_setup, ranks, *given, device="cpu", timeout=3600).results
-            least = [list(map(min, zip(*rank["seconds"], strict=True))) for rank in results]
-            seconds = [round(part, 4) for part in max(least, key=sum)]
-            rows.append({"network": experiment.network, "setup": name, "seconds": seconds})
+    for experiment, (name, (ranks, share, setup)) in product(experiments, runs.items()):
+        less = experiment._replace(batch=experiment.batch // share)
+        given = pictures(), setup, less, 2, time.process_time
+        results = launch(train_setup, ranks, *given, device="cpu", timeout=3600).results
+        least = [list(map(min, zip(*rank["seconds"], strict=True))) for rank in results]
+        seconds = [round(part, 4) for part in max(least, key=sum)]
+        rows.append({"network": experiment.network, "setup": name, "seconds": seconds})
     return rows
 
 
@@ -115,9 +106,9 @@ if __name__ == "__main__":
     given = options(__doc__, "full", "parts", "save")
     gpus = 0 if os.environ.get("MGPU_DEVICE") == "cpu" else torch.cuda.device_count()
     kind = "parts" if given.parts else "cuda" if gpus else "cpu"
+    sizes = FULL if given.full or kind == "cuda" else SMALL
     iterations = 20 if kind == "cuda" else 4
-    chosen = FULL if given.full or kind == "cuda" else SMALL
-    experiments = [e._replace(iterations=iterations) for e in chosen]
+    experiments = [Experiment(*size, iterations=iterations) for size in sizes]
     known = torch.cpu.get_capabilities()
     about = {
         "device": torch.cuda.get_device_name() if gpus else "CPU, one core per device",

@@ -11,10 +11,11 @@ AT_LEAST = [
     ("computing =…", AT_ONCE),
     (MAX, "sorted([sending, keeping, computing])[-1]"),
     (MAX, "computing + keeping + sending", "30 s, 60 s and 40 s"),
-    ("step.operations / gpus", "step.operations", "on 4 GPUs"),
+    ("step.operations / gpus", "step.operations", "GPUs: 4"),
     ("2 * step.saved", "step.saved", "60, expected"),
-    (SENDING, "4", "4 GPUs: 40, expected 60"),
-    (SENDING, "(gpus - 1) / gpus * 2", "2 GPUs: 10, expected 40"),
+    ("step.saved / gpus", "step.saved", "GPUs: 3"),
+    (SENDING, "4", "GPUs: 4: 40, expected 60"),
+    (SENDING, "(gpus - 1) / gpus * 2", "GPUs: 2: 10, expected 40"),
     (f"return {MAX}", MAX, "nothing was returned"),
 ]
 test_right, test_wrong = edited(build, {"seconds_at_least": AT_LEAST})
