@@ -19,17 +19,20 @@ BLOCKING = """if dist.get_rank() == 0:
     if dist.get_rank() == 1:
         dist.recv(buffer, src=0)
     return done"""
-DO, WAIT, NO_WAIT = "done = work()", "transfer.wait()", "called isend, then work, and that is"
+DO, WAIT, NO_WAIT = "done = work()", "transfer.wait()", "called isend, then work; it must"
 WORK_MEANWHILE = [
     ("done =…", FINALLY),
     ("if dist…", BATCH),
     ("if dist…", BLOCKING, "rank 0 waits in send for rank 1"),
     ("isend", "send", "irecv", "recv", WAIT, "", "rank 0 called send, then work"),
+    (WAIT, f"if dist.get_rank() == 0:\n        {WAIT}", "rank 1 called irecv, then work; "),
+    (DO, f"{DO}; {DO}", "then work, then work, then wait"),
+    ("(buffer,", "(buffer[:1],", "rank 1's buffer: [7, 0"),
     (WAIT, "", DO, f"{WAIT}; {DO}", "called isend, then wait, then work"),
     (DO, "", "if dist", f"{DO}\n    if dist", "called work, then isend, then wait"),
     (WAIT, "", NO_WAIT),
     (WAIT, "", "transfer = ", "", NO_WAIT),
-    ("work()", "1", "rank 0 never called work"),
+    ("work()", "1", "rank 0 called isend, then wait; "),
     ("return done", "", "Is a `return` missing?"),
 ]
 test_right, test_wrong = edited(build, {"work_meanwhile": WORK_MEANWHILE})
