@@ -140,24 +140,21 @@ def tree_film(rank: int, world_size: int) -> None:
 
 def race(*methods: Callable[[torch.Tensor], None]) -> Table:
     """The least milliseconds of each method on four ranks, until the slowest rank is done."""
-    by_size = launch(turns, 4, methods, timeout=60).results[0].items()
-    rows = [
-        [f"{size:,}", *(round(1e3 * min(t), 2) for t in taken)] for size, taken in by_size
-    ]
+    rows = launch(turns, 4, methods, timeout=60).results[0]
     return Table(["bytes", *(f"{method.__name__}, ms" for method in methods)], rows)
 
 
-def turns(rank: int, world_size: int, methods: tuple) -> dict[int, list[list[float]]]:
-    """For each size the seconds of each method in each of its turns."""
+def turns(rank: int, world_size: int, methods: tuple) -> list[list]:
+    """A row for each size: its bytes, and the least milliseconds of each method."""
 
     def until_all_have(method: Callable, tensor: torch.Tensor) -> None:
         method(tensor)
         dist.barrier()
 
-    seconds = {}
+    rows = []
     for size in (4_000, 400_000, 20_000_000):
         tensor = torch.zeros(size // 4)
         actions = {method: partial(until_all_have, method, tensor) for method in methods}
-        taken = in_turns(actions, 4 if size > 1e6 else 20, warm_up=1)
-        seconds[size] = list(taken.values())
-    return seconds
+        taken = in_turns(actions, 4 if size > 1e6 else 20, warm_up=1).values()
+        rows.append([f"{size:,}", *(round(1e3 * min(seconds), 2) for seconds in taken)])
+    return rows

@@ -15,10 +15,8 @@ ADD, EMPTY = "target += incoming", "incoming = torch.empty_like(target)"
 REDUCE_SCATTER = [
     ("sending =…", EVEN_FIRST),
     (ADD, "target = target + incoming", "on 2 ranks"),
-    ("range(world_size - 1)", "range(world_size)", "from rank 0: 4 of them, expected 3"),
     ("(rank - step) %", "(rank + step) %", "on 3 ranks"),
     ("sending = dist.isend", "dist.send", "sending.wait()", "", "send"),
-    (EMPTY, "incoming = torch.zeros(1)", ""),
     (EMPTY, "incoming = torch.empty_like(outgoing)", ""),
 ]
 TARGET = "chunks[(rank - step) % world_size]"
@@ -38,13 +36,15 @@ ALL_GATHER = [
     ("(rank + 1 - step)", "(rank - step)", "not what"),
     ("range(world_size - 1)", "range(world_size - 2)", "not what"),
 ]
+GATHER = "all_gather_ring(chunks)"
 RING = [
     ("tensor.tensor_split(", "torch.tensor_split(tensor.view(-1), "),
     ("tensor.tensor_split", "tensor.clone().tensor_split", "on 2 ranks, rank 0 holds"),
-    ("all_gather_ring(chunks)", "", "on 2 ranks, rank 0 holds"),
+    (GATHER, "", "on 2 ranks, rank 0 holds"),
     ("reduce_scatter_ring(chunks)", "", "on 2 ranks, rank 0 holds"),
     ("dist.get_world_size()", "2", "index out of range"),
-    ("chunks =…", "dist.all_reduce(tensor)", "sends: 0, expected 6000"),
+    (GATHER, f"{GATHER}\n    {GATHER}", "from rank 0: 9 of them, expected 6"),
+    ("chunks =…", "dist.all_reduce(tensor)", "from rank 0: 0 of them, expected 6"),
 ]
 test_right, test_wrong = edited(
     build,
