@@ -55,7 +55,7 @@ def loses_nothing(function: Callable) -> None:
         for i, total in enumerate(map(sum, zip(*found[0][0], strict=True))):
             own = [sum(step[i] for step in exact) - kept[i] for _, exact, kept in found]
             apart = largest_difference(total, sum(own) / world_size)
-            assert apart < 1e-4, f"{apart:.2g} is missing or too much, on {world_size} ranks"
+            assert apart < 1e-4, f"with {world_size=} {apart:.2g} is missing or too much"
         apart = largest_difference([sent for sent, *_ in found], [found[0][0]] * world_size)
         assert apart == 0, f"the gradients of {world_size} ranks differ by {apart:.2g}"
 

@@ -18,7 +18,7 @@ AT_ONCE = """losses = [model(part).square().mean() for part in parts]
 ACCUMULATE = [
     ("*first…", NUMBERED),
     ("with model.no_sync()", "if True", "expected 6"),
-    (DIVIDED, ").backward()", "with 2 parts: its gradients differ from those of one process"),
+    (DIVIDED, ").backward()", "rank 0 of 1, batch.chunk(2): the gradients, entry 0"),
     (
         "*first, last = parts",
         "first = parts",
@@ -27,7 +27,9 @@ ACCUMULATE = [
         "with one part, the b",
     ),
     ("*first…", OUTSIDE, "with three parts, the buckets that DDP sends: 18"),
-    ("in first", "in []", "differ from those of one process"),
+    ("in first", "in []", "rank 0 of 1, batch.chunk(2): the gradients, entry 0"),
+    ("in first", "in first[:1]", "rank 0 of 3, batch.chunk(4): the gradients, entry 0"),
+    (DIVIDED, " / len(parts) / dist.get_world_size()).backward()", "rank 0 of 2, batch"),
     ("*first…", AT_ONCE, "the bytes kept for backward in 3 parts: 147936, expected 49312"),
 ]
 test_right, test_wrong = edited(build, {"accumulate": ACCUMULATE})

@@ -1,89 +1,58 @@
-"""Around the training loop: each mistake gives its error, each cure works."""
+"""Batches that run out, and the trace of a step."""
 
-from contextlib import nullcontext
+import json
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_in_practice import practice
-
-# Accumulation
+from mgpu_tutorial.ddp_in_practice import figures, practice
 
 
-def where_no_sync_stands(rank, world_size, around_forward, around_backward):
+def learn_while_joined(rank, world_size):
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    with model.no_sync() if around_forward else nullcontext():
-        output = model(torch.full((1, 1), 1.0 + rank)).sum()
-    with model.no_sync() if around_backward else nullcontext():
-        output.backward()
-    return model.module.weight.grad.item()
-
-
-@pytest.mark.parametrize("around_backward", [False, True])
-@pytest.mark.parametrize("around_forward, gradients", [(False, [1.5, 1.5]), (True, [1, 2])])
-def test_the_forward_decides_whether_backward_sends(
-    ranks, around_forward, around_backward, gradients
-):
-    report = ranks(2, where_no_sync_stands, around_forward, around_backward)
-    assert report.results == gradients
-
-
-# Uneven batches
-
-
-def learn_while_joined(rank, world_size, **options):
-    """The gradients of 1, the weight after the loop and after join(), and the momentum."""
-    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    nn.init.zeros_(model.module.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
-    gradients = []
-    with model.join(**options):
+    means = []
+    with model.join(divide_by_initial_world_size=False):
         for _ in range(5 - 2 * rank):
-            optimizer.zero_grad()
+            model.zero_grad()
             model(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
-            gradients.append(model.module.weight.grad.item())
-        inside = model.module.weight.item()
-    momentum = optimizer.state[model.module.weight]["momentum_buffer"].item()
-    return gradients, inside, model.module.weight.item(), momentum
-
-
-def test_join_hands_on_the_last_ranks_parameters_and_not_its_optimizer(ranks):
-    first, second = ranks(2, learn_while_joined).results
-    assert first == ([1.0, 1.0, 1.0, 0.5, 0.5], -6.8125, -6.8125, 1.1875)
-    assert second == ([1.0, 1.0, 1.0], -4.25, -6.8125, 1.75)
+            means.append(model.module.weight.grad.item())
+    return means
 
 
 def test_join_can_divide_by_the_ranks_that_are_left(ranks):
-    report = ranks(2, learn_while_joined, divide_by_initial_world_size=False)
-    assert [gradients for gradients, *_ in report.results] == [[1.0] * 5, [1.0] * 3]
-
-
-# The trace of a step
+    assert ranks(2, learn_while_joined).results == [[1.0] * 5, [1.0] * 3]
 
 
 def test_the_profiler_sees_six_transfers_and_the_first_under_backward(ranks, tmp_path):
-    folder = str(tmp_path)
-    ranks(2, practice.profile_step, folder)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json", "rank1.json"]
+    ranks(2, practice.profile_step, str(tmp_path))
     for rank in (0, 1):
-        sent = practice.read_trace(folder, rank, "gloo:all_reduce")
-        assert len(sent) == len(practice.read_trace(folder, rank, "c10d::allreduce_")) == 6
-        accumulated = practice.read_trace(folder, rank, "torch::autograd::AccumulateGrad")
-        copied = practice.read_trace(folder, rank, "torch::distributed::reducer::mul_out")
-        assert len(accumulated) == len(copied) == 14
+        sent = practice.read_trace(tmp_path, rank, "gloo:all_reduce")
+        accumulated = practice.read_trace(tmp_path, rank, "torch::autograd::AccumulateGrad")
+        assert (len(sent), len(accumulated)) == (6, 14)
         assert min(sent)[0] < max(accumulated)[0]
 
 
 def test_the_rank_that_is_late_has_the_short_call(ranks, tmp_path):
     ranks(2, practice.profile_step, str(tmp_path), late=0.3)
-    calls = [min(practice.read_trace(str(tmp_path), r, "gloo:all_reduce")) for r in (0, 1)]
+    calls = [min(practice.read_trace(tmp_path, r, "gloo:all_reduce")) for r in (0, 1)]
     on_time, late = (end - begin for begin, end in calls)
     assert late < on_time < 10_000  # milliseconds
+
+
+def test_backward_is_drawn_from_its_first_operation_to_its_last(tmp_path, monkeypatch):
+    events = [
+        ("autograd::engine", 2, 9),
+        ("autograd::engine", 3, 4),
+        ("gloo:all_reduce", 3, 5),
+    ]
+    text = [{"ph": "X", "name": n, "ts": 1e6 * b, "dur": 1e6 * (e - b)} for n, b, e in events]
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": text}))
+    monkeypatch.setattr(figures, "timeline", lambda report: report.events)
+    drawn = [(e.op, e.begin, e.end) for e in figures.draw_trace(tmp_path, ranks=1)]
+    assert drawn == [("span", 2, 9), ("all_reduce", 3, 5)]
 
 
 INTERVALS = st.lists(st.tuples(st.integers(-10, 20), st.integers(0, 9)), max_size=8)
