@@ -20,16 +20,12 @@ REDUCE_SCATTER = [
     (EMPTY, "incoming = torch.empty_like(outgoing)", ""),
 ]
 TARGET = "chunks[(rank - step) % world_size]"
-RECV, NEXT = f"dist.recv({TARGET}, left)", "chunks[(rank + 1 - step) % world_size]"
+RECV = f"dist.recv({TARGET}, left)"
 ARRIVES = (
     f"incoming = torch.empty_like({TARGET})\n        dist.recv(incoming, left)\n        "
 )
-RECEIVED_FIRST = f"""receiving = dist.irecv({TARGET}, left)
-        dist.send({NEXT}, right)
-        receiving.wait()"""
 ALL_GATHER = [
     (RECV, f"{ARRIVES}{TARGET}.copy_(incoming)"),
-    ("sending =…", RECEIVED_FIRST),
     (RECV, f"{ARRIVES}{TARGET}.add_(incoming)", "not what"),
     (RECV, f"{ARRIVES}{TARGET}.add_(incoming - {TARGET})", "are not what was sent"),
     (RECV, f"dist.recv({TARGET}.clone(), left)", "not what"),
@@ -37,6 +33,10 @@ ALL_GATHER = [
     ("range(world_size - 1)", "range(world_size - 2)", "not what"),
 ]
 GATHER = "all_gather_ring(chunks)"
+OWN_ORDER = """rank, world_size = dist.get_rank(), dist.get_world_size()
+    every = [torch.empty_like(tensor) for _ in range(world_size)]
+    dist.all_gather(every, tensor)
+    tensor.copy_(sum(every[rank:] + every[:rank]))"""
 RING = [
     ("tensor.tensor_split(", "torch.tensor_split(tensor.view(-1), "),
     ("tensor.tensor_split", "tensor.clone().tensor_split", "on 2 ranks, rank 0 holds"),
@@ -44,6 +44,7 @@ RING = [
     ("reduce_scatter_ring(chunks)", "", "on 2 ranks, rank 0 holds"),
     ("dist.get_world_size()", "2", "index out of range"),
     (GATHER, f"{GATHER}\n    {GATHER}", "from rank 0: 9 of them, expected 6"),
+    ("chunks =…", OWN_ORDER, "numbers differ between ranks 0 and 1"),
     ("chunks =…", "dist.all_reduce(tensor)", "from rank 0: 0 of them, expected 6"),
 ]
 test_right, test_wrong = edited(

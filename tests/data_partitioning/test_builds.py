@@ -8,11 +8,6 @@ LOOP = """generator = torch.Generator()
     order = [int(i) for i in torch.randperm(samples, generator=generator)]
     each = samples // world_size if drop_last else -(-samples // world_size)
     return [order[(rank + i * world_size) % samples] for i in range(each)]"""
-PYTORCH = """sampler = torch.utils.data.DistributedSampler(
-        range(samples), world_size, rank, seed=seed, drop_last=drop_last
-    )
-    sampler.set_epoch(epoch)
-    return list(sampler)"""
 TENSORS = """generator = torch.Generator().manual_seed(seed + epoch)
     each = (samples if drop_last else samples + world_size - 1) // world_size
     places = torch.arange(each * world_size) % samples
@@ -23,7 +18,6 @@ TWICE = "different ones, expected"
 DEALT = "order[rank::world_size]"
 RANK_INDICES = [
     ("generator =…", LOOP),
-    ("generator =…", PYTORCH),
     ("generator =…", TENSORS),
     ("seed + epoch", "seed", "epoch 1 has the order of epoch 0"),
     ("seed + epoch", "seed + epoch + rank", TWICE),
@@ -36,6 +30,7 @@ RANK_INDICES = [
     (PADDED, "[0] * missing", "of 10 samples rank"),
     ("samples - samples % world_size", "-1", WRONG_PARTS),
     ("if drop_last", "if not drop_last", "expected 4 each"),
+    ("seed + epoch", "seed * (epoch + 1)", "of 10 samples rank 0 of 3 gets"),
     (DEALT, "torch.tensor(order).chunk(world_size)[rank]", "of 10 samples rank 0 of 3 gets"),
 ]
 test_right, test_wrong = edited(build, {"rank_indices": RANK_INDICES})

@@ -19,7 +19,7 @@ SWAP = [
     ("if dist…", f"{SEND}\n    {RECV}\n    return other", "deadlock: 0 → 1 → 0"),
     ("< peer", "% 2 == 0", "deadlock: 0 → 2 → 0"),
     (RETURN, "", "Is a `return` missing?"),
-    (RETURN, "return mine", "receives: [0]"),
+    (RETURN, "return mine if dist.get_rank() else other", "rank 1 of 2 receives: [1]"),
     (RETURN, "return mine.copy_(other)", "after it, rank 0's own tensor is: [1]"),
     ("torch.empty_like(mine)", "torch.zeros(1)", "SIGABRT"),
     ("torch.empty_like(mine)", "torch.empty(mine.shape)", "SIGABRT"),
