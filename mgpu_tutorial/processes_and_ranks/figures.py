@@ -71,10 +71,10 @@ def torchrun(function: Callable, ranks: int) -> None:
             job.terminate()  # torchrun hands it on to its ranks
             job.wait()
             print("stopped after 60 s")
-        for name, part in {"stdout.log": "", "stderr.log": "Error: "}.items():
-            for path in sorted(Path(folder).rglob(name)):
-                lines = path.read_text("utf-8").splitlines()
-                print(*(f"{line}\n" for line in lines if part in line), sep="", end="")
+        for path in sorted(Path(folder).rglob("std*.log")):
+            for line in path.read_text("utf-8").splitlines():
+                if path.stem == "stdout" or "Error: " in line:
+                    print(line)
 
 
 def spawn_alone(function: Callable) -> str:
