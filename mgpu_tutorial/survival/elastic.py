@@ -60,19 +60,11 @@ def batch_of(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train_with_accident(rank: int, world_size: int, folder: str) -> int:
     """The same under torchrun; in its first life rank 1 kills itself after step 7."""
-    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-
-    def resume(*given: Any) -> int:
-        *before, take_step, steps = given
-
-        def take_and_die(step: int) -> None:
-            take_step(step)
-            if (step, rank) == (7, 1) and is_first:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return resume_or_start(*before, take_and_die, steps)
-
-    return train(rank, world_size, folder, resume)
+    dies = rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    first = train(rank, world_size, folder, resume_or_start, 8 if dies else 12)
+    if dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return first
 
 
 def die_at_call(number: int) -> None:

@@ -16,9 +16,10 @@ SAVE = [
     ("draft =…", "torch.save(state, path)", TORN),
     (REPLACE, "import shutil; shutil.copy(draft, path)", TORN),
     (REPLACE, REMOVED, "rename: the file is torn or gone (FileNotFoundError)"),
-    ("draft.unlink(missing_ok=True)", "", "FileExistsError"),
     (REPLACE, "", "there is no file"),
 ]
+STEPS = "range(first, steps)"
+FRESH = "torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)"
 FIRST, THIRD = 'state.get("step", 0)', "(step + 1) % 3 == 0"
 RESUME = [
     (FIRST, 'state["step"] if state else 0', THIRD, "step % 3 == 2"),
@@ -28,11 +29,9 @@ RESUME = [
     ("step=step + 1", "step=step", "the steps of the second life: 6 of them, expected 5"),
     (THIRD, "step % 3 == 0", "the steps of the second life: 4 of them, expected 5"),
     (THIRD, "False", "the steps of the second life: 8 of them, expected 5"),
-    (
-        "range(first, steps)",
-        "range(first, max(steps, 7))",
-        "first life: 7 of them, expected 6",
-    ),
+    (STEPS, "range(first, max(steps, 7))", "first life: 7 of them, expected 6"),
+    (STEPS, "range(first, max(steps, first + 1))", "second life: 1 of them, expected 0"),
+    ("model, optimizer)", f"model, {FRESH})", "after a death in step 4: "),
 ]
 IN_TURNS = """per_epoch = samples // batch
     lot = torch.Generator()
@@ -41,10 +40,15 @@ IN_TURNS = """per_epoch = samples // batch
     begin = batch * (step % per_epoch)
     return order[begin + rank : begin + batch : world_size]"""
 PLACE, CUT = "divmod(step, samples // batch)", "place * batch :"
-SEED = "manual_seed(epoch)"
+SEED, CHUNK = "manual_seed(epoch)", "[:batch].tensor_split(world_size)[rank]"
+SHARE = "[rank * (batch // world_size) :][: batch // world_size]"
+LAST_HAS_MORE = "[rank * (batch // world_size) : batch if rank + 1 == world_size else"
+LAST_HAS_MORE += " (rank + 1) * (batch // world_size)]"
 SAMPLES = [
     ("epoch, place =…", IN_TURNS),
     (PLACE, "divmod(step * batch, samples)", CUT, "place :", "samples: 2, expected 12"),
+    (CHUNK, SHARE, "5 ranks, batch 12 of 50 samples, step 1: different samples: 10"),
+    (CHUNK, f"[:batch]{LAST_HAS_MORE}", "the shares have [2, 2, 2, 2, 4] samples"),
     (f"torch.Generator().{SEED}", f"torch.{SEED}", "what dropout draws"),
     (SEED, "manual_seed(0)", "begin with the same batch"),
     (SEED, "manual_seed(world_size)", "the samples of all, and of one rank"),
