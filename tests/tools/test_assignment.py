@@ -81,6 +81,11 @@ def test_a_variant_or_a_chapter_that_is_not_there_is_one_line(capsys, variant):
         assert capsys.readouterr() == ("", said)
 
 
+def test_a_number_is_replaced_where_it_stands_for_itself():
+    sources, said = ["21 + 1.21", "210 21.5 x21"], ["7 + 1.21", "210 21.5 x21"]
+    assert assignment._replaced(sources, [["21", "7"]], 2) == said
+
+
 def is_right(space, exercise, answer):
     """True if an answer passes the test of an exercise, in a space of its own."""
     try:

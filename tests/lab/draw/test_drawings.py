@@ -1,5 +1,7 @@
 """What was sent late arrives late, and what was not recorded is not drawn."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,6 +26,9 @@ def test_what_was_sent_late_arrives_late():
     events += [Event(0, 3, "isend", 3, 4, peer=1), Event(1, 0, "recv", 0, 5, peer=0)]
     log = MessageLog(Report(2, events=events))
     assert log.messages == [((0, 3), (1, 0))] and log.rows[0, 3] == log.rows[1, 0] == 3
+    drawing = sequence_chart(Report(2, events=events))
+    (tip,) = re.findall(r"<polygon points='([\d.]+)", "".join(drawing.parts))
+    assert float(tip) > drawing.width / 2  # on the side of rank 1
 
 
 def swap(rank, world_size):
@@ -43,6 +48,18 @@ def test_a_brick_from_another_slot_and_steps_by_number():
         ["  rank 0: other one", "  rank 1: mine one", "  mine into other: rank 1 → rank 0"],
         ["  rank 0: other one", "  rank 1: other zero", "  mine into other: rank 0 → rank 1"],
     ]
+
+
+def join(rank, world_size):
+    frame("Before.", {"sum": [rank % 2]})
+    dist.barrier()
+    frame("After.", {"sum": [0, 1]})
+
+
+def test_an_arrow_leads_only_from_ranks_that_had_what_is_new():
+    drawing = film(launch(join, 3, trace=True)).frames[-1]
+    arrows = ["sum: rank 1 → rank 0", "sum: ranks 0, 2 → rank 1", "sum: rank 1 → rank 2"]
+    assert sorted(line.strip() for line in drawing.text.splitlines()[-3:]) == sorted(arrows)
 
 
 def work_and_send(rank, world_size):

@@ -31,8 +31,12 @@ def test_no_two_calls_on_their_way_share_a_row(moments):
 
 
 @pytest.mark.parametrize("other, shown", [(0.5, 2), (8, 8)])
-def test_the_axis_is_as_long_as_the_longer_of_two_reports(monkeypatch, other, shown):
+def test_a_bar_begins_at_0_and_the_axis_has_room_for_the_longer_report(
+    monkeypatch, other, shown
+):
     monkeypatch.setattr(timeline, "Plot", lambda figure, text: figure)
     one, like = (Report(1, events=[Event(0, 0, "send", 3, 3 + s)]) for s in (2, other))
     (axes,) = timeline.timeline(one, like).axes
     assert axes.get_xlim() == pytest.approx((0, 1020 * shown))  # milliseconds
+    (bar,) = axes.collections
+    assert bar.get_datalim(axes.transData).intervalx == pytest.approx((0, 2000))

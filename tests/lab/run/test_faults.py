@@ -330,6 +330,13 @@ def lose_the_weights():
         raise RuntimeError("no checkpoint") from error
 
 
+def hide_the_weights():
+    try:
+        {}["weights"]
+    except KeyError:
+        raise RuntimeError("no checkpoint") from None
+
+
 def raised_by(deed):
     with pytest.raises(BaseException) as caught:
         deed()
@@ -365,10 +372,11 @@ NOTED.add_note("sample 7 of part 2")
         (ValueError(OF_A_LOADER), "ValueError: Caught it", ["torn"]),
         (NOTED, "ValueError: torn", ["sample 7 of part 2"]),
         (raised_by(lose_the_weights), "RuntimeError: n", ["because of KeyError: 'weights'"]),
+        (raised_by(hide_the_weights), "RuntimeError: no checkpoint", []),
         (RuntimeError(MISMATCH), "RuntimeError: Detected mismatch. … Collectives differ", []),
         (Silent(), "Silent: <exception str() failed>", []),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_what_matters_in_a_message_is_shown(error, first, rest):
     what = errors.RankOutcome(0, **errors.outcome_of(error)).what().splitlines()

@@ -36,6 +36,7 @@ def test_output_is_grouped_by_rank_whatever_the_order_of_printing():
     report = launch(talk, 3)
     assert report.stdout == [f"\rhalf\rout {r}\nshell {r}\n" for r in range(3)]
     assert report.stderr == [f"err {r}\n" for r in range(3)]
+    assert report.seconds >= 0.15  # until the slowest rank has ended
     lines = [f"rank {r} │ {what} {r}" for r in range(3) for what in ("out", "shell", "err")]
     assert [line for line in repr(report).splitlines() if "returned" not in line] == lines
     assert all(f"{what} 2" in report._repr_html_() for what in ("out", "shell", "err"))

@@ -6,32 +6,12 @@ import re
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from mgpu_tutorial.lab import check, launch
 from mgpu_tutorial.lab.teach.checks import verdict
+from tests.lab.ranks import total
 
 BLANK = "not yet: nothing is filled in"
-
-
-def rank_and_size(rank, world_size):
-    return rank, world_size
-
-
-def sums_up(rank, world_size):
-    total = torch.tensor([float(rank)])
-    dist.all_reduce(total)
-    return total.item()
-
-
-def prints(rank, world_size):
-    print(rank)
-
-
-def one_raises(rank, world_size):
-    if rank == 1:
-        raise ValueError("no such sample")
-    dist.barrier()
 
 
 def said(capsys, *given, **more):
@@ -115,22 +95,22 @@ def test_what_the_answer_raises_is_part_of_the_verdict(capsys, error, reason):
 
 
 def test_ranks_are_named_where_there_are_ranks(capsys, ranks):
-    report, wrong = ranks(2, rank_and_size), [(0, 2), (1, 3)]
+    report, wrong = ranks(2, lambda *given: given), [(0, 2), (1, 3)]
     assert said(capsys, report, report.results) == "correct"
     text = said(capsys, report, wrong)
     assert text == "not yet: rank 1 of 2: its answer[1], 2, is not right"
     assert (
         said(capsys, report.results, wrong) == "not yet: your answer[1][1], 2, is not right"
     )
-    found = said(capsys, ranks(3, sums_up), [3, 3, 2], name="the sum")
+    found = said(capsys, ranks(3, total), [3, 3, 2], name="the sum")
     assert found == "not yet: rank 2 of 3: the sum, 3.0, is not right"
-    found = said(capsys, ranks(2, prints), [0, 1], "think")
+    found = said(capsys, ranks(2, lambda rank, _: print(rank)), [0, 1], "think")
     assert found == "not yet: the ranks print and return nothing\nhint: think"
 
 
 def test_a_failed_launch_says_where_each_rank_was(capsys):
-    text = said(capsys, lambda: launch(one_raises, 2, timeout=20), [0, 0], "think")
-    assert re.match(r"not yet: rank 1 raised ValueError: .*, at test_checks\.py:\d+ ", text)
+    text = said(capsys, lambda: launch(lambda rank, _: 1 / (1 - rank), 2), [0, 0], "think")
+    assert re.match(r"not yet: rank 1 raised ZeroDi.*, at test_checks\.py:\d+ ", text)
     assert text.endswith("\nhint: think")
 
 
