@@ -109,6 +109,19 @@ def test_the_first_iteration_is_not_timed():
     assert found["seconds"] == [[9, 11, 13], [17, 19, 21]]
 
 
+def test_a_step_is_the_sum_of_its_parts(monkeypatch):
+    found = {"seconds": [[1, 2, 3], [4, 5, 6]], "memory": [{"weights": 1, "saved": 2}]}
+    monkeypatch.setattr(benchmark, "train_setup", lambda *_: found)
+    assert benchmark.measure(0, 1) == {"seconds": [6, 15], "memory": [3]}
+
+
+@pytest.mark.slow
+def test_data_parallel_takes_as_many_devices_as_it_is_told(ranks):
+    given = pictures(), training.SETUPS["DataParallel"], TINY, 3
+    (found,) = ranks(1, training.train_setup, *given, device="cpu", timeout=100).results
+    assert len(found["memory"]) == 3
+
+
 def test_the_slowest_rank_of_each_iteration_counts():
     ranks = [{"seconds": [33, 57], "memory": [1]}, {"seconds": [40, 50], "memory": [2]}]
     expected = {"seconds": 20 * (40 + 57) / 2, "memory": [1, 2], "processes": 2}
