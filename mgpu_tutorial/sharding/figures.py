@@ -28,14 +28,12 @@ from mgpu_tutorial.sharding.stages import (
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
 from mgpu_tutorial.shared.slow_link import slow_link
 
-PARTS = ("parameters", "gradients", "optimizer state")
-
 
 def train(
     rank: int, world_size: int, stages: Sequence[int], dtype: torch.dtype = torch.float32
 ) -> list[tuple]:
     """Ten steps at each stage: the bytes that are held, filmed too, and all parameters."""
-    found = []
+    found, parts = [], ("parameters", "gradients", "optimizer state")
     for stage in stages:
         prepared, held = prepare(stage, new_tower(dtype)), {}
         for step in range(10):
@@ -51,7 +49,7 @@ def train(
             says = f"ZeRO {stage}, {moment}: {sum(nbytes):,} bytes on a rank."
             whole = [n >= dtype.itemsize * 132_352 for n in nbytes]
             bricks = [range(world_size) if is_whole else [rank] for is_whole in whole]
-            frame(says, dict(zip(PARTS, bricks, strict=True)))
+            frame(says, dict(zip(parts, bricks, strict=True)))
         found.append((list(held.values()), full_parameters(prepared.model)))
     return found
 
@@ -85,12 +83,21 @@ def traffic_table() -> Table:
 
 def distances_table() -> Table:
     """Launches three ranks; how far any parameter of each stage is from one process."""
-    ((_, alone),), rows = launch(train, 1, [0], torch.float64).results[0], []
+    ((_, alone),) = launch(train, 1, [0], torch.float64).results[0]
     results = launch(train, 3, range(4), torch.float64).results
-    for stage, found in enumerate(zip(*results, strict=True)):
-        far = largest_difference([full for _, full in found], [alone] * 3)
-        rows.append([f"ZeRO {stage}", "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
-    return Table(["3 ranks, float64", "from 1 process after 10 steps of Adam"], rows)
+    stages = {f"ZeRO {i}": [found[i][1] for found in results] for i in range(4)}
+    return distances(
+        ["3 ranks, float64", "from 1 process after 10 steps of Adam"], stages, alone
+    )
+
+
+def distances(head: list[str], found: dict[str, list], alone: dict) -> Table:
+    """A row for each name: how far the tensors of any rank are from those of one process."""
+    rows = []
+    for name, of_ranks in found.items():
+        far = largest_difference(of_ranks, [alone] * len(of_ranks))
+        rows.append([name, "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
+    return Table(head, rows)
 
 
 def film_with_curve(report: Report, most: Sequence[int]) -> Film:
@@ -160,10 +167,10 @@ def film_blocks(rank: int, world_size: int) -> list[int]:
         def reshard(self, gradient: torch.Tensor | None = None) -> None:
             super().reshard()
             gradients[self.i] = gradient
-            if gradient is None:
-                look(f"Block {self.i}, forward: reshard.")
-            else:
-                look(f"Block {self.i}, the gradient's hook: reshard. Its gradient stays.")
+            now = "forward: reshard."
+            if gradient is not None:
+                now = "the gradient's hook: reshard. Its gradient stays."
+            look(f"Block {self.i}, {now}")
 
         def scattered(self, shard: nn.Parameter) -> None:
             gradients[self.i] = None

@@ -85,30 +85,23 @@ class ShardedModel(nn.Module):
             raise ValueError("a parameter is frozen or shared by two layers: use fully_shard")
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, src=0)
-        self.module, self.dtype = module, compute_dtype
+        self.module, self.dtype, self.blocks = module, compute_dtype, {}
         self.shard_blocks(self)
-        self.shards = nn.ParameterList()
-        for block in self.blocks().values():
-            self.shards.append(shard := block.shard)
+        self.shards = nn.ParameterList(block.shard for block in self.blocks.values())
+        for block, shard in zip(self.blocks.values(), self.shards, strict=True):
             del block.shard
             vars(block)["shard"] = shard  # which the block uses, and no longer owns
 
-    def blocks(self) -> dict[str, ShardedBlock]:
-        """The blocks by their names in `module`, with a dot at the end."""
-        return {
-            f"{path}.".removeprefix("module."): block
-            for path, block in self.named_modules()
-            if isinstance(block, ShardedBlock)
-        }
-
-    def shard_blocks(self, module: nn.Module) -> None:
+    def shard_blocks(self, module: nn.Module, path: str = "") -> None:
         """Wrap what stands in a Sequential or ModuleList, and else what has parameters."""
         is_stack = isinstance(module, nn.Sequential | nn.ModuleList)
         for name, child in list(module.named_children()):
+            inside = f"{path}{name}."
             if list(child.parameters(recurse=is_stack)):
-                setattr(module, name, ShortBlock(child, self.dtype))
+                self.blocks[inside] = ShortBlock(child, self.dtype)
+                setattr(module, name, self.blocks[inside])
             else:
-                self.shard_blocks(child)
+                self.shard_blocks(child, inside)
 
     def forward(self, *inputs: Any) -> torch.Tensor:
         return self.module(*inputs)
@@ -120,9 +113,9 @@ class ShardedModel(nn.Module):
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole parameters by name, on every rank; all ranks call it."""
         full = {}
-        for prefix, block in self.blocks().items():
-            views = views_of(Gather.apply(block.shard), block.shapes)
-            full |= {prefix + name: view for name, view in views.items()}
+        for path, block in self.blocks.items():
+            for name, view in views_of(Gather.apply(block.shard), block.shapes).items():
+                full[f"{path}{name}".removeprefix("module.")] = view
         return full
 
 

@@ -14,13 +14,21 @@ from mgpu_tutorial.sharding import zero
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
 
 
-def layers(kind=None):
+def parametrized(layer):
+    zero.shard_parameters(layer)
+    return layer
+
+
+def recomputed(layer):
+    zero.recompute(parametrized(layer))
+    return layer
+
+
+def layers(kind):
     """Three layers that no number of ranks divides; before the last a GELU of its own."""
     torch.manual_seed(0)
     made = [nn.Linear(3, 5), nn.Linear(5, 7), nn.Sequential(nn.GELU(), nn.Linear(7, 9))]
-    made = [layer.double() for layer in made]
-    blocks = [kind(layer) for layer in made] if kind else made
-    return linked(blocks) if kind is PrefetchingBlock else nn.Sequential(*blocks)
+    return linked([kind(layer.double()) for layer in made])
 
 
 def inputs(rank, world_size):
@@ -29,7 +37,7 @@ def inputs(rank, world_size):
 
 
 def train(rank, world_size, kind):
-    """The shards after three steps; what was gathered before a step is not used after it."""
+    """What the model makes of the whole batch after three steps on this rank's share."""
     model = layers(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
@@ -37,39 +45,15 @@ def train(rank, world_size, kind):
         model(inputs(rank, world_size)).square().mean().backward()
         assert all(getattr(block, "whole", None) is None for block in model)
         optimizer.step()
-    return [p.detach() for p in model.parameters()]
+    return model(inputs(0, 1)).detach()
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
-def test_blocks_are_trained_as_one_process(ranks, kind, world_size):
-    alone = train(0, 1, None)
-    expected = [
-        torch.cat([w.flatten(), b]) for w, b in zip(alone[::2], alone[1::2], strict=True)
-    ]
-    results = ranks(world_size, train, kind).results
-    for shards, whole in zip(zip(*results, strict=True), expected, strict=True):
-        assert largest_difference(torch.cat(shards)[: len(whole)], whole) < 1e-14
-
-
-def parametrized(layer):
-    zero.shard_parameters(layer)
-    return layer
-
-
-def recomputed(layer):
-    zero.shard_parameters(layer)
-    zero.recompute(layer)
-    return layer
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("kind", [parametrized, recomputed])
-def test_parameters_that_are_gathered_when_read_are_trained_so_too(ranks, kind, world_size):
-    results = ranks(world_size, train, kind).results
-    for shards, whole in zip(zip(*results, strict=True), train(0, 1, None), strict=True):
-        found = torch.cat(shards)[: whole.numel()].view(whole.shape)
-        assert largest_difference(found, whole) < 1e-14
+@pytest.mark.parametrize("kind", [parametrized, recomputed, ShardedBlock, PrefetchingBlock])
+def test_layers_are_trained_as_in_one_process(ranks, kind, world_size):
+    expected = train(0, 1, lambda layer: layer)
+    found = ranks(world_size, train, kind).results
+    assert largest_difference(found, [expected] * world_size) < 1e-14
 
 
 def are_freed(memories):

@@ -9,25 +9,36 @@ SEND = "dist.broadcast(parameter.data, owner[i])"
 STEP = [
     (REDUCE, "pass", DIVIDE, f"{DIVIDE}; {REDUCE}")
     + (SEND, "dist.broadcast(parameter.detach(), src=owner[i])"),
-    (DIVIDE, "pass", "in one process"),
-    (REDUCE, "pass", "rank 0 of 2 with SGD"),
-    (SEND, "pass", "rank 0 of 2 with SGD"),
+    (DIVIDE, "pass", "and one process by"),
+    (REDUCE, "pass", "SGD on 2 ranks"),
+    (SEND, "pass", "SGD on 2 ranks"),
     (REDUCE, "dist.all_reduce(parameter.grad)", "calls of a step"),
     (DIVIDE, f"{DIVIDE}\n        dist.all_reduce(parameter.grad.clone())", "calls of a step"),
-    (REDUCE, "dist.reduce(parameter.grad, 0)", "rank 0 of 2 with SGD"),
-    (SEND, "dist.broadcast(parameter.data, 0)", "rank 0 of 2 with SGD"),
+    (REDUCE, "dist.reduce(parameter.grad, 0)", "SGD on 2 ranks"),
+    (SEND, "dist.broadcast(parameter.data, 0)", "SGD on 2 ranks"),
     (REDUCE, "dist.reduce(parameter.grad, i)", "rank 0 raised"),
+    (SEND, "pass", REDUCE, f"{SEND}\n        {REDUCE}", "SGD on 2 ranks"),
     (REDUCE, f"{OWNS} and {REDUCE}", "a distributed collective mismatch"),
 ]
 ORDER = "sorted(range(len(parameters)), key=lambda i: -parameters[i].numel())"
 LEAST = "owner[i] = owned.index(min(owned))"
+IN_A_ROW = "[i // -(-len(parameters) // world_size) for i in range(len(parameters))]"
 OWNERS = [
     (LEAST, "owner[i] = min(range(world_size), key=lambda rank: owned[rank])"),
-    (LEAST, "owner[i] = i % world_size", "numbers, expected [33088"),
-    (".numel()):", ".numel() - __import__('os').urandom(1)[0] / 999):", "rank 0 has"),
+    (LEAST, "owner[i] = i % world_size", "the fullest has: 65536, expected 33088"),
+    (
+        ".numel()):",
+        ".numel() - __import__('os').urandom(1)[0] / 999):",
+        "beside those on rank 0",
+    ),
     ("return owner", "return list(range(len(parameters)))", "is no rank of 4"),
-    (ORDER, "range(len(parameters))", "numbers, expected [33088"),
-    ("parameters[i].numel()\n    ret…", "1\n    return owner", "the 3 ranks own [11, 2, 2]"),
+    (ORDER, "range(len(parameters))", "expected 33088"),
+    (
+        "parameters[i].numel()\n    ret…",
+        "1\n    return owner",
+        "the fullest has: 11, expected 9",
+    ),
+    ("return owner", f"return {IN_A_ROW}", "the fullest has: 17, expected 16"),
     ("return owner", "", "Is a `return` missing?"),
 ]
 GATHER, RETURN = "dist.all_gather_single(whole, shard)", "return whole"
@@ -41,6 +52,7 @@ GATHERS = [
     + (MEAN, "return shard")
     + (GATHER, "dist.all_gather(list(whole.chunk(dist.get_world_size())), shard)"),
     (MEAN, "return shard", "rank 0 of 3: the gradient"),
+    (SCATTER, f"{SCATTER}\n        dist.all_reduce(gradient)", "single, all_reduce"),
     (MEAN, ALL, SCATTER, "pass", "the calls of backward: all_reduce"),
     (SCATTER, "shard = gradient.chunk(dist.get_world_size())[0]", "the gradient"),
     (GATHER, "whole.copy_(shard.repeat(dist.get_world_size()))", "rank 0 of 3"),
