@@ -27,9 +27,9 @@ from mgpu_tutorial.fully_shard.units import (
     watch_units,
 )
 from mgpu_tutorial.lab import Ledger, Table, launch, span
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import payload, ring_passes
 from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.sharding.figures import distances
 from mgpu_tutorial.shared.models import SmallTransformer
 
 MODEL = 4 * 41_888  # bytes in float32
@@ -103,12 +103,6 @@ def compare(ways: Ways, *columns: str, ranks: int = 2) -> Table:
     return table_of(launch(measure, ranks, ways, trace=True), "", columns)
 
 
-def each_is_sent(model: nn.Module, micro_batches: Sequence[torch.Tensor]) -> None:
-    """The loop of one process, with nothing switched off."""
-    for tokens in micro_batches:
-        (loss_of(model, tokens) / len(micro_batches)).backward()
-
-
 def accumulate(rank: int, world_size: int, ways: Sequence[Callable]) -> dict[str, dict]:
     """The bytes that appear on this rank until the last of four micro-batches."""
     found = {}
@@ -136,32 +130,30 @@ def held() -> int:
     return sum(nbytes for place, nbytes in storages.items() if place)
 
 
-def accumulation_table(way: Callable) -> Table:
+def accumulation_table(*ways: Callable) -> Table:
     """Launches two ranks with four micro-batches; what is sent, and what stays between."""
-    report = launch(accumulate, 2, [each_is_sent, way], trace=True)
+    report = launch(accumulate, 2, ways, trace=True)
     columns = "gathered", "reduced", "bytes in between"
     return table_of(report, "four micro-batches", columns)
 
 
-def furthest(rank: int, world_size: int, ways: Ways) -> list[float]:
-    """How far any gradient of each way is from that of one process, in float64."""
-    alone, distances = new_model(torch.float64), []
-    loss_of(alone, share_of_batch(0, 1)).backward()
-    for changes in ways.values():
+def gradients_by(rank: int, world_size: int, ways: Ways) -> dict[str, dict]:
+    """The whole gradients of a step in float64 with each way to prepare the model."""
+    found = {}
+    for name, changes in ways.items():
         model = new_model(torch.float64)
         wrapped = prepared(model, changes)  # has a name, for DDP's hooks go when it does
         loss_of(wrapped, share_of_batch(rank, world_size)).backward()
-        distances.append(largest_difference(gradients_of(model), gradients_of(alone)))
-    return distances
+        found[name] = gradients_of(model)
+    return found
 
 
 def distances_table(ways: Ways, ranks: int) -> Table:
-    """Launches each way in float64, and compares the gradients of all ranks."""
-    rows = []
-    results = launch(furthest, ranks, ways).results
-    for way, far in zip(ways, map(max, zip(*results, strict=True)), strict=True):
-        rows.append([way, "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
-    return Table([f"{ranks} ranks, float64", "from one process"], rows)
+    """Launches each way in float64; how far any gradient is from that of one process."""
+    alone = gradients_by(0, 1, {"": ()})[""]
+    results = launch(gradients_by, ranks, ways).results
+    found = {way: [gradients[way] for gradients in results] for way in ways}
+    return distances([f"{ranks} ranks, float64", "from one process"], found, alone)
 
 
 def every_rank_reads(path: str) -> nn.Module:
@@ -243,27 +235,31 @@ def resume_once(rank: int, world_size: int, folder: str, whole: str) -> None:
 
 
 def resume_table() -> Table:
-    """Two ranks save after a step, three resume: how many tensors of both are the same."""
+    """Two ranks save after a step, and three resume."""
     with ordinary_file() as path:
         shards, *whole = (f"{path}.{name}" for name in ("shards", "a", "b"))
         launch(save_once, 2, path, shards, whole[0])
         launch(resume_once, 3, shards, whole[1])
         saved, resumed = map(torch.load, whole)
-    kinds = {"parameters": [saved["model"], resumed["model"]]}
+    return same_table(saved, resumed)
+
+
+def same_table(saved: dict, resumed: dict) -> Table:
+    """How many parameters, and moments of these, have the same bits in two whole files."""
+    rows, (state, again) = [], (file["optimizer"]["state"] for file in (saved, resumed))
+    pairs = {"parameters": [(saved["model"][name], resumed["model"][name]) for name in state]}
     for key in ("exp_avg", "exp_avg_sq"):
-        states = [run["optimizer"]["state"] for run in (saved, resumed)]
-        kinds[key] = [{name: s[key] for name, s in state.items()} for state in states]
-    rows = []
-    for kind, (a, b) in kinds.items():
-        same = sum(torch.equal(a[name], b[name]) for name in kinds["exp_avg"][0])
-        rows.append([kind, len(kinds["exp_avg"][0]), same])
+        pairs[key] = [(state[name][key], again[name][key]) for name in state]
+    for kind, tensors in pairs.items():
+        rows.append([kind, len(tensors), sum(torch.equal(a, b) for a, b in tensors)])
     return Table(["", "saved by 2 ranks", "the same on 3"], rows)
 
 
 def graphs_of(rank: int, world_size: int) -> list[list]:
     """Two steps of a model of 9.6 MB; how many operations each graph of the compiler has."""
-    rows = []
-    for way, megabytes in (("", None), (", buckets of 1 MB", 1), ("fully_shard", None)):
+    rows, ddp = [], "compile(DDP(model))"
+    ways = {ddp: None, f"{ddp}, buckets of 1 MB": 1, "fully_shard, each block compiled": None}
+    for name, megabytes in ways.items():
         lengths: list[int] = []
 
         def count(graph, inputs, lengths=lengths) -> Callable:
@@ -273,15 +269,13 @@ def graphs_of(rank: int, world_size: int) -> list[list]:
 
         torch.compiler.reset()  # each way compiles anew
         model: nn.Module = SmallTransformer(vocabulary=64, width=256, heads=4, depth=3)
-        if way == "fully_shard":
-            name = "fully_shard, each block compiled"
+        if name.startswith(ddp):
+            model = DistributedDataParallel(model, bucket_cap_mb=megabytes)
+            model = torch.compile(model, backend=count)
+        else:
             for block in model.blocks:
                 block.compile(backend=count)
             shard_blocks(model)
-        else:
-            name = f"compile(DDP(model)){way}"
-            model = DistributedDataParallel(model, bucket_cap_mb=megabytes)
-            model = torch.compile(model, backend=count)
         for step in range(2):
             loss_of(model, share_of_batch(0, 1, step)).backward()
         rows.append([name, len(lengths), ", ".join(map(str, lengths))])
