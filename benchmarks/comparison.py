@@ -2,13 +2,11 @@
 
     python benchmarks/comparison.py [--parts] [--full] [--save]
 
-ResNet-101 and MobileNetV2 with SGD and a cosine schedule. With GPUs it uses all of them:
-batch 128 and 256, 112 by 112 pixels, 20 iterations. Else it trains a smaller experiment on
-two CPU cores, with `--full` the same, but 4 iterations; a device is then one core: a process
-with one thread, or one of DataParallel's virtual devices. `--parts` measures the processor
-seconds of the parts of a step instead, which other work on the machine hardly changes. Each
-takes some five minutes with `--full`. `--save` stores the result where the notebook on the
-comparison reads it, beside those of other kinds.
+With GPUs it uses all of them for 20 iterations. Else it trains a smaller experiment, with
+`--full` the same, for 4 iterations on two CPU cores, each of which plays a device. `--parts`
+measures the processor seconds of the parts of a step instead, which other work hardly
+changes. Each takes some five minutes with `--full`. `--save` stores the result where the
+notebook on the comparison reads it.
 """
 
 import json

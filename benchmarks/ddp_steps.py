@@ -34,16 +34,10 @@ LINK = Link(1e-3, 100e6)
 
 
 def time_steps(
-    rank: int,
-    world_size: int,
-    width: int,
-    depth: int,
-    batch: int,
-    bucket_cap_mb: float,
-    steps: int,
-    is_slow: bool,
+    rank: int, world_size: int, numbers: tuple, steps: int, is_slow: bool
 ) -> dict[str, list[float]]:
     """The seconds of each step with each wrapper, in turns, after two that do not count."""
+    width, depth, batch, bucket_cap_mb = numbers
     inputs = torch.randn(batch, width)
     network = slow_link(lambda nbytes: ring_seconds(nbytes, world_size, LINK))
 
@@ -68,7 +62,7 @@ if __name__ == "__main__":
     given = options(__doc__, ranks=2, steps=15, repeats=5)
     rows = []
     for size, numbers in SIZES.items():
-        turns = all_turns(given, time_steps, *numbers, given.steps, "slow" in size)
+        turns = all_turns(given, time_steps, numbers, given.steps, "slow" in size)
         for name, seconds in turns.items():
             times = ratio(seconds, turns["DistributedDataParallel"])
             rows.append([size, name, median_ms(seconds), times])
