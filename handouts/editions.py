@@ -114,11 +114,8 @@ class _Edition:
         blocks = [self._heading(piece)] if piece.kind == "heading" else piece.blocks
         kind = "rich" if piece.kind == "html" else piece.kind
         made = form.box(kind, form.made(blocks)) if blocks else []
-        return (
-            [forms.raw("#space[]"), *made]
-            if kind == "hint" and self.name == STUDENT
-            else made
-        )
+        room = [forms.raw("#space[]")] * (kind == "hint" and self.name == STUDENT)
+        return room + made
 
     def _film(self, piece: Piece, i: int) -> list[dict]:
         steps = _steps(piece)

@@ -21,7 +21,7 @@ from handouts import convert
 
 ROOT = Path(__file__).parent.parent
 UNFILLED = "not yet"  # what check() says of a blank
-KEY = "handout"  # in a cell's metadata: {"note": …, "minutes": …, "caption": …, "slide": …}
+KEY = "handout"  # in a cell's metadata: {"note": …, "caption": …, "slide": …}
 ROLES = ("exercise", "solution", "finding")
 IMAGES = {"image/svg+xml": "svg", "image/png": "png"}
 PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/plain")

@@ -112,17 +112,7 @@ def _write(path: Path, body: list[dict], words: dict) -> None:
     """Fill the template of a page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if any(element["t"] == "Math" for element in elements(body)):
-        font = (
-            convert.ROOM / "fonts" / "math.woff"
-        ).read_bytes()  # for many a phone has none
-        words = words | {"math-font": base64.b64encode(font).decode()}
-    options = (
-        "-t",
-        "html5",
-        "-o",
-        path,
-        "--mathml",
-        "--template",
-        convert.ROOM / "page.html",
-    )
-    convert.pandoc(body, *options, "--toc", "--toc-depth=3", **words)
+        font = convert.ROOM / "fonts" / "math.woff"  # many a phone has none
+        words = words | {"math-font": base64.b64encode(font.read_bytes()).decode()}
+    form = ("-t", "html5", "--mathml", "--template", convert.ROOM / "page.html")
+    convert.pandoc(body, *form, "-o", path, "--toc", "--toc-depth=3", **words)

@@ -48,7 +48,7 @@ def small_chapter():
         new_code_cell("show_source(work)", outputs=shown("<pre>x</pre>", **listing)),
         new_markdown_cell("Name the rank."),
         tagged("finding = ...\ncheck(finding, 1)", "finding", unfilled),
-        new_markdown_cell("It is rank 1.\n\nAnother paragraph."),
+        new_markdown_cell("It is rank 1.\n\nAnother paragraph.\n\n- a list"),
         new_markdown_cell("## Exercises\n\n**1.** Add."),
         tagged('x = ...\ncheck(x, 7, hint="count")', "exercise", unfilled),
         tagged("# Solution (click to open)\nx = 3 + 4\ncheck(x, 7)", "solution"),

@@ -27,16 +27,11 @@ def test_a_student_gets_open_questions(small, tmp_path):
 
 
 def test_the_links_of_a_students_contents_lead_somewhere(tmp_path):
-    student.write(tmp_path / "student", ("no notebook",))
-    for target in re.findall(
-        r"\]\((?!http)([^)#]+)", (tmp_path / "student" / "README.md").read_text()
-    ):
-        place = (
-            ROOT / "notebooks" / target
-            if re.match(r"\d\d_", target)
-            else ROOT / "student" / target
-        )
-        assert place.resolve().exists(), target
+    student.write(tmp_path, ("no notebook",))
+    text = (tmp_path / "README.md").read_text("utf-8")
+    for target in re.findall(r"\]\((?!http)([^)#]+)", text):
+        folder = "notebooks" if re.match(r"\d\d_", target) else "student"
+        assert (ROOT / folder / target).resolve().exists(), target
     assert student.contents("[below](#start)") == "[below](#start)"
 
 
