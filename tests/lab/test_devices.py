@@ -22,14 +22,7 @@ def pair():
 
 
 def small_net():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
-    )
-
-
-def images():
-    return torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
 
 
 def test_gpus_are_taken_where_there_are_enough(monkeypatch):
@@ -117,16 +110,16 @@ def test_operations_and_their_gradients_are_those_of_the_cpu(pair, operation):
 
 def test_a_module_is_moved_and_its_optimizer_stays(pair):
     net = small_net()
-    net[4].bias.requires_grad_(False)
+    net[0].bias.requires_grad_(False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     weight, before = net[0].weight, net[0].weight.detach().clone()
     for device in pair:
         net.to(device)
         assert net[0].weight is weight and isinstance(weight, nn.Parameter)
         assert {p.device for p in net.parameters()} == {torch.device(device)}
-        assert [p.requires_grad for p in net.parameters()] == [True] * 5 + [False]
+        assert [p.requires_grad for p in net.parameters()] == [True, False, True, True]
         optimizer.zero_grad()
-        net(images().to(device)).sum().backward()
+        net(torch.randn(5, 3, 8, 8).to(device)).sum().backward()
         assert weight.grad.device == torch.device(device)
     optimizer.step()
     assert not torch.equal(weight.cpu(), before) and weight.device == pair[1]
@@ -135,7 +128,7 @@ def test_a_module_is_moved_and_its_optimizer_stays(pair):
 def test_a_deep_copy_stays_and_a_checkpoint_is_read_on_the_cpu(pair):
     net, file = small_net().to(pair[1]), io.BytesIO()
     other = copy.deepcopy(net)
-    assert other[4].bias.device == pair[1] and isinstance(other[0].weight, nn.Parameter)
+    assert other[1].bias.device == pair[1] and isinstance(other[0].weight, nn.Parameter)
     assert other[0].weight.data_ptr() != net[0].weight.data_ptr()
     torch.save(net.state_dict(), file)
     file.seek(0)
