@@ -21,25 +21,6 @@ def rotate(x: Tensor, places: Tensor) -> Tensor:
     return torch.cat(turned, -1)
 
 
-def new_model(places: Tensor, attention: Callable, deal: Callable) -> nn.Sequential:
-    """An embedding, the block of tensor parallel with RoPE and this attention, and a head."""
-    torch.manual_seed(0)
-    block = Block(width=32, heads=8)
-    block.attention.attend = lambda q, k, v: attention(
-        rotate(q, places), rotate(k, places), v, deal
-    )
-    return nn.Sequential(nn.Embedding(17, 32), block, nn.Linear(32, 17)).double()
-
-
-def text() -> tuple[Tensor, Tensor]:
-    """32 tokens and those that follow; of a prompt of 10 tokens the loss learns nothing."""
-    torch.manual_seed(1)
-    tokens = torch.randint(17, (1, 33))
-    following = tokens[:, 1:].clone()
-    following[:, :10] = -100  # which cross_entropy leaves out
-    return tokens[:, :-1], following
-
-
 def part_of_mean(logits: Tensor, following: Tensor) -> Tensor:
     """What this rank's tokens add to the mean loss over the tokens of all ranks."""
     losses = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
@@ -55,12 +36,22 @@ def loss_and_gradients(
     deal: Callable = zigzag,
     deal_places: Callable = zigzag,
     deal_following: Callable = zigzag,
+    mean: Callable = part_of_mean,
 ) -> tuple[float, Tensor]:
-    """The loss of one sequence on all ranks, and all its gradients; the same on each rank."""
-    tokens, following = text()
-    who = tokens.shape[1], rank, world_size
-    model = new_model(deal_places(*who), attention, deal)
-    loss = part_of_mean(model(tokens[:, deal(*who)]), following[:, deal_following(*who)])
+    """The loss of 32 tokens on all ranks, and all its gradients; the same on each rank."""
+    deals = deal, deal_places, deal_following
+    mine, places, after = (way(32, rank, world_size) for way in deals)
+    torch.manual_seed(0)
+    block = Block(width=32, heads=8)
+    block.attention.attend = lambda q, k, v: attention(
+        rotate(q, places), rotate(k, places), v, deal
+    )
+    model = nn.Sequential(nn.Embedding(17, 32), block, nn.Linear(32, 17)).double()
+    torch.manual_seed(1)
+    tokens = torch.randint(17, (1, 33))
+    following = tokens[:, 1:].clone()
+    following[:, :10] = -100  # of a prompt the loss learns nothing
+    loss = mean(model(tokens[:, mine]), following[:, after])
     loss.backward()
     found = parameters_to_vector([loss.detach(), *(p.grad for p in model.parameters())])
     dist.all_reduce(found)

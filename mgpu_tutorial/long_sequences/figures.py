@@ -53,12 +53,12 @@ def travel(rank: int, world_size: int) -> None:
         says = f"Hop {step + 1}: a block arrives from the left and is merged."
 
 
-def kept(length: int = 512) -> Table:
+def kept() -> Table:
     """The bytes that autograd keeps of one attention until backward, on each of the ranks."""
     rows = []
     for n in (1, 4):
-        found = launch(_saved, n, length // n).results[0]
-        rows += [[name, n, length // n, bytes_text(saved)] for name, saved in found.items()]
+        found = launch(_saved, n, 512 // n).results[0]
+        rows += [[name, n, 512 // n, bytes_text(saved)] for name, saved in found.items()]
     return Table(["", "ranks", "tokens on a rank", "kept for backward"], rows)
 
 
@@ -159,10 +159,8 @@ def beside_one(ways: Mapping[str, Mapping], *ranks: int) -> Table:
 
 
 def _tried(rank: int, world_size: int, ways: Mapping[str, Mapping]) -> dict:
-    found, ours = {}, {"go_home": ring.go_home, "part_of_mean": block.part_of_mean}
-    for name, way in ways.items():
-        given = ours | way
-        home, mean = given.pop("go_home"), given.pop("part_of_mean")
-        with patch.object(ring, "go_home", home), patch.object(block, "part_of_mean", mean):
+    found = {}
+    for name, given in ways.items():
+        with patch.object(ring, "go_home", given.pop("go_home", ring.go_home)):
             found[name] = block.loss_and_gradients(rank, world_size, **given)
     return found

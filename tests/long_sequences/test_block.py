@@ -6,42 +6,23 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.long_sequences import block
-from mgpu_tutorial.long_sequences.ring import contiguous
 
 
-@pytest.fixture(scope="module")
-def one():
-    """The loss and the gradients of one process, with PyTorch's attention."""
+def whole_attention(q, k, v, deal):
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    def attention(q, k, v, deal):
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    tokens, following = block.text()
-    assert 0 < (following == -100).sum() < following.numel()
-    model = block.new_model(torch.arange(tokens.shape[1]), attention, None)
-    loss = cross_entropy(model(tokens).flatten(0, 1), following.flatten())
-    loss.backward()
-    return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
+def mean_of_one(logits, following):
+    return cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_loss_and_gradients_are_those_of_one_process(ranks, one, world_size):
-    for loss, gradients in ranks(world_size, block.loss_and_gradients).results:
-        assert abs(loss - one[0]) < 1e-13
-        assert largest_difference(gradients, one[1]) < 1e-13
-
-
-def dealt_otherwise(rank, world_size):
-    """The gradients where one of the three is dealt in another way."""
-    ways = {what: {what: contiguous} for what in ("deal", "deal_places", "deal_following")}
-    return {
-        w: block.loss_and_gradients(rank, world_size, **way)[1] for w, way in ways.items()
-    }
-
-
-def test_what_is_dealt_in_another_way_gives_other_gradients(ranks, one):
-    for gradients in ranks(4, dealt_otherwise).results[0].values():
-        assert largest_difference(gradients, one[1]) > 1e-3
+def test_loss_and_gradients_are_those_of_one_process(ranks, world_size):
+    how = {"attention": whole_attention, "mean": mean_of_one}
+    ((loss, gradients),) = ranks(1, block.loss_and_gradients, **how).results
+    for found, its_gradients in ranks(world_size, block.loss_and_gradients).results:
+        assert abs(found - loss) < 1e-13
+        assert largest_difference(its_gradients, gradients) < 1e-13
 
 
 def test_rope_turns_by_the_distance_of_two_tokens():

@@ -45,6 +45,7 @@ RING = [
     (HOP, "kv = Shift.apply(kv.detach())", "the gradient of k"),
     (DEAL, NEIGHBOURS, "striped, on rank"),
     ("return out, lse", "Shift.apply(kv); return out, lse", "sends to"),
+    (HOP, "kv = Shift.apply(kv, -1)", "rank - step", "rank + step", "rank 0 sends to"),
 ]
 FROM_THE_END = """size = length // (2 * world_size)
     front = torch.arange(rank * size, (rank + 1) * size)
@@ -54,10 +55,12 @@ BOTH = "chunks[rank], chunks[-1 - rank]"
 ZIGZAG = [
     ("chunks =…", FROM_THE_END),
     ("chunks =…", ROWS),
-    ("-1 - rank", "-rank", "rank 1 gets"),
-    ("return…", "return torch.cat(chunks[2 * rank : 2 * rank + 2])", "rank 1 gets"),
-    ("chunks =…", "return torch.arange(rank, length, world_size)", "rank 1 gets"),
-    (BOTH, "chunks[-1 - rank], chunks[rank]", "rank 1 gets"),
+    ("-1 - rank", "-rank", "rank 0 of 4 gets"),
+    ("return…", "return torch.cat(chunks[2 * rank : 2 * rank + 2])", "rank 0 of 4 gets"),
+    ("chunks =…", "return torch.arange(rank, length, world_size)", "rank 0 of 4 gets"),
+    (BOTH, "chunks[-1 - rank], chunks[rank]", "rank 0 of 4 gets"),
+    (f"torch.cat([{BOTH}])", f"list(torch.cat([{BOTH}]))", "of the type"),
+    ("chunk(2 * world_size)", "chunk(8)", "rank 0 of 1 gets"),
     ("require_chunks(length, 2 * world_size)", "require_chunks(length, world_size)")
     + ("no ValueError",),
 ]
