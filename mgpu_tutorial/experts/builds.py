@@ -3,28 +3,26 @@
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 
 from mgpu_tutorial.experts.layer import drawn
 from mgpu_tutorial.experts.parallel import combine, dispatch
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
-EXPERTS = 12  # for 1, 2, 3 and 4 ranks
-SHARES = {1: [6], 2: [5, 2], 3: [4, 0, 3], 4: [3, 1, 2, 4]}  # rows of each rank
+EXPERTS = 12
+SHARES = {1: [6], 2: [5, 2], 3: [4, 0, 3], 4: [3, 1, 0, 1]}  # tokens of each rank
 
 
-def _rows_of(rank: int, world_size: int, only: int | None = None) -> tuple[torch.Tensor, ...]:
+def _rows_of(rank: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank's rows and their experts; the row of place i on rank r begins with 100 r + i."""
-    count = SHARES[world_size][rank]
-    rows = drawn(rank, count, 3)
-    rows[:, 0] = 100 * rank + torch.arange(count)
-    which = torch.tensor([(7 * (i + 1) + 5 * rank) % EXPERTS for i in range(count)]).long()
-    return rows, which if only is None else torch.full_like(which, only)
+    places = torch.arange(SHARES[world_size][rank])
+    rows = drawn(rank, len(places), 3)
+    rows[:, 0] = 100 * rank + places
+    return rows, (7 * (places + 1) + 5 * rank) % EXPERTS
 
 
-def _sends(rank: int, world_size: int, dispatch: Callable, only: int | None = None) -> tuple:
+def _sends(rank: int, world_size: int, dispatch: Callable) -> tuple:
     """The rows that arrive here, in the order of their names, and their experts."""
-    gone = dispatch(*_rows_of(rank, world_size, only), EXPERTS)
+    gone = dispatch(*_rows_of(rank, world_size), EXPERTS)
     if gone is None:
         return None, None
     arrived, which, _ = gone
@@ -34,11 +32,11 @@ def _sends(rank: int, world_size: int, dispatch: Callable, only: int | None = No
 
 def reaches_its_expert(dispatch: Callable) -> None:
     """bring each row, with the number of its expert, to the rank of that expert"""
-    for world_size, only in (1, None), (2, None), (4, None), (3, None), (4, 5):
-        every = [_rows_of(r, world_size, only) for r in range(world_size)]
+    for world_size in SHARES:
+        every = [_rows_of(rank, world_size) for rank in range(world_size)]
         rows, which = (torch.cat(parts) for parts in zip(*every, strict=True))
         own = EXPERTS // world_size
-        found = launch(_sends, world_size, dispatch, only).results
+        found = launch(_sends, world_size, dispatch).results
         for rank, (arrived, numbers) in enumerate(found):
             mine, who = which // own == rank, f"on rank {rank} of {world_size}"
             expect(arrived, rows[mine], f"{who} the arriving rows, each begins with its name")
@@ -48,45 +46,42 @@ def reaches_its_expert(dispatch: Callable) -> None:
 
 def _returns(rank: int, world_size: int, dispatch: Callable, combine: Callable) -> list:
     """Each token's two rows go to experts that answer a row times their number + 1."""
-    count = SHARES[world_size][rank]
-    x, weights = drawn(rank, count, 3).requires_grad_(), drawn(9 + rank, count, 2)
-    _, which = _rows_of(rank, world_size)
+    rows, which = _rows_of(rank, world_size)
+    given = x, weights = rows.requires_grad_(), drawn(9 + rank, len(rows), 2).requires_grad_()
     chosen = torch.stack([which, (which + 5) % EXPERTS], dim=1)
-    weights.requires_grad_()
     rows = x.repeat_interleave(2, dim=0)
     arrived, mine, way = dispatch(rows, chosen.flatten(), EXPERTS)
-    first = EXPERTS // world_size * dist.get_rank()
+    first = EXPERTS // world_size * rank
     output = combine(arrived * (first + mine + 1)[:, None], way, weights)
     expected = x * (weights * (chosen + 1)).sum(dim=1, keepdim=True)
-    wanted = torch.autograd.grad(expected.square().sum(), (x, weights))
+    wanted = torch.autograd.grad(expected.sum(), given)
     found = [None, None]
     if output is not None and output.shape == x.shape and output.requires_grad:
-        found = torch.autograd.grad(output.square().sum(), (x, weights), allow_unused=True)
+        found = torch.autograd.grad(output.sum(), given, allow_unused=True)
     output = output if output is None else output.detach()
     return [(output, expected.detach()), *zip(found, wanted, strict=True)]
 
 
-def _expect_returned(world_size: int, dispatch: Callable, combine: Callable) -> None:
+def _expect_returned(dispatch: Callable, combine: Callable) -> None:
     """AssertionError unless output and gradients are those of a plain weighed sum."""
-    results = launch(_returns, world_size, dispatch, combine).results
-    for rank, (output, *gradients) in enumerate(results):
-        who = f"on rank {rank} of {world_size}"
-        expect(*output, f"{who} the output", within=1e-12)
-        for name, (found, wanted) in zip(("tokens", "weights"), gradients, strict=True):
-            assert found is not None, f"{who}: no gradient reaches the {name}"
-            expect(found, wanted, f"{who} the gradient of the {name}", within=1e-9)
-
-
-def comes_home(combine: Callable) -> None:
-    """give each token the weighted sum of its own results, and gradients too"""
-    for world_size in (1, 2, 3, 4):  # of three, one is without tokens
-        _expect_returned(world_size, dispatch, combine)
+    for world_size in SHARES:
+        results = launch(_returns, world_size, dispatch, combine).results
+        for rank, (output, *gradients) in enumerate(results):
+            who = f"on rank {rank} of {world_size}"
+            expect(*output, f"{who} the output", within=1e-9)
+            for name, (found, wanted) in zip(("tokens", "weights"), gradients, strict=True):
+                assert found is not None, f"{who}: no gradient reaches the {name}"
+                expect(found, wanted, f"{who} the gradient of the {name}", within=1e-9)
 
 
 def lets_gradients_back(dispatch: Callable) -> None:
     """let the gradients of the rows come back, and bring them to the right row"""
-    for world_size in (1, 4):
-        _expect_returned(world_size, dispatch, combine)
+    _expect_returned(dispatch, combine)
+
+
+def comes_home(combine: Callable) -> None:
+    """give each token the weighted sum of its own results, and gradients too"""
+    _expect_returned(dispatch, combine)
 
 
 def sends_twice(dispatch: Callable) -> None:

@@ -116,10 +116,10 @@ def skewed(batch: int) -> torch.Tensor:
     return scores.to(torch.get_default_device())
 
 
-def excess(rate: float, steps: int = 400) -> list[float]:
+def excess(rate: float) -> list[float]:
     """At each step, by how much the busiest expert exceeds the mean load, over the mean."""
     bias, found = torch.zeros(16, dtype=torch.float64), []
-    for batch in range(steps):
+    for batch in range(400):
         counts = tokens_per_expert(choose(skewed(batch) + bias, k=2), 16)
         found.append(counts.max().item() / (counts.sum().item() / 16) - 1)
         bias = move_bias(bias, counts, rate)
