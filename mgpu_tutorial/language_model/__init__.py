@@ -8,14 +8,8 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import status
+from mgpu_tutorial.language_model import model as models
 from mgpu_tutorial.language_model import plan as plans
-from mgpu_tutorial.language_model.model import (
-    CONTEXT,
-    batch_of,
-    load_checkpoint,
-    new_model,
-    save_checkpoint,
-)
 from mgpu_tutorial.long_sequences.ring import zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
 from mgpu_tutorial.sharding.zero import owners
@@ -47,10 +41,12 @@ def train(
     """
     plan, device = plans.plan_of(plan, world_size), torch.get_default_device().type
     mesh, share = plans.mesh_of(plan), partial(plans.share_products, parts=parts)
-    begin, updates, wholes = load_checkpoint(resume) if resume else (0, 0, [new_model()])
+    begin, updates, wholes = 0, 0, [models.new_model()]
+    if resume:
+        begin, updates, wholes = models.load_checkpoint(resume)
     wholes = [whole.to(device, getattr(torch, dtype)) for whole in wholes]
     model, *moments = [parts.cut_model(whole, mesh, share) for whole in wholes]
-    places = parts.zigzag(CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
+    places = parts.zigzag(models.CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
     if plan.cp > 1:
         plans.share_sequence(model, places, mesh["cp"].get_group(), parts)
     parameters, me = list(model.parameters()), mesh["dp"].get_local_rank()
@@ -65,7 +61,7 @@ def train(
     print(plans.said(plan, model, mesh))
     losses = []
     for step in range(begin, steps):
-        inputs, targets = (part.to(device) for part in batch_of(step))
+        inputs, targets = (part.to(device) for part in models.batch_of(step))
         share = slice(me, None, plan.dp)  # every dp-th sequence
         batch = inputs[share][:, places], targets[share][:, places]
         loss = plans.forward_backward(model, mesh, *batch, parts.order_of_1f1b)
@@ -81,7 +77,7 @@ def train(
         losses.append(loss.item() / plan.dp / plan.cp)
         status(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
         if save and (step + 1) % every == 0:
-            save_checkpoint(save, model, adam, mesh, step + 1)
+            models.save_checkpoint(save, model, adam, mesh, step + 1)
         after_step(step)
     return losses
 

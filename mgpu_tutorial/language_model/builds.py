@@ -13,18 +13,16 @@ from mgpu_tutorial.language_model.plan import cut_model, mesh_of, plan_of
 
 def _parts(rank: int, world_size: int, cut: Callable, plan: str) -> tuple:
     """The numbers of the layers that this rank keeps; what it shares, and with whom."""
-    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(6)))
-    layers, shared = list(model), {}
+    layers, shared = [nn.Linear(1, 1) for _ in range(6)], {}
 
     def share(block: nn.Module, group: dist.ProcessGroup) -> None:
         shared[layers.index(block)] = dist.get_process_group_ranks(group)
 
-    mine = cut(model, mesh_of(plan_of(plan)), share)
-    if mine is None:
-        return "nothing was returned. Is a `return` missing?", shared
-    strange = [layer for layer in mine if layer not in layers]
+    mine = cut(nn.Sequential(*layers), mesh_of(plan_of(plan)), share)
+    assert mine is not None, "nothing was returned. Is a `return` missing?"
     said = "is no layer of the model. `share` cuts a block in place, and returns nothing"
-    assert not strange, f"{strange[0]} {said}"
+    for layer in mine:
+        assert layer in layers, f"{layer} {said}"
     return [layers.index(layer) for layer in mine], shared
 
 
@@ -40,32 +38,26 @@ def _look(cut: Callable, plan: str, expected: list) -> None:
 
 def cuts_into_stages(cut: Callable) -> None:
     """give each stage its blocks, the first the embedding too, and the last the head"""
-    _look(cut, "dp=2", [list(range(6))] * 2)
+    _look(cut, "dp=2", [[0, 1, 2, 3, 4, 5]] * 2)
     _look(cut, "pp=4", [[0, 1], [2], [3], [4, 5]])
-    _look(cut, "dp=2,pp=2", [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]])
+    _look(cut, "dp=2,pp=2", [[0, 1, 2]] * 2 + [[3, 4, 5]] * 2)
 
 
 def shares_its_blocks(cut: Callable) -> None:
     """share each block of its stage, and nothing else, with the ranks of its tp group"""
-    low, high = [0, 1], [2, 3]
-    _look(
-        cut,
-        "dp=2,tp=2",
-        [dict.fromkeys([1, 2, 3, 4], group) for group in (low, low, high, high)],
-    )
-    first, second = dict.fromkeys([1, 2], low), dict.fromkeys([3, 4], high)
-    _look(cut, "tp=2,pp=2", [first, first, second, second])
-
-
-def _train_with(rank: int, world_size: int, cut: Callable) -> list[float]:
-    parts = SimpleNamespace(**vars(PARTS) | {"cut_model": cut})
-    return train(rank, world_size, "tp=2,pp=2", steps=2, dtype="float64", parts=parts)
+    first, second = dict.fromkeys([1, 2], [0, 1]), dict.fromkeys([3, 4], [2, 3])
+    _look(cut, "tp=2,pp=2", [first] * 2 + [second] * 2)
+    low, high = (dict.fromkeys([1, 2, 3, 4], group) for group in ([0, 1], [2, 3]))
+    _look(cut, "dp=2,tp=2", [low] * 2 + [high] * 2)
 
 
 def trains_like_one(cut: Callable) -> None:
     """make four ranks train as one process does"""
-    (one,) = launch(train, 1, "dp=1", steps=2, dtype="float64").results
-    for rank, losses in enumerate(launch(_train_with, 4, cut).results):
+    how = {"steps": 2, "dtype": "float64"}
+    (one,) = launch(train, 1, "dp=1", **how).results
+    parts = SimpleNamespace(**vars(PARTS) | {"cut_model": cut})
+    found = launch(train, 4, "tp=2,pp=2", parts=parts, **how).results
+    for rank, losses in enumerate(found):
         expect(losses, one, f"rank {rank}: the losses of two steps", within=1e-9)
 
 

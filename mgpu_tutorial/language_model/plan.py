@@ -53,7 +53,7 @@ def plan_of(words: str, world_size: int | None = None) -> Plan:
     if world_size and plan.ranks != world_size:
         why = f"it takes {plan.ranks} ranks, and there are {world_size}"
         raise ValueError(f"plan {words}: {why}")
-    if plan.zero > 1:
+    if plan.zero not in (0, 1):
         raise ValueError(f"plan {words}: zero is 0 or 1")
     for name, (count, what) in SHARED.items():
         if (ranks := getattr(plan, name)) < 1 or count % ranks:

@@ -25,10 +25,11 @@ CUT = [
     ("blocks = list…", BY_PLACE),
     ("[1 + stage * each : 1 + (stage + 1) * each]", "[1:-1]", "pp=4, rank 0"),
     (SHARE, "pass", "shared blocks"),
-    ('"tp"', '"dp"', f"dp=2,tp=2, {SHARED}"),
+    ('"tp"', '"dp"', f"tp=2,pp=2, {SHARED}"),
     ("*first, *blocks, *last", "*blocks", "dp=2, rank 0"),
     ("*first, *blocks, *last", "model[0], *blocks, model[-1]", "pp=4, rank 0"),
     ("in blocks:", "in list(model)[1:-1]:", f"tp=2,pp=2, {SHARED}"),
+    ("if stage == 0", "if stage < 2", "pp=4, rank 1"),
     (RETURN, "", "nothing was returned"),
     (f"{LOOP}{SHARE}", f"blocks = [{SHARE} for block in blocks]")
     + ("`share` cuts a block in place, and returns nothing",),

@@ -1,14 +1,16 @@
 """Every plan takes the steps of one process, which are written out here."""
 
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.language_model import PARTS, figures, train
+from mgpu_tutorial.language_model import figures, train
 from mgpu_tutorial.language_model.model import (
     batch_of,
     decode,
@@ -17,15 +19,7 @@ from mgpu_tutorial.language_model.model import (
     new_model,
     text,
 )
-from mgpu_tutorial.language_model.plan import (
-    average_gradients,
-    clip_gradients,
-    cut_model,
-    forward_backward,
-    mesh_of,
-    plan_of,
-    share_products,
-)
+from mgpu_tutorial.language_model.plan import Plan, clip_gradients, mesh_of, plan_of
 
 
 @cache
@@ -72,66 +66,49 @@ def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
         assert largest_difference(found[name], gradient) < 1e-13, name
 
 
-def norms(rank, world_size, words):
-    """The norm that clipping sees, and each gradient's own, before the first step."""
-    plan = plan_of(words)
-    mesh = mesh_of(plan)
-    model = cut_model(new_model().double(), mesh, partial(share_products, parts=PARTS))
-    inputs, targets = batch_of(0)
-    share = slice(mesh["dp"].get_local_rank(), None, plan.dp)
-    order = PARTS.order_of_1f1b
-    forward_backward(model, mesh, inputs[share], targets[share], order)
-    average_gradients(model, mesh)
-    return clip_gradients(model, mesh).item()
+COUNTS = [-1, 0, 1, 2, 3, 4, 8, 16, 32, 64]
 
 
-@pytest.mark.parametrize("words", ["pp=2", "dp=2,tp=2"])
-def test_each_parameter_counts_once_in_the_norm(ranks, words):
-    model = new_model().double()
-    inputs, targets = batch_of(0)
-    cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
-    expected = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters())).item()
-    found = ranks(plan_of(words).ranks, norms, words).results
-    assert found == pytest.approx([expected] * len(found), abs=1e-12)
-
-
-@pytest.mark.slow
-def test_a_run_changes_its_plan_and_nobody_sees_it(ranks, tmp_path):
-    file, losses = str(tmp_path / "run.pt"), []
-    for words, until in (("tp=2", 1), ("dp=2,zero=1", 2), ("pp=2", 3)):
-        how = {"steps": until, "dtype": "float64", "save": file, "every": 1}
-        resume = file if losses else ""
-        losses += ranks(2, train, words, resume=resume, **how).results[1]
-    assert losses == pytest.approx(trained_by_hand(3)[0], abs=1e-11)
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_formula(ranks):
-    for words in ("dp=2,pp=2,zero=1", "tp=2,cp=2"):
-        report = ranks(4, train, words, steps=1, dtype="float64", trace=True)
-        (row,) = figures.plan_table({words: report}).rows
-        for predicted, counted in (cell.split(" / ") for cell in row[2:]):
-            assert predicted == counted
-
-
-@pytest.mark.parametrize(
-    ("words", "world_size", "message"),
-    [
-        ("dp=3", 2, "it takes 3 ranks, and there are 2"),
-        ("tp=3", 3, "3 ranks cannot share 8 heads"),
-        ("pp=3", 3, "3 ranks cannot share 4 blocks"),
-        ("dp=3", 3, "3 ranks cannot share 8 sequences of a micro-batch evenly"),
-        ("zero=2", 1, "zero is 0 or 1"),
-        ("dp=0", 1, "it takes 0 ranks, and there are 1"),
-        ("dp:2", 2, "expected something like dp=2,tp=2"),
-        ("cp=3", 3, "3 ranks cannot share 32 pairs of characters"),
-        ("ep=2", 2, "expected something like dp=2,tp=2 with dp, tp, pp, cp, zero"),
-    ],
+@given(
+    st.fixed_dictionaries({}, optional=dict.fromkeys(Plan._fields, st.sampled_from(COUNTS))),
+    st.sampled_from([None, 1, 4]),
 )
-def test_a_plan_that_cannot_be_is_refused_on_every_rank(ranks, words, world_size, message):
-    with pytest.raises(RankFailed, match=message) as refused:
-        ranks(world_size, train, words)
-    assert len(refused.value.tracebacks) == world_size
+def test_a_plan_is_taken_where_everything_divides(numbers, world_size):
+    words = ", ".join(f"{name}={number}" for name, number in numbers.items()) or "dp=1"
+    dp, tp, pp, cp, zero = Plan(**numbers)
+    can_be = min(dp, tp, pp, cp) > 0 and zero in (0, 1)
+    can_be = can_be and world_size in (None, dp * tp * pp * cp)
+    if can_be and not (8 % dp or 8 % tp or 4 % pp or 32 % cp):
+        assert plan_of(words, world_size) == Plan(**numbers)
+    else:
+        with pytest.raises(ValueError, match=f"^plan {words.replace(' ', '.?')}: "):
+            plan_of(words, world_size)
+
+
+@pytest.mark.parametrize("words, says", [("dp:2", "'dp:2'"), ("ep=2", "'ep=2'")])
+def test_what_is_no_plan_is_refused_on_every_rank(ranks, words, says):
+    says += ": expected something like dp=2,tp=2 with dp, tp, pp, cp, zero"
+    with pytest.raises(RankFailed, match=says) as refused:
+        ranks(2, train, words)
+    assert len(refused.value.tracebacks) == 2
+
+
+def clipped(rank, world_size, weight, bias):
+    layer = torch.nn.Linear(1, 1)
+    layer.weight.grad, layer.bias.grad = torch.tensor([[weight]]), torch.tensor([bias])
+    clip_gradients(layer, mesh_of(Plan()))
+    return [layer.weight.grad.item(), layer.bias.grad.item()]
+
+
+def test_gradients_are_made_shorter_but_never_longer(ranks):
+    assert ranks(1, clipped, 3.0, 4.0).results[0] == pytest.approx([0.6, 0.8])
+    assert ranks(1, clipped, 0.3, 0.4).results[0] == pytest.approx([0.3, 0.4])
+
+
+def test_the_curves_begin_at_step_1(monkeypatch):
+    monkeypatch.setattr(figures, "curves", lambda marks, line, *_: marks | line)
+    drawn = figures.losses_plot({"dp=1": [3.0, 2.0], "tp=2": [2.5, 1.0]})
+    assert drawn == {"dp=1": (range(1, 3), [3.0, 2.0]), "tp=2": (range(1, 3), [2.5, 1.0])}
 
 
 def test_a_checkpoint_of_another_model_is_named(tmp_path):
