@@ -43,24 +43,6 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     # One each: whoever waits for a call may make the next one there, and wait for that.
     carriers: list[threading.Thread] = []
 
-    def carry(
-        real: Any,
-        work: SlowWork,
-        tensor: torch.Tensor,
-        duration: float,
-        before: threading.Event,
-        over: threading.Event,
-    ) -> None:
-        try:
-            real.wait()
-            before.wait()
-            time.sleep(duration)
-            over.set()
-            work.set_result([tensor])
-        except Exception as error:  # a peer that died: whoever waits must learn it
-            over.set()
-            work.set_exception(error)
-
     def slowed(call: Callable, share: float) -> Callable:
         @functools.wraps(call)
         def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> SlowWork | None:
@@ -70,9 +52,21 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
             duration = share * seconds(max(t.nbytes for t in sides))
             with queue:
                 real = call(tensor, *args, **kwargs, async_op=True)
-                before, last = last, threading.Event()
-                carrying = real, work, tensor, duration, before, last
-            carrier = threading.Thread(target=carry, args=carrying)
+                before, over = last, threading.Event()
+                last = over
+
+            def carry() -> None:
+                try:
+                    real.wait()
+                    before.wait()
+                    time.sleep(duration)
+                    over.set()
+                    work.set_result([tensor])
+                except Exception as error:  # a peer that died: whoever waits must learn it
+                    over.set()
+                    work.set_exception(error)
+
+            carrier = threading.Thread(target=carry)
             carrier.start()
             carriers.append(carrier)  # several threads may come here at once
             if is_asynchronous:
