@@ -9,7 +9,7 @@ import math
 import sys
 
 from mgpu_tutorial.at_scale.figures import plan_table, with_network
-from mgpu_tutorial.at_scale.planner import TIE, rank_plans
+from mgpu_tutorial.at_scale.planner import TIE, USABLE, plans, rank_plans
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import model_of
 
@@ -39,19 +39,22 @@ def main(words: list[str] | None = None) -> int:
         model = model_of(given.params, given.sequence)
     except ValueError as error:
         parser.error(str(error))
-    choices = rank_plans(model, cluster, given.gpus, given.batch, given.context)
+    asked = model, cluster, given.gpus, given.batch, given.context
+    choices = rank_plans(*asked)
     print(
         f"{model.parameters / 1e9:,.1f} billion parameters: {model.layers} layers of "
         f"{model.hidden:,}, {model.heads} heads\n{given.gpus:,} × {cluster.gpu.name}\n"
     )
     if not choices:
-        print("No plan fits: more GPUs, more memory, or a batch that they divide.")
+        fits = f"fits into {USABLE:.0%} of a GPU's {cluster.gpu.memory / 1e9:.0f} GB"
+        shares = "gives each GPU an equal share of heads, layers and batch"
+        print(f"No plan {fits if any(plans(*asked)) else shares}.")
         return 1
     print(plan_table(choices[:8]))
     hours = given.tokens / (choices[0].step.tokens_per_second * given.gpus) / 3600
     cost = hours * given.gpus * given.price
     print(
-        f"\nPlans of one rank are within {TIE:.0%} of its first, about the model's error.\n"
+        f"\nPlans of one place are within {TIE:.0%} of its first, about the model's error.\n"
         f"{given.tokens:g} tokens with the first: {hours / 24:,.1f} days, "
         f"{cost / 1e6:,.2f} million at {given.price:g} per GPU and hour."
     )

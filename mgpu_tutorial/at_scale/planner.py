@@ -75,7 +75,7 @@ def can_run(model: Model, plan: Plan, batch: int) -> bool:
     stages = plan.pp * plan.interleaving
     return (
         model.heads % plan.tp == 0
-        and model.sequence % (2 * plan.cp) == 0  # zig-zag
+        and (plan.cp == 1 or model.sequence % (2 * plan.cp) == 0)  # zig-zag
         and batch % (plan.dp * plan.micro_batch * rounds) == 0
         and (model.layers % stages == 0 or (model.layers + 2) % stages == 0)
         and (interleaved or stages <= model.layers)

@@ -56,11 +56,26 @@ class PredictedStep(NamedTuple):
 def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> PredictedStep:
     """A step on a batch of so many sequences, on `plan.ranks` GPUs of the cluster.
 
-    Raises ValueError where the plan cannot be run, such as for more replicas than
-    sequences.
+    The rank has the mean share of layers. Raises ValueError where the plan cannot be run,
+    such as for more replicas than sequences.
     """
     check_plan(model, plan, batch)
-    parts = parts_of(model, cluster, plan, batch)
+    micro_batches = plan.micro_batches(batch)
+    one = micro_batch_seconds(model, cluster, plan)
+    slot = sum(one.values())
+    under = 2 / 3 * slot if plan.overlap else 0.0  # the last micro-batch's backward
+    state = stage_parameters(model, plan)
+    if plan.zero:
+        state = model.parameters / (plan.tp * plan.pp * plan.shards)
+    if plan.zero == 3:  # under the compute of the whole step
+        under = micro_batches * slot
+    parts = {name: micro_batches * seconds for name, seconds in one.items()} | {
+        "pipeline": micro_batches * pipeline_seconds(model, cluster, plan),
+        "bubble": (plan.pp - 1) / plan.interleaving * slot,
+        "data": exposed_seconds(data_seconds(model, cluster, plan, micro_batches), under),
+        "optimizer": OPTIMIZER_TRAFFIC * state / cluster.memory_rate(),
+        "fixed": cluster.fixed,
+    }
     seconds = sum(parts.values())
     rate = batch * model.sequence / plan.ranks / seconds
     flops = rate * model.flops_per_token()
@@ -87,26 +102,6 @@ def stage_parameters(model: Model, plan: Plan) -> float:
     """The mean parameters of a rank's part of the model, before ZeRO."""
     elsewhere = model.expert_parameters * (1 - 1 / plan.ep)
     return (model.parameters - elsewhere) / (plan.tp * plan.pp)
-
-
-def parts_of(model: Model, cluster: Cluster, plan: Plan, batch: int) -> dict[str, float]:
-    """The seconds of each part, of a rank with the mean share of layers."""
-    micro_batches = plan.micro_batches(batch)
-    one = micro_batch_seconds(model, cluster, plan)
-    slot = sum(one.values())
-    under = 2 / 3 * slot if plan.overlap else 0.0  # the last micro-batch's backward
-    state = stage_parameters(model, plan)
-    if plan.zero:
-        state = model.parameters / (plan.tp * plan.pp * plan.shards)
-    if plan.zero == 3:  # under the compute of the whole step
-        under = micro_batches * slot
-    return {name: micro_batches * seconds for name, seconds in one.items()} | {
-        "pipeline": micro_batches * pipeline_seconds(model, cluster, plan),
-        "bubble": (plan.pp - 1) / plan.interleaving * slot,
-        "data": exposed_seconds(data_seconds(model, cluster, plan, micro_batches), under),
-        "optimizer": OPTIMIZER_TRAFFIC * state / cluster.memory_rate(),
-        "fixed": cluster.fixed,
-    }
 
 
 def exposed_seconds(communication: float, compute: float) -> float:
