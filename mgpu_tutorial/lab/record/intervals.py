@@ -25,7 +25,8 @@ def events_of(report: Report, during: str | None = None) -> list[Event]:
     ]
     if not events:
         place = f" inside a span {during!r}" if during else ""
-        raise ValueError(f"nothing was recorded{place}: launch with trace=True")
+        advice = "" if report.events else ": launch with trace=True"
+        raise ValueError(f"nothing was recorded{place}{advice}")
     return events
 
 
