@@ -38,16 +38,11 @@ SPLIT = f"{CALL}.split([1, len(channels), len(channels)])"
 VARIANCE = "variance = (squares / count).view(-1, 1, 1) - mean**2"
 SYNC = [
     ("torch.stack([count,", "torch.cat([count[:1],", CALL, SPLIT),
-    (
-        CALL,
-        LOCAL,
-        VARIANCE,
-        "variance = channels.var(1).view(-1, 1, 1)",
-        "rank 0 of 1: the variance",
-    ),
-    (CALL, LOCAL, "rank 0 of 2: the variance of each channel: ["),
-    ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "rank 0 of 3: the variance"),
-    (CALL, NO_GRAD, "2 ranks: the gradient is"),
+    (VARIANCE, VARIANCE.replace("/ count", "/ (count - 1)"), "on 1 rank: the"),
+    ("(variance + eps)", "variance", "on 1 rank: the output"),
+    (CALL, LOCAL, "on 2 ranks: the output"),
+    ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "on 3 ranks: the output"),
+    (CALL, NO_GRAD, "on 2 ranks: the gradient is"),
     (CALL, THREE, "expected 2"),
 ]
 edits = {"scatter": SCATTER, "gather": GATHER, "sync_batch_norm": SYNC}
