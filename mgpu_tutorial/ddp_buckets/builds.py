@@ -160,28 +160,25 @@ def sends_in_one_order(wrapper: type) -> None:
         expect(found, [3.0, 2.0], f"ranks use two layers in different orders: rank {rank}")
 
 
-def _expect_buckets(
-    function: Callable, sizes: list[int], cap: int, expected: list[list[int]]
-) -> None:
-    """AssertionError unless parameters of these bytes, in float16, are cut so."""
-    parameters = [nn.Parameter(torch.zeros(n // 2, dtype=torch.half)) for n in sizes]
-    buckets = function(parameters, cap / 2**20)
-    assert buckets is not None, "nothing was returned. Is a `return` missing?"
-    found = [[p.nbytes for p in bucket] for bucket in buckets]
-    given = f"parameters of {', '.join(map(str, sizes))} bytes, a cap of {cap}/2**20 MiB"
-    assert found == expected, f"{given}: the buckets are {found}, expected {expected}"
-
-
-def begins_with_the_last(function: Callable) -> None:
-    """begin with the last parameter, whose gradient is ready first, and keep what is left."""
-    _expect_buckets(function, [10, 20, 30], 1000, [[30, 20, 10]])
+BYTES = {  # of parameters in float16, and of the buckets that a cap of 100 bytes makes
+    (10, 20, 30): [[30, 20, 10]],
+    (40, 60, 40, 58, 2): [[2, 58, 40], [60, 40]],
+    (40, 60, 38, 58, 2): [[2, 58, 38, 60], [40]],
+    (300, 10, 300): [[300], [10, 300]],
+}
 
 
 def closes_at_the_cap(function: Callable) -> None:
-    """close a bucket as soon as it holds the cap in bytes, no sooner, and none empty."""
-    _expect_buckets(function, [40, 60, 40, 58, 2], 100, [[2, 58, 40], [60, 40]])
-    _expect_buckets(function, [40, 60, 38, 58, 2], 100, [[2, 58, 38, 60], [40]])
-    _expect_buckets(function, [300, 10, 300], 100, [[300], [10, 300]])
+    """begin with the last parameter, close a bucket as soon as it holds the cap in bytes,
+    and keep what is left.
+    """
+    for sizes, expected in BYTES.items():
+        parameters = [nn.Parameter(torch.zeros(n // 2, dtype=torch.half)) for n in sizes]
+        buckets = function(parameters, 100 / 2**20)
+        assert buckets is not None, "nothing was returned. Is a `return` missing?"
+        found = [[p.nbytes for p in bucket] for bucket in buckets]
+        given = f"parameters of {', '.join(map(str, sizes))} bytes, a cap of 100/2**20 MiB"
+        assert found == expected, f"{given}: the buckets are {found}, expected {expected}"
 
 
 def _send(rank: int, world_size: int, function: Callable) -> tuple | None:
@@ -225,7 +222,7 @@ build = Builder(
     "ddp_buckets",
     {
         NaiveDDP: [starts_alike, equals_one_process, sends_after_backward],
-        into_buckets: [begins_with_the_last, closes_at_the_cap],
+        into_buckets: [closes_at_the_cap],
         send_bucket: [sends_one_tensor, averages_in_place],
         BucketedDDP: [sends_buckets_early, equals_with_buckets, sends_in_one_order],
     },

@@ -23,6 +23,7 @@ NAIVE = [
     (ALL, "module.parameters()", SEND, DETACHED, "has 5 in `1.running_mean`, and rank 1: 6"),
     (AVERAGE, SUM, "2 times as long"),
     (AVERAGE, "pass", "on 2 ranks, step 0: rank "),
+    (AVERAGE, f"{AVERAGE}\n            parameter.grad /= dist.get_world_size()", "0.5 times"),
     ("in self.trained", "in self.module.parameters()", "TypeError"),
     (AVERAGE, OWN_FIRST, "other bits than rank 0"),
     (AVERAGE, "pass", SEND, HOOKS, "the calls that begin during backward: 8, expected 0"),
@@ -39,7 +40,7 @@ BUCKETS = [
     ("reversed(parameters)", "parameters", "the buckets are [[10, 20, 30]]"),
     (">=", ">", "[[2, 58, 40, 60], [40]], expected [[2, 58, 40], [60, 40]]"),
     ("bucket_cap_mb * 2**20", "bucket_cap_mb * 1e6", "a cap of 100/2**20 MiB"),
-    ("parameter.nbytes", "parameter.numel() * 4", "[[2, 58], [40, 60], [40]], expected"),
+    ("parameter.nbytes", "parameter.numel() * 4", "[[30, 20], [10]], expected"),
     (REST, "", "the buckets are [], expected [[30, 20, 10]]"),
     (REST, "buckets.append(bucket)", "[60, 40], []], expected [[2, 58, 40], [60, 40]]"),
     ("parameter.nbytes", "parameter.numel()", "[[2, 58, 40, 60, 40]], expected"),
@@ -83,7 +84,8 @@ WHOEVER = """for i, bucket in enumerate(self.buckets):
 INCOMPLETE = "not self.ready.issuperset(bucket)"
 BUCKETED = [
     (INCOMPLETE, "any(p not in self.ready for p in bucket)", LEAVES, TAKEN),
-    ("            work.wait()", "            pass", ""),
+    ("            work.wait()", "            pass", "still on their way"),
+    (INCOMPLETE, "len(self.ready) < len(self.trained)", "before layer 0 is ready: 0"),
     (LEAVES, AT_ONCE, "backward waits until a call is over"),
     (LEAVES, "send_bucket(bucket)", "the calls of a step: "),
     (

