@@ -1,5 +1,6 @@
 """What the end of a scaled step must do, and how ranks agree on an overflow."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -58,23 +59,18 @@ def _asked(rank: int, world_size: int, ask: Callable, numbers: list[float | None
     return ask([] if number is None else [torch.ones(2, 3), torch.tensor([1.0, number])])
 
 
-def _expect_answers(ask: Callable, numbers: list[float | None], expected: bool) -> None:
-    for rank, answer in enumerate(launch(_asked, len(numbers), ask, numbers).results):
-        expect(answer, expected, f"ranks with {numbers} in a gradient: what rank {rank} says")
-
-
-def says_yes(ask: Callable) -> None:
-    """be true where the gradients of all ranks are finite"""
-    for world_size in (1, 2, 3):
-        _expect_answers(ask, [0.5] * world_size, True)
-
-
-def says_no(ask: Callable) -> None:
-    """be false on all ranks, with gradients or without, where one has an infinity or a NaN"""
+def says_the_same(ask: Callable) -> None:
+    """be true where all gradients of all ranks are finite; else false on every rank, also on
+    one without gradients
+    """
+    every = [[0.5], [0.5, 0.5], [0.5, None, 0.5], [INFINITE, -INFINITE]]
     for number in (INFINITE, -INFINITE, float("nan")):
-        _expect_answers(ask, [number], False)
-        _expect_answers(ask, [0.5, number, None], False)
-    _expect_answers(ask, [INFINITE, -INFINITE], False)
+        every += [number], [0.5, number, None]
+    for numbers in every:
+        expected = all(n is None or math.isfinite(n) for n in numbers)
+        for rank, answer in enumerate(launch(_asked, len(numbers), ask, numbers).results):
+            what = f"ranks with {numbers} in a gradient: what rank {rank} says"
+            expect(answer, expected, what)
 
 
 def sends_one_number(ask: Callable) -> None:
@@ -89,6 +85,6 @@ build = Builder(
     "mixed_precision",
     {
         precision.finish_step: [steps_by_the_mean, clips_the_mean, skips_together],
-        precision.is_finite_everywhere: [says_yes, says_no, sends_one_number],
+        precision.is_finite_everywhere: [says_the_same, sends_one_number],
     },
 )

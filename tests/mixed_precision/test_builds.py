@@ -56,6 +56,7 @@ ASK = [
     ("overflow =…", f"return {ALONE}", "what rank 0 says: True, expected False"),
     ("overflow =…", LEAVES, "ranks 0 and 2 returned while rank 1 still waited"),
     ("overflow =…", EACH, "rank"),
+    ("not gradient.isfinite().all()", "gradient.isinf().any()", "[nan] in a gradient"),
     ("overflow =…", SUM, "expected False"),
     ("return found.item() == 0", "", "nothing was returned"),
     ("tensor(float(overflow))", "full((3,), float(overflow))", ".item()", ".max()")
