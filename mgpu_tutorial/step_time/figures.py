@@ -4,7 +4,7 @@ from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.step_time import published
-from mgpu_tutorial.step_time.plain import alpha_beta, bubble_only
+from mgpu_tutorial.step_time.plain import bubble_only
 from mgpu_tutorial.step_time.published import Prediction
 
 # Two nodes of 8 H100s: KiB of an all-reduce, and its bus bandwidth in GB/s: rows from
@@ -95,17 +95,15 @@ def family_table(family: str) -> Table:
     return formatted(columns | {"error": "", "null guess": ""}, rows)
 
 
-def link_table() -> Table:
-    """Bus bandwidth of 16 GPUs: published, and the same from two of the rows alone."""
-    ends = [(kib * 2**10, TWO_NODES[kib] * 1e9) for kib in (2**10, 2**24)]
-    alpha, beta = alpha_beta(*ends, ranks=16)
+def link_table(latency: float, bandwidth: float) -> Table:
+    """Bus bandwidth of 16 GPUs: published, and from the two numbers of a link."""
     rows = []
     for kib, rate in TWO_NODES.items():
         sent = 2 * 15 / 16 * kib * 2**10
-        ours = sent / (alpha + sent / beta) / 1e9
-        error = "fitted" if kib in (2**10, 2**24) else f"{ours / rate - 1:+.0%}"
-        rows.append([bytes_text(kib * 2**10), rate, ours, error])
-    return formatted({"": "", "published": ".1f", "by two rows": ".1f", "error": ""}, rows)
+        ours = sent / (latency + sent / bandwidth) / 1e9
+        rows.append([bytes_text(kib * 2**10), rate, ours, ours / rate - 1])
+    columns = {"GB/s": "", "published": ".2f", "by two numbers": ".2f", "error": "+.0%"}
+    return formatted(columns, rows)
 
 
 def bubble_of(name: str) -> list[float]:

@@ -1,6 +1,8 @@
 """The published steps: transcribed as printed, and predicted within what is promised."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from mgpu_tutorial.at_scale.planner import TIE
 from mgpu_tutorial.shared.cost_model import step
@@ -14,7 +16,7 @@ from mgpu_tutorial.shared.cost_model.machines import (
 )
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan, memory_of
 from mgpu_tutorial.step_time import published
-from mgpu_tutorial.step_time.plain import bubble_only
+from mgpu_tutorial.step_time.plain import alpha_beta, bubble_only
 from tools.docs import PAGE, page
 
 OLD = {"sequence_parallel": False, "flash": False}
@@ -90,6 +92,15 @@ def test_a_pipeline_with_fewer_micro_batches_waits_longer():
     assert bubble_only(400, 16, 64, 16) == pytest.approx(400 * 79 / 64 * 16 / 31)
 
 
+@given(some.floats(1e-6, 1e-3), some.floats(1e9, 1e12), some.integers(2, 64))
+def test_two_rows_tell_both_numbers_of_a_link(latency, bandwidth, ranks):
+    """Of an all-reduce as a ring, with the bus bandwidth that its time gives."""
+    sent = [2 * (ranks - 1) * nbytes / ranks for nbytes in (1e6, 1e8)]
+    rates = [each / (latency + each / bandwidth) for each in sent]
+    found = alpha_beta((1e6, rates[0]), (1e8, rates[1]), ranks)
+    assert found == pytest.approx((latency, bandwidth), rel=1e-6)
+
+
 def test_the_tie_is_the_models_own_error():
     """No row of the families whose plan is complete is further off, but for ZeRO 3's one."""
     for family in (
@@ -123,23 +134,10 @@ def test_the_null_guess_keeps_the_rate_of_the_nearest_fitted_row():
     row = published.predict("Megatron 2021, table 2")[2]
     assert row.run.published == 141
     assert row.null_error == pytest.approx(163 / 141 - 1, abs=2e-3)
-    full, short = published.predict("Megatron 2022")[4:6]  # 530B, from 175B
-    assert full.null_error < -0.09 and short.null_error > -0.09
 
 
 def test_the_page_of_the_rows_is_what_the_model_says():
     assert PAGE.read_text(encoding="utf-8") == page()
-
-
-def test_one_run_by_hand_is_near_the_full_model():
-    """The letters of the page: 8 N s / (t p) at 0.735 of the peak, then messages."""
-    run, step_, *_ = published.predict("Megatron 2021, table 2")[0]
-    parameters = 12 * 96 * 12_288**2
-    slot = 8 * parameters * 2048 / 96 / (0.735 * 312e12)
-    assert 384 * slot == pytest.approx(step_.parts["matmul"], rel=0.04)
-    messages = 6 * 8 * 2 * 7 / 8 * 2 * 2048 * 12_288 / 210e9
-    assert 384 * messages == pytest.approx(step_.parts["tensor"], rel=0.08)
-    assert run.seconds == pytest.approx(76.8, abs=0.05)
 
 
 def test_a_fit_above_the_data_sheet_warns():
