@@ -28,14 +28,13 @@ def agree(splits: Callable, *limits: int) -> None:
 
 
 def shares_out_a_few(splits: Callable) -> None:
-    """find every mix of TP, PP and DP for 1, 2 and 12 GPUs once, with CP and EP 1"""
-    for gpus in (1, 2, 12):
-        agree(splits, gpus, gpus, 1, 1)
+    """find every mix of TP, PP and DP for 1 and 12 GPUs once, with CP and EP 1"""
+    agree(splits, 1, 1, 1, 1)
+    agree(splits, 12, 12, 1, 1)
 
 
 def keeps_the_limits(splits: Callable) -> None:
     """share matrices over TP and sequences over CP, up to what is allowed"""
-    agree(splits, 16, 4, 1, 1)
     agree(splits, 24, 2, 4, 1)
 
 

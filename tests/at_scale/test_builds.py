@@ -30,9 +30,10 @@ YIELDED = """def splits(gpus, tensor, context, experts):
 """
 RIGHT = [splits(f"{LIMITS} and {EXPERTS}"), splits(f"{EXPERTS} and {LIMITS}"), YIELDED]
 WRONG = [
-    (splits(f"cp <= context and {EXPERTS}"), "(8, 1, 1, 2, 1) is no plan"),
+    (splits(f"cp <= context and {EXPERTS}"), "(3, 1, 1, 8, 1) is no plan"),
     (splits(f"tp <= tensor and {EXPERTS}"), "is no plan"),
     (splits(f"{LIMITS} and dp % ep == 0"), "is no plan"),
+    (splits(f"{LIMITS} and dp % ep == 0 and ep <= experts"), "(1, 1, 1, 24, 3) is no plan"),
     (splits(f"{LIMITS} and experts % ep == 0"), "is no plan"),
     (splits(f"{LIMITS} and ep == 1"), "is missing"),
     (splits(f"{LIMITS} and {EXPERTS}", "tp * pp * cp * dp * ep == gpus"), "is no plan"),
