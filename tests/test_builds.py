@@ -8,14 +8,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import torch
-from torch.nn.functional import nll_loss
 
 from mgpu_tutorial import CHAPTERS, language_model
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.teach import mine
-from mgpu_tutorial.shared.data import digits
-from mgpu_tutorial.shared.models import SmallConvNet
 from tools.assignment import binds, needed, reads
 
 ROOT = Path(__file__).parent.parent
@@ -80,22 +76,8 @@ def test_a_solution_in_the_text_passes(cell):
     BUILDS["sharding"].require(*cell(owners))
 
 
-def train(rank, world_size, wrapper, indices):
-    """A wrapped network after eleven batches of the digits, this rank's share of each."""
-    torch.manual_seed(rank)
-    model, data = wrapper(SmallConvNet()), digits()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    mine = torch.tensor(indices(rank, world_size, len(data), 0, 0, True))
-    for share in mine.split(120 // world_size)[:11]:
-        optimizer.zero_grad()
-        nll_loss(model(data.images[share]), data.labels[share]).backward()
-        model.finish_gradient_synchronization()
-        optimizer.step()
-    return [p.detach() for p in model.module.parameters()]
-
-
 @pytest.mark.slow
-def test_all_solutions_make_one_library_that_trains_as_one_process_does(
+def test_all_solutions_make_one_library_that_trains_as_the_package_s_parts_do(
     cell, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
@@ -103,28 +85,11 @@ def test_all_solutions_make_one_library_that_trains_as_one_process_does(
         for names, source in solutions(chapter):
             made = {function.__name__: function for function in cell(source)}
             mine.keep(chapter, [made[name] for name in names])
-    assert [piece.chapter for piece in mine.read()[1]] == sorted(
-        (piece.chapter for piece in mine.read()[1]), key=CHAPTERS.index
-    )
-    own = mine.library(*(ours for build in BUILDS.values() for ours in build.ours.values()))
-    assert all(thing.__module__ == "mine" for thing in vars(own).values())
-    found = launch(train, 4, own.BucketedDDP, own.rank_indices).results
-    torch.manual_seed(0)
-    model, data = SmallConvNet(), digits()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    for batch in order.split(120)[:11]:
-        optimizer.zero_grad()
-        nll_loss(model(data.images[batch]), data.labels[batch]).backward()
-        optimizer.step()
-    for parameters in found:
-        torch.testing.assert_close(parameters, list(model.parameters()), rtol=0, atol=1e-5)
-    language_model_trains_with(mine.library(*language_model.OURS))
-
-
-def language_model_trains_with(own):
-    """The parts that the reader has built train the transformer as the package's do."""
-    assert all(thing.__module__ == "mine" for thing in vars(own).values())
+    chapters = [piece.chapter for piece in mine.read()[1]]
+    assert chapters == sorted(chapters, key=CHAPTERS.index)
+    every = mine.library(*(ours for build in BUILDS.values() for ours in build.ours.values()))
+    own = mine.library(*language_model.OURS)
+    assert all(thing.__module__ == "mine" for thing in (vars(every) | vars(own)).values())
     how = {"steps": 2, "dtype": "float64"}
     found = launch(language_model.train, 4, "tp=2,pp=2", parts=own, **how).results
     zero = launch(language_model.train, 2, "dp=2,zero=1", parts=own, **how).results

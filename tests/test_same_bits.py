@@ -1,7 +1,8 @@
 """Every all-reduce of our own leaves the same bits on all ranks.
 
 The numbers are random and in float32: the sums are rounded, so a rank that adds up in
-another order, or hands on a difference instead of a value, ends with other bits.
+another order, or hands on a difference instead of a value, ends with other bits. That the
+sums are right is tested in the chapters.
 """
 
 import pytest
@@ -11,7 +12,6 @@ from torch import nn
 from mgpu_tutorial.collectives.ring import naive_all_reduce, ring_all_reduce
 from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS, finish_gradient_synchronization
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding.stages import full_parameters, prepare
 from mgpu_tutorial.tensor_parallel.layers import sum_of
 
@@ -45,10 +45,7 @@ def reduce_each_size(rank, world_size, all_reduce):
 @every_number_of_ranks
 @pytest.mark.parametrize("name", ALL_REDUCES)
 def test_an_all_reduce(ranks, name, world_size):
-    results = ranks(world_size, reduce_each_size, ALL_REDUCES[name]).results
-    require_same_bits(results)
-    sums = [sum(numbers_of(r, size).double() for r in range(world_size)) for size in SIZES]
-    assert largest_difference(results[0], sums) < 1e-5
+    require_same_bits(ranks(world_size, reduce_each_size, ALL_REDUCES[name]).results)
 
 
 def backward_of(model, rank):
@@ -73,14 +70,7 @@ def average_by(rank, world_size, average):
 @every_number_of_ranks
 @pytest.mark.parametrize("average", [average_gradients, *WRAPPERS])
 def test_averaged_gradients(ranks, average, world_size):
-    results = ranks(world_size, average_by, average).results
-    require_same_bits(results)
-    expected = new_layers().double()
-    for rank in range(world_size):
-        x = numbers_of(rank, 35).view(5, 7).double()
-        (expected(x).square().sum() / world_size).backward()
-    means = [parameter.grad for parameter in expected.parameters()]
-    assert largest_difference(results[0], means) < 1e-4
+    require_same_bits(ranks(world_size, average_by, average).results)
 
 
 def parameters_after_two_steps(rank, world_size, stage):
