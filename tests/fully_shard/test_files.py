@@ -39,12 +39,3 @@ def test_three_ranks_read_what_two_have_saved(ranks, start, tmp_path):
         for key in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(moments[0][key], moments[1][key])
             torch.testing.assert_close(moments[0][key], optimizer.state[p][key])
-
-
-def test_the_table_compares_two_files():
-    def file(number):
-        state = {"exp_avg": torch.tensor(number), "exp_avg_sq": torch.ones(1)}
-        return {"model": {"a": torch.tensor(number)}, "optimizer": {"state": {"a": state}}}
-
-    rows = figures.same_table(file(1.0), file(2.0)).rows
-    assert rows == [["parameters", 1, 0], ["exp_avg", 1, 0], ["exp_avg_sq", 1, 1]]
