@@ -48,7 +48,5 @@ def sees_the_last_bit(replay: Callable) -> None:
     _expect(replay, 4, [3], [2, 3], 1 + 2.0**-52)
 
 
-build = Builder(
-    "when_it_breaks",
-    {jobs.replay: [finds_nothing, names_both_pairs, goes_round, sees_the_last_bit]},
-)
+ROWS = [finds_nothing, names_both_pairs, goes_round, sees_the_last_bit]
+build = Builder("when_it_breaks", {jobs.replay: ROWS})

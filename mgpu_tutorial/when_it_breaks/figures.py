@@ -62,19 +62,13 @@ def own_places(text: str) -> list[str]:
 def essence(errors: str) -> str:
     """Of all that torchrun and its ranks said of a death: the fatal error and the cause."""
     fatal = re.findall("^Fatal Python error.*", errors, re.M)
-    kept = [*fatal, f"  at {own_places(errors)[0]}"]
-    for line in errors[errors.index("Root Cause") :].splitlines()[:8]:
-        if re.match(r"Root Cause| *(rank|exitcode) ", line):
-            kept.append(re.sub(r" \(pid: \d+\)", "", line.strip()))
-    return "\n".join(kept)
+    cause = re.sub(r" \(pid: \d+\)", "", errors[errors.index("Root Cause") :])
+    said = re.findall(r"^ *((?:Root Cause|rank |exitcode ).*)", cause, re.M)[:3]
+    return "\n".join([*fatal, f"  at {own_places(errors)[0]}", *said])
 
 
 def table_of_jumps(runs: dict[str, list[list[list]]]) -> Table:
-    """The mean loss in steps 4, 5 and 6, and what the ranks know of step 5.
-
-    "disagree" is what `replay` returns; the last column is of the rank with the longest
-    gradient.
-    """
+    """The mean loss in steps 4, 5 and 6; of step 5 the norms and what `replay` returned."""
     rows = []
     for name, ranks in runs.items():
         losses = [sum(rank[step][0] for rank in ranks) / len(ranks) for step in (4, 5, 6)]
@@ -83,8 +77,8 @@ def table_of_jumps(runs: dict[str, list[list[list]]]) -> Table:
         lengths = " ".join(f"{norm:.1f}" for norm in norms)
         longest = exact[norms.index(max(norms))]
         rows.append([name, words, lengths, disagree[0] or "none", f"{longest:.1f}"])
-    norms = "gradient norms of the ranks"
-    return Table(["job", "loss", norms, "disagree", "the longest, in float64"], rows)
+    lengths = "gradient norms of the ranks"
+    return Table(["job", "loss", lengths, "disagree", "the longest, in float64"], rows)
 
 
 # The answers of the checks. Do not look here before you have named a fault.

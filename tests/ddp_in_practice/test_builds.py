@@ -15,6 +15,9 @@ OUTSIDE = f"""{FIRST}for i, part in enumerate(parts):
             loss.backward()"""
 AT_ONCE = """losses = [model(part).square().mean() for part in parts]
     (sum(losses) / len(parts)).backward()"""
+NEEDLESS = f"""{LAST}.backward()
+    if dist.get_rank() > 0:  # rank 0 alone takes the step
+        model.zero_grad()"""
 ACCUMULATE = [
     ("*first…", NUMBERED),
     ("with model.no_sync()", "if True", "expected 6"),
@@ -30,6 +33,7 @@ ACCUMULATE = [
     ("in first", "in []", "rank 0 of 1, batch.chunk(2): the gradients, entry 0"),
     ("in first", "in first[:1]", "rank 0 of 3, batch.chunk(4): the gradients, entry 0"),
     (DIVIDED, " / len(parts) / dist.get_world_size()).backward()", "rank 0 of 2, batch"),
+    (f"{LAST}.backward()", NEEDLESS, "rank 1 of 2, batch.chunk(1): the gradients, entry 0"),
     ("*first…", AT_ONCE, "the bytes kept for backward in 3 parts: 147936, expected 49312"),
 ]
 test_right, test_wrong = edited(build, {"accumulate": ACCUMULATE})
