@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from mgpu_tutorial.collectives import ring
+from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 
@@ -17,6 +18,11 @@ def after(
     return tensor
 
 
+def _run(function: Callable, tensors: torch.Tensor, cut: bool) -> Report:
+    """A run that is traced, so that who hangs is said to wait for whom."""
+    return launch(after, len(tensors), function, tensors, cut, trace=True, timeout=5)
+
+
 def _noise(ranks: int, count: int) -> torch.Tensor:
     return torch.randn(ranks, count, generator=torch.Generator().manual_seed(0))
 
@@ -26,7 +32,7 @@ def finish(function: Callable) -> None:
     for n, count in ((2, 2), (3, 3), (5, 5), (3, 7), (3, 2)):
         tensors = (10 ** torch.arange(n))[:, None].repeat(1, count)  # a digit for each rank
         wanted = tensors.sum(0).tensor_split(n)
-        for rank, tensor in enumerate(launch(after, n, function, tensors, True).results):
+        for rank, tensor in enumerate(_run(function, tensors, cut=True).results):
             chunk = (rank + 1) % n
             what = f"on {n} ranks with {count} numbers of 10**r, chunk {chunk} of rank {rank}"
             expect(tensor.tensor_split(n)[chunk], wanted[chunk], what)
@@ -37,7 +43,7 @@ def gather_all(function: Callable) -> None:
     for n in (2, 3, 5):
         tensors = _noise(n, 122)
         sent = torch.cat([tensors[i - 1].tensor_split(n)[i] for i in range(n)])
-        for rank, tensor in enumerate(launch(after, n, function, tensors, True).results):
+        for rank, tensor in enumerate(_run(function, tensors, cut=True).results):
             off = (tensor - sent).abs()
             what = f"on {n} ranks, {int((off > 0).sum())} of the 122 numbers of rank {rank}"
             assert not off.any(), f"{what} are not what was sent, but off by {off.max():.1g}"
@@ -47,7 +53,7 @@ def sums(function: Callable) -> None:
     """leave the sum in the tensor, the same bits on each of 1, 2, 3 and 5 ranks"""
     for n in (1, 2, 3, 5):
         tensors = _noise(n, 1003)
-        first, *others = launch(after, n, function, tensors, False).results
+        first, *others = _run(function, tensors, cut=False).results
         expect(first, tensors.double().sum(0), f"on {n} ranks, rank 0 holds", within=1e-5)
         for rank, other in enumerate(others, 1):
             differ = f"on {n} ranks, {int((first != other).sum())} of 1003 numbers"
@@ -56,7 +62,7 @@ def sums(function: Callable) -> None:
 
 def bytes_of_a_ring(function: Callable) -> None:
     """send 2(N−1)/N of the tensor's bytes from each rank, in 2(N−1) messages to the right"""
-    report = launch(after, 4, function, _noise(4, 1000), False, trace=True)
+    report = _run(function, _noise(4, 1000), cut=False)
     for rank in range(4):
         mine = [e for e in report.events if e.rank == rank and e.sends]
         sent = sum(e.nbytes for e in mine)

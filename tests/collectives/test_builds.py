@@ -16,7 +16,7 @@ REDUCE_SCATTER = [
     ("sending =…", EVEN_FIRST),
     (ADD, "target = target + incoming", "on 2 ranks"),
     ("(rank - step) %", "(rank + step) %", "on 3 ranks"),
-    ("sending = dist.isend", "dist.send", "sending.wait()", "", "send"),
+    ("sending = dist.isend", "dist.send", "sending.wait()", "", "deadlock: 0 → 1 → 0"),
     (EMPTY, "incoming = torch.empty_like(outgoing)", ""),
 ]
 TARGET = "chunks[(rank - step) % world_size]"

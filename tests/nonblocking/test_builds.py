@@ -32,7 +32,8 @@ WORK_MEANWHILE = [
     (DO, "", "if dist", f"{DO}\n    if dist", "called work, then isend, then wait"),
     (WAIT, "", NO_WAIT),
     (WAIT, "", "transfer = ", "", NO_WAIT),
-    ("work()", "1", "rank 0 called isend, then wait; "),
+    ("return done", "return transfer", "Work object at"),
+    ("work()", "work", "rank 0 called isend, then wait; "),
     ("return done", "", "Is a `return` missing?"),
 ]
 test_right, test_wrong = edited(build, {"work_meanwhile": WORK_MEANWHILE})

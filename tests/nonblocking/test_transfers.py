@@ -6,24 +6,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from mgpu_tutorial.nonblocking import transfers
 
 
-def operations(report, rank):
-    """What a rank did, in order; a span by its name."""
-    return [event.note or event.op for event in report.events if event.rank == rank]
-
-
 def test_irecv_returns_before_the_value_is_there_and_wait_after(ranks):
-    report = ranks(2, transfers.start_and_wait, delay=0.4, trace=True)
+    report = ranks(2, transfers.start_and_wait, delay=0.4)
     assert report.stdout[1].splitlines() == [
         "irecv has returned, and the value is 0",
         "wait has returned, and the value is 1",
     ]
-    assert operations(report, 0) == ["barrier", "send"]
-    assert operations(report, 1) == ["barrier", "irecv", "wait"]
-    [send], [wait] = ([e for e in report.events if e.op == op] for op in ("send", "wait"))
-    assert wait.begin + 0.2 < send.begin < wait.end
-    nothing, (in_irecv, in_wait) = report.results
-    assert nothing == [] and in_irecv < 0.1
-    assert in_wait == pytest.approx(wait.end - wait.begin, abs=0.2)
+    in_irecv, in_wait = report.results[1]
+    assert in_irecv < 0.1 < 0.2 < in_wait
 
 
 @pytest.mark.parametrize("recv_after, write_after, value", [(0, 0.3, 1), (0.3, 0, 2)])
