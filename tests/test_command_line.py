@@ -10,6 +10,7 @@ import pytest
 import mgpu_tutorial
 from mgpu_tutorial import CHAPTERS
 from mgpu_tutorial.__main__ import listing, main
+from mgpu_tutorial.data_partitioning import rank_indices
 
 BIN = Path(sys.executable).parent
 PACKAGE = Path(mgpu_tutorial.__file__).parent
@@ -32,11 +33,12 @@ def test_a_worker_runs_under_torchrun(tmp_path):
     assert sorted(line.split("│ ")[-1] for line in done.stdout.splitlines()) == said
 
 
-@pytest.mark.parametrize("words", [["--name", "MAX"], ["--name=MAX"]])
-def test_arguments_are_name_and_value(words, capsys):
-    assert main(["collectives.calls.reduce_with", *words, "--ranks", "3"]) == 0
+def test_arguments_are_name_and_value(capsys):
+    words = "data_partitioning.rank_indices --samples 4 --seed=1 --epoch 0 --drop-last False"
+    assert main([*words.split(), "--ranks", "3"]) == 0
+    parts = [rank_indices(rank, 3, 4, 1, 0, False) for rank in range(3)]
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"rank {r} │ returned 3.0" for r in range(3)]
+    assert lines == [f"rank {rank} │ returned {part}" for rank, part in enumerate(parts)]
 
 
 @pytest.mark.parametrize(
