@@ -35,6 +35,10 @@ def test_an_order_that_depends_on_the_ranks_is_far_from_one_process(monkeypatch)
     assert far > 1e-6
 
 
+def test_five_ranks_with_unequal_shares_take_the_steps_of_one():
+    assert figures.on_other_ranks((3, 5)).rows == [["3, then 5", "below 1e-12"]]
+
+
 def save_without_a_cpu(rank, world_size, folder):
     store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("cuda:gloo", store=store, rank=rank, world_size=world_size)
