@@ -90,10 +90,7 @@ class Reached:
 
     def read_text(self, text: str) -> None:
         """Reach what a program, or a part of one, names."""
-        source = Source(text)
-        for nodes in source.parts.values():
-            for node in nodes:
-                self.read(node, source)
+        self.read(ast.parse(text), Source(text))
 
     def read_commands(self, text: str) -> None:
         """Reach the workers and modules that `python -m mgpu_tutorial …` names in a text."""
