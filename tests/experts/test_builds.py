@@ -20,12 +20,14 @@ BY_LOOP = """own = experts // ranks
     return arrived, torch.tensor(mine, dtype=torch.int64), (order, sent, received)"""
 SORTED, SPLITS, ORDER = "rows[order]", "    sent = counts", "are rows and numbers in the same"
 BY_EXPERT = "repeat_interleave(theirs.view(ranks, -1).sum(dim=0))"
+GLOBAL = "torch.arange(experts).chunk(ranks)[dist.get_rank()]"
 DISPATCH = [
     ("order = which…", WITH_NUMBERS),
     ("sent = counts…", BY_LOOP),
     (SORTED, "rows", ORDER),
     ("theirs.view", "counts.view", "rank"),
     (".repeat(ranks)", "", "repeat_interleave(theirs)", BY_EXPERT, ORDER),
+    ("torch.arange(experts // ranks)", GLOBAL, "on rank 1 of 2 the numbers"),
     (SORTED, "rows.detach()[order]", "no gradient reaches the tokens"),
     ("minlength=experts", "", "rank"),
     ("sent, received, group)", "sent, received, group) if any(received) else rows", "rank"),
