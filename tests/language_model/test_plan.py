@@ -95,16 +95,17 @@ def test_what_is_no_plan_for_them_is_refused_on_every_rank(ranks, words, says):
     assert len(refused.value.tracebacks) == 2
 
 
-def clipped(rank, world_size, weight, bias):
-    layer = torch.nn.Linear(1, 1)
-    layer.weight.grad, layer.bias.grad = torch.tensor([[weight]]), torch.tensor([bias])
-    clip_gradients(layer, mesh_of(Plan()))
-    return [layer.weight.grad.item(), layer.bias.grad.item()]
+def clipped(rank, world_size, *gradients):
+    """Each of two stages has one gradient."""
+    layer = torch.nn.Linear(1, 1, bias=False)
+    layer.weight.grad = torch.tensor([[gradients[rank]]])
+    clip_gradients(layer, mesh_of(Plan(pp=2)))
+    return layer.weight.grad.item()
 
 
-def test_gradients_are_made_shorter_but_never_longer(ranks):
-    assert ranks(1, clipped, 3.0, 4.0).results[0] == pytest.approx([0.6, 0.8])
-    assert ranks(1, clipped, 0.3, 0.4).results[0] == pytest.approx([0.3, 0.4])
+def test_gradients_of_all_stages_are_made_shorter_but_never_longer(ranks):
+    assert ranks(2, clipped, 3.0, 4.0).results == pytest.approx([0.6, 0.8])
+    assert ranks(2, clipped, 0.3, 0.4).results == pytest.approx([0.3, 0.4])
 
 
 def test_the_curves_begin_at_step_1(monkeypatch):
