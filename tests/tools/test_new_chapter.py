@@ -35,6 +35,9 @@ def test_a_chapter_in_the_middle_passes_every_check(tmp_path):
     assert [path.stem for path in books] == [
         f"{i:02d}_{stem}" for i, stem in enumerate(stems)
     ]
+    place = stems.index(STEM)
+    link = f"[{place:02d} One more topic →]({books[place].name})"
+    assert link in books[place - 1].read_text("utf-8")
     names = (f"test_{STEM}", "test_notebooks", "test_reached", "tools/test_mutants")
     tried = ["-q", "-k", CHECKS, *(f"tests/{name}.py" for name in names)]
     for words in (["pytest", *tried], ["ruff", "check"], ["ruff", "format", "--check"]):
