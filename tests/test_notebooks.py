@@ -4,7 +4,6 @@ import ast
 import re
 import socket
 import tempfile
-from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -156,25 +155,20 @@ def test_each_notebook_leads_to_its_neighbours(notebook, path):
 def test_every_name_is_in_the_file_that_its_import_names(notebook):
     """Who wants to read what a cell calls finds it at first; the face of lab is a list."""
     nodes = [node for cell in code(notebook) for node in ast.walk(ast.parse(cell.source))]
-    modules = {}
+    space = {}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module.startswith("mgpu_tutorial"):
-            for alias in node.names:
-                found = getattr(import_module(node.module), alias.name, None)
-                found = found or import_module(f"{node.module}.{alias.name}")
-                if isinstance(found, ModuleType):
-                    modules[alias.asname or alias.name] = found
-                elif (
-                    isinstance(found, FunctionType | type)
-                    and node.module != "mgpu_tutorial.lab"
-                ):
-                    assert found.__module__ == node.module, alias.name
+            exec(ast.unparse(node), space)
+            found = [space[alias.asname or alias.name] for alias in node.names]
+            for thing in found if node.module != "mgpu_tutorial.lab" else []:
+                if isinstance(thing, FunctionType | type):
+                    assert thing.__module__ == node.module, thing
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = modules.get(node.value.id)
-            found = getattr(module, node.attr, None)
-            if isinstance(found, FunctionType | type):
-                assert found.__module__ == module.__name__, node.attr
+            module = space.get(node.value.id)
+            thing = getattr(module, node.attr, None)
+            if isinstance(module, ModuleType) and isinstance(thing, FunctionType | type):
+                assert thing.__module__ == module.__name__, thing
 
 
 def test_a_chapter_is_named_by_its_number_only_in_a_link(notebook):
