@@ -102,7 +102,7 @@ def link_table(latency: float, bandwidth: float) -> Table:
         sent = 2 * 15 / 16 * kib * 2**10
         ours = sent / (latency + sent / bandwidth) / 1e9
         rows.append([bytes_text(kib * 2**10), rate, ours, ours / rate - 1])
-    columns = {"GB/s": "", "published": ".2f", "by two numbers": ".2f", "error": "+.0%"}
+    columns = {"GB/s": "", "published": ".2f", "by two numbers": ".2f", "error": "+z.0%"}
     return formatted(columns, rows)
 
 
