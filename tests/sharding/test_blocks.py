@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mgpu_tutorial.lab import note
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.sharding import zero
+from mgpu_tutorial.sharding import figures, zero
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
 
 
@@ -111,3 +111,9 @@ def test_a_block_is_gathered_when_it_is_needed_or_one_ahead(ranks, kind, order):
         names["reduce_scatter_single", 2 * numbers] = f"scatter {layer}"
     mine = [e.note or names.get((e.op, e.nbytes)) for e in report.events if e.rank == 0]
     assert [name for name in mine if name] == re.split(r",\s+", order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "least"), [(ShardedBlock, 456), (PrefetchingBlock, 348)])
+def test_a_step_takes_at_least_what_the_text_adds_up(kind, least):
+    assert figures.prefetching(kind)[1] > least
