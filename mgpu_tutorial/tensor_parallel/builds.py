@@ -20,11 +20,9 @@ def compare(
     """Launch `worker` on n ranks in groups of some size, and compare what each rank found."""
     for n, size in groups:
         for rank, rows in enumerate(launch(worker, n, *args, size).results):
-            who = f"rank {rank} of {n}"
-            if size < n:
-                who = f"with ranks 2 and 3 in another group, rank {rank}"
+            where = "" if size == n else f" in groups of {size}"
             for what, found, expected in rows:
-                expect(found, expected, f"{who}: the {what}", within=1e-9)
+                expect(found, expected, f"rank {rank} of {n}{where}: the {what}", within=1e-9)
 
 
 # f and g
@@ -35,15 +33,15 @@ def _apply(
 ) -> Rows:
     """Rank r gives r + 1 and, with `is_back`, gets the gradient 10 (r + 1)."""
     group, _ = dist.new_subgroups(size)
-    given, unit = torch.full((2,), rank + 1.0), 10 if is_back else 1
+    given = torch.full((2,), rank + 1.0)
     x, gradient = given.clone().requires_grad_(), 10 * given
-    output = operator.apply(x, group)
+    what, found, unit = "output", operator.apply(x, group), 1
     if is_back:
-        output.backward(gradient)
-    found = ("input's gradient", x.grad) if is_back else ("output", output)
-    summed = dist.get_process_group_ranks(group) if is_sum else [rank]
-    expected = torch.full((2,), unit * sum(other + 1.0 for other in summed))
-    rows = [(*found, expected), ("input afterwards", x.detach(), given)]
+        found.backward(gradient)
+        what, found, unit = "input's gradient", x.grad, 10
+    ranks = dist.get_process_group_ranks(group) if is_sum else [rank]
+    expected = torch.full((2,), unit * sum(r + 1.0 for r in ranks))
+    rows = [(what, found, expected), ("input afterwards", x, given)]
     return [*rows, ("gradient afterwards", gradient, 10 * given)]
 
 
@@ -74,7 +72,7 @@ def _run(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> list[torc
     x = x.clone().requires_grad_()
     output = layer(x)
     output.backward(gradient)
-    return [output.detach(), x.grad, layer.weight.grad, layer.bias.grad]
+    return [output, x.grad, layer.weight.grad, layer.bias.grad]
 
 
 def _beside_whole(rank: int, world_size: int, layer: type, size: int) -> Rows:
@@ -87,7 +85,7 @@ def _beside_whole(rank: int, world_size: int, layer: type, size: int) -> Rows:
     dims = (None, -1, 1, None) if "Row" in layer.__name__ else (-1, None, 0, 0)
 
     def share(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-        return tensor if dim is None else tensor.chunk(size, dim)[rank % size].contiguous()
+        return tensor if dim is None else tensor.chunk(size, dim)[rank % size]
 
     expected = map(share, _run(deepcopy(whole), x, gradient), dims)
     found = _run(layer(whole, group), share(x, dims[1]), share(gradient, dims[0]))
@@ -105,28 +103,25 @@ def has_the_sum(layer: type) -> None:
     compare(_beside_whole, layer)
 
 
-def _train(rank: int, world_size: int, layer: type | None) -> dict[str, torch.Tensor]:
-    """Five steps of SGD, with None in one process; the whole parameters, on every rank."""
-    one = block.new_block()
-    if layer:
-        kinds = block.PLAN.items()
-        plan = {n: layer if layer.__name__ == kind.__name__ else kind for n, kind in kinds}
-        block.parallelize(one, plan)
-    optimizer = torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9)
-    for step in range(5):
-        optimizer.zero_grad()
-        block.gradients_of(one, step)
-        optimizer.step()
-    return {name: block.whole_of(p, p) for name, p in one.named_parameters()}
+def _train(rank: int, world_size: int, layer: type, size: int) -> Rows:
+    """Five steps of SGD with a shared block and with a whole one; their parameters."""
+    group, _ = dist.new_subgroups(size)
+    cut_by_it = [n for n, kind in block.PLAN.items() if kind.__name__ == layer.__name__]
+    plan = block.PLAN | dict.fromkeys(cut_by_it, layer)
+    shared, one = block.parallelize(block.new_block(), plan, group), block.new_block()
+    for model in (shared, one):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(5):
+            optimizer.zero_grad()
+            block.gradients_of(model, step)
+            optimizer.step()
+    found = shared.named_parameters()
+    return [(f"`{n}`", block.whole_of(p, p), one.get_parameter(n)) for n, p in found]
 
 
 def trains_like_one(layer: type) -> None:
     """train a transformer's block as one process does, on 2 and 3 ranks"""
-    one = _train(0, 1, None)
-    for n in (2, 3):
-        for rank, found in enumerate(launch(_train, n, layer).results):
-            for name, value in found.items():
-                expect(value, one[name], f"rank {rank} of {n}: `{name}`", within=1e-9)
+    compare(_train, layer, groups=((3, 3), (4, 2)))
 
 
 build = Builder(

@@ -29,8 +29,7 @@ def product_picture(products: Sequence[Sequence[torch.Tensor]]) -> Drawing:
         drawing.label(10, y + TALL / 2, f"rank {rank}", 14, own.text, "start", "bold")
         same, here = ("#e4e4e4", FAINT, INK, ""), (own.fill, INK, own.on, "")
         looks = same, here, here, here, ("#ffffff", own.fill, INK, "4 3"), same
-        for i, matrix in enumerate(row):
-            fill, edge, ink, dash = looks[i]
+        for i, (matrix, (fill, edge, ink, dash)) in enumerate(zip(row, looks, strict=True)):
             x = LEFT + WIDE * i
             drawing.label(x + SIDE, 20, TITLES[i], 13, weight="bold")
             drawing.label(x + WIDE - SIDE, y + TALL / 2, "×=×=→ "[i], 18, weight="bold")
@@ -83,26 +82,19 @@ def travel(
     frame("f adds up these parts. Without f they stay as they were a step ago.", held)
 
 
-def steps(
-    rank: int,
-    world_size: int,
-    prepares: Sequence[Callable],
-    new: Callable,
-    backward: Callable,
-) -> list[tuple[torch.Tensor, torch.Tensor, list[str]]]:
-    """A step of SGD with each way to prepare the model that `new` makes.
+def step(
+    rank: int, world_size: int, prepare: Callable, new: Callable, backward: Callable
+) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    """A step of SGD of the model that `new` makes and `prepare` shares.
 
-    Of each its loss, all gradients without padding, and the copies that then differ.
+    Its loss, all gradients without padding, and the copies that then differ.
     """
-    found = []
-    for prepare in prepares:
-        model, whole = prepare(new()), new()
-        loss = backward(model)
-        pairs = zip(model.parameters(), whole.parameters(), strict=True)
-        gradients = [block.whole_of(p.grad, p)[: len(q)].flatten() for p, q in pairs]
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-        found.append((loss, torch.cat(gradients), block.copies_that_differ(model)))
-    return found
+    model, whole = prepare(new()), new()
+    loss = backward(model)
+    pairs = zip(model.parameters(), whole.parameters(), strict=True)
+    gradients = [block.whole_of(p.grad, p)[: len(q)].flatten() for p, q in pairs]
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss, torch.cat(gradients), block.copies_that_differ(model)
 
 
 def step_table(
@@ -112,10 +104,11 @@ def step_table(
     backward: Callable = block.gradients_of,
 ) -> Table:
     """Launch a step of each; how far rank 0 is from one process, and which copies differ."""
-    [(loss, gradients, _)] = launch(steps, 1, [lambda whole: whole], new, backward).results[0]
-    rows, found = [], launch(steps, ranks, prepares, new, backward).results[0]
-    for prepare, (its_loss, its_gradients, differ) in zip(prepares, found, strict=True):
-        off = abs(its_loss / loss - 1), (its_gradients - gradients).norm() / gradients.norm()
+    loss, gradients, _ = launch(step, 1, lambda whole: whole, new, backward).results[0]
+    rows = []
+    for prepare in prepares:
+        found = launch(step, ranks, prepare, new, backward).results[0]
+        off = abs(found[0] / loss - 1), (found[1] - gradients).norm() / gradients.norm()
         texts = ("below 1e-14" if far < 1e-14 else f"{far:.1%}" for far in off)
-        rows.append([prepare.__name__, *texts, len(differ)])
+        rows.append([prepare.__name__, *texts, len(found[2])])
     return Table(["", "loss off", "gradients off", "copies that differ"], rows)

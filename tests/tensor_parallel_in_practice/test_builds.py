@@ -26,13 +26,9 @@ CROSS_ENTROPY = [
     (TOTAL, f"{OTHER_IMPORT} sum_of\n    {TOTAL}")
     + (SUM, "sum_of(shifted.detach().exp().sum(-1), group)", "the logits' gradient"),
     (MAX, "largest = torch.zeros_like(largest)", "[inf]"),
-    (
-        MAX,
-        MAX.replace(", group=group", ""),
-        "with ranks 2 and 3 in another group, rank 0: the l",
-    ),
+    (MAX, MAX.replace(", group=group", ""), "rank 0 of 4 in groups of 2: the loss"),
     (HIDE, " * here\n    right", "rank 0 of 3: the loss: [nan]"),
-    (RIGHT, "SumOverRanks.apply(mine)", "with ranks 2 and 3 in another group, rank 0: the l"),
+    (RIGHT, "SumOverRanks.apply(mine)", "rank 0 of 4 in groups of 2: the loss"),
     (TOTAL, f"{OTHER_IMPORT} CopyToRanks\n    {TOTAL}")
     + (SUM, f"CopyToRanks.apply({SUM}, group)", GRADIENT),
     (MAX, f"{MAX}; dist.all_reduce(logits.detach().clone())")
