@@ -13,11 +13,7 @@ from mgpu_tutorial.tensor_parallel.builds import Rows, compare
 from mgpu_tutorial.tensor_parallel_in_practice import vocabulary
 
 TARGETS = torch.arange(14).view(2, 7) % 12  # every token of a vocabulary of twelve
-
-
-def _logits() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, 7, 12, generator=generator, dtype=torch.float64)
+LOGITS = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(0)).double()
 
 
 def _lose(
@@ -36,28 +32,27 @@ def _lose(
         loss = loss_of(mine, TARGETS, group)
     loss.backward()
     its = whole.grad.chunk(size, -1)[rank % size]
-    rows = [("loss", loss.detach(), expected.detach())]
-    return [*rows, ("logits' gradient", mine.grad, its.contiguous())]
+    return [("loss", loss, expected), ("logits' gradient", mine.grad, its)]
 
 
 def is_the_mean_loss(loss_of: Callable) -> None:
     """give every rank its group's mean loss, and the gradient of its own logits"""
-    compare(_lose, loss_of, _logits())
+    compare(_lose, loss_of, LOGITS)
 
 
 def does_not_overflow(loss_of: Callable) -> None:
     """give the right loss for logits of some thousands, whose exp() is infinite"""
-    compare(_lose, loss_of, 3000 * _logits())
+    compare(_lose, loss_of, 3000 * LOGITS)
 
 
 def bears_padding(loss_of: Callable) -> None:
     """give the right loss where the last rank has only padding: logits of minus infinity"""
-    compare(_lose, loss_of, pad(_logits(), (0, 6), value=float("-inf")), groups=[(3, 3)])
+    compare(_lose, loss_of, pad(LOGITS, (0, 6), value=float("-inf")), groups=[(3, 3)])
 
 
 def sends_three_numbers(loss_of: Callable) -> None:
     """send at most three numbers per token, whatever the vocabulary"""
-    report = launch(_lose, 3, loss_of, _logits(), 3, trace=True)
+    report = launch(_lose, 3, loss_of, LOGITS, 3, trace=True)
     sent = sum(event.nbytes for event in events_of(report, "loss") if event.rank == 0)
     numbers = sent / 8 / TARGETS.numel()
     assert numbers <= 3, f"rank 0 sends {numbers:g} numbers per token"

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -100,29 +101,24 @@ def travel(rank: int, world_size: int) -> None:
     frame("dp: the columns add it up. Each rank keeps its quarter.", held)
 
 
-def trace_steps(rank: int, world_size: int, prepares: list[Callable]) -> list[int]:
-    """A step of each with one block and with two; the bytes that two keep for backward."""
-    kept = []
-    for prepare in prepares:
-        for depth in (1, 2):
-            model, ledger = prepare(new_model(torch.float32, depth=depth)), Ledger()
-            with span(f"{prepare.__name__} {depth}"), ledger.saved_for_backward(model):
-                gradients_of(model)
-        kept.append(ledger.saved_peak("cpu"))
-    return kept
+def trace_step(rank: int, world_size: int, prepare: Callable) -> int:
+    """A step with one block and one with two; the bytes that two keep for backward."""
+    for depth in (1, 2):
+        model, ledger = prepare(new_model(torch.float32, depth=depth)), Ledger()
+        with span(f"depth {depth}"), ledger.saved_for_backward(model):
+            gradients_of(model)
+    return ledger.saved_peak("cpu")
 
 
 def bytes_table(*prepares: Callable) -> Table:
     """Launch 1, 2 and 4 ranks; what a block sends in a ring, and what a rank keeps."""
     rows = []
-    for n in (1, 2, 4):
-        report = launch(trace_steps, n, prepares, trace=True, device="cpu")
-        for prepare, kept in zip(prepares, report.results[0], strict=True):
-            name = prepare.__name__
-            one, two = (ring_passes(report, f"{name} {depth}") for depth in (1, 2))
-            sent = Counter({op: nbytes * (n - 1) // n for op, nbytes in (two - one).items()})
-            calls = ", ".join(f"{nbytes:,} {op}" for op, nbytes in sorted(sent.items()))
-            rows.append([name, n, calls, sum(sent.values()), kept])
+    for n, prepare in product((1, 2, 4), prepares):
+        report = launch(trace_step, n, prepare, trace=True, device="cpu")
+        one, two = (ring_passes(report, f"depth {depth}") for depth in (1, 2))
+        sent = Counter({op: nbytes * (n - 1) // n for op, nbytes in (two - one).items()})
+        calls = ", ".join(f"{nbytes:,} {op}" for op, nbytes in sorted(sent.items()))
+        rows.append([prepare.__name__, n, calls, sum(sent.values()), report.results[0]])
     return Table(["", "ranks", "bytes that a block sends", "in all", "bytes kept"], rows)
 
 
