@@ -52,3 +52,4 @@ def test_a_send_lasts_until_the_receiver_asks_and_not_until_it_waits(
     send, ask, wait = ([e for e in events if e.op == o][0] for o in ("send", "irecv", "wait"))
     assert send.nbytes == ask.nbytes == 4 * elements
     assert send.begin < ask.begin < send.end if delay else send.end < wait.begin
+    assert wait.begin - ask.begin >= busy
