@@ -35,6 +35,8 @@ COLUMNS = [
     ("self.f.apply(x, self.group)", "x", GRADIENT),
     ("whole.weight, 0", "whole.weight, 1", "mat1 and mat2"),
     (LINEAR, f"SumOverRanks.apply({LINEAR}, self.group)", OUTPUT),
+    (LINEAR, "torch.addmm(self.bias, self.f.apply(x, self.group), self.weight.T)")
+    + ("mat1 must be a matrix",),
     ("apply(x, self.group)", "apply(x)", f"{OTHERS}input's gradient"),
 ]
 PART = "linear(part, self.weight)"
@@ -44,6 +46,7 @@ ROWS = [
     (TOTAL, "self.g.apply(linear(part, self.weight, self.bias), self.group)", OUTPUT),
     (TOTAL, "linear(part, self.weight, self.bias)", OUTPUT),
     (TOTAL, f"CopyToRanks.apply({TOTAL}, self.group)", GRADIENT),
+    (PART, "part.mm(self.weight.T)", "self must be a matrix"),
     (", self.group)", ")", f"{OTHERS}output"),
     ("whole.bias", "whole.bias.detach()", "rank 0 of 1: the bias's gradient: None"),
 ]
