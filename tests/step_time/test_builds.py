@@ -12,6 +12,7 @@ STEP = [
     (HIDDEN, "working + waiting + max(0, sending - backward), most"),
     ("slot =…", BY_BUBBLE),
     (MOST, "working", HIDDEN, "most, most", "three stages"),
+    ("(stages - 1) * slot", "(stages - 1) * operations / rate", "three stages"),
     ("stages - 1", "stages", HIDDEN, "most, most", "one micro-batch of 3 s"),
     (HIDDEN, "most - sending, most", "5 s of sending, entry 0"),
     ("2 / 3 * slot", "2 / 3 * operations / rate", "5 s of sending, entry 0"),

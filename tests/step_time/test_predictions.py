@@ -15,7 +15,7 @@ from mgpu_tutorial.shared.cost_model.machines import (
     H100_500W,
 )
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan, memory_of
-from mgpu_tutorial.step_time import published
+from mgpu_tutorial.step_time import figures, published
 from mgpu_tutorial.step_time.plain import alpha_beta, bubble_only
 from tools.docs import PAGE, page
 
@@ -134,6 +134,7 @@ def test_the_null_guess_keeps_the_rate_of_the_nearest_fitted_row():
     row = published.predict("Megatron 2021, table 2")[2]
     assert row.run.published == 141
     assert row.null_error == pytest.approx(163 / 141 - 1, abs=2e-3)
+    assert figures.scatter()[0]["Megatron"][0][0] == pytest.approx(138)  # across: published
 
 
 def test_the_page_of_the_rows_is_what_the_model_says():
