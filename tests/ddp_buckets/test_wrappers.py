@@ -38,6 +38,8 @@ def test_each_wrapper_trains_what_a_plain_loop_trains(ranks, wrapper):
     alone = experiments.train_replicas(0, 1, steps=3)
     for trained in [alone, *ranks(3, *call, **WRAPPERS[wrapper]).results]:
         torch.testing.assert_close(trained, one_process(3))
+    starts = [next(experiments.train(rank, 2, None, 0)).head.bias for rank in (0, 1)]
+    assert not torch.equal(*starts)  # or nobody would see a broadcast that is left out
 
 
 PARAMETERS, WEIGHTS = 14, 6
