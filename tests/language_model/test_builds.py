@@ -26,6 +26,7 @@ CUT = [
     ("[1 + stage * each : 1 + (stage + 1) * each]", "[1:-1]", "pp=4, rank 0"),
     (SHARE, "pass", "shared blocks"),
     ('"tp"', '"dp"', f"tp=2,pp=2, {SHARED}"),
+    ('"tp"]', '"dp", "tp"]._flatten()', "dp=2,tp=2, rank 0: its shared blocks"),
     ("*first, *blocks, *last", "*blocks", "dp=2, rank 0"),
     ("*first, *blocks, *last", "model[0], *blocks, model[-1]", "pp=4, rank 0"),
     ("in blocks:", "in list(model)[1:-1]:", f"tp=2,pp=2, {SHARED}"),
