@@ -8,7 +8,7 @@ LAST = "fully_shard(last, reshard_after_forward=False, **settings)"
 ROOT = "fully_shard(model, **settings)"
 KEPT = BLOCKS.replace("**settings", "reshard_after_forward=False")
 AGAIN = "fully_shard(model, reshard_after_forward=True)"
-POLICY = "torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)"
+POLICY = "torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float32)"
 SHORT = f"fully_shard(model, mp_policy={POLICY})"
 PLAN = [
     (ROOT, "fully_shard(model, reshard_after_forward=False)"),
