@@ -38,7 +38,7 @@ def reference(k, tokens=24):
 
 @pytest.mark.parametrize(
     "world_size, copies, k, tokens",
-    [(1, 1, 3, 24), (2, 2, 1, 24), (4, 2, 3, 24), (4, 1, 1, 24), (4, 1, 2, 7), (4, 1, 2, 3)],
+    [(1, 1, 8, 24), (2, 2, 1, 24), (4, 2, 3, 24), (4, 1, 1, 24), (4, 1, 2, 7), (4, 1, 2, 3)],
 )
 def test_any_grid_and_any_shares_are_one_process(ranks, world_size, copies, k, tokens):
     results = ranks(world_size, step, copies, k, tokens).results  # 3: one has no token
