@@ -43,7 +43,7 @@ def test_the_rank_that_is_late_has_the_short_call(ranks, tmp_path):
 
 
 def test_backward_is_drawn_from_its_first_operation_to_its_last(tmp_path, monkeypatch):
-    spans = {"autograd::engine": [(2, 4), (3, 9)], "gloo:all_reduce": [(3, 5)]}
+    spans = {"autograd::engine": [(3, 4), (2, 9), (5, 6)], "gloo:all_reduce": [(3, 5)]}
     events = [(name, *span) for name, each in spans.items() for span in each]
     text = [{"ph": "X", "name": n, "ts": 1e6 * b, "dur": 1e6 * (e - b)} for n, b, e in events]
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": text}))
