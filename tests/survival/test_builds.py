@@ -32,6 +32,7 @@ RESUME = [
     (STEPS, "range(first, max(steps, 7))", "first life: 7 of them, expected 6"),
     (STEPS, "range(first, max(steps, first + 1))", "second life: 1 of them, expected 0"),
     ("model, optimizer)", f"model, {FRESH})", "after a death in step 4: "),
+    ("return first", "return steps", "the second life returned: 8, expected 3"),
 ]
 IN_TURNS = """per_epoch = samples // batch
     lot = torch.Generator()
