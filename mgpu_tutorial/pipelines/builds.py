@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from itertools import accumulate, product
 
+from torch import nn
+
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.model_parallel.figures import duration, tasks_of
 from mgpu_tutorial.pipelines import figures, stages
@@ -11,14 +13,28 @@ from mgpu_tutorial.pipelines.work import Pauses
 # run_gpipe
 
 
+class Narrowing(Pauses):
+    """A stage narrows what it is given, so a gradient has the shape of its output alone."""
+
+    loss = staticmethod(lambda output, target: output.square().mean())
+
+    def module(self, index: int) -> nn.Module:
+        module = super().module(index)
+        module[0] = nn.Linear(64 - 8 * index, 56 - 8 * index)
+        return module
+
+    def shape(self, index: int, micro: int) -> list[int]:
+        return [16, 64 - 8 * index]
+
+
 def returns_what_one_computes(run: Callable) -> None:
     """return the last rank's losses, and the gradients of one process, on 1 to 4 ranks"""
     for ranks, micro in (1, 2), (2, 4), (3, 2), (4, 3):
-        results = launch(run, ranks, Pauses(0.0), micro).results
+        results = launch(run, ranks, Narrowing(0.0), micro).results
         what = f"{ranks} rank(s), {micro} micro-batches:"
         assert None not in results, f"{what} nothing was returned"
         losses, gradients = zip(*results, strict=True)
-        alone, wanted = figures.one_process(Pauses(0.0), ranks, micro)
+        alone, wanted = figures.one_process(Narrowing(0.0), ranks, micro)
         lengths = [0] * (ranks - 1) + [micro]
         expect([len(own) for own in losses], lengths, f"{what} the numbers of losses")
         expect(losses[-1], alone, f"{what} the losses in order", within=1e-6)

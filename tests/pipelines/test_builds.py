@@ -21,6 +21,7 @@ GPIPE = [
     (BACK, BACK.replace("rank - 1", "rank + 1"), "returned while"),
     (OUT, "forward_step(stage, i, input_tensor)", "had not returned"),
     (OUT, "forward_step(stage, i, input_tensor)", BACKWARD, LATER, "F0 F1 send send"),
+    ("stage.output_shape", "stage.input_shape", "Mismatch in shape"),
     (RETURN, "", "nothing was returned"),
     (
         RETURN,

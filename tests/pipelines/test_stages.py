@@ -18,11 +18,10 @@ def on_linear_stages(rank, world_size, micro, run, *given):
     return run(rank, world_size, work, micro, *given)
 
 
-@pytest.mark.parametrize("run", OWN)
 @pytest.mark.parametrize("world_size, micro", SIZES)
-def test_ranks_have_the_gradients_of_one_process(ranks, run, world_size, micro):
+def test_1f1b_has_the_gradients_of_one_process(ranks, world_size, micro):
     loss, gradients = expected_of(world_size, micro)
-    results = ranks(world_size, on_linear_stages, micro, *run, trace=True).results
+    results = ranks(world_size, on_linear_stages, micro, *OWN[1], trace=True).results
     torch.testing.assert_close([own for _, own in results], gradients, rtol=0, atol=1e-12)
     assert sum(results[-1][0]) == pytest.approx(loss)
 
