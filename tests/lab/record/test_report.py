@@ -15,7 +15,7 @@ def test_sixty_lines_are_shown_and_then_how_many_more_there_are(count, more):
 
 
 def test_output_errors_and_result_follow_each_other_and_a_silent_rank_says_so():
-    report = Report(2, ["4", None], ["10 %\r20 %\ndone\n", ""], ["a warning\n", ""])
+    report = Report(2, ["4", None], ["10 %\r20 %\ndone\r\n", ""], ["a warning\n", ""])
     assert report.lines(0) == ["20 %", "done", "a warning", "returned '4'"]
     assert str(report).splitlines()[-1] == "rank 1 │ (silent)"
 

@@ -84,7 +84,8 @@ def test_a_rank_that_prints_without_end_is_stopped(monkeypatch):
 
 
 def test_an_error_has_the_line_of_the_file_a_page_s_width_and_what_was_printed():
-    deed = [partial(print, "step 1\nloss", end=""), partial(fail, KeyError("weights"))]
+    says = partial(print, *["step"] * 11, "loss", sep="\n", end="")
+    deed = [says, partial(fail, KeyError("weights"))]
     _, error = fails(one_does, 2, lambda: [call() for call in deed])
     line = fail.__code__.co_firstlineno + 1
     assert f"raised KeyError: 'weights', at test_faults.py:{line}  raise error" in str(error)
@@ -92,7 +93,8 @@ def test_an_error_has_the_line_of_the_file_a_page_s_width_and_what_was_printed()
     *shown, said = error._render_traceback_()  # broken at spaces for the page
     assert " ".join(shown).split() == f"RankFailed: {error}".split()
     assert max(map(len, shown)) <= 88
-    assert error.__notes__ == [said] == ["rank 1 │ step 1\nrank 1 │ loss"]
+    lines = ["… 2 lines before these", *["step"] * 9, "loss"]
+    assert error.__notes__ == [said] == ["\n".join(f"rank 1 │ {line}" for line in lines)]
 
 
 # What several do
