@@ -32,10 +32,11 @@ DOWNLOAD = (
 
 @dataclass(frozen=True)
 class Digits:
-    """Images (N, 1, 28, 28); and labels (N,), int64."""
+    """Images (N, 1, 28, 28); labels (N,), int64; and where they are from."""
 
     images: torch.Tensor
     labels: torch.Tensor
+    source: str
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,13 +51,13 @@ def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
     if os.environ.get("MGPU_DATA"):
         data = _stored("MNIST", train, "the small digits")
         images = (data.data[:, None].float() / 255 - 0.1307) / 0.3081
-        return Digits(images.to(dtype), data.targets)
+        return Digits(images.to(dtype), data.targets, "full MNIST")
     rows = _table()
     test = np.arange(len(rows)) % 5 == 4
     table = torch.tensor(rows[~test if train else test], dtype=torch.float32)
     images = table[:, None, :64].view(-1, 1, 8, 8) / 16
     images = interpolate(images, size=(28, 28), mode="bilinear").sub_(0.306).div_(0.325)
-    return Digits(images.to(dtype), table[:, 64].long())
+    return Digits(images.to(dtype), table[:, 64].long(), "scikit-learn's digits")
 
 
 @cache
@@ -84,7 +85,7 @@ def _stored(name: str, train: bool, otherwise: str) -> Any:
 
 
 class Pictures(Digits):
-    """Images (N, 3, 32, 32), uint8; and labels (N,), int64, 0 to 9."""
+    """Images (N, 3, 32, 32), uint8; labels (N,), int64, 0 to 9; and where they are from."""
 
     def batch(self, index: list[int] | slice, side: int = 32) -> tuple[torch.Tensor, ...]:
         """Pictures (n, 3, side, side), float32, enlarged and normalised, and their labels."""
@@ -101,11 +102,11 @@ def pictures() -> Pictures:
     if folder and Path(folder, "cifar-10-batches-py").is_dir():
         data = _stored("CIFAR10", True, "generated pictures")
         images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
-        return Pictures(images, torch.tensor(data.targets))
+        return Pictures(images, torch.tensor(data.targets), "CIFAR-10")
     with torch.device("cpu"):
         drawn = _generated()
     device = torch.get_default_device()
-    return Pictures(*(part.to(device, copy=True) for part in drawn))
+    return Pictures(*(part.to(device, copy=True) for part in drawn), "generated pictures")
 
 
 @cache
