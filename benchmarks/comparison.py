@@ -61,6 +61,13 @@ def summarise(ranks: Sequence[dict[str, list]]) -> dict[str, Any]:
     return {"seconds": seconds, "memory": memory, "processes": len(ranks)}
 
 
+def save(kind: str, found: Sequence[dict[str, Any]]) -> None:
+    """Store what was measured, a row a line; what other kinds have stays."""
+    stored = json.loads(figures.STORED.read_text(encoding="utf-8")) | {kind: found}
+    text = json.dumps(stored).replace("}, {", "},\n{")
+    figures.STORED.write_text(f"{text}\n", encoding="utf-8")
+
+
 def compare(experiments: Sequence[Experiment], gpus: int) -> list[dict[str, Any]]:
     """All rows of all networks; on one GPU only its own."""
     rows = []
@@ -115,7 +122,6 @@ if __name__ == "__main__":
         for network, batch, side, _ in experiments:
             print(f"\n{network}, global batch {batch}, {side} x {side}")
             print(figures.table(rows, network))
-    if given.save:  # a row a line; what other kinds have stays
-        stored = json.loads(figures.STORED.read_text(encoding="utf-8"))
-        text = json.dumps(stored | {kind: [about, *rows]}).replace("}, {", "},\n{")
-        figures.STORED.write_text(f"{text}\n", encoding="utf-8")
+    if given.save:
+        save(kind, [about, *rows])
+        print(f"stored in {figures.STORED.name}")
