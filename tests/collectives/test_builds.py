@@ -18,6 +18,7 @@ REDUCE_SCATTER = [
     ("(rank - step) %", "(rank + step) %", "on 3 ranks"),
     ("sending = dist.isend", "dist.send", "sending.wait()", "", "deadlock: 0 → 1 → 0"),
     (EMPTY, "incoming = torch.empty_like(outgoing)", ""),
+    (ADD, f"{ADD}; assert target[0] == target[0]", "IndexError"),  # an empty chunk
 ]
 TARGET = "chunks[(rank - step) % world_size]"
 RECV = f"dist.recv({TARGET}, left)"
