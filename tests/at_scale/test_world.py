@@ -7,15 +7,8 @@ from mgpu_tutorial.shared.cost_model.plans import Model
 
 
 @pytest.mark.slow
-def test_a_rank_calls_and_computes_what_the_cost_model_counts(ranks):
-    """Two blocks: four all-reduces each, gathered twice, the rest once; scattered once.
-
-    An eighth of the matrices and the whole head; PyTorch counts no attention here.
-    """
-    row = [values[1] for values in figures.second_step((16, 16, 8)).rows]
-    # of 64 tokens of width 1,024 in float32
-    assert row[2] == f"8 calls, {8 * 64 * 1024 * 4 // 2**20} MiB"
-    assert [text.partition(",")[0] for text in row[:2]] == ["5 calls", "3 calls"]
+def test_a_rank_computes_what_the_cost_model_counts(ranks):
+    """An eighth of the matrices and the whole head; PyTorch counts no attention here."""
     report = ranks(
         1, world.two_steps, (16, 16, 8), figures.STAGE, backend="none", device="cpu"
     )

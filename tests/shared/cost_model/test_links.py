@@ -21,15 +21,6 @@ def test_a_ring_sends_chunks_and_a_tree_everything_on_each_level(nbytes, ranks, 
     assert links.tree_seconds(nbytes, ranks, link) == pytest.approx(expected)
 
 
-@given(NBYTES, st.integers(1, 8), st.integers(1, 8), LINK, LINK)
-def test_a_hierarchy_sends_a_part_between_the_nodes(nbytes, nodes, per_node, fast, slow):
-    inside = 2 * (per_node - 1) * (fast.latency + nbytes / per_node / fast.bandwidth)
-    part = nbytes / per_node / nodes
-    between = 2 * (nodes - 1) * (slow.latency + part / slow.bandwidth)
-    seconds = links.hierarchical_seconds(nbytes, nodes, per_node, fast, slow)
-    assert seconds == pytest.approx(inside + between)
-
-
 @given(NBYTES, st.integers(1, 100), st.integers(1, 8), LINK, LINK)
 def test_a_gather_crosses_as_few_nodes_as_it_can(nbytes, ranks, per_node, fast, slow):
     """The slower counts: the links inside of a node, or its cards, one for each GPU."""
