@@ -12,19 +12,11 @@ WITH_NUMBERS = """own = experts // ranks
     marked = torch.cat([rows, (which % own)[:, None].to(rows.dtype)], dim=1)
     arrived = Exchange.apply(marked[order], sent, received)
     return arrived[:, :-1], arrived[:, -1].detach().long(), (order, sent, received)"""
-BY_LOOP = """own = experts // ranks
-    sent = [int(counts[r * own : (r + 1) * own].sum()) for r in range(ranks)]
-    received = [int(theirs[r * own : (r + 1) * own].sum()) for r in range(ranks)]
-    mine = [e for r in range(ranks) for e in range(own) for _ in range(theirs[r * own + e])]
-    arrived = Exchange.apply(rows.index_select(0, order), sent, received)
-    return arrived, torch.tensor(mine, dtype=torch.int64), (order, sent, received)"""
 SORTED, SPLITS, ORDER = "rows[order]", "    sent = counts", "are rows and numbers in the same"
 BY_EXPERT = "repeat_interleave(theirs.view(ranks, -1).sum(dim=0))"
 GLOBAL = "torch.arange(experts).chunk(ranks)[dist.get_rank()]"
 DISPATCH = [
     ("order = which…", WITH_NUMBERS),
-    ("sent = counts…", BY_LOOP),
-    (SORTED, "rows", ORDER),
     ("theirs.view", "counts.view", "rank"),
     (".repeat(ranks)", "", "repeat_interleave(theirs)", BY_EXPERT, ORDER),
     ("torch.arange(experts // ranks)", GLOBAL, "on rank 1 of 2 the numbers"),
@@ -35,18 +27,12 @@ DISPATCH = [
     ("return…", "", "nothing was returned"),
 ]
 PLACED, WEIGHTS = "sorted_rows[order.argsort()]", "weights[..., None]"
-ADDED = """rows = torch.zeros_like(sorted_rows).index_copy(0, order, sorted_rows)
-    weighed = rows * weights.flatten()[:, None]
-    output = rows.new_zeros(len(weights), rows.shape[1])
-    places = torch.arange(len(weights)).repeat_interleave(weights.shape[1])
-    return output.index_add(0, places, weighed)"""
-BY_CHOICE = """k = weights.shape[1]
+BY_CHOICE = """rows = torch.zeros_like(sorted_rows).index_copy(0, order, sorted_rows)
+    k = weights.shape[1]
     return sum(rows[i::k] * weights[:, i : i + 1] for i in range(k))"""
 VIEW = "view(*weights.shape, -1)"
 COMBINE = [
-    ("rows = sorted…", ADDED),
-    ("return…", BY_CHOICE),
-    (PLACED, "sorted_rows", "the output"),
+    ("rows = sorted…", BY_CHOICE),
     (PLACED, "sorted_rows[order]", "the output"),
     ("results, received, sent", "results, sent, received", "rank"),
     (f"{WEIGHTS} * ", "", "the output"),

@@ -38,7 +38,7 @@ def reference(k, tokens=24):
 
 @pytest.mark.parametrize(
     "world_size, copies, k, tokens",
-    [(1, 1, 8, 24), (2, 2, 1, 24), (4, 2, 3, 24), (4, 1, 1, 24), (4, 1, 2, 7), (4, 1, 2, 3)],
+    [(1, 1, 8, 24), (2, 2, 1, 24), (4, 2, 3, 7), (4, 1, 2, 3)],
 )
 def test_any_grid_and_any_shares_are_one_process(ranks, world_size, copies, k, tokens):
     results = ranks(world_size, step, copies, k, tokens).results  # 3: one has no token
@@ -90,10 +90,8 @@ def test_of_equal_scores_the_lower_number_is_chosen(rows, k):
     assert choose(torch.tensor(rows), k).tolist() == wanted
 
 
-def test_a_bias_balances_400_batches_and_without_it_nothing_does(monkeypatch):
-    monkeypatch.setattr(figures, "curves", lambda shown, *_: shown)
-    none, slow, fast = (dict(zip(*s, strict=True)) for s in figures.bias_at_work().values())
-    assert min(none.values()) > 1.5 and len({*none.values()}) > 30  # other tokens
+def test_a_bias_balances_400_batches_and_without_it_nothing_does():
+    none, slow, fast = map(figures.excess, (0, 0.001, 0.01))
+    assert min(none) > 1.5 and len({*none}) > 60  # other tokens
     assert none[0] == slow[0] == fast[0] and fast[16] < slow[16] and slow[192] < 0.25
-    assert sum([*slow.values()][25:]) < sum([*fast.values()][25:])
-    assert list(none) == list(range(0, 400, 8))
+    assert sum(slow[200:]) < sum(fast[200:])

@@ -3,16 +3,6 @@
 from mgpu_tutorial.language_model.builds import build
 from tests.builds import edited
 
-BY_COORDINATE = """coordinates, stages = mesh.get_coordinate(), mesh.mesh.shape[0]
-    each = (len(model) - 2) // stages
-    mine = list(model)[1:-1][coordinates[0] * each :][:each]
-    for block in mine:
-        share(block, mesh["tp"].get_group())
-    if coordinates[0] == 0:
-        mine = [model[0], *mine]
-    if coordinates[0] == stages - 1:
-        mine = [*mine, model[-1]]
-    return nn.Sequential(*mine)"""
 BY_PLACE = """begin = 0 if stage == 0 else 1 + stage * each
     end = len(model) if stage == stages - 1 else 1 + (stage + 1) * each
     for i in range(1 + stage * each, 1 + (stage + 1) * each):
@@ -21,14 +11,12 @@ BY_PLACE = """begin = 0 if stage == 0 else 1 + stage * each
 LOOP, SHARE = "for block in blocks:\n        ", 'share(block, mesh["tp"].get_group())'
 RETURN, SHARED = "return nn.Sequential(*first, *blocks, *last)", "rank 0: its shared blocks"
 CUT = [
-    ("stage, stages =…", BY_COORDINATE),
     ("blocks = list…", BY_PLACE),
     ("[1 + stage * each : 1 + (stage + 1) * each]", "[1:-1]", "pp=4, rank 0"),
     (SHARE, "pass", "shared blocks"),
     ('"tp"', '"dp"', f"tp=2,pp=2, {SHARED}"),
     ('"tp"]', '"dp", "tp"]._flatten()', "dp=2,tp=2, rank 0: its shared blocks"),
     ("*first, *blocks, *last", "*blocks", "dp=2, rank 0"),
-    ("*first, *blocks, *last", "model[0], *blocks, model[-1]", "pp=4, rank 0"),
     ("in blocks:", "in list(model)[1:-1]:", f"tp=2,pp=2, {SHARED}"),
     ("if stage == 0", "if stage < 2", "pp=4, rank 1"),
     (RETURN, "", "nothing was returned"),

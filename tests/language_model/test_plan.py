@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.language_model import figures, train
+from mgpu_tutorial.language_model import train
 from mgpu_tutorial.language_model.model import (
     batch_of,
     decode,
@@ -21,12 +21,12 @@ from mgpu_tutorial.language_model.plan import Plan, clip_gradients, mesh_of, pla
 
 
 @cache
-def trained_by_hand(count):
-    """One process in float64: losses, parameters and first gradients, clipped, by name."""
+def trained_by_hand():
+    """One process in float64, two steps: the losses; parameters and moments by name."""
     model = new_model().double()
     adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses, first = [], {}
-    for step in range(count):
+    losses = []
+    for step in range(2):
         inputs, targets = batch_of(step)
         loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         adam.zero_grad()
@@ -34,34 +34,24 @@ def trained_by_hand(count):
         norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters()))
         for parameter in model.parameters():
             parameter.grad /= max(1.0, norm.item())
-        first = first or {name: p.grad.clone() for name, p in model.named_parameters()}
         adam.step()
         losses.append(loss.item())
-    return losses, {name: p.detach() for name, p in model.named_parameters()}, first
-
-
-def train_twice(rank, world_size, words, first, file):
-    """One step and its checkpoint, then two from the beginning."""
-    train(rank, world_size, words, steps=1, dtype="float64", save=first, every=1)
-    return train(rank, world_size, words, steps=2, dtype="float64", save=file, every=2)
+    moments = {name: adam.state[p]["exp_avg"] for name, p in model.named_parameters()}
+    return losses, {name: p.detach() for name, p in model.named_parameters()}, moments
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", ["dp=1", "pp=4", "tp=2,pp=2,cp=2", "dp=2,tp=2,zero=1", "dp=2,pp=2,zero=1"]
-)
+@pytest.mark.parametrize("words", ["dp=1", "pp=4", "tp=2,pp=2,cp=2", "dp=2,tp=2,zero=1"])
 def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
-    first, file = str(tmp_path / "first.pt"), str(tmp_path / "run.pt")
-    report = ranks(plan_of(words).ranks, train_twice, words, first, file)
-    losses, parameters, gradients = trained_by_hand(2)
+    file = str(tmp_path / "run.pt")
+    how = {"steps": 2, "dtype": "float64", "save": file, "every": 2}
+    report = ranks(plan_of(words).ranks, train, words, **how)
+    losses, parameters, moments = trained_by_hand()
     for found in report.results:
         assert found == pytest.approx(losses, abs=1e-12)
-    found = {name: t[0] for name, t in torch.load(file)["tensors"].items()}
-    assert largest_difference(found, parameters) < 1e-11
-    found = {name: t[1] / 0.1 for name, t in torch.load(first)["tensors"].items()}
-    assert found.keys() == gradients.keys()
-    for name, gradient in gradients.items():
-        assert largest_difference(found[name], gradient) < 1e-13, name
+    tensors = torch.load(file)["tensors"].items()
+    assert largest_difference({name: t[0] for name, t in tensors}, parameters) < 1e-11
+    assert largest_difference({name: t[1] for name, t in tensors}, moments) < 1e-13
 
 
 TAKEN = {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4], "zero": [0, 1]}
@@ -78,19 +68,9 @@ def test_a_plan_is_taken_where_everything_divides(name, taken):
                 plan_of(words)
 
 
-EXPECTED = ": expected something like dp=2,tp=2 with dp, tp, pp, cp, zero"
-
-
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        ("dp:2", f"'dp:2'{EXPECTED}"),
-        ("ep=2", f"'ep=2'{EXPECTED}"),
-        ("dp=3,tp=2", "it takes 6 ranks, and there are 2"),
-    ],
-)
-def test_what_is_no_plan_for_them_is_refused_on_every_rank(ranks, words, says):
-    with pytest.raises(RankFailed, match=says) as refused:
+@pytest.mark.parametrize("words", ["dp:2", "dp=3,tp=2"])
+def test_what_is_no_plan_for_them_is_refused_on_every_rank(ranks, words):
+    with pytest.raises(RankFailed, match="expected something like|takes 6 ranks") as refused:
         ranks(2, train, words)
     assert len(refused.value.tracebacks) == 2
 
@@ -108,12 +88,6 @@ def test_gradients_of_all_stages_are_made_shorter_but_never_longer(ranks):
     assert ranks(2, clipped, 0.3, 0.4).results == pytest.approx([0.3, 0.4])
 
 
-def test_the_curves_begin_at_step_1(monkeypatch):
-    monkeypatch.setattr(figures, "curves", lambda marks, line, *_: marks | line)
-    drawn = figures.losses_plot({"dp=1": [3.0, 2.0], "tp=2": [2.5, 1.0]})
-    assert drawn == {"dp=1": (range(1, 3), [3.0, 2.0]), "tp=2": (range(1, 3), [2.5, 1.0])}
-
-
 def test_a_checkpoint_of_another_model_is_named(tmp_path):
     file = tmp_path / "other.pt"
     torch.save({"step": 1, "tensors": {"0.character.weight": [torch.zeros(96, 32)]}}, file)
@@ -123,7 +97,5 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
 
 def test_the_text_is_the_alphabet_and_nothing_else():
     alphabet = "\n" + "".join(map(chr, range(32, 127)))
-    assert set(text()) <= set(alphabet) and len(text()) > 300_000
+    assert set(text()) <= set(alphabet)
     assert decode(encode(alphabet)) == alphabet and encode(alphabet).tolist() == [*range(96)]
-    inputs, targets = batch_of(3)
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
