@@ -22,12 +22,10 @@ def travel(rank: int, world_size: int) -> None:
     """
 
     def say(says: str, rows: torch.Tensor, came_from: Sequence[int] = ()) -> None:
-        bricks, came = {}, {}
-        for place, (token, expert, left) in enumerate(rows.tolist()):
-            bricks[str(place)] = f"{token}→e{expert}", token // 3
-            if came_from:
-                came[str(place)] = came_from[place], str(left)
-        frame(says, bricks, came)
+        numbered = list(enumerate(rows.tolist()))
+        tokens = {str(i): (f"{row[0]}→e{row[1]}", row[0] // 3) for i, row in numbered}
+        came = {str(i): (came_from[i], str(row[2])) for i, row in numbered if came_from}
+        frame(says, tokens, came)
 
     mine = torch.arange(12).tensor_split(world_size)[rank]
     chosen = choose(drawn(5, 12, 16) @ drawn(1, 16, world_size), k=1)[mine]

@@ -93,12 +93,10 @@ def save_checkpoint(
     blocks = len(model) - (stage == 0) - (stage == last)
     mine, skipped = {}, 1 + stage * blocks if stage else 0
     for name, p in model.named_parameters():
-        if p in adam.state:  # with ZeRO 1 on its owner only
+        if state := adam.state.get(p):  # with ZeRO 1 on its owner only
             layer, rest = name.split(".", 1)
-            parts = p, *(adam.state[p][moment] for moment in ("exp_avg", "exp_avg_sq"))
-            mine[f"{int(layer) + skipped}.{rest}"] = [
-                whole_of(part, p).cpu() for part in parts
-            ]
+            parts = [whole_of(part, p) for part in (p, state["exp_avg"], state["exp_avg_sq"])]
+            mine[f"{int(layer) + skipped}.{rest}"] = [part.cpu() for part in parts]
     every = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(mine, every)
     if every:
@@ -114,9 +112,8 @@ def load_checkpoint(path: str) -> tuple[int, int, list[nn.Sequential]]:
     The file has no moments if training began with it. ValueError if it is of another model.
     """
     state = torch.load(path, weights_only=True)
-    kinds = zip(*state["tensors"].values(), strict=True)  # parameters, and each moment
     models = []
-    for tensors in kinds:
+    for tensors in zip(*state["tensors"].values(), strict=True):  # parameters, each moment
         models.append(new_model())
         named = dict(zip(state["tensors"], tensors, strict=True))
         try:

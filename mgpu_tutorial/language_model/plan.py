@@ -106,10 +106,7 @@ def share_sequence(
 def cut_model(
     model: nn.Sequential, mesh: DeviceMesh, share: Callable[[Block, dist.ProcessGroup], None]
 ) -> nn.Sequential:
-    """This rank's part of a model: its stage's layers, each block shared by its tp group.
-
-    The model is an embedding, blocks, and a head; `share(block, group)` cuts a block.
-    """
+    """This rank's stage of embedding, blocks and head; `share` cuts a block for its group."""
     stage, stages = mesh["pp"].get_local_rank(), mesh["pp"].size()
     each = (len(model) - 2) // stages
     blocks = list(model)[1 + stage * each : 1 + (stage + 1) * each]

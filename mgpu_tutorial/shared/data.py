@@ -4,8 +4,7 @@ The small set of digits is scikit-learn's copy of "Optical Recognition of Handwr
 Digits": 1 797 real digits of 8 by 8 pixels (Alpaydin and Kaynak, 1998,
 https://doi.org/10.24432/C50P49, licence CC BY 4.0), here enlarged to 28 by 28.
 Where the environment variable MGPU_DATA names a folder with MNIST as torchvision stores it,
-that is used instead. The pixels are normalised: mean 0 and standard deviation 1 over the
-training digits.
+that is used instead. Over the training digits the pixels have mean 0, standard deviation 1.
 
 The pictures are CIFAR-10's (A. Krizhevsky, 2009, https://www.cs.toronto.edu/~kriz/cifar.html)
 where that folder has them as torchvision stores them. Elsewhere they are generated: of the
@@ -24,11 +23,6 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-DOWNLOAD = (
-    'python -c "from mgpu_tutorial.shared.vision import torchvision as t; '
-    "t.datasets.{}('FOLDER', download=True)\""
-)
-
 
 @dataclass(frozen=True)
 class Digits:
@@ -45,8 +39,7 @@ class Digits:
 def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
     """The training digits (or the test digits), every fifth of the small set for testing.
 
-    Raises ValueError where MGPU_DATA names a folder without a readable MNIST; nothing there
-    is changed or deleted.
+    Raises ValueError where MGPU_DATA names a folder without a readable MNIST.
     """
     if os.environ.get("MGPU_DATA"):
         data = _stored("MNIST", train, "the small digits")
@@ -62,8 +55,7 @@ def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
 
 @cache
 def _table() -> np.ndarray:
-    """A row per digit: its 64 pixels and its label; read once by each process."""
-    # Read scikit-learn's file without importing scikit-learn, which takes seconds a rank.
+    """A row per digit, 64 pixels and a label; importing scikit-learn would take seconds."""
     path = Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
     return np.loadtxt(path, dtype=np.int64, delimiter=",")
 
@@ -80,7 +72,8 @@ def _stored(name: str, train: bool, otherwise: str) -> Any:
         raise ValueError(
             f"MGPU_DATA={folder} holds no readable {name} ({reason}). Nothing was changed. "
             f"Unset MGPU_DATA for {otherwise}, or fetch {name} into a new folder: "
-            f"{DOWNLOAD.format(name)}"
+            'python -c "from mgpu_tutorial.shared.vision import torchvision as t; '
+            f"t.datasets.{name}('FOLDER', download=True)\""
         ) from None
 
 
@@ -96,8 +89,7 @@ class Pictures(Digits):
 
 
 def pictures() -> Pictures:
-    """The training pictures: CIFAR-10 where MGPU_DATA names a folder with
-    `cifar-10-batches-py`; ValueError if those files cannot be read."""
+    """The training pictures; ValueError if MGPU_DATA's CIFAR-10 cannot be read."""
     folder = os.environ.get("MGPU_DATA")
     if folder and Path(folder, "cifar-10-batches-py").is_dir():
         data = _stored("CIFAR10", True, "generated pictures")
@@ -111,10 +103,7 @@ def pictures() -> Pictures:
 
 @cache
 def _generated() -> tuple[torch.Tensor, torch.Tensor]:
-    """Stripes in a direction and a tint that tell the class, under noise.
-
-    The same pictures whatever the device; drawn once by each process.
-    """
+    """Stripes in a direction and a tint that tell the class, under noise; drawn once."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randperm(2000, generator=generator) % 10
     angle = labels * (math.pi / 10)

@@ -33,10 +33,9 @@ class SlowWork(torch.futures.Future):
 def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
     """Make each all_reduce of this rank take `seconds(nbytes)` more, one after the other.
 
-    `nbytes` are those of its tensor. An all_gather_single or reduce_scatter_single is half of
-    an all_reduce and takes half the time; its bytes are those of the larger side. Only calls
-    from Python are slowed, so DDP needs a communication hook. Every rank must enter; what is
-    on the way at the end is finished.
+    `nbytes` are those of its tensor, of an all_gather_single or reduce_scatter_single, which
+    takes half the time, those of the larger side. Only calls from Python are slowed, so DDP
+    needs a communication hook. Every rank must enter; what is on the way is finished.
     """
     last, queue = threading.Event(), threading.Lock()  # messages are carried in their order
     last.set()
@@ -48,8 +47,8 @@ def slow_link(seconds: Callable[[int], float]) -> Iterator[None]:
         def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> SlowWork | None:
             nonlocal last
             is_asynchronous, work = kwargs.pop("async_op", False), SlowWork()
-            sides = [t for t in (tensor, *args) if isinstance(t, torch.Tensor)]
-            duration = share * seconds(max(t.nbytes for t in sides))
+            sizes = [t.nbytes for t in (tensor, *args) if isinstance(t, torch.Tensor)]
+            duration = share * seconds(max(sizes))
             with queue:
                 real = call(tensor, *args, **kwargs, async_op=True)
                 before, over = last, threading.Event()
