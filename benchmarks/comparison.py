@@ -3,10 +3,9 @@
     python benchmarks/comparison.py [--parts] [--full] [--save]
 
 With GPUs it uses all of them for 20 iterations. Else it trains a smaller experiment, with
-`--full` the same, for 4 iterations on two CPU cores, each of which plays a device. `--parts`
-measures the processor seconds of the parts of a step instead, which other work hardly
-changes. Each takes some five minutes with `--full`. `--save` stores the result where the
-notebook on the comparison reads it.
+`--full` the same (five minutes), for 4 iterations on two CPU cores, which play the devices.
+`--parts` measures the processor seconds of the parts of a step, which other work hardly
+changes. `--save` stores the result where the notebook on the comparison reads it.
 """
 
 import json
@@ -107,12 +106,11 @@ if __name__ == "__main__":
     sizes = FULL if given.full or kind == "cuda" else SMALL
     iterations = 20 if kind == "cuda" else 4
     experiments = [Experiment(*size, iterations=iterations) for size in sizes]
-    known = torch.cpu.get_capabilities()
     about = {
         "device": torch.cuda.get_device_name() if gpus else "CPU, one core per device",
         "torch": torch.__version__,
         "batch": {experiment.network: experiment.batch for experiment in experiments},
-        "instructions": {name: known.get(name, False) for name in INSTRUCTIONS},
+        "instructions": {n: torch.cpu.get_capabilities().get(n, False) for n in INSTRUCTIONS},
     }
     if kind == "parts":
         rows = measure_parts(experiments)
@@ -124,4 +122,3 @@ if __name__ == "__main__":
             print(figures.table(rows, network))
     if given.save:
         save(kind, [about, *rows])
-        print(f"stored in {figures.STORED.name}")

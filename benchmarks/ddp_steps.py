@@ -2,9 +2,8 @@
 
     python benchmarks/ddp_steps.py [--ranks 2] [--steps 15] [--repeats 5]
 
-All take their steps in turns inside the same ranks. Prints the median step of each, and how
-many times as long as torch's DDP it takes. Then the same over a network that is set to 1 ms
-and 100 MB/s a message, behind a backward of 3 ms a layer; these are waited for.
+All take their steps in turns inside the same ranks; over the slow network a message waits for
+1 ms and 100 MB/s, and a layer's backward for 3 ms. Prints the median step of each.
 """
 
 import time

@@ -2,10 +2,8 @@
 
     python benchmarks/experts.py [--ranks 4] [--steps 10] [--repeats 3]
 
-Every rank has 512 tokens with 2 choices among 8 experts, 256 wide and 1,024 inside. A share
-of all tokens takes the two experts of rank 0, the others are spread evenly; "busiest" is what
-rank 0 then has to do, over the mean. The shares take turns inside the same ranks, and each
-time ends when the last rank has finished.
+A share of all tokens takes the two experts of rank 0, the others are spread evenly; "busiest"
+is what rank 0 then has to do, over the mean. A time ends when the last rank has finished.
 """
 
 from functools import partial

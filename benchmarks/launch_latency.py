@@ -2,9 +2,8 @@
 
     python benchmarks/launch_latency.py [--repeats 15]
 
-Ways that are as fast run in turns, so that a busy machine slows both alike; half a minute on
-two cores. A bare `os.fork` of this process is the floor: it sends no function and returns
-nothing, and nobody watches its ranks.
+A bare `os.fork` of this process, in turns with `launch`, is the floor: it sends no function
+and returns nothing, and nobody watches its ranks.
 """
 
 import os
@@ -77,9 +76,8 @@ if __name__ == "__main__":
     by_launch = partial(launch, worker, RANKS, device="cpu")
     (first,) = in_turns({"first": by_launch}, 1)["first"]  # starts the fork server
     times = in_turns({"launch": by_launch, "a bare fork": by_fork}, given.repeats)
-    times |= in_turns(
-        {"mp.spawn": by_spawn, "torchrun": by_torchrun}, given.repeats // 5 or 1
-    )
+    slow_ones = {"mp.spawn": by_spawn, "torchrun": by_torchrun}
+    times |= in_turns(slow_ones, given.repeats // 5 or 1)
     one, rows = median(times["launch"]), []
     for name, taken in times.items():
         rows.append([name, len(taken), f"{median(taken):.3f}", f"{median(taken) / one:.2f}"])

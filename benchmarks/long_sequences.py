@@ -3,8 +3,7 @@
     python benchmarks/long_sequences.py [--ranks 2] [--tokens 1024] [--turns 5] [--repeats 1]
 
 Each way computes causal attention forward and backward, in turns inside the same ranks.
-Prints the median milliseconds of both, what autograd keeps between them, counted, and the
-bytes that a rank sends.
+Prints the medians of both, what autograd keeps between them, and the bytes that a rank sends.
 """
 
 from functools import partial

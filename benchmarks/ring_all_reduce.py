@@ -2,8 +2,7 @@
 
     python benchmarks/ring_all_reduce.py [--ranks 4] [--turns 11]
 
-Ring, naive and gloo run in turns inside the same ranks. A ratio of gloo by ring of 1 means
-equally fast, and 0.8 that the ring needs a quarter more.
+Ring, naive and gloo run in turns inside the same ranks. A ratio of 1 means equally fast.
 """
 
 from collections.abc import Callable

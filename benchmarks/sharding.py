@@ -2,8 +2,7 @@
 
     python benchmarks/sharding.py [--ranks 2] [--steps 10] [--repeats 3]
 
-All take their steps in turns inside the same ranks, forward to optimizer. Prints the median
-step of each, and how many times as long as fully_shard's it takes.
+All take whole steps in turns inside the same ranks. Prints the median step of each.
 """
 
 from functools import partial
@@ -56,9 +55,7 @@ STAGES = {
 }
 
 
-def time_stages(
-    rank: int, world_size: int, model: dict[str, int], steps: int
-) -> dict[str, list[float]]:
+def time_stages(rank: int, world_size: int, model: dict[str, int], steps: int) -> dict:
     """The seconds of each step with each stage, in turns."""
     tokens = torch.randint(model["vocabulary"], (4, 16))
 

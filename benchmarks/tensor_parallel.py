@@ -2,8 +2,7 @@
 
     python benchmarks/tensor_parallel.py [--ranks 2] [--steps 10] [--repeats 3]
 
-Both run a stack of blocks forward and backward, in turns inside the same ranks. Prints the
-median milliseconds of each, and how many times as long as PyTorch's ours takes.
+Both run a stack of blocks forward and backward, in turns inside the same ranks.
 """
 
 from collections.abc import Callable
@@ -62,6 +61,5 @@ if __name__ == "__main__":
         turns = all_turns(given, time_ways, model, batch, given.steps)
         parts = (zip(*turns[name], strict=True) for name in WAYS)
         for name, ours, theirs in zip(("forward", "backward"), *parts, strict=True):
-            times = median_ms(ours), median_ms(theirs), ratio(ours, theirs)
-            rows.append([size, name, *times])
+            rows.append([size, name, median_ms(ours), median_ms(theirs), ratio(ours, theirs)])
     show(given, ["parameters", "", "ms", "of PyTorch", "ratio"], rows)
