@@ -58,14 +58,9 @@ def build_layer(rank, world_size, experts, k):
 
 @pytest.mark.parametrize(
     "experts, k, said",
-    [
-        (6, 2, "6 experts on 4 ranks: use a multiple of 4"),
-        (2, 3, "k is 3, but there are 2 experts: take a smaller k."),
-    ],
+    [(6, 2, "6 experts on 4 ranks: use"), (2, 3, "k is 3, but there are 2")],
 )
-def test_what_cannot_work_is_said_on_every_rank_before_anything_is_sent(
-    ranks, experts, k, said
-):
+def test_what_cannot_work_is_said_before_anything_is_sent(ranks, experts, k, said):
     with pytest.raises(RankFailed, match=said) as failed:
         ranks(4, build_layer, experts, k, trace=True)
     assert failed.value.report.events == []
@@ -81,10 +76,7 @@ def test_no_score_of_the_lesson_is_rounded_and_no_choice_is_close():
     assert torch.equal(scores * 1024, (scores * 1024).round())
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1),
-    st.integers(1, 5),
-)
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 5), min_size=1), st.integers(1, 5))
 def test_of_equal_scores_the_lower_number_is_chosen(rows, k):
     wanted = [sorted(range(5), key=lambda e: (-row[e], e))[:k] for row in rows]
     assert choose(torch.tensor(rows), k).tolist() == wanted

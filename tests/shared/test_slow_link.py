@@ -15,7 +15,6 @@ NAMES = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 def test_outside_nothing_is_slow():
     before = [getattr(dist, name) for name in NAMES]
     with pytest.raises(KeyError), slow_link(lambda nbytes: 1.0):
-        assert all(getattr(dist, n) is not b for n, b in zip(NAMES, before, strict=True))
         raise KeyError
     assert [getattr(dist, name) for name in NAMES] == before
 
