@@ -9,19 +9,13 @@ TOGETHER = """gradients = [parameter.grad for parameter in model.parameters()]
     flat /= dist.get_world_size()
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
         gradient.copy_(part.view_as(gradient))"""
-GATHERED = """every = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, parameter.grad)
-        parameter.grad = sum(every) / len(every)"""
 SUM, DIVIDE = "dist.all_reduce(parameter.grad)", "parameter.grad /= dist.get_world_size()"
-WEIGHT, BOTH = "rank 0 of 2: the gradient of the weight", f"{SUM}\n        {DIVIDE}"
+BOTH = f"{SUM}\n        {DIVIDE}"
 AVERAGE = [
     (BOTH, f"{DIVIDE}\n        {SUM}"),
-    (BOTH, GATHERED),
     ("for parameter…", TOGETHER),
-    (DIVIDE, "", f"{WEIGHT}: [4, 40]"),
+    (DIVIDE, "", "rank 0 of 2: the gradient of the weight: [4, 40]"),
     (DIVIDE, "parameter.grad /= 2", "rank 0 of 1: the gradient of the weight"),
-    (SUM, "", WEIGHT),
-    (DIVIDE, "gradient = parameter.grad / dist.get_world_size()", "rank 0 of 2"),
     (SUM, f"if parameter.dim() > 1:\n            {SUM}", "the gradient of the bias"),
     (DIVIDE, f"{DIVIDE}; parameter.data -= parameter.grad", "the parameters"),
     (SUM, f"if dist.get_rank() == 0:\n            {SUM}", "rank 1"),
@@ -40,7 +34,6 @@ LOSS = [
     ("return…", NO_SHARE),
     ("return…", "return nll_loss(output, labels)", "shares of 4 and 3"),
     (" * dist.get_world_size() / batch", "", "average: 28, expected 4"),
-    (" * dist.get_world_size()", "", "the ranks' average"),
     ("return…", MEAN, "1 and 0 samples: the ranks' average: nan, expected 1"),
     ("return…", NO_SHARE.replace("output.sum()", "torch.zeros(())"), "does not require grad"),
     ("return ", "", "nothing was returned"),
