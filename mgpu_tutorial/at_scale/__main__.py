@@ -32,6 +32,8 @@ def main(words: list[str] | None = None) -> int:
     for name, value in vars(given).items():
         if isinstance(value, int | float) and not 0 < value < math.inf:
             parser.error(f"--{name}: must be a number above 0, got {value}")
+    if given.gpus > 10**6:
+        parser.error("--gpus: more than a million are not planned")
     cluster = CLUSTERS[given.cluster]
     if given.between:
         cluster = with_network(cluster, given.between)

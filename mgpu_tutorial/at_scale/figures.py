@@ -112,8 +112,7 @@ def compare_plans(
 def second_step(*meshes: tuple[int, int, int]) -> Table:
     """What a rank of each world (PP, DP, TP) calls, sends and computes in its second step.
 
-    The bytes are those of the larger side: of what an all_gather returns, and of what a
-    reduce_scatter is given, of which the recorder notes the smaller side.
+    Bytes are those of the larger side: what all_gather returns and reduce_scatter is given.
     """
     how = {"backend": "none", "device": "cpu", "trace": True}
     rows = [["all_gather"], ["reduce_scatter"], ["all_reduce"]]
@@ -161,13 +160,11 @@ def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Tabl
 
 
 def fewer_table(intervals: Sequence[int]) -> Table:
-    """How often four ranks average, what each sends, and how far it leads from DDP.
-
-    DDP averages the gradients of every step, as one rank with all the data does.
-    """
+    """How often four ranks average, what each sends, and how far it leads from DDP."""
     generator, rows = torch.Generator().manual_seed(0), []
     data = torch.randn(4, 8, 32, 16, generator=generator, dtype=torch.float64)
     whole = data.transpose(0, 1).reshape(1, 8, 4 * 32, 16)
+    # one rank with all the data has the gradients that DDP averages
     by_ddp = launch(averaging.local_sgd, 1, 1, whole, device="cpu").results[0]
     for every in intervals:
         report = launch(averaging.local_sgd, 4, every, data, device="cpu", trace=True)

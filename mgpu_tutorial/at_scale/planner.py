@@ -48,10 +48,9 @@ def plans(
 ) -> Iterator[Plan]:
     """Every plan on exactly `gpus` GPUs that can be run, whether it fits or not.
 
-    Tensor-parallel groups may span two nodes, and up to `context` ranks share a sequence.
-    Micro-batches are powers of two up to 16, and a rank has up to eight stages. A pipeline
-    with ZeRO 2 or 3 would add gradients up or gather for each micro-batch, so there only 0
-    and 1 are tried; without replicas there is nothing to shard.
+    Tensor-parallel groups may span two nodes, and up to `context` ranks share a sequence. A
+    pipeline with ZeRO 2 or 3 would add gradients up or gather for each micro-batch, so there
+    only 0 and 1 are tried; without replicas there is nothing to shard.
     """
     tensor = 2 * cluster.gpus_per_node
     for tp, pp, cp, dp, ep in splits(gpus, tensor, context, model.experts):
@@ -87,8 +86,7 @@ def rank_plans(
 ) -> list[Choice]:
     """The plans that fit, the fastest first; those within `TIE` of the first of a rank tie.
 
-    Up to `context` ranks share a sequence, and ranks of DP share the experts. Of each TP,
-    PP, CP, DP, EP and ZeRO 3 or not, there is the fastest variant only.
+    Of each TP, PP, CP, DP, EP and ZeRO 3 or not, there is the fastest variant only.
     """
     fastest: dict[tuple, tuple[Plan, PredictedStep]] = {}
     for plan in plans(model, cluster, gpus, batch, context):

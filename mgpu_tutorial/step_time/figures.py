@@ -27,10 +27,7 @@ def bubble_table() -> Table:
 
 
 def parts_table(*predictions: Prediction) -> Table:
-    """The share of each step that its parts take, in per cent: a column per step.
-
-    Parts that take nothing in any of them are left out.
-    """
+    """What share of each step its parts take, but for those that take nothing in any."""
     steps, rows = [row.step for row in predictions], []
     for name in steps[0].parts:
         shares = [step.parts[name] / step.seconds for step in steps]

@@ -1,8 +1,6 @@
 """Steps that others have measured, the fit to some of them, and our predictions.
 
-`published.json` has a line per step. What all rows of a family have in common stands in its
-"all"; what stands nowhere is the default of `Model` and `Plan`. Each family names its source,
-and what its table leaves out.
+`published.json` has a line per step, and under "all" what a family's rows have in common.
 """
 
 import json
@@ -54,8 +52,7 @@ class Run(NamedTuple):
 
     def predicted(self, gpu: GPU) -> PredictedStep:
         """The same step on such a GPU, as the cost model has it."""
-        cluster = self.cluster._replace(gpu=gpu)
-        return predict_step(self.model, cluster, self.plan, self.batch)
+        return predict_step(self.model, self.cluster._replace(gpu=gpu), self.plan, self.batch)
 
 
 def runs_of(family: str) -> list[Run]:
@@ -73,10 +70,7 @@ def runs_of(family: str) -> list[Run]:
 
 
 def fitted_runs(family: str) -> list[Run]:
-    """The rows that tell the numbers of this family's GPU.
-
-    Families without one are of 2021: the same program on the same machine.
-    """
+    """The rows that tell the numbers of this family's GPU; three of 2021 share theirs."""
     fitted = [run for run in runs_of(family) if run.fitted]
     return fitted or fitted_runs("Megatron 2021, table 1")
 
@@ -91,11 +85,9 @@ def gpu_of(family: str) -> GPU:
 def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
     """The GPU of the first run, with the two numbers that fit these runs best.
 
-    The fit minimises the squares of the relative errors. A step's seconds are linear in
-    `activation_passes` and in 1 / `matmul_efficiency`, apart from what runs under compute,
-    so a few rounds of a linear fit find both. With `activation_passes` given, only the
-    efficiency is fitted. Raises ValueError for fewer runs than numbers to fit, and warns
-    where the GPU would have to beat its data sheet.
+    A step's seconds are nearly linear in `activation_passes` and in 1 / `matmul_efficiency`,
+    so a few rounds of least squares of the relative errors find both, or, with
+    `activation_passes` given, the efficiency. Raises ValueError for fewer runs than numbers.
     """
     free = 2 if activation_passes is None else 1
     if len(runs) < free:
@@ -103,8 +95,7 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
 
     def gpu_at(numbers: torch.Tensor) -> GPU:
         slowness, passes = numbers.tolist()
-        two = {"matmul_efficiency": 1 / slowness, "activation_passes": passes}
-        return runs[0].cluster.gpu._replace(**two)
+        return GPU(*runs[0].cluster.gpu[:-2], 1 / slowness, passes)
 
     def ratios(numbers: torch.Tensor) -> torch.Tensor:
         """Predicted over measured seconds of each run."""
@@ -119,11 +110,9 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
         at[:free] += change.flatten()
     gpu = gpu_at(at)
     if gpu.matmul_efficiency > 1:
-        warnings.warn(
-            f"the fit says {gpu.matmul_efficiency:.0%} of the peak: more than the data sheet "
-            "allows, so plan, batch or recomputation are not those of the measured step",
-            stacklevel=2,
-        )
+        found = f"the fit says {gpu.matmul_efficiency:.0%} of the peak, "
+        why = "more than the data sheet allows: is this the plan of the measured step?"
+        warnings.warn(found + why, stacklevel=2)
     return gpu
 
 
@@ -152,12 +141,8 @@ def predict(family: str) -> list[Prediction]:
 def null_seconds(run: Run, fitted: list[Run]) -> float:
     """The null guess: the operations per second and GPU stay as in the fitted row.
 
-    Of several fitted rows the one that recomputes alike, then the nearest number of GPUs.
+    Of several fitted rows one that recomputes alike, with the nearest number of GPUs.
     """
-
-    def distance(row: Run) -> tuple[bool, float]:
-        far = abs(math.log(row.plan.ranks / run.plan.ranks))
-        return row.plan.recompute != run.plan.recompute, far
-
-    row = min(fitted, key=distance)
+    alike = [row for row in fitted if row.plan.recompute == run.plan.recompute] or fitted
+    row = min(alike, key=lambda row: abs(math.log(row.plan.ranks / run.plan.ranks)))
     return row.seconds * run.flops / row.flops

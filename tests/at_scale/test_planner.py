@@ -175,7 +175,7 @@ def test_a_network_changes_its_rate_and_not_its_latency(capsys):
         (["--params", "7"], "50 million or more"),
         (["--params", "inf"], "--params: must be a number above 0, got inf"),
         (["--gpus", "0"], "--gpus: must be a number above 0, got 0"),
-        (["--gpus", "8.5"], "--gpus: invalid int value"),
+        (["--gpus", "1000000007"], "--gpus: more than a million are not planned"),
         (["--between", "nan"], "--between: must be a number above 0"),
     ],
 )

@@ -1,8 +1,7 @@
 """Messages and collectives by latency and bandwidth, as the chapter on collectives found.
 
-Between nodes the GPUs of a node share the work of a collective: each adds up a part of the
-tensor with its counterparts elsewhere, over a network card of its own. `per_node` GPUs are on
-each node; links `inside` of nodes and `between` them work at once.
+`per_node` GPUs are on each node. Between nodes each of them sends its part of a tensor over a
+network card of its own. Links `inside` of nodes and `between` them work at once.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,4 @@
-"""GPUs and clusters: what their makers say, and two numbers that measurements add.
-
-The nominal figures are those of the data sheets. What is reached of them differs: of a link
-and of a GPU's memory we take one share for all, of the matrix units a share that is fitted.
-"""
+"""GPUs and clusters: what their makers say, and two numbers that measurements add."""
 
 from typing import NamedTuple
 
@@ -13,13 +9,11 @@ MEMORY_SHARE = 0.85  # of the memory's nominal bandwidth; set, not fitted
 
 
 class GPU(NamedTuple):
-    """One device, with its programs.
+    """One device, with its programs; `peak` is in 16-bit operations per second.
 
-    `peak` is in 16-bit operations per second, `memory` in bytes, `memory_bandwidth` in
-    bytes per second. The last two are fitted to measured steps. `matmul_efficiency` is the
-    share of the peak that matrix products reach. `activation_passes` is how often what a
-    layer saves for backward passes through the memory in each direction, because the
-    operations between the matrix products write and read it.
+    The last two are fitted to measured steps: the share of the peak that matrix products
+    reach, and how often what a layer saves for backward passes through the memory in each
+    direction, because the operations between the products write and read it.
     """
 
     name: str

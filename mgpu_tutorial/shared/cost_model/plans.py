@@ -10,11 +10,10 @@ LOGIT = 6  # bytes per logit: in 16 bits, and in 32 for the loss
 class Model(NamedTuple):
     """A decoder of equal layers; widths are in numbers, `sequence` in tokens.
 
-    `kv_heads` heads of keys and values (0: as many as `heads`), `ffn` inside the perceptron
-    (0: four times `hidden`). A `gated` perceptron has three matrices instead of two, as in
-    Llama, and such models have no dropout. With `tied` the head shares the embedding. Each
-    layer has `experts` such perceptrons, of which a token uses `active`; the router's few
-    parameters don't count. Norms and biases don't either.
+    `kv_heads` is 0 where keys and values have as many heads as queries, and `ffn`, the width
+    inside the perceptron, where it is four times `hidden`. A `gated` perceptron has three
+    matrices, as in Llama, and no dropout. With `tied` the head shares the embedding. Of its
+    `experts` perceptrons per layer a token uses `active`. Norms and routers don't count.
     """
 
     layers: int
@@ -69,10 +68,7 @@ class Model(NamedTuple):
         return 2 * (self.layer_parameters - idle * self.mlp_parameters)
 
     def attention_flops(self, causal: bool = False) -> float:
-        """Between queries, keys and values of one layer.
-
-        A kernel that knows that no token looks ahead (`causal`) does half of them.
-        """
+        """Of one layer; half of it if the kernel knows that no token looks ahead."""
         return 4 * self.sequence * self.hidden * (0.5 if causal else 1)
 
     def head_flops(self) -> float:
@@ -81,19 +77,14 @@ class Model(NamedTuple):
     def flops_per_token(self, recompute: bool = False, causal: bool = False) -> float:
         """Of one token in forward and backward, which is twice the forward.
 
-        With `recompute` the layers' second forward counts too, as in equation (3) of
-        https://arxiv.org/abs/2104.04473; without it only what the model needs.
+        With `recompute` as in equation (3) of https://arxiv.org/abs/2104.04473.
         """
         layer = self.layer_flops() + self.attention_flops(causal)
         return (4 if recompute else 3) * self.layers * layer + 3 * self.head_flops()
 
 
 def model_of(parameters: float, sequence: int = 2048, vocabulary: int = 51_200) -> Model:
-    """A model of about so many parameters, in the proportions of published ones.
-
-    Heads are 128 wide, and there is about a layer for 128 of width, as in GPT-3, or fewer in
-    the smallest. Raises ValueError below 50 million parameters.
-    """
+    """A model of about so many parameters, from 50 million, in the proportions of GPT-3."""
     if not parameters >= 5e7:
         raise ValueError(f"parameters must be 50 million or more, got {parameters:g}")
     hidden = max(512, 128 * round((parameters * 128 / 12) ** (1 / 3) / 128))
@@ -115,10 +106,10 @@ class Plan(NamedTuple):
     (the scores of the attention; with `flash`, which keeps none, norms and the activation
     function) or "full" (each layer).
 
-    `sequence_parallel` shares what lies between the matrix products over the `tp` ranks as
-    well. `flash` never writes the attention's scores into memory. `overlap` sends gradients
-    during the backward of the last micro-batch, and ZeRO 3 always sends under the compute.
-    `gradient_bytes` are those of a number in the gradients that are added up and sent.
+    `sequence_parallel` shares what lies between the matrix products over the `tp` ranks too.
+    `flash` never writes the attention's scores into memory. `overlap` sends gradients during
+    the last micro-batch's backward, and ZeRO 3 always sends under the compute. Gradients
+    that are added up and sent have `gradient_bytes` per number.
     With `share_node` the GPUs of a node take parameters from each other, so that each
     crosses the network once a node; ZeRO 3 of 2021 behaves as if they did not.
     """
@@ -160,24 +151,17 @@ class Plan(NamedTuple):
 def check_plan(model: Model, plan: Plan, batch: int) -> None:
     """Raises ValueError where the plan cannot be run with this model and batch."""
     least, stages = plan.dp * plan.micro_batch, plan.pp * plan.interleaving
-    known = ", ".join(RECOMPUTATIONS) + f", got {plan.recompute!r}"
-    small = (
-        f"{plan.dp} replicas with micro-batches of {plan.micro_batch} need at least {least}"
-    )
-    for why, is_wrong in {
-        f"recompute must be one of {known}": plan.recompute not in RECOMPUTATIONS,
-        f"a batch of {batch} sequences is too small: {small}": batch < least,
-        f"tp = {plan.tp} does not divide {model.heads} heads": model.heads % plan.tp,
-        # embedding and head may have stages of their own
-        f"{model.layers} layers do not make {stages} stages": (
-            plan.pp > 1 and model.layers + 2 < stages
-        ),
-        f"ep = {plan.ep} does not divide dp and {model.experts} experts": (
-            plan.dp % plan.ep or model.experts % plan.ep
-        ),
-    }.items():
-        if is_wrong:
-            raise ValueError(why)
+    if plan.recompute not in RECOMPUTATIONS:
+        known = ", ".join(RECOMPUTATIONS)
+        raise ValueError(f"recompute must be one of {known}, got {plan.recompute!r}")
+    if batch < least:
+        raise ValueError(f"a batch of {batch} is too small: dp · micro_batch is {least}")
+    if model.heads % plan.tp:
+        raise ValueError(f"tp = {plan.tp} does not divide {model.heads} heads")
+    if plan.pp > 1 and stages > model.layers + 2:  # embedding and head may have their own
+        raise ValueError(f"{model.layers} layers do not make {stages} stages")
+    if plan.dp % plan.ep or model.experts % plan.ep:
+        raise ValueError(f"ep = {plan.ep} does not divide dp and {model.experts} experts")
 
 
 class Memory(NamedTuple):

@@ -54,21 +54,20 @@ class PredictedStep(NamedTuple):
 
 
 def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> PredictedStep:
-    """A step on a batch of so many sequences, on `plan.ranks` GPUs of the cluster.
+    """A step on a batch of so many sequences, for a rank with the mean share of layers.
 
-    The rank has the mean share of layers. Raises ValueError where the plan cannot be run,
-    such as for more replicas than sequences.
+    Raises ValueError where the plan cannot be run, as with more replicas than sequences.
     """
     check_plan(model, plan, batch)
     micro_batches = plan.micro_batches(batch)
     one = micro_batch_seconds(model, cluster, plan)
     slot = sum(one.values())
     under = 2 / 3 * slot if plan.overlap else 0.0  # the last micro-batch's backward
+    if plan.zero == 3:  # under the compute of the whole step
+        under = micro_batches * slot
     state = stage_parameters(model, plan)
     if plan.zero:
         state = model.parameters / (plan.tp * plan.pp * plan.shards)
-    if plan.zero == 3:  # under the compute of the whole step
-        under = micro_batches * slot
     parts = {name: micro_batches * seconds for name, seconds in one.items()} | {
         "pipeline": micro_batches * pipeline_seconds(model, cluster, plan),
         "bubble": (plan.pp - 1) / plan.interleaving * slot,
@@ -146,8 +145,8 @@ def layer_messages(
     *tensor*: two all-reduces forward and two backward. With sequence parallelism each is a
     reduce-scatter and an all-gather, and the backward gathers two inputs once more.
     *context*: keys and values gathered forward, and their gradients added up backward.
-    *experts*: tokens to their experts and back, forward and backward. Each goes to `active`
-    experts, all of which get equally many. Recomputing a layer sends the forward's once more.
+    *experts*: tokens to their `active` experts and back, forward and backward, equally many
+    to each. Recomputing a layer sends the forward's once more.
     """
     forwards, links = 2 if plan.recompute == "full" else 1, cluster.reached()
     nbytes = WEIGHT * tokens * model.hidden

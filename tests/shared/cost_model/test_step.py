@@ -247,7 +247,7 @@ def test_a_step_is_the_sum_of_its_parts(plan):
     ("just", "too_much", "words"),
     [
         ({}, {"recompute": "some"}, "none, selective, full, got 'some'"),
-        ({"dp": 4, "micro_batch": 2}, {"dp": 3, "micro_batch": 3}, "at least 9"),
+        ({"dp": 4, "micro_batch": 2}, {"dp": 3, "micro_batch": 3}, "micro_batch is 9"),
         ({"tp": 2}, {"tp": 4}, "does not divide 2 heads"),
         ({"pp": 6}, {"pp": 7}, "do not make 7 stages"),
         ({"pp": 3, "interleaving": 2}, {"pp": 4, "interleaving": 2}, "do not make 8 stages"),
