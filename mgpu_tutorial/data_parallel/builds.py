@@ -10,6 +10,7 @@ from mgpu_tutorial.lab.devices import devices, place
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 ROWS = [torch.full((3 - r, 2), float(r)) for r in range(3)]
+NOTHING = "nothing was returned. Is a `return` missing?"
 NUMBERS = [torch.tensor(float(r)) for r in range(3)]
 
 
@@ -19,7 +20,7 @@ def gives_rows(scatter: Callable) -> None:
         batch = torch.arange(2.0 * samples).view(samples, 2)
         pieces, wanted = scatter(batch, devices(count)), list(batch.chunk(count))
         what = f"{samples} samples on {count} devices: the"
-        expect(pieces is None, False, "nothing was returned")
+        assert pieces is not None, NOTHING
         names = [str(device) for device in devices(len(wanted))]
         expect([str(piece.device) for piece in pieces], names, f"{what} devices")
         expect([piece.cpu() for piece in pieces], wanted, f"{what} rows")
@@ -43,7 +44,7 @@ def joins_rows(gather: Callable) -> None:
     for parts, joined in (ROWS, torch.cat(ROWS)), (NUMBERS, torch.stack(NUMBERS)):
         for home in devices(3)[0], devices(3)[2]:
             found = gather(_outputs(parts), home)
-            expect(found is None, False, "nothing was returned")
+            assert found is not None, NOTHING
             expect(str(found.device), str(home), "the device of what is joined")
             expect(found.detach().cpu(), joined, "the rows")
 

@@ -7,15 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.data_parallel.wrapper import (
-    DataParallel,
-    Devices,
-    WithLoss,
-    gather,
-    parallel_apply,
-    replicate,
-    scatter,
-)
+from mgpu_tutorial.data_parallel import wrapper
 from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.colours import tone_of
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
@@ -30,7 +22,7 @@ def eight_steps(
     optimizer: torch.optim.Optimizer,
     images: torch.Tensor,
     labels: torch.Tensor,
-    devices: Devices,
+    devices: wrapper.Devices,
 ) -> Steps:
     """Take a training step of `DataParallel` in its eight parts, with a layer without bias.
 
@@ -44,14 +36,14 @@ def eight_steps(
 
     optimizer.zero_grad()
     note("0. before", batch=[images], labels=[labels], module=[module.weight])
-    pieces = scatter(images, devices)
+    pieces = wrapper.scatter(images, devices)
     note("1. scatter: the batch is cut", piece=pieces)
-    replicas = replicate(module, devices[: len(pieces)])
+    replicas = wrapper.replicate(module, devices[: len(pieces)])
     weights = [replica.weight for replica in replicas]
     note("2. replicate: the module is copied", replica=weights)
-    outputs = parallel_apply(replicas, [(piece,) for piece in pieces])
+    outputs = wrapper.parallel_apply(replicas, [(piece,) for piece in pieces])
     note("3. parallel_apply: forward in threads", output=outputs)
-    output = gather(outputs, devices[0])
+    output = wrapper.gather(outputs, devices[0])
     note("4. gather: all outputs to the first device", output=[], gathered=[output])
     copied = {"labels, copied": [labels.to(devices[0])]}
     loss = cross_entropy(output, copied["labels, copied"][0])
@@ -61,8 +53,7 @@ def eight_steps(
     gone = dict.fromkeys(["piece", "gathered", *copied, "loss"], [])
     gradients = [weight.grad for weight in weights]
     note("6. backward: a gradient for each replica", gradient=gradients, **gone)
-    gradient = [module.weight.grad]
-    note("7. the gradients add up on the module", replica=[], gradient=gradient)
+    note("7. the gradients add up on the module", replica=[], gradient=[module.weight.grad])
     optimizer.step()
     note("8. update: only the module")
     return steps
@@ -114,12 +105,12 @@ def memory_of_step(
     net: nn.Module,
     images: torch.Tensor,
     labels: torch.Tensor,
-    devices: Devices,
+    devices: wrapper.Devices,
     inside: bool = False,
 ) -> Ledger:
     """Take one step of SGD with momentum, the loss `inside` the module or not; count it."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    model = DataParallel(WithLoss(net) if inside else net, devices)
+    model = wrapper.DataParallel(wrapper.WithLoss(net) if inside else net, devices)
     ledger = Ledger()
     with ledger.saved_for_backward(model.module):
         gathered = model(images, labels) if inside else model(images)

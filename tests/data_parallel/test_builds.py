@@ -10,11 +10,6 @@ PIECES = "batch.chunk(len(devices))"
 SCATTER = [
     ("pieces =…", BY_SIZE),
     ("place(piece, device)", "piece", "3 devices: the devices, entry 0 of 3"),
-    (
-        PIECES,
-        "[batch[r :: len(devices)] for r in range(len(devices))]",
-        "3 devices: the rows, entry 0 of 3",
-    ),
     (PIECES, "batch.tensor_split(len(devices))", "10 samples on 4 devices: the rows, entry"),
     (PIECES, "batch.detach().chunk(len(devices))", "does not require grad"),
 ]

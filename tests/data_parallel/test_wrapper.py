@@ -1,6 +1,5 @@
 """Our DataParallel does what one device does; test_gpu.py compares it with PyTorch's."""
 
-import copy
 import threading
 
 import pytest
@@ -26,9 +25,6 @@ def pixel_net(norm=False):
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), middle, nn.Conv2d(4, 20, 1))
 
 
-# The stages
-
-
 def test_replicas_are_on_their_devices_and_the_first_shares_memory(d):
     net = pixel_net(norm=True).to(d[0]).eval()
     replicas = wrapper.replicate(net, d)
@@ -40,15 +36,6 @@ def test_replicas_are_on_their_devices_and_the_first_shares_memory(d):
             assert (found.data_ptr() == original.data_ptr()) == (r == 0)
         assert not replica[0].weight.is_leaf and not replica[1].training
     assert isinstance(net[0].weight, nn.Parameter) and net[0].weight.is_leaf
-
-
-def test_tied_and_frozen_parameters_stay_so(d):
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
-    net[1].weight = net[0].weight
-    net[2].weight.requires_grad_(False)
-    (replica,) = wrapper.replicate(net.to(d[0]), d[1:2])
-    assert replica[0].weight is replica[1].weight
-    assert not replica[2].weight.requires_grad and replica[2].bias is None
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -67,20 +54,6 @@ def test_replicas_work_at_once_in_threads_that_record_gradients_as_the_caller_do
     assert list(seen.values()) == [grad] * 4 and threading.get_ident() not in seen
 
 
-def test_what_a_thread_raises_is_raised_here(d):
-    class Fails(nn.Module):
-        def forward(self, x):
-            if x.device.index == 3:
-                raise KeyError("nothing there")
-            return x
-
-    with pytest.raises(KeyError, match="nothing there"):
-        wrapper.DataParallel(Fails(), d)(torch.zeros(8, 1))
-
-
-# One device and several
-
-
 @pytest.mark.parametrize("count, samples", [(1, 24), (2, 24), (3, 25), (4, 5), (4, 10)])
 def test_a_step_on_several_devices_is_a_plain_step(count, samples):
     several, (images, labels) = devices(count), batch(samples)
@@ -95,14 +68,3 @@ def test_a_step_on_several_devices_is_a_plain_step(count, samples):
     for parameter, other in zip(net.parameters(), plain.parameters(), strict=True):
         assert parameter.grad.device == several[0]
         torch.testing.assert_close(parameter.grad.cpu(), other.grad)
-
-
-def test_batch_norm_normalises_by_the_piece_and_keeps_the_first_ones_statistics(d):
-    net, (images, _) = pixel_net(norm=True), batch()
-    alone = [copy.deepcopy(net) for _ in d]
-    output = wrapper.DataParallel(net.to(d[0]), d)(images)
-    pieces = [plain(piece) for plain, piece in zip(alone, images.chunk(4), strict=True)]
-    torch.testing.assert_close(output.cpu(), torch.cat(pieces))
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
-        found, expected = getattr(net[1], name).cpu(), getattr(alone[0][1], name)
-        torch.testing.assert_close(found, expected)
