@@ -5,17 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from mgpu_tutorial.ddp_buckets.experiments import (
-    Tower,
-    finish_gradient_synchronization,
-    shares,
-)
-from mgpu_tutorial.ddp_buckets.wrappers import (
-    BucketedDDP,
-    NaiveDDP,
-    into_buckets,
-    send_bucket,
-)
+from mgpu_tutorial.ddp_buckets import experiments, wrappers
 from mgpu_tutorial.lab import note
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
@@ -42,23 +32,24 @@ def starts_alike(wrapper: type) -> None:
 
 def _gradients_of(
     rank: int, world_size: int, wrapper: type | None, **options: float
-) -> list[dict[str, torch.Tensor]]:
-    """The gradients of three steps on this rank's shares; None is one process, unwrapped.
+) -> dict[str, torch.Tensor]:
+    """This rank's gradients in three steps on its shares; None is one process, unwrapped.
 
     A layer of the Tower is frozen, and two share one weight.
     """
     torch.manual_seed(rank)
-    tower, steps = Tower(), []
+    tower, gradients = experiments.Tower(), {}
     tower.body[1].requires_grad_(False)
     tower.body[3].weight = tower.body[2].weight
     model = wrapper(tower, **options) if wrapper else tower
-    trained = {name: p for name, p in tower.named_parameters() if p.requires_grad}
-    for batch in shares(rank, world_size, 3, width=64):
+    for step, batch in enumerate(experiments.shares(rank, world_size, 3, width=64)):
         model.zero_grad()
         model(batch).square().mean().backward()
-        finish_gradient_synchronization(model)
-        steps.append({name: p.grad.clone() for name, p in trained.items()})
-    return steps
+        experiments.finish_gradient_synchronization(model)
+        for name, p in tower.named_parameters():
+            if p.requires_grad:
+                gradients[f"step {step}, gradient of `{name}`"] = p.grad.clone()
+    return gradients
 
 
 def equals_one_process(wrapper: type, **options: float) -> None:
@@ -68,17 +59,14 @@ def equals_one_process(wrapper: type, **options: float) -> None:
     alone = _gradients_of(0, 1, None)
     for world_size in (1, 2, 3):
         results = launch(_gradients_of, world_size, wrapper, **options).results
-        for rank, steps in enumerate(results):
-            for step, (gradients, first) in enumerate(zip(steps, results[0], strict=True)):
-                where = f"on {world_size} ranks, step {step}: rank {rank}"
-                for name, gradient in gradients.items():
-                    expected, length = alone[step][name], alone[step][name].norm()
-                    off = largest_difference(gradient, expected) / length
-                    times = f"{gradient.norm() / length:.3g} times as long"
-                    wrong = f"{where}'s gradient of `{name}` is not one process's: {times}"
-                    assert off < 1e-5, wrong
-                    alike = torch.equal(gradient, first[name])
-                    assert alike, f"{where} has other bits than rank 0 in that of `{name}`"
+        for name, expected in alone.items():
+            for rank, found in enumerate(results):
+                where, length = f"rank {rank} of {world_size}, {name}", expected.norm()
+                times = f"{found[name].norm() / length:.3g} times as long"
+                off = largest_difference(found[name], expected) / length
+                assert off < 1e-5, f"{where}: not that of one process, but {times}"
+                alike = torch.equal(found[name], results[0][name])
+                assert alike, f"{where}: other bits than on rank 0"
 
 
 def _trace_step(rank: int, world_size: int, wrapper: type, **options: float) -> None:
@@ -98,10 +86,9 @@ def _trace_step(rank: int, world_size: int, wrapper: type, **options: float) -> 
 
 
 def _expect_calls(wrapper: type, calls: int, during: int, early: int, **options) -> None:
-    """AssertionError unless a step makes its calls at their time, and waits for them.
+    """A step makes `calls`, `during` of them in backward, `early` before its last layer.
 
-    `during` of them begin in backward, `early` before it comes to the first layer. All is
-    told by the order of the events, which holds on a busy machine too.
+    All is told by the order of the events, which holds on a busy machine too.
     """
     report = launch(_trace_step, 2, wrapper, trace=True, **options)
     mine = [event for event in report.events if event.rank == 0]
@@ -221,9 +208,9 @@ def averages_in_place(function: Callable) -> None:
 build = Builder(
     "ddp_buckets",
     {
-        NaiveDDP: [starts_alike, equals_one_process, sends_after_backward],
-        into_buckets: [closes_at_the_cap],
-        send_bucket: [sends_one_tensor, averages_in_place],
-        BucketedDDP: [sends_buckets_early, equals_with_buckets, sends_in_one_order],
+        wrappers.NaiveDDP: [starts_alike, equals_one_process, sends_after_backward],
+        wrappers.into_buckets: [closes_at_the_cap],
+        wrappers.send_bucket: [sends_one_tensor, averages_in_place],
+        wrappers.BucketedDDP: [sends_buckets_early, equals_with_buckets, sends_in_one_order],
     },
 )

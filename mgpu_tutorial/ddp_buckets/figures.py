@@ -9,11 +9,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import (
-    Tower,
-    finish_gradient_synchronization,
-    train,
-)
+from mgpu_tutorial.ddp_buckets import experiments
+from mgpu_tutorial.ddp_buckets.experiments import Tower
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.lab import Table, frame, launch, span
 from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
@@ -49,7 +46,7 @@ def record_steps(
                 with span("backward"):
                     loss.backward()
                 with span("finish"):
-                    finish_gradient_synchronization(model)
+                    experiments.finish_gradient_synchronization(model)
 
 
 def run_steps(wrapper: type[nn.Module], link: Link, **options) -> Report:
@@ -109,7 +106,8 @@ def take_fingerprints(
     rank: int, world_size: int, wrapper: type[nn.Module], break_it: Callable
 ) -> list[str]:
     """This rank's fingerprints at the start and after each of four steps."""
-    return [fingerprint(model) for model in train(rank, world_size, wrapper, 4, break_it)]
+    steps = experiments.train(rank, world_size, wrapper, 4, break_it)
+    return [fingerprint(model) for model in steps]
 
 
 def tabulate_fingerprints(wrapper: type[nn.Module], breaks: Sequence[Callable]) -> Table:
