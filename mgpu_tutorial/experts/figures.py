@@ -108,8 +108,7 @@ def equality() -> Table:
 def skewed(batch: int) -> torch.Tensor:
     """Scores of 1,024 tokens in whole 1/1024, exact everywhere; later experts get more."""
     generator = torch.Generator("cpu").manual_seed(batch)
-    size = (4, 1024, 16)
-    parts = torch.randint(0, 257, size, generator=generator, device="cpu").sum(dim=0)
+    parts = torch.randint(0, 257, (4, 1024, 16), generator=generator, device="cpu").sum(dim=0)
     scores = (parts + 24 * torch.arange(16, device="cpu")).double() / 1024
     return scores.to(torch.get_default_device())
 

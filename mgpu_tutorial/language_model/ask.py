@@ -1,6 +1,6 @@
 """Let the model write, one character after the other, on the ranks of one tp group."""
 
-from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,7 @@ def attend_one(attention: Attention, x: Tensor, cache: list[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def write(
-    rank: int,
-    world_size: int,
-    whole: nn.Sequential,
-    prompt: Tensor,
-    count: int,
-    parts: SimpleNamespace,
+    rank: int, world_size: int, whole: nn.Sequential, prompt: Tensor, count: int, parts: Any
 ) -> tuple[Tensor, float]:
     """All ranks share every product, and go on from `prompt` with the likeliest characters.
 

@@ -168,20 +168,16 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     vector_to_parameters(flat / copies, gradients)
 
 
-def clip_gradients(model: nn.Module, mesh: DeviceMesh) -> Tensor:
-    """Shorten all gradients together to the norm 1; each parameter counts once.
-
-    A copy counts on the first rank of its tp group. Returns the norm before.
-    """
+def clip_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shorten all gradients to the norm 1; a copy counts on its tp group's first rank."""
     first = mesh["tp"].get_local_rank() == 0
     counted = [p for p in model.parameters() if first or isinstance(p, Shard)]
     total = sum(parameter.grad.square().sum() for parameter in counted)
     for name in ("tp", "pp"):
         dist.all_reduce(total, group=mesh[name].get_group())
-    norm = total.sqrt()
+    factor = min(1.0, 1.0 / total.sqrt().item())
     for parameter in model.parameters():
-        parameter.grad *= min(1.0, 1.0 / norm.item())
-    return norm
+        parameter.grad *= factor
 
 
 def said(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> str:

@@ -1,9 +1,8 @@
 """A slower network than this machine has, by waiting: it takes time, but no processor.
 
 On one machine the ranks' messages go through memory, and cost the same cores that compute.
-Between machines or GPUs a transfer takes its time while the processors are free. Inside
-`slow_link` an all_reduce, and each of its two halves, is real, and complete only when such a
-link would have done it.
+Between machines or GPUs a transfer takes its time while the processors are free. So inside
+`slow_link` a message is real, and complete only when such a link would have carried it.
 """
 
 import functools

@@ -18,9 +18,7 @@ def reference(k, tokens=24):
     """Output and gradients of the mean square over all tokens, by plain loops."""
     below, router = drawn(4, WIDTH, WIDTH), drawn(1, WIDTH, EXPERTS)
     up, down = drawn(2, EXPERTS, WIDTH, HIDDEN), drawn(3, EXPERTS, HIDDEN, WIDTH)
-    parameters = below, router, up, down
-    for parameter in parameters:
-        parameter.requires_grad_()
+    parameters = [p.requires_grad_() for p in (below, router, up, down)]
     data, target = drawn(5, 2, tokens, WIDTH)
     rows = []
     for token in data:
