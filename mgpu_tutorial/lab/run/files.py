@@ -79,7 +79,8 @@ def workspace(world_size: int) -> Iterator[Path]:
 def kernel_folder() -> Path:
     """The temporary folder of this process, made again where somebody has removed it."""
     folder = Path(util.get_temp_dir())
-    if len(bytes(folder)) > 85:  # a socket in it has a path of 103 bytes at most
+    # A socket's path has 103 bytes at most on macOS, of which 18 are /listener-abcdefgh.
+    if len(bytes(folder)) > 85:
         raise OSError(f"{folder} is too long a name for sockets: set TMPDIR to a short one.")
     folder.mkdir(mode=0o700, exist_ok=True)
     require_private(folder)

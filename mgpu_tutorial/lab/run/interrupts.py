@@ -26,6 +26,7 @@ class Interrupts:
     def __exit__(self, kind: type | None, *_: object) -> None:
         if self._ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            # One that came outside of `allowed()` raises now, unless one is on its way.
             if self._waiting and not (kind and issubclass(kind, KeyboardInterrupt)):
                 raise KeyboardInterrupt
 
@@ -41,6 +42,7 @@ class Interrupts:
             self._allowed = False
 
     def _arrive(self, *_: object) -> None:
+        """Handle SIGINT: raise inside `allowed()`, once; else remember it for later."""
         self._waiting = not self._allowed
         if self._allowed:
             self._allowed = False

@@ -38,7 +38,7 @@ NEVER = timedelta(days=1000)  # for a group: the launcher's own timeout comes fi
 def enter(job: Job, environment: dict[str, str]) -> None:
     """Run one rank from its first line to its last; the outcome is in its folder."""
     gc.freeze()  # no garbage is looked for in what the server has imported
-    gc.enable()
+    gc.enable()  # the last line of server.py disabled it
     _own_streams(job.home)
     _own_environment(environment)
     trail = _watch(job)
@@ -47,6 +47,7 @@ def enter(job: Job, environment: dict[str, str]) -> None:
     if outcome["kind"] == "returned":
         # Whoever closes first must not cut a last message: stay for the others a moment.
         everybody = _wait_for_all(job, files.OUTCOME, LINGER)
+        # NCCL warns of a group that was not destroyed, gloo does not.
         if everybody and job.backend != "gloo" and dist.is_initialized():
             dist.destroy_process_group()
 

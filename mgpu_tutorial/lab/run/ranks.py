@@ -52,7 +52,8 @@ class Ranks:
     def watch(self, timeout: float) -> tuple[str, float]:
         """Wait until all is over: ("ended" | "failed" | "hung", seconds).
 
-        The timeout counts from the moment at which all ranks had joined.
+        "hung": none had failed, but not all had joined after JOIN_LIMIT, or not all had
+        ended at the timeout, which counts from the moment at which all had joined.
         """
         begin = time.monotonic()
         with ProgressBar([job.home for job in self.jobs], timeout) as bar:
@@ -128,7 +129,7 @@ class Ranks:
         return [self._outcome(job) for job in self.jobs]
 
     def _outcome(self, job: Job) -> RankOutcome:
-        """What the rank has said of its end, with what it has left in its files."""
+        """How `_look` found that the rank ended, with what its files say of the place."""
         outcome = self._outcomes[job.rank]
         outcome.joined = self._joined or (job.home / files.READY).exists()
         stack = text_of(job.home / files.STACK)

@@ -44,7 +44,7 @@ _warm: set[int | None] = set()  # servers that have done their imports and forke
 def start() -> None:
     """Have the fork server begin its imports, unless it runs already; returns at once."""
     FORKS.set_forkserver_preload(PRELOAD)
-    resource_tracker.ensure_running()  # its start would undo the mask
+    resource_tracker.ensure_running()  # now: its start lifts the mask that is set below
     (kernel_folder() / files.LOG).write_text("")
     given = {KERNEL: f"{os.getpid()}:{kernel_folder()}", **HUGE_PAGES}
     given = {name: text for name, text in given.items() if name not in os.environ}
