@@ -53,7 +53,7 @@ def ends_everything(manager, ranks, shut_down):
 
 def test_a_cell_is_interrupted_the_next_one_runs_and_jupyter_asks_for_the_end(kernel):
     manager, client, sleep = kernel
-    ranks = sleep()
+    ranks = sleep()  # launch(ranks.sleeper, 2) in the kernel, which does not return
     manager.interrupt_kernel()
     reply = client.get_shell_msg(timeout=30)["content"]
     assert "\n".join(reply["traceback"]) == f"KeyboardInterrupt: {reply['evalue']}"

@@ -111,7 +111,7 @@ INIT, START, WATCH, STOP = (
 def test_ctrl_c_at_any_step_stops_the_ranks(monkeypatch, ctrl_c, before, after):
     """Pressed three times before or after these steps of a launch."""
 
-    def pressing(step, begins, ends):
+    def pressing(step, begins, ends):  # `step` as launch calls it, Ctrl-C around it
         def call(*args, **kwargs):
             [ctrl_c() for _ in range(3 * begins)]
             result = step(*args, **kwargs)
