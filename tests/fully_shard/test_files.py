@@ -25,6 +25,16 @@ def test_each_way_to_load_gives_the_weights_of_the_file(ranks, start, world_size
         torch.testing.assert_close(found, [expected] * 3, rtol=0, atol=0)
 
 
+def test_the_table_of_a_resumed_run_compares_two_files(monkeypatch):
+    def write(worker, ranks, *arguments):
+        state = {"w": {"exp_avg": torch.tensor(10.0 * ranks)}}
+        both = {"model": {"w": torch.tensor(1.0 * ranks)}, "optimizer": {"state": state}}
+        torch.save(both, arguments[-1])
+
+    monkeypatch.setattr(figures, "launch", write)  # 2 ranks save, 3 resume
+    assert figures.resume_table().rows == [["parameters", 1], ["moments", 10]]
+
+
 @pytest.mark.slow
 def test_three_ranks_read_what_two_have_saved(ranks, start, tmp_path):
     folder, (saved, resumed) = str(tmp_path / "shards"), [str(tmp_path / n) for n in "ab"]
