@@ -1,16 +1,13 @@
-"""What a cut costs, by the ledger and by hand; idle time is counted, each task drawn."""
+"""What a cut costs is added up by hand; idle time is counted, each task drawn."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mgpu_tutorial.lab import Ledger, devices
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.model_parallel import figures
 from mgpu_tutorial.model_parallel.micro_batches import Task
-from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50
 
 BLOCKS = [f"layer{i}.{j}" for i, n in enumerate([3, 4, 6, 3], 1) for j in range(n)]
 UNITS = ["conv1", "maxpool", *BLOCKS, "avgpool", "fc"]
@@ -25,20 +22,6 @@ def test_units_add_up_to_the_network():
     assert list(measured) == UNITS
     assert sum(unit.parameters for unit in measured.values()) == 25_557_032
     assert all(measured[name].flops == 16 * few[name].flops for name in UNITS)
-    assert few["fc"].flops == 2 * 8 * 2048 * 1000
-    assert few["conv1"].flops == 2 * 8 * 64 * 32 * 32 * 3 * 7 * 7
-
-
-@pytest.mark.slow
-def test_memory_predicted_from_shapes_is_what_the_ledger_counts():
-    places, several = ["layer1.0", "layer4.1"], devices(3)
-    model = ModelParallelResNet50(several, cuts=places)
-    with Ledger().saved_for_backward(model) as ledger:
-        model(torch.randn(4, 3, 40, 40).to(several[0]))
-    predicted = figures.stage_costs(figures.measure(batch=4, image_size=40), places)
-    for device, stage in zip(several, predicted, strict=True):
-        assert ledger[device]["parameters"] == 4 * stage.parameters
-        assert ledger[device]["activations"] == sum(stage.saved.values())
 
 
 @pytest.mark.slow
@@ -58,13 +41,6 @@ def test_the_best_cut_for_memory_depends_on_the_batch():
         5.95,
         7.74,
     )
-
-
-@pytest.mark.slow
-def test_four_stages_can_have_nearly_equal_work():
-    cuts = ["layer2.1", "layer3.1", "layer3.5"]
-    flops = [stage.flops for stage in figures.stage_costs(figures.measure(4, 64), cuts)]
-    assert [round(100 * own / sum(flops)) for own in flops] == [28, 25, 21, 26]
 
 
 def some_units(parameters, flops, sides, saved):
