@@ -108,23 +108,6 @@ def test_operations_and_their_gradients_are_those_of_the_cpu(pair, operation):
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
-def test_a_module_is_moved_and_its_optimizer_stays(pair):
-    net = small_net()
-    net[0].bias.requires_grad_(False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    weight, before = net[0].weight, net[0].weight.detach().clone()
-    for device in pair:
-        net.to(device)
-        assert net[0].weight is weight and isinstance(weight, nn.Parameter)
-        assert {p.device for p in net.parameters()} == {torch.device(device)}
-        assert [p.requires_grad for p in net.parameters()] == [True, False, True, True]
-        optimizer.zero_grad()
-        net(torch.randn(5, 3, 8, 8).to(device)).sum().backward()
-        assert weight.grad.device == torch.device(device)
-    optimizer.step()
-    assert not torch.equal(weight.cpu(), before) and weight.device == pair[1]
-
-
 def test_a_deep_copy_stays_and_a_checkpoint_is_read_on_the_cpu(pair):
     net, file = small_net().to(pair[1]), io.BytesIO()
     other = copy.deepcopy(net)

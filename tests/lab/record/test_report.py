@@ -18,12 +18,3 @@ def test_output_errors_and_result_follow_each_other_and_a_silent_rank_says_so():
     report = Report(2, ["4", None], ["10 %\r20 %\ndone\r\n", ""], ["a warning\n", ""])
     assert report.lines(0) == ["20 %", "done", "a warning", "returned '4'"]
     assert str(report).splitlines()[-1] == "rank 1 │ (silent)"
-
-
-@pytest.mark.parametrize(
-    "ranks, first", [(1, "rank 0 │ 0"), (10, "rank 0 │ 0"), (11, "rank  0 │ 0")]
-)
-def test_the_numbers_of_ranks_are_as_wide_as_the_last(ranks, first):
-    lines = repr(Report(ranks, stdout=list(map(str, range(ranks))), stderr=[""] * ranks))
-    assert lines.splitlines()[0] == first
-    assert lines.splitlines()[-1] == f"rank {ranks - 1} │ {ranks - 1}"

@@ -2,19 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from mgpu_tutorial.lab import note, span
-
-
-def shard(rank, world_size):
-    from torch.distributed.fsdp import fully_shard
-
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
-    model(torch.ones(2, 8)).sum().backward()
 
 
 def talk(rank, world_size):
@@ -36,13 +25,6 @@ def lists(rank, world_size):
     pair = dist.new_group([1, 2])
     if rank in (1, 2):
         dist.broadcast(mine, group=pair, group_src=1)
-
-
-def test_the_collectives_inside_of_pytorch_are_seen(ranks):
-    events = ranks(2, shard, device="cpu", trace=True).events
-    assert {event.group for event in events} == {(0, 1)}
-    ops = ["all_gather_single"] * 4 + ["reduce_scatter_single"] * 2
-    assert sorted(event.op for event in events if event.rank == 0) == ops
 
 
 def test_an_event_has_its_peer_its_tag_its_bytes_and_its_place_in_the_span(ranks):
