@@ -42,15 +42,6 @@ def kernel(tmp_path, monkeypatch):
         manager.shutdown_kernel(now=True)
 
 
-def ends_everything(manager, ranks, shut_down):
-    """Ranks and files end with the kernel, which is soon: ipykernel itself waits for 14 s."""
-    process = psutil.Process(manager.provisioner.process.pid)
-    shut_down()
-    process.wait(timeout=10)
-    assert psutil.wait_procs(ranks, timeout=20)[1] == []
-    assert after(20, lambda: list(Path(os.environ["TMPDIR"]).iterdir())) == []
-
-
 def test_a_cell_is_interrupted_the_next_one_runs_and_jupyter_asks_for_the_end(kernel):
     manager, client, sleep = kernel
     ranks = sleep()  # launch(ranks.sleeper, 2) in the kernel, which does not return
@@ -64,9 +55,8 @@ def test_a_cell_is_interrupted_the_next_one_runs_and_jupyter_asks_for_the_end(ke
     assert reply["status"] == "ok"
     # The fork server began before the kernel imported torch.
     assert reply["user_expressions"]["began"]["data"]["text/plain"].startswith("[False")
-    ends_everything(manager, sleep(), manager.request_shutdown)
-
-
-def test_jupyter_ends_a_kernel_by_force(kernel):
-    manager, _, sleep = kernel
-    ends_everything(manager, sleep(), lambda: manager.shutdown_kernel(now=True))
+    ranks, process = sleep(), psutil.Process(manager.provisioner.process.pid)
+    manager.request_shutdown()
+    process.wait(timeout=10)  # soon: ipykernel itself waits for 14 s
+    assert psutil.wait_procs(ranks, timeout=20)[1] == []
+    assert after(20, lambda: list(Path(os.environ["TMPDIR"]).iterdir())) == []

@@ -39,8 +39,6 @@ def test_output_is_grouped_by_rank_whatever_the_order_of_printing():
     assert report.seconds > 0.2  # until the slowest rank has ended
     lines = [f"rank {r} │ {what} {r}" for r in range(3) for what in ("out", "shell", "err")]
     assert [line for line in repr(report).splitlines() if "returned" not in line] == lines
-    assert all(f"{what} 2" in report._repr_html_() for what in ("out", "shell", "err"))
-    assert repr(launch(lambda *_: None, 2)) == "rank 0 │ (silent)\nrank 1 │ (silent)"
 
 
 @pytest.mark.parametrize("length", [3, 12_500_000])
@@ -127,12 +125,6 @@ def test_ctrl_c_at_any_step_stops_the_ranks(monkeypatch, ctrl_c, before, after):
     with pytest.raises(KeyboardInterrupt):
         launch(sleeper, 2)
     assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_ctrl_c_while_ranks_work_says_where_they_are(ctrl_c):
-    threading.Timer(0.6, ctrl_c).start()
-    with pytest.raises(KeyboardInterrupt, match=r"rank 2 was at ranks\.py:"):
-        launch(sleeper, 3)
 
 
 # Nothing is left, nothing grows
