@@ -65,15 +65,6 @@ def test_citation_and_changes_name_this_version():
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_every_step_of_the_workflows_calls_make():
-    made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
-        steps = re.findall(r"- run: (.*)", path.read_text(encoding="utf-8"))
-        assert steps
-        for step in steps:
-            assert step.split()[0] == "make" and step.split()[1] in made, step
-
-
 def test_a_container_may_name_another_address():
     def addresses(*words):
         line = arguments(list(words))

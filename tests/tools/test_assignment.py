@@ -48,14 +48,6 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
         assert pairs and all(a.solution != b.solution for a, b in pairs)
 
 
-def test_the_setup_is_what_is_needed_and_code_between_the_words_comes_along():
-    setup, _ = exercises(read(chapter("collectives")))
-    assert "SIZE =" in setup and "film(report)" not in setup
-    _, found = exercises(read(chapter("data_parallel")))
-    assert "def on_four" in found[2].words[1].source
-    assert found[2].solution == 'reduction, divisor = "sum", 10'
-
-
 def test_both_graders_get_valid_notebooks_with_the_points_of_the_exercises(tmp_path):
     for_otter, for_nbgrader = assignment.write(chapter("ddp_buckets"), tmp_path, 2)
     _, found = exercises(read(chapter("ddp_buckets")))
@@ -79,11 +71,6 @@ def test_a_variant_or_a_chapter_that_is_not_there_is_one_line(capsys, variant):
     }.items():
         assert main([name, variant]) == 2
         assert capsys.readouterr() == ("", said)
-
-
-def test_a_number_is_replaced_where_it_stands_for_itself():
-    sources, said = ["21 + 1.21", "210 21.5 x21"], ["7 + 1.21", "210 21.5 x21"]
-    assert assignment._replaced(sources, [["21", "7"]], 2) == said
 
 
 def is_right(space, exercise, answer):
