@@ -19,7 +19,7 @@ BLOCKING = """if dist.get_rank() == 0:
     if dist.get_rank() == 1:
         dist.recv(buffer, src=0)
     return done"""
-DO, WAIT, NO_WAIT = "done = work()", "transfer.wait()", "called isend, then work; it must"
+DO, WAIT = "done = work()", "transfer.wait()"
 WORK_MEANWHILE = [
     ("done =…", FINALLY),
     ("if dist…", BATCH),
@@ -30,8 +30,7 @@ WORK_MEANWHILE = [
     ("(buffer,", "(buffer[:1],", "rank 1's buffer: [7, 0"),
     (WAIT, "", DO, f"{WAIT}; {DO}", "called isend, then wait, then work"),
     (DO, "", "if dist", f"{DO}\n    if dist", "called work, then isend, then wait"),
-    (WAIT, "", NO_WAIT),
-    (WAIT, "", "transfer = ", "", NO_WAIT),
+    (WAIT, "", "called isend, then work; it must"),
     ("return done", "return transfer", "Work object at"),
     ("work()", "work", "rank 0 called isend, then wait; "),
     ("return done", "", "Is a `return` missing?"),
