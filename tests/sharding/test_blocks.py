@@ -15,21 +15,11 @@ from mgpu_tutorial.sharding import figures, zero
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
 
 
-def parametrized(layer):
-    zero.shard_parameters(layer)
-    return layer
-
-
-def recomputed(layer):
-    zero.recompute(parametrized(layer))
-    return layer
-
-
-def layers(kind):
+def new_layers():
     """Three layers that no number of ranks divides; before the last a GELU of its own."""
     torch.manual_seed(0)
-    made = [nn.Linear(3, 5), nn.Linear(5, 7), nn.Sequential(nn.GELU(), nn.Linear(7, 9))]
-    return linked([kind(layer.double()) for layer in made])
+    last = nn.Sequential(nn.GELU(), nn.Linear(7, 9))
+    return [layer.double() for layer in (nn.Linear(3, 5), nn.Linear(5, 7), last)]
 
 
 def inputs(rank, world_size):
@@ -37,23 +27,31 @@ def inputs(rank, world_size):
     return x.chunk(world_size)[rank]
 
 
-def train(rank, world_size, kind):
+def three_steps(model, rank, world_size):
     """What the model makes of the whole batch after three steps on this rank's share."""
-    model = layers(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
         model(inputs(rank, world_size)).square().mean().backward()
-        assert all(getattr(block, "whole", None) is None for block in model)
         optimizer.step()
     return model(inputs(0, 1)).detach()
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("kind", [parametrized, recomputed, ShardedBlock, PrefetchingBlock])
-def test_layers_are_trained_as_in_one_process(ranks, kind, world_size):
-    expected = train(0, 1, lambda layer: layer)
-    found = ranks(world_size, train, kind).results
+@pytest.mark.parametrize("way", ["parameters", "recomputed", ShardedBlock, PrefetchingBlock])
+def test_layers_are_trained_as_in_one_process(ranks, way, world_size):
+    def train_shards(rank, world_size):
+        layers = new_layers()
+        if isinstance(way, type):
+            return three_steps(linked([way(layer) for layer in layers]), rank, world_size)
+        for layer in layers:
+            zero.shard_parameters(layer)
+            if way == "recomputed":
+                zero.recompute(layer)
+        return three_steps(nn.Sequential(*layers), rank, world_size)
+
+    expected = three_steps(nn.Sequential(*new_layers()), 0, 1)
+    found = ranks(world_size, train_shards).results
     assert largest_difference(found, [expected] * world_size) < 1e-14
 
 
@@ -65,22 +63,20 @@ def are_freed(memories):
     return all(memory.expired() for memory in memories)
 
 
-def watch_gathered(rank, world_size, kind):
-    """Is the memory of a gathered weight given back after forward, and after backward?"""
-    model, seen = layers(kind), []
-    for linear in [part for part in model.modules() if isinstance(part, nn.Linear)]:
-        linear.register_forward_pre_hook(
-            lambda layer, _: seen.append(StorageWeakRef(layer.weight.untyped_storage()))
-        )
-    loss = model(inputs(rank, world_size)).sum()
-    after_forward = are_freed(seen)
-    loss.backward()
-    return len(seen), after_forward, are_freed(seen)
-
-
 @pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
 def test_nobody_keeps_a_gathered_weight(ranks, kind):
-    assert ranks(2, watch_gathered, kind).results == [(3, True, True)] * 2
+    def watch_gathered(rank, world_size):
+        model, seen = linked([kind(layer) for layer in new_layers()]), []
+        for linear in [part for part in model.modules() if isinstance(part, nn.Linear)]:
+            linear.register_forward_pre_hook(
+                lambda layer, _: seen.append(StorageWeakRef(layer.weight.untyped_storage()))
+            )
+        loss = model(inputs(rank, world_size)).sum()
+        after_forward = are_freed(seen)
+        loss.backward()
+        return len(seen), after_forward, are_freed(seen)
+
+    assert ranks(2, watch_gathered).results == [(3, True, True)] * 2
 
 
 def take_a_step(rank, world_size, kind):
