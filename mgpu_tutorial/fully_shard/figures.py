@@ -35,8 +35,11 @@ from mgpu_tutorial.shared.models import SmallTransformer
 
 MODEL = 4 * 41_888  # bytes in float32
 Ways = Mapping[str, Sequence[Callable]]  # by name, what prepares the model, in its order
-CALLS = {"gathered": "all_gather_single", "reduced": "reduce_scatter_single"}
-CALLS |= {"averaged": "all_reduce"}
+CALLS = {
+    "gathered": "all_gather_single",
+    "reduced": "reduce_scatter_single",
+    "averaged": "all_reduce",
+}
 
 
 def with_ddp(model: nn.Module) -> nn.Module:
@@ -59,41 +62,38 @@ def prepared(model: nn.Module, changes: Sequence[Callable]) -> nn.Module:
     return wrapped
 
 
-def measure(rank: int, world_size: int, ways: Ways) -> dict[str, dict[str, int]]:
-    """A step of Adam with each way to prepare the model: the bytes on this rank."""
-    found = {}
-    for name, changes in ways.items():
-        model, ledger = new_model(), Ledger()
-        wrapped = prepared(model, changes)
-        whole = watch_units(model)
+def measure(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, int]:
+    """A step of Adam when these have prepared the model: the bytes on this rank."""
+    model, ledger = new_model(), Ledger()
+    wrapped = prepared(model, changes)
+    whole = watch_units(model)
 
-        def look(_: nn.Module, __: tuple, model=model, ledger=ledger) -> None:
-            there = [p for p in model.parameters() if not isinstance(p, DTensor)]
-            ledger.add("parameters", there)  # which are no activations
+    def look(block: nn.Module, inputs: tuple) -> None:
+        there = [p for p in model.parameters() if not isinstance(p, DTensor)]
+        ledger.add("parameters", there)  # which are no activations
 
-        for block in model.blocks:
-            block.register_forward_pre_hook(look)
-        with ledger.saved_for_backward(), span(name):
-            loss_of(wrapped, share_of_batch(rank, world_size)).backward()
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = Adam(trained)
-        optimizer.step()
-        states = optimizer.state.values()
-        moments = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
-        found[name] = {f"as block {i} begins": nbytes for i, nbytes in enumerate(whole)} | {
-            "activations": ledger.saved_peak(torch.get_default_device()),
-            "parameters": sum(here(p).nbytes for p in model.parameters()),
-            "gradients": sum(here(p.grad).nbytes for p in trained),
-            "Adam": sum(here(moment).nbytes for moment in moments),
-        }
-    return found
+    for block in model.blocks:
+        block.register_forward_pre_hook(look)
+    with ledger.saved_for_backward(), span("step"):
+        loss_of(wrapped, share_of_batch(rank, world_size)).backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = Adam(trained)
+    optimizer.step()
+    states = optimizer.state.values()
+    moments = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
+    return {f"as block {i} begins": nbytes for i, nbytes in enumerate(whole)} | {
+        "activations": ledger.saved_peak(torch.get_default_device()),
+        "parameters": sum(here(p).nbytes for p in model.parameters()),
+        "gradients": sum(here(p.grad).nbytes for p in trained),
+        "Adam": sum(here(moment).nbytes for moment in moments),
+    }
 
 
-def table_of(report: Report, title: str, columns: Sequence[str]) -> Table:
-    """A row for each way: bytes of rank 0, and how often the model passes a ring."""
+def table_of(title: str, reports: Mapping[str, Report], columns: Sequence[str]) -> Table:
+    """A row for each name: bytes of rank 0, and how often the model passes a ring."""
     rows = []
-    for name, found in report.results[0].items():
-        passed = ring_passes(report, name)
+    for name, report in reports.items():
+        passed, found = ring_passes(report, "step"), report.results[0]
         found |= {column: f"{passed[op] / MODEL:.2f}" for column, op in CALLS.items()}
         rows.append([name, *(found[column] for column in columns)])
     return Table([title, *columns], rows)
@@ -101,20 +101,18 @@ def table_of(report: Report, title: str, columns: Sequence[str]) -> Table:
 
 def compare(ways: Ways, *columns: str, ranks: int = 2) -> Table:
     """Launches each way to prepare the model; bytes of rank 0, and traffic in models."""
-    return table_of(launch(measure, ranks, ways, trace=True), "", columns)
+    reports = {name: launch(measure, ranks, ways[name], trace=True) for name in ways}
+    return table_of("", reports, columns)
 
 
-def accumulate(rank: int, world_size: int, ways: Sequence[Callable]) -> dict[str, dict]:
+def accumulate(rank: int, world_size: int, way: Callable) -> dict[str, int]:
     """The bytes that appear on this rank until the last of four micro-batches."""
-    found = {}
-    for way in ways:
-        model, seen = new_model(), []
-        shard_blocks(model)
-        model.register_forward_pre_hook(lambda *_, s=seen: s.append(held()), prepend=True)
-        with span(way.__name__):
-            way(model, share_of_batch(rank, world_size).chunk(4))
-        found[way.__name__] = {"bytes in between": seen[-1] - seen[0]}
-    return found
+    model, seen = new_model(), []
+    shard_blocks(model)
+    model.register_forward_pre_hook(lambda *_: seen.append(held()), prepend=True)
+    with span("step"):
+        way(model, share_of_batch(rank, world_size).chunk(4))
+    return {"bytes in between": seen[-1] - seen[0]}
 
 
 def held() -> int:
@@ -133,28 +131,23 @@ def held() -> int:
 
 def accumulation_table(*ways: Callable) -> Table:
     """Launches two ranks with four micro-batches; what is sent, and what stays between."""
-    report = launch(accumulate, 2, ways, trace=True)
+    reports = {way.__name__: launch(accumulate, 2, way, trace=True) for way in ways}
     columns = "gathered", "reduced", "bytes in between"
-    return table_of(report, "four micro-batches", columns)
+    return table_of("four micro-batches", reports, columns)
 
 
-def gradients_by(rank: int, world_size: int, ways: Ways) -> dict[str, dict]:
-    """The whole gradients of a step in float64 with each way to prepare the model."""
-    found = {}
-    for name, changes in ways.items():
-        model = new_model(torch.float64)
-        wrapped = prepared(model, changes)  # has a name, for DDP's hooks go when it does
-        loss_of(wrapped, share_of_batch(rank, world_size)).backward()
-        found[name] = gradients_of(model)
-    return found
+def step(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, torch.Tensor]:
+    """The whole gradients of a step in float64 when these have prepared the model."""
+    model = new_model(torch.float64)
+    wrapped = prepared(model, changes)  # has a name, for DDP's hooks go when it does
+    loss_of(wrapped, share_of_batch(rank, world_size)).backward()
+    return gradients_of(model)
 
 
 def distances_table(ways: Ways, ranks: int) -> Table:
     """Launches each way in float64; how far any gradient is from that of one process."""
-    alone = gradients_by(0, 1, {"": ()})[""]
-    results = launch(gradients_by, ranks, ways).results
-    found = {way: [gradients[way] for gradients in results] for way in ways}
-    return distances([f"{ranks} ranks, float64", "from one process"], found, alone)
+    found = {name: launch(step, ranks, changes).results for name, changes in ways.items()}
+    return distances([f"{ranks} ranks, float64", "from one process"], found, step(0, 1, ()))
 
 
 def every_rank_reads(path: str) -> nn.Module:

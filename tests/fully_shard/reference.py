@@ -16,12 +16,3 @@ def train(model):
     tokens = torch.randint(64, (24, 8), generator=torch.Generator().manual_seed(0))
     cross_entropy(model(tokens)[:, :-1].transpose(1, 2), tokens[:, 1:]).backward()
     return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def adam_step():
-    """The model after an ordinary step of Adam, and the optimizer with its moments."""
-    model = new_model(torch.float32)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    train(model)
-    optimizer.step()
-    return model, optimizer
