@@ -1,13 +1,12 @@
 """What the merge of two blocks, the ring and the zig-zag must do."""
 
-import itertools
 from collections.abc import Callable
 
 import torch
 
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.long_sequences import ring
+from mgpu_tutorial.tensor_parallel.builds import Rows, compare
 
 
 def _merged(function: Callable, sizes: list[int], scale: float = 1.0) -> None:
@@ -37,33 +36,30 @@ def stays_finite(function: Callable) -> None:
     _merged(function, [4, 4], scale=1000.0)
 
 
-def _differences(rank: int, world_size: int, function: Callable, deal: Callable) -> dict:
-    """How far output, log-sum-exp and gradients are from those of one process."""
+def _beside_one(
+    rank: int, world_size: int, function: Callable, deal: Callable, size: int
+) -> Rows:
+    """Output, log-sum-exp and gradients of this rank's tokens, and those of one process."""
     torch.manual_seed(0)
     length = 6 * world_size
     whole = torch.randn(3, 1, 2, length, 4, dtype=torch.float64).requires_grad_()
     positions = torch.arange(length)
-    wanted, lse = ring.attend(*whole, positions > positions[:, None])
-    wanted.square().sum().backward()
     mine = deal(length, rank, world_size)
     part = whole.detach()[..., mine, :].requires_grad_()
-    out, own = function(*part, deal)
-    if out.requires_grad:
+    one, found = ring.attend(*whole, positions > positions[:, None]), function(*part, deal)
+    for out, _ in one, found:
         out.square().sum().backward()
-    found = out, own, *(torch.zeros_like(part) if part.grad is None else part.grad)
+    right = [full[..., mine, :] for full in (*one, *whole.grad)]
     names = "output", "log-sum-exp", *(f"gradient of {name}" for name in "qkv")
-    rows = zip(names, found, (wanted, lse, *whole.grad), strict=True)
-    return {name: largest_difference(own, full[..., mine, :]) for name, own, full in rows}
+    whats = [f"{name} with {deal.__name__}" for name in names]
+    return list(zip(whats, (*found, *part.grad), right, strict=True))
 
 
 def equals_one_process(function: Callable) -> None:
     """equal one process on 1 to 4 ranks and with any `deal`, with all gradients"""
     deals = (1, ring.contiguous), (2, ring.contiguous), (3, ring.striped), (4, ring.zigzag)
     for n, deal in deals:
-        found = launch(_differences, n, function, deal).results
-        for name, rank in itertools.product(found[0], range(n)):
-            where, far = f"{deal.__name__}, on rank {rank} of {n}", found[rank][name]
-            assert far < 1e-9, f"{where}: the {name} is up to {far:.2g} off"
+        compare(_beside_one, function, deal, groups=[(n, n)])
 
 
 def sends_a_hop_less(function: Callable) -> None:

@@ -19,10 +19,10 @@ def compare(
 ) -> None:
     """Launch `worker` on n ranks in groups of some size, and compare what each rank found."""
     for n, size in groups:
-        for rank, rows in enumerate(launch(worker, n, *args, size).results):
-            where = "" if size == n else f" in groups of {size}"
-            for what, found, expected in rows:
-                expect(found, expected, f"rank {rank} of {n}{where}: the {what}", within=1e-9)
+        where = f"of {n}" if size == n else f"of {n} in groups of {size}"
+        for row in zip(*launch(worker, n, *args, size).results, strict=True):
+            for rank, (what, found, expected) in enumerate(row):
+                expect(found, expected, f"rank {rank} {where}: the {what}", within=1e-9)
 
 
 # f and g
