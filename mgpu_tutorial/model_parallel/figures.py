@@ -6,8 +6,9 @@ computes nothing (https://docs.pytorch.org/docs/2.13/meta.html).
 
 import re
 import time
+import timeit
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -84,12 +85,8 @@ def cut_table(measured: Mapping[str, Unit]) -> Table:
 
 def processor_ms(action: Callable, *given: object) -> float:
     """Milliseconds by the clock that stands still while others run: the least of three."""
-    taken = []
-    for _ in range(3):
-        begin = time.process_time()
-        action(*given)
-        taken.append(1e3 * (time.process_time() - begin))
-    return min(taken)
+    run = partial(action, *given)
+    return 1e3 * min(timeit.repeat(run, timer=time.process_time, number=1, repeat=3))
 
 
 def tasks_of(report: Report, during: str | None = None) -> list[Task]:
@@ -97,14 +94,11 @@ def tasks_of(report: Report, during: str | None = None) -> list[Task]:
 
     A rank marks a task with `span("F 2 5")`: the forward of stage 2 on micro-batch 5.
     """
-    marks = [
-        (e, re.fullmatch(r"([FBIW]) (\d+) (\d+)", e.note)) for e in events_of(report, during)
-    ]
-    return sorted(
-        Task(e.begin, e.end, e.rank, int(mark[2]), mark[1], int(mark[3]))
-        for e, mark in marks
-        if mark
-    )
+    tasks = []
+    for e in events_of(report, during):
+        if mark := re.fullmatch(r"([FBIW]) (\d+) (\d+)", e.note):
+            tasks.append(Task(e.begin, e.end, e.rank, int(mark[2]), mark[1], int(mark[3])))
+    return sorted(tasks)
 
 
 def duration(tasks: Sequence[Task]) -> float:

@@ -67,6 +67,8 @@ def does_each_once_and_holds_few(order_of: Callable) -> None:
             wanted = " ".join(f"{kind}{i}" for i in range(micro))
             expect(found, wanted, f"{what} every {kind}")
         expect(len(order), 2 * micro, f"{what} the names in the list")
+        early = [i for i in range(micro) if order.index(f"B{i}") < order.index(f"F{i}")]
+        assert not early, f"{what} B{early[0]} comes before F{early[0]}"
         held = max(accumulate(1 if name[0] == "F" else -1 for name in order))
         assert held <= ranks - rank, f"{what} held at most {held}"
 

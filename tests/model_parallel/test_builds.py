@@ -13,11 +13,6 @@ NETWORK = [
     (MOVE, "pass", "the device of conv1's 0.weight: 'cpu', expected 'virtual:0'"),
     (
         MOVE,
-        "stage.to(devices[0])",
-        "the device of layer1.0's conv1.weight: 'virtual:0', expected 'virtual:1'",
-    ),
-    (
-        MOVE,
         f"{MOVE}\n            for m in stage.modules():\n"
         "                m._buffers = {k: b.cpu() for k, b in m._buffers.items()}",
         "the device of conv1's 1.running_mean: 'cpu', expected 'virtual:0'",
@@ -46,7 +41,6 @@ ORDER = [
         "1 micro-batch(es): the order of device 0: 'F0', expected 'F0 B0'",
     ),
     (FORWARD, "forward_stage, s, i", "scalar outputs"),
-    ("reversed(stages)", "stages", "scalar outputs"),
     (
         SECOND,
         SECOND.replace("        task = None\n        for", "        for"),

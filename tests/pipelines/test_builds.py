@@ -50,6 +50,7 @@ ORDER = [
     (AHEAD, "min(micro, ranks - 1)", "held at most"),
     (AHEAD, "ranks - 1 - rank", "every F"),
     ("return order…", "return order", "every B"),
+    ('f"F{i}", f"B{i - ahead}"', "f'B{i - ahead}', f'F{i}'", "B0 comes before F0"),
     (PHASES, "print(rank)", "None is no list"),
 ]
 test_right, test_wrong = edited(build, {"run_gpipe": GPIPE, "order_of_1f1b": ORDER})

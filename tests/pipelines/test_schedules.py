@@ -27,20 +27,8 @@ def test_pytorchs_schedules_compute_the_same_bits(ranks, schedule):
     """PyTorch divides the sum of the gradients, one process each loss: exact for 4 parts."""
     results = ranks(2, gradients_by_stage, schedule).results
     merged = {i: own for gradients in results for i, own in gradients.items()}
-    _, expected = expected_of(len(merged), 4)
     found = [merged[i] for i in range(len(merged))]
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_linear_layers_compute_what_they_do_in_one_process(ranks, world_size):
-    x = torch.linspace(-1, 1, 128).view(16, 8)
-    for rank in range(world_size):
-        torch.manual_seed(rank)
-        x = torch.nn.Linear(8, 8)(x)
-    *others, losses = ranks(world_size, schedules.run_linear_layers).results
-    assert others == [[]] * (world_size - 1)
-    assert losses == pytest.approx([part.square().mean().item() for part in x.chunk(4)])
+    torch.testing.assert_close(found, expected_of(len(merged), 4), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
