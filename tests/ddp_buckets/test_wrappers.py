@@ -34,6 +34,8 @@ def one_process(steps):
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_each_wrapper_trains_what_a_plain_loop_trains(ranks, wrapper):
+    starts = [experiments.train_replicas(rank, 2, steps=0)[1][0] for rank in (0, 1)]
+    assert not torch.equal(*starts)  # the wrapper has to make them alike
     call = experiments.train_replicas, wrapper, 3
     alone = experiments.train_replicas(0, 1, steps=3)
     for trained in [alone, *ranks(3, *call, **WRAPPERS[wrapper]).results]:
