@@ -69,11 +69,14 @@ def test_a_step_in_float16_is_one_on_its_own_thirty_digits():
     assert largest_difference(dict(trained.named_parameters()), expected) < 1e-7
 
 
-def test_the_picture_s_parts_begin_where_float16_has_its_limits():
+def test_the_picture_s_parts_begin_where_float16_has_its_limits(monkeypatch):
     of = torch.finfo(torch.float16)
     limits = of.smallest_normal * of.eps / 2, of.smallest_normal, of.max
     begins = [begin for begin, _ in figures.PARTS][1:]
     assert begins == [round(math.log2(limit)) for limit in limits]
+    monkeypatch.setattr(figures, "Plot", lambda figure, text: figure.axes[0].containers[0])
+    bars = figures.gradient_picture({row: torch.tensor([-(2.0**-9.5)]) for row in "ab"})
+    assert [bar.get_x() for bar in bars if bar.get_height()] == [-10]
 
 
 # Several ranks
