@@ -27,7 +27,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 step_table = partial(figures.step_table, ranks=4, new=new_model, backward=gradients_of)
 
 
-def share_vocabulary(rank: int, world_size: int) -> float:
+def share_vocabulary(rank: int, world_size: int) -> None:
     """A token through embedding, head and loss on two ranks, which have three tokens each."""
     logits = torch.tensor([[1.0, 3.0, 2.0], [4.0, 0.0, 5.0]])[rank]
     largest, here = logits.max(), torch.tensor(float(rank))  # token 4 is on rank 1
@@ -55,10 +55,9 @@ def share_vocabulary(rank: int, world_size: int) -> float:
     dist.all_reduce(right)
     held |= {"sum": (f"{total:.2f}", GREY), "right": (f"{right:g}", GREY)}
     frame("Two more all-reduces, and every rank has the loss: log(sum) − right.", held)
-    return (total.log() - right).item()
 
 
-def share_sequence(rank: int, world_size: int) -> torch.Tensor:
+def share_sequence(rank: int, world_size: int) -> None:
     """A layer of attention on two ranks: four tokens in two parts, four heads."""
     tokens, other = torch.full((1, 2, 1), float(rank)), 1 - rank
     held = {"part": ("0 1", "2 3")[rank]}
@@ -71,11 +70,10 @@ def share_sequence(rank: int, world_size: int) -> torch.Tensor:
     frame("Attention: each rank computes its own heads, for all tokens.", held)
     held["product"] = [rank]
     frame("Its rows of the last matrix: a part of the sum, for all tokens.", held)
-    mine = scattered_sum(whole)
+    scattered_sum(whole)
     held["sum"] = range(world_size)
     says = "Reduce-scatter, in place of g: the whole sum, but only for its own tokens."
     frame(says, held, {"sum": (other, "product")})
-    return mine
 
 
 def travel(rank: int, world_size: int) -> None:
