@@ -47,7 +47,7 @@ def steps_like_one(step: Callable) -> None:
             for name, moved in found.items()
         )
         assert far < 1e-9, (
-            f"{kind.__name__} on {n} ranks: rank {rank} has moved `{name}` by a distance of "
+            f"{kind.__name__}: rank {rank} of {n} has moved `{name}` by a distance of "
             f"{results[rank][name].norm():.2g}, and one process by {alone[name].norm():.2g}"
         )
 
@@ -138,6 +138,7 @@ def _chain(
     output = layers(shards, torch.Size([3, 3]), x.chunk(world_size)[rank], _layer)
     assert isinstance(output, torch.Tensor), "chain returns no tensor"
     output.square().mean().backward()
+    assert all(shard.grad is not None for shard in shards), "a shard gets no gradient"
     return output.detach(), [shard.grad for shard in shards]
 
 
@@ -153,10 +154,10 @@ def computes_like_one(layers: Callable) -> None:
     for n in (1, 2, 3):
         results = launch(_chain, n, layers).results
         found = torch.cat([part for part, _ in results])
-        expect(found, output, f"{n} ranks: the output", 1e-12)
+        expect(found, output, f"world size {n}: the output", 1e-12)
         for i, gradient in enumerate(gradients):
             whole = torch.cat([shards[i] for _, shards in results])[:9]
-            expect(whole, gradient, f"{n} ranks: the gradient of weight {i}", 1e-12)
+            expect(whole, gradient, f"world size {n}: the gradient of weight {i}", 1e-12)
 
 
 def gathers_one_by_one(layers: Callable) -> None:

@@ -10,9 +10,9 @@ STEP = [
     (REDUCE, "pass", DIVIDE, f"{DIVIDE}; {REDUCE}")
     + (SEND, "dist.broadcast(parameter.detach(), src=owner[i])"),
     (DIVIDE, "pass", "and one process by"),
-    (SEND, "pass", "SGD on 2 ranks"),
+    (SEND, "pass", "of 2 has moved"),
     (REDUCE, "dist.all_reduce(parameter.grad)", "calls of a step"),
-    (SEND, "pass", REDUCE, f"{SEND}\n        {REDUCE}", "SGD on 2 ranks"),
+    (SEND, "pass", REDUCE, f"{SEND}\n        {REDUCE}", "of 2 has moved"),
     (REDUCE, f"{OWNS} and {REDUCE}", "a distributed collective mismatch"),
 ]
 LEAST = "owner[i] = owned.index(min(owned))"
@@ -55,8 +55,8 @@ FIRST = "for shard in [Gather.apply(shard) for shard in shards]"
 CHAIN = [
     (WEIGHT, "Gather.apply(shard).narrow(0, 0, shape.numel()).reshape(shape)"),
     (WEIGHT, "Gather.apply(shard).view(shape)", "shape '[3, 3]'"),
-    (WEIGHT, "Gather.apply(shard.detach())[: shape.numel()].view(shape)", "grad"),
-    (WEIGHT, "Gather.apply(shard)[-shape.numel() :].view(shape)", "2 ranks: the output"),
+    ("    return x", "        return x", "a shard gets no gradient"),
+    (WEIGHT, "Gather.apply(shard)[-shape.numel() :].view(shape)", "world size 2: the output"),
     ("for shard in shards", FIRST, WEIGHT, WEIGHT.replace("Gather.apply(shard)", "shard"))
     + ("3 weights are gathered before the first layer computes",),
 ]
