@@ -4,8 +4,7 @@ import gc
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -191,28 +190,22 @@ def peaks(rank: int, world_size: int, path: str) -> list[int]:
     return most
 
 
-@contextmanager
-def ordinary_file() -> Iterator[str]:
-    """The path of a file with the model's weights, as torch.save writes them."""
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save(new_model().state_dict(), f"{folder}/weights.pt")
-        yield f"{folder}/weights.pt"
-
-
 def loading_table() -> Table:
     """Launches four ranks that load a file in each way."""
     rows = []
-    with ordinary_file() as path:
-        report = launch(peaks, 4, path, trace=True)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(new_model().state_dict(), f"{folder}/weights.pt")
+        report = launch(peaks, 4, f"{folder}/weights.pt", trace=True)
     for load, peak in zip(LOADS, report.results[0], strict=True):
         sent = payload(report, load.__name__) / MODEL
         rows.append([load.__name__, f"{peak / MODEL:.1f}", f"{sent:.1f}"])
     return Table(["whole models", "peak of rank 0", "sent by rank 0"], rows)
 
 
-def save_once(rank: int, world_size: int, start: str, folder: str, whole: str) -> None:
-    """A step from the weights in `start`; then shards in a folder, and one whole file."""
-    model = each_rank_maps(start)
+def save_once(rank: int, world_size: int, folder: str, whole: str) -> None:
+    """A step of training; then shards in a folder, and one whole file."""
+    model = new_model()
+    shard_blocks(model)
     optimizer = Adam(model.parameters(), lr=0.01)
     loss_of(model, share_of_batch(rank, world_size)).backward()
     optimizer.step()
@@ -230,9 +223,9 @@ def resume_once(rank: int, world_size: int, folder: str, whole: str) -> None:
 
 def resume_table() -> Table:
     """Two ranks save after a step, three resume: how far the two whole files are apart."""
-    with ordinary_file() as path:
-        shards, *whole = (f"{path}.{name}" for name in ("shards", "a", "b"))
-        launch(save_once, 2, path, shards, whole[0])
+    with tempfile.TemporaryDirectory() as folder:
+        shards, *whole = (f"{folder}/{name}" for name in ("shards", "a", "b"))
+        launch(save_once, 2, shards, whole[0])
         launch(resume_once, 3, shards, whole[1])
         saved, resumed = map(torch.load, whole)
     moments = (file["optimizer"]["state"] for file in (saved, resumed))

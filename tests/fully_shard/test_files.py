@@ -36,9 +36,9 @@ def test_the_table_of_a_resumed_run_compares_two_files(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_whole_file_holds_what_one_process_would_save(ranks, start, tmp_path):
+def test_the_whole_file_holds_what_one_process_would_save(ranks, tmp_path):
     whole = str(tmp_path / "whole.pt")
-    ranks(2, figures.save_once, start, str(tmp_path / "shards"), whole)
+    ranks(2, figures.save_once, str(tmp_path / "shards"), whole)
     saved, model = torch.load(whole), new_model(torch.float32)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     train(model)
