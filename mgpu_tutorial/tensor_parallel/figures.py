@@ -52,33 +52,31 @@ def travel(
 
     The loss is the sum of the result. What all ranks have alike is grey.
     """
-    held, same = {}, 7  # grey: no rank's colour here
 
-    def hold(slot: str, value: torch.Tensor, owner: int = rank) -> None:
-        held[slot] = " ".join(map(str, value.flatten().tolist())), owner
+    def text(value: torch.Tensor) -> str:
+        return " ".join(map(str, value.flatten().tolist()))
 
+    same = 7  # grey: no rank's colour here
     x, columns, rows = x[:1], a.chunk(world_size, 1)[rank], b.chunk(world_size, 0)[rank]
     hidden = x @ columns
-    hold("x", x, same)
-    hold("x A", hidden)
+    held = {"x": (text(x), same), "x A": text(hidden)}
     says = "All ranks have the input x, one token. Each multiplies it by its columns of A."
     frame(says, held)
     part = hidden @ rows
-    hold("x A B", part)
+    held["x A B"] = text(part)
     frame("Then by its rows of B. Each rank has its part of both sums.", held)
-    hold("x A B", sum_of(part), same)
+    held["x A B"] = text(sum_of(part)), same
     frame("g adds up the parts. From here on all ranks have the same.", held)
     ones = torch.ones_like(part)
-    hold("∇ x A B", ones, same)
+    held["∇ x A B"] = text(ones), same
     says = "Back. All ranks have the gradient (∇) of the result. g passes it on: no sum."
     frame(says, held)
     back = ones @ rows.T
     mine = back @ columns.T
-    hold("∇ x A", back)
-    hold("∇ x", mine)
+    held |= {"∇ x A": text(back), "∇ x": text(mine)}
     says = "Back through its rows of B and its columns of A: a part of the gradient of x."
     frame(says, held)
-    hold("∇ x", sum_of(mine), same)
+    held["∇ x"] = text(sum_of(mine)), same
     frame("f adds up these parts. Without f they stay as they were a step ago.", held)
 
 
