@@ -47,6 +47,7 @@ def _beside_one(
     mine = deal(length, rank, world_size)
     part = whole.detach()[..., mine, :].requires_grad_()
     one, found = ring.attend(*whole, positions > positions[:, None]), function(*part, deal)
+    expect(type(found), tuple, "the type of what is returned")
     for out, _ in one, found:
         out.square().sum().backward()
     right = [full[..., mine, :] for full in (*one, *whole.grad)]

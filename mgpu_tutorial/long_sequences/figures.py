@@ -1,6 +1,7 @@
 """Apparatus, not the lesson: pictures of blocks and of shares, and tables of what is sent."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from unittest.mock import patch
 
 import torch
@@ -55,25 +56,23 @@ def travel(rank: int, world_size: int) -> None:
 
 def kept() -> Table:
     """The bytes that autograd keeps of one attention until backward, on each of the ranks."""
+    ways = {
+        "ring_attention": lambda *given: ring.ring_attention(*given)[0],
+        "RingAttention": ring.RingAttention.apply,
+    }
     rows = []
-    for n in (1, 4):
-        found = launch(_saved, n, 512 // n).results[0]
-        rows += [[name, n, 512 // n, bytes_text(saved)] for name, saved in found.items()]
+    for n, (name, attention) in product((1, 4), ways.items()):
+        saved = launch(_saved, n, attention).results[0]
+        rows.append([name, n, 512 // n, bytes_text(saved)])
     return Table(["", "ranks", "tokens on a rank", "kept for backward"], rows)
 
 
-def _saved(rank: int, world_size: int, tokens: int) -> dict[str, int]:
-    found = {}
-    for attention in (ring.ring_attention, ring.RingAttention):
-        qkv = torch.randn(3, 1, 4, tokens, 16).unbind()
-        ledger = Ledger()
-        with ledger.saved_for_backward():
-            out = getattr(attention, "apply", attention)(
-                *(x.requires_grad_() for x in qkv), contiguous
-            )
-        found[attention.__name__] = ledger.saved_now(qkv[0].device)
-        del out  # and with it the graph
-    return found
+def _saved(rank: int, world_size: int, attention: Callable) -> int:
+    qkv = [x.requires_grad_() for x in torch.randn(3, 1, 4, 512 // world_size, 16)]
+    ledger = Ledger()
+    with ledger.saved_for_backward():
+        out = attention(*qkv, contiguous)
+    return ledger.saved_now(out.device)
 
 
 def triangles(*deals: Callable) -> Plot:
@@ -119,9 +118,9 @@ def sent() -> Table:
     rows = []
     for ranks, kv_heads in (4, 8), (4, 4), (2, 2):
         report = launch(_there_and_back, ranks, kv_heads, trace=True)
-        others_share = (ranks - 1) / ranks
-        parts = {"all_gather_single": others_share, "all_to_all_single": others_share}
-        parts |= {"isend": 1, "reduce_scatter_single": ranks - 1}  # of what the call names
+        # how much of what the call names leaves this rank
+        parts = {"isend": 1, "reduce_scatter_single": ranks - 1}
+        parts |= dict.fromkeys(["all_gather_single", "all_to_all_single"], 1 - 1 / ranks)
         for name in METHODS:
             row = [sent_by_formula(name, ranks, 8 * 4, 8 // kv_heads, 64)]
             for way in ("forward", "backward"):
@@ -148,19 +147,17 @@ def beside_one(ways: Mapping[str, Mapping], *ranks: int) -> Table:
     Each way says by name what is other than in `loss_and_gradients`.
     """
     one = {"attention": lambda q, k, v, deal: sdpa(q, k, v, is_causal=True)}
-    loss, right = launch(_tried, 1, {"one process": one}).results[0]["one process"]
+    loss, right = launch(_tried, 1, one).results[0]
     rows = [["one process", 1, f"{loss:.2f}", ""]]
-    for n in ranks:
-        for name, (found, gradient) in launch(_tried, n, ways).results[0].items():
-            far = ((gradient - right).norm() / right.norm()).item()
-            is_near = max(far, abs(found - loss)) < 1e-13
-            rows.append([name, n, f"{found:.2f}", "below 1e-13" if is_near else f"{far:.0%}"])
+    for n, (name, way) in product(ranks, ways.items()):
+        found, gradient = launch(_tried, n, way).results[0]
+        far = ((gradient - right).norm() / right.norm()).item()
+        is_near = max(far, abs(found - loss)) < 1e-13
+        rows.append([name, n, f"{found:.2f}", "below 1e-13" if is_near else f"{far:.0%}"])
     return Table(["", "ranks", "loss", "gradients off by"], rows)
 
 
-def _tried(rank: int, world_size: int, ways: Mapping[str, Mapping]) -> dict:
-    found = {}
-    for name, given in ways.items():
-        with patch.object(ring, "go_home", given.pop("go_home", ring.go_home)):
-            found[name] = block.loss_and_gradients(rank, world_size, **given)
-    return found
+def _tried(rank: int, world_size: int, way: Mapping) -> tuple[float, torch.Tensor]:
+    given = dict(way)
+    with patch.object(ring, "go_home", given.pop("go_home", ring.go_home)):
+        return block.loss_and_gradients(rank, world_size, **given)
