@@ -19,7 +19,7 @@ AVERAGE = [
     (SUM, f"if parameter.dim() > 1:\n            {SUM}", "the gradient of the bias"),
     (DIVIDE, f"{DIVIDE}; parameter.data -= parameter.grad", "the parameters"),
     (SUM, f"if dist.get_rank() == 0:\n            {SUM}", "rank 1"),
-    (DIVIDE, f"{DIVIDE}; parameter.grad += 1e-7 * dist.get_rank()", "other bits than rank 0"),
+    (DIVIDE, f"{DIVIDE}; parameter.grad += 1e-9 * dist.get_rank()", "other bits than rank 0"),
     (DIVIDE, f"{DIVIDE}; parameter.grad = parameter.grad.half().float()", "away from one"),
 ]
 BY_HAND = """each = -output[range(len(labels)), labels]
