@@ -51,7 +51,12 @@ def test_any_grid_and_any_shares_are_one_process(ranks, world_size, copies, k, t
 
 
 def build_layer(rank, world_size, experts, k):
-    ExpertParallel(experts, k)
+    layer = ExpertParallel(experts, k)
+    return [p.untyped_storage().nbytes() for p in (layer.up, layer.down)]
+
+
+def test_a_rank_keeps_the_memory_of_its_own_experts_only(ranks):
+    assert ranks(2, build_layer, 4, 1).results == [[2 * WIDTH * HIDDEN * 8] * 2] * 2
 
 
 @pytest.mark.parametrize(
