@@ -1,6 +1,15 @@
-"""What a rank of two exchanges, which has the same neighbour on both sides."""
+"""What a rank of two exchanges with its only neighbour, and what the span of work holds."""
+
+from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.nonblocking import transfers
+
+
+def test_the_span_of_compute_holds_its_products(monkeypatch):
+    counted = FlopCounterMode(display=False)
+    monkeypatch.setattr(transfers, "span", {"compute": counted}.get)
+    transfers.compute(3)
+    assert counted.get_total_flops() == 3 * 2 * 128**3
 
 
 def test_two_ranks_swap_with_each_other_in_one_batch(ranks):
