@@ -9,11 +9,13 @@ from torch.distributed import is_nccl_available
 from torch.distributed import pipelining as pp
 from torch.nn.functional import cross_entropy
 
+from benchmarks import comparison
 from mgpu_tutorial import data_partitioning
 from mgpu_tutorial.collectives import calls
+from mgpu_tutorial.comparison import training
 from mgpu_tutorial.data_parallel.wrapper import DataParallel
 from mgpu_tutorial.ddp_buckets import experiments
-from mgpu_tutorial.lab import devices, launch
+from mgpu_tutorial.lab import Ledger, devices, launch
 from mgpu_tutorial.lab.run import transfer
 from mgpu_tutorial.mixed_precision import precision
 from mgpu_tutorial.model_parallel import micro_batches
@@ -88,6 +90,16 @@ def test_two_steps_are_those_of_pytorchs_data_parallel(monkeypatch, count):
         torch.testing.assert_close(a.grad, b.grad)
 
 
+def test_the_ledger_counts_no_more_than_cuda_saw():
+    torch.cuda.reset_peak_memory_stats()
+    weight = torch.zeros(256, 256, device="cuda:0", requires_grad=True)
+    ledger = Ledger()
+    with ledger.saved_for_backward():
+        loss = (weight @ weight).relu().sum()
+    assert weight.nbytes <= ledger.total("cuda:0") <= torch.cuda.max_memory_allocated()
+    loss.backward()
+
+
 def test_a_model_split_over_one_gpu_twice_is_the_unsplit_one():
     images, labels = (tensor.cuda() for tensor in works.ResNetStages().batch(1))
     whole = torchvision.models.resnet50().cuda()
@@ -128,3 +140,10 @@ def test_one_infinity_makes_all_ranks_skip_on_the_gpu(dtype):
         assert [scale for _, scale, _ in records] == [1024, 512, 512, 512]
         weights = records[-1][2]
         assert weights.isfinite().all() and torch.equal(weights, results[0][-1][2])
+
+
+def test_the_comparison_measures_the_rows_of_one_gpu():
+    experiment = training.Experiment("mobilenet_v2", batch=4, side=32, iterations=1)
+    for name in ("one device", "one device + autocast"):
+        found = comparison.measure_row(training.SETUPS[name], experiment, gpus=1)
+        assert found["processes"] == 1 and found["memory"][0] > 0

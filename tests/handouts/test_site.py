@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import subprocess
 from urllib.parse import unquote
 
 import nbformat
@@ -10,7 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from handouts.notebook import ROOT
-from handouts.site import assemble, with_install
+from handouts.site import assemble, repository, with_install
 from tests.handouts.conftest import small_chapter, write
 
 GITHUB = "me/course"
@@ -73,3 +74,13 @@ def test_a_copy_installs_first_and_its_links_are_addresses(path):
         if cell.cell_type == "markdown":
             links = re.findall(r"\]\(([^)\s]+)\)", cell.source)
             assert all(re.match(r"https?:|#|attachment:", link) for link in links), links
+
+
+def test_the_repository_is_the_workflows_and_else_that_of_origin(tmp_path, monkeypatch):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    assert repository(tmp_path) == ""
+    for words in ("init -q", "remote add origin git@github.com:me/course.git"):
+        subprocess.run(["git", "-C", tmp_path, *words.split()], check=True)
+    assert repository(tmp_path) == "me/course"
+    monkeypatch.setenv("GITHUB_REPOSITORY", "fork/course")
+    assert repository(tmp_path) == "fork/course"
