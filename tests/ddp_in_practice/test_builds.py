@@ -20,8 +20,6 @@ NEEDLESS = f"""{LAST}.backward()
         model.zero_grad()"""
 ACCUMULATE = [
     ("*first…", NUMBERED),
-    ("with model.no_sync()", "if True", "expected 6"),
-    (DIVIDED, ").backward()", "rank 0 of 1, batch.chunk(2): the gradients, entry 0"),
     (
         "*first, last = parts",
         "first = parts",
@@ -30,7 +28,6 @@ ACCUMULATE = [
         "with one part, the b",
     ),
     ("*first…", OUTSIDE, "with three parts, the buckets that DDP sends: 18"),
-    ("in first", "in []", "rank 0 of 1, batch.chunk(2): the gradients, entry 0"),
     ("in first", "in first[:1]", "rank 0 of 3, batch.chunk(4): the gradients, entry 0"),
     (DIVIDED, " / len(parts) / dist.get_world_size()).backward()", "rank 0 of 2, batch"),
     (f"{LAST}.backward()", NEEDLESS, "rank 1 of 2, batch.chunk(1): the gradients, entry 0"),

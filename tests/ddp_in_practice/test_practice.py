@@ -13,26 +13,15 @@ from mgpu_tutorial.ddp_in_practice import figures, practice
 
 def learn_while_joined(rank, world_size):
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    means = []
     with model.join(divide_by_initial_world_size=False):
         for _ in range(5 - 2 * rank):
             model.zero_grad()
             model(torch.ones(1, 1)).sum().backward()
-            means.append(model.module.weight.grad.item())
-    return means
+    return model.module.weight.grad.item()
 
 
 def test_join_can_divide_by_the_ranks_that_are_left(ranks):
-    assert ranks(2, learn_while_joined).results == [[1.0] * 5, [1.0] * 3]
-
-
-def test_the_profiler_sees_six_transfers_and_the_first_under_backward(ranks, tmp_path):
-    ranks(2, practice.profile_step, str(tmp_path))
-    for rank in (0, 1):
-        sent = practice.read_trace(tmp_path, rank, "gloo:all_reduce")
-        accumulated = practice.read_trace(tmp_path, rank, "torch::autograd::AccumulateGrad")
-        assert (len(sent), len(accumulated)) == (6, 14)
-        assert min(sent)[0] < max(accumulated)[0]
+    assert ranks(2, learn_while_joined).results == [1.0, 1.0]
 
 
 def test_the_rank_that_is_late_has_the_short_call(ranks, tmp_path):

@@ -1,7 +1,6 @@
 """The two scripts train what one process trains, and one rank stores it."""
 
 import os
-import re
 
 import pytest
 import torch
@@ -43,10 +42,7 @@ def run_script(rank, world_size, folder, port):
 @pytest.mark.slow
 def test_the_ranks_train_what_one_process_trains_and_one_stores_it(ranks, tmp_path):
     call = run_script, str(tmp_path), free_port()
-    report = ranks(3, *call, backend="none", device="cpu")
-    assert report.results == [1, 0, 0]
-    for rank, out in enumerate(report.stdout):
-        assert re.fullmatch(rf"rank {rank}: PID \d+, cpu: 12 batches an epoch\n", out)
+    assert ranks(3, *call, backend="none", device="cpu").results == [1, 0, 0]
     data, batches = digits(), []
     for epoch in (0, 1):
         generator = torch.Generator().manual_seed(epoch)  # another order in each epoch
@@ -57,10 +53,9 @@ def test_the_ranks_train_what_one_process_trains_and_one_stores_it(ranks, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path, capsys):
+def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path):
     torch.manual_seed(7)  # the script has a seed of its own
     train_single.main(str(tmp_path))
-    assert re.match(r"\w+: 12 batches", capsys.readouterr().out)
     torch.manual_seed(0)
     SmallConvNet()  # its weights are drawn before the order
     data = TensorDataset(digits().images, digits().labels)
