@@ -10,19 +10,10 @@ from mgpu_tutorial.lab import RankFailed, RanksHung
 from mgpu_tutorial.when_it_breaks import data, figures, jobs
 
 
-@pytest.mark.parametrize(
-    "job, rank, line",
-    [
-        (jobs.average_labelled, 1, "continue"),
-        (jobs.count_classes, 1, "counts = torch.bincount(classes[rank::world_size])"),
-        (jobs.agree_on_settings, 0, "dist.all_reduce(samples)"),
-        (jobs.average_file, 0, "torch.ones(2**17).numpy().tofile(path)"),
-    ],
-)
-def test_a_fault_is_a_rank_and_a_line_of_the_file(job, rank, line):
-    who, number = figures.fault_of(job)
-    text = inspect.getsource(jobs).splitlines()
-    assert (who, text[number - 1].strip()) == (rank, line)
+def test_a_fault_is_a_rank_and_a_line_of_the_file():
+    rank, number = figures.fault_of(jobs.average_file)
+    line = inspect.getsource(jobs).splitlines()[number - 1]
+    assert (rank, line.strip()) == (0, "torch.ones(2**17).numpy().tofile(path)")
 
 
 def test_commands_run_on_the_cpu_and_loopback_whatever_the_user_has_set(monkeypatch):
@@ -36,13 +27,10 @@ def test_commands_run_on_the_cpu_and_loopback_whatever_the_user_has_set(monkeypa
 
 def test_the_rank_with_the_longest_sequence_waits_least(ranks):
     events = ranks(4, jobs.train_on_sequences, trace=True).events
-    waited, computed = (
-        [sum(e.end - e.begin for e in events if (e.op, e.rank) == (op, r)) for r in range(4)]
-        for op in ("all_reduce", "span")
-    )
+    waited = [0.0] * 4
+    for event in events:
+        waited[event.rank] += (event.end - event.begin) * (event.op == "all_reduce")
     assert waited.index(min(waited)) == 3
-    # a sleep is never shorter than it was asked to be
-    assert computed[3] > 3 * 2e-5 * (66**2 + 70**2) - 0.01
 
 
 def add_and_tell(rank, world_size, how):
@@ -65,21 +53,13 @@ def test_the_same_order_mends_the_job_and_asynchronous_calls_do_not(ranks):
         ranks(3, add_and_tell, "c", timeout=2)
 
 
-TRAIN = jobs.train_until_it_jumps
-LONG = {"A": [2], "B": [0, 1, 2, 3], "C": [1], "D": [1]}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("run", "ABCD")
-def test_each_cause_of_a_jump_leaves_its_own_marks(ranks, run):
-    results = ranks(4, TRAIN, data.Run(run), jobs.replay).results
-    usual = ranks(4, TRAIN, data.Run("none"), jobs.replay).results
-    mean = [sum(rank[step][0] for rank in results) / 4 for step in range(7)]
-    assert max(mean[5:]) > 3 * max(mean[:5]) and torch.tensor(mean).isfinite().all()
-    norms, expected = ([rank[5][1] for rank in each] for each in (results, usual))
-    assert [r for r in range(4) if norms[r] > 3 * expected[r]] == LONG[run]
-    _, norm, exact, disagree = results[norms.index(max(norms))][5]
-    cause = figures.CAUSES["ABCD".index(run)]
-    assert bool(exact > 0.9 * norm) is (cause in ("rate", "batch"))
-    assert disagree == ([1, 2] if cause == "card" else [])
-    assert all(step[3] == [] for rank in results for step in rank[:5])
+@pytest.mark.parametrize("run, cause", list(zip("ABCD", figures.CAUSES, strict=True)))
+def test_each_cause_of_a_jump_leaves_its_own_marks(ranks, run, cause):
+    results = ranks(4, jobs.train_until_it_jumps, data.Run(run), jobs.replay).results
+    _, norms, exact, disagree = zip(*(rank[5] for rank in results), strict=True)
+    longest = max(norms)
+    is_real = bool(exact[norms.index(longest)] > 0.9 * longest)  # in float64 too
+    assert is_real is (cause in ("rate", "batch"))
+    assert all(norm > 3 for norm in norms) is (cause == "rate")
+    assert disagree == ([1, 2] if cause == "card" else [],) * 4
