@@ -8,13 +8,12 @@ TEMPORARY = """import tempfile
         torch.save(state, file)
     os.rename(file.name, path)"""
 NEW = "torch.save(state, path + '.new')\n    os.replace(path + '.new', path)"
-REPLACE, TORN = "os.replace(draft, path)", "the file is torn"
+REPLACE = "os.replace(draft, path)"
 REMOVED = "os.path.exists(path) and os.remove(path); os.rename(draft, path)"
 SAVE = [
     ("draft =…", TEMPORARY),
     ("draft =…", NEW),
-    ("draft =…", "torch.save(state, path)", TORN),
-    (REPLACE, "import shutil; shutil.copy(draft, path)", TORN),
+    ("draft =…", "torch.save(state, path)", "the file is torn"),
     (REPLACE, REMOVED, "rename: the file is torn or gone (FileNotFoundError)"),
     (REPLACE, "", "there is no file"),
 ]
@@ -26,9 +25,7 @@ RESUME = [
     (FIRST, 'state.pop("step", 0)'),
     (FIRST, 'state["step"]', "KeyError"),
     ("step=step + 1", "epoch=1", "the steps of the second life: 8 of them, expected 5"),
-    ("step=step + 1", "step=step", "the steps of the second life: 6 of them, expected 5"),
     (THIRD, "step % 3 == 0", "the steps of the second life: 4 of them, expected 5"),
-    (THIRD, "False", "the steps of the second life: 8 of them, expected 5"),
     (STEPS, "range(first, max(steps, 7))", "first life: 7 of them, expected 6"),
     (STEPS, "range(first, max(steps, first + 1))", "second life: 1 of them, expected 0"),
     ("model, optimizer)", f"model, {FRESH})", "after a death in step 4: "),
@@ -48,7 +45,7 @@ LAST_HAS_MORE += " (rank + 1) * (batch // world_size)]"
 SAMPLES = [
     ("epoch, place =…", IN_TURNS),
     (PLACE, "divmod(step * batch, samples)", CUT, "place :", "samples: 2, expected 12"),
-    (CHUNK, SHARE, "5 ranks, batch 12 of 50 samples, step 1: different samples: 10"),
+    (CHUNK, SHARE, "world_size 5, batch 12 of 50 samples, step 1: different samples: 10"),
     (CHUNK, f"[:batch]{LAST_HAS_MORE}", "the shares have [2, 2, 2, 2, 4] samples"),
     (f"torch.Generator().{SEED}", f"torch.{SEED}", "what dropout draws"),
     (SEED, "manual_seed(0)", "begin with the same batch"),
