@@ -77,7 +77,7 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
         raise errors.Interrupted("\n".join(["the launch was interrupted", *lines])) from None
     finally:
         ranks.stop()
-    with interrupts.allowed():
+    with interrupts.allowed():  # to load a large result may take long
         report = _report(jobs, origin, seconds)
         if end == "failed":
             raise errors.failure(outcomes, report)

@@ -71,7 +71,7 @@ class Ranks:
             for job in self._living():
                 with open(job.home / files.STDERR, "a") as file:
                     file.write(TOO_LONG)
-            said = self._outcomes.values()
+            said = self._outcomes.values()  # from the last begin to the last end
             return "ended", max(o.ended for o in said) - max(o.began for o in said)
 
     def _wait(self, bar: ProgressBar, done: Callable[[], bool], seconds: float) -> bool:
@@ -116,6 +116,7 @@ class Ranks:
         for job in self.jobs:
             self._outcomes.setdefault(job.rank, RankOutcome(job.rank, "stopped"))
         asked = [job for job in self._living() if self._outcomes[job.rank].is_stopped]
+        # Before its file PID is there, a rank would die of the signal.
         asked = [job for job in asked if (job.home / files.PID).exists()]
         for job in asked:
             with suppress(ProcessLookupError):

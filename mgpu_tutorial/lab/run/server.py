@@ -175,6 +175,7 @@ class KernelWatch:
             time.sleep(0.01)
 
 
+# Only the server itself, not whatever else has inherited the variable.
 if KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
     _kernel, _folder = os.environ.pop(KERNEL).split(":", 1)  # no rank inherits it
     KernelWatch(int(_kernel), Path(_folder)).begin()

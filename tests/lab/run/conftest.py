@@ -31,6 +31,7 @@ def warm():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(warm, tmp_path_factory, monkeypatch):
+    """After every test, whatever it called: no process and no file of ours is there."""
     temporary = tmp_path_factory.mktemp("tmp")  # other programs write to the usual one
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield

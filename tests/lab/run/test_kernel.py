@@ -53,7 +53,7 @@ def test_a_cell_is_interrupted_the_next_one_runs_and_jupyter_asks_for_the_end(ke
     asked = {"user_expressions": {"began": "began"}, "reply": True, "timeout": 60}
     reply = client.execute("launch(ranks.total, 2)", **asked)["content"]
     assert reply["status"] == "ok"
-    # The fork server began before the kernel imported torch.
+    # SET_UP has noted: the fork server began before the kernel imported torch.
     assert reply["user_expressions"]["began"]["data"]["text/plain"].startswith("[False")
     ranks, process = sleep(), psutil.Process(manager.provisioner.process.pid)
     manager.request_shutdown()
