@@ -83,6 +83,32 @@ def ranks():
 
 
 @pytest.fixture
+def refused(ranks):
+    """Every rank refuses, in the same words, before anything is sent.
+
+    `refused(2, "12 heads", worker, *args)` runs `worker(rank, 2, *args)`: each rank must raise
+    an error of one sentence or two with the words, and none may have called
+    `torch.distributed` before. A worker that builds what it then spoils is asked with
+    `sent=True`, which allows the calls before the refusal.
+    """
+
+    def attempt(rank, world_size, worker, *args):
+        try:
+            return f"returned {worker(rank, world_size, *args)!r:.200}"
+        except (ValueError, TypeError, IndexError, KeyError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def ask(world_size, words, worker, *args, sent=False):
+        report = ranks(world_size, attempt, worker, *args, trace=True, timeout=20)
+        for said in report.results:
+            assert words in said and not said.startswith("returned"), said
+            assert len(said) < 400 and said.count("\n") < 3, said
+        assert sent or report.events == []
+
+    return ask
+
+
+@pytest.fixture
 def cell(monkeypatch):
     """Run a source as a cell of a notebook does; gives the functions and classes it makes."""
     shown = types.ModuleType("__main__")
