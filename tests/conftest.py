@@ -86,8 +86,8 @@ def ranks():
 def refused(ranks):
     """Every rank refuses, in the same words, before anything is sent.
 
-    `refused(2, "12 heads", worker, *args)` runs `worker(rank, 2, *args)`: each rank must raise
-    an error of one sentence or two with the words, and none may have called
+    `refused(2, "12 heads", worker, *args)` runs `worker(rank, 2, *args)`: each rank must
+    raise an error of one sentence or two with the words, and none may have called
     `torch.distributed` before. A worker that builds what it then spoils is asked with
     `sent=True`, which allows the calls before the refusal.
     """
