@@ -24,7 +24,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 # one, and is remembered.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in `cat $(VENV)/python 2>/dev/null` \
-	python3 python3.13 python3.12 python3.11 python; do \
+	python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: lab setup test quick check test-processors test-gpu test-browser mutants notebooks handouts student site slides publish assignment new-chapter update bench audit clean
@@ -109,7 +109,7 @@ assignment: $(VENV)/installed
 
 publish: $(VENV)/installed
 	@test -f build/site/index.html || { echo "build/site/ is not there: make site"; exit 1; }
-	@$(INSTALL) ghp-import >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
+	@$(BIN)/python -c "import ghp_import" 2>/dev/null || $(INSTALL) test,maintain
 	@$(BIN)/ghp-import --no-jekyll --no-history --push --force --message "The site" build/site
 
 new-chapter: $(VENV)/installed
@@ -119,7 +119,7 @@ new-chapter: $(VENV)/installed
 update:
 	@test -z "$(TORCH)" || $(PYTHON) tools/update.py "$(TORCH)"
 	@$(MAKE) $(VENV)/installed
-	@$(INSTALL) -e '.[test,maintain]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
+	@$(INSTALL) test,maintain
 	@$(BIN)/python tools/update.py
 
 bench: $(VENV)/installed
@@ -149,10 +149,7 @@ else ifneq ($(shell cat $(VENV)/python 2>/dev/null),$(PYTHON))
 .PHONY: $(VENV)/installed
 endif
 
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 2 \
-	-c constraints.txt
-NOT_INSTALLED := { \
-	echo "make: pip could not install the packages (network?): `grep ERROR $(VENV)/pip.log | tail -1`. All of it: $(VENV)/pip.log"; exit 1; }
+INSTALL = $(BIN)/python tools/install.py "$(TORCH_BUILD)"
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { \
@@ -166,15 +163,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		echo "make: $(PYTHON) -m venv failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "$(MADE)" > $(HERE)
 	@echo "$(PYTHON)" > $(VENV)/python
-	@index=`$(BIN)/python tools/torch_build.py "$(TORCH_BUILD)"` || exit 1; test -z "$$index" || \
-		$(INSTALL) --extra-index-url $$index torch torchvision >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
-	@$(INSTALL) -e '.[test]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
+	@$(INSTALL) test
 	@$(BIN)/python -c "import matplotlib.font_manager" 2>/dev/null
 	@touch $@
 
 AXE := axe-core@4.14.1
 $(VENV)/browser: $(VENV)/installed
-	@$(INSTALL) -e '.[test,browser]' >$(VENV)/pip.log 2>&1 || $(NOT_INSTALLED)
+	@$(INSTALL) test,browser
 	@{ mkdir -p $(VENV)/axe-core && cd $(VENV)/axe-core && npm pack --silent $(AXE) && \
 		tar xzf axe-core-*.tgz; } >/dev/null 2>&1 || \
 		echo "No npm here, or it cannot fetch $(AXE): the web pages are not checked with it."
