@@ -1,4 +1,4 @@
-"""The set-up: which build of PyTorch is asked for, what is said meanwhile, and after a failure."""
+"""The set-up: which PyTorch is asked for, what is said meanwhile and after a failure."""
 
 import re
 import subprocess
