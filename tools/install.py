@@ -100,7 +100,7 @@ def install(*what: str) -> None:
     """By uv if it is there and succeeds, else by pip. Ends the program where neither does."""
     uv = shutil.which("uv") if os.environ.get("USE_UV") != "0" else None
     pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-    ways = [[*pip, "--progress-bar", "off", "--retries", "2"]]
+    ways = [[*pip, "--no-compile", "--progress-bar", "off", "--retries", "2"]]
     if uv:  # it does not read pip's settings, so pip may find what uv does not
         best = ["--index-strategy", "unsafe-best-match"]
         ways.insert(0, [uv, "pip", "install", "--python", sys.executable, *best])
