@@ -14,11 +14,13 @@ from mgpu_tutorial.tensor_parallel.block import Block
 
 def rotate(x: Tensor, places: Tensor) -> Tensor:
     """RoPE: turn pairs of numbers by angles that grow with the token's position."""
+    if x.shape[-1] % 2:
+        raise ValueError(f"{x.shape[-1]} numbers make no pairs: take heads of an even size")
     half = x.shape[-1] // 2
     angles = places[:, None] * 100.0 ** -(torch.arange(half) / half)
     a, b = x.chunk(2, -1)
-    turned = a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()
-    return torch.cat(turned, -1)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def part_of_mean(logits: Tensor, following: Tensor) -> Tensor:

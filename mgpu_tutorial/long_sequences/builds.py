@@ -64,7 +64,7 @@ def equals_one_process(function: Callable) -> None:
 
 
 def sends_a_hop_less(function: Callable) -> None:
-    """send one message less than there are ranks, each to the right"""
+    """send one message fewer than there are ranks, each to the right"""
 
     def forward(rank: int, world_size: int) -> None:
         function(*torch.randn(3, 1, 2, 6, 4), ring.contiguous)

@@ -14,17 +14,19 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.long_sequences.ring import attend, spread
+from mgpu_tutorial.long_sequences.ring import attend, require_alike, require_chunks, spread
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import GatherSequence
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, deal: Callable) -> Tensor:
     """Causal attention of this rank's queries; every rank holds all keys and values."""
+    require_alike(q, k, v)
+    spread(k[:0], q.shape[1])  # refuses heads that do not divide
     rank, world_size = dist.get_rank(), dist.get_world_size()
     places = [deal(q.shape[2] * world_size, r, world_size) for r in range(world_size)]
     kv = torch.stack([k, v])
     every = GatherSequence.apply(kv.flatten(0, 2)).unflatten(0, kv.shape[:3])
-    return attend(q, *every, torch.cat(places) > places[rank][:, None])[0]
+    return attend(q, *every, torch.cat(places) > places[rank][:, None])[0].to(q.dtype)
 
 
 class Exchange(torch.autograd.Function):
@@ -46,6 +48,8 @@ class Exchange(torch.autograd.Function):
 def ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of neighbouring tokens: each rank has some heads of all tokens."""
     world_size, heads, kv_heads = dist.get_world_size(), q.shape[1], k.shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads of queries cannot share {kv_heads} of keys evenly")
     if heads % world_size or (kv_heads % world_size and world_size % kv_heads):
         text = f"{heads} heads and {kv_heads} of keys do not divide among {world_size} ranks"
         raise ValueError(f"{text}: take fewer ranks, or a ring, which cuts no head")
@@ -57,6 +61,7 @@ def ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def by_context_parallel(rank: int, world_size: int) -> float:
     """How far PyTorch's output and gradients of this rank's tokens are from one process."""
+    require_chunks(32, 2 * world_size)  # of 32 tokens
     let_context_parallel_run_on_cpu()
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 4, 32, 8, dtype=torch.float64).unbind()

@@ -13,6 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def float32_at_least(x: Tensor) -> Tensor:
+    """Exponentials and their sums need more digits than 16 bits have."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def scores_of(q: Tensor, k: Tensor, later: Tensor) -> Tensor:
     """Scaled products; where the key is later than the query, the lowest number there is."""
     scores = q @ k.mT / q.shape[-1] ** 0.5
@@ -21,12 +26,16 @@ def scores_of(q: Tensor, k: Tensor, later: Tensor) -> Tensor:
 
 def spread(block: Tensor, heads: int) -> Tensor:
     """Repeat each head of keys or values for the group of query heads that shares it."""
-    return block.repeat_interleave(heads // block.shape[1], dim=1)
+    repeats, rest = divmod(heads, kv_heads := block.shape[1])
+    if rest:
+        raise ValueError(f"{heads} heads of queries cannot share {kv_heads} of keys evenly")
+    return block.repeat_interleave(repeats, dim=1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
     """The output of one block, and for each query the log of its sum of exponentials."""
-    k, v = spread(k, q.shape[1]), spread(v, q.shape[1])
+    blocks = q, spread(k, q.shape[1]), spread(v, q.shape[1])
+    q, k, v = map(float32_at_least, blocks)
     scores = scores_of(q, k, later)
     lse = scores.logsumexp(-1, keepdim=True)
     return (scores - lse).exp() @ v, lse
@@ -42,12 +51,14 @@ def merge(
 
 def contiguous(length: int, rank: int, world_size: int) -> Tensor:
     """A run of neighbours for each rank."""
+    require_rank(rank, world_size)
     require_chunks(length, world_size)
     return torch.arange(length).chunk(world_size)[rank]
 
 
 def zigzag(length: int, rank: int, world_size: int) -> Tensor:
     """One chunk from the front, and the one that is as far from the end."""
+    require_rank(rank, world_size)
     require_chunks(length, 2 * world_size)
     chunks = torch.arange(length).chunk(2 * world_size)
     return torch.cat([chunks[rank], chunks[-1 - rank]])
@@ -55,18 +66,38 @@ def zigzag(length: int, rank: int, world_size: int) -> Tensor:
 
 def striped(length: int, rank: int, world_size: int) -> Tensor:
     """Every N-th token."""
+    require_rank(rank, world_size)
     require_chunks(length, world_size)
     return torch.arange(rank, length, world_size)
 
 
+def require_rank(rank: int, world_size: int) -> None:
+    """ValueError for a rank that is not there: -1 would be dealt the last one's tokens."""
+    if not 0 <= rank < world_size:
+        raise ValueError(f"there is no rank {rank} of {world_size}")
+
+
 def require_chunks(length: int, chunks: int) -> None:
     """ValueError, on every rank and before anything is sent, unless chunks are equal."""
+    if length < 1 or chunks < 1:
+        raise ValueError(f"{length} tokens in {chunks} chunks: neither can be so few")
     if length % chunks:
         more = -(-length // chunks) * chunks
         raise ValueError(
             f"a sequence of {length} tokens does not divide into {chunks} equal chunks: "
             f"pad it to {more} tokens, and leave the padding out of the loss"
         )
+
+
+def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """ValueError, before anything is sent, unless q, k and v belong to the same tokens."""
+    shapes = [tuple(x.shape) for x in (q, k, v)]
+    if q.dim() != 4 or k.shape != v.shape or any(q.shape[i] != k.shape[i] for i in (0, 2, 3)):
+        wanted = "expected (batch, heads, tokens, size), alike in all but the heads of q"
+        raise ValueError(f"queries, keys and values are {shapes}: {wanted}")
+    if len({q.dtype, k.dtype, v.dtype}) > 1 or not q.is_floating_point():
+        given = f"{q.dtype}, {k.dtype} and {v.dtype}"
+        raise ValueError(f"queries, keys and values are {given}: expected one float dtype")
 
 
 class Shift(torch.autograd.Function):
@@ -91,7 +122,11 @@ class Shift(torch.autograd.Function):
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, deal: Callable) -> tuple[Tensor, Tensor]:
-    """Causal attention of this rank's queries over the keys of all; also its log-sum-exp."""
+    """Causal attention of this rank's queries over the keys of all; also its log-sum-exp.
+
+    Both come in float32 at least, in which the blocks are merged.
+    """
+    require_alike(q, k, v)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     length = q.shape[2] * world_size
     mine = deal(length, rank, world_size)
@@ -112,7 +147,7 @@ class RingAttention(torch.autograd.Function):
         out, lse = ring_attention(q, k, v, deal)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.deal = deal
-        return out
+        return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -134,7 +169,8 @@ def attend_backward(
     q: Tensor, kv: Tensor, later: Tensor, lse: Tensor, gradient: Tensor, inner: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What one block adds to the gradients of q, and of k and v; `lse` is of all keys."""
-    k, v = (spread(block, q.shape[1]) for block in kv)
+    k, v = (float32_at_least(spread(block, q.shape[1])) for block in kv)
+    q, gradient = float32_at_least(q), float32_at_least(gradient)
     weights = (scores_of(q, k, later) - lse).exp()
     dscores = weights * (gradient @ v.mT - inner) / q.shape[-1] ** 0.5
     dkv = torch.stack([dscores.mT @ q, weights.mT @ gradient])

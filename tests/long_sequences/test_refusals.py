@@ -1,0 +1,131 @@
+"""What cannot be shared out is refused on every rank; what is unusual comes out right."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from mgpu_tutorial.long_sequences import block, figures, others
+from mgpu_tutorial.long_sequences.ring import contiguous, striped, zigzag
+
+
+def attend(rank, world_size, way, shapes, dtype=torch.float32):
+    q, k, v = (torch.ones(shape, dtype=dtype) for shape in shapes)
+    return figures.METHODS[way](q, k, v, contiguous)
+
+
+def shapes(heads, kv_heads, tokens=4, keys=4):
+    return (1, heads, tokens, 2), *[(1, kv_heads, keys, 2)] * 2
+
+
+ALIKE = "alike in all but the heads of q"
+
+
+@pytest.mark.parametrize("way", ["ring", "all-gather"])
+@pytest.mark.parametrize(
+    "words, given",
+    [
+        ("1 heads of queries cannot share 4 of keys", shapes(1, 4)),
+        ("3 heads of queries cannot share 2 of keys", shapes(3, 2)),
+        ("6 heads of queries cannot share 4 of keys", shapes(6, 4)),
+        (ALIKE, shapes(2, 2, keys=3)),
+        (ALIKE, [*shapes(2, 2)[:2], (1, 2, 4, 3)]),
+        (ALIKE, [shape[1:] for shape in shapes(2, 2)]),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(refused, way, words, given):
+    refused(2, words, attend, way, given)
+
+
+@pytest.mark.parametrize("way", ["ring", "all-gather"])
+def test_whole_numbers_are_no_queries(refused, way):
+    refused(2, "expected one float dtype", attend, way, shapes(2, 2), torch.int64)
+
+
+def test_ulysses_refuses_heads_that_cannot_share_keys(refused):
+    refused(2, "6 heads of queries cannot share 4 of keys", attend, "ulysses", shapes(6, 4))
+
+
+def by_context_parallel(rank, world_size):
+    return others.by_context_parallel(rank, world_size)
+
+
+def test_pytorch_s_way_is_not_asked_for_chunks_of_unequal_length(refused):
+    refused(3, "32 tokens does not divide into 6 equal chunks", by_context_parallel)
+
+
+def test_a_block_whose_tokens_do_not_divide_is_refused(refused):
+    words = "32 tokens does not divide into 6 equal chunks"
+    refused(3, words, block.loss_and_gradients)
+
+
+@pytest.mark.parametrize("deal", [contiguous, zigzag, striped])
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ((8, -1, 2), "there is no rank -1 of 2"),
+        ((8, 2, 2), "there is no rank 2 of 2"),
+        ((8, 0, 0), "there is no rank 0 of 0"),
+        ((0, 0, 2), "neither can be so few"),
+        ((9, 0, 2), "9 tokens does not divide"),
+    ],
+)
+def test_nobody_is_dealt_the_tokens_of_another(deal, given, words):
+    with pytest.raises(ValueError, match=words):
+        deal(*given)
+
+
+@given(st.sampled_from([contiguous, zigzag, striped]), st.integers(1, 6), st.integers(1, 6))
+def test_each_token_is_dealt_once_and_equally_many_to_each(deal, each, world_size):
+    length = 2 * each * world_size
+    dealt = [deal(length, rank, world_size).tolist() for rank in range(world_size)]
+    assert {len(places) for places in dealt} == {2 * each}
+    assert sorted(sum(dealt, [])) == [*range(length)]
+
+
+def test_rope_needs_pairs_and_keeps_the_dtype():
+    with pytest.raises(ValueError, match="5 numbers make no pairs"):
+        block.rotate(torch.ones(1, 1, 2, 5), torch.arange(2))
+    for dtype in torch.float16, torch.bfloat16, torch.float64:
+        assert block.rotate(torch.ones(2, 4, dtype=dtype), torch.arange(2)).dtype == dtype
+
+
+def distances(rank, world_size, dtype, turned):
+    """How far output and gradients are from float64, by way; `sdpa` is PyTorch's own."""
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 1, 4, 32, 8).to(dtype)
+    mine, far = torch.arange(32).chunk(world_size)[rank], {}
+
+    def tried(parts, attention):
+        parts = [part.clone().requires_grad_() for part in parts]
+        out = attention(*parts)
+        out.square().sum().backward()
+        return [out.detach(), *(part.grad for part in parts)]
+
+    causal = lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    right = [x[:, :, mine] for x in tried(inputs.double(), causal)]
+    for way, attention in figures.METHODS.items():
+        parts = inputs[..., mine, :]
+        if turned:  # the same numbers in another order of memory
+            parts = parts.transpose(2, 4).contiguous().transpose(2, 4)
+        found = tried(parts, lambda *qkv, run=attention: run(*qkv, contiguous))
+        assert all(x.dtype == dtype for x in found)
+        far[way] = max(
+            (x - y).norm() / y.norm() for x, y in zip(found, right, strict=True)
+        ).item()
+    found = [x[:, :, mine] for x in tried(inputs, causal)]
+    far["sdpa"] = max((x - y).norm() / y.norm() for x, y in zip(found, right, strict=True))
+    return far
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_in_16_bits_each_way_is_as_near_as_pytorch_s(ranks, dtype):
+    for far in ranks(2, distances, dtype, False).results:
+        own = far.pop("sdpa")
+        assert {way: d for way, d in far.items() if d > 2 * own} == {}
+
+
+def test_another_order_of_memory_changes_nothing(ranks):
+    for far in ranks(2, distances, torch.float64, True).results:
+        assert max(far.values()) < 1e-12
