@@ -78,6 +78,21 @@ def lets_gradients_back(dispatch: Callable) -> None:
     _expect_returned(dispatch, combine)
 
 
+def _sends_what_it_can(rank: int, world_size: int, dispatch: Callable, *given: int) -> str:
+    rows, which = (torch.ones(given[0], 3), torch.tensor(given[1:]))
+    try:
+        return f"returned {dispatch(rows, which, EXPERTS)}"
+    except ValueError:
+        return "a ValueError"
+
+
+def refuses(dispatch: Callable) -> None:
+    """refuse, by a ValueError, rows without an expert and experts that don't exist"""
+    for what, *given in ("five rows for three experts", 5, 0, 1, 2), ("an expert 12", 1, 12):
+        for said in launch(_sends_what_it_can, 2, dispatch, *given).results:
+            assert said == "a ValueError", f"{what} of {EXPERTS}: {said}"
+
+
 def comes_home(combine: Callable) -> None:
     """give each token the weighted sum of its own results, and gradients too"""
     _expect_returned(dispatch, combine)
@@ -91,7 +106,5 @@ def sends_twice(dispatch: Callable) -> None:
         expect(ops, ["all_to_all_single"] * 2, f"the calls of rank {rank}")
 
 
-build = Builder(
-    "experts",
-    {dispatch: [reaches_its_expert, lets_gradients_back, sends_twice], combine: [comes_home]},
-)
+TRIED = [reaches_its_expert, lets_gradients_back, sends_twice, refuses]
+build = Builder("experts", {dispatch: TRIED, combine: [comes_home]})

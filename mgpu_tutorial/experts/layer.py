@@ -13,11 +13,23 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 def choose(scores: Tensor, k: int) -> Tensor:
     """The k best experts of each token, best first; of equal scores the lower number."""
+    if not 1 <= k <= scores.shape[1]:
+        raise ValueError(f"k is {k}: a token needs 1 to {scores.shape[1]} experts")
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+
+
+def require_experts(which: Tensor, experts: int, rows: int) -> None:
+    """ValueError unless `which` has an expert for each row, and all of these exist."""
+    if which.shape != (rows,):
+        raise ValueError(f"experts of shape {tuple(which.shape)} for {rows} rows: one each")
+    unknown = which[(which < 0) | (which >= experts)].tolist()
+    if unknown:
+        raise ValueError(f"there is no expert {unknown[0]} of {experts}: they count from 0")
 
 
 def run_experts(rows: Tensor, which: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """Send row i through the expert `which[i]`: (rows, width)."""
+    require_experts(which, len(up), len(rows))
     results = torch.zeros_like(rows)
     for expert, (first, second) in enumerate(zip(up, down, strict=True)):
         mine = which == expert
@@ -30,8 +42,8 @@ class Experts(nn.Module):
 
     def __init__(self, experts: int, k: int, width: int = 16, hidden: int = 32) -> None:
         super().__init__()
-        if k > experts:
-            raise ValueError(f"k is {k}, but there are {experts} experts: take a smaller k.")
+        if not 1 <= k <= experts:
+            raise ValueError(f"k is {k}: a token needs 1 to {experts} experts")
         self.experts, self.k = experts, k
         self.router = nn.Parameter(drawn(1, width, experts))
         self.up = nn.Parameter(drawn(2, experts, width, hidden))
@@ -52,11 +64,15 @@ class Experts(nn.Module):
 
 def tokens_per_expert(chosen: Tensor, experts: int) -> Tensor:
     """How many choices each expert got: its load."""
+    require_experts(chosen.flatten(), experts, chosen.numel())
     return chosen.flatten().bincount(minlength=experts)
 
 
 def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
     """1 for equal loads, more if experts with a high load have high probabilities too."""
+    if not len(scores) or scores.shape[1] != len(counts):
+        given = f"scores of shape {tuple(scores.shape)} and {len(counts)} counts"
+        raise ValueError(f"{given}: expected a token at least, and a count for each expert")
     shares = counts / counts.sum()  # without a gradient
     return len(counts) * (shares * scores.softmax(dim=1).mean(dim=0)).sum()
 

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from mgpu_tutorial.experts.layer import Experts, drawn, run_experts
+from mgpu_tutorial.experts.layer import Experts, drawn, require_experts, run_experts
 from mgpu_tutorial.tensor_parallel.layers import Group
 
 
@@ -32,6 +32,8 @@ def dispatch(rows: Tensor, which: Tensor, experts: int, group: Group = None) -> 
     and the way back: the order of the rows, and how many were sent and received.
     """
     ranks = dist.get_world_size(group)
+    require_share(experts, ranks)
+    require_experts(which, experts, len(rows))
     order = which.argsort(stable=True)  # by expert, so by rank too
     counts = which.bincount(minlength=experts)  # my rows for each expert
     theirs = torch.empty_like(counts)  # from each rank, its rows for each of my experts
@@ -46,9 +48,18 @@ def dispatch(rows: Tensor, which: Tensor, experts: int, group: Group = None) -> 
 def combine(results: Tensor, way: tuple, weights: Tensor, group: Group = None) -> Tensor:
     """Bring the results home and add up each token's, weighed: (tokens, width)."""
     order, sent, received = way
+    if len(results) != sum(received) or weights.dim() != 2 or weights.numel() != len(order):
+        given = f"{len(results)} results and weights of shape {tuple(weights.shape)}"
+        raise ValueError(f"{given} for {sum(received)} rows here and {len(order)} at home")
     sorted_rows = Exchange.apply(results, received, sent, group)
     rows = sorted_rows[order.argsort()]  # to the places from which they left
     return (weights[..., None] * rows.unflatten(0, weights.shape)).sum(dim=1)
+
+
+def require_share(experts: int, ranks: int) -> None:
+    """ValueError, on every rank, unless each gets equally many experts."""
+    if experts % ranks:
+        raise ValueError(f"{experts} experts on {ranks} ranks: use a multiple of {ranks}")
 
 
 class ExpertParallel(Experts):
@@ -57,8 +68,7 @@ class ExpertParallel(Experts):
     def __init__(self, experts: int, k: int, group: Group = None) -> None:
         super().__init__(experts, k)
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        if experts % ranks:
-            raise ValueError(f"{experts} experts on {ranks} ranks: use a multiple of {ranks}")
+        require_share(experts, ranks)
         self.group = group
         self.up = nn.Parameter(self.up.detach().chunk(ranks)[rank].clone())
         self.down = nn.Parameter(self.down.detach().chunk(ranks)[rank].clone())
@@ -117,6 +127,10 @@ def norm_of_all(model: ExpertModel, experts: Group) -> Tensor:
 
 def step(rank: int, world_size: int, copies: int, k: int = 2, tokens: int = 24) -> dict:
     """The ranks keep `copies` of all 8 experts; output, averaged gradients, their norm."""
+    if copies < 1 or world_size % copies:
+        raise ValueError(f"{copies} copies of the experts cannot share {world_size} ranks")
+    if tokens < 1:
+        raise ValueError(f"{tokens} tokens have no mean loss")
     shape, names = (copies, world_size // copies), ("copies", "experts")
     mesh = init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=names)
     model = ExpertModel(ExpertParallel(8, k, mesh.get_group("experts")))

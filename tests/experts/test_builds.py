@@ -25,6 +25,7 @@ DISPATCH = [
     ("sent, received, group)", "sent, received, group) if any(received) else rows", "rank"),
     (SPLITS, f"    dist.all_to_all_single(theirs, counts)\n{SPLITS}", "the calls of rank 0"),
     ("return…", "", "nothing was returned"),
+    ("require_experts(which, experts, len(rows))", "pass", "five rows for three experts"),
 ]
 PLACED, WEIGHTS = "sorted_rows[order.argsort()]", "weights[..., None]"
 BY_CHOICE = """rows = torch.zeros_like(sorted_rows).index_copy(0, order, sorted_rows)

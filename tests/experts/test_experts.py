@@ -61,7 +61,7 @@ def test_a_rank_keeps_the_memory_of_its_own_experts_only(ranks):
 
 @pytest.mark.parametrize(
     "experts, k, said",
-    [(6, 2, "6 experts on 4 ranks: use"), (2, 3, "k is 3, but there are 2")],
+    [(6, 2, "6 experts on 4 ranks: use"), (2, 3, "k is 3: a token needs 1 to 2 experts")],
 )
 def test_what_cannot_work_is_said_before_anything_is_sent(ranks, experts, k, said):
     with pytest.raises(RankFailed, match=said) as failed:

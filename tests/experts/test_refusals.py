@@ -1,0 +1,116 @@
+"""What cannot be sent to an expert is refused; what is unusual comes out right."""
+
+import pytest
+import torch
+
+from mgpu_tutorial.experts import layer
+from mgpu_tutorial.experts.parallel import combine, dispatch, step
+
+
+def send(rank, world_size, rows, which, experts=8):
+    return dispatch(torch.ones(rows, 2), torch.tensor(which), experts)
+
+
+@pytest.mark.parametrize(
+    "words, given",
+    [
+        ("experts of shape (3,) for 5 rows", (5, [0, 1, 2])),
+        ("experts of shape (5,) for 3 rows", (3, [0, 1, 2, 3, 4])),
+        ("experts of shape (2, 2) for 4 rows", (4, [[0, 1], [2, 3]])),
+        ("there is no expert 8 of 8", (3, [0, 8, 9])),
+        ("there is no expert -1 of 8", (1, [-1])),
+        ("7 experts on 2 ranks: use a multiple of 2", (1, [0], 7)),
+    ],
+)
+def test_rows_that_have_nowhere_to_go_are_refused(refused, words, given):
+    refused(2, words, send, *given)
+
+
+def return_home(rank, world_size, results, shape):
+    way = torch.arange(4), [2, 2], [2, 2]  # four rows left, and four came
+    return combine(torch.ones(results, 2), way, torch.ones(shape))
+
+
+@pytest.mark.parametrize(
+    "results, shape", [(3, (2, 2)), (4, (3, 2)), (4, (4,)), (4, (1, 2, 2))]
+)
+def test_results_that_are_not_those_of_the_rows_are_refused(refused, results, shape):
+    refused(2, f"{results} results and weights of shape {shape}", return_home, results, shape)
+
+
+@pytest.mark.parametrize(
+    "words, given",
+    [
+        ("3 copies of the experts cannot share 4 ranks", (3,)),
+        ("0 copies of the experts cannot share 4 ranks", (0,)),
+        ("0 tokens have no mean loss", (1, 2, 0)),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(refused, words, given):
+    refused(4, words, step, *given)
+
+
+@pytest.mark.parametrize("k", [0, 9, -1])
+def test_a_token_has_one_to_all_experts(refused, k):
+    refused(2, f"k is {k}: a token needs 1 to 8 experts", step, 1, k, sent=True)
+
+
+SCORES, ROWS = torch.ones(3, 4), torch.ones(3, 2)
+UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: layer.choose(SCORES, 5), "k is 5: a token needs 1 to 4"),
+        (lambda: layer.choose(SCORES, 0), "k is 0: a token needs 1 to 4"),
+        (lambda: layer.Experts(4, 0), "k is 0: a token needs 1 to 4"),
+        (lambda: layer.tokens_per_expert(torch.tensor([[4]]), 4), "no expert 4 of 4"),
+        (lambda: layer.run_experts(ROWS, torch.tensor([0, 4, 1]), UP, DOWN), "no expert 4"),
+        (lambda: layer.run_experts(ROWS, torch.tensor([0]), UP, DOWN), "for 3 rows"),
+        (lambda: layer.auxiliary_loss(SCORES[:0], torch.ones(4)), "a token at least"),
+        (lambda: layer.auxiliary_loss(SCORES, torch.ones(1)), "a count for each expert"),
+    ],
+)
+def test_a_layer_refuses_in_one_process_too(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def there_and_back(rank, world_size, dtype, turned):
+    """Experts answer a row times their number + 1; the sum of two answers, by hand beside."""
+    x = torch.arange(3.0 * rank, 3.0 * rank + 6, dtype=dtype).view(3, 2)
+    x = x.T.contiguous().T if turned else x
+    chosen = torch.tensor([[0, 3], [1, 1], [2, 0]])
+    weights = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=dtype)
+    arrived, which, way = dispatch(x.repeat_interleave(2, dim=0), chosen.flatten(), 4)
+    first = 4 // world_size * rank
+    found = combine(arrived * (first + which + 1)[:, None], way, weights)
+    return found, x * (weights * (chosen + 1)).sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_any_dtype_and_any_order_of_memory_travels(ranks, world_size, dtype, turned):
+    for found, wanted in ranks(world_size, there_and_back, dtype, turned).results:
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=0)
+
+
+def test_the_auxiliary_loss_is_one_for_equal_loads_and_pushes_the_busy_down():
+    scores = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+    assert layer.auxiliary_loss(scores, torch.tensor([2, 2, 2])).item() == pytest.approx(1)
+    shares = torch.tensor([0.5, 0.25, 0.25])  # all probabilities are 1/3
+    loss = layer.auxiliary_loss(scores, torch.tensor([2, 1, 1]))
+    (gradient,) = torch.autograd.grad(loss, scores)
+    # of 3 Σ f P, softmax leaves 3 P (f - Σ f P), here f - 1/3, for each of four tokens
+    assert torch.allclose(gradient, (shares - 1 / 3).double() / 4, rtol=0, atol=1e-8)
+    assert gradient[0, 0] > 0 > gradient[0, 1]
+
+
+def test_the_bias_moves_towards_the_mean_and_not_the_median():
+    """The mean of these loads is 5, the median 3: with 4 a bias rises, with 5 it stays."""
+    counts, rate = torch.tensor([1, 2, 2, 4, 5, 16]), 0.5
+    moved = layer.move_bias(torch.zeros(6, dtype=torch.float64), counts, rate)
+    assert moved.tolist() == [0.5, 0.5, 0.5, 0.5, 0, -0.5]
