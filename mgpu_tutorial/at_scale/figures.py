@@ -91,6 +91,8 @@ def plan_table(choices: Sequence[Choice]) -> Table:
 
 def with_network(cluster: Cluster, gigabytes: float) -> Cluster:
     """The same cluster with `gigabytes` per second, GPU and direction between its nodes."""
+    if not gigabytes > 0:
+        raise ValueError(f"a network of {gigabytes} GB/s carries nothing: take more than 0")
     return cluster._replace(between=cluster.between._replace(bandwidth=gigabytes * 1e9))
 
 
@@ -148,6 +150,9 @@ def failure_table(save: float, restart: float, worlds: Sequence[int]) -> Table:
 
 def all_reduce_table(sizes: Sequence[int], ranks: int, cluster: Cluster) -> Table:
     """Milliseconds of an all-reduce of each size (bytes) over `ranks` GPUs, three ways."""
+    if ranks % cluster.gpus_per_node:
+        why = f"take a multiple of the {cluster.gpus_per_node} of a node"
+        raise ValueError(f"{ranks} GPUs leave a node in part empty: {why}")
     inside, between = cluster.reached()
     nodes, rows = (ranks // cluster.gpus_per_node, cluster.gpus_per_node), []
     for size in sizes:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
+from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.shared.cost_model.machines import Cluster
-from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan
+from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, check_model
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 
 TIE = 0.05  # about the error of a prediction where the program has a fitted row
@@ -52,6 +53,10 @@ def plans(
     pipeline with ZeRO 2 or 3 would add gradients up or gather for each micro-batch, so there
     only 0 and 1 are tried; without replicas there is nothing to shard.
     """
+    check_model(model)
+    sizes = {"gpus": gpus, "batch": batch, "context": context}
+    for name, size in (sizes | {"gpus_per_node": cluster.gpus_per_node}).items():
+        require_whole(name, size)
     tensor = 2 * cluster.gpus_per_node
     for tp, pp, cp, dp, ep in splits(gpus, tensor, context, model.experts):
         zeros = range(1 if dp * cp == 1 else 2 if pp > 1 else 4)

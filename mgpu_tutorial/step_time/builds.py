@@ -14,7 +14,7 @@ def step(seconds: Callable, expected: tuple, what: str, *plan: float) -> None:
 
 def repeats_the_slot(seconds: Callable) -> None:
     """take operations / rate, and the messages, once for each micro-batch"""
-    step(seconds, (3.0, 3.0), "one micro-batch of 3 s", 0, 1, 1, 0)
+    step(seconds, (3.0, 3.0), "one micro-batch of 3 s, in one stage", 0, 1, 1, 0)
     what = "four micro-batches of 3 s, with 0.5 s of messages"
     step(seconds, (14.0, 14.0), what, 0.5, 1, 4, 0)
 

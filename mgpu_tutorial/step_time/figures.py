@@ -9,8 +9,8 @@ from mgpu_tutorial.step_time.published import Prediction
 
 # Two nodes of 8 H100s: KiB of an all-reduce, and its bus bandwidth in GB/s: rows from
 # https://github.com/aws-samples/awsome-distributed-training, micro-benchmarks/nccl-tests
-TWO_NODES = {32: 0.55, 2**8: 3.84, 2**10: 15.95, 2**11: 26.70, 2**13: 76.80, 2**15: 143.09}
-TWO_NODES |= {2**17: 289.16, 2**20: 436.95, 2**24: 487.09}
+TWO_NODES = {8: 0.19, 32: 0.55, 2**8: 3.84, 2**10: 15.95, 2**11: 26.70, 2**13: 76.80}
+TWO_NODES |= {2**15: 143.09, 2**17: 289.16, 2**20: 436.95, 2**24: 487.09}
 
 
 def bubble_table() -> Table:

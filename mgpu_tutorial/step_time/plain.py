@@ -3,6 +3,8 @@
 
 def bubble_only(tflops: float, stages: int, micro_batches: float, then: float) -> float:
     """TFLOP/s with `then` micro-batches instead, if the bubble is all that changes."""
+    if min(stages, micro_batches, then) < 1:
+        raise ValueError("a pipeline needs a stage at least, and a micro-batch")
     without = tflops * (1 + (stages - 1) / micro_batches)
     return without / (1 + (stages - 1) / then)
 
@@ -21,6 +23,8 @@ def step_seconds(
     For each micro-batch a rank does `operations` at `rate`, plus `messages` seconds; then
     it sends `gradients` bytes at `link` bytes per second, once, after the last one.
     """
+    if min(stages, micro_batches) < 1 or min(rate, link) <= 0:
+        raise ValueError("a step needs a stage, a micro-batch, and rates above 0")
     slot = operations / rate + messages
     working = micro_batches * slot
     waiting = (stages - 1) * slot
@@ -38,7 +42,11 @@ def alpha_beta(
     `small` and `large` are rows of a benchmark: bytes, and *bus* bandwidth in bytes per
     second. An all-reduce then takes latency + 2 (n - 1) / n · bytes / bandwidth.
     """
+    if ranks < 2 or min(*small, *large) <= 0:
+        raise ValueError("bytes and rates must be above 0, on two ranks or more")
     sent = [2 * (ranks - 1) / ranks * nbytes for nbytes, _ in (small, large)]
     seconds = [sent[0] / small[1], sent[1] / large[1]]
+    if not (sent[1] > sent[0] and seconds[1] > seconds[0]):
+        raise ValueError("the larger message must be larger, and take longer")
     bandwidth = (sent[1] - sent[0]) / (seconds[1] - seconds[0])
     return seconds[0] - sent[0] / bandwidth, bandwidth

@@ -92,6 +92,9 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
     free = 2 if activation_passes is None else 1
     if len(runs) < free:
         raise ValueError(f"{len(runs)} runs are too few to fit {free} numbers")
+    for run in runs:
+        if not run.published > 0:
+            raise ValueError(f"{run.name!r}: {run.published} {run.unit} is no measured step")
 
     def gpu_at(numbers: torch.Tensor) -> GPU:
         slowness, passes = numbers.tolist()
@@ -109,9 +112,10 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
         change = torch.linalg.lstsq(torch.stack(slopes, 1), (1 - now)[:, None]).solution
         at[:free] += change.flatten()
     gpu = gpu_at(at)
-    if gpu.matmul_efficiency > 1:
-        found = f"the fit says {gpu.matmul_efficiency:.0%} of the peak, "
-        why = "more than the data sheet allows: is this the plan of the measured step?"
+    if not 0 < gpu.matmul_efficiency <= 1 or gpu.activation_passes < 0:
+        found = f"the fit says {gpu.matmul_efficiency:.0%} of the peak and "
+        found += f"{gpu.activation_passes:.2f} passes, more than the data sheet allows, "
+        why = "or less than none: is this the plan of the measured step?"
         warnings.warn(found + why, stacklevel=2)
     return gpu
 

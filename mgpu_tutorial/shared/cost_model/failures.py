@@ -9,4 +9,6 @@ def best_interval(save: float, failure: float) -> float:
     Young, 1974, https://doi.org/10.1145/361147.361115: half of the interval is repeated on
     average, and what saving costs is then as much as what is repeated.
     """
+    if not (save > 0 and failure > 0):
+        raise ValueError(f"both times must be above 0, got {save} and {failure}")
     return math.sqrt(2 * save * failure)

@@ -14,13 +14,31 @@ class Link(NamedTuple):
     bandwidth: float
 
 
+def require_whole(name: str, value: float, least: int = 1) -> None:
+    """ValueError unless `value` is a whole number, and `least` or more."""
+    if not value >= least or value % 1:
+        raise ValueError(f"{name} must be a whole number, {least} or more, got {value}")
+
+
+def require_message(nbytes: float, ranks: int, *links: Link) -> None:
+    """ValueError for less than no bytes, for no rank, and for a link that carries nothing."""
+    require_whole("ranks", ranks)
+    if not nbytes >= 0:
+        raise ValueError(f"nbytes must be 0 or more, got {nbytes}")
+    for link in links:
+        if not (link.latency >= 0 and link.bandwidth > 0):
+            raise ValueError(f"bandwidth must be above 0, latency 0 or more: {link}")
+
+
 def ring_seconds(nbytes: float, ranks: int, link: Link) -> float:
     """An all-reduce of `nbytes` as a flat ring: 2 (N - 1) steps of one chunk."""
+    require_message(nbytes, ranks, link)
     return 2 * (ranks - 1) * (link.latency + nbytes / ranks / link.bandwidth)
 
 
 def tree_seconds(nbytes: float, ranks: int, link: Link) -> float:
     """The same up and down a binary tree, the whole tensor on each of log2 N levels."""
+    require_message(nbytes, ranks, link)
     return 2 * (ranks - 1).bit_length() * (link.latency + nbytes / link.bandwidth)
 
 
@@ -28,6 +46,7 @@ def hierarchical_seconds(
     nbytes: float, nodes: int, per_node: int, inside: Link, between: Link
 ) -> float:
     """An all-reduce in three: scatter in each node, add up parts across nodes, gather."""
+    require_whole("per_node", per_node)
     in_node = ring_seconds(nbytes, per_node, inside)  # its two halves, before and after
     return in_node + ring_seconds(nbytes / per_node, nodes, between)
 
@@ -36,6 +55,8 @@ def all_gather_seconds(
     nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
 ) -> float:
     """An all-gather, or a reduce-scatter, of `nbytes` in all: half of an all-reduce."""
+    require_message(nbytes, ranks, inside, between)
+    require_whole("per_node", per_node)
     per_node = min(ranks, per_node)
     nodes = -(-ranks // per_node)
     latency = (ranks - nodes) * inside.latency + (nodes - 1) * between.latency
@@ -49,6 +70,8 @@ def all_to_all_seconds(
     nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
 ) -> float:
     """Every rank sends `nbytes` in equal parts to all of the group; its own part stays."""
+    require_message(nbytes, ranks, inside, between)
+    require_whole("per_node", per_node)
     here = min(ranks, per_node)
     moved_inside = nbytes * (here - 1) / ranks
     moved_between = nbytes * (ranks - here) / ranks

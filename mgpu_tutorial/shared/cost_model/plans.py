@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from mgpu_tutorial.shared.cost_model.links import require_whole
+
 RECOMPUTATIONS = ("none", "selective", "full")
 WEIGHT, OPTIMIZER = 2, 12  # bytes per parameter: 16-bit weights; master weights and moments
 LOGIT = 6  # bytes per logit: in 16 bits, and in 32 for the loss
@@ -148,20 +150,49 @@ class Plan(NamedTuple):
         return " · ".join(parts) or "one GPU"
 
 
+SIZES = ("tp", "pp", "dp", "cp", "ep", "micro_batch", "interleaving", "gradient_bytes")
+WIDTHS = ("layers", "hidden", "heads", "sequence", "vocabulary", "experts", "active")
+
+
+def check_model(model: Model) -> None:
+    """Raises ValueError for a shape that no transformer has."""
+    for name in WIDTHS:
+        require_whole(name, getattr(model, name))
+    for name in ("kv_heads", "ffn"):  # 0 stands for the usual
+        require_whole(name, getattr(model, name), least=0)
+    if model.hidden % model.heads or model.heads % (model.kv_heads or model.heads):
+        shape = f"width {model.hidden}, {model.heads} heads and {model.kv_heads} of keys"
+        raise ValueError(f"{shape}: each number must divide the one before it")
+    if model.active > model.experts:
+        raise ValueError(f"a token cannot use {model.active} of {model.experts} experts")
+
+
 def check_plan(model: Model, plan: Plan, batch: int) -> None:
     """Raises ValueError where the plan cannot be run with this model and batch."""
-    least, stages = plan.dp * plan.micro_batch, plan.pp * plan.interleaving
+    check_model(model)
+    for name in SIZES:
+        require_whole(name, getattr(plan, name))
     if plan.recompute not in RECOMPUTATIONS:
         known = ", ".join(RECOMPUTATIONS)
         raise ValueError(f"recompute must be one of {known}, got {plan.recompute!r}")
+    if plan.zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero must be a stage from 0 to 3, got {plan.zero}")
+    least, stages = plan.dp * plan.micro_batch, plan.pp * plan.interleaving
     if batch < least:
         raise ValueError(f"a batch of {batch} is too small: dp · micro_batch is {least}")
+    if batch % least:
+        rest = f"dp · micro_batch is {least}, and {batch % least} sequences would be left"
+        raise ValueError(f"a batch of {batch} does not divide into micro-batches: {rest}")
     if model.heads % plan.tp:
         raise ValueError(f"tp = {plan.tp} does not divide {model.heads} heads")
     if plan.pp > 1 and stages > model.layers + 2:  # embedding and head may have their own
         raise ValueError(f"{model.layers} layers do not make {stages} stages")
+    if plan.pp == 1 and plan.interleaving > 1:
+        raise ValueError(f"interleaving = {plan.interleaving} needs a pipeline, and pp is 1")
     if plan.dp % plan.ep or model.experts % plan.ep:
         raise ValueError(f"ep = {plan.ep} does not divide dp and {model.experts} experts")
+    if model.sequence % plan.cp:
+        raise ValueError(f"cp = {plan.cp} does not divide {model.sequence} tokens")
 
 
 class Memory(NamedTuple):

@@ -1,0 +1,83 @@
+"""Clusters and averages that cannot be are refused; small and odd ones come out right."""
+
+import pytest
+import torch
+
+from mgpu_tutorial.at_scale import averaging, figures, planner
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
+from mgpu_tutorial.shared.cost_model.plans import model_of
+
+H100, SMALL = CLUSTERS["H100"], model_of(7e9)
+
+
+@pytest.mark.parametrize(
+    "words, per_node, count",
+    [
+        ("4 ranks do not fill nodes of 3", 3, 8),
+        ("4 ranks do not fill nodes of 0", 0, 8),
+        ("4 ranks do not fill nodes of 8", 8, 8),
+    ],
+)
+def test_ranks_that_do_not_fill_their_nodes_are_refused(refused, words, per_node, count):
+    refused(4, words, averaging.sum_by_node, per_node, count)
+
+
+def summed(rank, world_size, tensor):
+    sizes = world_size // 2, 2
+    mesh = averaging.init_device_mesh("cpu", sizes, mesh_dim_names=("across", "inside"))
+    averaging.hierarchical(tensor, mesh)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(7), torch.ones(2, 4), torch.ones(16)[::2], torch.tensor(1.0)],
+    ids=["odd", "two dimensions", "every second number", "a number"],
+)
+def test_a_tensor_that_nodes_cannot_cut_is_refused(refused, tensor):
+    refused(4, "flatten it and pad it", summed, tensor, sent=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count", [0, 2, 8])
+def test_any_dtype_is_summed(ranks, dtype, count):
+    for found in ranks(4, summed, torch.arange(count).to(dtype)).results:
+        assert found.dtype == dtype and found.tolist() == [4 * i for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    "words, every, shape",
+    [
+        ("8 steps cannot end with an average, made every 0", 0, (2, 8, 4, 16)),
+        ("8 steps cannot end with an average, made every 3", 3, (2, 8, 4, 16)),
+        ("data for 4 ranks, and there are 2", 2, (4, 8, 4, 16)),
+        ("data for 1 ranks, and there are 2", 2, (1, 8, 4, 16)),
+    ],
+)
+def test_models_that_would_end_apart_are_refused(refused, words, every, shape):
+    refused(2, words, averaging.local_sgd, every, torch.ones(shape).double())
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: planner.rank_plans(SMALL, H100, 0, 8), "gpus must be a whole number"),
+        (lambda: planner.rank_plans(SMALL, H100, 8, 0), "batch must be a whole number"),
+        (lambda: planner.rank_plans(SMALL, H100, 8, 8, 0), "context must be a whole number"),
+        (
+            lambda: planner.rank_plans(SMALL, H100._replace(gpus_per_node=0), 8, 8),
+            "gpus_per_node must be a whole number",
+        ),
+        (
+            lambda: planner.rank_plans(SMALL._replace(heads=0), H100, 8, 8),
+            "heads must be a whole number",
+        ),
+        (lambda: figures.with_network(H100, 0), "a network of 0 GB/s carries nothing"),
+        (lambda: figures.with_network(H100, -1), "a network of -1 GB/s carries nothing"),
+        (lambda: figures.all_reduce_table([8], 100, H100), "take a multiple of the 8"),
+        (lambda: figures.failure_table(0, 300, [256]), "both times must be above 0"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -1,0 +1,97 @@
+"""What no model, plan, link or run can be is refused, with the name of its field."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu_tutorial.shared.cost_model import links
+from mgpu_tutorial.shared.cost_model.failures import best_interval
+from mgpu_tutorial.shared.cost_model.links import Link
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
+from mgpu_tutorial.shared.cost_model.plans import SIZES, WIDTHS, Model, Plan
+from mgpu_tutorial.shared.cost_model.step import predict_step
+
+MODEL = Model(12, 768, 12, experts=4, active=2)
+H100, ALONE, LINK = CLUSTERS["H100"], Plan(), Link(1e-6, 1e9)
+
+
+def predicted(model=MODEL, plan=ALONE, batch=8):
+    return predict_step(model, H100, plan, batch)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, math.nan])
+@pytest.mark.parametrize("name", SIZES)
+def test_each_size_of_a_plan_is_a_whole_number(name, wrong):
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number, 1 or more, got"):
+        predicted(plan=ALONE._replace(**{name: wrong}))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5])
+@pytest.mark.parametrize("name", WIDTHS)
+def test_each_width_of_a_model_is_a_whole_number(name, wrong):
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number, 1 or more, got"):
+        predicted(MODEL._replace(**{name: wrong}))
+
+
+@pytest.mark.parametrize(
+    "model, plan, batch, words",
+    [
+        ({}, {"zero": 7}, 8, "zero must be a stage from 0 to 3, got 7"),
+        ({}, {"zero": -1}, 8, "zero must be a stage from 0 to 3, got -1"),
+        ({}, {"interleaving": 4}, 8, "interleaving = 4 needs a pipeline, and pp is 1"),
+        ({}, {"cp": 3}, 8, "cp = 3 does not divide 2048 tokens"),
+        ({}, {"dp": 8}, 12, "micro_batch is 8, and 4 sequences would be left"),
+        ({}, {"dp": 2, "micro_batch": 2}, 6, "a batch of 6 does not divide"),
+        ({}, {}, 0, "a batch of 0 is too small"),
+        ({}, {}, -8, "a batch of -8 is too small"),
+        ({"heads": 7}, {}, 8, "width 768, 7 heads and 0 of keys: each number must divide"),
+        ({"kv_heads": 5}, {}, 8, "12 heads and 5 of keys"),
+        ({"kv_heads": -1}, {}, 8, "kv_heads must be a whole number, 0 or more"),
+        ({"ffn": -1}, {}, 8, "ffn must be a whole number, 0 or more"),
+        ({"active": 5}, {}, 8, "cannot use 5 of 4 experts"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(model, plan, batch, words):
+    predicted()
+    with pytest.raises(ValueError, match=words):
+        predicted(MODEL._replace(**model), Plan(**plan), batch)
+
+
+COLLECTIVES = [
+    lambda nbytes, ranks, link: links.ring_seconds(nbytes, ranks, link),
+    lambda nbytes, ranks, link: links.tree_seconds(nbytes, ranks, link),
+    lambda nbytes, ranks, link: links.hierarchical_seconds(nbytes, ranks, 8, LINK, link),
+    lambda nbytes, ranks, link: links.all_gather_seconds(nbytes, ranks, 8, LINK, link),
+    lambda nbytes, ranks, link: links.all_to_all_seconds(nbytes, ranks, 8, link, LINK),
+]
+
+
+@pytest.mark.parametrize(
+    "nbytes, ranks, link, words",
+    [
+        (-1, 8, LINK, "nbytes must be 0 or more, got -1"),
+        (1, 0, LINK, "ranks must be a whole number, 1 or more, got 0"),
+        (1, 2.5, LINK, "ranks must be a whole number"),
+        (1, 8, Link(1e-6, 0), "bandwidth must be above 0"),
+        (1, 8, Link(-1e-6, 1e9), "latency 0 or more"),
+    ],
+)
+@pytest.mark.parametrize("seconds", COLLECTIVES)
+def test_a_message_that_cannot_be_is_refused(seconds, nbytes, ranks, link, words):
+    with pytest.raises(ValueError, match=words):
+        seconds(nbytes, ranks, link)
+
+
+@given(st.floats(0, 1e12), st.integers(1, 3000))
+def test_no_collective_takes_less_than_no_time(nbytes, ranks):
+    for seconds in COLLECTIVES:
+        found = seconds(nbytes, ranks, LINK)
+        assert found >= 0 and math.isfinite(found)
+
+
+@pytest.mark.parametrize("save, failure", [(0, 1), (1, 0), (-1, -1), (math.nan, 1)])
+def test_a_run_saves_and_fails_after_some_time(save, failure):
+    with pytest.raises(ValueError, match="both times must be above 0"):
+        best_interval(save, failure)

@@ -1,0 +1,45 @@
+"""Numbers that no step and no benchmark has are refused in one sentence."""
+
+import pytest
+
+from mgpu_tutorial.step_time import plain, published
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: plain.bubble_only(153, 0, 384, 96), "a stage at least, and a micro-batch"),
+        (lambda: plain.bubble_only(153, 12, 0, 96), "a stage at least, and a micro-batch"),
+        (lambda: plain.bubble_only(153, 12, 384, 0.5), "a stage at least, and a micro-batch"),
+        (lambda: plain.step_seconds(1, 1, 0, 0, 1, 0, 1), "a stage, a micro-batch"),
+        (lambda: plain.step_seconds(1, 1, 0, 1, -2, 0, 1), "a stage, a micro-batch"),
+        (lambda: plain.step_seconds(1, 0, 0, 1, 1, 0, 1), "rates above 0"),
+        (lambda: plain.step_seconds(1, 1, 0, 1, 1, 0, 0), "rates above 0"),
+        (lambda: plain.alpha_beta((1, 1), (2, 1.5), 1), "on two ranks or more"),
+        (lambda: plain.alpha_beta((1, 0), (2, 1.5), 2), "rates must be above 0"),
+        (lambda: plain.alpha_beta((2, 1), (2, 1), 2), "must be larger, and take longer"),
+        (lambda: plain.alpha_beta((2, 1), (4, 3), 2), "must be larger, and take longer"),
+        (lambda: plain.alpha_beta((4, 3), (2, 1), 2), "must be larger, and take longer"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+RUN = published.runs_of("Megatron 2021, table 2")[0]
+
+
+@pytest.mark.parametrize("seconds", [0, -3.0, float("nan")])
+def test_no_step_takes_no_time(seconds):
+    with pytest.raises(ValueError, match="is no measured step"):
+        published.fit_gpu([RUN._replace(published=seconds, unit="s")], 2.97)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.2, 0.01])
+def test_a_fit_below_nothing_warns_too(share):
+    """The messages alone take longer than this step, so the products would have to take less
+    than no time: the share of the peak comes out negative."""
+    measured = RUN._replace(published=share * RUN.seconds, unit="s")
+    with pytest.warns(UserWarning, match="or less than none: is this the plan"):
+        published.fit_gpu([measured], 2.97)
