@@ -20,6 +20,34 @@ OURS += layers.ColumnParallelLinear, layers.RowParallelLinear
 PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
 
 
+DTYPES = "float32", "float64", "bfloat16"
+
+
+def require_run(
+    begin: int,
+    steps: int,
+    save: str,
+    every: int,
+    dtype: str,
+    lr: float,
+    parts: SimpleNamespace,
+) -> None:
+    """ValueError for a run that would train nothing, or whose result could not be saved."""
+    if not steps > begin:
+        raise ValueError(f"steps={steps}, and {begin} are done: ask for more steps in all")
+    if every < 1:
+        raise ValueError(f"every={every}: expected a number of steps, 1 or more")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
+    if not (isinstance(lr, float | int) and lr > 0):
+        raise ValueError(f"lr={lr!r}: expected a number above 0")
+    missing = [name for name in vars(PARTS) if not hasattr(parts, name)]
+    if missing:
+        raise ValueError(f"parts lack {', '.join(missing)}: `library(*OURS)` has them all")
+    if save:
+        models.require_place(save)
+
+
 def train(
     rank: int,
     world_size: int,
@@ -36,14 +64,15 @@ def train(
     """Train up to step number `steps` on a plan such as "dp=2,tp=2"; returns the losses.
 
     `resume` names a checkpoint of any plan to go on from, `save` a file that is written each
-    `every` steps. `parts` are those of OURS that the reader has made. Raises
-    ValueError on every rank for a plan that cannot be.
+    `every` steps and after the last. `parts` are those of OURS that the reader has made.
+    Raises ValueError on every rank, before anything is sent, for what cannot be.
     """
     plan, device = plans.plan_of(plan, world_size), torch.get_default_device().type
-    mesh, share = plans.mesh_of(plan), partial(plans.share_products, parts=parts)
     begin, updates, wholes = 0, 0, [models.new_model()]
     if resume:
         begin, updates, wholes = models.load_checkpoint(resume)
+    require_run(begin, steps, save, every, dtype, lr, parts)
+    mesh, share = plans.mesh_of(plan), partial(plans.share_products, parts=parts)
     wholes = [whole.to(device, getattr(torch, dtype)) for whole in wholes]
     model, *moments = [parts.cut_model(whole, mesh, share) for whole in wholes]
     places = parts.zigzag(models.CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
@@ -76,7 +105,7 @@ def train(
             dist.all_reduce(loss, group=mesh[name].get_group())
         losses.append(loss.item() / plan.dp / plan.cp)
         status(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
-        if save and (step + 1) % every == 0:
+        if save and ((step + 1) % every == 0 or step + 1 == steps):
             models.save_checkpoint(save, model, adam, mesh, step + 1)
         after_step(step)
     return losses

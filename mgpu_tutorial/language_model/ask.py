@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.language_model.plan import share_products
+from mgpu_tutorial.language_model.plan import plan_of, share_products
 from mgpu_tutorial.tensor_parallel.block import Attention
 
 
@@ -29,11 +29,14 @@ def write(
     """All ranks share every product, and go on from `prompt` with the likeliest characters.
 
     Returns all characters, and the smallest gap between the best two. Raises ValueError for
-    more characters than the model sees at once.
+    more characters than the model sees at once, and for no prompt.
     """
+    plan_of(f"tp={world_size}")  # refuses ranks that cannot share the heads
     embedding, *blocks, head = whole
     if len(prompt) + count > (most := embedding.position.num_embeddings):
         raise ValueError(f"{len(prompt)} + {count} characters: the model sees {most}")
+    if not len(prompt) or count < 0:
+        raise ValueError(f"{len(prompt)} characters to go on from, and {count} to write")
     for block in blocks:
         share_products(block, None, parts)
     caches, written, margin = [[] for _ in blocks], prompt, float("inf")

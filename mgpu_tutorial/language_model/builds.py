@@ -56,9 +56,11 @@ def trains_like_one(cut: Callable) -> None:
     how = {"steps": 2, "dtype": "float64"}
     (one,) = launch(train, 1, "dp=1", **how).results
     parts = SimpleNamespace(**vars(PARTS) | {"cut_model": cut})
-    found = launch(train, 4, "tp=2,pp=2", parts=parts, **how).results
-    for rank, losses in enumerate(found):
-        expect(losses, one, f"rank {rank}: the losses of two steps", within=1e-9)
+    for plan in "tp=2,pp=2", "pp=4":
+        found = launch(train, 4, plan, parts=parts, **how).results
+        for rank, losses in enumerate(found):
+            what = f"{plan}, rank {rank}: the losses of two steps"
+            expect(losses, one, what, within=1e-9)
 
 
 build = Builder(

@@ -1,7 +1,10 @@
 """The text, a transformer that guesses its next character, and its checkpoints."""
 
+import os
+import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,15 +30,24 @@ def text() -> str:
     return TEXT.read_text("ascii")
 
 
-@cache
 def encode(words: str) -> Tensor:
     """A number for each character, ASCII less 31: from 1, a space, to 95; 0 is a new line."""
-    codes = torch.frombuffer(bytearray(words, "ascii"), dtype=torch.uint8)
-    return (codes.long() - 31).clamp(min=0)
+    if unknown := re.findall(r"[^\n -~]", words):
+        raise ValueError(f"the model knows no {unknown[0]!r}: only printable ASCII and \\n")
+    codes = torch.tensor(list(words.encode()), dtype=torch.long)
+    return (codes - 31).clamp(min=0)
+
+
+@cache
+def encoded_text() -> Tensor:
+    """The text as numbers, made once; who changed this tensor would change all batches."""
+    return encode(text())
 
 
 def decode(numbers: Tensor) -> str:
     """The characters of these numbers."""
+    if unknown := numbers[(numbers < 0) | (numbers > 95)].tolist():
+        raise ValueError(f"{unknown[0]} is no character: their numbers go from 0 to 95")
     return bytes((numbers + 31).tolist()).decode().replace("\x1f", "\n")
 
 
@@ -44,8 +56,10 @@ def batch_of(step: int) -> tuple[Tensor, Tensor]:
 
     It depends on the number of the step alone, so every plan trains on the same batches.
     """
+    if step < 0:
+        raise ValueError(f"there is no step {step}: the first is 0")
     generator = torch.Generator().manual_seed(step)
-    numbers = encode(text())
+    numbers = encoded_text()
     starts = torch.randint(len(numbers) - CONTEXT - 1, (16, 1), generator=generator)
     places = starts + torch.arange(CONTEXT)
     return numbers[places], numbers[places + 1]
@@ -109,10 +123,10 @@ def save_checkpoint(
 def load_checkpoint(path: str) -> tuple[int, int, list[nn.Sequential]]:
     """The step, Adam's updates, the whole model, and Adam's moments as two more models.
 
-    The file has no moments if training began with it. ValueError if it is of another model.
+    The file has no moments if training began with it. ValueError, with the file's name, if it
+    is no checkpoint, or one of another model.
     """
-    state = torch.load(path, weights_only=True)
-    models = []
+    state, models = read_checkpoint(path), []
     for tensors in zip(*state["tensors"].values(), strict=True):  # parameters, each moment
         models.append(new_model())
         named = dict(zip(state["tensors"], tensors, strict=True))
@@ -122,3 +136,36 @@ def load_checkpoint(path: str) -> tuple[int, int, list[nn.Sequential]]:
             why = str(error).splitlines()[-1].strip()
             raise ValueError(f"{path} is of another model: {why}") from None
     return state["step"], state.get("updates", 0), models
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """What is in the file; ValueError unless it is as `save_checkpoint` writes it."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        step, updates, tensors = state["step"], state.get("updates", 0), state["tensors"]
+        counts = {len(parts) for parts in tensors.values()}
+        every = [tensor for parts in tensors.values() for tensor in parts]
+    except FileNotFoundError:
+        raise ValueError(f"resume={path!r}: there is no such file") from None
+    except Exception as error:  # whatever another file makes the reader raise
+        why = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
+        raise ValueError(f"{path} holds no readable checkpoint ({why:.120})") from None
+    why = ""
+    if counts not in ({1}, {3}):
+        why = "not each parameter has two moments, or none"
+    elif not all(torch.is_tensor(t) and t.is_floating_point() for t in every):
+        why = "not all of it is numbers with a point"
+    elif not all(tensor.isfinite().all() for tensor in every):
+        why = "some of its numbers are not finite"
+    elif not (type(step) is type(updates) is int and min(step, updates) >= 0):
+        why = f"its step is {step!r}, after {updates!r} updates"
+    if why:
+        raise ValueError(f"{path} is no checkpoint to go on from: {why}")
+    return state
+
+
+def require_place(path: str) -> None:
+    """ValueError now, and not after the first steps, where no file can be written."""
+    folder = Path(path).resolve().parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)) or Path(path).is_dir():
+        raise ValueError(f"save={path!r}: no such file can be written in {folder}")

@@ -47,7 +47,7 @@ def plan_of(words: str, world_size: int | None = None) -> Plan:
     try:
         pairs = dict(part.split("=") for part in words.replace(" ", "").split(","))
         plan = Plan(**{name: int(number) for name, number in pairs.items()})
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError):
         wanted = f"something like dp=2,tp=2 with {', '.join(Plan._fields)}"
         raise ValueError(f"plan {words!r}: expected {wanted}") from None
     if world_size and plan.ranks != world_size:
@@ -108,7 +108,9 @@ def cut_model(
 ) -> nn.Sequential:
     """This rank's stage of embedding, blocks and head; `share` cuts a block for its group."""
     stage, stages = mesh["pp"].get_local_rank(), mesh["pp"].size()
-    each = (len(model) - 2) // stages
+    each, rest = divmod(len(model) - 2, stages)
+    if rest or not each:
+        raise ValueError(f"{len(model) - 2} blocks do not divide into {stages} equal stages")
     blocks = list(model)[1 + stage * each : 1 + (stage + 1) * each]
     for block in blocks:
         share(block, mesh["tp"].get_group())
@@ -129,6 +131,8 @@ def forward_backward(
     stage, last = mesh["pp"].get_local_rank(), len(ranks) - 1
     norm = next(model.parameters())  # of a later stage: as long as an activation is wide
     micro, xs, ys = 2, inputs.chunk(2), targets.chunk(2)
+    if len(inputs) % micro:  # the mean of unequal parts is not the mean of the batch
+        raise ValueError(f"{len(inputs)} sequences do not divide into two micro-batches")
     kept, sending, loss = {}, [], norm.new_zeros(())
     for task in order_of(stage, len(ranks), micro):
         i = int(task[1:])
@@ -175,7 +179,7 @@ def clip_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     total = sum(parameter.grad.square().sum() for parameter in counted)
     for name in ("tp", "pp"):
         dist.all_reduce(total, group=mesh[name].get_group())
-    factor = min(1.0, 1.0 / total.sqrt().item())
+    factor = 1.0 / max(1.0, total.sqrt().item())
     for parameter in model.parameters():
         parameter.grad *= factor
 

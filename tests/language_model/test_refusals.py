@@ -1,0 +1,190 @@
+"""A run that cannot be is refused at once on every rank; one that can be is right."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from mgpu_tutorial.language_model import PARTS, ask, train
+from mgpu_tutorial.language_model.model import (
+    SHIPPED,
+    batch_of,
+    decode,
+    encode,
+    load_checkpoint,
+    new_model,
+)
+from mgpu_tutorial.language_model.plan import Plan, cut_model, forward_backward, mesh_of
+
+WEIGHTS = new_model().state_dict()
+GOOD = {"step": 4, "updates": 4, "tensors": {name: [w] * 3 for name, w in WEIGHTS.items()}}
+RAGGED = GOOD["tensors"] | {"5.scores.bias": [WEIGHTS["5.scores.bias"]]}
+NAN = GOOD["tensors"] | {"5.scores.bias": [torch.full((96,), torch.nan)] * 3}
+WHOLE = GOOD["tensors"] | {"5.scores.bias": [torch.zeros(96, dtype=torch.int64)] * 3}
+UNREADABLE = "holds no readable checkpoint"
+FILES = {
+    "text": (b"some text that is no checkpoint", UNREADABLE),
+    "empty": (b"", UNREADABLE),
+    "cut": (slice(0, 5000), UNREADABLE),
+    "without its end": (slice(0, -100), UNREADABLE),
+    "another program's": ({"model": WEIGHTS, "optimizer": {}}, UNREADABLE),
+    "a state_dict": (WEIGHTS, UNREADABLE),
+    "a list": ([1, 2], UNREADABLE),
+    "no tensors": (GOOD | {"tensors": {}}, "not each parameter has two moments"),
+    "ragged": (GOOD | {"tensors": RAGGED}, "not each parameter has two moments"),
+    "whole numbers": (GOOD | {"tensors": WHOLE}, "not all of it is numbers with a point"),
+    "not finite": (GOOD | {"tensors": NAN}, "some of its numbers are not finite"),
+    "step below 0": (GOOD | {"step": -5}, "its step is -5"),
+    "step a word": (GOOD | {"step": "three"}, "its step is 'three'"),
+    "updates below 0": (GOOD | {"updates": -1}, "after -1 updates"),
+    "a layer short": (
+        GOOD | {"tensors": {n: t for n, t in GOOD["tensors"].items() if n[0] != "5"}},
+        "is of another model",
+    ),
+}
+
+
+def written(path, content):
+    if isinstance(content, slice):
+        content = SHIPPED.read_bytes()[content]
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_that_is_no_checkpoint_is_refused_by_name(refused, tmp_path, what):
+    content, words = FILES[what]
+    file = written(tmp_path / "run.pt", content)
+    refused(2, words, train, "dp=2", 6, file)
+    with pytest.raises(ValueError, match=f"^{file} "):
+        load_checkpoint(file)
+
+
+def test_a_file_that_is_not_there_is_refused(refused, tmp_path):
+    refused(2, "there is no such file", train, "dp=2", 6, str(tmp_path / "run.pt"))
+
+
+@pytest.mark.parametrize("path", ["no/run.pt", "", "a_file/run.pt"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(
+    refused, tmp_path, path
+):
+    (tmp_path / "a_file").touch()
+    refused(2, "no such file can be written", train, "dp=2", 1, "", str(tmp_path / path))
+
+
+@pytest.mark.parametrize(
+    "words, steps, more",
+    [
+        ("steps=0, and 0 are done", 0, {}),
+        ("steps=-2, and 0 are done", -2, {}),
+        ("steps=3000, and 3000 are done", 3000, {"resume": str(SHIPPED)}),
+        ("steps=20, and 3000 are done", 20, {"resume": str(SHIPPED)}),
+        ("every=0: expected", 2, {"every": 0}),
+        ("dtype='float8': expected", 2, {"dtype": "float8"}),
+        ("dtype='int64': expected", 2, {"dtype": "int64"}),
+        ("lr='1e-3': expected", 2, {"lr": "1e-3"}),
+        ("lr=0: expected", 2, {"lr": 0}),
+        ("lr=nan: expected", 2, {"lr": float("nan")}),
+        ("parts lack zigzag", 2, {"parts": ["zigzag"]}),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(refused, words, steps, more):
+    refused(2, words, run, steps, more)
+
+
+def run(rank, world_size, steps, more):
+    if "parts" in more:
+        kept = {n: part for n, part in vars(PARTS).items() if n not in more["parts"]}
+        more = more | {"parts": SimpleNamespace(**kept)}
+    return train(rank, world_size, "dp=2", steps, **more)
+
+
+@pytest.mark.parametrize("plan", [None, 2, "", "dp", "dp=two", "dp=2,dp"])
+def test_what_is_no_plan_is_refused(refused, plan):
+    refused(2, "expected something like dp=2,tp=2", train, plan)
+
+
+def saved(rank, world_size, folder, plan, dtype):
+    """Go on from weights without moments, with `every` above the number of steps."""
+    file = os.path.join(folder, "run.pt")
+    how = {"save": file, "dtype": dtype}
+    losses = train(rank, world_size, plan, 3002, str(SHIPPED), every=100, **how)
+    state = torch.load(file)
+    return losses, state["step"], state["updates"], os.listdir(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_the_last_step_is_saved_and_updates_are_counted_from_the_weights(
+    ranks, tmp_path, dtype
+):
+    for losses, *found in ranks(2, saved, str(tmp_path), "dp=2,zero=1", dtype).results:
+        assert found == [3002, 2, ["run.pt"]]
+        assert len(losses) == 2 and max(losses) < 1.6
+
+
+def cut(rank, world_size, blocks):
+    layers = [nn.Linear(1, 1) for _ in range(blocks + 2)]
+    return cut_model(nn.Sequential(*layers), mesh_of(Plan(pp=world_size)), lambda *_: None)
+
+
+@pytest.mark.parametrize("world_size, blocks", [(3, 4), (2, 5), (2, 0)])
+def test_no_block_is_left_out(refused, world_size, blocks):
+    words = f"{blocks} blocks do not divide into {world_size} equal stages"
+    refused(world_size, words, cut, blocks, sent=True)
+
+
+def three_sequences(rank, world_size):
+    inputs, targets = (part[:3] for part in batch_of(0))
+    return forward_backward(new_model(), mesh_of(Plan(dp=2)), inputs, targets, None)
+
+
+def test_micro_batches_are_equal(refused):
+    words = "3 sequences do not divide into two micro-batches"
+    refused(2, words, three_sequences, sent=True)
+
+
+@pytest.mark.parametrize(
+    "words, world_size, prompt, count",
+    [
+        ("plan tp=3: 3 ranks cannot share 8 heads", 3, "Returns", 5),
+        ("0 characters to go on from", 2, "", 5),
+        ("7 characters to go on from, and -1 to write", 2, "Returns", -1),
+        ("7 + 58 characters: the model sees 64", 2, "Returns", 58),
+    ],
+)
+def test_what_cannot_be_written_is_refused(refused, words, world_size, prompt, count):
+    refused(world_size, words, ask.write, new_model(), encode(prompt), count, PARTS)
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=9))
+def test_what_is_encoded_is_decoded(words):
+    words = f"{words}\n"
+    assert decode(encode(words)) == words
+
+
+@pytest.mark.parametrize("words", ["naïve", "a\tb", "€", "a\rb", "\x7f"])
+def test_a_character_that_the_model_does_not_know_is_refused(words):
+    with pytest.raises(ValueError, match="the model knows no "):
+        encode(words)
+
+
+@pytest.mark.parametrize("number", [-1, 96, 300])
+def test_a_number_that_is_no_character_is_refused(number):
+    with pytest.raises(ValueError, match=f"{number} is no character"):
+        decode(torch.tensor([5, number]))
+
+
+def test_nobody_can_change_the_text_of_others():
+    first = batch_of(0)[0].clone()
+    for numbers in encode("Returns"), batch_of(0)[0]:
+        numbers.zero_()
+    assert encode("Returns")[0] == ord("R") - 31 and torch.equal(batch_of(0)[0], first)
+    with pytest.raises(ValueError, match="there is no step -1"):
+        batch_of(-1)
