@@ -1,0 +1,166 @@
+"""What a picture shows is what it was given: its marks, its bars, its axes and its names.
+
+A notebook's stored PNG is compared with nothing, so here the artists are looked at.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import mgpu_tutorial
+from mgpu_tutorial.comparison import figures as comparison
+from mgpu_tutorial.ddp_reducer import figures as reducer
+from mgpu_tutorial.experts import figures as experts
+from mgpu_tutorial.lab.draw import plot
+from mgpu_tutorial.language_model import figures as language
+from mgpu_tutorial.long_sequences import figures as long
+from mgpu_tutorial.long_sequences.ring import contiguous, zigzag
+from mgpu_tutorial.mixed_precision import figures as precision
+from mgpu_tutorial.model_parallel import figures as model_parallel
+from mgpu_tutorial.tensor_parallel_in_practice import figures as practice
+
+ROOMS = plot, comparison, long, precision, model_parallel, practice
+ELSEWHERE = {
+    "memory_bars",
+    "timeline",
+    "draw_trace",
+}  # tests/lab/draw; the last is a timeline
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    """Each picture is its figure, before it becomes a PNG."""
+    for room in ROOMS:
+        monkeypatch.setattr(room, "Plot", lambda figure, text: figure)
+
+
+def series(axes):
+    """The points of each line by its label."""
+    return {
+        line.get_label(): list(zip(*map(list, line.get_data()), strict=True))
+        for line in axes.lines
+    }
+
+
+def bars(axes):
+    """Place, left end and width of each bar that lies."""
+    return [
+        (round(bar.get_y() + bar.get_height() / 2, 6), bar.get_x(), bar.get_width())
+        for bar in axes.patches
+    ]
+
+
+def test_curves_have_the_points_the_names_and_the_scale_that_they_were_given():
+    (axes,) = plot.curves({"a": ([1, 2], [3, 4])}, {"b": ([5, 6], [7, 8])}, "x", "y").axes
+    assert series(axes) == {"a": [(1, 3), (2, 4)], "b": [(5, 7), (6, 8)]}
+    marks = {line.get_label(): line.get_linestyle() for line in axes.lines}
+    assert marks == {"a": "None", "b": "-"}
+    names = axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale(), axes.get_yscale()
+    assert names == ("x", "y", "log", "log")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_losses_stand_at_their_steps():
+    runs = {"one": [3.0, 2.0], "two": [3.5, 2.5]}
+    (axes,) = language.losses_plot(runs).axes
+    assert series(axes) == {"two": [(1, 3.5), (2, 2.5)], "one": [(1, 3.0), (2, 2.0)]}
+    (axes,) = reducer.loss_curves(runs).axes
+    assert series(axes) == {"one": [(0, 3.0), (1, 2.0)], "two": [(0, 3.5), (1, 2.5)]}
+
+
+def test_each_rate_has_its_own_excess(monkeypatch):
+    monkeypatch.setattr(experts, "excess", lambda rate: [rate * step for step in range(400)])
+    (axes,) = experts.bias_at_work().axes
+    steps = range(0, 400, 8)
+    assert series(axes) == {
+        f"rate {rate:g}": [(step, rate * step) for step in steps] for rate in (0, 0.001, 0.01)
+    }
+
+
+def test_the_weights_of_two_halves_are_each_a_softmax():
+    alone, together = long.two_blocks().axes
+    heights = [[bar.get_height() for bar in axes.patches] for axes in (alone, together)]
+    scores = torch.tensor([2.0, 1.0, 0.5, 3.0, 1.5, 0.0]).exp()
+    halves = scores / scores.view(2, 3).sum(1).repeat_interleave(3)
+    assert heights[0] == pytest.approx(halves.tolist())
+    assert heights[1] == pytest.approx((scores / scores.sum()).tolist())
+    assert (alone.get_title(), together.get_title()) == ("each half alone", "all six")
+
+
+def test_query_0_is_at_the_top_has_one_key_and_its_rank_s_name():
+    deals = contiguous, zigzag
+    panels = long.triangles(*deals).axes
+    deals = contiguous, zigzag
+    panels = long.triangles(*deals).axes
+    for axes, deal in zip(panels, deals, strict=True):
+        low, high = axes.get_ylim()
+        assert low > high and axes.get_title() == deal.__name__
+        assert sorted(bars(axes)) == [(place, 0, place + 1) for place in range(16)]
+        owners = {text.get_position()[1]: text.get_text() for text in axes.texts}
+        dealt = {int(place): str(rank) for rank in range(4) for place in deal(16, rank, 4)}
+        assert owners == dealt
+
+
+def test_each_mark_is_of_its_own_series():
+    measured = {
+        name: {"right": [10.0**-i], "without mask": [10.0**-i / 2]}
+        for i, name in enumerate("ab", 5)
+    }
+    every, last = practice.orders_picture(measured).axes
+    for axes, names in (every, "ab"), (last, "b"):
+        assert len(axes.collections) == 2
+        for dots in axes.collections:
+            which = dots.get_label().partition(",")[0]
+            points = [measured[name][which][0] for name in names]
+            assert dots.get_offsets()[:, 1].tolist() == points
+
+
+def test_gradients_stand_in_the_bins_of_their_powers_of_two():
+    rows = {"few": torch.tensor([2.0**-10, 1.0]), "many": torch.full((5,), 2.0**-30)}
+    grid = precision.gradient_picture(rows).axes
+    for axes, counts in zip(grid, ({-10: 1, 0: 1}, {-30: 5}), strict=True):
+        found = {
+            bar.get_x(): bar.get_height() for bar in axes.patches if bar.get_width() == 1
+        }
+        assert {x: height for x, height in found.items() if height} == counts
+    assert [axes.get_ylabel() for axes in grid] == ["few", "many"]
+
+
+def test_a_bar_is_as_long_as_forward_and_backward():
+    rows = [
+        {"network": "n", "setup": "one device", "seconds": (1.0, 2.0, 1.0)},
+        {"network": "n", "setup": "two ranks", "seconds": (1.5, 2.5, 2.0)},
+    ]
+    (axes,) = comparison.parts_picture(rows).axes
+    assert bars(axes) == [(0, 0, 1.0), (0, 1.0, 2.0), (1, 0, 1.5), (1, 1.5, 2.5)]
+    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert labels == ["one device", "two ranks"]
+    assert {"1.00", "1.50"} <= {text.get_text() for text in axes.texts}  # 6 s of 4
+
+
+def test_a_task_is_drawn_when_and_where_it_ran():
+    tasks = [
+        model_parallel.Task(row=row, begin=begin, end=end, kind=kind, micro=micro, stage=row)
+        for row, begin, end, kind, micro in (
+            *((0, 1.0, 2.0, "F", 0), (1, 2.0, 3.0, "F", 0), (1, 3.0, 5.0, "B", 0)),
+            *((0, 5.0, 7.0, "B", 0),),
+        )
+    ]
+    (axes,) = model_parallel.pipeline_chart(tasks, "two stages").axes
+    idle, tasks = bars(axes)[:2], bars(axes)[2:]
+    assert idle == [(0, 0, 6.0), (1, 0, 6.0)]
+    assert sorted(tasks) == [(0, 0, 1.0), (0, 4.0, 2.0), (1, 1.0, 1.0), (1, 2.0, 2.0)]
+    low, high = axes.get_ylim()
+    assert low > high and axes.get_title(loc="left") == "two stages: idle 50%"
+
+
+def test_no_picture_is_left_out():
+    """Each function of the package that returns a Plot is called above or elsewhere."""
+    files = Path(mgpu_tutorial.__file__).parent.rglob("*.py")
+    text = "\n".join(file.read_text("utf-8") for file in files)
+    drawing = set(re.findall(r"^def (\w+)\([^:]*?(?:: .*)?\) -> Plot:", text, re.M))
+    drawing |= set(re.findall(r"^def (\w+)\((?:\n .*)*\n\) -> Plot:", text, re.M))
+    called = set(re.findall(r"\w+\.(\w+)\(", Path(__file__).read_text("utf-8")))
+    assert len(drawing) > 10 and drawing - called == ELSEWHERE
