@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
+from mgpu_tutorial.sharding.refusals import require_equal_shares
 from mgpu_tutorial.shared.models import SmallTransformer
 
 
@@ -20,6 +22,7 @@ def new_model(dtype: torch.dtype = torch.float32) -> SmallTransformer:
 
 def share_of_batch(rank: int, world_size: int, step: int = 0) -> torch.Tensor:
     """This rank's share of the step's 24 sequences of eight tokens."""
+    require_equal_shares(24, rank, world_size)
     generator = torch.Generator("cpu").manual_seed(step)
     tokens = torch.randint(64, (24, 8), generator=generator, device="cpu")
     return tokens.chunk(world_size)[rank].to(torch.get_default_device())
@@ -42,6 +45,8 @@ def shard_blocks(model: SmallTransformer, **settings: object) -> None:
 
 def shard_on_a_mesh(model: SmallTransformer, copies: int, shards: int) -> None:
     """Cut the model over each row of `shards` ranks, average over each shard's `copies`."""
+    if copies * shards != (ranks := dist.get_world_size()):
+        raise ValueError(f"a mesh of {copies} × {shards} does not hold {ranks} ranks")
     device, names = torch.get_default_device().type, ("copies", "shards")
     mesh = init_device_mesh(device, (copies, shards), mesh_dim_names=names)
     shard_blocks(model, mesh=mesh)
@@ -62,6 +67,8 @@ def watch_units(model: SmallTransformer) -> list[int]:
 
 def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
     """Backward of each micro-batch; the ranks add up their gradients with the last."""
+    if len({len(tokens) for tokens in micro_batches}) != 1:
+        raise ValueError("micro-batches must be equal: unequal ones have another mean")
     for i, tokens in enumerate(micro_batches):
         model.set_requires_gradient_sync(i == len(micro_batches) - 1)
         (loss_of(model, tokens) / len(micro_batches)).backward()
@@ -73,16 +80,31 @@ class Adapted(nn.Module):
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
         self.layer = layer
-        self.down = nn.Linear(layer.in_features, rank, bias=False, dtype=layer.weight.dtype)
-        self.up = nn.Linear(rank, layer.out_features, bias=False, dtype=layer.weight.dtype)
+        like = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+        self.down = nn.Linear(layer.in_features, rank, bias=False, **like)
+        self.up = nn.Linear(rank, layer.out_features, bias=False, **like)
         nn.init.zeros_(self.up.weight)  # so that at first nothing changes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x) + self.up(self.down(x))
 
 
+def require_adaptable(model: nn.Module, rank: int) -> None:
+    """ValueError where adapters would train nothing, or come too late to be sharded."""
+    if rank < 1:
+        raise ValueError(f"an adapter of rank {rank} has no numbers to train: give 1 or more")
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise ValueError(
+            "the model is sharded already, and nobody would average the gradients of what is "
+            "added now: adapt first, then shard"
+        )
+    if any(isinstance(module, Adapted) for module in model.modules()):
+        raise ValueError("the model has its adapters already, which would now be frozen")
+
+
 def adapt(model: SmallTransformer, rank: int = 4) -> None:
     """Freeze everything, and give the queries and values of each block an adapter."""
+    require_adaptable(model, rank)
     model.requires_grad_(False)
     for block in model.blocks:
         block.attention.query = Adapted(block.attention.query, rank)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
+from mgpu_tutorial.sharding.refusals import require_block, require_unmoved
 from mgpu_tutorial.sharding.zero import Gather, flatten, shard_of
 
 
@@ -24,22 +25,27 @@ class ShardedBlock(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        require_block(module)  # not tied, not frozen, of one dtype
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.shard = nn.Parameter(shard_of(flatten(module.parameters())).clone())
+        for parameter in (self.shard, *module.parameters()):
+            parameter.sharded = True
         for name in self.shapes:  # the module keeps none of its own
             parent, _, last = name.rpartition(".")
             delattr(module.get_submodule(parent), last)
         self.module, self.whole = module, None
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
         whole = self.unshard()
         if whole.requires_grad:
             whole.register_hook(self.reshard)
         self.whole = whole.detach()  # the same memory, without its graph
-        with saved_tensors_hooks(self.pack, self.unpack):
-            output = functional_call(self.module, views_of(whole, self.shapes), inputs)
-        self.reshard()
-        return output
+        views = views_of(whole, self.shapes)
+        try:
+            with saved_tensors_hooks(self.pack, self.unpack):
+                return functional_call(self.module, views, inputs, keywords)
+        finally:
+            self.reshard()
 
     def unshard(self) -> torch.Tensor:
         return Gather.apply(self.shard)
@@ -50,17 +56,20 @@ class ShardedBlock(nn.Module):
     def pack(self, tensor: torch.Tensor) -> Any:
         """Autograd would keep a tensor: of a view of `whole` it keeps the place only."""
         memory = self.whole.untyped_storage()
-        if tensor.untyped_storage().data_ptr() != memory.data_ptr():
+        if tensor.untyped_storage() is not memory:
             return tensor
-        return tensor.shape, tensor.stride(), tensor.storage_offset()
+        place = tensor.shape, tensor.stride(), tensor.storage_offset()
+        return place, self.shard._version  # which counts the steps
 
     def unpack(self, kept: Any) -> torch.Tensor:
         """Backward asks for what was kept: the first place gathers the block again."""
         if isinstance(kept, torch.Tensor):
             return kept
+        place, version = kept
+        require_unmoved(self.shard, version)
         if self.whole is None:
             self.whole = self.unshard().detach()
-        return self.whole.as_strided(*kept)
+        return self.whole.as_strided(*place)
 
 
 class Arrived(Gather):
@@ -79,22 +88,26 @@ class PrefetchingBlock(ShardedBlock):
     """As ShardedBlock, but while it computes its neighbour's parameters are on their way."""
 
     before = after = ()  # the neighbour, where there is one
-    coming = work = None
+    coming = work = version = None
 
     def begin(self) -> None:
         """Begin to gather this block, unless it is here or on its way."""
+        if self.work and self.version != self.shard._version:
+            self.reshard()  # an optimizer has stepped: what comes is old
         if self.whole is None and self.work is None:
-            mine = self.shard.detach()
+            mine, self.version = self.shard.detach(), self.shard._version
             self.coming = mine.new_empty(dist.get_world_size() * len(mine))
             self.work = dist.all_gather_single(self.coming, mine, async_op=True)
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        self.whole = None  # of a backward that never came to its end
         for block in (self, *self.after):
             block.begin()
-        return super().forward(*inputs)
+        return super().forward(*inputs, **keywords)
 
     def unpack(self, kept: Any) -> torch.Tensor:
         if not isinstance(kept, torch.Tensor):
+            require_unmoved(self.shard, kept[-1])
             for block in (self, *self.before):
                 block.begin()
         return super().unpack(kept)
@@ -111,7 +124,16 @@ class PrefetchingBlock(ShardedBlock):
 
 
 def linked(blocks: list[nn.Module]) -> nn.Sequential:
-    """The blocks one after the other, each of which knows its neighbours now."""
+    """The blocks one after the other, each of which knows its neighbours now.
+
+    Raises ValueError for a layer that is no block: nobody would average its gradients.
+    """
+    for i, block in enumerate(blocks):
+        if not isinstance(block, ShardedBlock):
+            raise ValueError(
+                f"number {i} is {type(block).__name__}, no sharded block: put it into one, "
+                "for nobody averages the gradients of what is in none"
+            )
     for one, other in pairwise(blocks):
         one.after, other.before = (other,), (one,)
     return nn.Sequential(*blocks)

@@ -81,7 +81,7 @@ def agrees_on_every_rank(rule: Callable) -> None:
 
 
 def begins_with_the_largest(rule: Callable) -> None:
-    """share the tower evenly, and other sizes as evenly as "the largest goes first" does"""
+    """share the tower evenly, and other sizes so that the fullest rank has little more"""
     (lists,) = launch(_owners, 1, rule).results
     for (sizes, ranks, most), found in zip(CASES, lists, strict=True):
         expect(len(found), len(sizes), f"{len(sizes)} parameters: the length of the list")

@@ -11,6 +11,12 @@ from torch.optim import Adam, Optimizer
 
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.sharding.blocks import ShardedBlock, views_of
+from mgpu_tutorial.sharding.refusals import (
+    require_block,
+    require_equal_shares,
+    require_no_batch_norm,
+    require_once,
+)
 from mgpu_tutorial.sharding.zero import FlatParameters, Gather, owners, sharded_step
 from mgpu_tutorial.shared.models import MLP
 
@@ -31,22 +37,44 @@ def new_tower(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 def loss_of(model: nn.Module, step: int, rank: int, world_size: int) -> torch.Tensor:
     """The loss on this rank's share of the step's 24 samples."""
     generator = torch.Generator(device="cpu").manual_seed(step)
+    require_equal_shares(24, rank, world_size)
     x = torch.randn(24, 64, generator=generator, dtype=torch.float64, device="cpu")
     mine = x.to(next(model.parameters())).chunk(world_size)[rank]
     return model(mine).square().mean()
 
 
 class ShardedOptimizer:
-    """Stage 1 in the form of an optimizer: `ShardedOptimizer(parameters, Adam, lr=1e-3)`."""
+    """Stage 1 in the form of an optimizer: `ShardedOptimizer(parameters, Adam, lr=1e-3)`.
+
+    Takes groups too, `[{"params": [...], "lr": 0.1}, ...]`, as every optimizer does. What is
+    frozen is left out, and stays as it is.
+    """
 
     def __init__(
-        self, params: Iterable[nn.Parameter], optimizer_class: type[Optimizer], **kwargs: Any
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        optimizer_class: type[Optimizer],
+        **kwargs: Any,
     ) -> None:
-        self.parameters = [p for p in params if p.requires_grad]
+        groups = list(params)
+        if not groups or not isinstance(groups[0], dict):
+            groups = [{"params": groups}]
+        groups = [group | {"params": list(group["params"])} for group in groups]
+        every = [p for group in groups for p in group["params"] if p.requires_grad]
+        if not every:
+            raise ValueError(
+                "there is no parameter to train: none was given, or all are frozen"
+            )
+        require_once({f"parameter {i}": parameter for i, parameter in enumerate(every)})
+        self.parameters = every
         self.owner = owners(self.parameters, dist.get_world_size())
         pairs = zip(self.parameters, self.owner, strict=True)
-        mine = [parameter for parameter, rank in pairs if rank == dist.get_rank()]
-        self.inner = optimizer_class([{"params": mine}], **kwargs)  # which may be none
+        mine = {parameter for parameter, rank in pairs if rank == dist.get_rank()}
+        for group in groups:  # a rank may own nothing of a group
+            group["params"] = [
+                parameter for parameter in group["params"] if parameter in mine
+            ]
+        self.inner = optimizer_class(groups, **kwargs)
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -56,6 +84,20 @@ class ShardedOptimizer:
         sharded_step(self.parameters, self.owner, self.inner)
 
 
+PARAMETERS = nn.ParameterList | nn.ParameterDict  # modules without a forward
+
+
+def in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Tensors of floats in this dtype, in tuples, lists and dicts too; all else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: in_dtype(part, dtype) for name, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(in_dtype(part, dtype) for part in value)
+    return value
+
+
 class ShortBlock(ShardedBlock):
     """Computes and sends in a shorter dtype; the shard keeps its own, as master weights."""
 
@@ -63,19 +105,29 @@ class ShortBlock(ShardedBlock):
         super().__init__(module)
         self.dtype = dtype or self.shard.dtype
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        short = [x.to(self.dtype) if x.is_floating_point() else x for x in inputs]
-        return super().forward(*short).to(self.shard.dtype)
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        inputs, keywords = in_dtype(inputs, self.dtype), in_dtype(keywords, self.dtype)
+        return in_dtype(super().forward(*inputs, **keywords), self.shard.dtype)
 
     def unshard(self) -> torch.Tensor:
         return Gather.apply(self.shard.to(self.dtype))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in vars(self).get("shapes", ()):
+            raise AttributeError(
+                f"`{name}` is whole only inside this block's own forward: a module that "
+                "reads weights of its children can't be cut here: use PyTorch's fully_shard"
+            )
+        return super().__getattr__(name)
 
 
 class ShardedModel(nn.Module):
     """Stage 3 for a module that starts from rank 0's values.
 
     All parameters are in `shards`; what is left in `module` is the same on every rank.
-    Raises ValueError where a parameter is frozen, or shared by two layers.
+    Raises ValueError, before anything is sent, where a parameter is frozen, shared by two
+    layers or sharded already, where a block has several dtypes, and for a BatchNorm in
+    another `compute_dtype`, whose running statistics stay in their own.
     """
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
@@ -83,28 +135,43 @@ class ShardedModel(nn.Module):
         named = list(module.named_parameters(remove_duplicate=False))
         if len({p for _, p in named if p.requires_grad}) < len(named):
             raise ValueError("a parameter is frozen or shared by two layers: use fully_shard")
-        for tensor in module.state_dict().values():
-            dist.broadcast(tensor, src=0)
+        if compute_dtype:
+            require_no_batch_norm(
+                module, f"keeps float32 and can't compute in {compute_dtype}"
+            )
         self.module, self.dtype, self.blocks = module, compute_dtype, {}
-        self.shard_blocks(self)
+        units = self.units_of(self)
+        for _, _, unit in units:
+            require_block(unit)
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        for parent, path, unit in units:
+            self.blocks[path] = ShortBlock(unit, self.dtype)
+            setattr(parent, path.split(".")[-2], self.blocks[path])
         self.shards = nn.ParameterList(block.shard for block in self.blocks.values())
         for block, shard in zip(self.blocks.values(), self.shards, strict=True):
             del block.shard
             vars(block)["shard"] = shard  # which the block uses, and no longer owns
 
-    def shard_blocks(self, module: nn.Module, path: str = "") -> None:
-        """Wrap what stands in a Sequential or ModuleList, and else what has parameters."""
-        is_stack = isinstance(module, nn.Sequential | nn.ModuleList)
-        for name, child in list(module.named_children()):
-            inside = f"{path}{name}."
-            if list(child.parameters(recurse=is_stack)):
-                self.blocks[inside] = ShortBlock(child, self.dtype)
-                setattr(module, name, self.blocks[inside])
-            else:
-                self.shard_blocks(child, inside)
+    def units_of(
+        self, module: nn.Module, path: str = ""
+    ) -> list[tuple[nn.Module, str, nn.Module]]:
+        """What stands in a Sequential or ModuleList, and else what has parameters of its own.
 
-    def forward(self, *inputs: Any) -> torch.Tensor:
-        return self.module(*inputs)
+        Each with the module that it is in, and with its path.
+        """
+        units, is_stack = [], isinstance(module, nn.Sequential | nn.ModuleList)
+        for name, child in module.named_children():
+            inside = f"{path}{name}."
+            lists = [p for p in child.children() if isinstance(p, PARAMETERS)]
+            if list(child.parameters(recurse=is_stack)) or lists:
+                units.append((module, inside, child))
+            else:
+                units += self.units_of(child, inside)
+        return units
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        return self.module(*inputs, **keywords)
 
     def finish_gradient_synchronization(self) -> None:
         """Nothing is left to do: the shards have their gradients after backward."""
@@ -132,6 +199,10 @@ ADAM = partial(Adam, lr=0.01)
 
 def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
     """A module at a stage of ZeRO; at stage 0 the gradients are averaged and all is whole."""
+    if stage not in range(4):
+        raise ValueError(
+            f"there is no stage {stage}: ZeRO has 1, 2 and 3, and 0 shards nothing"
+        )
     if stage == 1:
         optimizer = ShardedOptimizer(module.parameters(), kind)
         return Prepared(module, optimizer.inner, optimizer.step)

@@ -16,6 +16,16 @@ from torch.nn.utils.parametrize import register_parametrization
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from mgpu_tutorial.sharding.refusals import (
+    require_in_flat,
+    require_no_batch_norm,
+    require_no_graph,
+    require_once,
+    require_one_dtype,
+    require_owners,
+    require_step,
+)
+
 
 def owners(parameters: list[nn.Parameter], world_size: int) -> list[int]:
     """The owner of each parameter: the largest first, each to the rank with least so far."""
@@ -31,8 +41,13 @@ def sharded_step(
 ) -> None:
     """Rank owner[i] gets the mean gradient of parameter i, steps it, and sends it to all.
 
-    `optimizer` has the parameters that this rank owns.
+    `optimizer` has the parameters that this rank owns. Raises before anything is sent where
+    it has not, where an owner is missing, or where backward has left a gradient out.
     """
+    require_owners(parameters, owner, dist.get_world_size())
+    pairs = list(zip(parameters, owner, strict=True))
+    mine = [parameter for parameter, rank in pairs if rank == dist.get_rank()]
+    require_step({f"parameter {i}": p for i, p in enumerate(parameters)}, optimizer, mine)
     for i, parameter in enumerate(parameters):
         dist.reduce(parameter.grad, owner[i])
         parameter.grad /= dist.get_world_size()
@@ -43,26 +58,36 @@ def sharded_step(
 
 def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """The tensors side by side, padded with zeros so that all shards are equally long."""
+    tensors = list(tensors)
+    require_one_dtype(tensors)
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
     return nn.functional.pad(flat, (0, -len(flat) % dist.get_world_size()))
 
 
 def shard_of(flat: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a flat tensor: a view."""
+    if len(flat) % dist.get_world_size():
+        raise ValueError(f"{len(flat)} numbers make no equal shards: `flatten` pads them")
     return flat.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 class FlatParameters:
-    """The parameters of a module in one flat tensor; the optimizer gets `shard`."""
+    """The trained parameters of a module in one flat tensor; the optimizer gets `shard`."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.parameters = list(module.parameters())
+        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        require_once(self.named)
+        self.parameters = list(self.named.values())
         self.flat = flatten(self.parameters)
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
         self.shard = nn.Parameter(shard_of(self.flat))  # a view: a step on it moves them
+        for parameter in self.parameters:
+            parameter.sharded = True  # which `require_once` refuses from now on
 
     def step(self, optimizer: Optimizer) -> None:
         """Reduce-scatter the gradients, step this rank's shard, all-gather the new values."""
+        require_step(self.named, optimizer, [self.shard])
+        require_in_flat(self.named, self.flat)
         gradient = flatten(parameter.grad for parameter in self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
@@ -84,6 +109,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        require_no_graph()
         shard = gradient.new_empty(len(gradient) // dist.get_world_size())
         dist.reduce_scatter_single(shard, gradient)
         return shard / dist.get_world_size()
@@ -115,12 +141,15 @@ class Unsharded(nn.Module):
 
 def shard_parameters(module: nn.Module) -> None:
     """Keep a shard of every parameter, which is gathered each time it is read."""
+    require_once(dict(module.named_parameters(remove_duplicate=False)))
     for part in list(module.modules()):
         for name, parameter in list(part.named_parameters(recurse=False)):
             unsharded = Unsharded(parameter.shape)
             register_parametrization(part, name, unsharded, unsafe=True)
+            parameter.sharded = True  # it holds this rank's shard now
 
 
 def recompute(block: nn.Module) -> None:
     """The block keeps its input only, and computes the rest again in backward."""
+    require_no_batch_norm(block, "would count each batch twice")
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -1,0 +1,123 @@
+"""What the stages of ZeRO can't do, refused before a rank sends anything."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+
+
+def require_one_dtype(tensors: list[torch.Tensor]) -> None:
+    """ValueError where there is no tensor to put into a flat one, or several dtypes."""
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+    if not dtypes:
+        raise ValueError(
+            "there are no parameters to shard: give a module that has some, each module once"
+        )
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"parameters of {' and '.join(dtypes)} don't fit into one flat tensor: convert "
+            "the module to one dtype first"
+        )
+
+
+def require_once(named: Mapping[str, nn.Parameter]) -> None:
+    """ValueError where a parameter has two names, or was sharded before."""
+    seen = set()
+    for name, parameter in named.items():
+        if parameter in seen or hasattr(parameter, "sharded"):
+            raise ValueError(
+                f"`{name}` is tied to another layer or sharded already, and its copies would "
+                "go apart: shard a weight once, and tied ones by PyTorch's fully_shard"
+            )
+        seen.add(parameter)
+
+
+def require_block(module: nn.Module) -> None:
+    """ValueError where one flat shard can't stand for all parameters of a module."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    require_once(named)
+    require_one_dtype(list(named.values()))
+    frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
+    if frozen:
+        raise ValueError(
+            f"`{frozen[0]}` is frozen, and as a part of the block's shard it would train: "
+            "leave frozen layers out of the block, or use PyTorch's fully_shard"
+        )
+
+
+def require_owners(parameters: list[nn.Parameter], owner: list[int], world_size: int) -> None:
+    """ValueError where a parameter has no owner, or stands in the list twice."""
+    if len(owner) != len(parameters) or any(rank not in range(world_size) for rank in owner):
+        raise ValueError(
+            f"{len(parameters)} parameters need as many owners, each a rank from 0 to "
+            f"{world_size - 1}, and not {len(owner)} of {sorted(set(owner))}"
+        )
+    if len(set(parameters)) < len(parameters):
+        raise ValueError("a parameter stands in the list twice, and would be averaged twice")
+
+
+def require_step(
+    named: Mapping[str, nn.Parameter], optimizer: Optimizer, stepped: Iterable[nn.Parameter]
+) -> None:
+    """An error where a step would leave a gradient out, or a parameter that it must move."""
+    missing = [name for name, parameter in named.items() if parameter.grad is None]
+    if missing:
+        raise RuntimeError(
+            f"no gradient in {', '.join(missing[:3])}: every rank sends each, so backward "
+            "comes first, and what no loss uses is frozen before"
+        )
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not held.issuperset(stepped):
+        raise ValueError(
+            "the optimizer lacks what this rank must step, so nothing would move: give it "
+            "this rank's own part, after the sharding"
+        )
+
+
+def require_in_flat(named: Mapping[str, nn.Parameter], flat: torch.Tensor) -> None:
+    """RuntimeError where a parameter no longer is a view of the flat tensor."""
+    memory = flat.untyped_storage()
+    for name, parameter in named.items():
+        if parameter.untyped_storage() is not memory:
+            raise RuntimeError(
+                f"`{name}` has left the flat tensor, so no step would move it: convert or "
+                "move the module before FlatParameters"
+            )
+
+
+def require_unmoved(shard: nn.Parameter, version: int) -> None:
+    """RuntimeError where a shard was stepped after the forward whose backward asks for it."""
+    if shard._version != version:
+        raise RuntimeError(
+            "the shard was changed between forward and backward, which would now take other "
+            "weights: go backward first, then step"
+        )
+
+
+def require_no_graph() -> None:
+    """RuntimeError where backward is to be differentiated: a scatter leaves no graph."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph=True asks for the derivative of a shard's gradient, which is cut "
+            "off here and would be left out: take it from a model that is whole"
+        )
+
+
+def require_no_batch_norm(module: nn.Module, why: str) -> None:
+    """ValueError where a module has a BatchNorm."""
+    if any(isinstance(part, BATCH_NORMS) for part in module.modules()):
+        raise ValueError(f"a BatchNorm {why}: use another norm, such as GroupNorm")
+
+
+def require_equal_shares(samples: int, rank: int, world_size: int) -> None:
+    """ValueError where a batch has no equal part for this rank."""
+    if world_size < 1 or samples % world_size:
+        raise ValueError(
+            f"{samples} samples can't be cut into {world_size} equal parts, and the mean of "
+            "unequal parts is not the mean of the batch"
+        )
+    if rank not in range(world_size):
+        raise ValueError(f"there is no rank {rank} of {world_size}")

@@ -1,0 +1,462 @@
+"""What a stage can't do it refuses on every rank; what it does is what one process does."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.sharding import stages, zero
+from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
+from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(x)))
+
+
+def tied(*_):
+    return Tied()
+
+
+def frozen(*_):
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False))
+
+
+def mixed(*_):
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())
+
+
+def plain(*_):
+    torch.manual_seed(0)
+    return nn.Linear(3, 3)
+
+
+def shard_a_block(rank, world_size, make):
+    ShardedBlock(make())
+
+
+def shard_a_model(rank, world_size, make):
+    ShardedModel(make())
+
+
+def shard_each_parameter(rank, world_size, make):
+    zero.shard_parameters(make())
+
+
+def lay_flat(rank, world_size, make):
+    zero.FlatParameters(make())
+
+
+def share_between_blocks(rank, world_size):
+    module = Tied()
+    ShardedBlock(module.one)
+    ShardedBlock(module.two)
+
+
+def shard_again(rank, world_size, first, second):
+    first(module := plain())
+    second(module)
+
+
+def shard_a_block_again(rank, world_size):
+    ShardedBlock(ShardedBlock(plain()))
+
+
+def shard_a_model_in_short(rank, world_size):
+    ShardedModel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.bfloat16)
+
+
+def leave_a_layer_out(rank, world_size):
+    linked([PrefetchingBlock(plain()), nn.Linear(3, 3)])
+
+
+def own_nothing(rank, world_size):
+    ShardedOptimizer(plain().requires_grad_(False).parameters(), Adam)
+
+
+def own_twice(rank, world_size):
+    ShardedOptimizer([*plain().parameters()] * 2, Adam)
+
+
+def step_without_backward(rank, world_size):
+    ShardedOptimizer(plain().parameters(), SGD, lr=0.1).step()
+
+
+def with_gradients(module):
+    module(torch.ones(2, 3)).sum().backward()
+    return module
+
+
+def step_by_owner(rank, world_size, owner, of="all"):
+    parameters = list(with_gradients(plain()).parameters())
+    mine = parameters if of == "all" else []
+    zero.sharded_step(parameters, owner, SGD([{"params": mine}], lr=0.1))
+
+
+def step_flat_without_backward(rank, world_size):
+    flat = zero.FlatParameters(plain())
+    flat.step(SGD([flat.shard], lr=0.1))
+
+
+def step_flat_by_another_optimizer(rank, world_size):
+    module = plain()
+    optimizer = SGD(module.parameters(), lr=0.1)  # as one makes it before
+    flat = zero.FlatParameters(module)
+    with_gradients(module)
+    flat.step(optimizer)
+
+
+def step_flat_after_a_conversion(rank, world_size):
+    module = plain()
+    flat = zero.FlatParameters(module)
+    module.double()(torch.ones(2, 3).double()).sum().backward()
+    flat.step(SGD([flat.shard], lr=0.1))
+
+
+def recompute_batch_norm(rank, world_size):
+    zero.recompute(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+
+
+def cut_unevenly(rank, world_size):
+    zero.shard_of(torch.ones(4))
+
+
+def prepare_stage_4(rank, world_size):
+    stages.prepare(4, plain())
+
+
+def share_24_samples(rank, world_size, of=None):
+    stages.loss_of(stages.new_tower(), 0, rank if of is None else of, world_size)
+
+
+TIED, NONE = "is tied to another layer or sharded already", "there are no parameters to shard"
+REFUSED = {
+    "tied in a block": (TIED, shard_a_block, tied),
+    "tied parameters": (TIED, shard_each_parameter, tied),
+    "tied across blocks": (TIED, share_between_blocks),
+    "a block of a block": (TIED, shard_a_block_again),
+    "a module in two blocks": (NONE, shard_again, ShardedBlock, ShardedBlock),
+    "parameters sharded twice": (TIED, shard_again) + (zero.shard_parameters,) * 2,
+    "flat, then a block": (TIED, shard_again, zero.FlatParameters, ShardedBlock),
+    "sharded, then flat": (TIED, shard_again, zero.shard_parameters, zero.FlatParameters),
+    "frozen in a block": ("`1.weight` is frozen", shard_a_block, frozen),
+    "two dtypes in a block": ("float32 and float64", shard_a_block, mixed),
+    "two dtypes, flat": ("float32 and float64", lay_flat, mixed),
+    "two dtypes in a unit": ("float32 and float64", shard_a_model)
+    + (lambda *_: nn.ModuleList([mixed()]),),
+    "no parameters, flat": (NONE, lay_flat, nn.GELU),
+    "no parameters in a block": (NONE, shard_a_block, nn.GELU),
+    "a model of tied layers": ("frozen or shared by two layers", shard_a_model, tied),
+    "a BatchNorm in bfloat16": ("can't compute in torch.bfloat16", shard_a_model_in_short),
+    "a layer in no block": ("number 1 is Linear, no sharded block", leave_a_layer_out),
+    "nothing to train": ("no parameter to train", own_nothing),
+    "a parameter twice": (TIED, own_twice),
+    "no backward": ("no gradient in parameter 0, parameter 1", step_without_backward),
+    "too few owners": ("as many owners", step_by_owner, [0]),
+    "an owner that is no rank": ("each a rank from 0 to 1", step_by_owner, [0, 2]),
+    "an empty optimizer": ("the optimizer lacks", step_by_owner, [0, 1], "none"),
+    "no backward, flat": ("no gradient in weight, bias", step_flat_without_backward),
+    "another optimizer, flat": ("the optimizer lacks", step_flat_by_another_optimizer),
+    "converted, flat": ("`weight` has left the flat tensor", step_flat_after_a_conversion),
+    "BatchNorm recomputed": ("would count each batch twice", recompute_batch_norm),
+    "stage 4": ("there is no stage 4", prepare_stage_4),
+    "rank 9 of 2": ("no rank 9 of 2", share_24_samples, 9),
+    "rank -1 of 2": ("no rank -1 of 2", share_24_samples, -1),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_every_rank_refuses_it_before_anything_is_sent(refused, case):
+    refused(2, *REFUSED[case])
+
+
+@pytest.mark.parametrize("worker", [cut_unevenly, share_24_samples])
+def test_unequal_parts_are_refused(refused, worker):
+    refused(5 if worker is share_24_samples else 3, "equal", worker)
+
+
+def step_in_between(rank, world_size, kind):
+    block = kind(plain())
+    loss = block(torch.ones(2, 3, requires_grad=True)).square().sum()
+    with torch.no_grad():
+        block.shard += 1
+    loss.backward()
+
+
+def differentiate_twice(rank, world_size, kind):
+    block = kind(plain())
+    loss = block(torch.ones(2, 3)).square().sum()
+    torch.autograd.grad(loss, [*block.parameters()], create_graph=True)
+
+
+def read_a_child(rank, world_size):
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.layer.weight)
+
+    try:
+        ShardedModel(Reads())(torch.ones(1, 3))
+    except AttributeError as error:
+        raise ValueError(error) from None
+
+
+@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
+@pytest.mark.parametrize(
+    "words, worker",
+    [
+        ("between forward and backward", step_in_between),
+        ("create_graph", differentiate_twice),
+    ],
+)
+def test_what_backward_would_take_wrongly_is_refused(refused, words, worker, kind):
+    refused(2, words, worker, kind, sent=True)
+
+
+def test_a_module_that_reads_its_childs_weight_is_refused(refused):
+    refused(
+        2, "`weight` is whole only inside this block's own forward", read_a_child, sent=True
+    )
+
+
+# What is right: the same as one process, however odd
+
+
+class Odd(nn.Module):
+    """An empty parameter, one number without a bias, a transposed weight, and buffers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.empty = nn.Parameter(torch.zeros(0))
+        self.scale = nn.Linear(1, 1, bias=False)
+        self.weight = nn.Parameter(torch.randn(3, 4).T)
+        self.register_buffer("shift", torch.randn(4), persistent=False)
+        self.register_buffer("mask", torch.tensor([True, False, True, True]))
+
+    def forward(self, x, factor=1.0, *, more=None):
+        x = x @ self.weight.T + self.shift + self.empty.sum()
+        x = torch.where(self.mask, x, factor * x)
+        return self.scale(x[..., None])[..., 0][..., :3] + (0 if more is None else more["x"])
+
+
+def batch(rank, world_size):
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
+    return x.chunk(world_size)[rank]
+
+
+def gone_through(model, x, way):
+    """A loss in a way in which people call a model."""
+    if way == "keywords":
+        return model(x, factor=2.0, more={"x": x}).square().mean()
+    if way == "no_grad before":
+        with torch.no_grad():
+            model(x)
+    if way == "an error before":
+        with pytest.raises(RuntimeError):
+            model(torch.ones(1, 5).double())
+    if way == "two forwards":
+        return model(x).square().mean() + model(2 * x).square().mean()
+    if way == "backward twice":
+        loss = model(x).square().mean()
+        loss.backward(retain_graph=True)
+        return loss
+    if way == "the layer twice":
+        return model(model(x)).square().mean()
+    if way == "only the input's gradient before":
+        x = x.clone().requires_grad_()
+        torch.autograd.grad(model(x).square().mean(), x)
+    return model(x).square().mean()
+
+
+WAYS = (
+    "plain",
+    "keywords",
+    "no_grad before",
+    "an error before",
+    "two forwards",
+    "backward twice",
+    "the layer twice",
+    "only the input's gradient before",
+)
+
+
+def sharded_parameters(module):
+    zero.shard_parameters(module)
+    return module
+
+
+def recomputed(module):
+    zero.shard_parameters(module)
+    zero.recompute(module)
+    return module
+
+
+KINDS = {
+    "ShardedBlock": ShardedBlock,
+    "PrefetchingBlock": PrefetchingBlock,
+    "shard_parameters": sharded_parameters,
+    "recompute": recomputed,
+    "ShardedModel": ShardedModel,
+}
+
+
+def train_in(rank, world_size, kind, way):
+    module = Odd().double()
+    model = KINDS[kind](module) if kind else module
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        gone_through(model, batch(rank, world_size), way).backward()
+        optimizer.step()
+    return model(batch(0, 1)).detach()
+
+
+def train_in_every_way(rank, world_size, kind):
+    return {way: train_in(rank, world_size, kind, way) for way in WAYS}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_way_to_call_a_sharded_module_is_right(ranks, kind, world_size):
+    expected = train_in_every_way(0, 1, None)
+    for found in ranks(world_size, train_in_every_way, kind).results:
+        far = {way: (found[way] - expected[way]).abs().max().item() for way in WAYS}
+        assert max(far.values()) < 1e-12, far
+
+
+def step_between_gathers(rank, world_size):
+    """A gather that was begun before a step brings old weights, which nobody may use."""
+    model = linked([PrefetchingBlock(plain().double()) for _ in range(2)])
+    first, second = model
+    first(batch(0, 1))  # begins the gather of the second
+    with torch.no_grad():
+        second.shard += 1
+    return second(batch(0, 1)).detach()
+
+
+def test_a_gather_that_is_older_than_a_step_is_not_used(ranks):
+    layer = plain().double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 1
+    expected = layer(batch(0, 1)).detach()
+    assert largest_difference(ranks(2, step_between_gathers).results, [expected] * 2) < 1e-12
+
+
+def step_flat(rank, world_size, make):
+    """Two steps at stage 2 of a module of which a part may be frozen, tied or transposed."""
+    module = make()
+    flat = zero.FlatParameters(module)
+    optimizer = SGD([flat.shard], lr=0.1, momentum=0.5)
+    for _ in range(2):
+        module(
+            batch(rank, world_size).to(next(module.parameters()))
+        ).square().mean().backward()
+        flat.step(optimizer)
+    return [*module.parameters()]
+
+
+def odd_in_double():
+    return Odd().double()
+
+
+def frozen_in_double():
+    torch.manual_seed(0)
+    return frozen().double()
+
+
+def tied_in_double():
+    torch.manual_seed(0)
+    return Tied().double()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("make", [odd_in_double, frozen_in_double, tied_in_double])
+def test_flat_parameters_take_the_steps_of_one_process(ranks, make, world_size):
+    module = make()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = SGD(trained, lr=0.1, momentum=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(batch(0, 1)).square().mean().backward()
+        optimizer.step()
+    found = ranks(world_size, step_flat, make).results
+    assert largest_difference(found, [[*module.parameters()]] * world_size) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_dtypes_stay_what_they_are(ranks, dtype):
+    def step(rank, world_size):
+        return step_flat(rank, world_size, lambda: plain().to(dtype))
+
+    first, second = ranks(2, step).results
+    assert {p.dtype for p in first} == {dtype}
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def step_in_groups(rank, world_size):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1, bias=False)).double()
+    module[0].bias.requires_grad_(False)
+    groups = [
+        {"params": module[0].parameters(), "lr": 0.5},
+        {"params": module[1].parameters()},
+    ]
+    if world_size > 1:
+        optimizer = ShardedOptimizer(groups, SGD, lr=0.1)
+    else:
+        optimizer = SGD(groups, lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(batch(rank, world_size)).square().mean().backward()
+        optimizer.step()
+    return [*module.parameters()]
+
+
+def test_a_sharded_optimizer_takes_groups_and_more_ranks_than_parameters(ranks):
+    found = ranks(3, step_in_groups).results
+    assert largest_difference(found, [step_in_groups(0, 1)] * 3) < 1e-12
+
+
+class Tuples(nn.Module):
+    """Layers that return tuples, take keywords, or keep a list of parameters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.recurrent = nn.LSTM(3, 4, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.scales = nn.ParameterList([torch.ones(4), torch.ones(4)])
+
+    def forward(self, x):
+        y, _ = self.recurrent(x)
+        y, _ = self.attention(y, y, value=y, need_weights=False)
+        return y * self.scales[0] + self.scales[1]
+
+
+def train_tuples(rank, world_size):
+    x = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(1)).double()
+    module = nn.Sequential(Tuples(), nn.Linear(4, 1)).double()
+    model = ShardedModel(module) if world_size > 1 else module
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x.chunk(world_size)[rank]).square().mean().backward()
+        optimizer.step()
+    return model(x).detach()
+
+
+def test_a_sharded_model_takes_layers_with_tuples_keywords_and_lists(ranks):
+    expected = train_tuples(0, 1)
+    assert largest_difference(ranks(2, train_tuples).results, [expected] * 2) < 1e-12
