@@ -1,5 +1,6 @@
 """What the two halves of the ring must do, and the ring made of them."""
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -72,11 +73,56 @@ def bytes_of_a_ring(function: Callable) -> None:
         expect(sent, 6000, f"of a tensor of 4,000 bytes on 4 ranks, rank {rank} sends")
 
 
+def rounds(report: Report) -> int:
+    """How many messages of a run must travel one after another, by the order of the calls.
+
+    A message takes one round from the moment at which its sender has sent and its receiver
+    has asked. `send`, `recv` and `wait` last until it is over; `isend` and `irecv` do not.
+    """
+    left = {r: [e for e in report.events if e.rank == r] for r in range(report.world_size)}
+    now = dict.fromkeys(left, 0)
+    ready = defaultdict(list)  # by sender, receiver and side: when each message was begun
+    begun = {}  # by rank and index of a call: its message
+    is_moving = True
+
+    def end_of(sender: int, receiver: int, number: int) -> int | None:
+        sides = ready[sender, receiver, "sends"], ready[sender, receiver, "asks"]
+        return None if number >= min(map(len, sides)) else 1 + max(s[number] for s in sides)
+
+    while is_moving:
+        is_moving = False
+        for rank, calls in left.items():
+            while calls:
+                event = calls[0]
+                call = rank, event.index if event.of is None else event.of
+                if event.kind == "p2p" and call not in begun:
+                    pair = (rank, event.peer) if event.sends else (event.peer, rank)
+                    side = ready[*pair, "sends" if event.sends else "asks"]
+                    begun[call] = *pair, len(side)
+                    side.append(now[rank])
+                if event.op in ("send", "recv", "wait") and call in begun:
+                    if (end := end_of(*begun[call])) is None:
+                        break
+                    now[rank] = max(now[rank], end)
+                calls.pop(0)
+                is_moving = True
+    return max(now.values())
+
+
+def at_the_same_time(function: Callable) -> None:
+    """let all ranks send in the same step, not one after another around the ring"""
+    found = rounds(_run(function, _noise(6, 12), cut=False))
+    # 10 for a ring; even and odd ranks that take turns need twice as many
+    late = "a rank that sends only after it has received holds up the ranks after it"
+    seen = f"on 6 ranks {found} messages travel one after another, expected 10"
+    assert found <= 20, f"{seen}: {late}"
+
+
 build = Builder(
     "collectives",
     {
         ring.reduce_scatter_ring: [finish],
         ring.all_gather_ring: [gather_all],
-        ring.ring_all_reduce: [sums, bytes_of_a_ring],
+        ring.ring_all_reduce: [sums, bytes_of_a_ring, at_the_same_time],
     },
 )

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from mgpu_tutorial.collectives.ring import ring_all_reduce
 from mgpu_tutorial.lab import Table, frame, launch
@@ -92,31 +93,74 @@ def _numbers(held: torch.Tensor | list[torch.Tensor] | None) -> list[int]:
 
 
 def ring_film(rank: int, world_size: int, all_reduce: Callable = ring_all_reduce) -> None:
-    """Look on while the ring sums chunks: a frame before each message, and one at the end.
+    """Look on while a ring sums chunks: a frame at first, and one for each message received.
 
-    A chunk of rank r begins as 10 to the power r, so its digits say whose parts are in it.
+    A chunk of rank r begins as 2 to the power r and the chunk's number. So a message says
+    whose parts of which chunk are in it, in whatever way it is sent and received. Raises
+    ValueError where the ring has not made the sum.
     """
-    tensor, isend, each = torch.full((world_size,), 10**rank), dist.isend, world_size - 1
+    each, arrived = world_size - 1, []
+    numbers = [number for chunk in range(world_size) for number in (2**rank, chunk)]
+    tensor = torch.tensor(numbers)
+    dist.irecv = c10d.irecv = _watched(c10d.irecv, arrived)  # recv and batches call it too
+    all_reduce(tensor)
+    chunks = [_parts(chunk) for chunk in tensor.split(2)]
+    is_summed = chunks == [(i, set(range(world_size))) for i in range(world_size)]
+    if not is_summed or len(arrived) != 2 * each:
+        raise ValueError(
+            f"no film yet: a ring of {world_size} leaves the sum on every rank, and each "
+            f"receives {2 * each} messages for it. build(ring_all_reduce) says what differs."
+        )
     add = "every rank sends one chunk to the next rank, which adds it to its own."
     keep = "a finished chunk goes on to the next rank, which keeps it."
-    says = ["Every rank has its own part of each chunk. All ranks need the sum of all parts."]
-    says += [f"Add up, {step} of {each}: {add}" for step in range(1, world_size)]
+    says = [f"Add up, {step} of {each}: {add}" for step in range(1, world_size)]
     says += [f"Hand out, {step} of {each}: {keep}" for step in range(1, world_size)]
-    steps = iter(says)
+    held = {f"chunk {i}": {rank} for i in range(world_size)}
+    first = "Every rank has its own part of each chunk. All ranks need the sum of all parts."
+    frame(first, held)
+    left = (rank - 1) % world_size
+    for sentence, (sender, (chunk, parts)) in zip(says, arrived, strict=True):
+        held[f"chunk {chunk}"] |= parts
+        frame(
+            sentence,
+            held,
+            {f"chunk {chunk}": (left if sender is None else sender, f"chunk {chunk}")},
+        )
 
-    def look(*message: object, **more: object) -> object:
-        held = {f"chunk {i}": _parts(number) for i, number in enumerate(tensor)}
-        frame(next(steps, ""), held)
-        return isend(*message, **more) if message else None
 
-    dist.isend = look
-    all_reduce(tensor)
-    look()
+class _Watched:
+    """A work object that notes, once it was waited for, from whom what has arrived."""
+
+    def __init__(self, work: object, came: list, sender: int, buffer: torch.Tensor) -> None:
+        self._work, self._came, self._sender, self._buffer = work, came, sender, buffer
+
+    def wait(self, *args: object, **kwargs: object) -> object:
+        result = self._work.wait(*args, **kwargs)
+        self._came[:] = self._sender, _parts(self._buffer)
+        return result
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._work, name)
 
 
-def _parts(number: torch.Tensor) -> list[int]:
-    digits = reversed(str(number.item()))
-    return [rank for rank, digit in enumerate(digits) if digit != "0"]
+def _watched(irecv: Callable, arrived: list[list]) -> Callable:
+    """The same call, which makes room in `arrived` for what will have come."""
+    signature = inspect.signature(irecv)
+
+    def call(*args: object, **kwargs: object) -> _Watched:
+        given = signature.bind(*args, **kwargs).arguments
+        sender = given.get("src", given.get("group_src"))
+        arrived.append([sender, (0, set())])
+        return _Watched(irecv(*args, **kwargs), arrived[-1], sender, given["tensor"])
+
+    return call
+
+
+def _parts(chunk: torch.Tensor) -> tuple[int, set[int]]:
+    """Which chunk this is, and whose parts are in it: read off its two numbers."""
+    parts, numbers = [*chunk.flatten().tolist(), 0, 0][:2]
+    ranks = {rank for rank in range(parts.bit_length()) if parts >> rank & 1}
+    return numbers // max(len(ranks), 1), ranks
 
 
 def tree_film(rank: int, world_size: int) -> None:
@@ -124,7 +168,7 @@ def tree_film(rank: int, world_size: int) -> None:
     slots = ["ring 0", "ring 1", "ring 2", "ring 3", "tree"]
     held, came = {slot: torch.tensor(10**rank) for slot in slots}, {}
     for step, (says, tree) in enumerate(TREE):
-        frame(says, {slot: _parts(held[slot]) for slot in slots}, came)
+        frame(says, {slot: _digits(held[slot]) for slot in slots}, came)
         moves = [(r, (r + 1) % 4, f"ring {(r - step) % 4}") for r in range(4) if step < 6]
         moves += [(int(source), int(target), "tree") for source, target in tree.split()]
         works = [dist.isend(held[slot], to) for source, to, slot in moves if source == rank]
@@ -136,6 +180,12 @@ def tree_film(rank: int, world_size: int) -> None:
             held[slot] = held[slot] + incoming if adds else incoming
         for work in works:
             work.wait()
+
+
+def _digits(number: torch.Tensor) -> list[int]:
+    """The ranks whose parts are in a sum of powers of ten."""
+    digits = reversed(str(number.item()))
+    return [rank for rank, digit in enumerate(digits) if digit != "0"]
 
 
 def race(*methods: Callable[[torch.Tensor], None]) -> Table:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 def reduce_scatter_ring(chunks: Sequence[torch.Tensor]) -> None:
     """Add up around the ring, in place: rank r ends with the whole sum of chunk r + 1."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    check_chunks(chunks, world_size)
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(world_size - 1):
         outgoing = chunks[(rank - step) % world_size]
@@ -23,6 +24,7 @@ def reduce_scatter_ring(chunks: Sequence[torch.Tensor]) -> None:
 def all_gather_ring(chunks: Sequence[torch.Tensor]) -> None:
     """Hand out around the ring, in place: rank r has chunk r + 1 at first, all at last."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    check_chunks(chunks, world_size)
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(world_size - 1):
         sending = dist.isend(chunks[(rank + 1 - step) % world_size], right)
@@ -31,13 +33,38 @@ def all_gather_ring(chunks: Sequence[torch.Tensor]) -> None:
 
 
 def ring_all_reduce(tensor: torch.Tensor) -> None:
-    """Sum `tensor` (flat, in place) over all ranks, by way of neighbours only.
+    """Sum `tensor` (in place) over all ranks, by way of neighbours only.
 
     Patarasuk and Yuan, 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
     """
-    chunks = tensor.tensor_split(dist.get_world_size())  # views, not copies
+    check_in_place(tensor)
+    chunks = tensor.view(-1).tensor_split(dist.get_world_size())  # views, not copies
     reduce_scatter_ring(chunks)
     all_gather_ring(chunks)
+
+
+def check_chunks(chunks: Sequence[torch.Tensor], world_size: int) -> None:
+    """Raise ValueError for chunks that a ring cannot sum in place."""
+    if len(chunks) != world_size:
+        raise ValueError(
+            f"a ring needs a chunk for each rank: world size {world_size}, got {len(chunks)} "
+            "chunks. Cut the tensor by tensor_split(world_size)"
+        )
+    check_in_place(*chunks)
+
+
+def check_in_place(*tensors: torch.Tensor) -> None:
+    """Raise ValueError for tensors that no message can be received into and added to."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise ValueError(
+            "a tensor that is not contiguous can neither be sent nor received into: "
+            "sum tensor.contiguous(), and copy it back"
+        )
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise ValueError(
+            "a sum in place would change a tensor that autograd records: "
+            "sum its .grad, or use torch.no_grad()"
+        )
 
 
 def naive_all_reduce(tensor: torch.Tensor) -> None:

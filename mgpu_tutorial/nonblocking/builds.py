@@ -36,7 +36,21 @@ def meanwhile(function: Callable) -> None:
     for rank, start in enumerate(("isend", "irecv")):
         calls = [e.note or e.op for e in events if e.rank == rank and e.op != "barrier"]
         seen = f"rank {rank} called {', then '.join(calls)}"
-        assert calls == [start, "work", "wait"], f"{seen}; it must be {start}, work, wait"
+        assert calls == [start, "work", "wait"], f"{seen}: {_what_is_wrong(calls)}"
+
+
+def _what_is_wrong(calls: list[str]) -> str:
+    """What this order of calls means, without the order that is right."""
+    if calls.count("work") != 1:
+        return f"work must run once, and ran {calls.count('work')} times"
+    before, after = calls[: calls.index("work")], calls[calls.index("work") + 1 :]
+    if not before:
+        return "it worked before its transfer had started"
+    if {"send", "recv", "wait"} & set(before):
+        return "it stood still before it worked"
+    if not after:
+        return "its transfer may not be over when it returns"
+    return "this is not one transfer with the work in between"
 
 
 def arrives(function: Callable) -> None:

@@ -30,17 +30,23 @@ def started(rank: int, world_size: int, port: int, script: Callable) -> bool:
 
 
 def _run(script: Callable, ranks: int) -> Report:
-    return launch(started, ranks, free_port(), script, backend="none", device="cpu")
+    return launch(
+        started, ranks, free_port(), script, backend="none", device="cpu", trace=True
+    )
 
 
 def says_who(function: Callable) -> None:
     """print its rank, the world size, and last the sum of all ranks, on 1, 2 and 3 ranks"""
     for ranks in (1, 2, 3):
-        for rank, said in enumerate(_run(function, ranks).stdout):
-            numbers = [int(number) for number in re.findall(r"\d+", said)]
+        report = _run(function, ranks)
+        for rank, said in enumerate(report.stdout):
+            numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", said)]
             wanted = [rank, ranks, sum(range(ranks))]
             seen = f"rank {rank} of {ranks} printed {said.strip()!r}"
-            assert numbers[:2] + numbers[-1:] == wanted, f"{seen}, expected {wanted}"
+            in_it = f"{rank}, {ranks} and last {wanted[-1]} in it"
+            assert numbers[:2] + numbers[-1:] == wanted, f"{seen}, expected {in_it}"
+            talks = any(e.rank == rank and e.op != "barrier" for e in report.events)
+            assert talks or ranks == 1, f"{seen}, but has heard no number of another rank"
 
 
 def leaves(function: Callable) -> None:

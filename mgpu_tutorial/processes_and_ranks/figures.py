@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from mgpu_tutorial.lab.teach.build import is_blank
 from mgpu_tutorial.lab.teach.mine import needs
 from mgpu_tutorial.processes_and_ranks.meeting import hello
 
+# The last line of a rank's traceback, which is not torchrun's own
+ERROR = re.compile(r"^(?!torch\.distributed\.elastic)[\w.]+Error(?:: .*)?$", re.M)
 COLUMN, GAP = 104, 24  # pixels: a GPU's width, and what is between nodes
 
 
@@ -44,37 +47,39 @@ def cluster_map(nodes: int, gpus: int) -> Drawing:
 
 
 def torchrun(function: Callable, ranks: int) -> None:
-    """Write `function` into a script, print it, and start it with torchrun.
+    """Write `function` into a script, and start it by the line that is printed.
 
-    In place of a function that is still the stub, ours runs. Nothing stays on the disk.
+    What the ranks print is sorted, and of an error only its last line is shown. In place of a
+    function that is still the stub, ours runs. Nothing stays on the disk.
     """
     blank = is_blank(function)
     imports, sources = needs([hello if blank else function], set())
     call = f'if __name__ == "__main__":\n    {function.__name__}()\n'
     script = "\n\n\n".join(["\n".join(sorted(set(imports))), *sources, call])
     print(f"# {function.__name__} is not filled in yet, so ours runs" if blank else script)
-    print(f"$ torchrun --nproc-per-node {ranks} hello.py", flush=True)
+    options = f"--local-addr 127.0.0.1 --nproc-per-node {ranks} hello.py"
+    print(f"$ OMP_NUM_THREADS=1 torchrun {options}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "hello.py").write_text(script, encoding="utf-8")
-        words = ["--standalone", "--nproc-per-node", str(ranks), "--log-dir", folder]
-        words += ["--local-addr", "127.0.0.1"]  # the machine's name may lead nowhere
-        words += ["--redirects", "3"]  # a file for each rank, or their lines would mix
         job = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *words, "hello.py"],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            [sys.executable, "-m", "torch.distributed.run", *options.split()],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder},
             cwd=folder,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="backslashreplace",
         )
         try:
-            job.wait(timeout=60)
+            said, complaints = job.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             job.terminate()  # torchrun hands it on to its ranks
-            job.wait()
+            said, complaints = job.communicate()
             print("stopped after 60 s")
-        for path in sorted(Path(folder).rglob("std*.log")):
-            for line in path.read_text("utf-8").splitlines():
-                if path.stem == "stdout" or "Error: " in line:
-                    print(line)
+    for line in sorted(said.splitlines()):
+        print(line)
+    for line in sorted(set(ERROR.findall(complaints))):
+        print(line)
 
 
 def spawn_alone(function: Callable) -> str:

@@ -60,8 +60,9 @@ def main_worker(local_rank: int, world_size: int, path: str, numbers: list[int])
     dist.init_process_group(
         "gloo", init_method=f"file://{path}", rank=local_rank, world_size=world_size
     )
+    numbers = torch.tensor(numbers)  # of one dtype on all ranks, also where a share is empty
     share = numbers[local_rank::world_size]
-    total = torch.tensor(sum(share))
+    total = share.sum()
     dist.all_reduce(total)
     dist.destroy_process_group()
     return total.item()

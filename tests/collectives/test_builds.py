@@ -17,7 +17,8 @@ SCATTER = [
     (ADD, "target = target + incoming", "on 2 ranks"),
     ("(rank - step) %", "(rank + step) %", "on 3 ranks"),
     ("sending = dist.isend", "dist.send", "sending.wait()", "", "deadlock: 0 → 1 → 0"),
-    (EMPTY, "incoming = torch.empty_like(outgoing)", ""),
+    (EMPTY, "incoming = torch.empty_like(outgoing)", "24 vs 16"),
+    ("sending.wait()", "", "never waited for the isend at <cell"),
     (ADD, f"{ADD}; assert target[0] == target[0]", "IndexError"),  # an empty chunk
 ]
 TARGET = "chunks[(rank - step) % world_size]"
@@ -37,10 +38,14 @@ OWN_ORDER = """rank, world_size = dist.get_rank(), dist.get_world_size()
     dist.all_gather(every, tensor)
     tensor.copy_(sum(every[rank:] + every[:rank]))"""
 RING = [
-    ("tensor.tensor_split(", "torch.tensor_split(tensor.view(-1), "),
-    ("tensor.tensor_split", "tensor.clone().tensor_split", "on 2 ranks, rank 0 holds"),
-    ("dist.get_world_size()", "2", "index out of range"),
-    ("tensor_split(dist.get_world_size())", "view(dist.get_world_size(), -1)", "size 1003"),
+    ("tensor.view(-1).tensor_split(", "torch.tensor_split(tensor, "),
+    ("tensor.view(-1)", "tensor.clone()", "on 2 ranks, rank 0 holds"),
+    ("dist.get_world_size()", "2", "a chunk for each rank: world size 1, got 2"),
+    (
+        "view(-1).tensor_split(dist.get_world_size())",
+        "view(dist.get_world_size(), -1)",
+        "size 1003",
+    ),
     (LAST, f"{LAST}\n    {LAST}", "from rank 0: 9 of them, expected 6"),
     ("chunks =…", OWN_ORDER, "numbers differ between ranks 0 and 1"),
     ("chunks =…", "dist.all_reduce(tensor)", "from rank 0: 0 of them, expected 6"),

@@ -14,7 +14,7 @@ def test_the_span_of_compute_holds_its_products(monkeypatch):
 
 def test_two_ranks_swap_with_each_other_in_one_batch(ranks):
     report = ranks(2, transfers.exchange_with_neighbours, trace=True)
-    assert report.results == [[1, 1], [0, 0]]
+    assert report.results == [[101, 201], [100, 200]]
     for rank in range(2):
         calls = [event.op for event in report.events if event.rank == rank]
         assert calls == [*["isend"] * 2, *["irecv"] * 2, *["wait"] * 4]

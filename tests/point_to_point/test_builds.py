@@ -11,6 +11,9 @@ STARTED = f"""work = dist.isend(mine, peer)
 BATCH = """every = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, other, peer)]
     [work.wait() for work in dist.batch_isend_irecv(every)]
     return other"""
+GATHERED = """every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return every[peer]"""
 NEXT = "peer = (dist.get_rank() + dist.get_world_size() // 2) % dist.get_world_size()"
 SWAP = [
     ("dist.get_rank() < peer", "peer < dist.get_rank()", "empty_like", "zeros_like"),
@@ -18,6 +21,20 @@ SWAP = [
     ("if dist…", BATCH),
     ("if dist…", f"{SEND}\n    {RECV}\n    return other", "deadlock: 0 → 1 → 0"),
     ("< peer", "% 2 == 0", "deadlock: 0 → 2 → 0"),
+    (
+        "if dist…",
+        f"dist.isend(mine, peer)\n    {RECV}\n    {RETURN}",
+        "never waited for the isend at",
+    ),
+    (RETURN, "return other.tolist()", "rank 0 of 2 returns [1.0], which is no tensor"),
+    ("dist.recv(other, src=peer)", "other = dist.recv(other, src=peer)", "returns who sent"),
+    ("if dist…", "return mine - dist.get_rank() + peer", "whose peer is 2: no message"),
+    ("if dist…", GATHERED, "whose peer is 2: all_gather"),
+    (
+        RETURN,
+        f"extra = dist.isend(mine, peer)\n    {RETURN}",
+        "recv from rank 2, then isend to rank 2",
+    ),
     (RETURN, "", "Is a `return` missing?"),
     (RETURN, "return mine if dist.get_rank() else other", "rank 1 of 2 receives: [1]"),
     (RETURN, "return mine.copy_(other)", "after it, rank 0's own tensor is: [1]"),

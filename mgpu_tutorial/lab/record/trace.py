@@ -8,6 +8,7 @@ dies is complete up to the call it died in.
 import functools
 import inspect
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from mgpu_tutorial.lab import borrowed
+from mgpu_tutorial.lab.record import source_lines
+from mgpu_tutorial.lab.record.source_lines import SourceLine
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 COLLECTIVES = (
@@ -54,6 +57,8 @@ class Event:
     nbytes: int = 0
     note: str = ""
     of: int | None = None
+    at: tuple = ()  # of an isend or irecv: the source line that made it
+    dropped: float | None = None  # when its work object was lost that nobody waited for
 
     @property
     def kind(self) -> str:
@@ -109,7 +114,7 @@ class Recorder:
             self._inside = True
             try:
                 given = signature.bind_partial(*args, **kwargs).arguments
-                index = self.begin(op, **_describe(given))
+                index = self.begin(op, **_describe(given), **_place(op))
                 result = original(*args, **kwargs)
                 self.end(index, **({"peer": result} if op == "recv" else {}))
             finally:
@@ -119,7 +124,7 @@ class Recorder:
                 return result
             # NCCL's future only knows "queued"
             known = is_async and "nccl" not in dist.get_backend(given.get("group"))
-            return TracedWork(result, self, index, known)
+            return TracedWork(result, self, index, known, is_p2p=not is_async)
 
         call.recorder = self
         call.original = original  # what slow_link puts itself around
@@ -129,7 +134,10 @@ class Recorder:
 class TracedWork:
     """A torch.distributed Work whose `wait` is recorded; all else passes through."""
 
-    def __init__(self, work: Any, recorder: Recorder, index: int, known: bool) -> None:
+    def __init__(
+        self, work: Any, recorder: Recorder, index: int, known: bool, is_p2p: bool = False
+    ) -> None:
+        self._is_open = is_p2p  # nobody has waited for it yet
         self._work, self._recorder, self._index = work, recorder, index
         self._has_no_future = False
         try:
@@ -142,6 +150,7 @@ class TracedWork:
         self._recorder.write(index=self._index, done=time.monotonic())
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
+        self._is_open = False
         index = self._recorder.begin("wait", of=self._index)
         result = self._work.wait(*args, **kwargs)
         self._recorder.end(index)
@@ -152,6 +161,11 @@ class TracedWork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
+    def __del__(self) -> None:
+        if self._is_open:
+            with suppress(Exception):  # at the end of the process
+                self._recorder.write(index=self._index, dropped=time.monotonic())
+
 
 def _describe(given: dict[str, Any]) -> dict[str, Any]:
     members = _members(given.get("group"))
@@ -161,6 +175,14 @@ def _describe(given: dict[str, Any]) -> dict[str, Any]:
         peer = members[inner]
     nbytes = next(filter(None, map(_nbytes, given.values())), 0)  # of the first that has any
     return {"peer": peer, "tag": given.get("tag", 0), "group": members, "nbytes": nbytes}
+
+
+def _place(op: str) -> dict[str, SourceLine]:
+    """Where a transfer was started whose `wait` may be forgotten."""
+    if op not in ("isend", "irecv"):
+        return {}
+    place = source_lines.of_frame(sys._getframe())
+    return {"at": place} if place else {}
 
 
 def _members(group: Any) -> list[int]:
@@ -213,7 +235,8 @@ def read(path: Path, rank: int, origin: float) -> list[Event]:
             events.setdefault(fields["index"], {}).update(fields)
     for fields in events.values():
         fields["group"] = tuple(fields.get("group", ()))
-        for moment in {"begin", "end", "done"} & fields.keys():
+        fields["at"] = tuple(fields.get("at", ()))
+        for moment in {"begin", "end", "done", "dropped"} & fields.keys():
             fields[moment] -= origin
     whole = (events[i] for i in sorted(events) if "op" in events[i])  # whose first line is
     return [Event(rank=rank, **fields) for fields in whole]

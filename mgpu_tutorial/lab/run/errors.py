@@ -30,6 +30,12 @@ IN_A_REAL_JOB = (  # PyTorch's own limits: `launch` lets a group wait for longer
     "in a real job, after 30 minutes: RuntimeError: Timed out waiting 1800000ms for {} "
     "operation to complete (with NCCL, after 10: its watchdog ends the process)"
 )
+IN_A_MEETING = (  # of rank 0, which counts who has come; and of the others without it
+    "in a real job, after 30 minutes: DistStoreError: Timed out after 1801 seconds waiting "
+    "for clients (after 10 with NCCL)",
+    "in a real job, after 30 minutes: DistNetworkError: The client socket has timed out "
+    "after 1800000ms while trying to connect to the store (after 10 with NCCL)",
+)
 
 
 class LaunchError(RuntimeError):
@@ -198,6 +204,7 @@ def failure(outcomes: list[RankOutcome], report: Report) -> RankFailed:
     else:
         left = [o.rank for o in outcomes if o.lost_peer or o.waits_in]
         lines = [f"{_ranks(gone)} returned while {_ranks(left)} still waited for an answer"]
+    lines += _dropped(report)
     lines += [outcome.line() for outcome in outcomes if outcome not in causes]
     return RankFailed("\n".join(lines), report, outcomes)
 
@@ -222,9 +229,13 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
     pending = [event for event in report.events if event.end is None]
     waits = {e.rank: e for e in pending if e.kind in ("p2p", "collective")}
     lines += [f"  rank {rank} waits {_whom(waits[rank])}" for rank in sorted(waits)]
-    if circle := _circle({rank: event.peer for rank, event in waits.items()}):
+    if dropped := _dropped(report):
+        lines += dropped
+    elif circle := _circle({rank: event.peer for rank, event in waits.items()}):
         lines.append(f"  deadlock: {' → '.join(map(str, circle))}")
-    if calls := {outcome.waits_in for outcome in stuck} - {""}:
+    if meeting := [o.rank for o in stuck if o.waits_in == "init_process_group"]:
+        lines.append(f"  {IN_A_MEETING[0 not in meeting]}")
+    elif calls := {outcome.waits_in for outcome in stuck} - {""}:
         way = "send" if calls <= {"send", "isend"} else "recv"
         lines.append(f"  {IN_A_REAL_JOB.format(way)}")
     return RanksHung("\n".join(lines), report)
@@ -238,6 +249,26 @@ def _whom(event: Event) -> str:
     if event.kind == "collective":
         return f"in {event.op} for all of its group {list(event.group)}"
     return f"in {event.op} for {'anybody' if event.peer is None else f'rank {event.peer}'}"
+
+
+def _dropped(report: Report) -> list[str]:
+    """The transfers that nobody waited for, and that another rank still waits for."""
+    calls = {(event.rank, event.index): event for event in report.events}
+    pending = [event for event in report.events if event.end is None]
+    waiting = [e if e.of is None else calls.get((e.rank, e.of), e) for e in pending]
+    missed = {(e.rank, e.peer) for e in waiting if e.kind == "p2p"}
+    lost: dict[str, set[int]] = {}
+    for event in report.events:
+        pairs = {(event.peer, event.rank), (event.peer, None)}
+        if event.dropped is not None and event.at and pairs & missed:
+            place = SourceLine(*event.at)
+            call = f"{event.op} at {place}  {place.text}"
+            lost.setdefault(call, set()).add(event.rank)
+    why = "a transfer ends with its work object, even before the other side has asked"
+    return [
+        f"  {_ranks(sorted(ranks))} never waited for the {call}\n    {why}"
+        for call, ranks in lost.items()
+    ]
 
 
 def _circle(waits: dict[int, int | None]) -> list[int]:

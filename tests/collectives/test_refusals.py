@@ -1,0 +1,83 @@
+"""What a ring cannot sum in place it refuses, on every rank; all else is the sum."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mgpu_tutorial.collectives import ring
+
+HALVES = [ring.reduce_scatter_ring, ring.all_gather_ring]
+
+
+def halve(rank, world_size, half, count):
+    half(torch.ones(8).tensor_split(count))
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("ranks_, count", [(2, 1), (2, 3), (3, 2), (1, 2)])
+def test_there_is_a_chunk_for_each_rank(half, ranks_, count, refused):
+    refused(ranks_, f"world size {ranks_}, got {count} chunks", halve, half, count)
+
+
+def strided(rank, world_size, half):
+    half(torch.ones(4, 2 * world_size)[:, :world_size].tensor_split(world_size, dim=1))
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_chunk_lies_in_one_place(half, refused):
+    refused(2, "copy it back", strided, half)
+
+
+def sum_of(rank, world_size, make):
+    ring.ring_all_reduce(make())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_tensor_that_is_not_contiguous_is_not_summed(count, refused):
+    refused(count, "copy it back", sum_of, lambda: torch.ones(3, 4).t())
+    refused(count, "copy it back", sum_of, lambda: torch.ones(8)[::2])
+
+
+def test_a_tensor_that_autograd_records_is_not_summed(refused):
+    refused(2, "sum its .grad", sum_of, lambda: torch.ones(5, requires_grad=True))
+
+
+def sum_twice(rank, world_size, shape, dtype, method):
+    torch.manual_seed(rank)
+    tensor = torch.randint(0, 3, shape).to(dtype)
+    for _ in range(2):
+        method(tensor)
+    return tensor
+
+
+SHAPES = [(0,), (), (1,), (2,), (7,), (5, 3), (2, 1, 3)]
+DTYPES = [torch.int64, torch.int8, torch.float16, torch.bfloat16, torch.float64]
+
+
+@pytest.mark.parametrize("method", [ring.ring_all_reduce, ring.naive_all_reduce])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_the_sum_of_any_shape_and_dtype_twice_in_a_row(method, count, ranks):
+    every = [(shape, torch.float32) for shape in SHAPES] + [((7,), d) for d in DTYPES]
+    results = ranks(count, sum_each_twice, every, method).results
+    for shape_and_dtype, *found in zip(every, *results, strict=True):
+        shape, dtype = shape_and_dtype
+        seeds = [torch.Generator().manual_seed(rank) for rank in range(count)]
+        alone = sum(torch.randint(0, 3, shape, generator=seed) for seed in seeds)
+        for one in found:
+            torch.testing.assert_close(one, (alone * count).to(dtype), rtol=0, atol=0)
+
+
+def sum_each_twice(rank, world_size, every, method):
+    return [sum_twice(rank, world_size, *one, method) for one in every]
+
+
+def frozen(rank, world_size):
+    weight = torch.nn.Parameter(torch.full((3,), 1.0 + rank))
+    with torch.no_grad():
+        ring.ring_all_reduce(weight)
+    dist.barrier()
+    return weight.detach()
+
+
+def test_a_parameter_is_summed_where_autograd_does_not_record(ranks):
+    assert all(one.tolist() == [3.0] * 3 for one in ranks(2, frozen).results)
