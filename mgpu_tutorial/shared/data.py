@@ -2,7 +2,8 @@
 
 The small set of digits is scikit-learn's copy of "Optical Recognition of Handwritten
 Digits": 1 797 real digits of 8 by 8 pixels (Alpaydin and Kaynak, 1998,
-https://doi.org/10.24432/C50P49, licence CC BY 4.0), here enlarged to 28 by 28.
+https://doi.org/10.24432/C50P49, licence CC BY 4.0), here enlarged to 28 by 28. The file lies
+beside this one, and so does its licence.
 Where the environment variable MGPU_DATA names a folder with MNIST as torchvision stores it,
 that is used instead. Over the training digits the pixels have mean 0, standard deviation 1.
 
@@ -15,7 +16,6 @@ import math
 import os
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,11 @@ class Digits:
 def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
     """The training digits (or the test digits), every fifth of the small set for testing.
 
-    Raises ValueError where MGPU_DATA names a folder without a readable MNIST.
+    Raises ValueError where MGPU_DATA names a folder without a readable MNIST, and for a
+    `dtype` of whole numbers, which would cut the pixels off.
     """
+    if not dtype.is_floating_point:
+        raise ValueError(f"digits are fractions: dtype={dtype} would cut them off")
     if os.environ.get("MGPU_DATA"):
         data = _stored("MNIST", train, "the small digits")
         images = (data.data[:, None].float() / 255 - 0.1307) / 0.3081
@@ -55,8 +58,8 @@ def digits(train: bool = True, dtype: torch.dtype = torch.float32) -> Digits:
 
 @cache
 def _table() -> np.ndarray:
-    """A row per digit, 64 pixels and a label; importing scikit-learn would take seconds."""
-    path = Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
+    """A row per digit: 64 pixels and a label."""
+    path = Path(__file__).with_name("digits.csv.gz")
     return np.loadtxt(path, dtype=np.int64, delimiter=",")
 
 

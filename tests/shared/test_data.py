@@ -1,6 +1,9 @@
 """Digits and pictures from disk, and those that stand in where there are none."""
 
+import gzip
+import hashlib
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from mgpu_tutorial.shared import data as shared_data
 from mgpu_tutorial.shared.data import digits, pictures
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -23,19 +27,28 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
+def small_digits():
+    """The stored text of scikit-learn's file, by its checksum, as rows of whole numbers."""
+    text = gzip.decompress(Path(shared_data.__file__).with_name("digits.csv.gz").read_bytes())
+    assert hashlib.sha256(text).hexdigest() == (
+        "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
+    )
+    return [[int(number) for number in line.split(",")] for line in text.decode().split()]
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_every_fifth_of_the_small_digits_is_for_testing(train):
-    from sklearn.datasets import load_digits
-
-    table, data = load_digits(), digits(train)
-    rows = (np.arange(1797) % 5 != 4) == train
-    assert data.labels.tolist() == table.target[rows].tolist()
-    pixels = torch.tensor(table.images[rows]).float()[:, None] / 16
+    rows = [row for i, row in enumerate(small_digits()) if (i % 5 != 4) == train]
+    assert len(rows) == (1438 if train else 359)
+    data = digits(train)
+    assert data.labels.tolist() == [row[64] for row in rows]
+    pixels = torch.tensor([row[:64] for row in rows]).float().view(-1, 1, 8, 8) / 16
     large = interpolate(pixels, (28, 28), mode="bilinear")
     torch.testing.assert_close(data.images, (large - 0.306) / 0.325)
     assert abs(data.images.mean()) < 0.02 and abs(data.images.std() - 1) < 0.02
     assert digits(dtype=torch.float64).images.dtype == torch.float64
+    with pytest.raises(ValueError, match="dtype=torch.int64 would cut them off"):
+        digits(dtype=torch.int64)
 
 
 def test_a_batch_is_enlarged_and_normalised_and_labels_go_with_it():
