@@ -91,6 +91,25 @@ def goes_back(normalise: Callable) -> None:
     _expect_one_process(normalise, 1, "gradient")
 
 
+def _far_from_zero(rank: int, world_size: int, normalise: Callable) -> torch.Tensor:
+    """This rank's share of images around 100 that differ by a hundredth, normalised."""
+    generator = torch.Generator().manual_seed(0)
+    images = 100 + 0.01 * torch.randn(4, 2, 8, 8, generator=generator)
+    return normalise(images.tensor_split(world_size)[rank]).detach()
+
+
+def holds_far_from_zero(normalise: Callable) -> None:
+    """do so for images far from zero, such as 100 ± 0.01, and leave their dtype"""
+    norm = nn.BatchNorm2d(2, affine=False).double()
+    expected = _far_from_zero(0, 1, lambda images: norm(images.double()))
+    results = launch(_far_from_zero, 2, normalise).results
+    dtype = results[0].dtype
+    assert dtype == torch.float32, f"the output of float32 images is {dtype}"
+    far = (torch.cat(results) - expected).abs().max().item()
+    why = "the mean square and the squared mean agree in all digits that float32 has"
+    assert far < 1e-2, f"the output is {far:.2g} away from that of one process: {why}"
+
+
 def sends_once(normalise: Callable) -> None:
     """send one message forward and one backward"""
     events = launch(_normalised, 2, normalise, 4, trace=True).events
@@ -104,6 +123,11 @@ build = Builder(
     {
         wrapper.scatter: [gives_rows, gives_gradients_back],
         wrapper.gather: [joins_rows, sends_gradients_back],
-        wrapper.sync_batch_norm: [normalises_together, goes_back, sends_once],
+        wrapper.sync_batch_norm: [
+            normalises_together,
+            goes_back,
+            holds_far_from_zero,
+            sends_once,
+        ],
     },
 )

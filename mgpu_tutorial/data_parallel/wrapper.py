@@ -51,6 +51,8 @@ def parallel_apply(
         with torch.set_grad_enabled(grad):
             return replica(*pieces)
 
+    if not 0 < len(replicas) == len(inputs):
+        raise ValueError(f"{len(replicas)} replicas for {len(inputs)} inputs: one for each")
     with ThreadPoolExecutor(len(replicas)) as threads:
         return list(threads.map(run, replicas, inputs))
 
@@ -63,6 +65,9 @@ class DataParallel(nn.Module):
         self.module, self.devices = module, devices
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        rows = [len(each) for each in inputs]
+        if len(set(rows)) != 1:
+            raise ValueError(f"all inputs must have equally many rows, got {rows}")
         scattered = [scatter(each, self.devices) for each in inputs]
         pieces = list(zip(*scattered, strict=True))  # by device
         if len(pieces) == 1:
@@ -84,10 +89,13 @@ class WithLoss(nn.Module):
 
 def sync_batch_norm(images: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """Normalise each channel of (N, C, H, W) over the images of all ranks."""
-    channels = images.transpose(0, 1).flatten(1)  # (C, N × H × W)
-    count = torch.full_like(channels[:, 0], channels.shape[1])
+    if images.dim() != 4 or not images.is_floating_point():
+        what = f"{tuple(images.shape)}, {images.dtype}"
+        raise ValueError(f"images are fractions of shape (N, C, H, W), got {what}")
+    channels = images.transpose(0, 1).flatten(1).double()  # (C, N × H × W)
+    count = channels.new_full((len(channels),), channels.shape[1])
     sums = torch.stack([count, channels.sum(1), channels.square().sum(1)])
     count, total, squares = all_reduce(sums)  # one message; its backward is one too
     mean = (total / count).view(-1, 1, 1)
     variance = (squares / count).view(-1, 1, 1) - mean**2
-    return (images - mean) / (variance + eps).sqrt()
+    return ((images - mean) / (variance + eps).sqrt()).to(images.dtype)

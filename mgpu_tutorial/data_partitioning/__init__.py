@@ -16,13 +16,21 @@ from torch.utils.data import (
 )
 
 
+def check_rank(rank: int, world_size: int) -> None:
+    """Refuse a rank that is not there: its part would be empty, or that of another rank."""
+    if not 0 <= rank < world_size:
+        raise ValueError(f"there is no rank {rank} of {world_size}: they count from 0")
+
+
 def share(total: int, rank: int, world_size: int) -> int:
     """This rank's share of `total`; the first ranks take one more if it does not divide."""
+    check_rank(rank, world_size)
     return total // world_size + (rank < total % world_size)
 
 
 def cut_alone(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
     """Each rank shuffles and cuts the data alone; returns the samples of its own part."""
+    check_rank(rank, world_size)
     lengths = [share(samples, r, world_size) for r in range(world_size)]
     generator = torch.Generator().manual_seed(seed)
     parts = random_split(range(samples), lengths, generator)
@@ -31,18 +39,34 @@ def cut_alone(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
 
 def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     """Where each part ends. Rounding the running sum, not each part, loses nothing."""
+    refuse_bad_sizes(sizes)
     return [round(samples * sum(sizes[: part + 1])) for part in range(len(sizes))]
+
+
+def refuse_bad_sizes(sizes: Sequence[float]) -> None:
+    """Sizes are fractions above 0, and all together at most the whole."""
+    if not sizes or any(not size > 0 for size in sizes):
+        raise ValueError(f"sizes must be one or more positive fractions, got {list(sizes)}")
+    if sum(sizes) > 1 + 1e-9:
+        raise ValueError(f"sizes must add up to at most 1, got {sum(sizes):g}: {list(sizes)}")
 
 
 class DataPartitioner:
     """Shuffle once with `seed`, then cut into parts of the given `sizes` (fractions)."""
 
     def __init__(self, data: Dataset, sizes: Sequence[float], seed: int = 1234) -> None:
-        lengths = [b - a for a, b in pairwise([0, *part_ends(len(data), sizes)])]
-        self.parts = random_split(data, lengths, torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(data), generator=generator, device="cpu").tolist()
+        ends = [0, *part_ends(len(data), sizes)]
+        self.parts = [Subset(data, order[a:b]) for a, b in pairwise(ends)]
+        if empty := [i for i, part in enumerate(self.parts) if len(part) == 0]:
+            what = f"parts {empty} of {len(data)} samples would be empty with {sizes=}"
+            raise ValueError(f"{what}: give them larger fractions, or use fewer parts")
 
     def use(self, i: int) -> Subset:
         """Part `i` as a data set of its own; its `indices` are the numbers of the samples."""
+        if not 0 <= i < len(self.parts):
+            raise ValueError(f"there is no part {i} of {len(self.parts)}: they count from 0")
         return self.parts[i]
 
 
@@ -50,6 +74,8 @@ def rank_indices(
     rank: int, world_size: int, samples: int, seed: int, epoch: int, drop_last: bool
 ) -> list[int]:
     """The sample numbers of this rank in one epoch, in the order of DistributedSampler."""
+    if not 0 <= rank < world_size:
+        raise ValueError(f"there is no rank {rank} of {world_size}")
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu").tolist()
     if drop_last:
@@ -64,6 +90,9 @@ def global_batches(
     rank: int, world_size: int, samples: int, batch: int, seed: int, epoch: int
 ) -> list[list[int]]:
     """Cut every global batch between the ranks: all have the same number of batches."""
+    check_rank(rank, world_size)
+    if batch < 1:
+        raise ValueError(f"a batch has at least one sample, got {batch}")
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu")
     return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]
@@ -73,8 +102,10 @@ def new_loader(
     data: Dataset, rank: int, world_size: int, batch: int, seed: int
 ) -> DataLoader:
     """This rank's loader for training; `batch` samples are taken by all ranks together."""
-    if batch % world_size:
+    if batch < 1 or batch % world_size:
         raise ValueError(f"a batch of {batch} does not divide by {world_size} ranks")
+    if len(data) < batch:
+        raise ValueError(f"{len(data)} samples do not fill one batch of {batch}")
     return DataLoader(
         data,
         batch_size=batch // world_size,
@@ -93,6 +124,8 @@ class StreamShare(IterableDataset):
     def __init__(
         self, stream: Iterable, rank: int, world_size: int, batch: int, done: int = 0
     ) -> None:
+        check_rank(rank, world_size)
+        refuse_bad_stream(stream, world_size, batch, done)
         self.stream, self.rank, self.world_size = stream, rank, world_size
         self.batch, self.done = batch, done
 
@@ -106,6 +139,19 @@ class StreamShare(IterableDataset):
                 return
             if step % processes == process:
                 yield whole[self.rank :: self.world_size]
+
+
+def refuse_bad_stream(stream: Iterable, world_size: int, batch: int, done: int) -> None:
+    """A stream can be read again, and of each batch every rank has a sample."""
+    if iter(stream) is stream:
+        raise TypeError(
+            "the stream is an iterator, which is used up after one pass: give an object "
+            "whose __iter__ begins anew"
+        )
+    if batch < world_size:
+        raise ValueError(f"a batch of {batch} leaves some of {world_size} ranks without any")
+    if done < 0:
+        raise ValueError(f"done={done}: the number of steps that are done is not negative")
 
 
 def time_copies(rank: int, world_size: int, megabytes: int = 256) -> dict | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import product
 
+import torch
 from torch.utils.data import DistributedSampler
 
 from mgpu_tutorial import data_partitioning as dp
@@ -47,6 +48,26 @@ def as_pytorch(function: Callable) -> None:
             assert found == list(sampler), f"{what}, expected {list(sampler)}"
 
 
+def leaves_others_alone(function: Callable) -> None:
+    """draw from a generator of its own: dropout and augmentation draw from torch's"""
+    before = torch.get_rng_state()
+    parts(function, 3, 10, 0, False)
+    changed = not torch.equal(before, torch.get_rng_state())
+    torch.set_rng_state(before)
+    assert not changed, "torch's own generator is seeded or drawn from: use torch.Generator()"
+
+
+def refuses(function: Callable) -> None:
+    """say so when it is asked for a rank that is not there"""
+    for rank in (2, -1):
+        try:
+            found = function(rank, 2, 10, 7, 0, False)
+        except Exception:  # in whatever words
+            continue
+        raise AssertionError(f"rank {rank} of 2 gets {list(found)}, expected a ValueError")
+
+
 build = Builder(
-    "data_partitioning", {dp.rank_indices: [loses_none, shuffles_anew, as_pytorch]}
+    "data_partitioning",
+    {dp.rank_indices: [loses_none, shuffles_anew, as_pytorch, leaves_others_alone, refuses]},
 )

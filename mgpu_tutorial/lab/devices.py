@@ -175,7 +175,7 @@ def _checked_copy(target: torch.Tensor, source: torch.Tensor) -> torch.device:
     if source.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
             f"a copy from {source.device} to {target.device} would lose the gradient here. "
-            f"Write place(tensor, '{target.device}'), from mgpu_tutorial.lab."
+            f"With place of mgpu_tutorial.lab write place(tensor, '{target.device}')"
         )
     return target.device
 

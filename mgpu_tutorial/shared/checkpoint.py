@@ -34,8 +34,10 @@ def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict
     a folder that cannot be written to.
     """
     box = [_read(path) if dist.get_rank() == 0 else {}]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0)  # a refusal too: every rank says it
     state = box[0]
+    if isinstance(state, str):
+        raise ValueError(state)
     if not state:
         return state
     for name, value in same.items():
@@ -44,15 +46,35 @@ def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict
                 f"{path} was saved with {name}={state.get(name)!r}, now {name}={value!r} "
                 "is asked for: not the same run. Give the old value or another path."
             )
+    _refuse_another(path, state, model, optimizer)
     model.load_state_dict(state.pop("model"))
     optimizer.load_state_dict(state.pop("optimizer"))
     return state
 
 
-def _read(path: str) -> dict[str, Any]:
+def _refuse_another(path: str, state: dict, model: nn.Module, optimizer: Optimizer) -> None:
+    """Before anything is loaded: the file has the same tensors, and settings of one kind."""
+    shapes = [
+        {name: getattr(tensor, "shape", None) for name, tensor in tensors.items()}
+        for tensors in (state["model"], model.state_dict())
+    ]
+    groups = [
+        [(len(group["params"]), *sorted(group)) for group in each["param_groups"]]
+        for each in (state["optimizer"], optimizer.state_dict())
+    ]
+    for what, (saved, own) in {"model": shapes, "optimizer": groups}.items():
+        if saved != own:
+            raise ValueError(
+                f"{path} holds another {what}. Nothing was changed: make the {what} that was "
+                "saved, or give another path."
+            )
+
+
+def _read(path: str) -> dict[str, Any] | str:
+    """What the file holds; {} where there is none, and a sentence where it is refused."""
     folder = Path(path).resolve().parent
     if not os.access(folder, os.W_OK):  # say it now, not after the first epoch
-        raise ValueError(f"checkpoint={path!r}: no folder {folder} that can be written to")
+        return f"checkpoint={path!r}: no folder {folder} that can be written to"
     if not os.path.exists(path):
         return {}
     try:
@@ -62,7 +84,7 @@ def _read(path: str) -> dict[str, Any]:
         return state
     except Exception as error:  # whatever a torn file makes the reader raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(
+        return (
             f"{path} holds no readable checkpoint ({reason}). Nothing was changed: move the "
             "file away to start anew, or give another path."
-        ) from None
+        )

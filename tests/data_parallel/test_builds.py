@@ -35,6 +35,8 @@ SYNC = [
     ("torch.stack([count,", "torch.cat([count[:1],", CALL, SPLIT),
     (VARIANCE, VARIANCE.replace("/ count", "/ (count - 1)"), "on 1 rank: the"),
     ("(variance + eps)", "variance", "on 1 rank: the output"),
+    (").double()", ")", "the squared mean agree"),
+    (".to(images.dtype)", "", "the output of float32 images is torch.float64"),
     (CALL, LOCAL, "on 2 ranks: the output"),
     ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "on 3 ranks: the output"),
     (CALL, NO_GRAD, "on 2 ranks: the gradient is"),

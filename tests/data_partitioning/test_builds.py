@@ -19,6 +19,7 @@ DEALT = "order[rank::world_size]"
 RANK_INDICES = [
     ("generator =…", LOOP),
     ("generator =…", TENSORS),
+    ("ValueError(f", "IndexError(f"),
     ("seed + epoch", "seed", "epoch 1 has the order of epoch 0"),
     ("seed + epoch", "seed + epoch + rank", TWICE),
     (", generator=generator", "", TWICE),
@@ -31,6 +32,13 @@ RANK_INDICES = [
     ("samples - samples % world_size", "-1", WRONG_PARTS),
     ("if drop_last", "if not drop_last", "expected 4 each"),
     ("seed + epoch", "seed * (epoch + 1)", "of 10 samples rank 0 of 3 gets"),
+    (
+        "generator = torch.Generator().manual_seed(",
+        "generator = torch.manual_seed(",
+        "use torch.Generator()",
+    ),
+    ("if not 0 <= rank < world_size", "if rank >= world_size", "rank -1 of 2 gets"),
+    ("if not 0 <= rank < world_size", "if False", "rank 2 of 2 gets"),
     (DEALT, "torch.tensor(order).chunk(world_size)[rank]", "of 10 samples rank 0 of 3 gets"),
 ]
 test_right, test_wrong = edited(build, {"rank_indices": RANK_INDICES})

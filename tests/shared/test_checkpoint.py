@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.shared import checkpoint
 
 
@@ -49,15 +49,40 @@ def load(rank, world_size, path, **same):
 
 
 @pytest.mark.parametrize("content", [b"torn", b"", {"model": {}}, [1]], ids=str)
-def test_what_is_no_checkpoint_is_refused_and_left_alone(ranks, tmp_path, content):
+def test_what_is_no_checkpoint_is_refused_and_left_alone(refused, tmp_path, content):
     path = tmp_path / "run.pt"
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     before = path.read_bytes()
-    with pytest.raises(RankFailed, match="no readable checkpoint"):
-        ranks(1, load, str(path))
-    with pytest.raises(RankFailed, match="no folder"):
-        ranks(1, load, str(tmp_path / "none" / "run.pt"))
+    refused(2, "no readable checkpoint", load, str(path), sent=True)
+    refused(2, "no folder", load, str(tmp_path / "none" / "run.pt"), sent=True)
     assert path.read_bytes() == before
+
+
+def load_another(rank, world_size, path, what):
+    checkpoint.save(path, *new_run(), seed=7)
+    dist.barrier()
+    model, optimizer = new_run(seed=1)
+    if what == "optimizer":
+        optimizer = torch.optim.Adam(model.parameters())
+    if what == "model":
+        model = nn.Linear(4, 1)
+    before = model.weight.detach().clone()
+    try:
+        checkpoint.load(path, model, optimizer, seed=8 if what == "seed" else 7)
+    finally:
+        assert torch.equal(model.weight, before)  # nothing was changed
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ("model", "another model. Nothing was changed"),
+        ("optimizer", "another optimizer. Nothing was changed"),
+        ("seed", "saved with seed=7, now seed=8 is asked for"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_on_every_rank(refused, tmp_path, what, words):
+    refused(2, words, load_another, str(tmp_path / "run.pt"), what, sent=True)
 
 
 def test_a_crash_while_saving_leaves_the_old_file(tmp_path, monkeypatch):

@@ -1,0 +1,53 @@
+"""What cannot be shared is refused; BatchNorm is right far from zero, and in half."""
+
+import pytest
+import torch
+from torch import nn
+
+from mgpu_tutorial.data_parallel import wrapper
+
+
+def test_inputs_of_other_lengths_are_refused(d):
+    model = wrapper.DataParallel(nn.Bilinear(2, 2, 1).to(d[0]), d)
+    for inputs in ((torch.ones(10, 2), torch.ones(8, 2)), ()):
+        rows = [len(each) for each in inputs]
+        with pytest.raises(ValueError) as refused:
+            model(*inputs)
+        assert str(refused.value) == f"all inputs must have equally many rows, got {rows}"
+
+
+@pytest.mark.parametrize("replicas, inputs", [(2, 3), (3, 2), (0, 0)])
+def test_each_replica_has_an_input(replicas, inputs):
+    pieces = [(torch.ones(1),)] * inputs
+    with pytest.raises(ValueError, match=f"{replicas} replicas for {inputs} inputs"):
+        wrapper.parallel_apply([nn.Identity()] * replicas, pieces)
+
+
+def normalise(rank, world_size, shape, dtype):
+    return wrapper.sync_batch_norm(torch.ones(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [((3, 4), torch.float32), ((2, 5, 5), torch.float32), ((1, 2, 3, 3), torch.int64)],
+)
+def test_what_are_no_images_is_refused_before_anything_is_sent(refused, shape, dtype):
+    refused(2, f"(N, C, H, W), got {shape}, {dtype}", normalise, shape, dtype)
+
+
+def far(rank, world_size, dtype, samples):
+    generator = torch.Generator().manual_seed(0)
+    images = (100 + torch.randn(samples, 2, 4, 4, generator=generator)).to(dtype)
+    share = images.tensor_split(world_size)[rank].to(memory_format=torch.channels_last)
+    return wrapper.sync_batch_norm(share)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("world_size, samples", [(1, 3), (2, 3), (2, 1)])
+def test_far_from_zero_it_is_that_of_one_process(ranks, world_size, samples, dtype):
+    generator = torch.Generator().manual_seed(0)
+    images = (100 + torch.randn(samples, 2, 4, 4, generator=generator)).to(dtype)
+    expected = nn.BatchNorm2d(2, affine=False).double()(images.double())
+    found = torch.cat(ranks(world_size, far, dtype, samples).results)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-3)

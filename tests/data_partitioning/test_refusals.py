@@ -1,0 +1,62 @@
+"""What cannot be cut is refused in one sentence; what can is in exactly one part."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu_tutorial import data_partitioning as dp
+
+REFUSED = [
+    ("positive fractions, got [0.5, -0.1, 0.6]", dp.part_ends, 100, [0.5, -0.1, 0.6]),
+    ("positive fractions, got []", dp.part_ends, 100, []),
+    ("positive fractions, got [nan]", dp.part_ends, 100, [float("nan")]),
+    ("at most 1, got 1.1: [0.5, 0.6]", dp.DataPartitioner, range(100), [0.5, 0.6]),
+    ("at most 1, got 5: [2, 3]", dp.DataPartitioner, range(5), [2, 3]),
+    ("parts [0, 1] of 10 samples", dp.DataPartitioner, range(10), [0.04, 0.01]),
+    ("would be empty", dp.DataPartitioner, range(100), [0.001] * 10),
+    ("would be empty", dp.DataPartitioner, range(0), [1.0]),
+    ("no part -1 of 1", dp.DataPartitioner(range(9), [1.0]).use, -1),
+    ("no part 1 of 1", dp.DataPartitioner(range(9), [1.0]).use, 1),
+    ("no rank 2 of 2", dp.share, 10, 2, 2),
+    ("no rank -1 of 2", dp.cut_alone, -1, 2, 10, 1),
+    ("no rank 5 of 2", dp.rank_indices, 5, 2, 10, 1, 0, False),
+    ("no rank -1 of 2", dp.rank_indices, -1, 2, 10, 1, 0, True),
+    ("no rank 0 of 0", dp.rank_indices, 0, 0, 4, 1, 0, False),
+    ("no rank -1 of 2", dp.global_batches, -1, 2, 10, 4, 1, 0),
+    ("at least one sample, got 0", dp.global_batches, 0, 2, 10, 0, 1, 0),
+    ("at least one sample, got -3", dp.global_batches, 0, 2, 10, -3, 1, 0),
+    ("3 samples do not fill one batch of 4", dp.new_loader, range(3), 0, 2, 4, 1),
+    ("a batch of 0", dp.new_loader, range(3), 0, 2, 0, 1),
+    ("no rank 7 of 2", dp.StreamShare, range(8), 7, 2, 4),
+    ("leaves some of 3 ranks", dp.StreamShare, range(8), 0, 3, 2),
+    ("leaves some of 1 ranks", dp.StreamShare, range(8), 0, 1, 0),
+    ("done=-1", dp.StreamShare, range(8), 0, 2, 4, -1),
+    ("used up after one pass", dp.StreamShare, iter(range(8)), 0, 2, 4),
+]
+
+
+@pytest.mark.parametrize("words, function, args", [(w, f, a) for w, f, *a in REFUSED])
+def test_what_cannot_be_cut_is_refused(words, function, args):
+    with pytest.raises((ValueError, TypeError)) as refused:
+        function(*args)
+    said = str(refused.value)
+    assert words in said and len(said) < 200 and "\n" not in said
+
+
+@given(st.integers(1, 300), st.lists(st.integers(1, 99), min_size=1, max_size=30))
+def test_each_sample_is_in_exactly_one_part_or_the_sizes_are_refused(samples, weights):
+    sizes = [weight / sum(weights) for weight in weights]
+    ends = [0, *dp.part_ends(samples, sizes)]
+    try:
+        partitioner = dp.DataPartitioner(range(samples), sizes)
+    except ValueError:
+        assert len(set(ends)) < len(ends)  # a part would be empty
+    else:
+        parts = [list(partitioner.use(i)) for i in range(len(sizes))]
+        assert all(parts) and sorted(sum(parts, [])) == list(range(samples))
+
+
+def test_sizes_below_one_leave_the_rest_out():
+    parts = dp.DataPartitioner(range(10), [0.3, 0.3])
+    assert [len(set(parts.use(i))) for i in (0, 1)] == [3, 3]
+    assert not set(parts.use(0)) & set(parts.use(1))
