@@ -229,6 +229,14 @@ def test_a_module_that_reads_its_childs_weight_is_refused(refused):
     )
 
 
+def test_the_assertion_of_the_text_finds_a_layer_in_no_block(ranks):
+    def marked(rank, world_size):
+        model = nn.Sequential(ShardedBlock(plain()), nn.Linear(3, 3), ShardedBlock(plain()))
+        return [hasattr(parameter, "sharded") for parameter in model.parameters()]
+
+    assert ranks(1, marked).results == [[True, False, False, True]]
+
+
 # What is right: the same as one process, however odd
 
 
