@@ -140,6 +140,7 @@ def failure_table(save: float, restart: float, worlds: Sequence[int]) -> Table:
     """
     rows = []
     for gpus in worlds:
+        links.require_whole("GPUs", gpus)
         failure = 54 * 86_400 / 419 * 16_384 / gpus
         interval = best_interval(save, failure)
         lost = save / interval + interval / 2 / failure + restart / failure

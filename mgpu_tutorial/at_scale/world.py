@@ -33,6 +33,10 @@ def share_out(model: nn.Module, mesh: DeviceMesh) -> None:
     Each pair of products is cut by columns and then by rows, and added up once at its end.
     The first entry lets query, key and value add up their gradients together.
     """
+    attention, tp = model.blocks[0].attention, mesh["tp"].size()
+    heads = attention.query.out_features // attention.per_head
+    if heads % tp:
+        raise ValueError(f"TP {tp} cannot share {heads} heads evenly")
     alike = {"input_layouts": Replicate(), "desired_input_layouts": Replicate()}
     shared = {
         "attention": PrepareModuleInput(**alike),
@@ -55,6 +59,8 @@ def two_steps(rank: int, world_size: int, mesh: tuple, new_stage: Callable) -> t
     Returns this rank's operations in the second step, and the parameters that it keeps. In
     the first one PyTorch also computes shapes and makes parameters equal, once.
     """
+    if len(mesh) != 3 or min(mesh) < 1:
+        raise ValueError(f"{mesh} is no mesh of PP, DP and TP, each 1 or more")
     everybody, stage = math.prod(mesh), new_stage()
     dist.init_process_group("fake", rank=0, world_size=everybody, store=FakeStore())
     share_out(stage, init_device_mesh("cpu", mesh, mesh_dim_names=("pp", "dp", "tp")))

@@ -57,6 +57,8 @@ class Run(NamedTuple):
 
 def runs_of(family: str) -> list[Run]:
     """The rows of a family."""
+    if family not in TABLES:
+        raise ValueError(f"no rows of {family!r}, but of {', '.join(TABLES)}")
     runs = []
     for row in TABLES[family]["rows"]:
         row = TABLES[family]["all"] | row

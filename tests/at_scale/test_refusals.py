@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from mgpu_tutorial.at_scale import averaging, figures, planner
+from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import model_of
+from mgpu_tutorial.step_time import published
 
 H100, SMALL = CLUSTERS["H100"], model_of(7e9)
 
@@ -59,6 +61,20 @@ def test_models_that_would_end_apart_are_refused(refused, words, every, shape):
 
 
 @pytest.mark.parametrize(
+    "mesh, words",
+    [
+        ((1, 8, 3), "TP 3 cannot share 8 heads evenly"),
+        ((1, 8, 16), "TP 16 cannot share 8 heads evenly"),
+        ((1, 0, 8), "is no mesh of PP, DP and TP"),
+        ((8, 8), "is no mesh of PP, DP and TP"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused(mesh, words):
+    with pytest.raises(RankFailed, match=f"ValueError: .*{words}"):
+        figures.second_step(mesh)
+
+
+@pytest.mark.parametrize(
     "call, words",
     [
         (lambda: planner.rank_plans(SMALL, H100, 0, 8), "gpus must be a whole number"),
@@ -76,6 +92,8 @@ def test_models_that_would_end_apart_are_refused(refused, words, every, shape):
         (lambda: figures.with_network(H100, -1), "a network of -1 GB/s carries nothing"),
         (lambda: figures.all_reduce_table([8], 100, H100), "take a multiple of the 8"),
         (lambda: figures.failure_table(0, 300, [256]), "both times must be above 0"),
+        (lambda: figures.failure_table(9, 300, [0]), "GPUs must be a whole number"),
+        (lambda: published.predict("nemo"), "no rows of 'nemo', but of Megatron"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(call, words):
