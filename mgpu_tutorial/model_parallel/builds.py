@@ -42,6 +42,18 @@ def has_stages_on_devices(model_class: Callable) -> None:
                 expect(str(tensor.device), str(device), f"the device of {name}'s {key}")
 
 
+def refuses_other_numbers_of_devices(model_class: Callable) -> None:
+    """raise an error if there are not as many devices as stages, one more or one less"""
+    for count in 1, 3:
+        try:
+            with torch.device("meta") as meta:  # draws no weights, computes nothing
+                model_class([meta] * count, num_classes=10)(torch.empty(1, 3, 40, 40))
+        except (ValueError, IndexError) as error:
+            del error
+        else:
+            raise AssertionError(f"2 stages and {count} device(s): no error")
+
+
 def computes_as_one_network(model_class: Callable) -> None:
     """give the whole network's output on the last device, and leave all 161 gradients"""
     network, whole = _split(model_class), _whole()
@@ -107,7 +119,11 @@ def works_at_once(forward_backward: Callable) -> None:
 build = Builder(
     "model_parallel",
     {
-        ModelParallelResNet50: [has_stages_on_devices, computes_as_one_network],
+        ModelParallelResNet50: [
+            has_stages_on_devices,
+            computes_as_one_network,
+            refuses_other_numbers_of_devices,
+        ],
         forward_backward: [computes_as_one_in_order, works_at_once],
     },
 )

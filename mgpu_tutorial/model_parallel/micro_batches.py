@@ -25,17 +25,30 @@ class Task(NamedTuple):
     micro: int
 
 
+def equal_parts(inputs: Tensor, targets: Tensor, micro: int) -> list[tuple[Tensor, Tensor]]:
+    """The batch in `micro` equal parts, each with its inputs and its targets."""
+    batch = len(inputs)
+    if len(targets) != batch:
+        raise ValueError(f"{batch} inputs need {batch} targets, got {len(targets)}")
+    fitting = [m for m in range(1, batch + 1) if batch % m == 0]
+    if micro not in fitting:
+        raise ValueError(
+            f"a batch of {batch} does not divide into {micro} equal micro-batches, and the "
+            f"mean of unequal parts is not the mean of the batch. What fits: {fitting}"
+        )
+    return list(zip(inputs.chunk(micro), targets.chunk(micro), strict=True))
+
+
 class MicroBatchStep:
     """One training step of a model in stages: each device has a thread with a queue.
 
-    `parts` are the micro-batches, all of one size: else their mean is not the batch's.
-    `saved[s, i]` keeps input and output of stage s and micro-batch i until their backward.
+    `parts` are the micro-batches. `saved[s, i]` keeps input and output of stage s and
+    micro-batch i until their backward.
     """
 
     def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, micro: int) -> None:
         self.model, self.saved, self.futures, self.tasks = model, {}, [], []
-        equal = (whole.unflatten(0, (micro, -1)) for whole in (images, labels))
-        self.parts = list(zip(*equal, strict=True))
+        self.parts = equal_parts(images, labels, micro)
         self.threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
 
     def queue(self, task: Callable, s: int, i: int, after: Future | None = None) -> Future:
@@ -76,7 +89,8 @@ def backward_stage(
 ) -> Tensor | None:
     """Stage s takes the gradient of its output, and returns that of its input."""
     input_tensor, output_tensor = step.saved.pop((s, i))
-    output_tensor.backward(output_tensor_grad)
+    if output_tensor.requires_grad:  # not if the first stage has nothing to train
+        output_tensor.backward(output_tensor_grad)
     return input_tensor.grad
 
 

@@ -9,6 +9,9 @@ from mgpu_tutorial.pipelines.work import Work
 
 def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]:
     """One layer per rank, in the order of 1F1B; the last rank returns the losses."""
+    if not 2 <= world_size <= micro or 16 % micro:
+        wanted = "2 ranks or more, and micro-batches for each, into which 16 rows divide"
+        raise ValueError(f"expected {wanted}, got {world_size} ranks and micro={micro}")
     torch.manual_seed(rank)
     x, target = torch.linspace(-1, 1, 128).view(16, 8), torch.zeros(16, 8)
     stage = pp.PipelineStage(nn.Linear(8, 8), rank, world_size, x.device)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mgpu_tutorial.model_parallel.micro_batches import equal_parts
 from mgpu_tutorial.pipelines.work import Work
 
 
@@ -16,15 +17,25 @@ class Stage:
         rank = dist.get_rank()
         self.is_last = rank == dist.get_world_size() - 1
         self.module, self.loss = work.module(rank), work.loss
+        self.parts = equal_parts(*work.batch(micro), micro)
         self.input_shape = work.shape(rank, micro)
         self.output_shape = work.shape(rank + 1, micro)
-        inputs, targets = (whole.chunk(micro) for whole in work.batch(micro))
-        self.parts = list(zip(inputs, targets, strict=True))
         self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
         self.losses: list[float] = []
 
-    def gradients(self) -> list[Tensor]:
-        return [parameter.grad.cpu() for parameter in self.module.parameters()]
+    def gradients(self) -> list[Tensor | None]:
+        """Each parameter's gradient; None for one that is frozen, as in one process."""
+        gradients = (parameter.grad for parameter in self.module.parameters())
+        return [None if g is None else g.cpu() for g in gradients]
+
+    def require_shape(self, output: Tensor) -> None:
+        """ValueError where rank + 1 makes room for another tensor than `output`."""
+        room = torch.Size(self.output_shape), torch.get_default_dtype()
+        if (output.shape, output.dtype) != room:
+            raise ValueError(
+                f"the output is {tuple(output.shape)} of {output.dtype}, and the next rank "
+                f"expects {tuple(room[0])}, as work.shape says, of the default {room[1]}"
+            )
 
 
 def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
@@ -38,14 +49,17 @@ def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
     if stage.is_last:
         output_tensor = stage.loss(output_tensor, targets) / len(stage.parts)
         stage.losses.append(output_tensor.item())
+    else:
+        stage.require_shape(output_tensor)
     stage.waiting[i] = input_tensor, output_tensor
-    return output_tensor.detach()
+    return output_tensor.detach().contiguous()  # a message is read row after row
 
 
 def backward_step(stage: Stage, i: int, output_tensor_grad: Tensor | None) -> Tensor | None:
     """The backward of micro-batch i; returns the gradient of its input."""
     input_tensor, output_tensor = stage.waiting.pop(i)
-    output_tensor.backward(output_tensor_grad)
+    if output_tensor.requires_grad:  # not if the first stage has nothing to train
+        output_tensor.backward(output_tensor_grad)
     return input_tensor.grad
 
 
@@ -87,6 +101,9 @@ def run_gpipe(
 
 def order_of_1f1b(rank: int, ranks: int, micro: int) -> list[str]:
     """What `rank` does, such as F0 F1 B0: warm-up, steady state, cool-down."""
+    if not 0 <= rank < ranks or micro < 1:
+        wanted = f"a rank from 0 to {ranks - 1} and one micro-batch or more"
+        raise ValueError(f"expected {wanted}, got rank {rank} and {micro}")
     ahead = min(micro, ranks - 1 - rank)
     order = [f"F{i}" for i in range(ahead)]
     for i in range(ahead, micro):
@@ -94,12 +111,34 @@ def order_of_1f1b(rank: int, ranks: int, micro: int) -> list[str]:
     return order + [f"B{i}" for i in range(micro - ahead, micro)]
 
 
+def require_orders(orders: list[list[str]], micro: int) -> None:
+    """ValueError, on every rank, where one of the ranks' orders cannot be right."""
+    names = {kind: [f"{kind}{i}" for i in range(micro)] for kind in "FB"}
+    for rank, order in enumerate(orders):
+        if sorted(order) != sorted(names["F"] + names["B"]) or any(
+            order.index(f) > order.index(b) for f, b in zip(*names.values(), strict=True)
+        ):
+            raise ValueError(
+                f"rank {rank} must do each of {micro} micro-batches forward and later "
+                f"backward, once; its order is {' '.join(order)}"
+            )
+        for kind in "FB":
+            own, first = ([n for n in o if n[0] == kind] for o in (order, orders[0]))
+            if own != first:
+                raise ValueError(
+                    f"rank 0 does {' '.join(first)} and rank {rank} does {' '.join(own)}: "
+                    f"messages have no number, so all must have one order"
+                )
+
+
 def run_in_order(
     rank: int, world_size: int, work: Work, micro: int, order_of: Callable, send_on: Callable
 ) -> tuple[list[float], list[Tensor]]:
     """Each rank in its own order; returns what `run_gpipe` does."""
     stage, requests = Stage(work, micro), []
-    for name in order_of(rank, world_size, micro):
+    orders = [order_of(r, world_size, micro) for r in range(world_size)]
+    require_orders(orders, micro)
+    for name in orders[rank]:
         i = int(name[1:])
         if name[0] == "F":
             input_tensor = receive(stage.input_shape, rank - 1)

@@ -20,6 +20,8 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        if width % heads:
+            raise ValueError(f"{heads} heads cannot share {width} features evenly")
         self.per_head = width // heads
         self.qkv = nn.Linear(width, 3 * width)  # head by head: query, key, value
         self.out = nn.Linear(width, width)
@@ -60,11 +62,40 @@ PLAN = {
 
 def parallelize(model: nn.Module, plan: dict[str, type], group: Group = None) -> nn.Module:
     """Replace the layers whose names end as the plan says, each by one of that kind."""
-    for name, layer in list(model.named_modules()):
-        for ending, kind in plan.items():
-            if name.endswith(ending):
-                model.set_submodule(name, kind(layer, group))
+    for name, kind, layer in planned(model, plan, group):
+        model.set_submodule(name, kind(layer, group))
     return model
+
+
+def planned(
+    model: nn.Module, plan: dict[str, type], group: Group
+) -> list[tuple[str, type, nn.Module]]:
+    """The layers that a plan names, and their kinds; ValueError where it does not fit."""
+    ranks, modules = dist.get_world_size(group), dict(model.named_modules())
+    rows = []
+    for ending, kind in plan.items():
+        fitting = [name for name in modules if f".{name}".endswith(f".{ending}")]
+        if not fitting:
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in modules if name}))
+            raise ValueError(f"no layer's name ends with {ending!r}; names end with {known}")
+        rows += [(name, kind, modules[name]) for name in fitting]
+    if any(isinstance(p, Shard) for _, _, layer in rows for p in layer.parameters()):
+        raise ValueError("a layer of the plan has shards already: cut a model once")
+    cut = {name for name, _, _ in rows}
+    for name, layer in modules.items():
+        if isinstance(layer, Attention) and cut & {f"{name}.qkv", f"{name}.out"}:
+            heads = layer.qkv.weight.shape[0] // (3 * layer.per_head)
+            if heads % ranks:
+                raise ValueError(f"{ranks} ranks cannot share {heads} heads evenly: {name}")
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        if other != name and cut & {n.rpartition(".")[0] for n in (name, other)}:
+            raise ValueError(
+                f"{other} and {name} are one parameter, and their shards would be two: "
+                f"make the model without tied weights"
+            )
+    return rows
 
 
 def copies(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -80,8 +111,10 @@ def copies_that_differ(model: nn.Module, group: Group = None) -> list[str]:
     return [name for name in mine if len({other[name] for other in everyone}) > 1]
 
 
-def whole_of(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+def whole_of(tensor: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tensor:
     """Put together what all ranks have of `parameter`: its values, or its gradient."""
+    if tensor is None:
+        raise ValueError("this parameter has no gradient: is it frozen, or unused?")
     if not isinstance(parameter, Shard):
         return tensor.detach()
     every = [torch.empty_like(tensor) for _ in range(dist.get_world_size(parameter.group))]

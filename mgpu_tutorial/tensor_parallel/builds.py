@@ -72,14 +72,15 @@ def _run(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> list[torc
     x = x.clone().requires_grad_()
     output = layer(x)
     output.backward(gradient)
-    return [output, x.grad, layer.weight.grad, layer.bias.grad]
+    bias = [] if layer.bias is None else [layer.bias.grad]
+    return [output, x.grad, layer.weight.grad, *bias]
 
 
-def _beside_whole(rank: int, world_size: int, layer: type, size: int) -> Rows:
+def _beside_whole(rank: int, world_size: int, layer: type, bias: bool, size: int) -> Rows:
     """This rank's layer, and its shares of a whole one, which each group has of its own."""
     group, _ = dist.new_subgroups(size)
     torch.manual_seed(rank // size)
-    whole = nn.Linear(12, 24).double()
+    whole = nn.Linear(12, 24, bias).double()
     x, gradient = torch.randn(2, 12).double(), torch.randn(2, 24).double()
     # how output, input, weight and bias are cut
     dims = (None, -1, 1, None) if "Row" in layer.__name__ else (-1, None, 0, 0)
@@ -89,18 +90,25 @@ def _beside_whole(rank: int, world_size: int, layer: type, size: int) -> Rows:
 
     expected = map(share, _run(deepcopy(whole), x, gradient), dims)
     found = _run(layer(whole, group), share(x, dims[1]), share(gradient, dims[0]))
-    names = "output", "input's gradient", "weight's gradient", "bias's gradient"
+    names = ["output", "input's gradient", "weight's gradient", "bias's gradient"]
+    if not bias:
+        names = [f"{name} without a bias" for name in names[:3]]
     return list(zip(names, found, expected, strict=True))
 
 
 def has_its_columns(layer: type) -> None:
     """compute this rank's columns of the group's output, and its shares of the gradients"""
-    compare(_beside_whole, layer)
+    compare(_beside_whole, layer, True)
 
 
 def has_the_sum(layer: type) -> None:
     """give every rank the group's whole output, and its shares of the gradients"""
-    compare(_beside_whole, layer)
+    compare(_beside_whole, layer, True)
+
+
+def needs_no_bias(layer: type) -> None:
+    """do the same for a layer without a bias"""
+    compare(_beside_whole, layer, False, groups=[(2, 2)])
 
 
 def _train(rank: int, world_size: int, layer: type, size: int) -> Rows:
@@ -129,7 +137,7 @@ build = Builder(
     {
         layers.CopyToRanks: [hands_on_its_input, sums_gradients],
         layers.SumOverRanks: [sums_its_input, hands_on_gradients],
-        layers.ColumnParallelLinear: [has_its_columns, trains_like_one],
-        layers.RowParallelLinear: [has_the_sum, trains_like_one],
+        layers.ColumnParallelLinear: [has_its_columns, needs_no_bias, trains_like_one],
+        layers.RowParallelLinear: [has_the_sum, needs_no_bias, trains_like_one],
     },
 )

@@ -55,10 +55,12 @@ class Shard(nn.Parameter):
 def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
     """This rank's part of a tensor that all have; ValueError where parts can't be equal."""
     ranks, length = dist.get_world_size(group), parameter.shape[dim]
+    if isinstance(parameter, Shard):
+        raise ValueError("this is a shard already, and a whole layer can be cut once")
     if length % ranks:
         raise ValueError(f"{length} features cannot be cut into {ranks} equal parts")
     mine = parameter.detach().chunk(ranks, dim)[dist.get_rank(group)]
-    part = Shard(mine.clone())
+    part = Shard(mine.clone(), parameter.requires_grad)  # frozen, if the whole is
     part.cut, part.group = dim, group
     return part
 
@@ -90,4 +92,5 @@ class RowParallelLinear(nn.Module):
         self.group = group
 
     def forward(self, part: torch.Tensor) -> torch.Tensor:
-        return self.g.apply(linear(part, self.weight), self.group) + self.bias
+        total = self.g.apply(linear(part, self.weight), self.group)
+        return total if self.bias is None else total + self.bias

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.tensor_parallel.block import copies
-from mgpu_tutorial.tensor_parallel.layers import Group
+from mgpu_tutorial.tensor_parallel.layers import Group, SumOverRanks, sum_of
 
 
 class GatherSequence(torch.autograd.Function):
@@ -49,6 +49,8 @@ def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
 def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
     ranks, (batch, length, features) = dist.get_world_size(group), part.shape
+    if length % ranks:
+        raise ValueError(f"{ranks} ranks cannot share {length} tokens of a sequence evenly")
     mine = part.new_empty(batch, length // ranks, features)
     dist.reduce_scatter_single(mine, torch.cat(part.chunk(ranks, dim=1)), group=group)
     return mine
@@ -57,6 +59,8 @@ def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
 def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
     """Let each rank of a model that is cut have some of the tokens between the products."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if getattr(model.token, "g", None) is not SumOverRanks:
+        raise ValueError("cut_sequence needs a model that parallelize(model, PLAN) has cut")
     # only the positions of this rank's tokens are looked up
     model.position.register_forward_pre_hook(lambda _, given: given[0].chunk(ranks)[rank])
     for layer in model.modules():
@@ -68,7 +72,12 @@ def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
 
 
 def sum_copies(model: nn.Module, group: Group = None) -> nn.Module:
-    """In each backward, sum the gradients of the copies over the ranks."""
+    """In each backward, sum the new gradients of the copies over the ranks."""
+    is_cut = getattr(model.token, "g", None) is ScatterSequence
+    if not is_cut or hasattr(model, "sums_copies"):
+        raise ValueError("sum_copies needs a model that cut_sequence has cut, and only once")
+    model.sums_copies = True
     for p in copies(model).values():
-        p.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=group))
+        if p.requires_grad:
+            p.register_hook(lambda gradient: sum_of(gradient, group))
     return model

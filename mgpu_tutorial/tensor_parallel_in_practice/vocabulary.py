@@ -18,7 +18,10 @@ from mgpu_tutorial.tensor_parallel.layers import (
 def padded(whole: nn.Module, group: Group = None) -> nn.Module:
     """An embedding or a head with rows of zeros below, so that ranks can share it evenly."""
     missing = -len(whole.weight) % dist.get_world_size(group)
-    whole.weight = nn.Parameter(pad(whole.weight.detach(), (0, 0, 0, missing)))
+    for name, parameter in list(whole.named_parameters()):
+        below = [0, 0] * (parameter.dim() - 1) + [0, missing]
+        longer = pad(parameter.detach(), below)
+        setattr(whole, name, nn.Parameter(longer, parameter.requires_grad))
     return whole
 
 
@@ -29,14 +32,20 @@ class VocabularyParallelEmbedding(nn.Module):
 
     def __init__(self, whole: nn.Embedding, group: Group = None) -> None:
         super().__init__()
+        if whole.max_norm or whole.scale_grad_by_freq or whole.sparse:
+            raise ValueError("max_norm, scale_grad_by_freq or sparse: they need the whole")
+        self.vocabulary, self.padding = whole.num_embeddings, whole.padding_idx
         self.weight = shard(padded(whole, group).weight, 0, group)
         self.group = group
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        require_in_vocabulary(tokens, self.vocabulary, "token")
         local = tokens - dist.get_rank(self.group) * len(self.weight)
         here = (local >= 0) & (local < len(self.weight))
         rows = embedding(local.where(here, 0), self.weight)
-        return self.g.apply(rows * here.unsqueeze(-1), self.group)
+        if self.padding is not None:  # its row gets no gradient
+            rows = rows.detach().where((tokens == self.padding).unsqueeze(-1), rows)
+        return self.g.apply(rows.where(here.unsqueeze(-1), 0), self.group)
 
 
 class VocabularyParallelHead(ColumnParallelLinear):
@@ -53,7 +62,24 @@ class VocabularyParallelHead(ColumnParallelLinear):
         return logits
 
 
+IGNORED = -100  # the target of a position that has no loss, such as a prompt's
 PLAN = {"token": VocabularyParallelEmbedding, "head": VocabularyParallelHead} | block.PLAN
+
+
+def require_in_vocabulary(numbers: torch.Tensor, size: int, what: str) -> None:
+    """IndexError where one is not from 0 to size - 1: no rank would have it."""
+    outside = numbers[(numbers < 0) | (numbers >= size)]
+    if len(outside):
+        raise IndexError(f"{what} {outside[0]} is not in a vocabulary of {size}")
+
+
+def require_targets(logits: torch.Tensor, targets: torch.Tensor, group: Group = None) -> None:
+    """ValueError or IndexError, on every rank, where `targets` do not belong to `logits`."""
+    if targets.shape != logits.shape[:-1]:
+        shapes = f"{tuple(targets.shape)} for logits {tuple(logits.shape)}"
+        raise ValueError(f"each position needs one target, got targets {shapes}")
+    size = logits.shape[-1] * dist.get_world_size(group)
+    require_in_vocabulary(targets[targets != IGNORED], size, "target")
 
 
 def parallel_cross_entropy(
@@ -62,7 +88,9 @@ def parallel_cross_entropy(
     """The mean loss of all tokens, on every rank; in float32 at least.
 
     `logits` (…, vocabulary / ranks) are this rank's, `targets` (…) the same on all ranks.
+    A target of -100 does not count, as in PyTorch's `cross_entropy`.
     """
+    require_targets(logits, targets, group)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # the largest logit of all ranks, so that exp() cannot overflow
     largest = logits.detach().amax(-1)
@@ -76,7 +104,7 @@ def parallel_cross_entropy(
     index = local.where(here, 0).unsqueeze(-1)
     mine = shifted.gather(-1, index).squeeze(-1).where(here, 0)
     right = SumOverRanks.apply(mine, group)
-    return (total.log() - right).mean()
+    return (total.log() - right)[targets != IGNORED].mean()
 
 
 def new_model(

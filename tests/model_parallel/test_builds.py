@@ -8,7 +8,9 @@ MOVE, ZIP = (
     "for stage, device in zip(self.stages, self.devices, strict=True)",
 )
 STEP, BY_PARAMETERS = "x = stage(x.to(device))", "x.to(next(stage.parameters()).device)"
+CHECK = "if isinstance(devices, str) or len(devices) != len(self.stages)"
 NETWORK = [
+    (CHECK, "if False"),
     (STEP, f"x = stage({BY_PARAMETERS})", MOVE, "stage.to(device=device)"),
     (MOVE, "pass", "the device of conv1's 0.weight: 'cpu', expected 'virtual:0'"),
     (
@@ -20,6 +22,7 @@ NETWORK = [
     ("cut(self, cuts)", "nn.ModuleList(cut(self, cuts))", "the names in the state_dict"),
     (STEP, "x = stage(x)", "on the same device"),
     ("return x", "return x.to(self.devices[0])", "the device of the output: 'virtual:0'"),
+    (CHECK, "if False", ", strict=True", "", "2 stages and 1 device(s): no error"),
     (STEP, "x = stage(x.detach().to(device))", "the gradient of conv1.weight: there is none"),
 ]
 

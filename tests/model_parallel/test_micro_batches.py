@@ -35,11 +35,6 @@ def test_what_a_backward_has_used_is_freed():
     assert alive == [False] * (3 * (1 + 2 + 3))
 
 
-def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(RuntimeError, match="don't multiply up to the size of dim 0"):
-        micro_batches.take_step(linear_stages(2), *batch(8), 3)
-
-
 @pytest.mark.parametrize("broken", [0, 1])
 def test_an_error_in_a_stage_comes_out_and_nothing_hangs(broken):
     model = linear_stages(2)

@@ -29,19 +29,28 @@ G = [
 ]
 LINEAR = "linear(self.f.apply(x, self.group), self.weight, self.bias)"
 COLUMNS = [
-    (LINEAR, "CopyToRanks.apply(x, self.group) @ self.weight.T + self.bias"),
+    (
+        LINEAR,
+        "CopyToRanks.apply(x, self.group) @ self.weight.T"
+        " + (0 if self.bias is None else self.bias)",
+    ),
     ("self.f.apply(x, self.group)", "x", GRADIENT),
     (LINEAR, f"SumOverRanks.apply({LINEAR}, self.group)", OUTPUT),
     (LINEAR, "torch.addmm(self.bias, self.f.apply(x, self.group), self.weight.T)")
-    + ("mat1 must be a matrix",),
+    + ("addmm",),
+    ("None if whole.bias is None else shard(whole.bias, 0, group)",)
+    + ("shard(whole.bias, 0, group)", "has no attribute 'shape'"),
     ("apply(x, self.group)", "apply(x)", f"{OTHERS}input's gradient"),
 ]
 PART = "linear(part, self.weight)"
-TOTAL = f"self.g.apply({PART}, self.group) + self.bias"
+TOTAL = f"self.g.apply({PART}, self.group)"
+MAYBE = "total if self.bias is None else total + self.bias"
 ROWS = [
     (PART, "part @ self.weight.T"),
-    (TOTAL, "self.g.apply(linear(part, self.weight, self.bias), self.group)", OUTPUT),
-    (TOTAL, f"CopyToRanks.apply({TOTAL}, self.group)", GRADIENT),
+    (TOTAL, "self.g.apply(linear(part, self.weight, self.bias), self.group)")
+    + (MAYBE, "total", OUTPUT),
+    (MAYBE, "total + self.bias", "TypeError: unsupported operand"),
+    (MAYBE, f"CopyToRanks.apply({MAYBE}, self.group)", GRADIENT),
     (PART, "part.mm(self.weight.T)", "self must be a matrix"),
     (", self.group)", ")", f"{OTHERS}output"),
     ("whole.bias", "whole.bias.detach()", "rank 0 of 1: the bias's gradient: None"),

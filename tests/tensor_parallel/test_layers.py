@@ -1,18 +1,15 @@
 """Shards, attention and copies of the block: what its builds do not try."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.tensor_parallel.block import (
     PLAN,
     Attention,
     copies,
     copies_that_differ,
-    gradients_of,
     new_block,
     parallelize,
 )
@@ -54,13 +51,3 @@ def test_one_bit_of_one_copy_is_found_in_its_group(ranks):
     for rank, (before, after, names) in enumerate(ranks(4, change_a_copy).results):
         assert before == [] and after == (["mlp_norm.weight"] if rank < 3 else [])
         assert set(names) == {*norms, "attention.out.bias", "mlp.down.bias"}
-
-
-def share(rank, world_size):
-    gradients_of(parallelize(new_block(), PLAN))
-
-
-@pytest.mark.parametrize("world_size, why", [(5, "144 features cannot"), (8, "unflatten")])
-def test_heads_that_do_not_divide_are_refused(ranks, world_size, why):
-    with pytest.raises(RankFailed, match=why):
-        ranks(world_size, share)

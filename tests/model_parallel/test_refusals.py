@@ -1,0 +1,134 @@
+"""What cannot be split is refused in words, and what can be is right."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.model_parallel import micro_batches as mb
+from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50, split
+
+UNITS = dict.fromkeys(["conv1", "layer1", "layer2", "fc"])
+TWO = [torch.device("meta")] * 2
+
+
+def step_of(size, labels, micro):
+    return lambda: mb.MicroBatchStep(linear_stages(2), batch(size)[0], labels, micro)
+
+
+def resnet(devices, cuts=("layer3.0",)):
+    def new():
+        with torch.device("meta"):
+            ModelParallelResNet50(devices, cuts=cuts)
+
+    return new
+
+
+def linear_stages(count):
+    """Stages of one layer in float64, as a step wants them; each call draws the same."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4).double() for _ in range(count)]
+    return SimpleNamespace(stages=layers, devices=[torch.device("cpu")] * count)
+
+
+def batch(size):
+    return torch.linspace(-1, 2, 4 * size).double().view(size, 4), torch.arange(size) % 4
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (step_of(6, batch(6)[1], 4), "into 4 equal micro-batches, and the mean of unequal"),
+        (step_of(6, batch(6)[1], 4), r"What fits: \[1, 2, 3, 6\]"),
+        (step_of(6, batch(6)[1], 0), "into 0 equal micro-batches"),
+        (step_of(6, batch(6)[1], -2), "into -2 equal micro-batches"),
+        (step_of(6, batch(6)[1], 7), "into 7 equal micro-batches"),
+        (step_of(0, batch(0)[1], 1), "a batch of 0 does not divide"),
+        (step_of(6, batch(3)[1], 3), "6 inputs need 6 targets, got 3"),
+        (lambda: split(UNITS, ["layer3"]), r"layer1, layer2, fc; got \['layer3'\]"),
+        (lambda: split(UNITS, ["conv1"]), r"got \['conv1'\]"),
+        (lambda: split(UNITS, ["fc", "layer1"]), "in the order of the network"),
+        (lambda: split(UNITS, ["fc", "fc"]), "each once"),
+        (lambda: split(UNITS, "fc"), "got 'fc'"),
+        (resnet(TWO, ("layer3",)), r"got \('layer3',\)"),
+        (resnet(TWO, ("layer3.0", "layer2.0")), "in the order of the network"),
+        (resnet(TWO[:1]), "2 stages need 2 devices"),
+        (resnet(TWO * 2), "2 stages need 2 devices"),
+        (resnet("cpu", ("layer2.0", "layer3.0")), "got 'cpu'"),
+    ],
+)
+def test_it_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@given(some.lists(some.sampled_from(list(UNITS)), max_size=4))
+def test_cuts_are_taken_only_in_the_order_of_the_network(cuts):
+    right = [name for name in list(UNITS)[1:] if name in cuts]
+    if cuts != right:
+        with pytest.raises(ValueError, match="cuts must"):
+            split(UNITS, cuts)
+        return
+    stages = split(UNITS, cuts)
+    assert [name for stage in stages for name in stage] == list(UNITS)
+    assert [next(iter(stage)) for stage in stages] == ["conv1", *cuts]
+
+
+@given(some.integers(1, 12), some.integers(1, 4))
+def test_equal_parts_are_the_batch_in_order(micro, each):
+    inputs, targets = torch.arange(2 * micro * each).view(-1, 2), torch.arange(micro * each)
+    parts = mb.equal_parts(inputs, targets, micro)
+    assert len(parts) == micro
+    for i, (x, y) in enumerate(parts):
+        rows = slice(i * each, (i + 1) * each)
+        assert torch.equal(x, inputs[rows]) and torch.equal(y, targets[rows])
+
+
+def frozen_first(model):
+    model.stages[0].requires_grad_(False)
+
+
+def frozen_last(model):
+    model.stages[1].requires_grad_(False)
+
+
+def without_parameters(model):
+    model.stages[0] = nn.Tanh()
+
+
+def turned_over(model):
+    model.stages[0] = nn.Sequential(model.stages[0], Turn(), Turn())
+
+
+class Turn(nn.Module):
+    def forward(self, x):
+        return x.T
+
+
+@pytest.mark.parametrize("micro", [1, 2, 8])
+@pytest.mark.parametrize(
+    "change", [frozen_first, frozen_last, without_parameters, turned_over]
+)
+def test_two_steps_leave_the_gradients_of_one_process(change, micro):
+    found, one = linear_stages(2), linear_stages(2)
+    for model in found, one:
+        change(model)
+    whole = nn.Sequential(*one.stages)
+    for _ in range(2):
+        mb.take_step(found, *batch(8), micro)
+        cross_entropy(whole(batch(8)[0]), batch(8)[1]).backward()
+    ours = [p.grad for stage in found.stages for p in stage.parameters()]
+    torch.testing.assert_close(ours, [p.grad for p in whole.parameters()])
+
+
+def test_a_step_lets_go_of_a_micro_batch_with_its_backward():
+    step, kept = mb.MicroBatchStep(linear_stages(1), *batch(4), 2), []
+    for task in mb.forward_stage, mb.backward_stage:
+        for i in range(2):
+            task(step, 0, i, None)
+            kept.append([i for _, i in sorted(step.saved)])
+    assert kept == [[0], [0, 1], [1], []]

@@ -1,0 +1,159 @@
+"""What a pipeline cannot do is refused on every rank; what it can is as one process."""
+
+import pytest
+import torch
+from torch import nn
+
+from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.pipelines import schedules, stages
+from mgpu_tutorial.pipelines.work import Pauses, ResNetStages
+from tests.pipelines.linear_stages import LinearStages
+
+
+def orders_of(*orders):
+    """A function that gives each rank its order, written "F0 B0"."""
+    return lambda rank, ranks, micro: orders[rank].split()
+
+
+def in_order(*orders):
+    return stages.run_in_order, Pauses(0.0), 2, orders_of(*orders), stages.isend
+
+
+def order_for(rank, world_size, *given):
+    stages.order_of_1f1b(*given)
+
+
+FIRST = "F0 F1 B0 B1"
+
+
+@pytest.mark.parametrize(
+    "count, words, call",
+    [
+        (
+            2,
+            "into 5 equal micro-batches, and the mean",
+            (stages.run_gpipe, LinearStages(2), 5),
+        ),
+        (2, "What fits: [1, 2, 3, 4, 6, 12]", (stages.run_gpipe, LinearStages(2), 13)),
+        (2, "into 0 equal micro-batches", (stages.run_gpipe, Pauses(0.0), 0)),
+        (2, "a batch of 4 does not divide into 3", (stages.run_gpipe, ResNetStages(), 3)),
+        (3, "2 stages and needs 2 ranks, got 3", (stages.run_gpipe, ResNetStages(), 4)),
+        (1, "2 stages and needs 2 ranks, got 1", (stages.run_gpipe, ResNetStages(), 4)),
+        (2, "a rank from 0 to 1 and one micro-batch or more", (order_for, 5, 2, 3)),
+        (2, "got rank -1 and 3", (order_for, -1, 2, 3)),
+        (2, "got rank 0 and 0", (order_for, 0, 2, 0)),
+        (2, "rank 1 must do each of 2 micro-batches", in_order(FIRST, "F0 B0 F1")),
+        (2, "its order is F0 B0 F1 B1 B1", in_order(FIRST, "F0 B0 F1 B1 B1")),
+        (2, "rank 0 must do each of 2", in_order("B0 F0 F1 B1", FIRST)),
+        (2, "does B0 B1 and rank 1 does B1 B0", in_order(FIRST, "F0 F1 B1 B0")),
+        (2, "does F0 F1 and rank 1 does F1 F0", in_order(FIRST, "F1 F0 B0 B1")),
+        (2, "micro-batches for each, into which 16", (schedules.run_linear_layers, 3)),
+        (2, "got 2 ranks and micro=1", (schedules.run_linear_layers, 1)),
+        (1, "got 1 ranks and micro=4", (schedules.run_linear_layers, 4)),
+    ],
+)
+def test_it_is_refused_on_every_rank(refused, count, words, call):
+    refused(count, words, *call)
+
+
+class Other(LinearStages):
+    """Float64 on ranks that expect float32, or an output of another shape."""
+
+    def __init__(self, count, shape=None):
+        super().__init__(count)
+        self.other = shape
+
+    def shape(self, index, micro):
+        return self.other or super().shape(index, micro)
+
+
+@pytest.mark.parametrize(
+    "work, words",
+    [
+        (Other(2), r"\(6, 4\) of torch.float64, .* \(6, 4\), .* the default torch.float32"),
+        (Other(2, [4, 6]), r"the output is \(6, 4\) .* expects \(4, 6\), as work.shape says"),
+        (Other(2, [8, 4]), r"the output is \(6, 4\) .* expects \(8, 4\)"),
+    ],
+)
+def test_a_message_that_the_next_rank_does_not_expect_is_refused(ranks, work, words):
+    """gloo would take a shorter message, and leave what was in memory in the rest."""
+    with pytest.raises(RankFailed, match=words):
+        ranks(2, stages.run_gpipe, work, 2, timeout=20)
+
+
+class Turned(nn.Module):
+    """Gives its columns as rows: the same numbers in another order in memory."""
+
+    def forward(self, x):
+        return x.flip(0).T.contiguous().T
+
+
+class Special(LinearStages):
+    """The first stage frozen, or without parameters; or outputs that are not contiguous."""
+
+    def __init__(self, count, kind, dtype=torch.float64):
+        super().__init__(count)
+        if kind == "frozen":
+            self.stacks[0].requires_grad_(False)
+        if kind == "frozen later":
+            self.stacks[-1].requires_grad_(False)
+        if kind == "no parameters":
+            self.stacks[0] = nn.Sequential(nn.Tanh())
+        if kind == "turned":
+            for stack in self.stacks:
+                stack.append(Turned())
+        if kind == "unused":
+            self.stacks[-1][1].register_parameter("unused", nn.Parameter(torch.ones(1)))
+        self.dtype = dtype
+        for stack in self.stacks:
+            stack.to(dtype)
+
+    def batch(self, micro):
+        x, y = super().batch(micro)
+        return x.to(self.dtype), y
+
+
+def gradients(rank, world_size, work, micro, order):
+    torch.set_default_dtype(work.dtype)  # of what is received; in this rank only
+    if order == "gpipe":
+        return stages.run_gpipe(rank, world_size, work, micro)[1]
+    given = work, micro, stages.order_of_1f1b, stages.isend
+    return stages.run_in_order(rank, world_size, *given)[1]
+
+
+KINDS = ["", "frozen", "frozen later", "no parameters", "turned", "unused"]
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count, micro", [(2, 1), (3, 2)])
+def test_the_gradients_are_those_of_one_process(ranks, count, micro, kind, order):
+    found = ranks(count, gradients, Special(count, kind), micro, order).results
+    one = Special(count, kind)
+    whole, batch = nn.Sequential(*one.stacks), one.batch(micro)
+    for x, y in zip(*(part.chunk(micro) for part in batch), strict=True):
+        (one.loss(whole(x), y) / micro).backward()
+    expected = [[p.grad for p in stack.parameters()] for stack in one.stacks]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_messages_have_the_default_dtype(ranks, dtype):
+    found = ranks(2, gradients, Special(2, "", dtype), 2, "gpipe").results
+    expected = ranks(2, gradients, Special(2, ""), 2, "gpipe").results
+    for own, precise in zip(found, expected, strict=True):
+        for a, b in zip(own, precise, strict=True):
+            assert a.dtype == dtype and (a - b).norm() < 0.03 * b.norm()
+
+
+def held(rank, world_size):
+    stage, kept = stages.Stage(Pauses(0.0), 2), []
+    for step in stages.forward_step, stages.backward_step:
+        for i in range(2):
+            step(stage, i, None)
+            kept.append(sorted(stage.waiting))
+    return kept
+
+
+def test_a_stage_lets_go_of_a_micro_batch_with_its_backward(ranks):
+    assert ranks(1, held).results == [[[0], [0, 1], [1], []]]

@@ -1,0 +1,143 @@
+"""What cannot be cut is refused on every rank; a shard does what the whole does."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.tensor_parallel import block, layers
+from mgpu_tutorial.tensor_parallel.block import PLAN, Block, parallelize, whole_of
+from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+
+def cut(rank, world_size, width=48, heads=12, plan=PLAN, times=1):
+    model = Block(width, heads)
+    for _ in range(times):
+        parallelize(model, plan)
+
+
+def cut_tied(rank, world_size):
+    model = Block()
+    model.extra = nn.Linear(48, 192, bias=False)
+    model.extra.weight = model.mlp.up.weight
+    parallelize(model, PLAN)
+
+
+def cut_layer(rank, world_size, kind, outputs, inputs):
+    kind(nn.Linear(inputs, outputs))
+
+
+def cut_twice(rank, world_size, kind):
+    kind(kind(nn.Linear(8, 8)))
+
+
+def gather_nothing(rank, world_size):
+    model = parallelize(Block(), PLAN)
+    whole_of(model.mlp.up.weight.grad, model.mlp.up.weight)
+
+
+@pytest.mark.parametrize(
+    "count, words, worker, given",
+    [
+        (5, "5 ranks cannot share 12 heads evenly: attention", cut, ()),
+        (8, "8 ranks cannot share 12 heads evenly: attention", cut, ()),
+        (2, "5 heads cannot share 48 features evenly", cut, (48, 5)),
+        (2, "no layer's name ends with 'atention.qkv'", cut, (48, 12, {"atention.qkv": 0})),
+        (2, "no layer's name ends with 'tention.qkv'", cut, (48, 12, {"tention.qkv": 0})),
+        (2, "has shards already: cut a model once", cut, (48, 12, PLAN, 2)),
+        (2, "mlp.up.weight and extra.weight are one parameter", cut_tied, ()),
+        (2, "a shard already", cut_twice, (ColumnParallelLinear,)),
+        (2, "a shard already", cut_twice, (RowParallelLinear,)),
+        (3, "8 features cannot be cut into 3", cut_layer, (ColumnParallelLinear, 8, 9)),
+        (3, "8 features cannot be cut into 3", cut_layer, (RowParallelLinear, 9, 8)),
+        (3, "2 features cannot be cut into 3", cut_layer, (RowParallelLinear, 9, 2)),
+        (2, "has no gradient: is it frozen, or unused?", gather_nothing, ()),
+    ],
+)
+def test_it_is_refused_on_every_rank(refused, count, words, worker, given):
+    refused(count, words, worker, *given)
+
+
+def of_a_layer(rank, world_size, kind, dtype, bias, frozen):
+    """A layer twice in a row: output and gradients, put together, and those of the whole."""
+    torch.manual_seed(0)
+    whole = nn.Linear(12, 24, bias, dtype=dtype)
+    if frozen:
+        whole.weight.requires_grad_(False)
+    layer, x = kind(deepcopy(whole)), torch.randn(2, 12, dtype=dtype)
+    part = x.chunk(world_size, -1)[rank] if kind is RowParallelLinear else x
+    for _ in range(2):
+        output, expected = layer(part), whole(x)
+        if output.requires_grad:
+            output.square().sum().backward()
+            expected.square().sum().backward()
+    if kind is ColumnParallelLinear:
+        expected = expected.chunk(world_size, -1)[rank]
+    pairs = [(output.detach(), expected.detach())]
+    for name, parameter in layer.named_parameters():
+        one = whole.get_parameter(name)
+        assert parameter.requires_grad == one.requires_grad and parameter.dtype == dtype
+        if parameter.requires_grad:
+            pairs.append((whole_of(parameter.grad, parameter), one.grad))
+    return max(((a - b).norm() / b.norm()).item() for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "count, dtype, bias",
+    [(1, torch.float64, True), (3, torch.float64, False), (2, torch.float16, True)]
+    + [(2, torch.bfloat16, False)],
+)
+def test_a_layer_is_the_whole_one(ranks, count, dtype, bias, frozen, kind):
+    far = max(ranks(count, of_a_layer, kind, dtype, bias, frozen).results)
+    assert far < (1e-14 if dtype == torch.float64 else 2e-2)
+
+
+def turned(rank, world_size):
+    x = torch.arange(6.0).view(2, 3).requires_grad_()
+    other = x.T.contiguous() if rank else x.T  # the same numbers, in another order in memory
+    both = [layers.sum_of(other.detach()), layers.SumOverRanks.apply(other)]
+    layers.CopyToRanks.apply(x).T.square().sum().backward()
+    return [*both, x.grad]
+
+
+def test_a_part_may_lie_in_any_order_in_memory(ranks):
+    x = torch.arange(6.0).view(2, 3)
+    for found in ranks(2, turned).results:
+        assert largest_difference(found, [2 * x.T, 2 * x.T, 4 * x]) == 0
+
+
+def odd_sums(rank, world_size):
+    parts = torch.zeros(0, 3), torch.tensor(3), torch.tensor([1, 2]), torch.ones(2).half()
+    return [layers.sum_of(part) for part in parts]
+
+
+def test_a_part_may_be_empty_a_number_whole_or_short(ranks):
+    numbers = torch.tensor(6), torch.tensor([2, 4]), 2 * torch.ones(2).half()
+    for found in ranks(2, odd_sums).results:
+        torch.testing.assert_close(found, [torch.zeros(0, 3), *numbers])
+
+
+def frozen_attention(rank, world_size):
+    """A block whose attention is frozen: which parameters are trained, and the others'."""
+    model = block.new_block()
+    model.attention.requires_grad_(False)
+    one = deepcopy(model)
+    parallelize(model, PLAN)
+    block.gradients_of(model)
+    block.gradients_of(one)
+    far = {}
+    for name, parameter in model.named_parameters():
+        whole = one.get_parameter(name)
+        assert (parameter.grad is None) == (whole.grad is None), name
+        if whole.grad is not None:
+            far[name] = largest_difference(whole_of(parameter.grad, parameter), whole.grad)
+    return far
+
+
+def test_what_was_frozen_stays_frozen(ranks):
+    for far in ranks(2, frozen_attention).results:
+        assert len(far) == 8 and max(far.values()) < 1e-14

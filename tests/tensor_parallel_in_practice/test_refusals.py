@@ -1,0 +1,220 @@
+"""What a cut vocabulary or sequence cannot do is refused; what it can is as one process."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.shared.models import SmallTransformer
+from mgpu_tutorial.tensor_parallel import block
+from mgpu_tutorial.tensor_parallel.block import parallelize, whole_of
+from mgpu_tutorial.tensor_parallel_in_practice import sequence, vocabulary
+from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
+    PLAN,
+    VocabularyParallelEmbedding,
+    VocabularyParallelHead,
+    new_model,
+    parallel_cross_entropy,
+)
+
+
+def look_up(rank, world_size, *tokens):
+    VocabularyParallelEmbedding(nn.Embedding(61, 4))(torch.tensor([[0, *tokens]]))
+
+
+def lose(rank, world_size, target=0, shape=(2, 3), counts=(2, 3)):
+    targets = torch.zeros(counts, dtype=torch.int64)
+    targets[-1, -1] = target
+    return parallel_cross_entropy(torch.zeros(*shape, 4), targets).item()
+
+
+def embed(rank, world_size, **kwargs):
+    VocabularyParallelEmbedding(nn.Embedding(8, 4, **kwargs))
+
+
+def max_norm(rank, world_size):
+    embed(rank, world_size, max_norm=1.0)
+
+
+def by_frequency(rank, world_size):
+    embed(rank, world_size, scale_grad_by_freq=True)
+
+
+def sparse(rank, world_size):
+    embed(rank, world_size, sparse=True)
+
+
+def tied(rank, world_size):
+    plan = {name: PLAN[name] for name in ("token", "head")}
+    parallelize(SmallTransformer(61, 48, depth=0), plan)
+
+
+def cut_twice(rank, world_size):
+    parallelize(parallelize(new_model(), PLAN), PLAN)
+
+
+def slice_uncut(rank, world_size):
+    sequence.cut_sequence(new_model())
+
+
+def slice_twice(rank, world_size):
+    sequence.cut_sequence(sequence.cut_sequence(parallelize(new_model(), PLAN)))
+
+
+def slice_without_vocabulary(rank, world_size):
+    sequence.cut_sequence(parallelize(new_model(), block.PLAN))
+
+
+def sum_uncut(rank, world_size):
+    sequence.sum_copies(parallelize(new_model(), PLAN))
+
+
+def sum_twice(rank, world_size):
+    model = sequence.cut_sequence(parallelize(new_model(), PLAN))
+    sequence.sum_copies(sequence.sum_copies(model))
+
+
+def slice_thirteen(rank, world_size):
+    sequence.scattered_sum(torch.zeros(2, 13, 4))
+
+
+@pytest.mark.parametrize(
+    "words, worker, given",
+    [
+        ("token 61 is not in a vocabulary of 61", look_up, (61,)),
+        ("token -1 is not in a vocabulary of 61", look_up, (-1,)),
+        ("token 999 is not in a vocabulary of 61", look_up, (1, 999)),
+        ("target 8 is not in a vocabulary of 8", lose, (8,)),
+        ("target 99 is not in a vocabulary of 8", lose, (99,)),
+        ("target -1 is not in a vocabulary of 8", lose, (-1,)),
+        ("one target, got targets (1, 3) for logits (2, 3, 4)", lose, (0, (2, 3), (1, 3))),
+        ("one target, got targets (2, 2) for logits (2, 3, 4)", lose, (0, (2, 3), (2, 2))),
+        ("one target, got targets (6, 1) for logits (2, 3, 4)", lose, (0, (2, 3), (6, 1))),
+        ("they need the whole", max_norm, ()),
+        ("they need the whole", by_frequency, ()),
+        ("they need the whole", sparse, ()),
+        ("token.weight and head.weight are one parameter", tied, ()),
+        ("has shards already: cut a model once", cut_twice, ()),
+        ("that parallelize(model, PLAN) has cut", slice_uncut, ()),
+        ("that parallelize(model, PLAN) has cut", slice_twice, ()),
+        ("that parallelize(model, PLAN) has cut", slice_without_vocabulary, ()),
+        ("a model that cut_sequence has cut, and only once", sum_uncut, ()),
+        ("a model that cut_sequence has cut, and only once", sum_twice, ()),
+        ("2 ranks cannot share 13 tokens of a sequence evenly", slice_thirteen, ()),
+    ],
+)
+def test_it_is_refused_on_every_rank(refused, words, worker, given):
+    refused(2, words, worker, *given)
+
+
+def loss_and_gradient(rank, world_size, logits, targets):
+    part = logits.chunk(world_size, -1)[rank].clone().requires_grad_()
+    loss = parallel_cross_entropy(part, targets)
+    loss.backward()
+    return loss.detach(), part.grad
+
+
+LOGITS = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0)).double()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "targets",
+    [[[0, -100, 5], [-100, 2, 3]], [[1, 2, 3], [-100, -100, -100]], [[-100, -100, 4]] * 2],
+)
+def test_minus_100_is_left_out_of_the_mean(ranks, count, targets):
+    targets, whole = torch.tensor(targets), LOGITS.clone().requires_grad_()
+    expected = cross_entropy(whole.flatten(0, 1), targets.flatten())
+    expected.backward()
+    results = ranks(count, loss_and_gradient, LOGITS, targets).results
+    for loss, _ in results:
+        torch.testing.assert_close(loss, expected.detach())
+    found = torch.cat([gradient for _, gradient in results], -1)
+    torch.testing.assert_close(found, whole.grad)
+
+
+def test_no_target_at_all_is_nan_as_in_one_process(ranks):
+    none = torch.full((2, 3), -100)
+    [(loss, _)] = ranks(1, loss_and_gradient, LOGITS, none).results
+    assert loss.isnan() and cross_entropy(LOGITS.flatten(0, 1), none.flatten()).isnan()
+
+
+def in_layers(rank, world_size, rows, dtype, padding, frozen):
+    """An embedding and a head with a bias, of the whole vocabulary and of parts of it."""
+    torch.manual_seed(0)
+    embedding = nn.Embedding(rows, 4, padding_idx=padding, dtype=dtype)
+    head = nn.Linear(4, rows, dtype=dtype)
+    if frozen:
+        embedding.requires_grad_(False)
+        head.bias.requires_grad_(False)
+    pair = (
+        VocabularyParallelEmbedding(deepcopy(embedding)),
+        VocabularyParallelHead(deepcopy(head)),
+    )
+    tokens = torch.arange(2 * rows).view(2, rows) % rows
+    for _ in range(2):  # gradients add up
+        loss = parallel_cross_entropy(pair[1](pair[0](tokens)), tokens)
+        logits = head(embedding(tokens)).to(torch.promote_types(dtype, torch.float32))
+        expected = cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        loss.backward()
+        expected.backward()
+    far = [(loss - expected).abs().item()]
+    for part, whole in zip(pair, (embedding, head), strict=True):
+        for name, parameter in part.named_parameters():
+            one = whole.get_parameter(name)
+            assert parameter.requires_grad == one.requires_grad and parameter.dtype == dtype
+            if one.requires_grad:
+                gradient = whole_of(parameter.grad, parameter)
+                assert not gradient[rows:].any()
+                far.append(largest_difference(gradient[:rows].double(), one.grad.double()))
+    return max(far)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "count, rows, dtype, padding",
+    [(1, 6, torch.float64, 2), (3, 6, torch.float64, 0), (3, 7, torch.float64, -1)]
+    + [(4, 5, torch.float64, None), (3, 2, torch.float64, 1), (2, 6, torch.bfloat16, 3)],
+)
+def test_layers_of_a_vocabulary_are_the_whole_ones(
+    ranks, count, rows, dtype, padding, frozen
+):
+    far = max(ranks(count, in_layers, rows, dtype, padding, frozen).results)
+    assert far < (1e-14 if dtype == torch.float64 else 2e-2)
+
+
+def no_tokens(rank, world_size):
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    return VocabularyParallelEmbedding(nn.Embedding(6, 4))(none).shape
+
+
+def test_no_token_is_no_row(ranks):
+    assert ranks(2, no_tokens).results == [(2, 0, 4)] * 2
+
+
+def accumulate(rank, world_size):
+    """Two backward passes, with a frozen norm; how far gradients are from one process."""
+    model, one = new_model(), new_model()
+    for each in model, one:
+        each.norm.requires_grad_(False)
+    sequence.sum_copies(sequence.cut_sequence(parallelize(model, PLAN)))
+    alone, _ = dist.new_subgroups(1)
+    for _ in range(2):
+        vocabulary.gradients_of(model)
+        vocabulary.gradients_of(one, alone)
+    far = []
+    for name, parameter in model.named_parameters():
+        whole = one.get_parameter(name)
+        assert (parameter.grad is None) == (whole.grad is None), name
+        if whole.grad is not None:
+            gradient = whole_of(parameter.grad, parameter)[: len(whole)]
+            far.append(largest_difference(gradient, whole.grad))
+    return max(far)
+
+
+def test_copies_are_summed_once_in_each_backward(ranks):
+    assert max(ranks(2, accumulate).results) < 1e-14
