@@ -16,7 +16,7 @@ LATER = f"""for _, output_tensor in stage.waiting.values():
     {BACKWARD}"""
 GPIPE = [
     (OUT, BY_HAND, BACKWARD, "for i in list(stage.waiting):\n        out"),
-    (f"{BACKWARD}…", RETURN, "AttributeError"),
+    (f"{BACKWARD}…", RETURN, "the gradients, entry 0"),
     (BACK, "backward_step(stage, i, output_tensor_grad)", "rank 1 returned while"),
     (BACK, BACK.replace("rank - 1", "rank + 1"), "returned while"),
     (OUT, "forward_step(stage, i, input_tensor)", "had not returned"),
