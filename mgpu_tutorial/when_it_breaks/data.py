@@ -29,6 +29,8 @@ class Run(NamedTuple):
 
     def batch(self, rank: int, step: int) -> torch.Tensor:
         """Eight samples of three features and a target, of shape (8, 4), in float64."""
+        if self.name not in ("A", "B", "C", "D"):
+            raise ValueError(f"there is no run {self.name!r}, but A, B, C and D")
         numbers = torch.arange(24, dtype=torch.float64).reshape(8, 3)
         features = (7 * numbers + 5 * rank + 3 * step) % 11 / 11 - 0.5
         targets = (features - features[0]) @ torch.tensor([1.0, 2.0, -1.0]).double()

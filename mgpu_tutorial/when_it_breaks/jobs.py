@@ -46,6 +46,8 @@ def agree_on_settings(rank: int, world_size: int) -> None:
 
 def average_in_pairs(rank: int, world_size: int, limit: float = 3.0) -> float:
     """Should average over ranks 0 and 1, and over 2 and 3; then all meet before they save."""
+    if world_size != 4:
+        raise ValueError(f"two pairs are four ranks, not {world_size}: launch it on 4")
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     gradient = torch.tensor([float(rank)])
     dist.all_reduce(gradient, op=dist.ReduceOp.AVG, group=pairs[rank // 3])
@@ -72,6 +74,8 @@ def average_file(rank: int, world_size: int) -> float:
 def train_on_sequences(rank: int, world_size: int) -> None:
     """Should give every rank as much work as the others, three steps long."""
     lengths = [12, 70, 9, 31, 8, 66, 40, 26]  # tokens of each sequence
+    if len(lengths) % world_size:
+        raise ValueError(f"8 sequences cannot be dealt evenly to {world_size} ranks")
     share = len(lengths) // world_size
     mine = sorted(lengths)[rank * share : (rank + 1) * share]
     pairs = sum(length**2 for length in mine)  # attention compares every two tokens
@@ -121,21 +125,30 @@ def loss_and_gradient(
 
 
 def replay(gradient_of: Callable, batch: torch.Tensor) -> list[int]:
-    """The ranks whose gradient the next rank doesn't reproduce to the last bit."""
+    """The ranks whose gradient the next rank doesn't reproduce to the last bit.
+
+    A gradient that is NaN on both of them is reproduced. Raises ValueError on one rank.
+    """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    batches = [None] * world_size
-    dist.all_gather_object(batches, batch)
-    pairs = [None] * world_size
-    mine = gradient_of(batch), gradient_of(batches[rank - 1])
+    if world_size == 1:
+        raise ValueError("one rank has no other one that could replay its batch: take two")
+    batches, pairs = [None] * world_size, [None] * world_size
+    dist.all_gather_object(batches, batch.cpu())  # or it arrives on the sender's card
+    of_others = batches[rank - 1].to(batch.device)
+    mine = gradient_of(batch).cpu(), gradient_of(of_others).cpu()
     dist.all_gather_object(pairs, mine)
-    own, replayed = zip(*pairs, strict=True)
-    return [r for r in range(world_size) if not own[r].equal(replayed[r + 1 - world_size])]
+    own, again = zip(*pairs, strict=True)
+    again = again[1:] + again[:1]  # rank 0 has replayed the last rank's batch
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    return [r for r in range(world_size) if not own[r].allclose(again[r], **exactly)]
 
 
 def train_until_it_jumps(
     rank: int, world_size: int, run: Run, replay: Callable
 ) -> list[list]:
     """Seven steps; for each the loss, the gradient's norm, in float64 too, and `replay`."""
+    if world_size < 3:
+        raise ValueError(f"ranks 1 and 2 have the faults: take 3 ranks, not {world_size}")
     weight, seen = torch.zeros(3), []
 
     def gradient_of(batch: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,8 @@ def run_with_limit(
     rank: int, world_size: int, folder: str, job: Callable, *given: Any, limit: float = 3.0
 ) -> None:
     """Run `job` in a group whose calls wait for `limit` seconds, and leave a record."""
+    if Path(folder, f"rank_{rank}").exists():
+        raise ValueError(f"{folder} holds the records of another run: give an empty folder")
     store = dist.FileStore(f"{folder}/store", world_size)
     who = {"store": store, "rank": rank, "world_size": world_size}
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit), **who)
