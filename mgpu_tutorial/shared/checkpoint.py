@@ -1,6 +1,7 @@
 """Save a training run from rank 0, and let all ranks go on from it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,21 @@ from torch import nn
 from torch.optim import Optimizer
 
 
-def save(path: str, model: nn.Module, optimizer: Optimizer, **also: Any) -> None:
-    """Rank 0 alone writes: all ranks have the same model and optimizer state."""
+def save(
+    path: str,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    write: Callable[[str, dict], None] | None = None,
+    **also: Any,
+) -> None:
+    """Rank 0 alone writes, by `write(path, state)`, which is `save_whole` if none is given.
+
+    All ranks have the same model and optimizer state.
+    """
     if dist.get_rank() == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        save_whole(path, state | also)
+        (write or save_whole)(path, state | also)
 
 
 def save_whole(path: str, state: dict[str, Any]) -> None:

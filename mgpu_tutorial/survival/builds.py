@@ -1,6 +1,7 @@
 """What `save_whole`, `resume_or_start` and `samples_of` must do."""
 
 import os
+import random
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,10 +19,12 @@ from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.shared import checkpoint
 from mgpu_tutorial.survival import elastic, figures
 
+AWAY = "os.fork", "os.posix_spawn", "subprocess.Popen"  # what Python says it is about to do
+
 
 def _write(rank: int, world_size: int, save: Callable, path: str, number: int) -> list[str]:
     """Save 2,000 numbers alike, and look at the file before each call; returns the first
-    call at which there was no whole file.
+    call at which there was no whole file, or by which the save left this process.
     """
     old = Path(path).read_bytes() if number > 1 else None
     torn: list[str] = []
@@ -36,8 +40,15 @@ def _write(rank: int, world_size: int, save: Callable, path: str, number: int) -
             name = function.__name__ if event == "c_call" else frame.f_code.co_name
             torn.append(f"{name}: the file is torn or gone ({type(error).__name__})")
 
+    def leave(event: str, _: tuple) -> None:
+        if event in AWAY and sys.getprofile() is look:
+            torn.append(f"{event}: another process writes, which can die as well")
+
+    sys.addaudithook(leave)
     sys.setprofile(look if old else None)
     save(path, {"weights": torch.full((2000,), number)})
+    if old and sys.getprofile() is not look:
+        torn.append("sys.setprofile, by which this build looks at the file")
     sys.setprofile(None)
     return torn
 
@@ -61,10 +72,15 @@ def survives_a_death(save: Callable) -> None:
             raise AssertionError(f"killed in the second save, at its call of {call}")
 
 
+def _not_ours(path: str, state: dict) -> None:
+    raise AssertionError("`checkpoint.save` used its own save_whole. Pass write=save_whole")
+
+
 def _steps_of(
     rank: int, world_size: int, resume: Callable, path: str, steps: int, until: int
 ) -> tuple[int | None, list[int], float]:
     """The first step, the steps taken, and a weight to which each step adds its number."""
+    checkpoint.save_whole = _not_ours
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
     nn.init.zeros_(model.weight)
@@ -145,21 +161,55 @@ def sees_each_sample_once(samples_of: Callable) -> None:
 
 
 def keeps_no_state(samples_of: Callable) -> None:
-    """answer the same in any order of calls, after any seed, and leave that seed alone"""
+    """answer the same in any order of calls, after any seed, and leave torch's, Python's and
+    NumPy's generators alone
+    """
     first = _all_of(samples_of, 7, 2, 12, 50)
     torch.manual_seed(3)
     dropout = torch.rand(4)
     torch.manual_seed(3)
+    others = random.getstate(), str(np.random.get_state())
     _all_of(samples_of, 2, 2, 12, 50)
+    for name, before, now in zip(
+        ("Python's random", "NumPy's random"),
+        others,
+        (random.getstate(), str(np.random.get_state())),
+        strict=True,
+    ):
+        assert before == now, f"the call changed the generator of {name}, which others use"
     expect(torch.rand(4), dropout, "what dropout draws from torch's generator after the call")
     expect(_all_of(samples_of, 7, 2, 12, 50), first, "step 7, asked again after step 2")
 
 
+def refuses_what_is_not_there(samples_of: Callable) -> None:
+    """raise a ValueError for a rank or a step that is not there, and for a batch that the
+    samples do not fill
+    """
+    names = "step", "rank", "world_size", "batch", "samples"
+    for given in (
+        (0, 2, 2, 12, 50),
+        (0, -1, 2, 12, 50),
+        (-1, 0, 2, 12, 50),
+        (0, 0, 2, 51, 50),
+        (0, 0, 2, 0, 50),
+    ):
+        try:
+            found = f"{samples_of(*given)} was returned"
+        except ValueError:
+            continue
+        except Exception as error:
+            found = f"{type(error).__name__} was raised"
+        asked = ", ".join(f"{n} {g}" for n, g in zip(names, given, strict=True))
+        raise AssertionError(f"{asked}: {found}, expected a ValueError")
+
+
+SAMPLES = [shares_a_batch, sees_each_sample_once, keeps_no_state]
+SAMPLES += [refuses_what_is_not_there]
 build = Builder(
     "survival",
     {
         checkpoint.save_whole: [writes_what_can_be_read, survives_a_death],
         elastic.resume_or_start: [goes_on, ends_with_the_same_bits],
-        elastic.samples_of: [shares_a_batch, sees_each_sample_once, keeps_no_state],
+        elastic.samples_of: SAMPLES,
     },
 )

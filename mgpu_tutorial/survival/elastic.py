@@ -1,6 +1,8 @@
 """A training run that goes on from its last checkpoint when torchrun starts it again.
 
-    torchrun --nproc-per-node 2 --max-restarts 3 \\
+    mkdir -p runs
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # each life has a store of its own
+    torchrun --local-addr 127.0.0.1 --nproc-per-node 2 --max-restarts 3 \\
         -m mgpu_tutorial survival.elastic.train --folder runs
 """
 
@@ -19,6 +21,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
 from mgpu_tutorial.shared import checkpoint
+from mgpu_tutorial.shared.checkpoint import save_whole
 
 
 def resume_or_start(
@@ -30,12 +33,20 @@ def resume_or_start(
     for step in range(first, steps):
         take_step(step)
         if (step + 1) % 3 == 0:
-            checkpoint.save(path, model, optimizer, step=step + 1)
+            checkpoint.save(path, model, optimizer, write=save_whole, step=step + 1)
     return first
 
 
-def train(rank: int, world_size: int, folder: str, resume: Callable, steps: int = 12) -> int:
+def train(
+    rank: int,
+    world_size: int,
+    folder: str,
+    resume: Callable = resume_or_start,
+    steps: int = 12,
+) -> int:
     """Train a small network to the end, from wherever its file is; returns the first step."""
+    if steps < 1:
+        raise ValueError(f"{steps} steps train nothing: give 1 or more")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -60,7 +71,10 @@ def batch_of(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train_with_accident(rank: int, world_size: int, folder: str) -> int:
     """The same under torchrun; in its first life rank 1 kills itself after step 7."""
-    dies = rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if life is None or world_size < 2:
+        raise ValueError("start it by torchrun, which counts the lives, on 2 ranks or more")
+    dies = rank == 1 and life == "0"
     first = train(rank, world_size, folder, resume_or_start, 8 if dies else 12)
     if dies:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -69,6 +83,8 @@ def train_with_accident(rank: int, world_size: int, folder: str) -> int:
 
 def die_at_call(number: int) -> None:
     """This process kills itself at its next call number `number`, in Python or in C."""
+    if number < 1:
+        raise ValueError(f"calls count from 1, and there is no call {number}")
     calls = itertools.count(1)
 
     def count(frame: FrameType, event: str, function: Any) -> None:
@@ -82,6 +98,10 @@ def samples_of(
     step: int, rank: int, world_size: int, batch: int, samples: int
 ) -> torch.Tensor:
     """The indices of one rank in one step; all ranks together have `batch` of them."""
+    if not 0 < batch <= samples:
+        raise ValueError(f"a batch of {batch} cannot be taken from {samples} samples")
+    if step < 0 or not 0 <= rank < world_size:
+        raise ValueError(f"there is no step {step} of rank {rank} of {world_size} ranks")
     epoch, place = divmod(step, samples // batch)
     lot = torch.Generator().manual_seed(epoch)
     order = torch.randperm(samples, generator=lot)

@@ -10,12 +10,22 @@ TEMPORARY = """import tempfile
 NEW = "torch.save(state, path + '.new')\n    os.replace(path + '.new', path)"
 REPLACE = "os.replace(draft, path)"
 REMOVED = "os.path.exists(path) and os.remove(path); os.rename(draft, path)"
+CHILD = """child = os.fork()
+    if child == 0:
+        torch.save(state, path)
+        os._exit(0)
+    os.waitpid(child, 0)"""
+BLIND = """import sys
+    sys.setprofile(None)
+    torch.save(state, path)"""
 SAVE = [
     ("draft =…", TEMPORARY),
     ("draft =…", NEW),
     ("draft =…", "torch.save(state, path)", "the file is torn"),
     (REPLACE, REMOVED, "rename: the file is torn or gone (FileNotFoundError)"),
     (REPLACE, "", "there is no file"),
+    ("draft =…", CHILD, "os.fork: another process writes"),
+    ("draft =…", BLIND, "sys.setprofile, by which this build looks"),
 ]
 STEPS = "range(first, steps)"
 FRESH = "torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)"
@@ -29,6 +39,7 @@ RESUME = [
     (STEPS, "range(first, max(steps, 7))", "first life: 7 of them, expected 6"),
     (STEPS, "range(first, max(steps, first + 1))", "second life: 1 of them, expected 0"),
     ("model, optimizer)", f"model, {FRESH})", "after a death in step 4: "),
+    ("write=save_whole, ", "", "`checkpoint.save` used its own save_whole"),
     ("return first", "return steps", "the second life returned: 8, expected 3"),
 ]
 IN_TURNS = """per_epoch = samples // batch
@@ -40,6 +51,9 @@ IN_TURNS = """per_epoch = samples // batch
 PLACE, CUT = "divmod(step, samples // batch)", "place * batch :"
 SEED, CHUNK = "manual_seed(epoch)", "[:batch].tensor_split(world_size)[rank]"
 SHARE = "[rank * (batch // world_size) :][: batch // world_size]"
+PERMUTED = """lot = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(samples, generator=lot)
+    return order[place * batch :][:batch].tensor_split(world_size)[rank]"""
 LAST_HAS_MORE = "[rank * (batch // world_size) : batch if rank + 1 == world_size else"
 LAST_HAS_MORE += " (rank + 1) * (batch // world_size)]"
 SAMPLES = [
@@ -48,6 +62,11 @@ SAMPLES = [
     (CHUNK, SHARE, "world_size 5, batch 12 of 50 samples, step 1: different samples: 10"),
     (CHUNK, f"[:batch]{LAST_HAS_MORE}", "the shares have [2, 2, 2, 2, 4] samples"),
     (f"torch.Generator().{SEED}", f"torch.{SEED}", "what dropout draws"),
+    ("lot = …", f"import random; random.seed(epoch); {PERMUTED}", "Python's random"),
+    ("lot = …", f"import numpy; numpy.random.seed(epoch); {PERMUTED}", "NumPy's random"),
+    ("step < 0 or ", "", "step -1, rank 0, world_size 2, batch 12, samples 50: tensor"),
+    ("0 <= rank <", "rank <", "step 0, rank -1"),
+    ("not 0 < batch <= samples", "batch < 1", "batch 51, samples 50: ZeroDivisionError"),
     (SEED, "manual_seed(0)", "begin with the same batch"),
     (SEED, "manual_seed(world_size)", "the samples of all, and of one rank"),
 ]
