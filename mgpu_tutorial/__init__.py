@@ -1,5 +1,8 @@
 """Runnable workers for the multi-GPU training notebooks, a file or a folder per chapter."""
 
+# Importing it in a notebook starts the fork server, which imports torch while a chapter does.
+import mgpu_tutorial.lab  # noqa: F401
+
 __version__ = "0.1.0"
 
 # In the order of the notebooks. Their numbers stand on the notebooks only.
@@ -30,9 +33,3 @@ CHAPTERS = (
     "at_scale",
     "language_model",
 )
-
-# What chapters import slowly: the lab's fork server does it once for all ranks.
-PRELOAD = ("mgpu_tutorial.shared.vision",)  # torchvision: a quarter of a second a rank
-
-# First of all: in a notebook the lab's fork server then imports torch while we do.
-import mgpu_tutorial.lab  # noqa: E402, F401

@@ -7,8 +7,10 @@ dies is complete up to the call it died in.
 
 import functools
 import inspect
+import itertools
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -74,17 +76,20 @@ class Event:
 
 
 class Recorder:
-    """Writes this rank's events to a file, a line when each begins and when it ends."""
+    """Writes this rank's events to a file, a line when each begins and when it ends.
+
+    Several threads of a rank may call at once: each is inside a call of its own.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-        self._count = 0
-        self._inside = False
+        self._indices = itertools.count()
+        self._thread = threading.local()
 
     def begin(self, op: str, **details: Any) -> int:
-        self._count += 1
-        self.write(index=self._count - 1, op=op, begin=time.monotonic(), **details)
-        return self._count - 1
+        index = next(self._indices)
+        self.write(index=index, op=op, begin=time.monotonic(), **details)
+        return index
 
     def end(self, index: int, **details: Any) -> None:
         self.write(index=index, end=time.monotonic(), **details)
@@ -109,16 +114,16 @@ class Recorder:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:  # recv calls irecv: the learner made one call
-                return original(*args, **kwargs)
-            self._inside = True
+            if getattr(self._thread, "is_inside", False):
+                return original(*args, **kwargs)  # recv calls irecv: it was one call
+            self._thread.is_inside = True
             try:
                 given = signature.bind_partial(*args, **kwargs).arguments
                 index = self.begin(op, **_describe(given), **_place(op))
                 result = original(*args, **kwargs)
                 self.end(index, **({"peer": result} if op == "recv" else {}))
             finally:
-                self._inside = False
+                self._thread.is_inside = False
             is_async = given.get("async_op")
             if result is None or not (is_async or op in ("isend", "irecv")):
                 return result

@@ -17,7 +17,6 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-import mgpu_tutorial
 from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.run import files
 from mgpu_tutorial.lab.run.files import kernel_folder
@@ -31,7 +30,7 @@ PRELOAD = [
     "torch.distributed.pipelining",
     "torch.utils.serialization.config",  # torch.load imports it at its first call
     "mgpu_tutorial.lab.run.rank",
-    *mgpu_tutorial.PRELOAD,
+    "mgpu_tutorial.shared.vision",  # torchvision: a quarter of a second a rank
 ]
 KERNEL = "MGPU_KERNEL"  # in the server's environment: the kernel's process and folder
 # In the server's environment too: glibc asks for huge pages, so that a rank is forked sooner.

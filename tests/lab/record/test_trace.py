@@ -1,9 +1,14 @@
 """The trace of a launch: what it sees of each call."""
 
+import threading
+from contextlib import nullcontext
+
+import pytest
 import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import note, span
+from mgpu_tutorial.shared.slow_link import slow_link
 
 
 def talk(rank, world_size):
@@ -49,3 +54,40 @@ def test_a_list_of_tensors_counts_all_of_them_and_a_peer_is_a_rank_of_the_world(
     assert all(event.done for event in events if event.op == "reduce_scatter")
     # rank 2 is number 1 of its group
     assert {(e.rank, e.peer) for e in events if e.op == "broadcast"} == {(1, 2), (2, 2)}
+
+
+def talk_in_threads(rank, world_size, seconds):
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+
+    def reduce(group):
+        for _ in range(20):
+            dist.all_reduce(torch.ones(3), group=group)
+
+    threads = [threading.Thread(target=reduce, args=[group]) for group in groups]
+    with slow_link(lambda nbytes: seconds) if seconds else nullcontext():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def receive_from_anybody(rank, world_size):
+    if rank == 0:
+        return dist.recv(torch.zeros(1))
+    return dist.send(torch.ones(1), dst=0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.002])
+def test_a_call_of_each_thread_is_recorded_once(ranks, seconds):
+    events = ranks(2, talk_in_threads, seconds, device="cpu", trace=True).events
+    for rank in range(2):
+        mine = [event for event in events if event.rank == rank]
+        assert [event.op for event in mine] == ["all_reduce"] * 40
+        assert [event.index for event in mine] == list(range(40))
+        assert all(event.end for event in mine)
+
+
+def test_who_sent_is_known_once_a_receive_from_anybody_is_over(ranks):
+    report = ranks(2, receive_from_anybody, device="cpu", trace=True)
+    (receive,) = (event for event in report.events if event.op == "recv")
+    assert report.results[0] == receive.peer == 1
