@@ -2,7 +2,8 @@
 
     python -m mgpu_tutorial                                               the list
     python -m mgpu_tutorial point_to_point.messages.blocking --ranks 2    on this machine
-    torchrun --nproc-per-node 2 -m mgpu_tutorial point_to_point.messages.blocking
+    torchrun --nproc-per-node 2 --local-addr 127.0.0.1 \\
+        -m mgpu_tutorial point_to_point.messages.blocking                 by torchrun
     python -m mgpu_tutorial mine                                          what you have built
 
 A worker's own arguments follow as `--name value`; a value is a Python literal or plain text.
@@ -15,7 +16,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable
-from inspect import isfunction, signature
+from inspect import Parameter, isfunction, signature
 
 from mgpu_tutorial import CHAPTERS, __version__
 from mgpu_tutorial.lab import launch
@@ -24,21 +25,49 @@ from mgpu_tutorial.lab.run.rank import under_torchrun
 from mgpu_tutorial.lab.teach import mine
 
 OPTIONS = {"ranks", "device", "timeout"}  # of the launcher
+APPARATUS = {"figures", "builds"}  # what draws and judges is no lesson
+WORDS = (bool, int, float, str, type(None))  # what a word of the command line can be
 
 
 def workers_of(chapter: str) -> dict[str, Callable]:
-    """The public functions (rank, world_size, …) of a chapter by their names on the line."""
+    """The public functions (rank, world_size, …) of a lesson by their names on the line."""
     first = importlib.import_module(f"mgpu_tutorial.{chapter}")
-    files = pkgutil.iter_modules(getattr(first, "__path__", []), f"{first.__name__}.")
+    files = pkgutil.iter_modules(getattr(first, "__path__", []))
+    names = [f"{first.__name__}.{file.name}" for file in files if file.name not in APPARATUS]
     return {
         f"{module.__name__.removeprefix('mgpu_tutorial.')}.{name}": function
-        for module in [first, *(importlib.import_module(file.name) for file in files)]
+        for module in [first, *map(importlib.import_module, names)]
         for name, function in vars(module).items()
         if isfunction(function)
         and function.__module__ == module.__name__
         and not name.startswith("_")
         and list(signature(function).parameters)[:2] == ["rank", "world_size"]
     }
+
+
+def arguments_of(worker: Callable) -> list[Parameter]:
+    """Those of a worker's own arguments that can be given as a word.
+
+    One with a default must have such a word for it; tensors, functions and modules are left
+    out, unless the worker cannot do without them: then it says so itself.
+    """
+    own = list(signature(worker).parameters.values())[2:]
+    return [
+        each
+        for each in own
+        if each.default is Parameter.empty
+        or isinstance(each.default, WORDS)
+        or isinstance(each.default, tuple | list)
+        and all(isinstance(part, WORDS) for part in each.default)
+    ]
+
+
+def truth(text: str) -> bool:
+    """True or False, as Python writes them; also yes, no, 1 and 0."""
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"True or False is expected, got {text!r}")
+    return words[text.lower()]
 
 
 def listing() -> str:
@@ -90,12 +119,12 @@ def main(words: list[str]) -> int:
     parser.add_argument("--timeout", type=float, help="seconds (30)")
     parser.add_argument("--version", action="version", version=__version__)
     try:
-        own = []
-        if not words[0].startswith("-"):
-            own = list(signature(find(words[0])).parameters.values())[2:]
+        own = [] if words[0].startswith("-") else arguments_of(find(words[0]))
         for each in own:
             names = {f"--{each.name}", f"--{each.name.replace('_', '-')}"}
             kind = each.annotation if each.annotation in (int, float, str) else value
+            if each.annotation is bool or isinstance(each.default, bool):
+                kind = truth
             parser.add_argument(*names, dest=each.name, type=kind)
         given = vars(parser.parse_args(words))
         worker = find(given.pop("worker"))

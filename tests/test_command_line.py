@@ -1,5 +1,6 @@
 """python -m mgpu_tutorial and torchrun run the same workers as the notebooks."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 import mgpu_tutorial
 from mgpu_tutorial import CHAPTERS
-from mgpu_tutorial.__main__ import listing, main
+from mgpu_tutorial.__main__ import arguments_of, find, listing, main
 from mgpu_tutorial.data_partitioning import rank_indices
 
 BIN = Path(sys.executable).parent
@@ -52,6 +53,12 @@ def test_arguments_are_name_and_value(capsys):
         ("point_to_point.messages.late_receiver", "missing 1 required positional", 1),
         ("distributed_sgd.sgd.train --epochs x", "--epochs: invalid int value: 'x'", 2),
         ("language_model.train --plan dp=x", "dp=x", 2),
+        ("language_model.train --parts x", "unrecognized arguments: --parts x", 2),
+        (
+            "data_partitioning.rank_indices --drop-last maybe",
+            "True or False is expected, got 'maybe'",
+            2,
+        ),
         ("--ranks 3", "the following arguments are required: worker", 2),
         ("torchrun point_to_point.messages.blocking --device=a", "--device is for a la", 2),
     ],
@@ -72,6 +79,23 @@ def test_what_the_ranks_had_printed_before_one_failed_is_shown(capsys):
     assert capsys.readouterr().out.startswith("rank 0 │ before: 1\n")
 
 
+@pytest.mark.parametrize("word, last", [("no", 2), ("False", 2), ("yes", 1), ("1", 1)])
+def test_a_truth_is_read_as_one(word, last, capsys):
+    words = "data_partitioning.rank_indices --samples 5 --seed 1 --epoch 0 --drop-last"
+    assert main([*words.split(), word, "--ranks", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    parts = [ast.literal_eval(line.split("returned ")[1]) for line in lines]
+    assert [len(part) for part in parts] == [last] * 3
+
+
+def test_what_draws_and_judges_is_not_offered_nor_what_no_word_can_name():
+    names = [line.split()[0] for line in listing().splitlines() if line.startswith("    ")]
+    assert not any(".figures." in name or ".builds." in name for name in names)
+    offered = [each.name for each in arguments_of(find("language_model.train"))]
+    assert "plan" in offered and "every" in offered
+    assert not {"parts", "after_step"} & set(offered)
+
+
 def test_mine_is_looked_for_beside_the_notebooks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("notebooks").mkdir()
@@ -83,7 +107,8 @@ def test_the_list_has_every_worker_that_stands_in_a_file_and_each_can_be_asked_f
     written = set()
     for file in PACKAGE.rglob("*.py"):
         module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
-        if module.split(".")[0] in CHAPTERS:
+        parts = module.split(".")
+        if parts[0] in CHAPTERS and parts[-1] not in ("figures", "builds"):
             workers = re.finditer(
                 r"\ndef ([a-z]\w*)\(\s*rank: int,\s+world", file.read_text()
             )

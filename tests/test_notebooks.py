@@ -48,6 +48,11 @@ def verdicts(cell):
     return [data["text/plain"] for data in shown if MARK in data.get("text/html", "")]
 
 
+# Three run no ranks; what the others run is the reader's, PyTorch's, or in their figures.
+WITHOUT_WORKERS = ("data_parallel", "model_parallel", "step_time", "sharding")
+WITHOUT_WORKERS += ("tensor_parallel", "tensor_parallel_in_practice")
+
+
 def test_every_chapter_has_notebook_module_and_test():
     assert [path.stem for path in PATHS] == [
         f"{number:02d}_{chapter}" for number, chapter in enumerate(CHAPTERS)
@@ -55,8 +60,7 @@ def test_every_chapter_has_notebook_module_and_test():
     for chapter in CHAPTERS:
         tests = ROOT / "tests" / f"test_{chapter}.py", ROOT / "tests" / chapter
         assert any(place.exists() for place in tests), chapter
-        alone = chapter in ("data_parallel", "model_parallel", "step_time")  # no ranks
-        assert bool(workers_of(chapter)) != alone, chapter
+        assert bool(workers_of(chapter)) != (chapter in WITHOUT_WORKERS), chapter
 
 
 def rooms_of(file):

@@ -8,6 +8,7 @@ afterwards is what was changed. Nothing is written if the name cannot be used.
 """
 
 import json
+import keyword
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]*?)(\d\d_\w+)\.ipynb")
 def stem_of(name: str) -> str:
     """The name of a module. Raises ValueError for one that cannot be, or is taken."""
     stem = name.strip()
-    if not re.fullmatch(r"[a-z][a-z0-9_]+", stem):
+    if not re.fullmatch(r"[a-z][a-z0-9_]+", stem) or keyword.iskeyword(stem):
         raise ValueError(f"NAME={name!r}: expected a topic such as NAME=tensor_parallel")
     for place in ("mgpu_tutorial/{}", "mgpu_tutorial/{}.py", "tests/{}", "tests/test_{}.py"):
         if (ROOT / place.format(stem)).exists():
@@ -42,7 +43,6 @@ def new_chapter(name: str, after: str = "") -> list[Path]:
         raise ValueError(f"AFTER={after!r}: no such chapter; there are {', '.join(stems)}")
     place = stems.index(after) + 1 if after else len(stems)
     before = notebooks[place - 1]
-    renumber(notebooks[place:])
     title = stem.replace("_", " ").capitalize()
     headline, book = f"{place:02d} {title}", f"{place:02d}_{stem}.ipynb"
     files = {
@@ -52,14 +52,19 @@ def new_chapter(name: str, after: str = "") -> list[Path]:
         "mutants.toml": ROOT / "tools" / "mutants" / f"{stem}.toml",
     }
     link = f"[{before.name[:2]}]({before.name})"
+    texts = {}
     for template, path in files.items():
         text = (ROOT / "tools" / "chapter" / template).read_text("utf-8")
         for old, new in ("new_topic", stem), ("New topic", title), ("(before)", link):
             text = text.replace(old, new)
         if template == "notebook.py":
             text = writes(new_notebook(cells=list(cells(text))))
-        path.write_text(text, "utf-8")
+        texts[path] = text
+    # From here on files change: what can be refused has been.
+    renumber(notebooks[place:])
     written = list(files.values())
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
     ruff = [Path(sys.executable).parent / "ruff", "format", "--quiet", *written[:3]]
     subprocess.run(ruff, cwd=ROOT, check=True)
     insert(ROOT / "mgpu_tutorial" / "__init__.py", f'"{before.stem[3:]}",', f'    "{stem}",')
@@ -82,6 +87,8 @@ def renumber(notebooks: list[Path]) -> None:
 
     A link's text is changed where it begins with the number, or has it after an arrow.
     """
+    if not notebooks:  # the new chapter is the last
+        return
     new = {path.stem: f"{int(path.name[:2]) + 1:02d}{path.stem[2:]}" for path in notebooks}
     # All at once, so that no name is changed twice.
     named = re.compile(rf"(?<![\w(/])({'|'.join(new)})\b")

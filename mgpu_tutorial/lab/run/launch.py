@@ -1,5 +1,6 @@
 """Start N real ranks from a notebook cell and bring back what they did."""
 
+import inspect
 import os
 import re
 import time
@@ -48,6 +49,7 @@ def launch(
     CannotTravel for a worker or an argument that cannot be sent to a process.
     """
     _check(worker)
+    _check_names(worker, device=device, backend=backend, timeout=timeout, trace=trace)
     world_size = _whole_number(world_size)
     if isinstance(timeout, str | None) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
@@ -149,6 +151,21 @@ def _check(worker: Any) -> None:
             f"{type(worker).__name__}: {worker!r}. "
             "Write launch(worker, 2), not launch(worker(0, 2), 2)."
         )
+
+
+def _check_names(worker: Callable, **given: Any) -> None:
+    """Refuse an option that the worker may have been meant to get: it never would."""
+    try:
+        theirs = inspect.signature(worker).parameters
+    except (TypeError, ValueError):  # a builtin
+        return
+    usual = inspect.signature(launch).parameters
+    for name, value in given.items():
+        if name in theirs and value is not usual[name].default:
+            raise ValueError(
+                f"launch takes {name}={value!r} for itself, and the worker has a parameter "
+                f"{name!r} too, which would not get it. Give the worker's another name."
+            )
 
 
 def _whole_number(world_size: Any) -> int:

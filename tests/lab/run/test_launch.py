@@ -190,3 +190,19 @@ def test_ten_launches_leave_nothing_behind():
         with pytest.raises(RankFailed):
             launch(lambda rank, _: rank == 1 and os._exit(0), 2)
     assert state() == before
+
+
+def waits(rank, world_size, timeout=1.0):
+    return timeout
+
+
+@pytest.mark.parametrize("option", [{"timeout": 5}, {"timeout": 5, "trace": True}])
+def test_an_option_that_the_worker_has_too_is_refused(option):
+    with pytest.raises(
+        ValueError, match=r"launch takes timeout=5 .* parameter 'timeout' too"
+    ):
+        launch(waits, 2, **option)
+
+
+def test_a_default_of_the_worker_with_an_options_name_stays_its_own(ranks):
+    assert ranks(1, waits).results == [1.0] and ranks(1, waits, 2.0).results == [2.0]
