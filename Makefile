@@ -9,6 +9,8 @@
 # make site          everything for static hosting, in build/site/
 # make assignment NAME=point_to_point [VARIANT=2]   its exercises for otter and nbgrader
 # make new-chapter NAME=my_topic [AFTER=point_to_point]   one more chapter, the rest renumbered
+# make gpu-report    what a machine with NVIDIA GPUs shows, in ten minutes, in benchmarks/gpu/
+# make test-versions everything with the lowest and the newest PyTorch that are promised
 # make mutants       seed mistakes one by one, see whether the checks notice (NAMES="lab": only these)
 #
 # The first command sets up the environment: without an NVIDIA GPU with PyTorch's smaller build
@@ -27,7 +29,7 @@ PYTHON ?= $(shell for p in `cat $(VENV)/python 2>/dev/null` \
 	python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: lab setup test quick check test-processors test-gpu test-browser mutants notebooks handouts student site slides publish assignment new-chapter update bench audit clean
+.PHONY: lab setup test quick check test-processors test-gpu gpu-report test-versions test-browser mutants notebooks handouts student site slides publish assignment new-chapter update bench audit clean
 lab: student/README.md
 	@$(BIN)/python tools/open_jupyterlab.py $(LAB)
 
@@ -82,6 +84,12 @@ test-processors: $(VENV)/installed
 test-gpu: $(VENV)/installed
 	@$(PYTEST) -m gpu tests
 
+gpu-report: $(VENV)/installed
+	@$(BIN)/python benchmarks/gpu_report.py $(REPORT)
+
+test-versions: $(VENV)/installed
+	@$(BIN)/python tools/versions.py $(NAMES)
+
 test-browser: $(VENV)/browser
 	@$(BIN)/python tests/browser/chromium.py
 	@$(PYTEST) tests/browser
@@ -123,7 +131,7 @@ update:
 	@$(BIN)/python tools/update.py
 
 bench: $(VENV)/installed
-	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out benchmarks/gpu_report.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 # A tool of its own, in an environment of its own. Strict: what could not be asked is a failure.
 audit: $(VENV)/installed

@@ -1,7 +1,9 @@
 """Run all notebooks again and list which outputs changed, and where: `make update`.
 
 With `make update TORCH=2.14.0`, or TORCH=newest, that PyTorch is first written to all files
-that name one, and installed. Listed is what the validation compares: no photographs.
+that name one, and installed. Listed is what the validation compares: no photographs. At the
+end stands what a person has to look at: sentences that name a version, and links that lead
+into PyTorch's sources.
 """
 
 import re
@@ -11,7 +13,13 @@ from pathlib import Path
 from zlib import crc32
 
 ROOT = Path(__file__).parent.parent
-TEXTS = ("*.txt", "*.yml", "README.md", "mgpu_tutorial/**/*.py", "notebooks/*.ipynb")
+TEXTS = (
+    *("constraints.txt", "environment.yml", "pyproject.toml", "*.md", "docs/*.md"),
+    *("mgpu_tutorial/**/*.py", "notebooks/*.ipynb"),
+)
+NAMED = re.compile(
+    r"PyTorch 2\.\d+\b[^|\n]{0,70}|pytorch/(?:pytorch|torchtitan)/blob/[^)\s]+"
+)
 
 
 def pin(root: Path, torch: str) -> list[str]:
@@ -27,6 +35,8 @@ def pin(root: Path, torch: str) -> list[str]:
         r"^torch==.*$": f"torch=={torch}",
         r"^torchvision==.*$": f"torchvision=={vision}.{found[2]}",
         r"^  - pytorch=.*$": f"  - pytorch={minor}",
+        r"pytorch=2\.\d+=": f"pytorch={minor}=",
+        r'"torch>=([\d.]+),<2\.\d+"': rf'"torch>=\1,<2.{int(found[1]) + 1}"',
         r"^  - torchvision=.*$": f"  - torchvision={vision}",
         r"docs\.pytorch\.org/docs/2\.\d+/": f"docs.pytorch.org/docs/{minor}/",
     }
@@ -39,6 +49,17 @@ def pin(root: Path, torch: str) -> list[str]:
             path.write_text(after, "utf-8")
             changed.append(path.relative_to(root).as_posix())
     return changed
+
+
+def to_look_at(root: Path) -> list[str]:
+    """Sentences that say what one version of PyTorch does, and links into sources."""
+    texts = (path for pattern in TEXTS[3:] for path in sorted(root.glob(pattern)))
+    return [
+        f"{path.relative_to(root)}: {found}"
+        for path in texts
+        if path.name != "CHANGELOG.md"
+        for found in NAMED.findall(path.read_text("utf-8"))
+    ]
 
 
 def compared(notebook: dict) -> dict:
@@ -68,6 +89,8 @@ def run_again() -> int:
         if found := diff_notebooks(before, compared(nbformat.read(path, as_version=4))):
             shown = PrettyPrintConfig(out=sys.stdout, use_color=False)
             pretty_print_notebook_diff(f"old {path.name}", path.name, before, found, shown)
+    print("These name a version or a place in sources. Are they still true?")
+    print(*to_look_at(ROOT), sep="\n")
     print(f"{failed} notebooks failed. Read what changed above; make test checks the rest.")
     return int(failed > 0)
 
