@@ -30,7 +30,7 @@ PRELOAD = [
     "torch.distributed.pipelining",
     "torch.utils.serialization.config",  # torch.load imports it at its first call
     "mgpu_tutorial.lab.run.rank",
-    "mgpu_tutorial.shared.vision",  # torchvision: a quarter of a second a rank
+    f"{__name__.partition('.')[0]}.preload",  # what the chapters import slowly
 ]
 KERNEL = "MGPU_KERNEL"  # in the server's environment: the kernel's process and folder
 # In the server's environment too: glibc asks for huge pages, so that a rank is forked sooner.
