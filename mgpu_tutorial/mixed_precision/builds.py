@@ -36,8 +36,9 @@ def _expect(
 
 def steps_by_the_mean(finish: Callable) -> None:
     """move every rank by the mean of all gradients, without their scale"""
-    _expect(finish, [[0.3, 0.0, 0.2]], [-0.3, 0.0, -0.2])
-    _expect(finish, [[0.3, 0.0, 0.2], [0.0, 0.4, 0.2]], [-0.15, -0.2, -0.2])
+    # so short that with their scale of 8 they are not clipped either
+    _expect(finish, [[0.03, 0.0, 0.02]], [-0.03, 0.0, -0.02])
+    _expect(finish, [[0.03, 0.0, 0.02], [0.0, 0.04, 0.02]], [-0.015, -0.02, -0.02])
 
 
 def clips_the_mean(finish: Callable) -> None:
@@ -73,6 +74,18 @@ def says_the_same(ask: Callable) -> None:
             expect(answer, expected, what)
 
 
+def _of_unused(rank: int, world_size: int, ask: Callable, number: float) -> bool:
+    """What `ask` says where rank 1 has not used a layer, so that its gradient is None."""
+    return ask([torch.tensor([number]), None if rank == 1 else torch.ones(2)])
+
+
+def takes_none(ask: Callable) -> None:
+    """take None for a gradient that is not there, as of a frozen or an unused layer"""
+    for number, expected in ((0.5, True), (INFINITE, False)):
+        found = launch(_of_unused, 2, ask, number).results
+        expect(found, [expected] * 2, f"{number} and a None on rank 1: what the ranks say")
+
+
 def sends_one_number(ask: Callable) -> None:
     """send one number in one call, however many gradients there are"""
     report = launch(_asked, 2, ask, [0.5, INFINITE], trace=True)
@@ -85,6 +98,6 @@ build = Builder(
     "mixed_precision",
     {
         precision.finish_step: [steps_by_the_mean, clips_the_mean, skips_together],
-        precision.is_finite_everywhere: [says_the_same, sends_one_number],
+        precision.is_finite_everywhere: [says_the_same, takes_none, sends_one_number],
     },
 )

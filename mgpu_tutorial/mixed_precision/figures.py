@@ -66,5 +66,6 @@ def steps_table(report: Report) -> Table:
         states = ["finite" if w.isfinite().all() else "broken" for _, _, w in pair]
         where = "both" if len(met) == 2 else "".join(met)
         rows.append([step, where, *scales, alike, *states])
-    head = ["step", "inf or NaN on", "scale 0", "scale 1", "both", "weights 0", "weights 1"]
+    of_both = [f"{what}, rank {rank}" for what in ("scale", "weights") for rank in (0, 1)]
+    head = ["step", "inf or NaN on", *of_both[:2], "the weights", *of_both[2:]]
     return Table(head, rows)

@@ -20,6 +20,8 @@ def train_in_float16(
     model: nn.Module, optimizer: Optimizer, scaler: GradScaler, data: Digits, steps: range
 ) -> list[tuple[float, bool]]:
     """Train under float16 autocast; returns each step's scale, and whether it was taken."""
+    if not all(0 <= 30 * step < len(data) for step in steps):
+        raise ValueError(f"{len(data)} images are no {steps}: each step takes the next 30")
     log = []
     for step in steps:
         mine = slice(30 * step, 30 * step + 30)
@@ -74,6 +76,7 @@ def train_scaled(
     `infinite` = (rank, step) plants an infinity. Returns for each step whether this rank's
     gradients were finite, the scale after the step, and the parameters.
     """
+    refuse_what_cannot_be_compared(world_size, infinite, dtype, init_scale)
     data, (model, optimizer), records = digits(), new_model(), []
     if ddp:
         model = DistributedDataParallel(model)
@@ -94,9 +97,27 @@ def train_scaled(
     return records
 
 
-def is_finite_everywhere(gradients: Iterable[torch.Tensor]) -> bool:
-    """Are all gradients of all ranks finite? Every rank tells the others with one number."""
-    overflow = any(not gradient.isfinite().all() for gradient in gradients)
+def refuse_what_cannot_be_compared(
+    world_size: int, infinite: tuple[int, int] | None, dtype: torch.dtype, init_scale: float
+) -> None:
+    """Raise ValueError where `train_scaled` would not be the run of one process."""
+    if 24 % world_size:
+        why = "the mean of unequal parts is not the mean of the batch"
+        raise ValueError(f"24 images cannot be dealt evenly to {world_size} ranks: {why}")
+    if infinite and not (0 <= infinite[0] < world_size and 0 <= infinite[1] < 4):
+        raise ValueError(f"infinite={infinite}: {world_size} ranks take steps 0 to 3")
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"autocast is for float32, float16 and bfloat16, not for {dtype}")
+    if not 0 < init_scale < float("inf"):
+        raise ValueError(f"a loss times {init_scale} has no gradients to divide again")
+
+
+def is_finite_everywhere(gradients: Iterable[torch.Tensor | None]) -> bool:
+    """Are all gradients of all ranks finite? Every rank tells the others with one number.
+
+    A parameter that is frozen or unused has None for a gradient, and None is finite.
+    """
+    overflow = any(g is not None and not g.isfinite().all() for g in gradients)
     found = torch.tensor(float(overflow))
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.item() == 0
@@ -107,6 +128,8 @@ def cast_to_float8(rank: int, world_size: int, agree: bool) -> float:
 
     The largest number, of all ranks or of rank 0, becomes 448. Returns the relative error.
     """
+    if world_size < 2:
+        raise ValueError("rank 1's rows are the larger ones: take two ranks or more")
     torch.manual_seed(0)
     whole = torch.randn(world_size, 64, 64)
     whole[1] *= 10  # rank 1's rows are ten times larger

@@ -25,17 +25,18 @@ FINISH = [
     (AVERAGE, BY_HAND, CLIP, NORM),
     (ALL, lines(UNSCALE, AVERAGE, CLIP), "[0.3, 0.0, 0.0]]: on rank 1 the weights"),
     (ALL, lines(UNSCALE, AVERAGE, CLIP, FIRST), "[[0.3, 0.0, 0.0], [0.3, inf"),
-    (ALL, lines(AVERAGE, CLIP, UNSCALE), "[[0.3, 0.0, 0.2]]: on rank 0 the weights"),
+    (ALL, lines(AVERAGE, CLIP, UNSCALE), "[[30.0, 40.0, 0.0]]: on rank 0 the weights"),
     (CLIP, "", "gradients [[30.0, 40.0, 0.0]]"),
-    (AVERAGE, "", "gradients [[0.3, 0.0, 0.2], [0.0, 0.4, 0.2]]"),
+    (AVERAGE, "", "gradients [[0.03, 0.0, 0.02], [0.0, 0.04, 0.02]]"),
     (ALL, lines(UNSCALE, CLIP, AVERAGE), "gradients [[60.0, 0.0, 0.0], [0.0, 80.0, 0.0]]"),
     (AVERAGE, IF_FINITE, "rank 0 returned while ranks 1 and 2 still waited"),
 ]
-MIN = """good = torch.tensor(int(all(g.isfinite().all() for g in gradients)))
+MIN = """there = [g for g in gradients if g is not None]
+    good = torch.tensor(int(all(g.isfinite().all() for g in there)))
     dist.all_reduce(good, dist.ReduceOp.MIN)
     return bool(good)"""
 COUNTED = """bad = torch.zeros(1)
-    for gradient in gradients:
+    for gradient in filter(torch.is_tensor, gradients):
         bad += (~gradient.isfinite()).sum()
     dist.all_reduce(bad)
     return bad.item() == 0"""
@@ -52,7 +53,8 @@ ASK = [
     ("overflow =…", COUNTED),
     ("overflow =…", f"return {ALONE}", "what rank 0 says: True, expected False"),
     ("overflow =…", LEAVES, "ranks 0 and 2 returned while rank 1 still waited"),
-    ("not gradient.isfinite().all()", "gradient.isinf().any()", "[nan] in a gradient"),
+    ("not g.isfinite().all()", "g.isinf().any()", "[nan] in a gradient"),
+    ("g is not None and ", "", "'NoneType' object has no attribute 'isfinite'"),
     ("overflow =…", SUM, "expected False"),
     ("tensor(float(overflow))", "full((3,), float(overflow))", ".item()", ".max()")
     + ("rank 0 sent 12 bytes",),
