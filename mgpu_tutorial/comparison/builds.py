@@ -13,6 +13,7 @@ def counts_operations(at_least: Callable) -> None:
     step = StepCost(parameters=10, operations=6_000, saved=10)
     for gpus, seconds in ((1, 60.0), (4, 15.0)):
         found = at_least(step, gpus, 100.0, ROOMY, ROOMY)
+        assert not isinstance(found, complex), f"{found} has an imaginary part"
         expect(found, seconds, f"6,000 operations, 100 a second, GPUs: {gpus}")
 
 
@@ -38,5 +39,24 @@ def is_the_longest(at_least: Callable) -> None:
     expect(at_least(step, 2, 100.0, 100.0, 100.0), 60.0, "30 s, 60 s and 40 s")
 
 
+def refuses_what_no_gpu_does(at_least: Callable) -> None:
+    """raise a ValueError for no GPU, and for a rate that is zero or less"""
+    step = StepCost(parameters=10, operations=10, saved=10)
+    names = "gpus", "rate", "memory", "bandwidth"
+    one = 1, 100.0, 100.0, 100.0
+    wrong = [(0, *one[1:]), (-2, *one[1:])]
+    wrong += [(*one[:i], number, *one[i + 1 :]) for i in (1, 2, 3) for number in (0.0, -5.0)]
+    for given in wrong:
+        try:
+            found = f"{at_least(step, *given)} s was returned"
+        except ValueError:
+            continue
+        except Exception as error:
+            found = f"{type(error).__name__} was raised"
+        asked = ", ".join(f"{n}={g:g}" for n, g in zip(names, given, strict=True))
+        raise AssertionError(f"{asked}: {found}, expected a ValueError")
+
+
 BEHAVIOURS = [counts_operations, counts_memory, counts_the_ring, is_the_longest]
+BEHAVIOURS += [refuses_what_no_gpu_does]
 build = Builder("comparison", {seconds_at_least: BEHAVIOURS})

@@ -11,6 +11,8 @@ from mgpu_tutorial.comparison.training import Experiment
 from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.shared.vision import torchvision
 
+COUNTED = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear
+
 
 class StepCost(NamedTuple):
     """Parameters, floating-point operations of a step, bytes that autograd keeps for it."""
@@ -24,19 +26,35 @@ def count_operations(network: nn.Module, images: torch.Tensor) -> int:
     """The multiplications and additions of one step in convolutions and linear layers.
 
     Backward takes as many as forward for the gradient of a layer's inputs, and as many again
-    for that of its weights.
+    for that of its weights. Raises ValueError for a network with products of another kind.
     """
-    forward = []
+    forward, hooks = [], []
+    refuse_what_is_not_counted(network)
 
     def count(layer: nn.Module, _: tuple, output: torch.Tensor) -> None:
         # each number that comes out is a sum over the weights of its channel
         forward.append(2 * output.numel() * layer.weight[0].numel())
 
     for layer in network.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            layer.register_forward_hook(count)
+        if isinstance(layer, COUNTED):
+            hooks.append(layer.register_forward_hook(count))
     network(images)
+    for hook in hooks:
+        hook.remove()
     return 3 * sum(forward) - forward[0]  # nobody needs the gradient of the images
+
+
+def refuse_what_is_not_counted(network: nn.Module) -> None:
+    """Raise ValueError for a frozen weight, and for one that is in no COUNTED layer."""
+    layers = [layer for layer in network.modules() if isinstance(layer, COUNTED)]
+    if not layers:
+        raise ValueError("there is no convolution and no linear layer, so nothing to count")
+    counted = {layer.weight for layer in layers}
+    for name, parameter in network.named_parameters():
+        if parameter.dim() > 1 and parameter not in counted:
+            raise ValueError(f"{name}: only convolutions and linear layers are counted")
+        if not parameter.requires_grad:
+            raise ValueError(f"{name} is frozen, and a step that trains all is counted")
 
 
 def count_step(experiment: Experiment) -> StepCost:
@@ -59,6 +77,11 @@ def seconds_at_least(
 
     `rate` is in operations a second, `memory` and `bandwidth` are in bytes a second.
     """
+    if gpus < 1 or not min(rate, memory, bandwidth) > 0:
+        raise ValueError(
+            f"{gpus} GPUs at {rate}, {memory} and {bandwidth} a second would take no time or "
+            "less: give one GPU or more, and rates above zero"
+        )
     computing = step.operations / gpus / rate
     keeping = 2 * step.saved / gpus / memory
     sending = 2 * (gpus - 1) / gpus * 4 * step.parameters / bandwidth

@@ -17,5 +17,9 @@ AT_LEAST = [
     (SENDING, "4", "GPUs: 4: 40, expected 60"),
     (SENDING, "(gpus - 1) / gpus * 2", "GPUs: 2: 10, expected 40"),
     (f"return {MAX}", MAX, "nothing was returned"),
+    (f"return {MAX}", f"return complex({MAX}, 5)", "has an imaginary part"),
+    ("gpus < 1 or ", "", "gpus=0, rate=100, memory=100, bandwidth=100: ZeroDivisionError"),
+    ("min(rate, memory, bandwidth)", "rate", "memory=0, bandwidth=100: ZeroDivisionError"),
+    (" > 0:", " >= 0:", "gpus=1, rate=0, memory=100, bandwidth=100: ZeroDivisionError"),
 ]
 test_right, test_wrong = edited(build, {"seconds_at_least": AT_LEAST})

@@ -1,0 +1,112 @@
+"""What cannot be compared or estimated is refused, before anything is sent."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from mgpu_tutorial.comparison import estimates, training
+from mgpu_tutorial.shared.data import pictures
+
+TINY = training.Experiment("shufflenet_v2_x0_5", 8, 48, 1)
+DDP, ALONE, PARALLEL = (training.SETUPS[n] for n in ("DDP", "one device", "DataParallel"))
+
+
+def train(rank, world_size, setup, experiment, count=2):
+    data = pictures()
+    return training.train_setup(rank, world_size, data, setup, experiment, count)
+
+
+def wrapped(rank, world_size, setup):
+    return training.wrap(nn.Linear(2, 2), setup, [torch.device("cpu")])
+
+
+def share(rank, world_size, *given):
+    return training.draw_share(*given[:2], pictures(), given[2], 0)
+
+
+REFUSED = [
+    (2, "2 ranks would train apart", train, (ALONE, TINY)),
+    (2, "2 ranks would train apart", train, (PARALLEL, TINY)),
+    (3, "a batch of 8 for 3 ranks", train, (DDP, TINY)),
+    (2, "a batch of 1 for 2 ranks", train, (DDP, TINY._replace(batch=1))),
+    (2, "a batch of 0 for 2 ranks", train, (DDP, TINY._replace(batch=0))),
+    (2, "0 iterations on 2 devices", train, (DDP, TINY._replace(iterations=0))),
+    (1, "1 iterations on 0 devices", train, (PARALLEL, TINY, 0)),
+    (2, "no wrapper 'ddp': take 'DDP'", wrapped, (training.Setup("ddp"),)),
+    (1, "only DDP has buckets", wrapped, (training.Setup(hook=True),)),
+    (1, "only DDP has buckets", wrapped, (training.Setup("DataParallel", hook=True),)),
+    (1, "there is no rank -1 of 2 ranks", share, (-1, 2, TINY)),
+    (1, "there is no rank 2 of 2 ranks", share, (2, 2, TINY)),
+]
+
+
+@pytest.mark.parametrize("world_size, words, worker, given", REFUSED)
+def test_refused(refused, world_size, words, worker, given):
+    refused(world_size, words, worker, *given)
+
+
+STEP = estimates.StepCost(10, 10, 10)
+
+
+@pytest.mark.parametrize(
+    "given", [(0, 1, 1, 1), (-1, 1, 1, 1), (1, 0, 1, 1), (1, 1, -1, 1), (1, 1, 1, 0)]
+)
+def test_a_step_takes_time(given):
+    with pytest.raises(ValueError, match="give one GPU or more, and rates above zero"):
+        estimates.seconds_at_least(STEP, *given)
+
+
+COUNTS = st.integers(0, 10**15)
+RATES = st.floats(1, 1e20)
+
+
+@given(st.builds(estimates.StepCost, COUNTS, COUNTS, COUNTS), st.integers(1, 99), RATES)
+def test_a_step_lasts_as_long_as_its_longest_part(step, gpus, rate):
+    parts = step.operations / gpus, 2 * step.saved / gpus
+    parts += (8 * step.parameters * (gpus - 1) / gpus,)
+    found = estimates.seconds_at_least(step, gpus, rate, rate, rate)
+    assert found == pytest.approx(max(parts) / rate)
+
+
+def frozen():
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    "network, words",
+    [
+        (nn.Sequential(nn.ReLU()), "nothing to count"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2)), "1.weight: only convolutions"),
+        (nn.Sequential(nn.Linear(2, 2), nn.ConvTranspose2d(2, 2, 1)), "1.weight: only conv"),
+        (nn.TransformerEncoderLayer(4, 2, 8), "self_attn.in_proj_weight: only conv"),
+        (frozen(), "1.weight is frozen"),
+    ],
+)
+def test_what_is_not_counted_is_refused(network, words):
+    with pytest.raises(ValueError, match=words):
+        estimates.count_operations(network, torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    "layer, shape, forward",
+    [
+        (nn.Linear(3, 5, bias=False), (4, 3), 2 * 4 * 15),
+        (nn.Linear(3, 5), (2, 4, 3), 2 * 8 * 15),
+        (nn.Conv1d(3, 5, 2), (1, 3, 7), 2 * 6 * 5 * 3 * 2),
+        (nn.Conv2d(4, 4, 3, groups=4, stride=2), (2, 4, 5, 5), 2 * 2 * 4 * 4 * 9),
+        (nn.Conv3d(2, 3, 2), (1, 2, 3, 3, 3), 2 * 3 * 8 * 2 * 8),
+        (nn.Conv2d(3, 5, 1), (0, 3, 2, 2), 0),
+    ],
+)
+def test_a_layer_is_counted_by_hand_twice_over(layer, shape, forward):
+    for _ in range(2):  # forward and the weights' gradient; the images need none
+        assert estimates.count_operations(layer, torch.ones(shape)) == 2 * forward
+    assert not layer._forward_hooks
+
+
+def test_a_layer_used_twice_is_counted_twice():
+    layer = nn.Linear(2, 2)
+    twice = estimates.count_operations(nn.Sequential(layer, layer), torch.ones(1, 2))
+    assert twice == 2 * 8 + 3 * 8
