@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mgpu_tutorial.lab.run.errors import LaunchError, outcome_of
+from mgpu_tutorial.lab.run.errors import Interrupted, LaunchError, outcome_of
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
 from mgpu_tutorial.lab.teach import mine, solution
+from mgpu_tutorial.lab.teach.limit import NotReturned, limited
 from mgpu_tutorial.lab.teach.source import source_of
 from mgpu_tutorial.lab.teach.verdict import MARK, page_of
 from mgpu_tutorial.lab.words import in_a_row
@@ -153,14 +154,24 @@ class Builder:
 
 def _try(behaviour: Behaviour, function: Callable) -> tuple[bool, str]:
     try:
-        behaviour(function)
+        with limited(except_in=launch_ranks):
+            behaviour(function)
     except (AssertionError, LaunchError) as error:
         return False, OUR_LINE.sub("", str(error)).strip() or "it does not"
+    except NotReturned as error:
+        return False, f"{error}{_place_of(error)}"
+    except Interrupted:  # of a launch, which says where each rank was
+        raise
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"the build was stopped{_place_of(error)}") from None
     except (Exception, SystemExit) as error:  # the reader's code: anything can happen
-        where = outcome_of(error)["where"]
-        at = f", at {where}  {where.text}" if where else ""
-        return False, OUR_LINE.sub("", f"{type(error).__name__}: {error}{at}")
+        return False, OUR_LINE.sub("", f"{type(error).__name__}: {error}{_place_of(error)}")
     return True, ""
+
+
+def _place_of(error: BaseException) -> str:
+    where = outcome_of(error)["where"]
+    return f", at {where}  {where.text}" if where else ""
 
 
 def is_blank(function: Callable) -> bool:

@@ -1,13 +1,18 @@
 """A build tries what the reader wrote on real ranks, and keeps what passes."""
 
+import os
+import signal
 import sys
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 from IPython.utils.capture import capture_output
 
-from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.data_partitioning.builds import build as of_samplers
+from mgpu_tutorial.lab.run.errors import Interrupted
+from mgpu_tutorial.lab.teach import limit, mine
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 
@@ -87,6 +92,61 @@ def test_an_error_outside_of_a_launch_names_its_line_too(cell):
     (row,) = build.rows(*cell("def add_up(number):\n    return number[5]\n"))
     assert row.seen.startswith("IndexError: list index out of range, at ")
     assert row.seen.endswith(":2  return number[5]")
+
+
+ENDLESS = {
+    "works": ("while True:\n        pass", "2  while True:"),
+    "sleeps": ("while True:\n        time.sleep(9)", "3  time.sleep(9)"),
+    "swallows": (
+        "while True:\n        try:\n            time.sleep(9)\n        except Exception:\n"
+        "            pass",
+        "4  time.sleep(9)",
+    ),
+}
+
+
+@pytest.mark.parametrize("body, place", ENDLESS.values(), ids=ENDLESS)
+def test_a_loop_without_an_end_is_ended_in_the_kernel_and_named(
+    cell, monkeypatch, body, place
+):
+    monkeypatch.setattr(limit, "LIMIT", 0.2)
+    clock, usual = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
+    header = "def rank_indices(rank, world_size, number_of_samples, seed, epoch, drop_last):"
+    *_, function = cell(f"{header}\n    {body}\nimport time")
+    first, *others = of_samplers.rows(function)
+    assert first.seen.startswith("it had not returned after ") and place in first.seen
+    assert not first.holds and {row.holds for row in others} == {None}
+    assert signal.getsignal(signal.SIGALRM) is usual
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) is (clock[0] > 0)  # of pytest's own
+
+
+def test_a_launch_and_another_thread_have_no_limit_but_their_own(cell, monkeypatch):
+    monkeypatch.setattr(limit, "LIMIT", 0.05)
+    monkeypatch.setattr(limit, "WAITING", 1)
+    build = Builder("second", {add_up: [leaves_one_rank_alone]})
+    function = cell(
+        "def add_up(number):\n    time.sleep(0.5)\n    return number\nimport time"
+    )
+    (row,) = build.rows(*function)
+    assert row.holds, row.seen
+    build, rows = Builder("second", {mean: [lambda function: function()]}), []
+    (slow,) = cell("def mean():\n    time.sleep(0.5)\nimport time")
+    thread = threading.Thread(target=lambda: rows.extend(build.rows(slow)))
+    thread.start()
+    thread.join()
+    assert [row.holds for row in rows] == [True]
+
+
+def test_the_stop_button_is_told_in_a_sentence_with_the_line(cell):
+    def stops(function):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        function()
+
+    build = Builder("second", {mean: [stops]})
+    with pytest.raises(
+        Interrupted, match=r"^the build was stopped, at .*:3  time.sleep\(9\)$"
+    ):
+        build.rows(*cell(f"def mean():\n    {ENDLESS['sleeps'][0]}\nimport time"))
 
 
 def test_another_name_is_one_sentence(cell, build):
