@@ -50,7 +50,7 @@ def test_moving_copies_and_new_tensors_are_made_there(pair):
 
 
 def test_a_copy_that_would_lose_the_gradient_is_refused(pair):
-    with pytest.raises(RuntimeError, match=r"Write place\(tensor, 'virtual:0'\)"):
+    with pytest.raises(RuntimeError, match=r"write place\(tensor, 'virtual:0'\)"):
         torch.ones(3, requires_grad=True).to(pair[0])
 
 
