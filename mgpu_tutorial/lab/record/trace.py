@@ -32,6 +32,7 @@ COLLECTIVES = (
     *("reduce_scatter", "all_to_all", "barrier", "monitored_barrier", "all_to_all_single"),
     *("all_gather_single", "all_gather_into_tensor"),
     *("reduce_scatter_single", "reduce_scatter_tensor"),
+    *("gather_single", "gather_into_tensor"),  # since PyTorch 2.14
     # of compiled and of tensor-parallel code only
     *("all_gather_tensor", "all_gather_tensor_autograd"),
     *("reduce_scatter_tensor_autograd", "all_to_all_single_autograd"),

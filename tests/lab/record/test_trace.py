@@ -1,5 +1,6 @@
 """The trace of a launch: what it sees of each call."""
 
+import inspect
 import threading
 from contextlib import nullcontext
 
@@ -8,7 +9,18 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab import note, span
+from mgpu_tutorial.lab.record import trace
 from mgpu_tutorial.shared.slow_link import slow_link
+
+
+def test_every_call_of_this_pytorch_that_can_be_asynchronous_is_recorded():
+    known = {*trace.POINT_TO_POINT, *trace.COLLECTIVES}
+    theirs = {
+        name
+        for name, call in inspect.getmembers_static(dist, inspect.isfunction)
+        if name[0] != "_" and "async_op" in inspect.signature(call).parameters
+    }
+    assert {name for name in theirs if "coalesced" not in name} <= known
 
 
 def talk(rank, world_size):
