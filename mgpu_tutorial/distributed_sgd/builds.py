@@ -31,6 +31,13 @@ def leaves_the_mean(average: Callable) -> None:
                 expect(parameter, torch.full_like(FIRST[name], 7.0), "the parameters")
 
 
+def sends_each_once(average: Callable) -> None:
+    """send each gradient once"""
+    events = launch(_averaged, 2, average, trace=True).events
+    sent = sum(event.nbytes for event in events if event.rank == 0)
+    assert sent == 12, f"of 3 gradients of 4 bytes rank 0 sends {sent} bytes, expected 12"
+
+
 def _epoch_with(rank: int, world_size: int, name: str, function: Callable) -> torch.Tensor:
     """The parameters after an epoch of four steps, whose last batch is one sample."""
     setattr(sgd, name, function)  # in this rank only
@@ -79,7 +86,7 @@ def trains_like_one(loss_of: Callable) -> None:
 build = Builder(
     "distributed_sgd",
     {
-        sgd.average_gradients: [leaves_the_mean, keeps_the_ranks_equal],
+        sgd.average_gradients: [leaves_the_mean, sends_each_once, keeps_the_ranks_equal],
         sgd.shared_loss: [averages_to_the_mean, trains_like_one],
     },
 )

@@ -16,13 +16,19 @@ from mgpu_tutorial.shared.models import SmallConvNet
 
 def average_gradients(model: nn.Module) -> None:
     """Replace each gradient by its mean over all ranks: one all_reduce per parameter."""
-    for parameter in model.parameters():
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if missing := sum(parameter.grad is None for parameter in trained):
+        what = f"{missing} of {len(trained)} parameters have no gradient on this rank"
+        raise RuntimeError(f"{what}: its loss must use them, or freeze them on all ranks")
+    for parameter in trained:
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
 
 
 def shared_loss(output: torch.Tensor, labels: torch.Tensor, batch: int) -> torch.Tensor:
     """This rank's part of the mean over a global batch; gradients are averaged later."""
+    if not len(labels) <= batch or batch < 1:
+        raise ValueError(f"a batch of {batch} is less than this rank's {len(labels)} samples")
     return nll_loss(output, labels, reduction="sum") * dist.get_world_size() / batch
 
 

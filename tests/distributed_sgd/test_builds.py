@@ -13,12 +13,13 @@ SUM, DIVIDE = "dist.all_reduce(parameter.grad)", "parameter.grad /= dist.get_wor
 BOTH = f"{SUM}\n        {DIVIDE}"
 AVERAGE = [
     (BOTH, f"{DIVIDE}\n        {SUM}"),
-    ("for parameter…", TOGETHER),
+    ("trained =…", TOGETHER),
     (DIVIDE, "", "rank 0 of 2: the gradient of the weight: [4, 40]"),
     (DIVIDE, "parameter.grad /= 2", "rank 0 of 1: the gradient of the weight"),
     (SUM, f"if parameter.dim() > 1:\n            {SUM}", "the gradient of the bias"),
     (DIVIDE, f"{DIVIDE}; parameter.data -= parameter.grad", "the parameters"),
     (SUM, f"if dist.get_rank() == 0:\n            {SUM}", "rank 1"),
+    (DIVIDE, f"{DIVIDE}; {SUM}; {DIVIDE}", "rank 0 sends 24 bytes, expected 12"),
     (DIVIDE, f"{DIVIDE}; parameter.grad += 1e-9 * dist.get_rank()", "other bits than rank 0"),
     (DIVIDE, f"{DIVIDE}; parameter.grad = parameter.grad.half().float()", "away from one"),
 ]

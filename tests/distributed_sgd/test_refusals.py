@@ -1,0 +1,58 @@
+"""What cannot be averaged is refused before anything is sent; a frozen layer is left out."""
+
+import pytest
+import torch
+from torch import nn
+
+from mgpu_tutorial.distributed_sgd import sgd
+from mgpu_tutorial.lab import RankFailed
+
+
+def average(rank, world_size, kind):
+    """The averaged gradients; rank r's loss is r + 1 times the sum of the outputs."""
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 1)
+    model = nn.Sequential(first, second)
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    output = (second if kind == "unused" or (kind == "once" and rank) else model)(
+        torch.ones(1, 2)
+    )
+    if kind == "frozen":
+        first.requires_grad_(False)
+        output = model(torch.ones(1, 2))
+    if kind == "half":
+        model.bfloat16()
+        output = model(torch.ones(1, 2, dtype=torch.bfloat16))
+    ((rank + 1) * output.sum()).backward()
+    sgd.average_gradients(model)
+    return [
+        p.grad if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()
+    ]
+
+
+def test_a_layer_that_no_rank_uses_is_refused_before_anything_is_sent(refused):
+    refused(2, "1 of 3 parameters have no gradient on this rank", average, "unused")
+
+
+def test_a_layer_that_one_rank_does_not_use_is_named_by_that_rank(ranks):
+    with pytest.raises(RankFailed, match="1 of 3 parameters have no gradient on this rank"):
+        ranks(2, average, "once")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("kind", ["plain", "frozen", "half"])
+def test_the_mean_is_right_and_what_is_frozen_stays_without_gradient(ranks, world_size, kind):
+    mean = 1.0 if world_size == 1 else 1.5
+    first = None if kind == "frozen" else [mean] * 4
+    expected = [first, [2 * mean] * 2, [mean]]
+    assert ranks(world_size, average, kind).results == [expected] * world_size
+
+
+def loss(rank, world_size, batch):
+    output = torch.zeros(3, 10, requires_grad=True)
+    return sgd.shared_loss(output, torch.zeros(3, dtype=torch.int64), batch).item()
+
+
+@pytest.mark.parametrize("batch", [0, 2, -4])
+def test_a_batch_that_is_smaller_than_a_share_is_refused(refused, batch):
+    refused(2, f"a batch of {batch} is less than this rank's 3 samples", loss, batch)
