@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -128,15 +129,20 @@ def test_a_checkpoint_runs_no_code(tmp_path):
     assert (tmp_path / "boom").exists()  # and so it would have gone off
 
 
-def save(rank, world_size, path):
+def save(rank, world_size, path, name):
+    checkpoint.uuid4 = lambda: SimpleNamespace(hex=name)
     model = nn.Linear(1, 1)
     checkpoint.save(path, model, torch.optim.SGD(model.parameters()))
 
 
 def test_a_checkpoint_is_not_written_through_a_link(tmp_path):
     (tmp_path / "precious").write_text("mine")
-    (tmp_path / "run.pt.draft").symlink_to(tmp_path / "precious")
-    launch(save, 1, str(tmp_path / "run.pt"))
+    (tmp_path / "run.pt.guessed.draft").symlink_to(tmp_path / "precious")
+    with pytest.raises(RankFailed, match="FileExistsError"):
+        launch(save, 1, str(tmp_path / "run.pt"), "guessed")
+    assert (tmp_path / "precious").read_text() == "mine"
+    (tmp_path / "run.pt").symlink_to(tmp_path / "precious")
+    launch(save, 1, str(tmp_path / "run.pt"), "not guessed")
     assert (tmp_path / "precious").read_text() == "mine"
     assert not (tmp_path / "run.pt").is_symlink()
 

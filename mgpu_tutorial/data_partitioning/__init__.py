@@ -39,16 +39,10 @@ def cut_alone(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
 
 def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     """Where each part ends. Rounding the running sum, not each part, loses nothing."""
-    refuse_bad_sizes(sizes)
+    if not sizes or any(not size > 0 for size in sizes) or sum(sizes) > 1 + 1e-9:
+        what = "sizes must be positive fractions that add up to at most 1"
+        raise ValueError(f"{what}, got {list(sizes)}")
     return [round(samples * sum(sizes[: part + 1])) for part in range(len(sizes))]
-
-
-def refuse_bad_sizes(sizes: Sequence[float]) -> None:
-    """Sizes are fractions above 0, and all together at most the whole."""
-    if not sizes or any(not size > 0 for size in sizes):
-        raise ValueError(f"sizes must be one or more positive fractions, got {list(sizes)}")
-    if sum(sizes) > 1 + 1e-9:
-        raise ValueError(f"sizes must add up to at most 1, got {sum(sizes):g}: {list(sizes)}")
 
 
 class DataPartitioner:

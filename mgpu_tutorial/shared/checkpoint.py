@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -29,12 +30,18 @@ def save(
 
 
 def save_whole(path: str, state: dict[str, Any]) -> None:
-    """Replace a file whole: a death at any moment leaves the old one or the new one."""
-    draft = Path(f"{path}.draft")
-    draft.unlink(missing_ok=True)  # of a crash
-    with open(draft, "xb") as file:  # made anew: no link that is there is followed
-        torch.save(state, file)
-    os.replace(draft, path)
+    """Replace a file whole: a death at any moment leaves the old one or the new one.
+
+    Each save writes a draft with a name of its own beside the file, so two runs never write
+    into one. A save that fails takes its draft away; only that of a killed process stays.
+    """
+    draft = Path(f"{path}.{uuid4().hex}.draft")
+    try:
+        with open(draft, "xb") as file:  # made anew: no link that is there is followed
+            torch.save(state, file)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)  # of a full disk, say
 
 
 def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict[str, Any]:

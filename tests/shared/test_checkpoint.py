@@ -1,5 +1,7 @@
 """All ranks go on from what rank 0 saved; a file is replaced whole, or not at all."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -92,3 +94,19 @@ def test_a_crash_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         checkpoint.save_whole(path, {"epoch": 2})
     assert torch.load(path) == {"epoch": 1}
+    assert os.listdir(tmp_path) == ["run.pt"]  # a draft would keep a full disk full
+
+
+def test_two_runs_that_save_at_once_do_not_write_into_one_draft(tmp_path, monkeypatch):
+    path, save = str(tmp_path / "run.pt"), torch.save
+
+    def meet(state, file):
+        if state == {"run": 1}:  # the other run saves meanwhile
+            checkpoint.save_whole(path, {"run": 2})
+            assert torch.load(path) == {"run": 2}
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", meet)
+    checkpoint.save_whole(path, {"run": 1})
+    assert torch.load(path) == {"run": 1}
+    assert os.listdir(tmp_path) == ["run.pt"]
