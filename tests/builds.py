@@ -23,7 +23,7 @@ def right_and_wrong(build: Builder, right: Iterable[str], wrong: Iterable[tuple[
         monkeypatch.setitem(launch.keywords, "timeout", 3)  # of those that hang
         rows = build.rows(*cell(source))  # one for each behaviour in builds.py
         first_that_fails = next(row for row in rows if not row.holds)
-        assert seen in first_that_fails.seen
+        assert seen in first_that_fails.seen, first_that_fails.seen
 
     return test_right, test_wrong
 

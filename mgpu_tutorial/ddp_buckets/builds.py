@@ -17,10 +17,12 @@ LAYER = 64 * 64 * 4 / 2**20  # MiB of the weight of one layer: closes a bucket
 def _state_of(rank: int, world_size: int, wrapper: type) -> dict[str, float]:
     """The largest number of each parameter and buffer of a rank, once it is wrapped."""
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    for tensor in module.state_dict().values():
-        tensor.fill_(rank + 5)
+    module.register_buffer("not_in_state_dict", torch.zeros(2), persistent=False)
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    for tensor in tensors.values():
+        tensor.detach().fill_(rank + 5)
     wrapper(module)
-    return {name: tensor.max().item() for name, tensor in module.state_dict().items()}
+    return {name: tensor.max().item() for name, tensor in tensors.items()}
 
 
 def starts_alike(wrapper: type) -> None:
@@ -47,6 +49,12 @@ def _gradients_of(
         model(batch).square().mean().backward()
         experiments.finish_gradient_synchronization(model)
         for name, p in tower.named_parameters():
+            nothing = (
+                f"`{name}.grad` is None after finish. all_reduce changes the tensor that it "
+            )
+            assert p.grad is not None or not p.requires_grad, (
+                f"{nothing}gets, returns nothing"
+            )
             if p.requires_grad:
                 gradients[f"step {step}, gradient of `{name}`"] = p.grad.clone()
     return gradients
@@ -62,9 +70,11 @@ def equals_one_process(wrapper: type, **options: float) -> None:
         for name, expected in alone.items():
             for rank, found in enumerate(results):
                 where, length = f"rank {rank} of {world_size}, {name}", expected.norm()
-                times = f"{found[name].norm() / length:.3g} times as long"
+                times = (found[name] * expected).sum() / length**2
+                is_multiple = largest_difference(found[name], expected * times) < length / 1e3
+                but = f"{times:.3g} times as long" if is_multiple else "in another direction"
                 off = largest_difference(found[name], expected) / length
-                assert off < 1e-5, f"{where}: not that of one process, but {times}"
+                assert off < 1e-5, f"{where}: not that of one process, but {but}"
                 alike = torch.equal(found[name], results[0][name])
                 assert alike, f"{where}: other bits than on rank 0"
 
@@ -96,7 +106,7 @@ def _expect_calls(wrapper: type, calls: int, during: int, early: int, **options)
     mine = [event for event in mine if event.index >= places["begin"]]
     sent = [event for event in mine if event.op == "all_reduce"]
     begun = [e for e in sent if e.index < places["backward is over"]]
-    expect(len(sent), calls, "the calls of a step")
+    expect(len(sent), calls, "the calls of the second step")
     expect(len(begun), during, "the calls that begin during backward")
     before = sum(e.index < places["backward is at layer 0"] for e in sent)
     expect(before, early, "the calls that begin before layer 0 is ready")
@@ -123,6 +133,63 @@ def sends_buckets_early(wrapper: type) -> None:
 def equals_with_buckets(wrapper: type) -> None:
     """leave the gradients of one process, as NaiveDDP does."""
     equals_one_process(wrapper, bucket_cap_mb=LAYER)
+
+
+class _Heads(nn.Module):
+    """Two layers, the second of which a forward uses on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        return self.first(x) + (self.second(x) if both else 0)
+
+
+def _what_it_says(rank: int, world_size: int, wrapper: type, *uses: bool, **options) -> str:
+    """Backward after each forward, which uses both heads or one, then finish: the error."""
+    torch.manual_seed(0)
+    model = wrapper(_Heads(), **options)
+    note("begin")
+    try:
+        for both in uses:
+            model(torch.ones(1, 4), both).sum().backward()
+        model.finish_gradient_synchronization()
+    except (RuntimeError, ValueError, AssertionError) as error:
+        return str(error) or "an error without a word"
+    return ""
+
+
+def _expect_refused(wrapper: type, what: str, *uses: bool, calls: int, **options) -> None:
+    report = launch(_what_it_says, 2, wrapper, *uses, trace=True, **options)
+    for rank, said in enumerate(report.results):
+        assert said, f"{what}, and rank {rank} said nothing"
+        assert said != "an error without a word", f"{what}: the error says nothing"
+    mine = [event for event in report.events if event.rank == 0]
+    begin = next(event.index for event in mine if event.note == "begin")
+    sent = sum(event.op == "all_reduce" and event.index > begin for event in mine)
+    assert sent <= calls, f"{what}, and {sent} calls were made before the error"
+
+
+def refuses_no_gradient(wrapper: type) -> None:
+    """raise an error before any call when a trained parameter has no gradient."""
+    _expect_refused(wrapper, "no rank used the second of two layers", False, calls=0)
+
+
+def refuses_a_missing_bucket(wrapper: type) -> None:
+    """raise an error in finish when a bucket never left, because a parameter got no
+    gradient.
+    """
+    what = "no rank used the second of two layers, whose bucket never left"
+    _expect_refused(wrapper, what, False, calls=0)
+    what = "no rank used the second of two layers, whose buckets never left"
+    _expect_refused(wrapper, what, False, calls=0, bucket_cap_mb=0)
+
+
+def refuses_a_second_backward(wrapper: type) -> None:
+    """raise an error in a second backward before finish."""
+    what = "a second backward began before finish"
+    _expect_refused(wrapper, what, True, True, calls=1)
 
 
 def _use_another_order(rank: int, world_size: int, wrapper: type) -> list[float]:
@@ -157,15 +224,18 @@ BYTES = {  # of parameters in float16, and of the buckets that a cap of 100 byte
 
 def closes_at_the_cap(function: Callable) -> None:
     """begin with the last parameter, close a bucket as soon as it holds the cap in bytes,
-    and keep what is left.
+    keep what is left, and leave the list that it was given as it was.
     """
     for sizes, expected in BYTES.items():
         parameters = [nn.Parameter(torch.zeros(n // 2, dtype=torch.half)) for n in sizes]
-        buckets = function(parameters, 100 / 2**20)
+        given_list = list(parameters)
+        buckets = function(given_list, 100 / 2**20)
         assert buckets is not None, "nothing was returned. Is a `return` missing?"
         found = [[p.nbytes for p in bucket] for bucket in buckets]
         given = f"parameters of {', '.join(map(str, sizes))} bytes, a cap of 100/2**20 MiB"
         assert found == expected, f"{given}: the buckets are {found}, expected {expected}"
+        kept = list(map(id, given_list)) == list(map(id, parameters))
+        assert kept, "the list of parameters that it was given is another one afterwards"
 
 
 def _send(rank: int, world_size: int, function: Callable) -> tuple | None:
@@ -200,17 +270,29 @@ def averages_in_place(function: Callable) -> None:
     mean = torch.arange(10.0, 19.0)  # of 0, 1, 2, …, of 10, 11, 12, … and of 20, 21, 22, …
     for rank, (weight, bias, memories) in enumerate(launch(_send, 3, function).results):
         where = f"rank {rank} of 3: the gradient of the"
+        tensors = f"rank {rank} of 3: the gradients lie in {memories} tensors"
+        assert memories == 1, f"{tensors}; each must be a view into the one that is sent"
         expect(weight, mean[:6].view(2, 3), f"{where} weight", 1e-4)
         expect(bias, mean[6:], f"{where} bias", 1e-4)
-        assert memories == 1, f"rank {rank} of 3: the gradients lie in {memories} tensors"
 
 
 build = Builder(
     "ddp_buckets",
     {
-        wrappers.NaiveDDP: [starts_alike, equals_one_process, sends_after_backward],
+        wrappers.NaiveDDP: [
+            starts_alike,
+            equals_one_process,
+            sends_after_backward,
+            refuses_no_gradient,
+        ],
         wrappers.into_buckets: [closes_at_the_cap],
         wrappers.send_bucket: [sends_one_tensor, averages_in_place],
-        wrappers.BucketedDDP: [sends_buckets_early, equals_with_buckets, sends_in_one_order],
+        wrappers.BucketedDDP: [
+            sends_buckets_early,
+            equals_with_buckets,
+            sends_in_one_order,
+            refuses_a_missing_bucket,
+            refuses_a_second_backward,
+        ],
     },
 )

@@ -1,8 +1,10 @@
 """Two wrappers on the way to DistributedDataParallel, as the reader of 07 builds them.
 
-In every backward each rank uses all parameters that are trained, of one dtype in a bucket.
+In every backward each rank uses all parameters that are trained, of one dtype. What else a
+wrapper is given it refuses, in `require_replicable` and `require_gradients`.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,28 +12,90 @@ import torch.distributed as dist
 from torch import nn
 
 
+def require_replicable(module: nn.Module) -> None:
+    """Raise a ValueError, before anything is sent, for a module without means to send."""
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(
+            "no parameter of this module is trained, so there are no gradients to average: "
+            "call the module itself, without a wrapper"
+        )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_meta:
+            raise ValueError(
+                f"`{name}` is on the meta device, which holds no values to send: "
+                "give the module its values, then wrap it"
+            )
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False):
+            raise ValueError(
+                f"`{name}` has sparse gradients, and a bucket is a dense tensor: "
+                "make the embedding with sparse=False"
+            )
+
+
+def require_gradients(
+    module: nn.Module, trained: Iterable[nn.Parameter], ready: Iterable[nn.Parameter]
+) -> None:
+    """Raise a RuntimeError unless what is trained is what was trained at wrapping, and ready.
+
+    Each rank looks at its own module: one that left out a parameter raises, and the others
+    learn of it when its process ends.
+    """
+    trained, ready = set(trained), set(ready)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad != (parameter in trained):
+            change = "thawed or replaced" if parameter.requires_grad else "frozen"
+            raise RuntimeError(
+                f"`{name}` was {change} after the module was wrapped, and the wrapper does "
+                "not know: first freeze, thaw and replace, then wrap"
+            )
+        if parameter.requires_grad and parameter not in ready:
+            raise RuntimeError(
+                f"`{name}` got no gradient, so it has no mean: every rank must use each "
+                "trained parameter in every forward, if need be times zero, or freeze it "
+                "before wrapping"
+            )
+    if len(trained) > len(trained.intersection(module.parameters())):
+        raise RuntimeError(
+            "a trained parameter was taken out of the module after it was wrapped, and the "
+            "wrapper does not know: first change the module, then wrap"
+        )
+
+
 class NaiveDDP(nn.Module):
     """A replica on every rank; after backward, a call per parameter averages its gradient."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        require_replicable(module)
         self.module = module
         self.trained = [p for p in module.parameters() if p.requires_grad]
-        for tensor in module.state_dict().values():
-            dist.broadcast(tensor, src=0)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         return self.module(*inputs, **options)
 
     def finish_gradient_synchronization(self) -> None:
+        ready = [p for p in self.trained if p.grad is not None]
+        require_gradients(self.module, self.trained, ready)
         for parameter in self.trained:
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
 
 
 def into_buckets(
-    parameters: list[nn.Parameter], bucket_cap_mb: float
+    parameters: Iterable[nn.Parameter], bucket_cap_mb: float
 ) -> list[list[nn.Parameter]]:
     """Lists of parameters, the last one first, each closed once it holds the cap in MiB."""
+    parameters = list(parameters)
+    if not bucket_cap_mb >= 0:  # nan is not
+        raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: give a size in MiB, 0 or more")
+    dtypes = sorted({str(p.dtype) for p in parameters})
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"trained parameters of {' and '.join(dtypes)}: a bucket is one tensor of one "
+            "dtype, so convert the module before you wrap it"
+        )
     buckets, bucket, nbytes = [], [], 0
     for parameter in reversed(parameters):
         bucket.append(parameter)
@@ -57,13 +121,27 @@ class BucketedDDP(NaiveDDP):
     """As NaiveDDP, but each bucket leaves during backward, as soon as it is complete."""
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25) -> None:
+        trained = [p for p in module.parameters() if p.requires_grad]
+        buckets = into_buckets(trained, bucket_cap_mb)  # refuses before anything is sent
+        if any(getattr(p, "is_in_a_bucket", False) for p in trained):
+            raise ValueError(
+                "this module is in a BucketedDDP already, and a second one would send its "
+                "gradients again: use that wrapper, or make the module anew"
+            )
         super().__init__(module)
-        self.buckets = into_buckets(self.trained, bucket_cap_mb)
+        self.buckets = buckets
         self.ready, self.works = set(), []
         for parameter in self.trained:
             parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+            parameter.is_in_a_bucket = True
 
     def gradient_ready(self, parameter: nn.Parameter) -> None:
+        if parameter in self.ready:
+            raise RuntimeError(
+                "a second backward before finish_gradient_synchronization, while the buckets "
+                "of the first are on their way: finish after each backward, or add up the "
+                "losses and go backward once"
+            )
         self.ready.add(parameter)
         for bucket in self.buckets[len(self.works) :]:
             if not self.ready.issuperset(bucket):
@@ -71,6 +149,7 @@ class BucketedDDP(NaiveDDP):
             self.works.append(send_bucket(bucket))
 
     def finish_gradient_synchronization(self) -> None:
+        require_gradients(self.module, self.trained, self.ready)  # so every bucket has left
         for work in self.works:
             work.wait()
         self.ready, self.works = set(), []

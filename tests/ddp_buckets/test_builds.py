@@ -5,17 +5,25 @@ from tests.builds import edited
 
 AVERAGE = "dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)"
 SUM = "dist.all_reduce(parameter.grad)"
-SEND, ALL = "dist.broadcast(tensor, src=0)", "module.state_dict().values()"
-DETACHED = "dist.broadcast(tensor.detach(), src=0)"
+SEND, ALL = (
+    "dist.broadcast(tensor.detach(), src=0)",
+    "[*module.parameters(), *module.buffers()]",
+)
+CHECK = "require_gradients(self.module, self.trained, ready)"
 NAIVE = [
-    (ALL, "[*module.parameters(), *module.buffers()]", SEND, DETACHED),
+    (SEND, "dist.broadcast(tensor.data, src=0)"),
+    (CHECK, "assert len(ready) == len(self.trained), 'a gradient is missing'"),
     (AVERAGE, f"{SUM}\n            parameter.grad /= dist.get_world_size()"),
     (SEND, "pass", "rank 1: 6, expected 5"),
-    (ALL, "module.parameters()", SEND, DETACHED, "has 5 in `1.running_mean`, and rank 1: 6"),
+    (ALL, "module.parameters()", "rank 0 has 5 in `not_in_state_dict`, and rank 1: 6"),
+    (ALL, "module.state_dict().values()", "rank 0 has 5 in `not_in_state_dict`"),
+    (AVERAGE, "pass", "not that of one process, but in another direction"),
+    (AVERAGE, f"parameter.grad = {AVERAGE}", "is None after finish"),
+    (CHECK, "pass", "ranks 0 and 1 raised TypeError"),
     (AVERAGE, SUM, "2 times as long"),
     ("in self.trained", "in self.module.parameters()", "TypeError"),
     (AVERAGE, f"{AVERAGE}; parameter.grad += 1e-9 * dist.get_rank()", "other bits"),
-    (AVERAGE, f"{AVERAGE}; {AVERAGE}", "the calls of a step: 16, expected 8"),
+    (AVERAGE, f"{AVERAGE}; {AVERAGE}", "the calls of the second step: 16, expected 8"),
 ]
 LAST_GROWS = """buckets = []
     for parameter in parameters[::-1]:
@@ -23,9 +31,11 @@ LAST_GROWS = """buckets = []
             buckets.append([])
         buckets[-1].append(parameter)
     return buckets"""
+POPS = "in iter(lambda: parameters.pop() if parameters else None, None)"
 REST = "if bucket:\n        buckets.append(bucket)"
 BUCKETS = [
     ("buckets, bucket, nbytes =…", LAST_GROWS),
+    ("parameters = list(parameters)", "", "in reversed(parameters)", POPS, "it was given is"),
     ("reversed(parameters)", "parameters", "the buckets are [[10, 20, 30]]"),
     (">=", ">", "[[2, 58, 40, 60], [40]], expected [[2, 58, 40], [60, 40]]"),
     ("bucket_cap_mb * 2**20", "bucket_cap_mb * 1e6", "a cap of 100/2**20 MiB"),
@@ -41,13 +51,13 @@ EACH = """works = [dist.all_reduce(p.grad, async_op=True) for p in bucket]
 SENDING = [
     (FLAT, DIVIDED, "op=dist.ReduceOp.AVG, ", ""),
     ("return dist", "dist", "Is a `return` missing, or `async_op=True`?"),
-    ("p.grad = part.view_as(p)", "pass", "rank 0 of 3: the gradient of the weight"),
+    ("p.grad = part.view_as(p)", "pass", "rank 0 of 3: the gradients lie in 2 tensors"),
+    ("p.grad = part.view_as(p)", "p.grad.copy_(part.view_as(p))", "must be a view into"),
     ("op=dist.ReduceOp.AVG, ", "", "rank 0 of 3: the gradient of the weight: [30, 33, 36, "),
     (CALL, f"{CALL.replace('return', 'work =')}; work.wait(); return work", "it waits for"),
     (CALL, EACH, "the bytes of each all_reduce: 2 of them, expected 1"),
 ]
 LEAVES = "self.works.append(send_bucket(bucket))"
-TAKEN = f"self.ready -= set(bucket)\n            {LEAVES}"
 AT_ONCE = f"{LEAVES}\n            self.works[-1].wait()"
 LATE = """for bucket in self.buckets:
             send_bucket(bucket).wait()
@@ -61,16 +71,31 @@ WHOEVER = """for i, bucket in enumerate(self.buckets):
             work.wait()
         self.ready, self.works = set(), {}"""
 WAIT, RESET = "work.wait()", "self.ready, self.works = set(), []"
+ALL_READY = "require_gradients(self.module, self.trained, self.ready)"
+COUNTED = "assert len(self.works) == len(self.buckets), 'a bucket never left'"
+TWICE = "if parameter in self.ready:"
 INCOMPLETE = "not self.ready.issuperset(bucket)"
 BUCKETED = [
-    (INCOMPLETE, "any(p not in self.ready for p in bucket)", LEAVES, TAKEN),
+    (INCOMPLETE, "any(p not in self.ready for p in bucket)"),
+    (ALL_READY, COUNTED),
+    (
+        ALL_READY,
+        "",
+        "no rank used the second of two layers, whose bucket never left, and rank 0",
+    ),
+    (TWICE, "if False:", "a second backward began before finish, and rank 0 said nothing"),
     (f"            {WAIT}", "            pass", "still on their way"),
     (INCOMPLETE, "len(self.ready) < len(self.trained)", "before layer 0 is ready: 0"),
     (LEAVES, AT_ONCE, "backward waits until a call is over"),
-    (LEAVES, "send_bucket(bucket)", "the calls of a step: "),
-    (f"{WAIT}\n        {RESET}", f"{WAIT}\n        self.works = []", "attribute 'flatten'"),
+    (LEAVES, "send_bucket(bucket)", "the calls of the second step: "),
+    (
+        f"{WAIT}\n        {RESET}",
+        f"{WAIT}\n        self.works = []",
+        "a second backward before finish",
+    ),
     (LEAVES, "pass", "for work…", LATE, "begin during backward: 0, expected 4"),
-    ("in self.trained", "in []", "the calls of a step: 0, expected 4"),
+    ("in self.trained", "in []", "`0.weight` got no gradient"),
+    ("in self.trained", "in []", ALL_READY, "", "of the second step: 0, expected 4"),
     ("set(), []", "set(), {}", "for bucket…", WHOEVER, "use two layers in different orders"),
 ]
 test_right, test_wrong = edited(
