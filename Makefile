@@ -59,6 +59,7 @@ quick: $(VENV)/installed
 
 BOOK = $(wildcard notebooks/[0-9][0-9]_$(NAME).ipynb)
 TESTS = $(wildcard tests/$(NAME) tests/test_$(NAME).py)
+WRONG = $(wildcard tests/$(NAME)/test_builds.py)
 CODE = $(BOOK) $(TESTS) $(wildcard mgpu_tutorial/$(NAME) mgpu_tutorial/$(NAME).py)
 check: $(VENV)/installed
 	@test -f "$(BOOK)" || { echo "NAME=$(NAME): no such chapter; there are" notebooks/*.ipynb; exit 2; }
@@ -68,6 +69,7 @@ check: $(VENV)/installed
 	step tests $(PYTEST) $(TWO) $(NBVAL) $(if $(ALL),,--once -m "not slow") \
 		-k "($(NAME) and not $(NAME)_in_practice) or reached" \
 		$(BOOK) $(TESTS) tests/test_notebooks.py tests/test_reached.py; \
+	$(if $(and $(WRONG),$(if $(ALL),,once)),step builds $(PYTEST) --numprocesses 2 $(WRONG);) \
 	$(END)
 
 # The libraries under PyTorch choose their kernels by what the processor can do, and each choice

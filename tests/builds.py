@@ -1,6 +1,7 @@
 """The two tests that each chapter asks of its builds."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import pytest
@@ -13,19 +14,32 @@ def right_and_wrong(build: Builder, right: Iterable[str], wrong: Iterable[tuple[
     right, wrong = list(right), list(wrong)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("source", right, ids=range(len(right)))
+    @pytest.mark.parametrize("source", right, ids=_named(map(_function, right)))
     def test_right(cell, source):
-        assert [row for row in build.rows(*cell(source)) if not row.holds] == []
+        missed = [row for row in build.rows(*cell(source)) if not row.holds]
+        assert missed == [], f"a right answer is refused:\n{source}"
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("source, seen", wrong, ids=range(len(wrong)))
+    @pytest.mark.parametrize("source, seen", wrong, ids=_named(seen for _, seen in wrong))
     def test_wrong(cell, source, seen, monkeypatch):
         monkeypatch.setitem(launch.keywords, "timeout", 3)  # of those that hang
         rows = build.rows(*cell(source))  # one for each behaviour in builds.py
-        first_that_fails = next(row for row in rows if not row.holds)
-        assert seen in first_that_fails.seen, first_that_fails.seen
+        first = next((row for row in rows if not row.holds), None)
+        assert first, f"every behaviour holds for a wrong answer ({seen}):\n{source}"
+        assert seen in first.seen, f"{first}, of this wrong answer:\n{source}"
 
     return test_right, test_wrong
+
+
+def _named(texts: Iterable[str]) -> list[str]:
+    """Ids that a person can read, in letters that a shell leaves alone."""
+    words = (re.sub(r"\W+", "-", text).strip("-")[:40] for text in texts)
+    return [f"{i}-{text}" for i, text in enumerate(words)]
+
+
+def _function(source: str) -> str:
+    """The name of the function or class that a cell ends with."""
+    return re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)[-1]
 
 
 def changed(ours: Callable, *edits: str) -> str:

@@ -19,20 +19,30 @@ settings.register_profile("same in every run", derandomize=True, deadline=None)
 settings.register_profile("few", settings.get_profile("same in every run"), max_examples=20)
 
 
+pytest.register_assert_rewrite("tests.builds")  # no test module, and asserts in their words
+
+
 def pytest_addoption(parser):
     parser.addoption("--once", action="store_true", help="one case of each test")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """`make quick` tries each test once: of its cases the one in the middle."""
+    """`make quick` tries each test once: the case `id="once"`, else that in the middle."""
     if config.getoption("once"):
         cases = {}
         for item in items:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        chosen = [case[len(case) // 2] for case in cases.values()]
+        chosen = [_chosen(case) for case in cases.values()]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+def _chosen(items):
+    """The case that its test marks with `pytest.param(…, id="once")`, else the middle one."""
+    ids = [item.nodeid.partition("[")[2].rstrip("]").split("-") for item in items]
+    marked = [item for item, parts in zip(items, ids, strict=True) if "once" in parts]
+    return marked[0] if marked else items[len(items) // 2]
 
 
 def pytest_configure(config):

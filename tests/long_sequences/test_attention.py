@@ -44,7 +44,7 @@ def distances(rank, world_size):
     return far
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 4, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, id="once")])
 def test_each_way_is_one_process(ranks, world_size):
     for far in ranks(world_size, distances).results:
         assert {way: d for way, d in far.items() if d > 1e-12} == {}

@@ -3,13 +3,15 @@
 import inspect
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.lab import note, span
+from mgpu_tutorial.lab import RankFailed, note, span
 from mgpu_tutorial.lab.record import trace
+from mgpu_tutorial.lab.record.source_lines import SourceLine
 from mgpu_tutorial.shared.slow_link import slow_link
 
 
@@ -103,3 +105,32 @@ def test_who_sent_is_known_once_a_receive_from_anybody_is_over(ranks):
     report = ranks(2, receive_from_anybody, device="cpu", trace=True)
     (receive,) = (event for event in report.events if event.op == "recv")
     assert report.results[0] == receive.peer == 1
+
+
+def drops(rank, world_size):
+    if rank == 0:
+        kept = dist.isend(torch.ones(3), dst=1)
+        kept.wait()
+        dist.isend(torch.ones(3), dst=1)  # nobody has its work
+    else:
+        dist.recv(torch.zeros(3), src=0)
+        dist.recv(torch.zeros(3), src=0)
+
+
+def test_a_transfer_that_nobody_waited_for_has_its_line_and_is_named(ranks):
+    code = drops.__code__
+    try:
+        events = ranks(2, drops, device="cpu", trace=True, timeout=20).events
+    except (
+        RankFailed
+    ) as failed:  # the transfer may have been faster than the loss of its work
+        events = failed.report.events
+        place = f"{Path(__file__).name}:{code.co_firstlineno + 4}"
+        assert f"\n  rank 0 never waited for the isend at {place}  dist.isend(" in str(failed)
+    kept, lost = (event for event in events if event.op == "isend")
+    assert kept.dropped is None and lost.end <= lost.dropped
+    lines = [SourceLine(*event.at) for event in (kept, lost)]
+    assert [line.line - code.co_firstlineno for line in lines] == [2, 4]
+    assert {line.file for line in lines} == {__file__}
+    others = [event for event in events if event.op in ("recv", "wait")]
+    assert {(event.at, event.dropped) for event in others} == {((), None)}

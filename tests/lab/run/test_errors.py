@@ -1,8 +1,16 @@
 """What an error says of a circle, of who waits, of what was printed."""
 
+import re
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as some
 
+from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.lab.run import errors
@@ -40,6 +48,71 @@ def test_a_rank_that_computes_does_not_wait_for_an_answer():
     ]
     said = str(errors.failure(outcomes, Report(world_size=4))).splitlines()
     assert said[0] == "rank 0 returned while ranks 1 and 2 still waited for an answer"
+
+
+HERE = (__file__, 1, "worker")  # a place, of which errors show name, line and text
+
+
+@pytest.mark.parametrize(
+    "waits, lost, named",
+    [
+        (Event(1, 0, "recv", 0.0, peer=0), {"rank": 0, "peer": 1}, True),
+        (Event(1, 0, "recv", 0.0), {"rank": 0, "peer": 1}, True),  # from anybody
+        (Event(1, 0, "recv", 0.0, peer=2), {"rank": 0, "peer": 1}, False),
+        (Event(2, 0, "recv", 0.0, peer=0), {"rank": 0, "peer": 1}, False),
+        (Event(1, 0, "recv", 0.0, end=0.5, peer=0), {"rank": 0, "peer": 1}, False),
+        (Event(1, 0, "recv", 0.0, peer=0), {"rank": 0, "peer": 1, "dropped": None}, False),
+    ],
+)
+def test_a_transfer_that_nobody_waited_for_is_named_where_another_rank_waits_for_it(
+    waits, lost, named
+):
+    lost = Event(index=1, op="isend", begin=0.0, **{"dropped": 1.0, "at": HERE} | lost)
+    stuck = [RankOutcome(0, "returned"), RankOutcome(1, "stopped"), RankOutcome(2, "stopped")]
+    said = str(errors.hang(stuck, 3, Report(3, events=[waits, lost]))).splitlines()
+    place = f"{Path(__file__).name}:1"
+    told = f"  rank 0 never waited for the isend at {place}"
+    assert any(line.startswith(told) for line in said) is named
+
+
+def test_a_wait_for_a_transfer_names_the_transfer_of_the_other_side_that_was_dropped():
+    receives = Event(1, 0, "irecv", 0.0, end=0.1, peer=0, at=HERE)
+    waits = Event(1, 1, "wait", 0.2, of=0)
+    lost = Event(0, 0, "isend", 0.0, end=0.1, peer=1, at=HERE, dropped=0.1)
+    stuck = [RankOutcome(0, "returned"), RankOutcome(1, "stopped")]
+    said = str(errors.hang(stuck, 3, Report(2, events=[receives, waits, lost])))
+    assert said.count("rank 0 never waited for the isend") == 1 and "irecv" not in said
+
+
+@pytest.mark.parametrize(
+    "meeting, says", [([0, 1], "DistStoreError"), ([1, 2], "DistNetworkError")]
+)
+def test_a_group_that_is_not_complete_is_told_as_pytorch_would(meeting, says):
+    stuck = [RankOutcome(r, "stopped", waits_in="init_process_group") for r in meeting]
+    said = str(errors.hang(stuck, 3, Report(3))).splitlines()
+    assert says in said[-1] and not any("Timed out waiting" in line for line in said)
+
+
+def meets_nobody(rank, world_size, alone, port):
+    """Only the rank `alone` comes to the meeting, and PyTorch gives up after two seconds."""
+    if rank == alone:
+        limit, at = timedelta(seconds=2), f"tcp://127.0.0.1:{port}"
+        try:
+            dist.init_process_group("gloo", at, rank=rank, world_size=2, timeout=limit)
+        except RuntimeError as error:
+            return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [0, 1])
+def test_what_is_said_of_a_real_job_is_what_pytorch_says(alone):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = launch(meets_nobody, 2, alone, port, backend="none").results[alone]
+    told = errors.IN_A_MEETING[alone].partition("30 minutes: ")[2].partition(" (")[0]
+    begins = re.sub(r"\d+", r"\\d+", told.removesuffix("the store"))  # its address
+    assert re.match(begins, found), found
 
 
 def test_each_rank_has_the_gpu_of_its_number_unless_one_is_named():

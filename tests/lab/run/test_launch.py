@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -64,6 +65,30 @@ def test_a_rank_has_one_thread_the_seed_0_and_the_environment_of_this_moment(mon
     for rank, found in enumerate(launch(settings, 2, device="cpu").results):
         assert found == (1, "gloo", drawn, [str(rank)] * 2 + ["2", "2", "1", "now"], True)
     assert launch(total, 4).results == [6.0] * 4
+
+
+def what_it_is_told(rank, world_size):
+    own = [os.environ[name] for name in NAMES[:-1]]
+    return own, os.environ["GLOO_SOCKET_IFNAME"], tempfile.gettempdir()
+
+
+def test_what_a_rank_is_told_comes_before_what_the_kernel_has(monkeypatch, tmp_path):
+    for name in (*NAMES[:-1], "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for rank, found in enumerate(launch(what_it_is_told, 2, device="cpu").results):
+        own, interface, folder = found
+        assert own == [str(rank), str(rank), "2", "2", "1"] and interface == files.LOOPBACK
+        assert Path(folder).name == files.TEMPORARY
+        assert Path(folder).parent.name.startswith(files.LAUNCHES)
+
+
+def test_what_a_rank_printed_is_read_up_to_a_limit_and_the_cut_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "OUTPUT_LIMIT", 10)
+    for printed, read in ((b"0123456789", ""), (b"0123456789a", "\n… cut here\n")):
+        (tmp_path / files.STDOUT).write_bytes(printed)
+        assert files.text_of(tmp_path / files.STDOUT) == "0123456789" + read
+    assert files.text_of(tmp_path / files.STDERR) == ""
 
 
 def test_an_edited_worker_runs_at_the_next_launch(tmp_path, monkeypatch):

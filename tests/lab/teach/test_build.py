@@ -149,6 +149,23 @@ def test_the_stop_button_is_told_in_a_sentence_with_the_line(cell):
         build.rows(*cell(f"def mean():\n    {ENDLESS['sleeps'][0]}\nimport time"))
 
 
+@pytest.mark.parametrize(
+    "found, right, within",
+    [
+        (1_000_001, 1_000_000, 0.0),
+        (1.000001, 1.0, 0.0),
+        (torch.tensor([1.0, 1.000001]), torch.ones(2), 0.0),
+        (1e6 + 2, 1e6, 1.0),
+        (2e-9, 0.0, 1e-9),
+        ([3, 1_000_000], [3, 1_000_001], 0.0),
+    ],
+)
+def test_what_is_further_away_than_allowed_is_wrong_however_large(found, right, within):
+    expect(right, right, "the number", within)
+    with pytest.raises(AssertionError, match="^the number.*, expected "):
+        expect(found, right, "the number", within)
+
+
 def test_another_name_is_one_sentence(cell, build):
     (row,) = build.rows(*cell("def add(number):\n    return 1\n"))
     assert row.must == "have a name of this chapter: add_up, mean, Mean" and not row.holds

@@ -61,12 +61,24 @@ def test_what_is_wrong_is_told_with_its_distance(capsys, answer, expected, reaso
 
 @pytest.mark.parametrize(
     "tolerance, expected, allowed",
-    [(0.05, 100, 5), (0.05, -100.0, 5), (None, 100, 1e-7), (None, 0.25, 2.5e-6)],
+    [
+        (0.05, 100, 5),
+        (0.05, -100.0, 5),
+        (None, 0.25, 2.5e-6),
+        (None, 100, 1e-7),
+        pytest.param(None, 5e-6, 5e-11, id="once"),
+    ],
 )
 def test_the_tolerance_holds_on_both_sides(capsys, tolerance, expected, allowed):
     for factor, is_right in ((0.9, True), (-0.9, True), (1.1, False), (-1.1, False)):
         found = said(capsys, expected + factor * allowed, expected, tolerance=tolerance)
         assert (found == "correct") is is_right
+
+
+def test_a_small_number_is_not_any_small_number():
+    for answer in (0.0, 4e-6, -5e-6):
+        assert verdict(answer, 5e-6).is_right is False
+    assert verdict(0, 1e-9).is_right is False and verdict(5e-6, 5e-6).is_right
 
 
 @pytest.mark.parametrize("blank", [None, ..., [None, None], [..., [...]], lambda: ...])

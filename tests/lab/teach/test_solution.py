@@ -1,5 +1,6 @@
 """A solution that runs with all other cells leaves no verdict and no name behind."""
 
+import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
@@ -27,5 +28,25 @@ def test_it_keeps_no_name_and_folds_its_verdict(monkeypatch):
         assert shell.user_ns["answer"] == 1 and "other" not in shell.user_ns
         shown = run(shell, "check(answer, 2)")
         assert shown[0].data["text/plain"].startswith("not yet")
+    finally:
+        InteractiveShell.clear_instance()
+
+
+RAISING = {
+    "an error": "1 / 0",
+    "an import": "import no_such_module",
+    "an assert": "other = 1\nassert not other",
+}
+
+
+@pytest.mark.parametrize("source", RAISING.values(), ids=RAISING)
+def test_a_solution_that_raises_ends_its_cell_with_the_error_and_is_over(source):
+    shell = InteractiveShell.instance()
+    try:
+        solution.register()
+        with capture_output():
+            ended = shell.run_cell(f"# Solution (click to open)\n{source}")
+        assert isinstance(ended.error_in_exec, Exception)
+        assert solution.running is False and "other" not in shell.user_ns
     finally:
         InteractiveShell.clear_instance()

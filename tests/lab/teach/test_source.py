@@ -29,8 +29,6 @@ def names_of(code):
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_every_worker_can_be_taken_into_a_cell(chapter):
     for name, worker in workers_of(chapter).items():
-        if "measurements" in name or "figures" in name:
-            continue  # apparatus
         cell = {"__name__": "__main__"}
         exec(compile(editable(worker), "cell", "exec"), cell)
         copy = cell[worker.__name__]
