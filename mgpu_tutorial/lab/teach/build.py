@@ -93,16 +93,31 @@ class Builder:
         from IPython.display import display
 
         if not functions or not all(hasattr(function, "__name__") for function in functions):
-            display(Outcome(["build"], [Row(ITSELF, False)], [], False))
+            display(Outcome(["build"], [Row(ITSELF, False)], []))
             return
         names = [function.__name__ for function in functions]
         with self._lent(functions) as lent:
             rows = self._tried(functions)
-            is_kept = all(row.holds for row in rows) and not solution.running
-            if is_kept:
-                mine.keep(self.chapter, functions)
+            display(Outcome(names, rows, lent))
+            if all(row.holds for row in rows) and not solution.running:
                 self.passed.update(names)
-        display(Outcome(names, rows, lent, is_kept))
+                print(self._kept(functions))
+
+    def _kept(self, functions: Sequence[Callable]) -> str:
+        """Put what has passed into the reader's library, and say how to import it."""
+        names = [function.__name__ for function in functions]
+        words = in_a_row(names) + (" is" if len(names) == 1 else " are")
+        try:
+            notes = mine.keep(self.chapter, functions, self.ours)
+        except Exception as error:  # the answer is right, whatever a file does
+            what = (
+                error
+                if isinstance(error, mine.NotKept)
+                else f"{type(error).__name__}: {error}"
+            )
+            return f"{words} right, but {mine.FILE.name} stays as it was: {what}."
+        taken = f"from {mine.FILE.stem} import {', '.join(names)}"
+        return "\n".join([f"{words} now in {mine.FILE.name}. To use it: {taken}", *notes])
 
     def rows(self, *functions: Callable) -> list[Row]:
         """Each behaviour of each function, as far as they hold. Nothing is raised."""
@@ -113,7 +128,7 @@ class Builder:
         """Raise AssertionError, which has the rows, unless all behaviours hold."""
         rows = self.rows(*functions)
         names = [function.__name__ for function in functions]
-        assert all(row.holds for row in rows), Outcome(names, rows, [], False)
+        assert all(row.holds for row in rows), Outcome(names, rows, [])
 
     @contextmanager
     def _lent(self, functions: Sequence[Callable]) -> Iterator[list[str]]:
@@ -184,19 +199,15 @@ def is_blank(function: Callable) -> bool:
 
 
 class Outcome(NamedTuple):
-    """The rows of a build as a table, whose builds it borrowed, and whether it is kept."""
+    """The rows of a build as a table, and whose builds it borrowed."""
 
     names: list[str]
     rows: list[Row]
     lent: list[str]
-    is_kept: bool
 
     @property
     def _last(self) -> str:
-        names = in_a_row(self.names) + (" is" if len(self.names) == 1 else " are")
-        lent = f"Tried with our {in_a_row(self.lent)}. " if self.lent else ""
-        kept = f"{names} now in {mine.FILE.name}." if self.is_kept else ""
-        return (lent + kept).rstrip()
+        return f"Tried with our {in_a_row(self.lent)}." if self.lent else ""
 
     def __repr__(self) -> str:
         word = "correct" if all(row.holds for row in self.rows) else "not yet"

@@ -66,8 +66,29 @@ def _file(function: Callable) -> Path:
     is_class = isinstance(function, type)
     if is_class and not hasattr(sys.modules[function.__module__], "__file__"):
         parts = [getattr(part, "__func__", part) for part in vars(function).values()]
-        function = next(part for part in parts if isinstance(part, FunctionType))
+        made = [part.__code__.co_filename for part in parts if isinstance(part, FunctionType)]
+        return next(
+            (file for file in map(Path, made) if _has(file, function)), _cell(function)
+        )
     return Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+
+
+def _has(file: Path, made: type) -> bool:
+    """Whether a text is where a class was written; a NamedTuple's methods are not."""
+    try:
+        body = ast.parse("".join(linecache.getlines(str(file)))).body
+    except SyntaxError:  # the magic of a notebook
+        return False
+    return any(getattr(n, "name", "") == made.__qualname__.partition(".")[0] for n in body)
+
+
+def _cell(made: type) -> Path:
+    """The last cell that has a class without functions."""
+    cells = [
+        name for name, entry in linecache.cache.items() if len(entry) == 4 and not entry[1]
+    ]
+    found = (Path(name) for name in reversed(cells) if _has(Path(name), made))
+    return next(found, Path())
 
 
 def source_of(function: Callable, numbered: bool = False) -> str:

@@ -12,7 +12,7 @@ from IPython.utils.capture import capture_output
 
 from mgpu_tutorial.data_partitioning.builds import build as of_samplers
 from mgpu_tutorial.lab.run.errors import Interrupted
-from mgpu_tutorial.lab.teach import limit, mine
+from mgpu_tutorial.lab.teach import limit, mine, needs
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 
@@ -187,14 +187,16 @@ def test_what_passes_is_kept_with_its_imports_and_a_second_pass_replaces_it(cell
         "not yet"
     )
     assert not mine.FILE.exists()
-    assert said(build, *cell(RIGHT)).endswith("add_up is now in mine.py.")
+    heard = said(build, *cell(RIGHT))
+    assert heard.endswith("add_up is now in mine.py. To use it: from mine import add_up")
     assert mine.FILE.read_text().count("import torch.distributed as dist\n") == 1
     said(build, *cell(RIGHT.replace("return number", "return number + ZERO") + "ZERO = 0\n"))
     text = mine.FILE.read_text()
     assert text.count("def add_up") == 1 and "ZERO = 0\n" in text
 
 
-def test_an_earlier_build_is_lent_until_the_reader_has_made_it(cell, build):
+def test_an_earlier_build_is_lent_until_the_reader_has_made_it(cell, build, monkeypatch):
+    monkeypatch.setattr(needs, "OURS", __name__)  # this file is the package
     stub = "def add_up(number):\n    ...\n"
     source = (
         stub + MEAN + "class Mean:\n    def of(self, number):\n        return mean(number)\n"
@@ -204,10 +206,10 @@ def test_an_earlier_build_is_lent_until_the_reader_has_made_it(cell, build):
     assert sys.modules["__main__"].add_up is blank
     assert "Tried with our add_up." in said(build, whole)
     text = mine.FILE.read_text()
-    assert f"from {__name__} import add_up\n" in text
+    assert f'# {__name__}: borrowed: add_up\ndef add_up(number):\n    """The pack' in text
     said(build, *cell(RIGHT))
     text = mine.FILE.read_text()
-    assert "import add_up" not in text
+    assert "borrowed" not in text and "The package" not in text
     space = {}
     exec(text, space)
     assert space["Mean"].of and space["add_up"] is not add_up

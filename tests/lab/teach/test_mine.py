@@ -1,0 +1,196 @@
+"""What passes a build is kept in a file: that function and no other, whole or not at all."""
+
+import errno
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from IPython.utils.capture import capture_output
+
+from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.lab.teach.build import Builder
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    return mine.FILE
+
+
+def give(name):
+    """A function of the package that the reader builds."""
+
+    def ours():
+        return 42
+
+    ours.__name__ = name
+    return ours
+
+
+def gives_42(function):
+    """give 42."""
+    assert function() == 42
+
+
+CHAPTERS = {"point_to_point": ["swap", "join"], "nonblocking": ["wait", "start"]}
+BUILDS = {
+    chapter: Builder(chapter, {give(name): [gives_42] for name in names})
+    for chapter, names in CHAPTERS.items()
+}
+HOME = {name: chapter for chapter, names in CHAPTERS.items() for name in names}
+
+
+def said(build, *functions):
+    with capture_output() as shown:
+        build(*functions)
+    return shown.stdout.strip()
+
+
+def kept(name):
+    with capture_output():
+        return getattr(mine.library(BUILDS[HOME[name]].ours[name]), name)
+
+
+HELPERS = {
+    "a function": ("def {h}():\n    return {v}\n", "{h}()"),
+    "a value": ("{h} = {v}\n", "{h}"),
+    "a list": ("{h} = [{v}]\n", "{h}[0]"),
+    "a class": ("class {h}:\n    n = {v}\n", "{h}.n"),
+    "a tuple with names": (
+        "from typing import NamedTuple\nclass {h}(NamedTuple):\n    n: int = {v}\n",
+        "{h}().n",
+    ),
+    "an import": ("from math import floor as {h}\n", "{h}({v}.5)"),
+    "another import": ("from math import ceil as {h}\n", "{h}({v} - 0.5)"),
+    "infinity": ("from math import inf as {h}\n", "min({h}, {v})"),
+    "two names": ("def {h}(n={v}):\n    return n\n", "{h}()"),
+}
+
+
+def source(name, helper, kind, value):
+    made, used = (text.format(h=helper, v=value) for text in HELPERS[kind])
+    return f"{made}\n\ndef {name}():\n    return {used} + {42 - value}\n"
+
+
+passes = st.tuples(
+    st.sampled_from(list(HOME)),
+    st.sampled_from(["swap", "wait", "help_me", "N"]),
+    st.sampled_from(list(HELPERS)),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(passes, min_size=2, max_size=4))
+def test_what_library_returns_passes_the_build_again(cell, file, steps):
+    file.unlink(missing_ok=True)
+    done = set()
+    for name, helper, kind, value in steps:
+        if HOME.get(helper) == HOME[name]:  # the build of that name is lent
+            helper = "help_me"
+        made = cell(source(name, helper, kind, value))
+        heard = said(BUILDS[HOME[name]], made[-1])
+        assert f"from mine import {name}" in heard, heard
+        done.add(name)
+        for each in done:
+            gives_42(kept(each))
+
+
+@pytest.mark.parametrize(
+    ("head", "used", "says"),
+    [
+        ("import torch\nG = torch.Generator()\n", "G.initial_seed() * 0 + 42", "G of your"),
+        ("import enum\nclass E(enum.IntEnum):\n    A = 42\nX = E.A\n", "int(X)", "X of your"),
+        ("f = lambda: 42; g = 1\n", "f()", "f of your notebook cannot"),
+    ],
+)
+def test_what_cannot_be_written_is_named_and_nothing_is_kept(cell, file, head, used, says):
+    *_, swap = cell(f"{head}def swap():\n    return {used}\n")
+    heard = said(BUILDS["point_to_point"], swap)
+    assert heard.startswith("correct: swap") and f"stays as it was: {says}" in heard
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"def f(:\n", "mine.py, line 1 cannot be imported (SyntaxError"),
+        (b"\n1 / 0\n", "mine.py, line 2 cannot be imported (ZeroDivisionError"),
+        ("# grüße\n".encode("latin-1"), "cannot be imported (UnicodeDecodeError"),
+        (b"raise SystemExit(3)\n", "cannot be imported (SystemExit: 3"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_stays_and_the_verdict_is_there(
+    cell, file, text, says
+):
+    file.write_bytes(text)
+    heard = said(BUILDS["point_to_point"], *cell("def swap():\n    return 42\n"))
+    assert heard.startswith("correct: swap") and says in heard
+    assert file.read_bytes() == text
+    assert says in mine.listing()
+
+
+def test_a_full_disk_leaves_the_old_file(cell, file, monkeypatch):
+    build = BUILDS["point_to_point"]
+    said(build, *cell("def swap():\n    return 42\n"))
+    old = file.read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    heard = said(build, *cell("def join():\n    return 42\n"))
+    assert "join is right, but mine.py stays as it was" in heard and "No space left" in heard
+    assert file.read_bytes() == old and os.listdir(file.parent) == ["mine.py"]
+
+
+EDITED = '''"""My own."""
+
+from torch import (
+    nn,
+    optim,
+)
+
+# Note: these are mine
+def my_helper(x):  # please stay
+    """x
+
+# Note: at the margin
+    """
+    return x
+
+
+# point_to_point: swap
+def swap():
+    # my own words
+    return my_helper(41) + 1
+
+
+NOTES = [nn, optim]
+# the end
+'''
+
+
+def test_what_a_reader_wrote_by_hand_stays(cell, file):
+    file.write_text(EDITED)
+    said(BUILDS["nonblocking"], *cell("import os\ndef wait():\n    return 42 if os else 0\n"))
+    text = file.read_text()
+    left = iter(text.split("\n"))
+    assert all(line in left for line in EDITED.rstrip().split("\n")), text
+    gives_42(kept("swap")), gives_42(kept("wait"))
+
+
+def test_one_of_several_is_replaced_alone(cell, file):
+    build = BUILDS["point_to_point"]
+    both = "def swap():\n    return 42\n\n\ndef join():\n    return swap()\n"
+    said(build, *cell(both))
+    said(build, *cell("def swap():\n    new = 42\n    return new\n"))
+    text = file.read_text()
+    assert text.count("def swap") == 1 and "new = 42" in text and text.count("# point") == 1
+    gives_42(kept("join"))
+
+
+def test_the_list_says_whether_the_file_can_be_imported(cell, file):
+    said(BUILDS["point_to_point"], *cell("def swap():\n    return 42\n"))
+    assert mine.listing() == "point_to_point  swap\nIt can be imported: from mine import …"
