@@ -36,6 +36,11 @@ def finish_gradient_synchronization(model: nn.Module) -> None:
 
 def shares(rank: int, world_size: int, steps: int, width: int) -> list[torch.Tensor]:
     """This rank's share of `steps` global batches of 24 samples, the same for every N."""
+    if not 0 <= rank < world_size or 24 % world_size:
+        raise ValueError(
+            f"rank {rank} of {world_size} has no equal share of 24 samples, and the mean of "
+            "unequal shares' means is not the mean of the batch"
+        )
     generator = torch.Generator().manual_seed(1)
     whole = torch.randn(steps, 24, width, generator=generator, device="cpu")
     mine = whole.tensor_split(world_size, dim=1)[rank]

@@ -6,6 +6,7 @@ import torch
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
 from mgpu_tutorial.ddp_in_practice.practice import accumulate, step_in_parts
+from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 
 
@@ -19,9 +20,23 @@ def equals_one_process(function: Callable) -> None:
     for world_size, micro in (1, 2), (2, 1), (3, 4):
         results = launch(step_in_parts, world_size, function, micro).results
         for rank, found in enumerate(results):
-            what = f"rank {rank} of {world_size}, batch.chunk({micro}): the gradients"
+            what = f"rank {rank} of {world_size}, batch.tensor_split({micro}): the gradients"
             expect(found["gradients"], expected, what, within)
             expect(found["gradients"], results[0]["gradients"], f"beside rank 0, {what}")
+
+
+def refuses_unequal_parts(function: Callable) -> None:
+    """refuse parts of 3, 3, 2, 2 and 2 samples with a ValueError, or weigh them"""
+    try:
+        expected, found = (
+            launch(step_in_parts, 2, method, micro).results[0]["gradients"]
+            for method, micro in ((accumulate, 1), (function, 5))
+        )
+    except RankFailed as error:
+        assert "ValueError" in str(error), str(error)
+        return
+    within = 1e-4 * max(float(gradient.abs().max()) for gradient in expected)
+    expect(found, expected, "with unequal parts the gradients", within)
 
 
 def sends_once(function: Callable) -> None:
@@ -40,5 +55,6 @@ def keeps_one_part(function: Callable) -> None:
 
 
 build = Builder(
-    "ddp_in_practice", {accumulate: [sends_once, equals_one_process, keeps_one_part]}
+    "ddp_in_practice",
+    {accumulate: [sends_once, equals_one_process, keeps_one_part, refuses_unequal_parts]},
 )

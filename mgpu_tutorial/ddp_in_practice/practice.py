@@ -18,6 +18,12 @@ from mgpu_tutorial.lab import Ledger
 
 def accumulate(model: DistributedDataParallel, parts: Sequence[torch.Tensor]) -> None:
     """Backward on one part after the other; the ranks average once, in the last."""
+    sizes = [len(part) for part in parts]
+    if not sizes or len(set(sizes)) > 1 or 0 in sizes:
+        raise ValueError(
+            f"parts of {sizes} samples: the mean of their means is the mean of the batch "
+            "only if there are parts, all of one size"
+        )
     *first, last = parts
     with model.no_sync():
         for part in first:
@@ -26,7 +32,7 @@ def accumulate(model: DistributedDataParallel, parts: Sequence[torch.Tensor]) ->
 
 
 def step_in_parts(rank: int, world_size: int, method: Callable, micro: int) -> dict[str, Any]:
-    """The ranks take a step on 12 samples each, in `micro` parts, by `method`.
+    """The ranks take a step on their shares of 24 samples, in `micro` parts, by `method`.
 
     Returns how many buckets DDP sent, the most bytes that autograd kept, and the gradients.
     """
@@ -40,7 +46,7 @@ def step_in_parts(rank: int, world_size: int, method: Callable, micro: int) -> d
         ledger = Ledger()
         ledger.add("the rest", [batch, *model.parameters()])  # is not counted below
         with ledger.saved_for_backward():
-            method(model, batch.chunk(micro))
+            method(model, batch.tensor_split(micro))
     gradients = [p.grad for p in model.parameters()]
     calls = sum(len(buckets) for buckets in iterations)
     kept = ledger.saved_peak(batch.device)
@@ -49,6 +55,8 @@ def step_in_parts(rank: int, world_size: int, method: Callable, micro: int) -> d
 
 def profile_step(rank: int, world_size: int, folder: str, late: float = 0.0) -> None:
     """The ranks profile their fourth step into `folder`; rank 1 is `late` seconds late."""
+    if late < 0 or (late and world_size == 1):
+        raise ValueError(f"there is no rank 1 of {world_size} that can be {late} s late")
     model = DistributedDataParallel(Tower(512, 6), bucket_cap_mb=1)
     inputs = torch.randn(256, 512)
 
@@ -80,6 +88,8 @@ def union_length(intervals: list[tuple[float, float]]) -> float:
     """For how long at least one of these intervals runs."""
     total, covered = 0.0, float("-inf")
     for begin, end in sorted(intervals):
+        if end < begin:
+            raise ValueError(f"an interval ends at {end}, before it begins at {begin}")
         if end > covered:
             total += end - max(begin, covered)
             covered = end

@@ -1,4 +1,7 @@
-"""Train on the digits with DDP: torchrun -m mgpu_tutorial.ddp_in_practice.train_ddp"""
+"""Train on the digits with DDP.
+
+torchrun --nproc-per-node 2 --local-addr 127.0.0.1 -m mgpu_tutorial.ddp_in_practice.train_ddp
+"""
 
 import os
 
@@ -15,6 +18,8 @@ from mgpu_tutorial.shared.models import SmallConvNet
 def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
     """Train the small network, and store its parameters in `folder`/model.pt."""
     torch.manual_seed(0)
+    if "LOCAL_RANK" not in os.environ:
+        raise RuntimeError("LOCAL_RANK is not set: start this script with torchrun")
     local_rank = int(os.environ["LOCAL_RANK"])
     gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
@@ -22,6 +27,8 @@ def main(folder: str = ".", epochs: int = 2, batch: int = 120) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    if batch % world_size:
+        raise ValueError(f"a batch of {batch} does not divide by {world_size} ranks")
 
     data = digits()
     dataset = TensorDataset(data.images, data.labels)

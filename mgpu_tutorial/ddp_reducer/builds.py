@@ -55,7 +55,9 @@ def loses_nothing(function: Callable) -> None:
         for i, total in enumerate(map(sum, zip(*found[0][0], strict=True))):
             own = [sum(step[i] for step in exact) - kept[i] for _, exact, kept in found]
             apart = largest_difference(total, sum(own) / world_size)
-            assert apart < 1e-4, f"with {world_size=} {apart:.2g} is missing or too much"
+            where = f"with {world_size} ranks, after 4 steps"
+            away = f"{apart:.2g} away from the sum of all gradients"
+            assert apart < 1e-4, f"{where}, what was sent and the rest are {away}"
         apart = largest_difference([sent for sent, *_ in found], [found[0][0]] * world_size)
         assert apart == 0, f"the gradients of {world_size} ranks differ by {apart:.2g}"
 

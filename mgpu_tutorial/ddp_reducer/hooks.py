@@ -36,6 +36,8 @@ def signs_with_feedback(
 
     Karimireddy and others, 2019, https://arxiv.org/abs/1901.09847.
     """
+    if rest is None:
+        raise ValueError("rest is None: give register_comm_hook a dictionary of its own, {}")
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
         wanted = gradient + rest.get(parameter, 0)
         sent = wanted.sign() * wanted.abs().mean()

@@ -18,8 +18,11 @@ AT_ONCE = """losses = [model(part).square().mean() for part in parts]
 NEEDLESS = f"""{LAST}.backward()
     if dist.get_rank() > 0:  # rank 0 alone takes the step
         model.zero_grad()"""
+CHECK = "if not sizes or len(set(sizes)) > 1 or 0 in sizes:"
 ACCUMULATE = [
-    ("*first…", NUMBERED),
+    (CHECK, "if False:", "*first…", NUMBERED),
+    (CHECK, "if len({len(part) for part in parts}) != 1:"),
+    (CHECK, "if False:", "with unequal parts the gradients, entry 0"),
     (
         "*first, last = parts",
         "first = parts",
@@ -28,9 +31,9 @@ ACCUMULATE = [
         "with one part, the b",
     ),
     ("*first…", OUTSIDE, "with three parts, the buckets that DDP sends: 18"),
-    ("in first", "in first[:1]", "rank 0 of 3, batch.chunk(4): the gradients, entry 0"),
+    ("in first", "in first[:1]", "rank 0 of 3, batch.tensor_split(4): the gradients"),
     (DIVIDED, " / len(parts) / dist.get_world_size()).backward()", "rank 0 of 2, batch"),
-    (f"{LAST}.backward()", NEEDLESS, "rank 1 of 2, batch.chunk(1): the gradients, entry 0"),
+    (f"{LAST}.backward()", NEEDLESS, "rank 1 of 2, batch.tensor_split(1): the"),
     ("*first…", AT_ONCE, "the bytes kept for backward in 3 parts: 147936, expected 49312"),
 ]
 test_right, test_wrong = edited(build, {"accumulate": ACCUMULATE})

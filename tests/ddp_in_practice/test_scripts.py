@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from torch.distributed import run
 from torch.nn.functional import nll_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -61,3 +62,20 @@ def test_the_script_for_one_process_shuffles_trains_and_stores(tmp_path):
     data = TensorDataset(digits().images, digits().labels)
     loader = DataLoader(data, 120, shuffle=True)
     assert_trained(tmp_path / "model.pt", [batch for _ in range(2) for batch in loader])
+
+
+@pytest.mark.parametrize("options", [[], ["--standalone"]])
+def test_torchrun_on_one_machine_takes_a_free_port(monkeypatch, options):
+    """If this is red, torchrun has changed; the notebook and docs/machines.md tell of it."""
+    started = []
+
+    def start(config, entrypoint):
+        started.append(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr(run, "elastic_launch", start)
+    words = ["--nproc-per-node", "2", "--local-addr", "127.0.0.1", "script.py"]
+    run.run(run.parse_args([*options, *words]))
+    (config,) = started
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "localhost:0")
+    assert config.local_addr == "127.0.0.1"

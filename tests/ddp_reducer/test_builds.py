@@ -15,7 +15,7 @@ SEND = "return allreduce_hook(None, bucket)"
 EDITS = [
     (PUT, "gradient[:] = sent", SEND, MEAN),
     ("wanted =…", f"{ADDED}\n        {PUT}\n    {SEND}"),
-    ("gradient + rest.get(parameter, 0)", "gradient", "is missing or too much"),
+    ("gradient + rest.get(parameter, 0)", "gradient", "away from the sum of all gradients"),
     (KEEP, f"{PUT}\n        rest[parameter] = gradient - sent", "the rest of gradient 0: [0"),
     (PUT, "gradient = sent", "still holds the gradients themselves"),
     (KEEP, "rest[bucket.index()] = wanted - sent", "`rest` has 0 of the 8 parameters"),

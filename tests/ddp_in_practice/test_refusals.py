@@ -1,0 +1,91 @@
+"""Parts, shares, traces and scripts that cannot be right are refused in one sentence."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.ddp_buckets.experiments import shares
+from mgpu_tutorial.ddp_in_practice import practice, train_ddp
+from mgpu_tutorial.processes_and_ranks.meeting import free_port
+
+
+def gradients_of(rank, world_size, sizes):
+    """The gradients of this rank's parts of the first 12 samples, of these sizes."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 4), nn.Tanh()))
+    samples = torch.linspace(-1, 1, 36).view(12, 3).tensor_split(world_size)[rank]
+    practice.accumulate(model, samples[: sum(sizes)].split(sizes))
+    return [p.grad for p in model.parameters()]
+
+
+def no_parts(rank, world_size):
+    practice.accumulate(DistributedDataParallel(nn.Linear(3, 1)), [])
+
+
+@pytest.mark.parametrize("sizes", [[3, 2], [1, 1, 0], [0], [0, 0], [2, 2, 1]])
+def test_parts_whose_mean_is_not_that_of_the_batch_are_refused(refused, sizes):
+    refused(2, f"parts of {sizes} samples", gradients_of, sizes, sent=True)
+
+
+def test_a_batch_without_parts_is_refused(refused):
+    refused(2, "parts of [] samples", no_parts, sent=True)
+
+
+@pytest.mark.parametrize("world_size, parts", [(1, 1), (1, 12), (2, 3), (3, 4)])
+def test_equal_parts_give_the_gradients_of_the_whole_batch(ranks, world_size, parts):
+    (whole,) = ranks(1, gradients_of, [12]).results
+    sizes = [12 // world_size // parts] * parts
+    for found in ranks(world_size, gradients_of, sizes).results:
+        torch.testing.assert_close(found, whole)
+
+
+@pytest.mark.parametrize("rank, world_size", [(0, 5), (0, 48), (2, 2), (-1, 2), (0, 0)])
+def test_shares_that_are_not_equal_are_refused(rank, world_size):
+    with pytest.raises(ValueError, match="has no equal share of 24 samples"):
+        shares(rank, world_size, 1, 4)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8, 12, 24])
+def test_the_shares_are_the_whole_batch(world_size):
+    parts = [shares(rank, world_size, 2, 4) for rank in range(world_size)]
+    for step, whole in enumerate(shares(0, 1, 2, 4)):
+        assert torch.equal(torch.cat([part[step] for part in parts]), whole)
+
+
+@pytest.mark.parametrize("world_size, late", [(1, 0.1), (2, -0.1)])
+def test_a_delay_that_cannot_be_is_refused(refused, tmp_path, world_size, late):
+    refused(world_size, "that can be", practice.profile_step, str(tmp_path), late)
+
+
+@pytest.mark.parametrize("intervals", [[(1, 0)], [(0, 9), (4, 3)]])
+def test_an_interval_that_ends_before_it_begins_is_refused(intervals):
+    with pytest.raises(ValueError, match="before it begins at"):
+        practice.union_length(intervals)
+
+
+def run_script(rank, world_size, port, batch):
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    node = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ.update(here | node)
+    train_ddp.main(batch=batch)
+
+
+def test_the_script_refuses_a_batch_that_does_not_divide(ranks):
+    report = ranks(2, said_by_script, free_port(), 121, backend="none", device="cpu")
+    assert report.results == ["a batch of 121 does not divide by 2 ranks"] * 2
+
+
+def said_by_script(rank, world_size, port, batch):
+    try:
+        run_script(rank, world_size, port, batch)
+    except ValueError as error:
+        return str(error)
+
+
+def test_the_script_says_that_torchrun_has_to_start_it(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(RuntimeError, match="start this script with torchrun"):
+        train_ddp.main()

@@ -1,0 +1,82 @@
+"""What the hooks and the worker with two heads cannot do is refused in one sentence."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_tutorial.ddp_reducer import hooks, reducer
+
+
+@pytest.mark.parametrize("second", [(), (1.0,), (None,), (1.0, None, None)])
+def test_each_rank_needs_a_factor_of_its_own(refused, second):
+    refused(2, "is not one factor, or None, for each", reducer.train_two_heads, second)
+
+
+def step(rank, world_size, hook, state, make=lambda: nn.Linear(3, 2)):
+    """This rank's own gradients, and the mean through the hook."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(make())
+    model.register_comm_hook(state, hook)
+    shares = torch.randn(world_size, 4, 3)
+    with model.no_sync():
+        model(shares[rank]).square().sum().backward()
+    own = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(shares[rank]).square().sum().backward()
+    return own, [p.grad for p in model.parameters()]
+
+
+def test_feedback_without_a_dictionary_is_refused(refused):
+    says = "give register_comm_hook a dictionary of its own"
+    refused(2, says, step, hooks.signs_with_feedback, None, sent=True)
+
+
+def signs(gradient):
+    return gradient.sign() * gradient.abs().mean()
+
+
+def without_bias():
+    return nn.Linear(3, 2, bias=False)
+
+
+def tied():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    module[2].weight = module[0].weight
+    return module
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("hook", [hooks.as_signs, hooks.signs_with_feedback])
+@pytest.mark.parametrize("make", [without_bias, tied])
+def test_odd_modules_get_the_mean_of_the_signs(ranks, world_size, hook, make):
+    results = ranks(world_size, step, hook, {}, make).results
+    for index in range(len(results[0][0])):
+        expected = torch.stack([signs(own[index]) for own, _ in results]).mean(0)
+        for _, found in results:
+            torch.testing.assert_close(found[index], expected)
+
+
+def average_in_float64(rank, world_size):
+    model = DistributedDataParallel(nn.Linear(3, 1, bias=False).double())
+    seen = reducer.note_buckets(model)
+    model(torch.full((1, 3), 1.0 + rank).double()).sum().backward()
+    return model.module.weight.grad, seen
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_hook_that_notes_keeps_the_dtype(ranks, world_size):
+    mean = torch.full((1, 3), (1 + world_size) / 2, dtype=torch.float64)
+    for found, seen in ranks(world_size, average_in_float64).results:
+        torch.testing.assert_close(found, mean)
+        assert seen == [[["weight"]]]
+
+
+def note_twice(rank, world_size):
+    model = DistributedDataParallel(nn.Linear(3, 1))
+    reducer.note_buckets(model)
+    reducer.note_buckets(model)
+
+
+def test_two_hooks_are_refused_by_torch(refused):
+    refused(2, "can only be called once", note_twice, sent=True)
