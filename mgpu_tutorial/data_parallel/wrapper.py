@@ -45,10 +45,12 @@ def parallel_apply(
     replicas: Sequence[nn.Module], inputs: Sequence[tuple[torch.Tensor, ...]]
 ) -> list[torch.Tensor]:
     """Replica r works on input r in a thread; returns the outputs in their order."""
-    grad = torch.is_grad_enabled()  # a new thread begins with its own
+    grad = torch.is_grad_enabled()  # a new thread begins with its own, and without autocast
+    kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    short = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
     def run(replica: nn.Module, pieces: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        with torch.set_grad_enabled(grad):
+        with torch.set_grad_enabled(grad), torch.autocast(kind, *short):
             return replica(*pieces)
 
     if not 0 < len(replicas) == len(inputs):

@@ -51,3 +51,13 @@ def test_far_from_zero_it_is_that_of_one_process(ranks, world_size, samples, dty
     found = torch.cat(ranks(world_size, far, dtype, samples).results)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("enabled, dtype", [(True, torch.bfloat16), (False, torch.float32)])
+def test_threads_compute_under_the_autocast_of_the_caller(enabled, dtype):
+    model, rows = nn.Linear(3, 2), torch.ones(2, 3)
+    with torch.autocast("cpu", torch.bfloat16, enabled):
+        expected = model(rows)
+        found = wrapper.parallel_apply([model, model], [(rows,), (rows,)])
+    assert expected.dtype == dtype
+    assert all(torch.equal(output, expected) for output in found)
