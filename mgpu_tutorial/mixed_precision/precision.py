@@ -38,11 +38,24 @@ def train_in_float16(
 
 def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
     """All ranks average the scaled gradients; then each unscales, clips, and steps alike."""
+    require_all_of(model, optimizer)
     average_gradients(model)
     scaler.unscale_(optimizer)
     clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
+
+
+def require_all_of(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise ValueError where a gradient would stay scaled, or is not there to be averaged."""
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        if parameter not in held or parameter.grad is None:
+            what = "no gradient" if parameter in held else "no place in the optimizer"
+            raise ValueError(
+                f"{name} has {what}: all gradients are averaged, unscaled and clipped "
+                "together, so give the optimizer all of a model that trains as a whole"
+            )
 
 
 def look_then_average(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:

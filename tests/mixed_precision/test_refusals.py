@@ -87,3 +87,20 @@ def test_a_scaler_that_is_switched_off_takes_every_step():
     scaler = GradScaler("cpu", enabled=False)
     log = precision.train_in_float16(model, optimizer, scaler, digits(), range(2))
     assert log == [(1.0, True)] * 2
+
+
+def finish_a_part(rank, world_size, name):
+    model, _ = new_model()
+    optimizer = torch.optim.SGD(model.fc2.parameters(), lr=0.1)
+    if name == "conv1.weight":  # all is in the optimizer, and one is frozen
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.conv1.weight.requires_grad_(False)
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(digits().images[:2]).sum()).backward()
+    precision.finish_step(model, optimizer, scaler)
+
+
+@pytest.mark.parametrize("words", ["no place in the optimizer", "no gradient"])
+def test_what_would_stay_scaled_is_not_clipped_with_the_rest(refused, words):
+    name = "conv1.weight" if words == "no gradient" else ""
+    refused(2, words, finish_a_part, name)
