@@ -67,7 +67,8 @@ def watch_units(model: SmallTransformer) -> list[int]:
 
 def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
     """Backward of each micro-batch; the ranks add up their gradients with the last."""
-    if len({len(tokens) for tokens in micro_batches}) != 1:
+    micro_batches = list(micro_batches)
+    if len({tokens.shape for tokens in micro_batches}) != 1:
         raise ValueError("micro-batches must be equal: unequal ones have another mean")
     for i, tokens in enumerate(micro_batches):
         model.set_requires_gradient_sync(i == len(micro_batches) - 1)

@@ -26,6 +26,11 @@ def accumulate(rank, world_size, parts):
     )
 
 
+def accumulate_lengths(rank, world_size):
+    parts = (torch.zeros(2, tokens, dtype=int) for tokens in (8, 3))
+    units.accumulate_gradients(sharded_model(), parts)
+
+
 def accumulate_nothing(rank, world_size):
     units.accumulate_gradients(sharded_model(), [])
 
@@ -77,6 +82,7 @@ REFUSED = {
     "rank 2 of 2": ("no rank 2 of 2", share_24_sequences, 2),
     "rank -1 of 2": ("no rank -1 of 2", share_24_sequences, -1),
     "unequal micro-batches": ("unequal ones have another mean", accumulate, 2),
+    "shorter sequences": ("unequal ones have another mean", accumulate_lengths),
     "no micro-batch": ("unequal ones have another mean", accumulate_nothing),
     "a mesh of too few": ("1 × 1 does not hold 2 ranks", shard_on_too_few),
     "adapters of rank 0": ("an adapter of rank 0", adapt_by, 0),
