@@ -45,11 +45,14 @@ SHARED = {  # by the dimension of a plan: what its ranks share, and how many the
 def plan_of(words: str, world_size: int | None = None) -> Plan:
     """The plan that a text such as "dp=2,tp=2" names; ValueError where it cannot be."""
     try:
-        pairs = dict(part.split("=") for part in words.replace(" ", "").split(","))
+        parts = [part.split("=") for part in words.replace(" ", "").split(",")]
+        pairs = dict(parts)
         plan = Plan(**{name: int(number) for name, number in pairs.items()})
     except (ValueError, TypeError, AttributeError):
         wanted = f"something like dp=2,tp=2 with {', '.join(Plan._fields)}"
         raise ValueError(f"plan {words!r}: expected {wanted}") from None
+    if len(pairs) < len(parts):
+        raise ValueError(f"plan {words}: a name stands there twice; give each one number")
     if world_size and plan.ranks != world_size:
         why = f"it takes {plan.ranks} ranks, and there are {world_size}"
         raise ValueError(f"plan {words}: {why}")

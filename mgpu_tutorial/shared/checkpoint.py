@@ -72,20 +72,30 @@ def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict
 
 def _refuse_another(path: str, state: dict, model: nn.Module, optimizer: Optimizer) -> None:
     """Before anything is loaded: the file has the same tensors, and settings of one kind."""
-    shapes = [
-        {name: getattr(tensor, "shape", None) for name, tensor in tensors.items()}
+    kinds = [
+        {name: _kind(tensor) for name, tensor in tensors.items()}
         for tensors in (state["model"], model.state_dict())
     ]
     groups = [
         [(len(group["params"]), *sorted(group)) for group in each["param_groups"]]
         for each in (state["optimizer"], optimizer.state_dict())
     ]
-    for what, (saved, own) in {"model": shapes, "optimizer": groups}.items():
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+    for i, kept in state["optimizer"]["state"].items() if groups[0] == groups[1] else ():
+        moments = (kept.get(name) for name in ("momentum_buffer", "exp_avg"))
+        if any(moment is not None and moment.shape != shapes[i] for moment in moments):
+            groups[0] = []  # the same parameters in another order
+    for what, (saved, own) in {"model": kinds, "optimizer": groups}.items():
         if saved != own:
             raise ValueError(
                 f"{path} holds another {what}. Nothing was changed: make the {what} that was "
                 "saved, or give another path."
             )
+
+
+def _kind(tensor: Any) -> tuple:
+    """What two tensors must have alike, so that one can take the other's values whole."""
+    return getattr(tensor, "shape", None), getattr(tensor, "dtype", None)
 
 
 def _read(path: str) -> dict[str, Any] | str:

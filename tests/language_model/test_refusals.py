@@ -111,6 +111,10 @@ def test_what_is_no_plan_is_refused(refused, plan):
     refused(2, "expected something like dp=2,tp=2", train, plan)
 
 
+def test_a_plan_names_each_dimension_once(refused):
+    refused(2, "plan dp=4,dp=2: a name stands there twice", train, "dp=4,dp=2")
+
+
 def saved(rank, world_size, folder, plan, dtype):
     """Go on from weights without moments, with `every` above the number of steps."""
     file = os.path.join(folder, "run.pt")

@@ -61,13 +61,19 @@ def test_what_is_no_checkpoint_is_refused_and_left_alone(refused, tmp_path, cont
 
 
 def load_another(rank, world_size, path, what):
-    checkpoint.save(path, *new_run(), seed=7)
+    model, optimizer = new_run()
+    train(model, optimizer, range(1))
+    checkpoint.save(path, model, optimizer, seed=7)
     dist.barrier()
     model, optimizer = new_run(seed=1)
     if what == "optimizer":
         optimizer = torch.optim.Adam(model.parameters())
+    if what == "order":
+        optimizer = torch.optim.SGD(list(model.parameters())[::-1], lr=0.1, momentum=0.9)
     if what == "model":
         model = nn.Linear(4, 1)
+    if what == "dtype":
+        model.double()
     before = model.weight.detach().clone()
     try:
         checkpoint.load(path, model, optimizer, seed=8 if what == "seed" else 7)
@@ -80,6 +86,8 @@ def load_another(rank, world_size, path, what):
     [
         ("model", "another model. Nothing was changed"),
         ("optimizer", "another optimizer. Nothing was changed"),
+        ("dtype", "another model. Nothing was changed"),
+        ("order", "another optimizer. Nothing was changed"),
         ("seed", "saved with seed=7, now seed=8 is asked for"),
     ],
 )

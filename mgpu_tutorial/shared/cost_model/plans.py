@@ -89,13 +89,21 @@ def model_of(parameters: float, sequence: int = 2048, vocabulary: int = 51_200) 
     """A model of about so many parameters, from 50 million, in the proportions of GPT-3."""
     if not parameters >= 5e7:
         raise ValueError(f"parameters must be 50 million or more, got {parameters:g}")
+    require_whole("sequence", sequence)
+    require_whole("vocabulary", vocabulary)
     hidden = max(512, 128 * round((parameters * 128 / 12) ** (1 / 3) / 128))
     if hidden > 4096:
         hidden = 1024 * round(hidden / 1024)  # so that heads can be shared out by eight
     layers = max(2, round((parameters - vocabulary * hidden) / (12 * hidden**2)))
     if layers > 16:
         layers = 8 * round(layers / 8)  # so that stages can be equal
-    return Model(layers, hidden, hidden // 128, sequence, vocabulary)
+    model = Model(layers, hidden, hidden // 128, sequence, vocabulary)
+    if model.parameters > 1.5 * parameters:
+        raise ValueError(
+            f"a vocabulary of {vocabulary} makes {model.parameters:.3g} parameters of "
+            f"{parameters:g}: give a smaller vocabulary, or more parameters"
+        )
+    return model
 
 
 class Plan(NamedTuple):
@@ -232,7 +240,11 @@ def saved_bytes(model: Model, plan: Plan) -> tuple[float, float]:
 
 
 def memory_of(model: Model, plan: Plan, batch: int) -> Memory:
-    """The bytes of a GPU of the first stage, which holds the most micro-batches."""
+    """The bytes of a GPU of the first stage, which holds the most micro-batches.
+
+    Raises ValueError where the plan cannot be run.
+    """
+    check_plan(model, plan, batch)
     experts = model.expert_parameters / plan.pp / plan.tp
     per_stage = model.layers * model.layer_parameters / plan.pp
     ends = model.embedding_parameters / (1 if plan.pp == 1 or model.tied else 2)

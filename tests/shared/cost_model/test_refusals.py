@@ -10,7 +10,14 @@ from mgpu_tutorial.shared.cost_model import links
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.shared.cost_model.links import Link
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
-from mgpu_tutorial.shared.cost_model.plans import SIZES, WIDTHS, Model, Plan
+from mgpu_tutorial.shared.cost_model.plans import (
+    SIZES,
+    WIDTHS,
+    Model,
+    Plan,
+    memory_of,
+    model_of,
+)
 from mgpu_tutorial.shared.cost_model.step import predict_step
 
 MODEL = Model(12, 768, 12, experts=4, active=2)
@@ -95,3 +102,17 @@ def test_no_collective_takes_less_than_no_time(nbytes, ranks):
 def test_a_run_saves_and_fails_after_some_time(save, failure):
     with pytest.raises(ValueError, match="both times must be above 0"):
         best_interval(save, failure)
+
+
+def test_the_memory_of_a_plan_that_cannot_be_run_is_not_told():
+    with pytest.raises(ValueError, match="recompute must be one of"):
+        memory_of(MODEL, Plan(recompute="ful"), 8)
+    with pytest.raises(ValueError, match="tp = 7 does not divide 12 heads"):
+        memory_of(MODEL, Plan(tp=7), 8)
+
+
+def test_a_model_has_about_so_many_parameters_or_is_refused():
+    with pytest.raises(ValueError, match="a vocabulary of 1000000 makes 1.05e"):
+        model_of(1e8, vocabulary=1_000_000)
+    with pytest.raises(ValueError, match="^vocabulary must be a whole number, 1 or more"):
+        model_of(1e8, vocabulary=-5)
