@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mgpu_tutorial.sharding.refusals import require_no_graph
+
 
 def float32_at_least(x: Tensor) -> Tensor:
     """Exponentials and their sums need more digits than 16 bits have."""
@@ -151,6 +153,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        require_no_graph("RingAttention")
         q, k, v, out, lse = ctx.saved_tensors
         rank, world_size = dist.get_rank(), dist.get_world_size()
         places = [ctx.deal(q.shape[2] * world_size, r, world_size) for r in range(world_size)]

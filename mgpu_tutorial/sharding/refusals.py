@@ -97,12 +97,12 @@ def require_unmoved(shard: nn.Parameter, version: int) -> None:
         )
 
 
-def require_no_graph() -> None:
-    """RuntimeError where backward is to be differentiated: a scatter leaves no graph."""
+def require_no_graph(operator: str) -> None:
+    """RuntimeError where backward is to be differentiated: what is sent leaves no graph."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "create_graph=True asks for the derivative of a shard's gradient, which is cut "
-            "off here and would be left out: take it from a model that is whole"
+            f"a second derivative through {operator} is not computed: leave out "
+            "create_graph=True, or take it from a model that is whole, on one rank"
         )
 
 

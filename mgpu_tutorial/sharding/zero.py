@@ -109,7 +109,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        require_no_graph()
+        require_no_graph("Gather")
         shard = gradient.new_empty(len(gradient) // dist.get_world_size())
         dist.reduce_scatter_single(shard, gradient)
         return shard / dist.get_world_size()

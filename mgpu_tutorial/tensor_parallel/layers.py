@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import linear
 
+from mgpu_tutorial.sharding.refusals import require_no_graph
+
 Group = dist.ProcessGroup | None
 
 
@@ -23,6 +25,7 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        require_no_graph("CopyToRanks")
         return sum_of(gradient, ctx.group), None
 
 
@@ -35,6 +38,7 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        require_no_graph("SumOverRanks")
         return gradient, None
 
 

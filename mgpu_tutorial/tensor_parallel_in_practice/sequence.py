@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mgpu_tutorial.sharding.refusals import require_no_graph
 from mgpu_tutorial.tensor_parallel.block import copies
 from mgpu_tutorial.tensor_parallel.layers import Group, SumOverRanks, sum_of
 
@@ -22,6 +23,7 @@ class GatherSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        require_no_graph("GatherSequence")
         return scattered_sum(gradient, ctx.group), None
 
 
@@ -35,6 +37,7 @@ class ScatterSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        require_no_graph("ScatterSequence")
         return gathered(gradient, ctx.group), None
 
 

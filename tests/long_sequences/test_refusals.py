@@ -47,6 +47,20 @@ def test_ulysses_refuses_heads_that_cannot_share_keys(refused):
     refused(2, "6 heads of queries cannot share 4 of keys", attend, "ulysses", shapes(6, 4))
 
 
+def differentiate_twice(rank, world_size, way):
+    parts = [torch.ones(1, 2, 4, 2, requires_grad=True) for _ in range(3)]
+    loss = figures.METHODS[way](*parts, contiguous).square().sum()
+    torch.autograd.grad(loss, parts, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    "way, operator", [("ring", "RingAttention"), ("all-gather", "GatherSequence")]
+)
+def test_a_second_derivative_is_refused(refused, way, operator):
+    words = f"a second derivative through {operator} is not computed"
+    refused(2, words, differentiate_twice, way, sent=True)
+
+
 def by_context_parallel(rank, world_size):
     return others.by_context_parallel(rank, world_size)
 

@@ -216,7 +216,7 @@ def read_a_child(rank, world_size):
     "words, worker",
     [
         ("between forward and backward", step_in_between),
-        ("create_graph", differentiate_twice),
+        ("a second derivative through Gather is not computed", differentiate_twice),
     ],
 )
 def test_what_backward_would_take_wrongly_is_refused(refused, words, worker, kind):

@@ -60,6 +60,19 @@ def test_it_is_refused_on_every_rank(refused, count, words, worker, given):
     refused(count, words, worker, *given)
 
 
+def differentiate_twice(rank, world_size, operator):
+    x = torch.ones(2, requires_grad=True)
+    loss = operator.apply(x).square().sum()
+    torch.autograd.grad(loss, x, create_graph=True)
+
+
+@pytest.mark.parametrize("operator", [layers.CopyToRanks, layers.SumOverRanks])
+def test_a_second_derivative_is_refused(refused, operator):
+    words = f"a second derivative through {operator.__name__} is not computed"
+    sent = operator is layers.SumOverRanks  # in forward
+    refused(2, words, differentiate_twice, operator, sent=sent)
+
+
 def of_a_layer(rank, world_size, kind, dtype, bias, frozen):
     """A layer twice in a row: output and gradients, put together, and those of the whole."""
     torch.manual_seed(0)

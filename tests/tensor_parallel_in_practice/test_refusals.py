@@ -111,6 +111,28 @@ def test_it_is_refused_on_every_rank(refused, words, worker, given):
     refused(2, words, worker, *given)
 
 
+def differentiate_twice(rank, world_size, of):
+    x = torch.ones(2, 4, 3, requires_grad=True)
+    torch.autograd.grad(of(x).square().sum(), x, create_graph=True)
+
+
+def loss_of(logits):
+    return parallel_cross_entropy(logits, torch.zeros(2, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "operator, of",
+    [
+        ("GatherSequence", sequence.GatherSequence.apply),
+        ("ScatterSequence", sequence.ScatterSequence.apply),
+        ("SumOverRanks", loss_of),
+    ],
+)
+def test_a_second_derivative_is_refused(refused, operator, of):
+    words = f"a second derivative through {operator} is not computed"
+    refused(2, words, differentiate_twice, of, sent=True)
+
+
 def loss_and_gradient(rank, world_size, logits, targets):
     part = logits.chunk(world_size, -1)[rank].clone().requires_grad_()
     loss = parallel_cross_entropy(part, targets)
