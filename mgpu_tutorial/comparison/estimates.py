@@ -25,23 +25,27 @@ class StepCost(NamedTuple):
 def count_operations(network: nn.Module, images: torch.Tensor) -> int:
     """The multiplications and additions of one step in convolutions and linear layers.
 
-    Backward takes as many as forward for the gradient of a layer's inputs, and as many again
-    for that of its weights. Raises ValueError for a network with products of another kind.
+    Backward takes as many as forward for the gradient of a layer's weights, and as many again
+    for that of its input, unless the input is an image, whose gradient nobody needs. Raises
+    ValueError for a network with products of another kind.
     """
-    forward, hooks = [], []
+    counted, hooks = [], []
     refuse_what_is_not_counted(network)
 
-    def count(layer: nn.Module, _: tuple, output: torch.Tensor) -> None:
+    def count(layer: nn.Module, args: tuple, named: dict, output: torch.Tensor) -> None:
         # each number that comes out is a sum over the weights of its channel
-        forward.append(2 * output.numel() * layer.weight[0].numel())
+        forward = 2 * output.numel() * layer.weight[0].numel()
+        (layer_input,) = [*args, *named.values()]
+        counted.append(forward * (3 if layer_input.requires_grad else 2))
 
     for layer in network.modules():
         if isinstance(layer, COUNTED):
-            hooks.append(layer.register_forward_hook(count))
-    network(images)
+            hooks.append(layer.register_forward_hook(count, with_kwargs=True))
+    with torch.enable_grad():
+        network(images)
     for hook in hooks:
         hook.remove()
-    return 3 * sum(forward) - forward[0]  # nobody needs the gradient of the images
+    return sum(counted)
 
 
 def refuse_what_is_not_counted(network: nn.Module) -> None:

@@ -18,13 +18,15 @@ from torch.utils.data import (
 
 def check_rank(rank: int, world_size: int) -> None:
     """Refuse a rank that is not there: its part would be empty, or that of another rank."""
-    if not 0 <= rank < world_size:
+    if not isinstance(world_size, int) or rank not in range(world_size):
         raise ValueError(f"there is no rank {rank} of {world_size}: they count from 0")
 
 
 def share(total: int, rank: int, world_size: int) -> int:
     """This rank's share of `total`; the first ranks take one more if it does not divide."""
     check_rank(rank, world_size)
+    if not isinstance(total, int) or total < 0:
+        raise ValueError(f"only a whole number, 0 or more, can be shared: got {total}")
     return total // world_size + (rank < total % world_size)
 
 

@@ -84,6 +84,9 @@ def train(
     losses, same = [], {"batch": batch, "lr": lr, "double": double}
     if checkpoint:
         losses = checkpoints.load(checkpoint, model, optimizer, **same).get("losses", [])
+    if epochs < len(losses):
+        done = f"epochs={epochs}, and {len(losses)} are done"
+        raise ValueError(f"{done}: ask for more epochs in all")
     for epoch in range(len(losses), epochs):
         mine = train_epoch(model, optimizer, data, epoch, batch)
         ranks = [torch.zeros_like(mine) for _ in range(world_size)]

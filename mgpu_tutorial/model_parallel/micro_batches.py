@@ -36,6 +36,11 @@ def equal_parts(inputs: Tensor, targets: Tensor, micro: int) -> list[tuple[Tenso
             f"a batch of {batch} does not divide into {micro} equal micro-batches, and the "
             f"mean of unequal parts is not the mean of the batch. What fits: {fitting}"
         )
+    if not targets.is_floating_point() and bool((targets == -100).any()):
+        raise ValueError(
+            "a target of -100 does not count in the mean of cross_entropy, so equal parts "
+            "would have unequal counts: leave those samples out of the batch"
+        )
     return list(zip(inputs.chunk(micro), targets.chunk(micro), strict=True))
 
 

@@ -26,6 +26,8 @@ def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]
 
 def stages_on_rank(schedule: type, rank: int, world_size: int) -> list[int]:
     """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
+    if rank not in range(world_size):
+        raise ValueError(f"there is no rank {rank} of {world_size}: they count from 0")
     rounds, v = pp.ScheduleInterleaved1F1B, pp.ScheduleZBVZeroBubble
     second = {rounds: world_size + rank, v: 2 * world_size - 1 - rank}
     return [rank, second[schedule]] if schedule in second else [rank]

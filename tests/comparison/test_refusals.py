@@ -106,6 +106,27 @@ def test_a_layer_is_counted_by_hand_twice_over(layer, shape, forward):
     assert not layer._forward_hooks
 
 
+class Branches(nn.Module):
+    """Two layers that take the images, and one that takes their sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.top = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, images):
+        return self.top(self.left(images) + self.right(input=images))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_of_two_branches_neither_needs_the_gradient_of_the_images(grad):
+    images, forward = torch.ones(2, 4), 2 * 2 * 16
+    with torch.set_grad_enabled(grad):
+        counted = estimates.count_operations(Branches(), images)
+    assert counted == (2 + 2 + 3) * forward
+    wanted = estimates.count_operations(Branches(), images.requires_grad_())
+    assert wanted == 9 * forward
+
+
 def test_a_layer_used_twice_is_counted_twice():
     layer = nn.Linear(2, 2)
     twice = estimates.count_operations(nn.Sequential(layer, layer), torch.ones(1, 2))

@@ -56,3 +56,15 @@ def loss(rank, world_size, batch):
 @pytest.mark.parametrize("batch", [0, 2, -4])
 def test_a_batch_that_is_smaller_than_a_share_is_refused(refused, batch):
     refused(2, f"a batch of {batch} is less than this rank's 3 samples", loss, batch)
+
+
+@pytest.mark.slow
+def test_fewer_epochs_than_are_done_are_refused_and_as_many_are_those(
+    ranks, refused, tmp_path
+):
+    run = 2, 479, 0.1, str(tmp_path / "run.pt")
+    losses, parameters = ranks(2, sgd.train, *run).results[0]
+    for epochs in (1, -1):  # the file has to be read to say so
+        refused(2, f"epochs={epochs}, and 2 are done", sgd.train, epochs, *run[1:], sent=True)
+    again, same = ranks(1, sgd.train, *run).results[0]
+    assert again == losses and torch.equal(same, parameters)

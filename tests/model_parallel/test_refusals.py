@@ -49,6 +49,7 @@ def batch(size):
         (step_of(6, batch(6)[1], 7), "into 7 equal micro-batches"),
         (step_of(0, batch(0)[1], 1), "a batch of 0 does not divide"),
         (step_of(6, batch(3)[1], 3), "6 inputs need 6 targets, got 3"),
+        (step_of(3, torch.tensor([0, -100, 1]), 3), "-100 does not count in the mean"),
         (lambda: split(UNITS, ["layer3"]), r"layer1, layer2, fc; got \['layer3'\]"),
         (lambda: split(UNITS, ["conv1"]), r"got \['conv1'\]"),
         (lambda: split(UNITS, ["fc", "layer1"]), "in the order of the network"),

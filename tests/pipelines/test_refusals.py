@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed import pipelining as pp
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.pipelines import schedules, stages
@@ -54,6 +55,13 @@ FIRST = "F0 F1 B0 B1"
 )
 def test_it_is_refused_on_every_rank(refused, count, words, call):
     refused(count, words, *call)
+
+
+@pytest.mark.parametrize("schedule", [pp.ScheduleGPipe, pp.ScheduleZBVZeroBubble])
+@pytest.mark.parametrize("rank, count", [(5, 2), (2, 2), (-1, 2), (0.5, 2), (0, 0)])
+def test_a_rank_that_is_not_there_has_no_stages(schedule, rank, count):
+    with pytest.raises(ValueError, match=f"there is no rank {rank} of {count}: they count"):
+        schedules.stages_on_rank(schedule, rank, count)
 
 
 class Other(LinearStages):
