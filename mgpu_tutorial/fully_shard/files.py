@@ -49,7 +49,7 @@ def read_weights(model: nn.Module, path: str) -> None:
 
 
 def require_fitting(whole: dict, model: nn.Module, path: str) -> None:
-    """ValueError where names or shapes of a file and a model differ, or it isn't ready."""
+    """ValueError where names, shapes or dtypes differ from the model's, or it isn't ready."""
     for name, p in model.named_parameters():
         if not isinstance(p, DTensor) or p.is_meta:
             raise ValueError(f"`{name}` is not sharded, or without memory: use `empty_model`")
@@ -63,6 +63,11 @@ def require_fitting(whole: dict, model: nn.Module, path: str) -> None:
         there, here = tuple(whole[name].shape), tuple(expected[name].shape)
         if there != here:
             raise ValueError(f"`{name}` is {there} in {path}, and {here} in the model")
+        if whole[name].dtype != expected[name].dtype:
+            raise ValueError(
+                f"`{name}` is {whole[name].dtype} in {path}, and {expected[name].dtype} in "
+                "the model. Nothing was changed: convert one to the other's dtype first"
+            )
 
 
 def require_own(model: nn.Module, optimizer: Adam) -> None:

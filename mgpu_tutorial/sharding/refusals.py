@@ -35,8 +35,28 @@ def require_once(named: Mapping[str, nn.Parameter]) -> None:
         seen.add(parameter)
 
 
+def require_no_max_norm(module: nn.Module) -> None:
+    """ValueError where an embedding changes its own weight in the forward."""
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            raise ValueError(
+                "an embedding with max_norm changes its weight in the forward, on each rank "
+                "by other tokens, and no shard would learn it: make it without max_norm"
+            )
+
+
+def require_floating(dtype: torch.dtype | None) -> None:
+    """ValueError where a module is to compute in a dtype that has no fractions."""
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        raise ValueError(
+            f"a module can't compute in {dtype!r}, for weights have fractions: give a "
+            "floating dtype, such as torch.bfloat16"
+        )
+
+
 def require_block(module: nn.Module) -> None:
     """ValueError where one flat shard can't stand for all parameters of a module."""
+    require_no_max_norm(module)
     named = dict(module.named_parameters(remove_duplicate=False))
     require_once(named)
     require_one_dtype(list(named.values()))
@@ -68,6 +88,11 @@ def require_step(
         raise RuntimeError(
             f"no gradient in {', '.join(missing[:3])}: every rank sends each, so backward "
             "comes first, and what no loss uses is frozen before"
+        )
+    if any(getattr(parameter.grad, "averaged", False) for parameter in named.values()):
+        raise RuntimeError(
+            "gradients of the last step are still there, averaged, and backward would add to "
+            "them: set them to None by zero_grad() before each backward"
         )
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if not held.issuperset(stepped):

@@ -14,7 +14,9 @@ from mgpu_tutorial.sharding.blocks import ShardedBlock, views_of
 from mgpu_tutorial.sharding.refusals import (
     require_block,
     require_equal_shares,
+    require_floating,
     require_no_batch_norm,
+    require_no_max_norm,
     require_once,
 )
 from mgpu_tutorial.sharding.zero import FlatParameters, Gather, owners, sharded_step
@@ -47,7 +49,8 @@ class ShardedOptimizer:
     """Stage 1 in the form of an optimizer: `ShardedOptimizer(parameters, Adam, lr=1e-3)`.
 
     Takes groups too, `[{"params": [...], "lr": 0.1}, ...]`, as every optimizer does. What is
-    frozen is left out, and stays as it is.
+    frozen is left out, and stays as it is. All start from rank 0's values. An embedding with
+    max_norm changes its weight in the forward, which no optimizer sees: leave it out.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class ShardedOptimizer:
             )
         require_once({f"parameter {i}": parameter for i, parameter in enumerate(every)})
         self.parameters = every
+        for parameter in every:
+            dist.broadcast(parameter.data, src=0)
         self.owner = owners(self.parameters, dist.get_world_size())
         pairs = zip(self.parameters, self.owner, strict=True)
         mine = {parameter for parameter, rank in pairs if rank == dist.get_rank()}
@@ -132,6 +137,7 @@ class ShardedModel(nn.Module):
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        require_floating(compute_dtype)
         named = list(module.named_parameters(remove_duplicate=False))
         if len({p for _, p in named if p.requires_grad}) < len(named):
             raise ValueError("a parameter is frozen or shared by two layers: use fully_shard")
@@ -203,6 +209,7 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
         raise ValueError(
             f"there is no stage {stage}: ZeRO has 1, 2 and 3, and 0 shards nothing"
         )
+    require_no_max_norm(module)
     if stage == 1:
         optimizer = ShardedOptimizer(module.parameters(), kind)
         return Prepared(module, optimizer.inner, optimizer.step)

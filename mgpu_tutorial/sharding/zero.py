@@ -20,6 +20,7 @@ from mgpu_tutorial.sharding.refusals import (
     require_in_flat,
     require_no_batch_norm,
     require_no_graph,
+    require_no_max_norm,
     require_once,
     require_one_dtype,
     require_owners,
@@ -42,7 +43,8 @@ def sharded_step(
     """Rank owner[i] gets the mean gradient of parameter i, steps it, and sends it to all.
 
     `optimizer` has the parameters that this rank owns. Raises before anything is sent where
-    it has not, where an owner is missing, or where backward has left a gradient out.
+    it has not, where an owner is missing, where backward has left a gradient out, or where
+    gradients of the last step are still there. All ranks begin with the same values.
     """
     require_owners(parameters, owner, dist.get_world_size())
     pairs = list(zip(parameters, owner, strict=True))
@@ -51,6 +53,7 @@ def sharded_step(
     for i, parameter in enumerate(parameters):
         dist.reduce(parameter.grad, owner[i])
         parameter.grad /= dist.get_world_size()
+        parameter.grad.averaged = True  # no more this rank's own: it is refused next time
     optimizer.step()
     for i, parameter in enumerate(parameters):
         dist.broadcast(parameter.data, owner[i])
@@ -72,9 +75,14 @@ def shard_of(flat: torch.Tensor) -> torch.Tensor:
 
 
 class FlatParameters:
-    """The trained parameters of a module in one flat tensor; the optimizer gets `shard`."""
+    """The trained parameters of a module in one flat tensor; the optimizer gets `shard`.
+
+    All ranks begin with the same values. A step takes the gradients away: no `zero_grad` is
+    needed, and none can be kept for the next step.
+    """
 
     def __init__(self, module: nn.Module) -> None:
+        require_no_max_norm(module)
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         require_once(self.named)
         self.parameters = list(self.named.values())
@@ -141,6 +149,7 @@ class Unsharded(nn.Module):
 
 def shard_parameters(module: nn.Module) -> None:
     """Keep a shard of every parameter, which is gathered each time it is read."""
+    require_no_max_norm(module)
     require_once(dict(module.named_parameters(remove_duplicate=False)))
     for part in list(module.modules()):
         for name, parameter in list(part.named_parameters(recurse=False)):

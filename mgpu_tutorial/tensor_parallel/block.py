@@ -104,11 +104,31 @@ def copies(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def copies_that_differ(model: nn.Module, group: Group = None) -> list[str]:
-    """The copies whose bits differ between ranks; all ranks of the group call it."""
-    mine = {n: fingerprint(nn.ParameterList([p])) for n, p in copies(model).items()}
+    """The copies whose bits differ between ranks; all ranks of the group call it.
+
+    Raises ValueError, on every rank, where the ranks have copies of other names or shapes.
+    """
+    mine = {
+        name: (tuple(p.shape), fingerprint(nn.ParameterList([p])))
+        for name, p in copies(model).items()
+    }
     everyone: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
+    require_same_copies(everyone)
     return [name for name in mine if len({other[name] for other in everyone}) > 1]
+
+
+def require_same_copies(everyone: list[dict[str, tuple]]) -> None:
+    """ValueError where ranks have copies of other names or shapes than rank 0."""
+    shapes = [{name: shape for name, (shape, _) in copies.items()} for copies in everyone]
+    for rank, other in enumerate(shapes):
+        for name in sorted(shapes[0].keys() | other.keys()):
+            here, there = shapes[0].get(name, "missing"), other.get(name, "missing")
+            if here != there:
+                raise ValueError(
+                    f"the copy `{name}` is {here} on rank 0 and {there} on rank {rank}: only "
+                    "one and the same model on all ranks can be compared"
+                )
 
 
 def whole_of(tensor: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tensor:

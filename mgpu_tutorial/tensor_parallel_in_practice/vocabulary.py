@@ -54,11 +54,13 @@ class VocabularyParallelHead(ColumnParallelLinear):
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__(padded(whole, group), group)
         first = dist.get_rank(group) * len(self.weight)
-        self.real = max(whole.out_features - first, 0)
+        self.vocabulary = whole.out_features
+        self.real = max(self.vocabulary - first, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = super().forward(x)
         logits[..., self.real :] = float("-inf")
+        logits.vocabulary = self.vocabulary  # so that no target is in the padding
         return logits
 
 
@@ -78,7 +80,8 @@ def require_targets(logits: torch.Tensor, targets: torch.Tensor, group: Group = 
     if targets.shape != logits.shape[:-1]:
         shapes = f"{tuple(targets.shape)} for logits {tuple(logits.shape)}"
         raise ValueError(f"each position needs one target, got targets {shapes}")
-    size = logits.shape[-1] * dist.get_world_size(group)
+    rows = logits.shape[-1] * dist.get_world_size(group)
+    size = getattr(logits, "vocabulary", rows)  # which the head has told
     require_in_vocabulary(targets[targets != IGNORED], size, "target")
 
 

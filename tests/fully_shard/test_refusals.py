@@ -103,6 +103,9 @@ def test_unequal_parts_of_the_batch_are_refused(refused):
     refused(5, "24 samples can't be cut into 5 equal parts", share_24_sequences)
 
 
+SHORT = {"integers": torch.int64, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
 def change(weights, how):
     if how == "less":
         del weights["norm.bias"]
@@ -110,6 +113,8 @@ def change(weights, how):
         weights["norm.scale"] = weights["norm.bias"]
     if how == "other shape":  # which `copy_` would spread over all rows
         weights["position.weight"] = weights["position.weight"][:1]
+    if how in SHORT:
+        weights["norm.bias"] = weights["norm.bias"].to(SHORT[how])
     if how == "checkpoint":
         return {"model": weights, "optimizer": {}}
     return weights
@@ -131,6 +136,9 @@ def file_of(tmp_path):
         ("less", "has no `norm.bias`"),
         ("more", "the model has no `norm.scale`"),
         ("other shape", "`position.weight` is (1, 32)"),
+        ("integers", "`norm.bias` is torch.int64 in"),
+        ("bfloat16", "`norm.bias` is torch.bfloat16 in"),
+        ("float64", "`norm.bias` is torch.float64 in"),
         ("checkpoint", "it holds model, optimizer"),
     ],
 )

@@ -38,6 +38,10 @@ def plain(*_):
     return nn.Linear(3, 3)
 
 
+def renormed(*_):
+    return nn.Sequential(nn.Embedding(4, 3, max_norm=1.0), nn.Linear(3, 3))
+
+
 def shard_a_block(rank, world_size, make):
     ShardedBlock(make())
 
@@ -71,6 +75,10 @@ def shard_a_block_again(rank, world_size):
 
 def shard_a_model_in_short(rank, world_size):
     ShardedModel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.bfloat16)
+
+
+def compute_in(rank, world_size, dtype):
+    ShardedModel(nn.Sequential(plain()), dtype)
 
 
 def leave_a_layer_out(rank, world_size):
@@ -128,14 +136,28 @@ def cut_unevenly(rank, world_size):
     zero.shard_of(torch.ones(4))
 
 
-def prepare_stage_4(rank, world_size):
-    stages.prepare(4, plain())
+def prepare_stage(rank, world_size, stage, make=plain):
+    stages.prepare(stage, make())
+
+
+def keep_the_gradients(rank, world_size, owner=None):
+    """Two steps without zero_grad: the second would take an averaged gradient as its own."""
+    module = plain()
+    parameters = list(module.parameters())
+    optimizer = ShardedOptimizer(parameters, SGD, lr=0.1)
+    for _ in range(2):
+        with_gradients(module)
+        if owner:
+            zero.sharded_step(parameters, owner, SGD(parameters, lr=0.1))
+        else:
+            optimizer.step()
 
 
 def share_24_samples(rank, world_size, of=None):
     stages.loss_of(stages.new_tower(), 0, rank if of is None else of, world_size)
 
 
+NORM = "an embedding with max_norm changes its weight in the forward"
 TIED, NONE = "is tied to another layer or sharded already", "there are no parameters to shard"
 REFUSED = {
     "tied in a block": (TIED, shard_a_block, tied),
@@ -158,7 +180,6 @@ REFUSED = {
     "a layer in no block": ("number 1 is Linear, no sharded block", leave_a_layer_out),
     "nothing to train": ("no parameter to train", own_nothing),
     "a parameter twice": (TIED, own_twice),
-    "no backward": ("no gradient in parameter 0, parameter 1", step_without_backward),
     "too few owners": ("as many owners", step_by_owner, [0]),
     "an owner that is no rank": ("each a rank from 0 to 1", step_by_owner, [0, 2]),
     "an empty optimizer": ("the optimizer lacks", step_by_owner, [0, 1], "none"),
@@ -166,7 +187,16 @@ REFUSED = {
     "another optimizer, flat": ("the optimizer lacks", step_flat_by_another_optimizer),
     "converted, flat": ("`weight` has left the flat tensor", step_flat_after_a_conversion),
     "BatchNorm recomputed": ("would count each batch twice", recompute_batch_norm),
-    "stage 4": ("there is no stage 4", prepare_stage_4),
+    "stage 4": ("there is no stage 4", prepare_stage, 4),
+    "max_norm at stage 1": (NORM, prepare_stage, 1, renormed),
+    "max_norm in a block": (NORM, shard_a_block, renormed),
+    "max_norm in a model": (NORM, shard_a_model, renormed),
+    "max_norm, each parameter": (NORM, shard_each_parameter, renormed),
+    "max_norm, flat": (NORM, lay_flat, renormed),
+    "integers": ("can't compute in torch.int64", compute_in, torch.int64),
+    "truth values": ("can't compute in torch.bool", compute_in, torch.bool),
+    "complex numbers": ("can't compute in torch.complex64", compute_in, torch.complex64),
+    "a dtype's name": ("can't compute in 'bfloat16'", compute_in, "bfloat16"),
     "rank 9 of 2": ("no rank 9 of 2", share_24_samples, 9),
     "rank -1 of 2": ("no rank -1 of 2", share_24_samples, -1),
 }
@@ -194,6 +224,17 @@ def differentiate_twice(rank, world_size, kind):
     block = kind(plain())
     loss = block(torch.ones(2, 3)).square().sum()
     torch.autograd.grad(loss, [*block.parameters()], create_graph=True)
+
+
+def test_a_step_without_backward_is_refused(refused):
+    words = "no gradient in parameter 0, parameter 1"
+    refused(2, words, step_without_backward, sent=True)  # all start from rank 0's values
+
+
+@pytest.mark.parametrize("owner", [None, [0, 1]])
+def test_gradients_of_the_last_step_are_refused(refused, owner):
+    words = "gradients of the last step are still there"
+    refused(2, words, keep_the_gradients, owner, sent=True)
 
 
 def read_a_child(rank, world_size):
@@ -435,6 +476,50 @@ def step_in_groups(rank, world_size):
 def test_a_sharded_optimizer_takes_groups_and_more_ranks_than_parameters(ranks):
     found = ranks(3, step_in_groups).results
     assert largest_difference(found, [step_in_groups(0, 1)] * 3) < 1e-12
+
+
+def step_from_another_start(rank, world_size):
+    module = plain().double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += rank
+    optimizer = ShardedOptimizer(module.parameters(), SGD, lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(batch(rank, world_size)).square().mean().backward()
+        optimizer.step()
+    return [*module.parameters()]
+
+
+def test_a_sharded_optimizer_starts_from_rank_0(ranks):
+    module = plain().double()
+    optimizer = SGD(module.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(batch(0, 1)).square().mean().backward()
+        optimizer.step()
+    found = ranks(2, step_from_another_start).results
+    assert largest_difference(found, [[*module.parameters()]] * 2) < 1e-12
+
+
+def accumulate_then_step(rank, world_size):
+    """Two micro-batches a step: their gradients add up before they are averaged."""
+    module = plain().double()
+    if world_size > 1:
+        optimizer = ShardedOptimizer(module.parameters(), SGD, lr=0.1)
+    else:
+        optimizer = SGD(module.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for factor in (1, 2):
+            (factor * module(batch(rank, world_size))).square().mean().backward()
+        optimizer.step()
+    return [*module.parameters()]
+
+
+def test_a_sharded_optimizer_takes_the_sum_of_micro_batches(ranks):
+    found = ranks(2, accumulate_then_step).results
+    assert largest_difference(found, [accumulate_then_step(0, 1)] * 2) < 1e-12
 
 
 class Tuples(nn.Module):

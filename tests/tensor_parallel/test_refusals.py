@@ -73,6 +73,29 @@ def test_a_second_derivative_is_refused(refused, operator):
     refused(2, words, differentiate_twice, operator, sent=sent)
 
 
+def compare_copies(rank, world_size, how):
+    own = {"a": torch.ones(2, 3), "b": torch.ones(3)}
+    if rank and how == "fewer":
+        del own["a"]
+    if rank and how == "more":
+        own["c"] = torch.ones(1)
+    if rank and how == "turned":  # the same bytes
+        own["a"] = torch.ones(3, 2)
+    block.copies_that_differ(nn.ParameterDict(own))
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("fewer", "`a` is (2, 3) on rank 0 and missing on rank 1"),
+        ("more", "`c` is missing on rank 0 and (1,) on rank 1"),
+        ("turned", "`a` is (2, 3) on rank 0 and (3, 2) on rank 1"),
+    ],
+)
+def test_copies_of_other_models_are_refused_on_every_rank(refused, how, words):
+    refused(2, words, compare_copies, how, sent=True)
+
+
 def of_a_layer(rank, world_size, kind, dtype, bias, frozen):
     """A layer twice in a row: output and gradients, put together, and those of the whole."""
     torch.manual_seed(0)

@@ -32,6 +32,11 @@ def lose(rank, world_size, target=0, shape=(2, 3), counts=(2, 3)):
     return parallel_cross_entropy(torch.zeros(*shape, 4), targets).item()
 
 
+def lose_in_the_padding(rank, world_size, target):
+    head = VocabularyParallelHead(nn.Linear(4, 5))  # padded to 6
+    parallel_cross_entropy(head(torch.zeros(2, 3, 4)), torch.full((2, 3), target))
+
+
 def embed(rank, world_size, **kwargs):
     VocabularyParallelEmbedding(nn.Embedding(8, 4, **kwargs))
 
@@ -89,6 +94,7 @@ def slice_thirteen(rank, world_size):
         ("token -1 is not in a vocabulary of 61", look_up, (-1,)),
         ("token 999 is not in a vocabulary of 61", look_up, (1, 999)),
         ("target 8 is not in a vocabulary of 8", lose, (8,)),
+        ("target 5 is not in a vocabulary of 5", lose_in_the_padding, (5,)),
         ("target 99 is not in a vocabulary of 8", lose, (99,)),
         ("target -1 is not in a vocabulary of 8", lose, (-1,)),
         ("one target, got targets (1, 3) for logits (2, 3, 4)", lose, (0, (2, 3), (1, 3))),
