@@ -1,7 +1,7 @@
 """The four stages of a forward on several devices, and BatchNorm over all ranks.
 
 `torch.nn.DataParallel` calls the same four
-(https://docs.pytorch.org/docs/2.13/generated/torch.nn.DataParallel.html).
+(https://docs.pytorch.org/docs/2.14/generated/torch.nn.DataParallel.html).
 """
 
 import copy

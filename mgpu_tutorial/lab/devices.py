@@ -7,8 +7,8 @@ devices is refused with PyTorch's own words. So code that is written for ("cuda:
 runs on ("virtual:0", "virtual:1") unchanged, and computes the same bits as on the CPU.
 
 It stands on two documented extension points: the name that PyTorch reserves for devices from
-outside (https://docs.pytorch.org/docs/2.13/generated/torch.utils.rename_privateuse1_backend.html)
-and `__torch_dispatch__` (https://docs.pytorch.org/docs/2.13/notes/extending.html).
+outside (https://docs.pytorch.org/docs/2.14/generated/torch.utils.rename_privateuse1_backend.html)
+and `__torch_dispatch__` (https://docs.pytorch.org/docs/2.14/notes/extending.html).
 """
 
 import functools

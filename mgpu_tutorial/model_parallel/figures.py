@@ -1,7 +1,7 @@
 """Apparatus, not the lesson: what each cut of ResNet-50 costs, and the pipeline chart.
 
 Memory, work and bytes follow from shapes: the network runs on PyTorch's meta device, which
-computes nothing (https://docs.pytorch.org/docs/2.13/meta.html).
+computes nothing (https://docs.pytorch.org/docs/2.14/meta.html).
 """
 
 import re

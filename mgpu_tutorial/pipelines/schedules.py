@@ -1,4 +1,4 @@
-"""PyTorch's schedules: https://docs.pytorch.org/docs/2.13/distributed.pipelining.html."""
+"""PyTorch's schedules: https://docs.pytorch.org/docs/2.14/distributed.pipelining.html."""
 
 import torch
 from torch import nn

@@ -2,7 +2,7 @@
 
 Counted from the tensors themselves, so that it works without a GPU and gives the same
 numbers in every run; what autograd keeps for backward through its saved_tensors_hooks
-(https://docs.pytorch.org/docs/2.13/autograd.html#torch.autograd.graph.saved_tensors_hooks).
+(https://docs.pytorch.org/docs/2.14/autograd.html#torch.autograd.graph.saved_tensors_hooks).
 Every storage is counted once, under the first category that names it, and stays in the sums
 when it is freed. What autograd holds at this moment, and held at most, is counted too. What
 an operation needs only while it runs is not seen.
