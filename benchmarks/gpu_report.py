@@ -222,19 +222,19 @@ def busy(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def reduce_sizes(rank: int, world_size: int, device: str, exponents: list[int]) -> list:
+def reduce_sizes(rank: int, world_size: int, where: str, exponents: list[int]) -> list:
     """The seconds of an all-reduce of 2^e bytes on all ranks, the least of three rounds."""
     found = []
     for exponent in exponents:
-        numbers, rounds = torch.zeros(2**exponent // 4, device=device), []
+        numbers, rounds = torch.zeros(2**exponent // 4, device=where), []
         for _ in range(4):
             dist.barrier()
-            if device != "cpu":
+            if where != "cpu":
                 torch.cuda.synchronize()
             begin = time.perf_counter()
             for _ in range(10):
                 dist.all_reduce(numbers)
-            if device != "cpu":
+            if where != "cpu":
                 torch.cuda.synchronize()
             rounds.append((time.perf_counter() - begin) / 10)
         found.append(min(rounds[1:]))
