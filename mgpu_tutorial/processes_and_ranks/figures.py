@@ -12,7 +12,7 @@ from pathlib import Path
 from mgpu_tutorial.lab.colours import colour
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.teach.build import is_blank
-from mgpu_tutorial.lab.teach.mine import needs
+from mgpu_tutorial.lab.teach.needs import needs
 from mgpu_tutorial.processes_and_ranks.meeting import hello
 
 # The last line of a rank's traceback, which is not torchrun's own
@@ -53,9 +53,11 @@ def torchrun(function: Callable, ranks: int) -> None:
     function that is still the stub, ours runs. Nothing stays on the disk.
     """
     blank = is_blank(function)
-    imports, sources = needs([hello if blank else function], set())
+    things, _ = needs("hello", [hello if blank else function], {}, {})
+    imports = sorted({thing.text for thing in things if thing.kind == "import"})
+    sources = [thing.text for thing in things if thing.kind != "import"]
     call = f'if __name__ == "__main__":\n    {function.__name__}()\n'
-    script = "\n\n\n".join(["\n".join(sorted(set(imports))), *sources, call])
+    script = "\n\n\n".join(["\n".join(imports), *sources, call])
     print(f"# {function.__name__} is not filled in yet, so ours runs" if blank else script)
     options = f"--local-addr 127.0.0.1 --nproc-per-node {ranks} hello.py"
     print(f"$ OMP_NUM_THREADS=1 torchrun {options}", flush=True)
