@@ -65,7 +65,8 @@ def torchrun(function: Callable, ranks: int) -> None:
         Path(folder, "hello.py").write_text(script, encoding="utf-8")
         job = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *options.split()],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder},
+            # (unbuffered, print would write a line and its end apart, and ranks fall between)
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "PYTHONUNBUFFERED": ""},
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
