@@ -65,8 +65,11 @@ def torchrun(function: Callable, ranks: int) -> None:
         Path(folder, "hello.py").write_text(script, encoding="utf-8")
         job = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *options.split()],
-            # (unbuffered, print would write a line and its end apart, and ranks fall between)
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "PYTHONUNBUFFERED": ""},
+            env=os.environ | {
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": folder,
+                "PYTHONUNBUFFERED": "",  # else ranks write between another's line and its end
+            },
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
