@@ -65,7 +65,8 @@ def torchrun(function: Callable, ranks: int) -> None:
         Path(folder, "hello.py").write_text(script, encoding="utf-8")
         job = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *options.split()],
-            env=os.environ | {
+            env=os.environ
+            | {
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": folder,
                 "PYTHONUNBUFFERED": "",  # else ranks write between another's line and its end
