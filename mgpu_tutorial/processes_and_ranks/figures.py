@@ -17,6 +17,7 @@ from mgpu_tutorial.processes_and_ranks.meeting import hello
 
 # The last line of a rank's traceback, which is not torchrun's own
 ERROR = re.compile(r"^(?!torch\.distributed\.elastic)[\w.]+Error(?:: .*)?$", re.M)
+PLAIN = {"PYTHON_COLORS": "0"}  # no colours in what a child complains of
 COLUMN, GAP = 104, 24  # pixels: a GPU's width, and what is between nodes
 
 
@@ -70,6 +71,7 @@ def torchrun(function: Callable, ranks: int) -> None:
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": folder,
                 "PYTHONUNBUFFERED": "",  # else ranks write between another's line and its end
+                **PLAIN,
             },
             cwd=folder,
             stdout=subprocess.PIPE,
@@ -78,11 +80,11 @@ def torchrun(function: Callable, ranks: int) -> None:
             errors="backslashreplace",
         )
         try:
-            said, complaints = job.communicate(timeout=60)
+            said, complaints = job.communicate(timeout=100)
         except subprocess.TimeoutExpired:
             job.terminate()  # torchrun hands it on to its ranks
             said, complaints = job.communicate()
-            print("stopped after 60 s")
+            print("stopped after 100 s")
     for line in sorted(said.splitlines()):
         print(line)
     for line in sorted(set(ERROR.findall(complaints))):
@@ -93,6 +95,11 @@ def spawn_alone(function: Callable) -> str:
     """Hand `function` to a fresh Python as "spawn" does; returns the end of its complaint."""
     call = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
     by_name = pickle.dumps(function)
-    child = subprocess.run([sys.executable, "-c", call], input=by_name, capture_output=True)
+    child = subprocess.run(
+        [sys.executable, "-c", call],
+        input=by_name,
+        capture_output=True,
+        env=os.environ | PLAIN,
+    )
     lines = child.stderr.decode().splitlines() or ["no complaint"]
     return f"exit code {child.returncode}, {lines[-1].split(' on <')[0]}"
