@@ -54,8 +54,13 @@ def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
 
 
 def _same(found: Any, expected: Any, within: float) -> bool:
+    """Whole numbers are compared as such, all others in float64 or complex128."""
     try:
-        one, other = (torch.as_tensor(value).double() for value in (found, expected))
+        one, other = torch.as_tensor(found), torch.as_tensor(expected)
+        kind = torch.promote_types(one.dtype, other.dtype)
+        if kind.is_complex or kind.is_floating_point:
+            kind = torch.complex128 if kind.is_complex else torch.float64
+        one, other = one.to(kind), other.to(kind)
     except (TypeError, ValueError, RuntimeError):  # neither numbers nor tensors
         return found == expected
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=within)

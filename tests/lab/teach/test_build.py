@@ -158,6 +158,10 @@ def test_the_stop_button_is_told_in_a_sentence_with_the_line(cell):
         (1e6 + 2, 1e6, 1.0),
         (2e-9, 0.0, 1e-9),
         ([3, 1_000_000], [3, 1_000_001], 0.0),
+        (2**53 + 1, 2**53, 0.0),
+        (torch.tensor([2**53 + 1]), torch.tensor([2**53]), 0.0),
+        (1 + 2j, 1, 0.5),
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 3j]), 0.0),
     ],
 )
 def test_what_is_further_away_than_allowed_is_wrong_however_large(found, right, within):
