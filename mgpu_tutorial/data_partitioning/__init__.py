@@ -70,8 +70,7 @@ def rank_indices(
     rank: int, world_size: int, samples: int, seed: int, epoch: int, drop_last: bool
 ) -> list[int]:
     """The sample numbers of this rank in one epoch, in the order of DistributedSampler."""
-    if not 0 <= rank < world_size:
-        raise ValueError(f"there is no rank {rank} of {world_size}")
+    check_rank(rank, world_size)
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu").tolist()
     if drop_last:

@@ -27,6 +27,7 @@ REFUSED = [
     ("no rank -1 of 2", dp.cut_alone, -1, 2, 10, 1),
     ("no rank 5 of 2", dp.rank_indices, 5, 2, 10, 1, 0, False),
     ("no rank -1 of 2", dp.rank_indices, -1, 2, 10, 1, 0, True),
+    ("no rank 0.5 of 2", dp.rank_indices, 0.5, 2, 10, 1, 0, False),
     ("no rank 0 of 0", dp.rank_indices, 0, 0, 4, 1, 0, False),
     ("no rank -1 of 2", dp.global_batches, -1, 2, 10, 4, 1, 0),
     ("at least one sample, got 0", dp.global_batches, 0, 2, 10, 0, 1, 0),
