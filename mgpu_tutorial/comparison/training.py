@@ -74,8 +74,8 @@ def draw_share(
     if experiment.batch < 1 or experiment.batch % world_size:
         why = "the mean of unequal parts is not the mean of the batch; take one that divides"
         raise ValueError(f"a batch of {experiment.batch} for {world_size} ranks: {why}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"there is no rank {rank} of {world_size} ranks")
+    if step < 0 or not 0 <= rank < world_size:
+        raise ValueError(f"there is no step {step} of rank {rank} of {world_size} ranks")
     first = step * experiment.batch
     mine = range(first + rank, first + experiment.batch, world_size)
     return data.batch([i % len(data) for i in mine], experiment.side)

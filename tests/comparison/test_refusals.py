@@ -23,7 +23,7 @@ def wrapped(rank, world_size, setup):
 
 
 def share(rank, world_size, *given):
-    return training.draw_share(*given[:2], pictures(), given[2], 0)
+    return training.draw_share(*given[:2], pictures(), *given[2:])
 
 
 REFUSED = [
@@ -37,8 +37,9 @@ REFUSED = [
     (2, "no wrapper 'ddp': take 'DDP'", wrapped, (training.Setup("ddp"),)),
     (1, "only DDP has buckets", wrapped, (training.Setup(hook=True),)),
     (1, "only DDP has buckets", wrapped, (training.Setup("DataParallel", hook=True),)),
-    (1, "there is no rank -1 of 2 ranks", share, (-1, 2, TINY)),
-    (1, "there is no rank 2 of 2 ranks", share, (2, 2, TINY)),
+    (1, "there is no step 0 of rank -1 of 2 ranks", share, (-1, 2, TINY, 0)),
+    (1, "there is no step 0 of rank 2 of 2 ranks", share, (2, 2, TINY, 0)),
+    (1, "there is no step -1 of rank 0 of 2 ranks", share, (0, 2, TINY, -1)),
 ]
 
 
