@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.collectives import ring
 from mgpu_tutorial.lab.record.report import Report
@@ -59,6 +60,26 @@ def sums(function: Callable) -> None:
         for rank, other in enumerate(others, 1):
             differ = f"on {n} ranks, {int((first != other).sum())} of 1003 numbers"
             assert torch.equal(first, other), f"{differ} differ between ranks 0 and {rank}"
+
+
+def _in_pairs(
+    rank: int, world_size: int, function: Callable, tensors: torch.Tensor
+) -> torch.Tensor:
+    """Of four ranks 1 and 3 are a ring, and so are 0 and 2."""
+    groups = [dist.new_group([first, first + 2]) for first in (0, 1)]
+    tensor = tensors[rank].to(torch.get_default_device())
+    function(tensor, groups[rank % 2])
+    return tensor
+
+
+def sums_in_a_group(function: Callable) -> None:
+    """sum over the ranks of a group alone, such as ranks 1 and 3 of four"""
+    tensors = (10 ** torch.arange(4))[:, None].repeat(1, 3)  # a digit for each rank
+    found = launch(_in_pairs, 4, function, tensors, trace=True, timeout=5).results
+    for rank, tensor in enumerate(found):
+        wanted = tensors[rank] + tensors[(rank + 2) % 4]
+        what = f"groups of ranks 0 and 2, 1 and 3, with numbers of 10**r: rank {rank} holds"
+        expect(tensor, wanted, what)
 
 
 def bytes_of_a_ring(function: Callable) -> None:
@@ -123,6 +144,6 @@ build = Builder(
     {
         ring.reduce_scatter_ring: [finish],
         ring.all_gather_ring: [gather_all],
-        ring.ring_all_reduce: [sums, bytes_of_a_ring, at_the_same_time],
+        ring.ring_all_reduce: [sums, bytes_of_a_ring, at_the_same_time, sums_in_a_group],
     },
 )

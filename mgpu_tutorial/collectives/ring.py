@@ -4,43 +4,57 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 
-def reduce_scatter_ring(chunks: Sequence[torch.Tensor]) -> None:
-    """Add up around the ring, in place: rank r ends with the whole sum of chunk r + 1."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+def reduce_scatter_ring(
+    chunks: Sequence[torch.Tensor], group: ProcessGroup | None = None
+) -> None:
+    """Add up around the ring, in place: rank r ends with the whole sum of chunk r + 1.
+
+    The ring is the ranks of `group`, which count within it; without one it is all ranks.
+    """
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     check_chunks(chunks, world_size)
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(world_size - 1):
         outgoing = chunks[(rank - step) % world_size]
         target = chunks[(rank - step - 1) % world_size]
         incoming = torch.empty_like(target)
-        sending = dist.isend(outgoing, right)
-        dist.recv(incoming, left)
+        sending = dist.isend(outgoing, group=group, group_dst=right)
+        dist.recv(incoming, group=group, group_src=left)
         sending.wait()
         target += incoming
 
 
-def all_gather_ring(chunks: Sequence[torch.Tensor]) -> None:
+def all_gather_ring(
+    chunks: Sequence[torch.Tensor], group: ProcessGroup | None = None
+) -> None:
     """Hand out around the ring, in place: rank r has chunk r + 1 at first, all at last."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     check_chunks(chunks, world_size)
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(world_size - 1):
-        sending = dist.isend(chunks[(rank + 1 - step) % world_size], right)
-        dist.recv(chunks[(rank - step) % world_size], left)
+        outgoing = chunks[(rank + 1 - step) % world_size]
+        target = chunks[(rank - step) % world_size]
+        sending = dist.isend(outgoing, group=group, group_dst=right)
+        dist.recv(target, group=group, group_src=left)
         sending.wait()
 
 
-def ring_all_reduce(tensor: torch.Tensor) -> None:
-    """Sum `tensor` (in place) over all ranks, by way of neighbours only.
+def ring_all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None) -> None:
+    """Sum `tensor` (in place) over the ranks of `group`, by way of neighbours only.
 
-    Patarasuk and Yuan, 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
+    Without a group these are all ranks. Raises ValueError on a rank that is not in the group,
+    and for a tensor that cannot be summed in place. Patarasuk and Yuan, 2009,
+    https://doi.org/10.1016/j.jpdc.2008.09.002.
     """
     check_in_place(tensor)
-    chunks = tensor.view(-1).tensor_split(dist.get_world_size())  # views, not copies
-    reduce_scatter_ring(chunks)
-    all_gather_ring(chunks)
+    if dist.get_rank(group) < 0:
+        raise ValueError("this rank is not in the group: only the group's own ranks call it")
+    chunks = tensor.view(-1).tensor_split(dist.get_world_size(group))  # views, not copies
+    reduce_scatter_ring(chunks, group)
+    all_gather_ring(chunks, group)
 
 
 def check_chunks(chunks: Sequence[torch.Tensor], world_size: int) -> None:

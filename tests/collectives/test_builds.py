@@ -4,11 +4,11 @@ from mgpu_tutorial.collectives.builds import build
 from tests.builds import edited
 
 EVEN_FIRST = """if rank % 2:
-            dist.recv(incoming, left)
-            dist.send(outgoing, right)
+            dist.recv(incoming, group=group, group_src=left)
+            dist.send(outgoing, group=group, group_dst=right)
         else:
-            receiving = dist.irecv(incoming, left)
-            dist.send(outgoing, right)
+            receiving = dist.irecv(incoming, group=group, group_src=left)
+            dist.send(outgoing, group=group, group_dst=right)
             receiving.wait()
         target += incoming"""
 ADD, EMPTY = "target += incoming", "incoming = torch.empty_like(target)"
@@ -21,18 +21,15 @@ SCATTER = [
     ("sending.wait()", "", "never waited for the isend at <cell"),
     (ADD, f"{ADD}; assert target[0] == target[0]", "IndexError"),  # an empty chunk
 ]
-TARGET = "chunks[(rank - step) % world_size]"
-RECV = f"dist.recv({TARGET}, left)"
-ARRIVES = (
-    f"incoming = torch.empty_like({TARGET})\n        dist.recv(incoming, left)\n        "
-)
+RECV = "dist.recv(target, group=group, group_src=left)"
+ARRIVES = f"{EMPTY}\n        {RECV.replace('target', 'incoming')}\n        "
 GATHER = [
-    (RECV, f"{ARRIVES}{TARGET}.copy_(incoming)"),
-    (RECV, f"{ARRIVES}{TARGET}.add_(incoming - {TARGET})", "are not what was sent"),
-    (RECV, f"dist.recv({TARGET}.clone(), left)", "not what"),
+    (RECV, f"{ARRIVES}target.copy_(incoming)"),
+    (RECV, f"{ARRIVES}target.add_(incoming - target)", "are not what was sent"),
+    (RECV, RECV.replace("target", "target.clone()"), "not what"),
     ("(rank + 1 - step)", "(rank - step)", "not what"),
 ]
-LAST = "all_gather_ring(chunks)"
+LAST, COUNT = "all_gather_ring(chunks, group)", "dist.get_world_size(group)"
 OWN_ORDER = """rank, world_size = dist.get_rank(), dist.get_world_size()
     every = [torch.empty_like(tensor) for _ in range(world_size)]
     dist.all_gather(every, tensor)
@@ -40,14 +37,11 @@ OWN_ORDER = """rank, world_size = dist.get_rank(), dist.get_world_size()
 RING = [
     ("tensor.view(-1).tensor_split(", "torch.tensor_split(tensor, "),
     ("tensor.view(-1)", "tensor.clone()", "on 2 ranks, rank 0 holds"),
-    ("dist.get_world_size()", "2", "a chunk for each rank: world size 1, got 2"),
-    (
-        "view(-1).tensor_split(dist.get_world_size())",
-        "view(dist.get_world_size(), -1)",
-        "size 1003",
-    ),
+    (COUNT, "2", "a chunk for each rank: world size 1, got 2"),
+    (f"view(-1).tensor_split({COUNT})", f"view({COUNT}, -1)", "size 1003"),
     (LAST, f"{LAST}\n    {LAST}", "from rank 0: 9 of them, expected 6"),
     ("chunks =…", OWN_ORDER, "numbers differ between ranks 0 and 1"),
+    (COUNT, "dist.get_world_size()", "world size 2, got 4 chunks"),
     ("chunks =…", "dist.all_reduce(tensor)", "from rank 0: 0 of them, expected 6"),
 ]
 test_right, test_wrong = edited(

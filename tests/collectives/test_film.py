@@ -164,6 +164,6 @@ def ring_all_reduce(tensor):
 
 @pytest.mark.slow
 def test_a_ring_of_one_message_at_a_time_is_refused(cell):
-    *others, last = build.rows(*cell(SERIAL))
+    *others, late, _ = build.rows(*cell(SERIAL))
     assert [row.holds for row in others] == [True] * len(others)
-    assert "on 6 ranks 60 messages travel one after another, expected 10" in last.seen
+    assert "on 6 ranks 60 messages travel one after another, expected 10" in late.seen

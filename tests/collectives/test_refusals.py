@@ -42,6 +42,31 @@ def test_a_tensor_that_autograd_records_is_not_summed(refused):
     refused(2, "sum its .grad", sum_of, lambda: torch.ones(5, requires_grad=True))
 
 
+def sum_in(rank, world_size, members):
+    group = dist.new_group(members)
+    tensor = torch.arange(5) * 10**rank
+    if rank in members:
+        ring.ring_all_reduce(tensor, group)
+    return tensor.tolist()
+
+
+@pytest.mark.parametrize("members", [[1, 3], [3, 0, 2], [2], [0, 1, 2, 3]])
+def test_a_group_sums_as_a_world_of_its_own(members, ranks):
+    alone = torch.arange(5) * sum(10**member for member in members)
+    for rank, found in enumerate(ranks(4, sum_in, members).results):
+        own = (torch.arange(5) * 10**rank).tolist()
+        assert found == (alone.tolist() if rank in members else own)
+
+
+def sum_outside(rank, world_size):
+    other = dist.new_group([1 - rank], use_local_synchronization=True)
+    ring.ring_all_reduce(torch.ones(2), other)
+
+
+def test_a_rank_that_is_not_in_the_group_is_told(refused):
+    refused(2, "this rank is not in the group", sum_outside, sent=True)
+
+
 def sum_twice(rank, world_size, shape, dtype, method):
     torch.manual_seed(rank)
     tensor = torch.randint(0, 3, shape).to(dtype)
