@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.data_parallel import wrapper
@@ -118,6 +119,21 @@ def sends_once(normalise: Callable) -> None:
     expect(len(calls), 2, f"the calls of rank 0 in {both}")
 
 
+def _in_pairs(rank: int, world_size: int, normalise: Callable) -> torch.Tensor:
+    """Of four ranks 0 and 2 normalise together, and so do 1 and 3."""
+    groups = [dist.new_group([first, first + 2]) for first in (0, 1)]
+    images = torch.full((1, 1, 1, 2), 10.0**rank)
+    return normalise(images, group=groups[rank % 2])
+
+
+def normalises_in_a_group(normalise: Callable) -> None:
+    """normalise over the ranks of `group` alone, if one is given"""
+    for rank, found in enumerate(launch(_in_pairs, 4, normalise).results):
+        sign = -1.0 if rank < 2 else 1.0  # one value is below the mean, one above
+        what = f"groups of ranks 0 and 2, 1 and 3, with images of 10**r: rank {rank} has"
+        expect(found.flatten(), torch.full((2,), sign), what, within=1e-3)
+
+
 build = Builder(
     "data_parallel",
     {
@@ -128,6 +144,7 @@ build = Builder(
             goes_back,
             holds_far_from_zero,
             sends_once,
+            normalises_in_a_group,
         ],
     },
 )

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.functional import cross_entropy
 
@@ -64,6 +66,8 @@ class DataParallel(nn.Module):
 
     def __init__(self, module: nn.Module, devices: Devices) -> None:
         super().__init__()
+        if not 0 < len(set(devices)) == len(devices):
+            raise ValueError(f"name one device or more, and each once: got {devices}")
         self.module, self.devices = module, devices
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -89,15 +93,24 @@ class WithLoss(nn.Module):
         return cross_entropy(self.module(images), labels, reduction=self.reduction)
 
 
-def sync_batch_norm(images: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Normalise each channel of (N, C, H, W) over the images of all ranks."""
+def sync_batch_norm(
+    images: torch.Tensor, eps: float = 1e-5, group: ProcessGroup | None = None
+) -> torch.Tensor:
+    """Normalise each channel of (N, C, H, W) over the images of all ranks of `group`.
+
+    Without a group these are all ranks. Raises ValueError for what are no such images, and on
+    a rank that is not in the group.
+    """
+    if dist.get_rank(group) < 0:
+        raise ValueError("this rank is not in the group: only the group's own ranks call it")
     if images.dim() != 4 or not images.is_floating_point():
         what = f"{tuple(images.shape)}, {images.dtype}"
         raise ValueError(f"images are fractions of shape (N, C, H, W), got {what}")
     channels = images.transpose(0, 1).flatten(1).double()  # (C, N × H × W)
     count = channels.new_full((len(channels),), channels.shape[1])
     sums = torch.stack([count, channels.sum(1), channels.square().sum(1)])
-    count, total, squares = all_reduce(sums)  # one message; its backward is one too
+    # one message; its backward is one too
+    count, total, squares = all_reduce(sums, group=group)
     mean = (total / count).view(-1, 1, 1)
     variance = (squares / count).view(-1, 1, 1) - mean**2
     return ((images - mean) / (variance + eps).sqrt()).to(images.dtype)

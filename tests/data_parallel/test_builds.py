@@ -23,7 +23,8 @@ GATHER = [
     (MOVED, f"{MOVED}.detach()", "does not require grad"),
     ("torch.stack(moved)", "torch.tensor(moved)", "the device of what is joined: 'cpu'"),
 ]
-CALL, LOCAL = "count, total, squares = all_reduce(sums)", "count, total, squares = sums"
+CALL = "count, total, squares = all_reduce(sums, group=group)"
+LOCAL = "count, total, squares = sums"
 NO_GRAD = f"""with torch.no_grad():
         torch.distributed.all_reduce(sums.data)
     {LOCAL}"""
@@ -41,6 +42,7 @@ SYNC = [
     ("channels.shape[1])", "1)", ".sum(1)", ".mean(1)", "on 3 ranks: the output"),
     (CALL, NO_GRAD, "on 2 ranks: the gradient is"),
     (CALL, THREE, "expected 2"),
+    ("group=group)", "group=None)", "ranks 0 and 2, 1 and 3, with images of 10**r: rank 0"),
 ]
 edits = {"scatter": SCATTER, "gather": GATHER, "sync_batch_norm": SYNC}
 test_right, test_wrong = edited(build, edits)

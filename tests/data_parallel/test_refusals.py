@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.data_parallel import wrapper
@@ -14,6 +15,13 @@ def test_inputs_of_other_lengths_are_refused(d):
         with pytest.raises(ValueError) as refused:
             model(*inputs)
         assert str(refused.value) == f"all inputs must have equally many rows, got {rows}"
+
+
+@pytest.mark.parametrize("named", [[], ["cpu", "cpu"]])
+def test_a_device_has_one_replica(named):
+    """Two on one would share the running statistics of a BatchNorm and move them twice."""
+    with pytest.raises(ValueError, match="name one device or more, and each once: got"):
+        wrapper.DataParallel(nn.BatchNorm1d(2), [torch.device(name) for name in named])
 
 
 @pytest.mark.parametrize("replicas, inputs", [(2, 3), (3, 2), (0, 0)])
@@ -33,6 +41,15 @@ def normalise(rank, world_size, shape, dtype):
 )
 def test_what_are_no_images_is_refused_before_anything_is_sent(refused, shape, dtype):
     refused(2, f"(N, C, H, W), got {shape}, {dtype}", normalise, shape, dtype)
+
+
+def normalise_outside(rank, world_size):
+    other = dist.new_group([1 - rank], use_local_synchronization=True)
+    return wrapper.sync_batch_norm(torch.ones(1, 2, 3, 3), group=other)
+
+
+def test_a_rank_that_is_not_in_the_group_is_told(refused):
+    refused(2, "this rank is not in the group", normalise_outside, sent=True)
 
 
 def far(rank, world_size, dtype, samples):
