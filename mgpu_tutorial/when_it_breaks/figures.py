@@ -91,6 +91,10 @@ FAULTS = {  # the rank that does otherwise, and the line that makes it do so
     jobs.average_file: (0, "torch.ones(2**17)"),
     jobs.train_on_sequences: (3, "sorted("),
 }
+HINT = (
+    "[0] is the rank that does otherwise, [1] the number of the statement by which it does: "
+    "not a condition above it, and not the line at which the others wait"
+)
 REMEDY = "b"  # of the three proposals for `agree_on_settings`
 GAP = 0  # between two points whose gradient is NaN in `spread_points`
 ALIKE = "order"  # what all ranks must draw alike in `draw_epoch`

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.when_it_breaks.data import Run
@@ -124,19 +125,22 @@ def loss_and_gradient(
     return errors.square().mean(), 2 * errors @ features / len(errors)
 
 
-def replay(gradient_of: Callable, batch: torch.Tensor) -> list[int]:
+def replay(
+    gradient_of: Callable, batch: torch.Tensor, group: ProcessGroup | None = None
+) -> list[int]:
     """The ranks whose gradient the next rank doesn't reproduce to the last bit.
 
-    A gradient that is NaN on both of them is reproduced. Raises ValueError on one rank.
+    The ranks are those of `group`, and count within it; without one they are all ranks. A
+    gradient that is NaN on both of them is reproduced. Raises ValueError on one rank.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world_size == 1:
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if world_size < 2:
         raise ValueError("one rank has no other one that could replay its batch: take two")
     batches, pairs = [None] * world_size, [None] * world_size
-    dist.all_gather_object(batches, batch.cpu())  # or it arrives on the sender's card
+    dist.all_gather_object(batches, batch.cpu(), group)  # or it arrives on the sender's card
     of_others = batches[rank - 1].to(batch.device)
     mine = gradient_of(batch).cpu(), gradient_of(of_others).cpu()
-    dist.all_gather_object(pairs, mine)
+    dist.all_gather_object(pairs, mine, group)
     own, again = zip(*pairs, strict=True)
     again = again[1:] + again[:1]  # rank 0 has replayed the last rank's batch
     exactly = {"rtol": 0, "atol": 0, "equal_nan": True}

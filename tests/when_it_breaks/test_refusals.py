@@ -68,6 +68,16 @@ def test_replay_compares_any_numbers(ranks, batches, bad, expected):
     assert results == [expected] * world_size
 
 
+def replay_in_pairs(rank, world_size):
+    groups = [torch.distributed.new_group([first, first + 2]) for first in (0, 1)]
+    found = jobs.replay(lambda batch: batch + (rank == 2), torch.ones(3), groups[rank % 2])
+    return found
+
+
+def test_a_group_replays_among_itself(ranks):
+    assert ranks(4, replay_in_pairs).results == [[0, 1], [], [0, 1], []]
+
+
 def test_the_page_asks_for_nine_findings_in_eight_jobs_and_four_runs():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     text = ["".join(cell["source"]) for cell in cells]
