@@ -77,7 +77,13 @@ def _not_ours(path: str, state: dict) -> None:
 
 
 def _steps_of(
-    rank: int, world_size: int, resume: Callable, path: str, steps: int, until: int
+    rank: int,
+    world_size: int,
+    resume: Callable,
+    path: str,
+    steps: int,
+    until: int,
+    every: int = 3,
 ) -> tuple[int | None, list[int], float]:
     """The first step, the steps taken, and a weight to which each step adds its number."""
     checkpoint.save_whole = _not_ours
@@ -93,14 +99,17 @@ def _steps_of(
         model.weight.grad = torch.full((1, 1), -float(step))
         optimizer.step()
 
+    how = {} if every == 3 else {"every": every}
     with suppress(InterruptedError):
-        first = resume(path, model, optimizer, take_step, steps)
+        first = resume(path, model, optimizer, take_step, steps, **how)
     return first, taken, model.weight.item()
 
 
-def _expect_steps(resume: Callable, path: str, steps: int, expected: range) -> float:
+def _expect_steps(
+    resume: Callable, path: str, steps: int, expected: range, every: int = 3
+) -> float:
     """Two ranks live until they die behind the steps expected; returns the weight then."""
-    found = launch(_steps_of, 2, resume, path, steps, expected.stop).results
+    found = launch(_steps_of, 2, resume, path, steps, expected.stop, every).results
     life = "the second life" if expected.start else "the first life"
     for first, taken, _ in found:
         expect(taken, list(expected), f"the steps of {life}")
@@ -111,15 +120,31 @@ def _expect_steps(resume: Callable, path: str, steps: int, expected: range) -> f
 
 def goes_on(resume: Callable) -> None:
     """take all steps, after a death those from the last save on, with its momentum, and none
-    past the last
+    past the last; save after every third, or as often as `every` says
     """
-    with TemporaryDirectory() as folder:
-        for steps, death, saved in (8, 4, 3), (8, 7, 6), (6, 6, 6):  # the last one has ended
+    with TemporaryDirectory() as folder:  # the last but one has ended
+        for steps, death, saved, n in (8, 4, 3, 3), (8, 7, 6, 3), (6, 6, 6, 3), (8, 5, 4, 2):
             path = f"{folder}/{death}.pt"
-            _expect_steps(resume, path, steps, range(death))
-            weight = _expect_steps(resume, path, steps, range(saved, steps))
+            _expect_steps(resume, path, steps, range(death), n)
+            weight = _expect_steps(resume, path, steps, range(saved, steps), n)
             whole = _expect_steps(resume, f"{path}.whole", steps, range(steps))
             expect(weight, whole, f"the weight at the end, after a death in step {death}")
+
+
+def _asked(rank: int, world_size: int, resume: Callable, path: str, steps: int) -> str:
+    """What became of a call that asks for so many steps."""
+    try:
+        return f"{_steps_of(rank, world_size, resume, path, steps, steps)[0]} was returned"
+    except ValueError:
+        return "a ValueError"
+
+
+def refuses_fewer_steps(resume: Callable) -> None:
+    """raise a ValueError on every rank where more steps are done than are asked for"""
+    with TemporaryDirectory() as folder:
+        launch(_steps_of, 2, resume, f"{folder}/run.pt", 6, 6)
+        for rank, said in enumerate(launch(_asked, 2, resume, f"{folder}/run.pt", 4).results):
+            expect(said, "a ValueError", f"4 steps, and 6 are done: on rank {rank}")
 
 
 def ends_with_the_same_bits(resume: Callable) -> None:
@@ -209,7 +234,7 @@ build = Builder(
     "survival",
     {
         checkpoint.save_whole: [writes_what_can_be_read, survives_a_death],
-        elastic.resume_or_start: [goes_on, ends_with_the_same_bits],
+        elastic.resume_or_start: [goes_on, refuses_fewer_steps, ends_with_the_same_bits],
         elastic.samples_of: SAMPLES,
     },
 )

@@ -25,14 +25,26 @@ from mgpu_tutorial.shared.checkpoint import save_whole
 
 
 def resume_or_start(
-    path: str, model: nn.Module, optimizer: Optimizer, take_step: Callable, steps: int
+    path: str,
+    model: nn.Module,
+    optimizer: Optimizer,
+    take_step: Callable,
+    steps: int,
+    every: int = 3,
 ) -> int:
-    """Take the steps that are left, and save after every third; returns the first one."""
+    """Take the steps that are left, and save after each `every`; returns the first one.
+
+    Raises ValueError, on every rank, for fewer steps than the file has.
+    """
+    if every < 1:
+        raise ValueError(f"every={every}: save after every step, 1, or more seldom")
     state = checkpoint.load(path, model, optimizer)
     first = state.get("step", 0)
+    if first > steps:
+        raise ValueError(f"steps={steps}, and {first} are done: ask for more steps in all")
     for step in range(first, steps):
         take_step(step)
-        if (step + 1) % 3 == 0:
+        if (step + 1) % every == 0:
             checkpoint.save(path, model, optimizer, write=save_whole, step=step + 1)
     return first
 
@@ -44,14 +56,22 @@ def train(
     resume: Callable = resume_or_start,
     steps: int = 12,
 ) -> int:
-    """Train a small network to the end, from wherever its file is; returns the first step."""
+    """Train a small network to the end, from wherever its file is; returns the first step.
+
+    Raises ValueError for a file of another number of ranks: their batches are other ones.
+    """
     if steps < 1:
         raise ValueError(f"{steps} steps train nothing: give 1 or more")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.param_groups[0]["ranks"] = world_size  # saved, and loaded, with the rest
 
     def take_step(step: int) -> None:
+        ranks = optimizer.param_groups[0]["ranks"]
+        if ranks != world_size:
+            why = f"{world_size} would draw other batches: start as many as before"
+            raise ValueError(f"the file is of {ranks} ranks, and {why}")
         inputs, targets = batch_of(step, rank)
         optimizer.zero_grad()
         mse_loss(model(inputs), targets).backward()

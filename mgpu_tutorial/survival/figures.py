@@ -59,9 +59,11 @@ def run_on_two_nodes(command: str, **environment: str) -> None:
     print(*sorted(said.splitlines()), sep="\n")
 
 
-def on_other_ranks(*pairs: tuple[int, int]) -> Table:
+def on_other_ranks(
+    *pairs: tuple[int, int], samples_of: Callable = elastic.samples_of
+) -> Table:
     """Ten steps on some ranks, ten more on others: how far from twenty on one process?"""
-    start, order = torch.zeros(4, dtype=torch.float64), elastic.samples_of
+    start, order = torch.zeros(4, dtype=torch.float64), samples_of
     one, rows = launch(elastic.train_on, 1, order, start, range(20)).results[0], []
     for before, after in pairs:
         half = launch(elastic.train_on, before, order, start, range(10)).results[0]

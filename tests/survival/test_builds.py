@@ -29,13 +29,15 @@ SAVE = [
 ]
 STEPS = "range(first, steps)"
 FRESH = "torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)"
-FIRST, THIRD = 'state.get("step", 0)', "(step + 1) % 3 == 0"
+FIRST, THIRD = 'state.get("step", 0)', "(step + 1) % every == 0"
 RESUME = [
-    (FIRST, 'state["step"] if state else 0', THIRD, "step % 3 == 2"),
+    (FIRST, 'state["step"] if state else 0', THIRD, "step % every == every - 1"),
     (FIRST, 'state.pop("step", 0)'),
     (FIRST, 'state["step"]', "KeyError"),
     ("step=step + 1", "epoch=1", "the steps of the second life: 8 of them, expected 5"),
-    (THIRD, "step % 3 == 0", "the steps of the second life: 4 of them, expected 5"),
+    (THIRD, "step % every == 0", "the steps of the second life: 4 of them, expected 5"),
+    (THIRD, "(step + 1) % 3 == 0", "the steps of the second life: 5 of them, expected 4"),
+    ("first > steps", "False", "4 steps, and 6 are done: on rank 0: '6 was returned'"),
     (STEPS, "range(first, max(steps, 7))", "first life: 7 of them, expected 6"),
     (STEPS, "range(first, max(steps, first + 1))", "second life: 1 of them, expected 0"),
     ("model, optimizer)", f"model, {FRESH})", "after a death in step 4: "),

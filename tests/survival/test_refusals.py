@@ -19,6 +19,10 @@ def start(rank, world_size, steps):
     return elastic.train(rank, world_size, "/", elastic.resume_or_start, steps)
 
 
+def every(rank, world_size, number):
+    return elastic.resume_or_start("/", None, None, None, 6, number)
+
+
 REFUSED = [
     (1, "no step 0 of rank 2 of 2", indices, (0, 2, 2, 12, 50)),
     (1, "no step 0 of rank -1 of 2", indices, (0, -1, 2, 12, 50)),
@@ -27,6 +31,8 @@ REFUSED = [
     (1, "a batch of 0 cannot be taken from 50", indices, (0, 0, 2, 0, 50)),
     (2, "0 steps train nothing", start, (0,)),
     (2, "-3 steps train nothing", start, (-3,)),
+    (2, "every=0: save after every step, 1, or more seldom", every, (0,)),
+    (2, "every=-3: save after every step", every, (-3,)),
     (2, "start it by torchrun", elastic.train_with_accident, ("/",)),
 ]
 
@@ -34,6 +40,23 @@ REFUSED = [
 @pytest.mark.parametrize("world_size, words, worker, given", REFUSED)
 def test_refused(refused, world_size, words, worker, given):
     refused(world_size, words, worker, *given)
+
+
+@pytest.mark.parametrize(
+    "world_size, steps, words",
+    [
+        (2, 3, "steps=3, and 6 are done: ask for more steps in all"),
+        (1, 9, "the file is of 2 ranks, and 1 would draw other batches"),
+        (3, 9, "the file is of 2 ranks, and 3 would draw other batches"),
+    ],
+)
+def test_what_is_not_the_same_run_is_refused(
+    ranks, refused, tmp_path, world_size, steps, words
+):
+    folder = str(tmp_path)
+    ranks(2, elastic.train, folder, elastic.resume_or_start, 6)
+    given = folder, elastic.resume_or_start, steps
+    refused(world_size, words, elastic.train, *given, sent=True)  # rank 0 sends the file
 
 
 def test_a_death_has_the_number_of_a_call():
