@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
 
@@ -94,10 +95,26 @@ def sends_one_number(ask: Callable) -> None:
     assert sizes[0] <= 8, f"rank 0 sent {sizes[0]} bytes"
 
 
+def _in_pairs(rank: int, world_size: int, ask: Callable) -> bool:
+    """Of four ranks 0 and 2 ask each other, and so do 1 and 3; rank 3 has an overflow."""
+    groups = [dist.new_group([first, first + 2]) for first in (0, 1)]
+    number = INFINITE if rank == 3 else 0.5
+    return ask([torch.tensor([number])], group=groups[rank % 2])
+
+
+def asks_a_group(ask: Callable) -> None:
+    """ask the ranks of `group` alone, if one is given"""
+    found = launch(_in_pairs, 4, ask).results
+    what = "groups of ranks 0 and 2, 1 and 3, an overflow on rank 3: what rank {} says"
+    for rank, answer in enumerate(found):
+        expect(answer, rank in (0, 2), what.format(rank))
+
+
+ASK = [says_the_same, takes_none, sends_one_number, asks_a_group]
 build = Builder(
     "mixed_precision",
     {
         precision.finish_step: [steps_by_the_mean, clips_the_mean, skips_together],
-        precision.is_finite_everywhere: [says_the_same, takes_none, sends_one_number],
+        precision.is_finite_everywhere: ASK,
     },
 )

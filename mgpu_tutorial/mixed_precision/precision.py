@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
+from torch.distributed import ProcessGroup
 from torch.nn.functional import nll_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector
@@ -125,14 +126,20 @@ def refuse_what_cannot_be_compared(
         raise ValueError(f"a loss times {init_scale} has no gradients to divide again")
 
 
-def is_finite_everywhere(gradients: Iterable[torch.Tensor | None]) -> bool:
+def is_finite_everywhere(
+    gradients: Iterable[torch.Tensor | None], group: ProcessGroup | None = None
+) -> bool:
     """Are all gradients of all ranks finite? Every rank tells the others with one number.
 
-    A parameter that is frozen or unused has None for a gradient, and None is finite.
+    The ranks are those of `group`; without one they are all ranks. A parameter that is
+    frozen or unused has None for a gradient, and None is finite. Raises ValueError on a rank
+    that is not in the group.
     """
+    if dist.get_rank(group) < 0:
+        raise ValueError("this rank is not in the group: only the group's own ranks call it")
     overflow = any(g is not None and not g.isfinite().all() for g in gradients)
     found = torch.tensor(float(overflow))
-    dist.all_reduce(found, dist.ReduceOp.MAX)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group)
     return found.item() == 0
 
 

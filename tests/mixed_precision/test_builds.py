@@ -33,12 +33,12 @@ FINISH = [
 ]
 MIN = """there = [g for g in gradients if g is not None]
     good = torch.tensor(int(all(g.isfinite().all() for g in there)))
-    dist.all_reduce(good, dist.ReduceOp.MIN)
+    dist.all_reduce(good, dist.ReduceOp.MIN, group)
     return bool(good)"""
 COUNTED = """bad = torch.zeros(1)
     for gradient in filter(torch.is_tensor, gradients):
         bad += (~gradient.isfinite()).sum()
-    dist.all_reduce(bad)
+    dist.all_reduce(bad, group=group)
     return bad.item() == 0"""
 LEAVES = """if all(g.isfinite().all() for g in gradients):
         return True
@@ -58,5 +58,6 @@ ASK = [
     ("overflow =…", SUM, "expected False"),
     ("tensor(float(overflow))", "full((3,), float(overflow))", ".item()", ".max()")
     + ("rank 0 sent 12 bytes",),
+    ("MAX, group)", "MAX)", "an overflow on rank 3: what rank 0 says: False, expected True"),
 ]
 test_right, test_wrong = edited(build, {"finish_step": FINISH, "is_finite_everywhere": ASK})

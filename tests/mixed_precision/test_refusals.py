@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.amp import GradScaler
@@ -52,6 +53,15 @@ def test_refused(refused, world_size, words, worker, given):
 
 def asked(rank, world_size, gradients):
     return precision.is_finite_everywhere(gradients[rank])
+
+
+def asked_outside(rank, world_size):
+    other = dist.new_group([1 - rank], use_local_synchronization=True)
+    return precision.is_finite_everywhere([torch.ones(2)], other)
+
+
+def test_a_rank_that_is_not_in_the_group_is_told(refused):
+    refused(2, "this rank is not in the group", asked_outside, sent=True)
 
 
 ONE, INF = torch.ones(2), torch.tensor([[1.0, math.inf]])
