@@ -85,3 +85,18 @@ def keep_stores_on_loopback() -> None:
         return store(port=port, is_master=is_master, **settings)
 
     store, rendezvous.TCPStore = rendezvous.TCPStore, open_or_visit
+
+
+# A store for a process group that only pretends: PyTorch's "fake" backend takes no other.
+fake_store = Private("torch.testing._internal.distributed.fake_pg:FakeStore")
+# A mode in which tensors have shapes and no numbers.
+fake_tensors = Private("torch._subclasses.fake_tensor:FakeTensorMode")
+# A guard under which such modes are off.
+without_modes = Private("torch.utils._python_dispatch:_disable_current_modes")
+# The class of modes that see every kernel.
+dispatch_mode = Private("torch.utils._python_dispatch:TorchDispatchMode")
+# Attention on a CPU, and its backward.
+flash = Private("torch:ops.aten._scaled_dot_product_flash_attention_for_cpu")
+flash_backward = Private(
+    "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"
+)

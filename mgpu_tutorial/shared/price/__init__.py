@@ -1,0 +1,15 @@
+"""What your own worker would take at full size, on a machine that is not here.
+
+`tape.py`     runs a worker as a pretended rank and notes what it computes, sends and holds
+`machine.py`  "8 x H100": what a kernel and a call take there, from `cost_model`
+`replay.py`   the tapes on a machine: clocks for streams and links
+`pricing.py`  `price(worker, 8, …, machine="8 x H100")`, and its result
+`picture.py`  the timeline of a rank, and its memory under it
+`models.py`   models of full size in one line, and a worker that trains one
+
+    from mgpu_tutorial.shared.price import price, train_llama
+    price(train_llama, 8, BucketedDDP, layers=8, machine="8 x H100")
+"""
+
+from mgpu_tutorial.shared.price.models import llama_3_8b, train_llama
+from mgpu_tutorial.shared.price.pricing import Priced, price

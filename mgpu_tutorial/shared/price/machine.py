@@ -1,0 +1,117 @@
+"""A machine for the replay, "8 x H100", and what a kernel and a call take on it."""
+
+import re
+from typing import NamedTuple
+
+from mgpu_tutorial.shared.cost_model.links import (
+    Link,
+    all_gather_seconds,
+    all_to_all_seconds,
+    require_whole,
+)
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
+from mgpu_tutorial.shared.price.tape import Call, Operation
+
+KERNEL = 4e-6  # seconds that the shortest kernel takes; set, not fitted
+
+
+class Machine(NamedTuple):
+    """GPUs in nodes; all rates are reached ones, in operations or bytes per second.
+
+    `inside` joins the GPUs of a node, `between` is each GPU's network card. `flops` are in
+    16 bits, `memory` is in bytes. `_replace(flops=…)` tries another number.
+    """
+
+    name: str
+    gpus: int
+    per_node: int
+    flops: float
+    memory_rate: float
+    memory: float
+    inside: Link
+    between: Link
+    kernel: float = KERNEL
+
+    def of(self, gpus: int) -> "Machine":
+        """The same with more or fewer GPUs."""
+        return self._replace(gpus=gpus, name=re.sub(r"^\d+", str(gpus), self.name))
+
+    def nodes(self, ranks: tuple[int, ...]) -> int:
+        """Over how many nodes these ranks are spread, which stand side by side in order."""
+        return len({rank // self.per_node for rank in ranks})
+
+    def link(self, ranks: tuple[int, ...]) -> Link:
+        """The slowest link between these ranks."""
+        return self.between if self.nodes(ranks) > 1 else self.inside
+
+
+def machine_of(text: "str | Machine") -> Machine:
+    """What "8 x H100" stands for; a Machine is taken as it is.
+
+    Raises ValueError for a text that names no GPU of `cost_model`, or no whole nodes.
+    """
+    if isinstance(text, Machine):
+        return text
+    found = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\S+)\s*", str(text))
+    if not found or found[2] not in CLUSTERS:
+        known = ", ".join(CLUSTERS)
+        raise ValueError(f'machine must be like "8 x H100", of one of {known}, got {text!r}')
+    gpus, cluster = int(found[1]), CLUSTERS[found[2]]
+    require_whole("the number of GPUs", gpus)
+    if gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
+        raise ValueError(
+            f"{gpus} GPUs are no whole nodes of {cluster.gpus_per_node}: give up to "
+            f"{cluster.gpus_per_node}, or a multiple of it"
+        )
+    return Machine(
+        name=f"{gpus} x {found[2]}",
+        gpus=gpus,
+        per_node=cluster.gpus_per_node,
+        flops=cluster.gpu.peak * cluster.gpu.matmul_efficiency,
+        memory_rate=cluster.memory_rate(),
+        memory=cluster.gpu.memory,
+        inside=cluster.reached()[0],
+        between=cluster.reached()[1],
+    )
+
+
+def operation_seconds(operation: Operation, machine: Machine) -> float:
+    """The longer of its two roads, products or memory; never less than a kernel takes."""
+    if operation.seconds:
+        return operation.seconds
+    products = operation.flops * operation.slowdown / machine.flops
+    return max(products, operation.nbytes / machine.memory_rate, machine.kernel)
+
+
+def call_seconds(call: Call, rank: int, machine: Machine) -> float:
+    """From the moment at which all are ready and the link is free, as `links.py` has it."""
+    if call.peer is not None and call.name in ("send", "isend", "recv", "irecv"):
+        link = machine.link((rank, call.peer))
+        return link.latency + call.nbytes / link.bandwidth
+    ranks, nodes, link = len(call.group), machine.nodes(call.group), machine.link(call.group)
+    if ranks < 2:
+        return 0.0
+    size = ranks, -(-ranks // nodes), machine.inside, machine.between
+    if call.name.startswith("all_reduce"):
+        return 2 * all_gather_seconds(call.nbytes, *size)
+    if call.name.startswith("all_to_all"):
+        return all_to_all_seconds(call.nbytes, *size)
+    if call.name.startswith(("all_gather", "reduce_scatter")):
+        return all_gather_seconds(call.nbytes, *size)
+    levels = (ranks - 1).bit_length()  # of a tree
+    if "barrier" in call.name:
+        return 2 * levels * link.latency
+    copies = ranks - 1 if call.name.startswith(("gather", "scatter")) else 1
+    return levels * link.latency + copies * call.nbytes / link.bandwidth
+
+
+def bytes_sent(call: Call) -> float:
+    """What one rank puts on the link, as rings do."""
+    others = max(0, len(call.group) - 1) / max(1, len(call.group))
+    if call.name in ("recv", "irecv") or "barrier" in call.name:
+        return 0
+    if call.name in ("send", "isend", "broadcast", "reduce"):
+        return call.nbytes
+    if call.name.startswith(("gather", "scatter")):
+        return call.nbytes
+    return call.nbytes * others * (2 if call.name.startswith("all_reduce") else 1)

@@ -1,0 +1,152 @@
+"""A process that pretends: streams of a GPU, a sleep without time, and many ranks.
+
+What is replaced here stays so until the process ends.
+"""
+
+import functools
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import optimizer
+from torch.utils import flop_counter
+
+from mgpu_tutorial.lab import borrowed
+from mgpu_tutorial.shared.price.tape import Kernels, Mark, Tape, Taping, Wait
+
+
+class Stream:
+    """Of a GPU: what is given to a stream runs in order, and beside what other streams do."""
+
+    taping: Taping
+    count = 0  # of the streams beside the usual one, which is number 0
+
+    def __init__(self, priority: int = 0) -> None:
+        Stream.count += 1
+        self.number = Stream.count
+
+    def record_event(self, event: Any = None) -> "StreamEvent":
+        event = event or StreamEvent()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: "StreamEvent") -> None:
+        if event.position is not None:
+            self.taping.add(Wait(event.position, self.number))
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.wait_event(other.record_event())
+
+
+class StreamEvent:
+    """A moment of a stream, for which another stream, or the program, may wait."""
+
+    position: int | None = None
+
+    def record(self, stream: Stream | None = None) -> "StreamEvent":
+        taping = Stream.taping
+        self.position = taping.add(Mark(stream.number if stream else taping.stream))
+        return self
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or current_stream()).wait_event(self)
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def query(self) -> bool:
+        return True
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The stream to which this moment's kernels go."""
+    stream = Stream.__new__(Stream)
+    stream.number = Stream.taping.stream
+    return stream
+
+
+@contextmanager
+def on_stream(stream: Stream | None) -> Iterator[None]:
+    """What is called inside goes to this stream."""
+    before = Stream.taping.stream
+    Stream.taping.stream = stream.number if stream else before
+    try:
+        yield
+    finally:
+        Stream.taping.stream = before
+
+
+def tape_worker(rank: int, ranks: int, worker: Callable, args: tuple, kwargs: dict) -> Tape:
+    """Run `worker(rank, ranks, …)` as one pretended rank of this process, and tape it."""
+    taping = Stream.taping = Taping()
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=borrowed.fake_store())
+    taping.install()
+    handles = [
+        optimizer.register_optimizer_step_pre_hook(taping.begin_step),
+        optimizer.register_optimizer_step_post_hook(taping.end_step),
+    ]
+    with borrowed.fake_tensors(allow_non_fake_inputs=True), Kernels(taping):
+        worker(rank, ranks, *args, **kwargs)
+    for handle in handles:
+        handle.remove()
+    tape = taping.tape()
+    dist.destroy_process_group()
+    return tape
+
+
+def pretend() -> None:
+    """Give this process streams, a sleep that takes no time, and counts of attention."""
+    flop_counter.flop_registry |= {
+        borrowed.flash.thing: flash_flops(flop_counter.sdpa_flop_count, 0),
+        borrowed.flash_backward.thing: flash_flops(flop_counter.sdpa_backward_flop_count, 1),
+    }
+    torch.cpu.Stream, torch.cpu.Event = Stream, StreamEvent
+    torch.cpu.current_stream, torch.cpu.stream = current_stream, on_stream
+    sleep, resize = time.sleep, torch.UntypedStorage.resize_
+
+    def pretended(seconds: float) -> None:
+        is_worker = threading.current_thread() is threading.main_thread()
+        (Stream.taping.sleep if is_worker else sleep)(seconds)
+
+    def resized(storage: torch.UntypedStorage, nbytes: int) -> Any:
+        if held := Stream.taping.held.get(storage):
+            Stream.taping.resize(held, nbytes)
+        return resize(storage, nbytes)
+
+    time.sleep, torch.UntypedStorage.resize_ = pretended, resized
+    for name, method in list(vars(dist.DeviceMesh).items()):
+        if inspect.isfunction(method):
+            setattr(dist.DeviceMesh, name, with_numbers(method))
+
+
+def flash_flops(count: Callable, gradients: int) -> Callable:
+    """Of the CPU's attention, which PyTorch's counter leaves out; half if causal."""
+
+    def counted(*given: Any, is_causal: bool = False, **_: Any) -> float:
+        shapes = [tuple(tensor.shape) for tensor in given[: 3 + gradients]]
+        # behind q, k, v (dropout), behind their gradient's (out, logsumexp, dropout)
+        place = 4 + 3 * gradients
+        is_causal = given[place] if len(given) > place else is_causal
+        return count(*shapes) / (2 if is_causal else 1)
+
+    return counted
+
+
+def with_numbers(method: Callable) -> Callable:
+    """A method of a mesh, which knows the numbers of its ranks."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with borrowed.without_modes():
+            if kwargs.get("_rank_map") is not None:
+                kwargs["_rank_map"] = torch.arange(len(kwargs["_rank_map"]), dtype=torch.int)
+            return method(*args, **kwargs)
+
+    return call

@@ -1,0 +1,204 @@
+"""`price`: one call about as short as `launch`, and its result, which draws itself."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from mgpu_tutorial.lab import RanksHung, launch
+from mgpu_tutorial.lab.record import source_lines
+from mgpu_tutorial.lab.record.trace import POINT_TO_POINT
+from mgpu_tutorial.lab.table import Table, formatted
+from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared.price import pretended
+from mgpu_tutorial.shared.price.machine import Machine, bytes_sent, machine_of
+from mgpu_tutorial.shared.price.picture import draw
+from mgpu_tutorial.shared.price.replay import Played, replay
+from mgpu_tutorial.shared.price.tape import Call, Tape
+
+MOST = 64  # ranks of a chain of messages that are taped, one after the other
+NO_NUMBER = ("DataDependentOutputException", "DynamicOutputShapeException")
+NO_MEMORY = ("data is not allocated", "data pointer", "numpy")
+
+
+def price(
+    worker: Callable,
+    ranks: int,
+    *args: Any,
+    machine: str | Machine | None = None,
+    timeout: float = 120.0,
+    **kwargs: Any,
+) -> "Priced":
+    """What `worker(rank, ranks, *args, **kwargs)` would take on so many GPUs.
+
+    The worker runs once, as rank 0 of a group that only pretends, on tensors that have shapes
+    and no numbers; and once more for every rank with which that one exchanges messages. The
+    last span whose name begins with "step" is priced, or all of the worker.
+
+    machine  such as "8 x H100", which is also what None stands for, with a GPU for each
+             rank; the names are those of `cost_model`.
+    timeout  seconds until the worker must have returned.
+
+    Raises ValueError for a machine that is unknown or has another number of GPUs, and for a
+    worker that asks for numbers; RuntimeError for one that fails, or does not return.
+    """
+    if not callable(worker):
+        raise TypeError(f"worker must be a function worker(rank, ranks, …), got {worker!r}")
+    require_whole("ranks", ranks)
+    chosen = machine_of(machine or f"{ranks} x H100")
+    if chosen.gpus != ranks:
+        raise ValueError(
+            f"{ranks} ranks need a machine of {ranks} GPUs, and {chosen.name!r} has "
+            f"{chosen.gpus}: give one a GPU for each rank"
+        )
+    call = {"backend": "none", "device": "cpu", "timeout": timeout}
+    try:
+        (found,) = launch(_tape_all, 1, ranks, worker, args, kwargs, **call).results
+    except RanksHung as error:
+        raise RuntimeError(
+            f"the worker did not return within {timeout:g} s, so there is no price: {error}"
+        ) from None
+    if isinstance(found, str):
+        raise (ValueError if found.startswith("what") else RuntimeError)(found)
+    tapes = {rank: whole.step() for rank, whole in found.items()}
+    return Priced(worker, ranks, args, kwargs, tapes, chosen)
+
+
+def _tape_all(rank: int, world_size: int, ranks: int, worker, args, kwargs) -> Any:
+    """In a process of its own: rank 0, and those it exchanges messages with; or why not."""
+    pretended.pretend()
+    tapes: dict[int, Tape] = {}
+    to_do = [0]
+    while to_do:
+        now = to_do.pop(0)
+        try:
+            tapes[now] = pretended.tape_worker(now, ranks, worker, args, kwargs)
+        except Exception as error:
+            return _reason(error, now)
+        calls = [event for event in tapes[now].events if isinstance(event, Call)]
+        peers = {call.peer for call in calls if call.name in POINT_TO_POINT}
+        to_do += sorted(peers - {None} - tapes.keys() - set(to_do))
+        if len(tapes) + len(to_do) > MOST:
+            return (
+                f"what more than {MOST} ranks send each other takes too long to tape: "
+                f"price {MOST} ranks or fewer"
+            )
+    return tapes
+
+
+def _reason(error: Exception, rank: int) -> str:
+    """One sentence: what was asked of a pretended rank, where, and what to do."""
+    frames, trace = [], error.__traceback__
+    while trace:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(__file__.rpartition("pricing")[0]):
+            line = source_lines.SourceLine(code.co_filename, trace.tb_lineno, code.co_name)
+            frames.append(line)
+        trace = trace.tb_next
+    place = source_lines.innermost(frames)
+    at = f" (`{place.text}`, {place})" if place else ""
+    said = next(iter(str(error).splitlines()), "")
+    if type(error).__name__ in NO_NUMBER or any(words in said for words in NO_MEMORY):
+        return (
+            f"what this line asks for depends on numbers{at}, and a priced tensor has a "
+            "shape and none: give the numbers as an argument, or leave the line out"
+        )
+    return f"the worker failed as pretended rank {rank}: {type(error).__name__}: {said}{at}"
+
+
+@dataclass
+class Priced:
+    """A step of taped ranks on a machine; shows itself as a timeline, memory and a table.
+
+    Seconds and bytes of a rank are in `played` and `memory`; `on` is another machine.
+    """
+
+    worker: Callable
+    ranks: int
+    args: tuple
+    kwargs: Mapping[str, Any]
+    tapes: Mapping[int, Tape] = field(repr=False)
+    machine: Machine
+
+    def on(self, machine: str | Machine) -> "Priced":
+        """The same on another machine; the worker runs again only for more or fewer GPUs."""
+        chosen = machine_of(machine)
+        if chosen.gpus == self.ranks:
+            return replace(self, machine=chosen)
+        return price(self.worker, chosen.gpus, *self.args, machine=chosen, **self.kwargs)
+
+    @cached_property
+    def played(self) -> dict[int, Played]:
+        """The taped ranks on the machine, by rank."""
+        events = {rank: taped.events for rank, taped in self.tapes.items()}
+        return replay(events, self.machine)
+
+    @property
+    def seconds(self) -> float:
+        """Of the step, until the last rank is done."""
+        return max(player.seconds for player in self.played.values())
+
+    @property
+    def visible(self) -> float:
+        """Seconds in which that last rank computes nothing, for messages or other ranks."""
+        return max(self.played.values(), key=lambda player: player.seconds).visible
+
+    def memory(self, rank: int = 0) -> list[tuple[float, Counter]]:
+        """The bytes of each kind from a moment on, in seconds of the step."""
+        player, curve, live = self.played[rank], [(0.0, Counter())], Counter()
+        for change in sorted(self.tapes[rank].changes, key=lambda change: change.position):
+            live[change.kind] += change.nbytes
+            is_over = change.position >= len(player.begins)
+            moment = player.seconds if is_over else player.begins[change.position]
+            moment = max(moment, curve[-1][0])  # an early kernel of another stream
+            if curve[-1][0] == moment and live.total() <= curve[-1][1].total():
+                continue  # the most of a moment
+            curve.append((moment, Counter(live)))
+        return [*curve, (player.seconds, Counter(live))]
+
+    def fullest(self, rank: int = 0) -> Counter:
+        """The bytes of each kind at the moment at which the rank holds the most."""
+        return max(
+            (kinds for _, kinds in self.memory(rank)), key=lambda kinds: sum(kinds.values())
+        )
+
+    def sent(self, rank: int = 0) -> float:
+        """The bytes that the rank puts on its links."""
+        events = self.tapes[rank].events
+        return sum(bytes_sent(event) for event in events if isinstance(event, Call))
+
+    def row(self, rank: int) -> list[float]:
+        """Milliseconds, those of visible messages, GB at the fullest and GB sent."""
+        player, full = self.played[rank], self.fullest(rank).total()
+        return [1e3 * player.seconds, 1e3 * player.visible, full / 1e9, self.sent(rank) / 1e9]
+
+    def table(self) -> Table:
+        """A row for each rank that was taped."""
+        columns = {
+            "": "",
+            "ms": ".0f",
+            "visible (ms)": ".0f",
+            "GB at most": ".1f",
+            "GB sent": ".2f",
+        }
+        return formatted(columns, [[f"rank {rank}", *self.row(rank)] for rank in self.tapes])
+
+    def says(self) -> str:
+        """Where this is, and whether it fits."""
+        full = max(self.fullest(rank).total() for rank in self.tapes)
+        fits = (
+            ""
+            if full <= self.machine.memory
+            else (f": {full / 1e9:.0f} GB do not fit into {self.machine.memory / 1e9:.0f}")
+        )
+        return f"priced on {self.machine.name}, not measured{fits}"
+
+    def __repr__(self) -> str:
+        return f"{self.says()}\n{self.table()!r}"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        rank = next(iter(self.tapes))
+        drawing = draw(self.played[rank], self.memory(rank), self.machine, repr(self))
+        page = f"{drawing.html()}<p>{self.says()}</p>{self.table()._repr_html_()}"
+        return {"text/plain": repr(self), "text/html": page, "image/svg+xml": drawing.svg()}

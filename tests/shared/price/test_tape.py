@@ -1,0 +1,337 @@
+"""What a tape counts, exactly: operations, bytes, calls, and memory by kind."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from mgpu_tutorial.ddp_buckets import figures
+from mgpu_tutorial.ddp_buckets.experiments import Tower
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
+from mgpu_tutorial.lab import span
+from mgpu_tutorial.lab.run import server
+from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
+from mgpu_tutorial.shared.cost_model.links import Link
+from mgpu_tutorial.shared.price import Priced, llama_3_8b, price
+from mgpu_tutorial.shared.price.machine import machine_of
+from mgpu_tutorial.shared.price.tape import Call, Operation
+
+WIDTH, DEPTH, TOKENS = 256, 4, 512
+PARAMETERS = DEPTH * WIDTH**2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preloaded():
+    """What a pretended rank imports, its fork server has imported once for all."""
+    server.PRELOAD += [
+        "torch._subclasses.fake_tensor",
+        "torch.fx.experimental.symbolic_shapes",
+    ]
+
+
+def whole(model):
+    return model
+
+
+def sharded(model):
+    return nn.Sequential(*map(ShardedBlock, model))
+
+
+def prefetching(model):
+    return linked([PrefetchingBlock(layer) for layer in model])
+
+
+def fsdp(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def train(rank, world_size, wrapper, dtype=torch.float32):
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False, dtype=dtype) for _ in range(DEPTH)]
+    model = wrapper(nn.Sequential(*layers))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    x = torch.randn(TOKENS, WIDTH, dtype=dtype)
+    for _ in range(2):
+        with span("step"):
+            model(x).sum().backward()
+            getattr(model, "finish_gradient_synchronization", lambda: None)()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def priced():
+    made = {}
+
+    def get(wrapper, ranks=4, dtype=torch.float32):
+        if (wrapper, ranks, dtype) not in made:
+            made[wrapper, ranks, dtype] = price(train, ranks, wrapper, dtype)
+        return made[wrapper, ranks, dtype]
+
+    return get
+
+
+def events_of(found: Priced, kind):
+    return [event for event in found.tapes[0].events if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("wrapper", [whole, BucketedDDP, sharded, prefetching, fsdp])
+def test_two_operations_forward_and_four_backward(priced, wrapper):
+    flops = sum(event.flops for event in events_of(priced(wrapper), Operation))
+    first_input = 2 * WIDTH**2 * TOKENS  # whose gradient nobody wants
+    assert flops == 6 * PARAMETERS * TOKENS - first_input
+
+
+def test_a_product_reads_both_and_writes_one(priced):
+    first = next(e for e in events_of(priced(whole), Operation) if e.flops)
+    assert first.nbytes == 4 * (2 * TOKENS * WIDTH + WIDTH**2)
+
+
+def test_32_bits_take_longer_than_16(priced):
+    ratios = {
+        dtype: {
+            e.slowdown for e in events_of(priced(whole, dtype=dtype), Operation) if e.flops
+        }
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    assert ratios == {torch.float32: {16}, torch.bfloat16: {1}}
+
+
+NBYTES = 4 * PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "calls"),
+    [
+        (whole, {}),
+        (NaiveDDP, {"all_reduce": (DEPTH, NBYTES)}),
+        (BucketedDDP, {"all_reduce": (1, NBYTES)}),
+        (
+            sharded,  # backward does not need the first layer's weight
+            {
+                "all_gather_single": (2 * DEPTH - 1, 2 * NBYTES - 4 * WIDTH**2),
+                "reduce_scatter_single": (DEPTH, NBYTES),
+            },
+        ),
+        (
+            fsdp,
+            {
+                "all_gather_single": (2 * DEPTH, 2 * NBYTES),
+                "reduce_scatter_single": (DEPTH, NBYTES),
+            },
+        ),
+    ],
+)
+def test_calls_and_their_bytes(priced, wrapper, calls):
+    found = {}
+    for event in events_of(priced(wrapper), Call):
+        count, nbytes = found.get(event.name, (0, 0))
+        found[event.name] = count + 1, nbytes + event.nbytes
+    assert found == calls
+    assert all(event.group == (0, 1, 2, 3) for event in events_of(priced(wrapper), Call))
+
+
+def between_steps(found):
+    kinds = found.memory()[-1][1]
+    return {kind: nbytes for kind, nbytes in kinds.items() if nbytes > 64}
+
+
+@pytest.mark.parametrize(("wrapper", "copies"), [(whole, 1), (BucketedDDP, 2)])
+def test_a_replica_holds_sixteen_bytes_per_parameter(priced, wrapper, copies):
+    """As 14 counts: 4 of the parameter, 4 of the gradient, 8 of Adam's moments.
+
+    A bucket is a second copy of its gradients, and here there is one bucket.
+    """
+    found = priced(wrapper)
+    kinds = between_steps(found)
+    assert kinds["parameters"] == 4 * PARAMETERS
+    assert kinds["optimizer"] == pytest.approx(8 * PARAMETERS, abs=64)  # and its steps
+    assert max(kinds["gradients"] for _, kinds in found.memory()) == copies * 4 * PARAMETERS
+
+
+@pytest.mark.parametrize("wrapper", [sharded, prefetching, fsdp])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_stage_3_divides_the_sixteen_bytes_by_the_ranks(priced, wrapper, ranks):
+    kinds = between_steps(priced(wrapper, ranks))
+    assert kinds["parameters"] == 4 * PARAMETERS / ranks
+    assert kinds["optimizer"] == pytest.approx(8 * PARAMETERS / ranks, abs=64)
+
+
+def test_fsdp_frees_what_it_has_gathered(priced):
+    """One layer is whole at a time, and the next one on the way; else all four would be."""
+    most = max(kinds["parameters"] + kinds["buffers"] for _, kinds in priced(fsdp).memory())
+    assert most < 0.9 * NBYTES * (1 + 1 / 4)
+
+
+def test_fsdp_gathers_ahead_on_streams_of_its_own(priced):
+    calls = events_of(priced(fsdp), Call)
+    assert {call.stream for call in calls}.isdisjoint({0})
+
+
+LINK = Link(latency=2.5e-3, bandwidth=20e6)  # that of 07
+SHARED = {"cap 0": 0, "cap 25": 25, "cap 0.25": 0.25}
+
+
+def backward(rank, world_size, wrapper, tower=Tower, **options):
+    """The step of 07, whose layers sleep in backward, without its forward."""
+    module = tower(256, 6)
+    for layer in module.body:
+        layer.register_full_backward_pre_hook(lambda layer, gradient: time.sleep(0.02))
+    model = wrapper(module, **options)
+    loss = model(torch.randn(8, 256)).square().mean()
+    with span("step"):
+        loss.backward()
+        getattr(model, "finish_gradient_synchronization", lambda: None)()
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "options", "computed"),
+    [
+        (NaiveDDP, {}, 269),
+        (BucketedDDP, {"bucket_cap_mb": 0}, 169),
+        (BucketedDDP, {"bucket_cap_mb": 25}, 204),
+        (BucketedDDP, {"bucket_cap_mb": 0.25}, 144),
+    ],
+)
+def test_steps_of_07_end_on_its_link_when_the_page_says(wrapper, options, computed):
+    machine = machine_of("2 x H100")._replace(inside=LINK, kernel=0)
+    found = price(backward, 2, wrapper, machine=machine, **options)
+    assert 1e3 * found.seconds == pytest.approx(computed, abs=0.6)
+    assert figures.Link is Link  # the link is the one that 07 imitates
+
+
+def test_another_machine_runs_nothing_again(priced, monkeypatch):
+    found = priced(BucketedDDP)
+    monkeypatch.setattr("mgpu_tutorial.shared.price.pricing.launch", None)
+    slower = found.on("4 x A100")
+    assert slower.tapes is found.tapes and slower.seconds > found.seconds
+
+
+def test_more_gpus_are_priced_as_if_from_the_start(priced):
+    grown = priced(sharded, 2).on("4 x H100")
+    assert grown.tapes == priced(sharded, 4).tapes
+
+
+def pass_on(rank, world_size, micro):
+    """Forward through a pipeline of equal stages."""
+    layer, x = nn.Linear(WIDTH, WIDTH), torch.randn(TOKENS, WIDTH)
+    with span("step"):
+        for _ in range(micro):
+            if rank:
+                dist.recv(x, rank - 1)
+            y = layer(x)
+            if rank < world_size - 1:
+                dist.send(y.detach(), rank + 1)
+
+
+def test_a_pipeline_is_taped_stage_by_stage():
+    found = price(pass_on, 4, 6)
+    assert list(found.tapes) == [0, 1, 2, 3]
+    slot = found.played[0].computing / 6
+    assert found.seconds > (4 - 1 + 6) * slot
+    assert len(found.table().rows) == 4
+
+
+def around(rank, world_size):
+    """One turn of a ring, sent and received at once."""
+    mine, theirs = torch.randn(TOKENS, WIDTH), torch.empty(TOKENS, WIDTH)
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    operations = [dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, theirs, left)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def test_a_ring_sends_and_receives_at_once():
+    machine = machine_of("4 x H100")._replace(kernel=0, memory_rate=float("inf"))
+    link, nbytes = machine.inside, 4 * TOKENS * WIDTH
+    found = price(around, 4, machine=machine)
+    assert found.seconds == pytest.approx(link.latency + nbytes / link.bandwidth)
+    assert found.sent() == nbytes
+
+
+def count(rank, world_size):
+    assert sum(p.numel() for p in llama_3_8b().parameters()) == 8_030_261_248
+
+
+def test_llama_has_eight_billion_parameters_and_no_memory():
+    price(count, 1)
+
+
+def test_it_shows_itself_the_same_each_time(priced):
+    found = priced(BucketedDDP)
+    shown = found._repr_mimebundle_()
+    assert shown == found.on("4 x H100")._repr_mimebundle_()
+    assert "priced on 4 x H100, not measured" in shown["text/plain"]
+    assert len(shown["image/svg+xml"]) < 100_000
+
+
+def ask(rank, world_size):
+    if torch.randn(3).sum().item() > 0:
+        dist.barrier()
+
+
+def hand_objects(rank, world_size):
+    dist.all_gather_object([None] * world_size, rank)
+
+
+def choose(rank, world_size):
+    return torch.randn(9)[torch.randn(9) > 0]
+
+
+def wrap(rank, world_size):
+    nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+
+
+def fail(rank, world_size):
+    torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def hang(rank, world_size):
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        (ask, r"depends on numbers .*item.*test_tape.py"),
+        (hand_objects, r"depends on numbers .*all_gather_object"),
+        (choose, r"depends on numbers .*randn"),
+        (wrap, r"depends on numbers .*DistributedDataParallel"),
+        (fail, r"the worker failed as pretended rank 0: .*torch.ones\(2, 3\) @"),
+    ],
+)
+def test_what_has_no_price_is_told_in_a_sentence(worker, words):
+    with pytest.raises((ValueError, RuntimeError), match=words) as found:
+        price(worker, 2)
+    assert len(str(found.value)) < 400 and "\n" not in str(found.value)
+
+
+def test_a_worker_that_never_returns():
+    with pytest.raises(RuntimeError, match="did not return within 3 s, so there is no price"):
+        price(hang, 2, timeout=3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "machine", "words"),
+    [
+        (8, "64 x H100", "8 ranks need a machine of 8 GPUs"),
+        (8, "8 x Z80", "of one of A100"),
+        (0, None, "ranks must be a whole number, 1 or more"),
+        (2.5, None, "ranks must be a whole number, 1 or more"),
+    ],
+)
+def test_ranks_and_machines_that_do_not_fit(ranks, machine, words):
+    with pytest.raises(ValueError, match=words):
+        price(train, ranks, whole, machine=machine)
+
+
+def test_a_result_is_no_worker():
+    with pytest.raises(TypeError, match="worker must be a function"):
+        price(3, 2)
