@@ -138,6 +138,18 @@ def test_nothing_of_the_machine_is_stored(notebook, path):
     assert "application/vnd.jupyter.widget" not in text
 
 
+def test_a_line_of_ours_that_an_output_quotes_stands_there(notebook):
+    """Where a file has changed since, its notebooks are to be stored again."""
+    outputs = [out for cell in code(notebook) for out in cell.outputs]
+    texts = ["\n".join(out.get("traceback", [])) + out.get("text", "") for out in outputs]
+    for name, number, words in re.findall(r"(\w+\.py):(\d+)  (\S.*)", "\n".join(texts)):
+        files = [file.read_text("utf-8").splitlines() for file in PACKAGE.rglob(name)]
+        lines = [
+            lines[int(number) - 1].strip() for lines in files if len(lines) >= int(number)
+        ]
+        assert any(line.startswith(words) for line in lines), f"{name}:{number} is {lines}"
+
+
 def test_links_lead_somewhere(notebook, path):
     pins = (ROOT / "constraints.txt").read_text("utf-8")
     torch = re.search(r"^torch==(\d+\.\d+)", pins, re.MULTILINE)[1]
