@@ -14,7 +14,7 @@ import torch
 
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, GPU, Cluster
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan
-from mgpu_tutorial.shared.cost_model.step import PredictedStep, hardware_flops, predict_step
+from mgpu_tutorial.shared.cost_model.step import PredictedStep, hardware_flops, step_on
 
 TABLES = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
     def predicted(self, gpu: GPU) -> PredictedStep:
         """The same step on such a GPU, as the cost model has it."""
-        return predict_step(self.model, self.cluster._replace(gpu=gpu), self.plan, self.batch)
+        return step_on(self.model, self.cluster._replace(gpu=gpu), self.plan, self.batch)
 
 
 def runs_of(family: str) -> list[Run]:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model.links import Link
+from mgpu_tutorial.shared.cost_model.links import Link, require_message, require_whole
 
 LINK_SHARE = 0.70  # of a link's nominal bandwidth, reached by collectives; set, not fitted
 MEMORY_SHARE = 0.85  # of the memory's nominal bandwidth; set, not fitted
@@ -45,6 +45,19 @@ class Cluster(NamedTuple):
     def memory_rate(self) -> float:
         """Bytes per second that a GPU reads and writes."""
         return MEMORY_SHARE * self.gpu.memory_bandwidth
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """ValueError, with the name of the field, for a GPU or cluster that cannot be."""
+    gpu = cluster.gpu
+    for name in ("peak", "memory", "memory_bandwidth", "matmul_efficiency"):
+        if not (value := getattr(gpu, name)) > 0:
+            raise ValueError(f"{gpu.name}: {name} must be above 0, got {value}")
+    for owner, name in ((gpu, "activation_passes"), (cluster, "fixed")):
+        if not (value := getattr(owner, name)) >= 0:
+            raise ValueError(f"{gpu.name}: {name} must be 0 or more, got {value}")
+    require_whole("gpus_per_node", cluster.gpus_per_node)
+    require_message(0, 1, cluster.inside, cluster.between)
 
 
 NVLINK_3, NVLINK_4 = Link(2e-6, 300e9), Link(2e-6, 450e9)

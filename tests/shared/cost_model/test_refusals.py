@@ -66,6 +66,28 @@ def test_what_cannot_be_run_is_refused(model, plan, batch, words):
         predicted(MODEL._replace(**model), Plan(**plan), batch)
 
 
+@pytest.mark.parametrize(
+    "gpu, cluster, words",
+    [
+        ({"matmul_efficiency": -0.5}, {}, "matmul_efficiency must be above 0, got -0.5"),
+        ({"matmul_efficiency": 0.0}, {}, "matmul_efficiency must be above 0, got 0.0"),
+        ({"matmul_efficiency": math.nan}, {}, "matmul_efficiency must be above 0, got nan"),
+        ({"peak": -1.0}, {}, "peak must be above 0"),
+        ({"memory": 0.0}, {}, "memory must be above 0"),
+        ({"memory_bandwidth": 0.0}, {}, "memory_bandwidth must be above 0"),
+        ({"activation_passes": -1.0}, {}, "activation_passes must be 0 or more, got -1.0"),
+        ({}, {"fixed": -0.1}, "fixed must be 0 or more, got -0.1"),
+        ({}, {"gpus_per_node": 0}, "gpus_per_node must be a whole number, 1 or more"),
+        ({}, {"inside": Link(0.0, 0.0)}, "bandwidth must be above 0"),
+        ({}, {"between": Link(-1.0, 1.0)}, "bandwidth must be above 0, latency 0 or more"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(gpu, cluster, words):
+    changed = H100._replace(gpu=H100.gpu._replace(**gpu))._replace(**cluster)
+    with pytest.raises(ValueError, match=words):
+        predict_step(MODEL, changed, ALONE, 8)
+
+
 COLLECTIVES = [
     lambda nbytes, ranks, link: links.ring_seconds(nbytes, ranks, link),
     lambda nbytes, ranks, link: links.tree_seconds(nbytes, ranks, link),
