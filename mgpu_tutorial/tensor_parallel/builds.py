@@ -76,12 +76,19 @@ def _run(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> list[torc
     return [output, x.grad, layer.weight.grad, *bias]
 
 
-def _beside_whole(rank: int, world_size: int, layer: type, bias: bool, size: int) -> Rows:
-    """This rank's layer, and its shares of a whole one, which each group has of its own."""
+def _beside_whole(
+    rank: int, world_size: int, layer: type, bias: bool, ones: bool, size: int
+) -> Rows:
+    """This rank's layer, and its shares of a whole one, which each group has of its own.
+
+    With `ones` all numbers are 1, so what comes out is a count; else they are whole.
+    """
     group, _ = dist.new_subgroups(size)
     torch.manual_seed(rank // size)
     whole = nn.Linear(12, 24, bias).double()
-    x, gradient = torch.randn(2, 12).double(), torch.randn(2, 24).double()
+    x, gradient = torch.empty(2, 12).double(), torch.empty(2, 24).double()
+    for tensor in (*whole.parameters(), x, gradient):
+        tensor.data.fill_(1) if ones else tensor.data.random_(-9, 10)
     # how output, input, weight and bias are cut
     dims = (None, -1, 1, None) if "Row" in layer.__name__ else (-1, None, 0, 0)
 
@@ -91,6 +98,8 @@ def _beside_whole(rank: int, world_size: int, layer: type, bias: bool, size: int
     expected = map(share, _run(deepcopy(whole), x, gradient), dims)
     found = _run(layer(whole, group), share(x, dims[1]), share(gradient, dims[0]))
     names = ["output", "input's gradient", "weight's gradient", "bias's gradient"]
+    if ones:
+        names = [f"{name} where all numbers are 1" for name in names]
     if not bias:
         names = [f"{name} without a bias" for name in names[:3]]
     return list(zip(names, found, expected, strict=True))
@@ -98,17 +107,19 @@ def _beside_whole(rank: int, world_size: int, layer: type, bias: bool, size: int
 
 def has_its_columns(layer: type) -> None:
     """compute this rank's columns of the group's output, and its shares of the gradients"""
-    compare(_beside_whole, layer, True)
+    compare(_beside_whole, layer, True, True, groups=[(3, 3)])
+    compare(_beside_whole, layer, True, False)
 
 
 def has_the_sum(layer: type) -> None:
     """give every rank the group's whole output, and its shares of the gradients"""
-    compare(_beside_whole, layer, True)
+    compare(_beside_whole, layer, True, True, groups=[(3, 3)])
+    compare(_beside_whole, layer, True, False)
 
 
 def needs_no_bias(layer: type) -> None:
     """do the same for a layer without a bias"""
-    compare(_beside_whole, layer, False, groups=[(2, 2)])
+    compare(_beside_whole, layer, False, False, groups=[(2, 2)])
 
 
 def _train(rank: int, world_size: int, layer: type, size: int) -> Rows:

@@ -5,6 +5,8 @@ transpose of A as `weight`, so columns of A are rows of `weight`. `group` are th
 share a product; None stands for all ranks.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -69,6 +71,15 @@ def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
     return part
 
 
+def require_copying(layer: nn.Module, state: dict, prefix: str, how: dict, *_: Any) -> None:
+    """ValueError for `load_state_dict(…, assign=True)`: it would replace the shards."""
+    if how.get("assign_to_params_buffers"):
+        raise ValueError(
+            f"assign=True would put a plain parameter in place of the shard {prefix}weight, "
+            "which then counts as a copy: leave assign out, and the numbers are copied"
+        )
+
+
 class ColumnParallelLinear(nn.Module):
     """(…, inputs), which all ranks have, becomes (…, outputs / ranks)."""
 
@@ -79,6 +90,7 @@ class ColumnParallelLinear(nn.Module):
         self.weight = shard(whole.weight, 0, group)
         self.bias = None if whole.bias is None else shard(whole.bias, 0, group)
         self.group = group
+        self.register_load_state_dict_pre_hook(require_copying)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return linear(self.f.apply(x, self.group), self.weight, self.bias)
@@ -94,6 +106,7 @@ class RowParallelLinear(nn.Module):
         self.weight = shard(whole.weight, 1, group)
         self.bias = whole.bias
         self.group = group
+        self.register_load_state_dict_pre_hook(require_copying)
 
     def forward(self, part: torch.Tensor) -> torch.Tensor:
         total = self.g.apply(linear(part, self.weight), self.group)

@@ -11,6 +11,7 @@ from mgpu_tutorial.tensor_parallel.layers import (
     ColumnParallelLinear,
     Group,
     SumOverRanks,
+    require_copying,
     shard,
 )
 
@@ -37,6 +38,7 @@ class VocabularyParallelEmbedding(nn.Module):
         self.vocabulary, self.padding = whole.num_embeddings, whole.padding_idx
         self.weight = shard(padded(whole, group).weight, 0, group)
         self.group = group
+        self.register_load_state_dict_pre_hook(require_copying)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         require_in_vocabulary(tokens, self.vocabulary, "token")

@@ -34,7 +34,7 @@ COLUMNS = [
         "CopyToRanks.apply(x, self.group) @ self.weight.T"
         " + (0 if self.bias is None else self.bias)",
     ),
-    ("self.f.apply(x, self.group)", "x", GRADIENT),
+    ("self.f.apply(x, self.group)", "x", f"{GRADIENT} where all numbers are 1: [8, 8"),
     (LINEAR, f"SumOverRanks.apply({LINEAR}, self.group)", OUTPUT),
     (LINEAR, "torch.addmm(self.bias, self.f.apply(x, self.group), self.weight.T)")
     + ("addmm",),
@@ -48,12 +48,16 @@ MAYBE = "total if self.bias is None else total + self.bias"
 ROWS = [
     (PART, "part @ self.weight.T"),
     (TOTAL, "self.g.apply(linear(part, self.weight, self.bias), self.group)")
-    + (MAYBE, "total", OUTPUT),
+    + (MAYBE, "total", f"{OUTPUT} where all numbers are 1: [15, 15, 15"),
     (MAYBE, "total + self.bias", "TypeError: unsupported operand"),
     (MAYBE, f"CopyToRanks.apply({MAYBE}, self.group)", GRADIENT),
     (PART, "part.mm(self.weight.T)", "self must be a matrix"),
     (", self.group)", ")", f"{OTHERS}output"),
-    ("whole.bias", "whole.bias.detach()", "rank 0 of 1: the bias's gradient: None"),
+    (
+        "whole.bias",
+        "whole.bias.detach()",
+        "rank 0 of 3: the bias's gradient where all numbers are 1: None",
+    ),
 ]
 test_right, test_wrong = edited(
     build, dict(zip(build.ours, (F, G, COLUMNS, ROWS), strict=True))

@@ -10,6 +10,10 @@ from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.tensor_parallel import block, layers
 from mgpu_tutorial.tensor_parallel.block import PLAN, Block, parallelize, whole_of
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
+    VocabularyParallelEmbedding as Embedding,
+)
+from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import VocabularyParallelHead
 
 
 def cut(rank, world_size, width=48, heads=12, plan=PLAN, times=1):
@@ -36,6 +40,22 @@ def cut_twice(rank, world_size, kind):
 def gather_nothing(rank, world_size):
     model = parallelize(Block(), PLAN)
     whole_of(model.mlp.up.weight.grad, model.mlp.up.weight)
+
+
+def assign(rank, world_size, kind):
+    """Load this rank's own file; with assign=True its parameters would be no shards."""
+    model = nn.Sequential(kind(nn.Embedding(4, 2) if kind is Embedding else nn.Linear(4, 4)))
+    model.load_state_dict(model.state_dict())
+    assert isinstance(model[0].weight, layers.Shard)
+    model.load_state_dict(model.state_dict(), assign=True)
+
+
+@pytest.mark.parametrize(
+    "kind", [ColumnParallelLinear, RowParallelLinear, Embedding, VocabularyParallelHead]
+)
+def test_a_shard_is_not_replaced_by_what_a_file_has(refused, kind):
+    """copies_that_differ, clipping and whole_of would take the shards for copies."""
+    refused(2, "in place of the shard 0.weight", assign, kind)
 
 
 @pytest.mark.parametrize(
