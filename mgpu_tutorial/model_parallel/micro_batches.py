@@ -51,8 +51,16 @@ class MicroBatchStep:
     micro-batch i until their backward.
     """
 
-    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, micro: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        micro: int,
+        loss_of: Callable = cross_entropy,  # the mean of a micro-batch
+    ) -> None:
         self.model, self.saved, self.futures, self.tasks = model, {}, [], []
+        self.loss_of = loss_of
         self.parts = equal_parts(images, labels, micro)
         self.threads = [ThreadPoolExecutor(1) for _ in model.stages]  # one for each device
 
@@ -83,7 +91,7 @@ def forward_stage(
     device = step.model.devices[s]
     output_tensor = step.model.stages[s](input_tensor.to(device))
     if s == len(step.model.stages) - 1:
-        loss = cross_entropy(output_tensor, label.to(device))
+        loss = step.loss_of(output_tensor, label.to(device))
         output_tensor = loss / len(step.parts)
     step.saved[s, i] = input_tensor, output_tensor
     return output_tensor.detach()
@@ -120,9 +128,13 @@ def take_step(
     labels: Tensor,
     micro: int,
     order: Callable = forward_backward,
+    loss_of: Callable = cross_entropy,
 ) -> list[Task]:
-    """One training step, which `order` puts into the queues; what each device did when."""
-    step = MicroBatchStep(model, images, labels, micro)
+    """One training step, which `order` puts into the queues; what each device did when.
+
+    `loss_of` takes the output and the targets of a micro-batch, and gives their mean loss.
+    """
+    step = MicroBatchStep(model, images, labels, micro, loss_of)
     order(step)
     for future in step.futures:
         future.result()  # waits for the task, and raises here what it raised

@@ -1,10 +1,12 @@
 """Micro-batches in one process: nothing is kept too long, and errors come out."""
 
 import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.model_parallel import micro_batches
 
@@ -41,3 +43,13 @@ def test_an_error_in_a_stage_comes_out_and_nothing_hangs(broken):
     model.stages[broken] = torch.nn.Linear(7, 7)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         micro_batches.take_step(model, *batch(8), 2)
+
+
+def test_another_loss_is_an_argument():
+    images, labels = torch.linspace(-1, 2, 24).double().view(6, 4), torch.arange(6) % 4
+    smooth = partial(cross_entropy, label_smoothing=0.3)
+    layer = torch.nn.Linear(4, 4).double()
+    model = SimpleNamespace(stages=[layer], devices=[torch.device("cpu")])
+    micro_batches.take_step(model, images, labels, 3, loss_of=smooth)
+    (expected,) = torch.autograd.grad(smooth(layer(images), labels), layer.weight)
+    assert (layer.weight.grad - expected).abs().max() < 1e-12
