@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import accumulate, product
 
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
@@ -41,6 +42,23 @@ def returns_what_one_computes(run: Callable) -> None:
         expect(gradients, wanted, f"{what} the gradients", within=1e-6)
 
 
+def _in_groups(rank: int, world_size: int, run: Callable) -> tuple:
+    """Ranks 0 and 2, and ranks 1 and 3, each as a pipeline of two stages."""
+    group, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    return run(dist.get_rank(group), 2, Narrowing(0.0), 2 + rank % 2, group)
+
+
+def runs_in_a_group(run: Callable) -> None:
+    """do the same on ranks 0 and 2, and on 1 and 3, where each pair is a group"""
+    results = launch(_in_groups, 4, run).results
+    for first in 0, 1:
+        losses, gradients = zip(*results[first::2], strict=True)
+        alone, wanted = figures.one_process(Narrowing(0.0), 2, 2 + first)
+        what = f"ranks {first} and {first + 2} as a group:"
+        expect(losses[-1], alone, f"{what} the losses in order", within=1e-6)
+        expect(gradients, wanted, f"{what} the gradients", within=1e-6)
+
+
 def sends_at_once(run: Callable) -> None:
     """do all forwards first, and send each output and gradient before the next micro-batch"""
     report = launch(run, 3, Pauses(0.0), 2, trace=True)
@@ -74,7 +92,7 @@ def does_each_once_and_holds_few(order_of: Callable) -> None:
 
 
 def takes_the_time_of_gpipe(order_of: Callable) -> None:
-    """take 3 (m + p − 1) slots where a backward takes two"""
+    """let no rank wait longer than it must, if a backward takes two slots"""
     for ranks, micro in (2, 3), (4, 2), (4, 6):
         given = Pauses(0.0), micro, order_of, stages.isend
         tasks = tasks_of(launch(stages.run_in_order, ranks, *given, trace=True))
@@ -86,7 +104,7 @@ def takes_the_time_of_gpipe(order_of: Callable) -> None:
 build = Builder(
     "pipelines",
     {
-        stages.run_gpipe: [returns_what_one_computes, sends_at_once],
+        stages.run_gpipe: [returns_what_one_computes, sends_at_once, runs_in_a_group],
         stages.order_of_1f1b: [does_each_once_and_holds_few, takes_the_time_of_gpipe],
     },
 )

@@ -8,20 +8,27 @@ from torch import Tensor
 
 from mgpu_tutorial.model_parallel.micro_batches import equal_parts
 from mgpu_tutorial.pipelines.work import Work
+from mgpu_tutorial.shared.parameters import fingerprint_of, require_agreement
+
+Group = dist.ProcessGroup | None
 
 
 class Stage:
     """This rank's stage; `waiting[i]` keeps input and output until the backward of i."""
 
-    def __init__(self, work: Work, micro: int) -> None:
-        rank = dist.get_rank()
-        self.is_last = rank == dist.get_world_size() - 1
+    def __init__(self, work: Work, micro: int, group: Group = None) -> None:
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.is_last = rank == ranks - 1
         self.module, self.loss = work.module(rank), work.loss
-        self.parts = equal_parts(*work.batch(micro), micro)
-        self.input_shape = work.shape(rank, micro)
-        self.output_shape = work.shape(rank + 1, micro)
+        batch = work.batch(micro)
+        self.parts = equal_parts(*batch, micro)
+        shapes = [work.shape(index, micro) for index in range(ranks + 1)]
+        self.input_shape, self.output_shape = shapes[rank : rank + 2]
         self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
         self.losses: list[float] = []
+        dtype, bits = torch.get_default_dtype(), fingerprint_of(batch)
+        task = {"micro-batches": micro, "shapes": shapes, "dtype": dtype, "batch": bits}
+        require_agreement(task, group)
 
     def gradients(self) -> list[Tensor | None]:
         """Each parameter's gradient; None for one that is frozen, as in one process."""
@@ -63,39 +70,42 @@ def backward_step(stage: Stage, i: int, output_tensor_grad: Tensor | None) -> Te
     return input_tensor.grad
 
 
-def receive(shape: list[int], source: int) -> Tensor | None:
-    """A tensor from rank `source`, or None where there is no such rank."""
-    if not 0 <= source < dist.get_world_size():
+def receive(shape: list[int], source: int, group: Group = None) -> Tensor | None:
+    """A tensor from rank `source` of the group, or None where there is no such rank."""
+    if not 0 <= source < dist.get_world_size(group):
         return None
     tensor = torch.empty(*shape)
-    dist.recv(tensor, source)
+    dist.recv(tensor, group=group, group_src=source)
     return tensor
 
 
-def send(tensor: Tensor | None, target: int) -> None:
-    """The tensor to rank `target`, if there is one."""
-    if 0 <= target < dist.get_world_size():
-        dist.send(tensor, target)
+def send(tensor: Tensor | None, target: int, group: Group = None) -> None:
+    """The tensor to rank `target` of the group, if there is one."""
+    if 0 <= target < dist.get_world_size(group):
+        dist.send(tensor, group=group, group_dst=target)
 
 
-def isend(tensor: Tensor, target: int) -> dist.Work | None:
+def isend(tensor: Tensor, target: int, group: Group = None) -> dist.Work | None:
     """Begin to send, and go on; the request that it returns must be waited for."""
-    if 0 <= target < dist.get_world_size():
-        return dist.isend(tensor, target)
+    if 0 <= target < dist.get_world_size(group):
+        return dist.isend(tensor, group=group, group_dst=target)
     return None
 
 
 def run_gpipe(
-    rank: int, world_size: int, work: Work, micro: int
+    rank: int, world_size: int, work: Work, micro: int, group: Group = None
 ) -> tuple[list[float], list[Tensor]]:
-    """All forwards, then all backwards; returns the losses and this rank's gradients."""
-    stage = Stage(work, micro)
+    """All forwards, then all backwards; returns the losses and this rank's gradients.
+
+    `rank` and `world_size` are those of the group, None for all ranks.
+    """
+    stage = Stage(work, micro, group)
     for i in range(micro):
-        input_tensor = receive(stage.input_shape, rank - 1)
-        send(forward_step(stage, i, input_tensor), rank + 1)
+        input_tensor = receive(stage.input_shape, rank - 1, group)
+        send(forward_step(stage, i, input_tensor), rank + 1, group)
     for i in range(micro):
-        output_tensor_grad = receive(stage.output_shape, rank + 1)
-        send(backward_step(stage, i, output_tensor_grad), rank - 1)
+        output_tensor_grad = receive(stage.output_shape, rank + 1, group)
+        send(backward_step(stage, i, output_tensor_grad), rank - 1, group)
     return stage.losses, stage.gradients()
 
 
@@ -132,20 +142,27 @@ def require_orders(orders: list[list[str]], micro: int) -> None:
 
 
 def run_in_order(
-    rank: int, world_size: int, work: Work, micro: int, order_of: Callable, send_on: Callable
+    rank: int,
+    world_size: int,
+    work: Work,
+    micro: int,
+    order_of: Callable,
+    send_on: Callable,
+    group: Group = None,
 ) -> tuple[list[float], list[Tensor]]:
     """Each rank in its own order; returns what `run_gpipe` does."""
-    stage, requests = Stage(work, micro), []
     orders = [order_of(r, world_size, micro) for r in range(world_size)]
     require_orders(orders, micro)
+    stage, requests = Stage(work, micro, group), []
     for name in orders[rank]:
         i = int(name[1:])
         if name[0] == "F":
-            input_tensor = receive(stage.input_shape, rank - 1)
-            requests.append(send_on(forward_step(stage, i, input_tensor), rank + 1))
+            input_tensor = receive(stage.input_shape, rank - 1, group)
+            output_tensor = forward_step(stage, i, input_tensor)
+            requests.append(send_on(output_tensor, rank + 1, group))
         else:
-            output_tensor_grad = receive(stage.output_shape, rank + 1)
-            send(backward_step(stage, i, output_tensor_grad), rank - 1)
+            output_tensor_grad = receive(stage.output_shape, rank + 1, group)
+            send(backward_step(stage, i, output_tensor_grad), rank - 1, group)
     for request in filter(None, requests):
         request.wait()
     return stage.losses, stage.gradients()

@@ -1,14 +1,11 @@
-"""What flows through a pipeline: layers that pause, or the two halves of ResNet-50.
-
-Every rank asks for the stage that it has: `module(index)`. `shape(index, micro)` is that of
-its input, one of `micro` micro-batches, or of the output of the stage before. `batch(micro)`
-has the inputs of the first stage and the targets of the last, `loss` is the mean loss.
-"""
+"""What flows through a pipeline: layers that pause, or the two halves of ResNet-50."""
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +15,21 @@ from torch.nn.functional import cross_entropy, mse_loss
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.model_parallel.split_resnet import cut
 from mgpu_tutorial.shared.vision import torchvision
+
+
+class Work(Protocol):
+    """What a pipeline computes; every rank has one, and asks it for the stage that it has."""
+
+    loss: Callable  # of an output and its targets: the mean
+
+    def module(self, index: int) -> nn.Module:
+        """The layers of stage `index`."""
+
+    def shape(self, index: int, micro: int) -> list[int]:
+        """That of the stage's input, for one of `micro` micro-batches."""
+
+    def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs of the first stage, and the targets of the last; alike on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,3 @@ class ResNetStages:
         with torch.device("cpu"):
             batch = torch.randn(4, 3, 64, 64), torch.randint(1000, (4,))
         return tuple(part.to(torch.get_default_device()) for part in batch)
-
-
-Work = Pauses | ResNetStages

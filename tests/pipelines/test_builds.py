@@ -4,15 +4,15 @@ from mgpu_tutorial.pipelines.builds import build
 from tests.builds import edited
 
 BACKWARD = "for i in range(micro):\n        out"
-OUT = "send(forward_step(stage, i, input_tensor), rank + 1)"
-BACK = "send(backward_step(stage, i, output_tensor_grad), rank - 1)"
+OUT = "send(forward_step(stage, i, input_tensor), rank + 1, group)"
+BACK = "send(backward_step(stage, i, output_tensor_grad), rank - 1, group)"
 RETURN = "return stage.losses, stage.gradients()"
 BY_HAND = """output_tensor = forward_step(stage, i, input_tensor)
         if rank < world_size - 1:
-            dist.send(output_tensor, rank + 1)"""
+            dist.send(output_tensor, group=group, group_dst=rank + 1)"""
 ZERO = "for i in range(micro):\n        stage.module.zero_grad()\n        out"
 LATER = f"""for _, output_tensor in stage.waiting.values():
-        send(output_tensor.detach(), rank + 1)
+        send(output_tensor.detach(), rank + 1, group)
     {BACKWARD}"""
 GPIPE = [
     (OUT, BY_HAND, BACKWARD, "for i in list(stage.waiting):\n        out"),
@@ -30,6 +30,9 @@ GPIPE = [
     ),
     ("range(micro)", "reversed(range(micro))", "the losses in order, entry 0"),
     (BACKWARD, ZERO, "the gradients, entry"),
+    ("stage = Stage(work, micro, group)", "stage, group = Stage(work, micro, group), None")
+    + ("rank",),
+    ("stage = Stage(work, micro, group)", "stage = Stage(work, micro)", "rank"),
 ]
 
 AHEAD, PHASES = "min(micro, ranks - 1 - rank)", "ahead = min…"

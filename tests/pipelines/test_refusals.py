@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining as pp
 
@@ -55,6 +56,46 @@ FIRST = "F0 F1 B0 B1"
 )
 def test_it_is_refused_on_every_rank(refused, count, words, call):
     refused(count, words, *call)
+
+
+class Differing(LinearStages):
+    """Ranks that do not agree: the micro-batches, the dtype, the inputs, the targets."""
+
+    def __init__(self, what):
+        super().__init__(2)
+        self.what = what
+
+    def shape(self, index, micro):
+        wide = self.what == "shapes" and dist.get_rank() == 1
+        return [*super().shape(index, micro), 1] if wide else super().shape(index, micro)
+
+    def batch(self, micro):
+        x, y = super().batch(micro)
+        if dist.get_rank() == 1:
+            x = x + (self.what == "inputs")
+            y = y.flip(0) if self.what == "targets" else y
+        return x, y
+
+
+def disagree(rank, world_size, what):
+    torch.set_default_dtype([torch.float64, torch.float32][what == "dtype" and rank])
+    micro = 2 + (what == "micro" and rank)
+    stages.run_gpipe(rank, world_size, Differing(what), micro)
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ("micro", "micro-batches: 2 on rank 0 and 3 on rank 1, but all ranks must"),
+        ("dtype", "dtype: torch.float64 on rank 0 and torch.float32 on rank 1"),
+        ("inputs", "batch: "),
+        ("targets", "batch: "),
+        ("shapes", "shapes: "),
+    ],
+)
+def test_ranks_that_do_not_agree_are_refused(refused, what, words):
+    """gloo moves bytes: a message of other numbers, or of another batch, is taken."""
+    refused(2, words, disagree, what, sent=True)
 
 
 @pytest.mark.parametrize("schedule", [pp.ScheduleGPipe, pp.ScheduleZBVZeroBubble])

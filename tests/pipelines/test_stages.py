@@ -1,6 +1,8 @@
 """1F1B computes what one process does, and waits for all that it has sent."""
 
+import pytest
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.pipelines import stages
 from tests.pipelines.linear_stages import LinearStages, expected_of
@@ -23,3 +25,22 @@ def test_an_output_is_sent_without_blocking_and_waited_for(ranks):
     for rank, sent in enumerate((6, 6, 0)):
         ops = [e.op for e in report.events if e.rank == rank]
         assert ops.count("isend") == ops.count("wait") == sent
+
+
+def in_a_group(rank, world_size, order):
+    """Ranks 0 and 2, and ranks 1 and 3, are two pipelines with numbers of their own."""
+    group, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    given = dist.get_rank(group), 2, LinearStages(2), 3 + rank % 2
+    torch.set_default_dtype(torch.float64)
+    if order == "gpipe":
+        return stages.run_gpipe(*given, group)
+    return stages.run_in_order(*given, stages.order_of_1f1b, stages.isend, group)
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_two_groups_are_two_worlds(ranks, order):
+    results = ranks(4, in_a_group, order).results
+    for first in 0, 1:
+        gradients = [own for _, own in results[first::2]]
+        expected = expected_of(2, 3 + first)
+        torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-12)
