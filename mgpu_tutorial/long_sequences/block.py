@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from mgpu_tutorial.long_sequences.ring import RingAttention, zigzag
+from mgpu_tutorial.long_sequences.ring import Group, RingAttention, zigzag
 from mgpu_tutorial.tensor_parallel.block import Block
 
 
@@ -23,11 +23,11 @@ def rotate(x: Tensor, places: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-def part_of_mean(logits: Tensor, following: Tensor) -> Tensor:
+def part_of_mean(logits: Tensor, following: Tensor, group: Group = None) -> Tensor:
     """What this rank's tokens add to the mean loss over the tokens of all ranks."""
     losses = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
     valid = (following != -100).sum()
-    dist.all_reduce(valid)
+    dist.all_reduce(valid, group=group)
     return losses / valid
 
 

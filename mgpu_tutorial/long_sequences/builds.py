@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.long_sequences import ring
@@ -25,8 +26,20 @@ def _merged(function: Callable, sizes: list[int], scale: float = 1.0) -> None:
     expect(found[0], out, f"{what} output", within=1e-9 * scale)
 
 
+def _shares(function: Callable) -> None:
+    """One key that answers 0 and three that answer 4, all with the score 0."""
+    numbers = torch.tensor([0.0, 1.0, 4.0, 3.0])  # for each block its output, its keys
+    out, one, block_out, three = numbers.view(4, 1, 1, 1, 1)
+    found = function(out, one.log(), block_out, three.log())
+    what = "one key that answers 0 and three that answer 4, all with the score 0: the"
+    expect(type(found), tuple, f"{what} type of what is returned")
+    expect(found[1].exp().item(), 4.0, f"{what} exp of the log-sum-exp", within=1e-4)
+    expect(found[0].item(), 3.0, f"{what} output", within=1e-4)
+
+
 def merges_blocks(function: Callable) -> None:
     """merge two blocks of keys, and then a third one"""
+    _shares(function)
     _merged(function, [4, 4])
     _merged(function, [3, 2, 3])
 
@@ -54,6 +67,41 @@ def _beside_one(
     names = "output", "log-sum-exp", *(f"gradient of {name}" for name in "qkv")
     whats = [f"{name} with {deal.__name__}" for name in names]
     return list(zip(whats, (*found, *part.grad), right, strict=True))
+
+
+def _seen(
+    rank: int, world_size: int, function: Callable, deal: Callable, groups: list
+) -> list[tuple]:
+    """The keys that each query of this rank attends to: key i answers with a 1 at place i."""
+    given = [dist.new_subgroups_by_enumeration(groups)[0]] if groups else []
+    rank, ranks = dist.get_rank(*given), dist.get_world_size(*given)
+    mine = deal(2 * ranks, rank, ranks)
+    answers = torch.eye(2 * ranks)[None, None, mine]
+    alike = torch.zeros_like(answers)  # so all scores are 0
+    found = function(alike, alike, answers, deal, *given)
+    expect(type(found), tuple, "the type of what is returned")
+    keys = [row.nonzero().flatten().tolist() for row in found[0][0, 0]]
+    return list(zip(mine.tolist(), keys, strict=True))
+
+
+def _expect_seen(where: str, *launched: object) -> None:
+    for rank, seen in enumerate(launch(_seen, *launched).results):
+        for query, keys in seen:
+            who = f"{where}, rank {rank}: query {query} attends to keys"
+            assert keys == [*range(query + 1)], f"{who} {keys}, expected 0 to {query}"
+
+
+def sees_what_is_before(function: Callable) -> None:
+    """let each query attend to the keys up to its own place, and to no other"""
+    deals = (1, ring.contiguous), (2, ring.contiguous), (3, ring.striped), (4, ring.zigzag)
+    for n, deal in deals:
+        _expect_seen(f"{n} rank(s), {deal.__name__}", n, function, deal, [])
+
+
+def works_in_a_group(function: Callable) -> None:
+    """attend so in a group of ranks too: 0 and 2 are one, 1 and 3 the other"""
+    groups = [[0, 2], [1, 3]]
+    _expect_seen("groups of ranks 0 and 2, 1 and 3", 4, function, ring.striped, groups)
 
 
 def equals_one_process(function: Callable) -> None:
@@ -100,7 +148,12 @@ build = Builder(
     "long_sequences",
     {
         ring.merge: [merges_blocks, stays_finite],
-        ring.ring_attention: [equals_one_process, sends_a_hop_less],
+        ring.ring_attention: [
+            sees_what_is_before,
+            equals_one_process,
+            sends_a_hop_less,
+            works_in_a_group,
+        ],
         ring.zigzag: [pairs_front_and_end, refuses],
     },
 )

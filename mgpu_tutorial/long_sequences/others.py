@@ -14,18 +14,27 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.long_sequences.ring import attend, require_alike, require_chunks, spread
+from mgpu_tutorial.long_sequences.ring import (
+    Group,
+    attend,
+    require_alike,
+    require_chunks,
+    require_same_deal,
+    spread,
+)
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import GatherSequence
 
 
-def gathered_attention(q: Tensor, k: Tensor, v: Tensor, deal: Callable) -> Tensor:
+def gathered_attention(
+    q: Tensor, k: Tensor, v: Tensor, deal: Callable, group: Group = None
+) -> Tensor:
     """Causal attention of this rank's queries; every rank holds all keys and values."""
     require_alike(q, k, v)
-    spread(k[:0], q.shape[1])  # refuses heads that do not divide
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    require_same_deal(deal, k.shape, str(k.dtype), group)
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     places = [deal(q.shape[2] * world_size, r, world_size) for r in range(world_size)]
     kv = torch.stack([k, v])
-    every = GatherSequence.apply(kv.flatten(0, 2)).unflatten(0, kv.shape[:3])
+    every = GatherSequence.apply(kv.flatten(0, 2), group).unflatten(0, kv.shape[:3])
     return attend(q, *every, torch.cat(places) > places[rank][:, None])[0].to(q.dtype)
 
 
@@ -33,30 +42,30 @@ class Exchange(torch.autograd.Function):
     """Each rank cuts its tensor into a part per rank along `cut`, and joins what it gets."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, cut: int, join: int) -> Tensor:
-        ctx.back = join, cut
-        parts = torch.stack(tensor.chunk(dist.get_world_size(), cut))
+    def forward(ctx: Any, tensor: Tensor, cut: int, join: int, group: Group = None) -> Tensor:
+        ctx.back = join, cut, group
+        parts = torch.stack(tensor.chunk(dist.get_world_size(group), cut))
         arriving = torch.empty_like(parts)
-        dist.all_to_all_single(arriving, parts)
+        dist.all_to_all_single(arriving, parts, group=group)
         return torch.cat(arriving.unbind(), join)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return Exchange.apply(gradient, *ctx.back), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return Exchange.apply(gradient, *ctx.back), None, None, None
 
 
-def ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def ulysses(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
     """Causal attention of neighbouring tokens: each rank has some heads of all tokens."""
-    world_size, heads, kv_heads = dist.get_world_size(), q.shape[1], k.shape[1]
+    world_size, heads, kv_heads = dist.get_world_size(group), q.shape[1], k.shape[1]
     if heads % kv_heads:
         raise ValueError(f"{heads} heads of queries cannot share {kv_heads} of keys evenly")
     if heads % world_size or (kv_heads % world_size and world_size % kv_heads):
         text = f"{heads} heads and {kv_heads} of keys do not divide among {world_size} ranks"
         raise ValueError(f"{text}: take fewer ranks, or a ring, which cuts no head")
     k, v = (spread(x, max(world_size, kv_heads)) for x in (k, v))
-    q, k, v = (Exchange.apply(x, 1, 2) for x in (q, k, v))
+    q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return Exchange.apply(out, 2, 1)
+    return Exchange.apply(out, 2, 1, group)
 
 
 def by_context_parallel(rank: int, world_size: int) -> float:

@@ -6,6 +6,7 @@ queries. `later` is true where a key is later in the sequence than the query (qu
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mgpu_tutorial.sharding.refusals import require_no_graph
+from mgpu_tutorial.shared.parameters import require_agreement
+
+Group = dist.ProcessGroup | None
 
 
 def float32_at_least(x: Tensor) -> Tensor:
@@ -100,42 +104,59 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
     if len({q.dtype, k.dtype, v.dtype}) > 1 or not q.is_floating_point():
         given = f"{q.dtype}, {k.dtype} and {v.dtype}"
         raise ValueError(f"queries, keys and values are {given}: expected one float dtype")
+    spread(k[:0], q.shape[1])  # refuses heads that do not divide
 
 
 class Shift(torch.autograd.Function):
     """A tensor goes `by` ranks to the right, and its gradient comes back."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, by: int = 1) -> Tensor:
-        ctx.by, rank, world_size = by, dist.get_rank(), dist.get_world_size()
+    def forward(ctx: Any, tensor: Tensor, by: int = 1, group: Group = None) -> Tensor:
+        ctx.by, ctx.group = by, group
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         if world_size == 1:
             return tensor
         outgoing = tensor.contiguous()
         arriving = torch.empty_like(outgoing)
-        there = dist.P2POp(dist.isend, outgoing, (rank + by) % world_size)
-        here = dist.P2POp(dist.irecv, arriving, (rank - by) % world_size)
+        right, left = (rank + by) % world_size, (rank - by) % world_size
+        there = dist.P2POp(dist.isend, outgoing, group=group, group_peer=right)
+        here = dist.P2POp(dist.irecv, arriving, group=group, group_peer=left)
         for work in dist.batch_isend_irecv([there, here]):
             work.wait()
         return arriving
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return Shift.apply(gradient, -ctx.by), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return Shift.apply(gradient, -ctx.by, ctx.group), None, None
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, deal: Callable) -> tuple[Tensor, Tensor]:
+@lru_cache
+def require_same_deal(deal: Callable, shape: tuple, dtype: str, group: Group) -> None:
+    """ValueError, on every rank, unless all of them deal alike; asked once for each deal.
+
+    A rank that dealt otherwise would mask the wrong keys, without a word.
+    """
+    ranks = dist.get_world_size(group)
+    dealt = [deal(shape[2] * ranks, rank, ranks).tolist() for rank in range(ranks)]
+    require_agreement({"keys": shape, "dtype": dtype, "positions": dealt}, group)
+
+
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, deal: Callable, group: Group = None
+) -> tuple[Tensor, Tensor]:
     """Causal attention of this rank's queries over the keys of all; also its log-sum-exp.
 
     Both come in float32 at least, in which the blocks are merged.
     """
     require_alike(q, k, v)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    require_same_deal(deal, k.shape, str(k.dtype), group)
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     length = q.shape[2] * world_size
     mine = deal(length, rank, world_size)
     out, lse = attend(q, k, v, mine > mine[:, None])
     kv = torch.stack([k, v])
     for step in range(1, world_size):
-        kv = Shift.apply(kv)
+        kv = Shift.apply(kv, 1, group)
         theirs = deal(length, (rank - step) % world_size, world_size)
         out, lse = merge(out, lse, *attend(q, *kv, theirs > mine[:, None]))
     return out, lse
@@ -145,27 +166,29 @@ class RingAttention(torch.autograd.Function):
     """`ring_attention` that keeps no block: backward sends all of them around once more."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, deal: Callable) -> Tensor:
-        out, lse = ring_attention(q, k, v, deal)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, deal: Callable, group: Group = None
+    ) -> Tensor:
+        out, lse = ring_attention(q, k, v, deal, group)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.deal = deal
+        ctx.deal, ctx.group = deal, group
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         require_no_graph("RingAttention")
         q, k, v, out, lse = ctx.saved_tensors
-        rank, world_size = dist.get_rank(), dist.get_world_size()
+        rank, world_size = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
         places = [ctx.deal(q.shape[2] * world_size, r, world_size) for r in range(world_size)]
         inner = (gradient * out).sum(-1, keepdim=True)
         kv, dq, dkv = torch.stack([k, v]), 0, 0
         for step in range(world_size):
             if step > 0:
-                kv, dkv = Shift.apply(kv), Shift.apply(dkv)
+                kv, dkv = (Shift.apply(x, 1, ctx.group) for x in (kv, dkv))
             later = places[rank - step] > places[rank][:, None]
             more_q, more_kv = attend_backward(q, kv, later, lse, gradient, inner)
             dq, dkv = dq + more_q, dkv + more_kv
-        return dq, *go_home(dkv), None
+        return dq, *go_home(dkv, ctx.group), None, None
 
 
 def attend_backward(
@@ -180,6 +203,6 @@ def attend_backward(
     return dscores @ k, dkv.unflatten(2, (kv.shape[2], -1)).sum(3)  # over each group
 
 
-def go_home(gradients: Tensor) -> Tensor:
+def go_home(gradients: Tensor, group: Group = None) -> Tensor:
     """After N - 1 hops a block's gradients are one rank to the left of its own."""
-    return Shift.apply(gradients)
+    return Shift.apply(gradients, 1, group)

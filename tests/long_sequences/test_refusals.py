@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.long_sequences import block, figures, others
+from mgpu_tutorial.long_sequences import block, figures, others, ring
 from mgpu_tutorial.long_sequences.ring import contiguous, striped, zigzag
 
 
@@ -45,6 +46,57 @@ def test_whole_numbers_are_no_queries(refused, way):
 
 def test_ulysses_refuses_heads_that_cannot_share_keys(refused):
     refused(2, "6 heads of queries cannot share 4 of keys", attend, "ulysses", shapes(6, 4))
+
+
+def deal_otherwise(rank, world_size, way, what):
+    """Rank 1 deals in another way, or has keys of another shape or dtype."""
+    deal = striped if rank and what == "deal" else contiguous
+    heads = 1 if rank and what == "heads" else 2
+    dtype = torch.float64 if rank and what == "dtype" else torch.float32
+    q, k, v = (torch.ones(1, n, 4, 2, dtype=dtype) for n in (2, heads, heads))
+    return figures.METHODS[way](q, k, v, deal)
+
+
+@pytest.mark.parametrize("way", ["ring", "all-gather"])
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ("deal", "positions: [[0, 1, 2, 3], [4, 5, 6, 7]] on rank 0 and [[0, 2, 4, 6], "),
+        ("heads", "keys: torch.Size([1, 2, 4, 2]) on rank 0 and torch.Size([1, 1, 4, 2])"),
+        ("dtype", "dtype: torch.float32 on rank 0 and torch.float64 on rank 1, but all"),
+    ],
+)
+def test_ranks_that_deal_otherwise_are_refused(refused, way, what, words):
+    """A wrong mask looks like any other, and gloo moves bytes of whatever dtype."""
+    refused(2, words, deal_otherwise, way, what, sent=True)
+
+
+def in_groups(rank, world_size, way):
+    """Attention of eight tokens on ranks 0 and 2, and on 1 and 3, beside one process."""
+    group, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    torch.manual_seed(rank % 2)  # each group has tokens of its own
+    whole = torch.randn(3, 1, 4, 8, 2, dtype=torch.float64).requires_grad_()
+    mine = contiguous(8, dist.get_rank(group), 2)
+    parts = [part.detach()[:, :, mine].requires_grad_() for part in whole]
+    out = IN_GROUPS[way](*parts, group)
+    one = scaled_dot_product_attention(*whole, is_causal=True)
+    for result in out, one:
+        result.square().sum().backward()
+    found, right = [out, *(part.grad for part in parts)], [one, *whole.grad]
+    return max((a - b[:, :, mine]).abs().max() for a, b in zip(found, right, strict=True))
+
+
+IN_GROUPS = {
+    "ring_attention": lambda q, k, v, g: ring.ring_attention(q, k, v, contiguous, g)[0],
+    "RingAttention": lambda q, k, v, g: ring.RingAttention.apply(q, k, v, contiguous, g),
+    "all-gather": lambda q, k, v, g: others.gathered_attention(q, k, v, contiguous, g),
+    "ulysses": others.ulysses,
+}
+
+
+@pytest.mark.parametrize("way", IN_GROUPS)
+def test_two_groups_are_two_worlds(ranks, way):
+    assert max(ranks(4, in_groups, way).results) < 1e-12
 
 
 def differentiate_twice(rank, world_size, way):
