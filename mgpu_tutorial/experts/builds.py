@@ -1,8 +1,9 @@
 """What `dispatch` and `combine` must do, on real ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.experts.layer import drawn
 from mgpu_tutorial.experts.parallel import combine, dispatch
@@ -44,33 +45,51 @@ def reaches_its_expert(dispatch: Callable) -> None:
             expect(numbers, which[mine] % own, f"{who} {what}")
 
 
-def _returns(rank: int, world_size: int, dispatch: Callable, combine: Callable) -> list:
-    """Each token's two rows go to experts that answer a row times their number + 1."""
-    rows, which = _rows_of(rank, world_size)
-    given = x, weights = rows.requires_grad_(), drawn(9 + rank, len(rows), 2).requires_grad_()
+def _returns(
+    rank: int, world_size: int, dispatch: Callable, combine: Callable, groups: Sequence = ()
+) -> list:
+    """Each token's two rows go to experts that answer a row times their number + 1.
+
+    A token is its name and a 1, and its weights are 1 and 100, so the 1 comes back as a
+    number whose digits tell both experts.
+    """
+    given = [dist.new_subgroups_by_enumeration(groups)[0]] if groups else []
+    rank, ranks = dist.get_rank(*given), dist.get_world_size(*given)
+    rows, which = _rows_of(rank, ranks)
+    rows = torch.stack([rows[:, 0], torch.ones_like(rows[:, 0])], dim=1)
+    weights = torch.tensor([[1.0, 100.0]], dtype=rows.dtype).repeat(len(rows), 1)
+    inputs = x, weights = rows.requires_grad_(), weights.requires_grad_()
     chosen = torch.stack([which, (which + 5) % EXPERTS], dim=1)
     rows = x.repeat_interleave(2, dim=0)
-    arrived, mine, way = dispatch(rows, chosen.flatten(), EXPERTS)
-    first = EXPERTS // world_size * rank
-    output = combine(arrived * (first + mine + 1)[:, None], way, weights)
+    arrived, mine, way = dispatch(rows, chosen.flatten(), EXPERTS, *given)
+    first = EXPERTS // ranks * rank
+    output = combine(arrived * (first + mine + 1)[:, None], way, weights, *given)
     expected = x * (weights * (chosen + 1)).sum(dim=1, keepdim=True)
-    wanted = torch.autograd.grad(expected.sum(), given)
+    wanted = torch.autograd.grad(expected.sum(), inputs)
     found = [None, None]
     if getattr(output, "requires_grad", False):
-        found = torch.autograd.grad(output.sum(), given, allow_unused=True)
+        found = torch.autograd.grad(output.sum(), inputs, allow_unused=True)
     return [(output, expected), *zip(found, wanted, strict=True)]
 
 
-def _expect_returned(dispatch: Callable, combine: Callable) -> None:
+def _expect_returned(dispatch: Callable, combine: Callable, groups: Sequence = ()) -> None:
     """AssertionError unless output and gradients are those of a plain weighed sum."""
-    for world_size in SHARES:
-        results = launch(_returns, world_size, dispatch, combine).results
+    for world_size in [4] if groups else SHARES:
+        results = launch(_returns, world_size, dispatch, combine, groups).results
         for rank, (output, *gradients) in enumerate(results):
-            who = f"on rank {rank} of {world_size}"
-            expect(*output, f"{who} the output", within=1e-9)
+            who = f"on rank {rank} of {world_size}" + " in groups of two" * bool(groups)
+            _expect_tokens(*output, f"{who} the output")
             for name, (found, wanted) in zip(("tokens", "weights"), gradients, strict=True):
                 assert found is not None, f"{who}: no gradient reaches the {name}"
-                expect(found, wanted, f"{who} the gradient of the {name}", within=1e-9)
+                _expect_tokens(found, wanted, f"{who} the gradient of the {name}")
+
+
+def _expect_tokens(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    """Compare token by token, so that the row names the first that is wrong."""
+    if found is None or found.shape != wanted.shape:
+        expect(found, wanted, what)
+    for token, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        expect(one, other, f"{what} of token {token}, a name and a 1", within=1e-9)
 
 
 def lets_gradients_back(dispatch: Callable) -> None:
@@ -98,6 +117,19 @@ def comes_home(combine: Callable) -> None:
     _expect_returned(dispatch, combine)
 
 
+GROUPS = [[0, 2], [1, 3]]
+
+
+def goes_out_in_a_group(dispatch: Callable) -> None:
+    """do that in a group of ranks too: 0 and 2 are one, 1 and 3 the other"""
+    _expect_returned(dispatch, combine, GROUPS)
+
+
+def comes_home_in_a_group(combine: Callable) -> None:
+    """do that in a group of ranks too: 0 and 2 are one, 1 and 3 the other"""
+    _expect_returned(dispatch, combine, GROUPS)
+
+
 def sends_twice(dispatch: Callable) -> None:
     """send the counts and then the rows, and each of them once"""
     report = launch(_sends, 2, dispatch, trace=True)
@@ -106,5 +138,5 @@ def sends_twice(dispatch: Callable) -> None:
         expect(ops, ["all_to_all_single"] * 2, f"the calls of rank {rank}")
 
 
-TRIED = [reaches_its_expert, lets_gradients_back, sends_twice, refuses]
-build = Builder("experts", {dispatch: TRIED, combine: [comes_home]})
+TRIED = [reaches_its_expert, lets_gradients_back, sends_twice, refuses, goes_out_in_a_group]
+build = Builder("experts", {dispatch: TRIED, combine: [comes_home, comes_home_in_a_group]})

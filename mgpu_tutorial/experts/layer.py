@@ -22,6 +22,8 @@ def require_experts(which: Tensor, experts: int, rows: int) -> None:
     """ValueError unless `which` has an expert for each row, and all of these exist."""
     if which.shape != (rows,):
         raise ValueError(f"experts of shape {tuple(which.shape)} for {rows} rows: one each")
+    if which.is_floating_point():
+        raise ValueError(f"experts are counted in whole numbers, got {which.dtype}")
     unknown = which[(which < 0) | (which >= experts)].tolist()
     if unknown:
         raise ValueError(f"there is no expert {unknown[0]} of {experts}: they count from 0")
@@ -73,6 +75,8 @@ def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
     if not len(scores) or scores.shape[1] != len(counts):
         given = f"scores of shape {tuple(scores.shape)} and {len(counts)} counts"
         raise ValueError(f"{given}: expected a token at least, and a count for each expert")
+    if not (counts.min() >= 0 and counts.sum() > 0):
+        raise ValueError(f"counts {counts.tolist()}: expected 0 or more, and one above it")
     shares = counts / counts.sum()  # without a gradient
     return len(counts) * (shares * scores.softmax(dim=1).mean(dim=0)).sum()
 

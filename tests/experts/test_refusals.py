@@ -19,6 +19,7 @@ def send(rank, world_size, rows, which, experts=8):
         ("experts of shape (2, 2) for 4 rows", (4, [[0, 1], [2, 3]])),
         ("there is no expert 8 of 8", (3, [0, 8, 9])),
         ("there is no expert -1 of 8", (1, [-1])),
+        ("in whole numbers, got torch.float32", (2, [0.5, 1.0])),
         ("7 experts on 2 ranks: use a multiple of 2", (1, [0], 7)),
     ],
 )
@@ -68,6 +69,15 @@ UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)
         (lambda: layer.tokens_per_expert(torch.tensor([[4]]), 4), "no expert 4 of 4"),
         (lambda: layer.run_experts(ROWS, torch.tensor([0, 4, 1]), UP, DOWN), "no expert 4"),
         (lambda: layer.run_experts(ROWS, torch.tensor([0]), UP, DOWN), "for 3 rows"),
+        (
+            lambda: layer.run_experts(ROWS, torch.tensor([0, 0.5, 1]), UP, DOWN),
+            "in whole numb",
+        ),
+        (lambda: layer.auxiliary_loss(SCORES, torch.zeros(4)), "expected 0 or more, and one"),
+        (
+            lambda: layer.auxiliary_loss(SCORES, torch.tensor([3, -1, 0, 0])),
+            r"counts \[3, -1",
+        ),
         (lambda: layer.auxiliary_loss(SCORES[:0], torch.ones(4)), "a token at least"),
         (lambda: layer.auxiliary_loss(SCORES, torch.ones(1)), "a count for each expert"),
     ],
