@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import status
 from mgpu_tutorial.language_model import model as models
@@ -60,11 +61,13 @@ def train(
     lr: float = 1e-3,
     parts: SimpleNamespace = PARTS,
     after_step: Callable[[int], None] = lambda step: None,
+    loss_of: Callable = cross_entropy,
 ) -> list[float]:
     """Train up to step number `steps` on a plan such as "dp=2,tp=2"; returns the losses.
 
     `resume` names a checkpoint of any plan to go on from, `save` a file that is written each
-    `every` steps and after the last. `parts` are those of OURS that the reader has made.
+    `every` steps and after the last. `parts` are those of OURS that the reader has made, and
+    `loss_of` gives the mean loss of scores (rows, 96) and targets (rows).
     Raises ValueError on every rank, before anything is sent, for what cannot be.
     """
     plan, device = plans.plan_of(plan, world_size), torch.get_default_device().type
@@ -93,7 +96,7 @@ def train(
         inputs, targets = (part.to(device) for part in models.batch_of(step))
         share = slice(me, None, plan.dp)  # every dp-th sequence
         batch = inputs[share][:, places], targets[share][:, places]
-        loss = plans.forward_backward(model, mesh, *batch, parts.order_of_1f1b)
+        loss = plans.forward_backward(model, mesh, *batch, parts.order_of_1f1b, loss_of)
         plans.average_gradients(model, mesh)
         plans.clip_gradients(model, mesh)
         adam.step()

@@ -123,12 +123,17 @@ def cut_model(
 
 
 def forward_backward(
-    model: nn.Module, mesh: DeviceMesh, inputs: Tensor, targets: Tensor, order_of: Callable
+    model: nn.Module,
+    mesh: DeviceMesh,
+    inputs: Tensor,
+    targets: Tensor,
+    order_of: Callable,
+    loss_of: Callable = cross_entropy,
 ) -> Tensor:
     """Forward and backward of all micro-batches, in the order of this rank's stage; the loss.
 
     Activations go to the next stage, gradients come back. Only the last stage knows the
-    loss, the others return 0.
+    loss, the mean of `loss_of` scores (rows, 96) and targets (rows); the others return 0.
     """
     ranks = dist.get_process_group_ranks(mesh["pp"].get_group())
     stage, last = mesh["pp"].get_local_rank(), len(ranks) - 1
@@ -149,7 +154,7 @@ def forward_backward(
             if stage < last:
                 sending.append(dist.isend(y.detach(), ranks[stage + 1]))
             else:
-                y = cross_entropy(y.flatten(0, 1), ys[i].flatten()) / micro
+                y = loss_of(y.flatten(0, 1), ys[i].flatten()) / micro
                 loss += y.detach()
             kept[i] = x, y
         else:

@@ -1,6 +1,6 @@
 """Every plan takes the steps of one process, which are written out here."""
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -52,6 +52,15 @@ def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
     tensors = torch.load(file)["tensors"].items()
     assert largest_difference({name: t[0] for name, t in tensors}, parameters) < 1e-11
     assert largest_difference({name: t[1] for name, t in tensors}, moments) < 1e-13
+
+
+def test_another_loss_is_an_argument(ranks):
+    smooth = partial(cross_entropy, label_smoothing=0.3)
+    model, (inputs, targets) = new_model().double(), batch_of(0)
+    expected = smooth(model(inputs).flatten(0, 1), targets.flatten()).item()
+    how = {"steps": 1, "dtype": "float64", "loss_of": smooth}
+    for (found,) in ranks(2, train, "pp=2", **how).results:
+        assert found == pytest.approx(expected, abs=1e-12)
 
 
 TAKEN = {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4], "zero": [0, 1]}
