@@ -70,7 +70,9 @@ def torchrun(function: Callable, ranks: int) -> None:
             | {
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": folder,
-                "PYTHONUNBUFFERED": "",  # else ranks write between another's line and its end
+                # torchrun's ranks write a line and its end apart: each into a file of its own
+                "PET_REDIRECTS": "1",
+                "PET_LOG_DIR": folder,
                 **PLAIN,
             },
             cwd=folder,
@@ -80,12 +82,14 @@ def torchrun(function: Callable, ranks: int) -> None:
             errors="backslashreplace",
         )
         try:
-            said, complaints = job.communicate(timeout=100)
+            complaints = job.communicate(timeout=100)[1]
         except subprocess.TimeoutExpired:
             job.terminate()  # torchrun hands it on to its ranks
-            said, complaints = job.communicate()
+            complaints = job.communicate()[1]
             print("stopped after 100 s")
-    for line in sorted(said.splitlines()):
+        files = Path(folder).rglob("stdout.log")
+        said = [file.read_text("utf-8", "backslashreplace").splitlines() for file in files]
+    for line in sorted(sum(said, [])):
         print(line)
     for line in sorted(set(ERROR.findall(complaints))):
         print(line)
