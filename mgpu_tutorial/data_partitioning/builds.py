@@ -67,7 +67,65 @@ def refuses(function: Callable) -> None:
         raise AssertionError(f"rank {rank} of 2 gets {list(found)}, expected a ValueError")
 
 
+def batches(function: Callable, ranks: int, samples: int, batch: int, epoch: int) -> list:
+    """What each rank gets, a list of its parts of the global batches, as whole numbers."""
+    found = [function(rank, ranks, samples, batch, 7, epoch) for rank in range(ranks)]
+    assert not any(mine is None for mine in found), (
+        "nothing was returned. Is a `return` missing?"
+    )
+    return [[[int(sample) for sample in part] for part in mine] for mine in found]
+
+
+def deals_global_batches(function: Callable) -> None:
+    """give N ranks together, batch by batch, the samples that it gives one process"""
+    for ranks, samples, batch in (3, 20, 8), (2, 12, 4), (4, 10, 3):
+        given = f"{samples} samples in batches of {batch}, {ranks} ranks"
+        (alone,) = batches(function, 1, samples, batch, 0)
+        sizes = [batch] * (samples // batch) + [samples % batch] * (samples % batch > 0)
+        found = [len(whole) for whole in alone]
+        assert found == sizes, f"one process gets batches of {found}, expected {sizes}"
+        every = sorted(sum(alone, []))
+        assert every == list(range(samples)), f"of {samples} samples it gives {every}"
+        together = batches(function, ranks, samples, batch, 0)
+        for rank, mine in enumerate(together):
+            what = f"{given}: rank {rank} has {len(mine)} batches, expected {len(alone)}"
+            assert len(mine) == len(alone), what
+        for i, (whole, *parts) in enumerate(zip(alone, *together, strict=True)):
+            seen = f"{given}: batch {i} is {parts}"
+            same = sorted(sum(parts, [])) == sorted(whole)
+            assert same, f"{seen}, and one process has {sorted(whole)}"
+            apart = max(map(len, parts)) - min(map(len, parts))
+            assert apart <= 1, f"{seen}: the parts differ by {apart} samples"
+
+
+def deals_anew(function: Callable) -> None:
+    """give each epoch other batches, and the same ones when asked again"""
+    first, again, other = (batches(function, 3, 20, 8, epoch) for epoch in (0, 0, 1))
+    assert first == again, "asked twice, epoch 0 has two different orders"
+    assert first != other, "epoch 1 has the batches of epoch 0"
+    ordered = [sorted(sum(parts, [])) for parts in zip(*first, strict=True)]
+    assert ordered[0] != list(range(8)), "the samples are not shuffled"
+
+
+def leaves_the_generator_alone(function: Callable) -> None:
+    """draw from a generator of its own"""
+    before = torch.get_rng_state()
+    batches(function, 3, 10, 4, 0)
+    changed = not torch.equal(before, torch.get_rng_state())
+    torch.set_rng_state(before)
+    assert not changed, "torch's own generator is seeded or drawn from: use torch.Generator()"
+
+
 build = Builder(
     "data_partitioning",
-    {dp.rank_indices: [loses_none, shuffles_anew, as_pytorch, leaves_others_alone, refuses]},
+    {
+        dp.rank_indices: [
+            loses_none,
+            shuffles_anew,
+            as_pytorch,
+            leaves_others_alone,
+            refuses,
+        ],
+        dp.global_batches: [deals_global_batches, deals_anew, leaves_the_generator_alone],
+    },
 )

@@ -9,6 +9,7 @@ from mgpu_tutorial.ddp_buckets import experiments, wrappers
 from mgpu_tutorial.lab import note
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.teach.groups import expect_in_groups
 from mgpu_tutorial.shared.slow_link import slow_link
 
 LAYER = 64 * 64 * 4 / 2**20  # MiB of the weight of one layer: closes a bucket
@@ -34,8 +35,10 @@ def starts_alike(wrapper: type) -> None:
 
 def _gradients_of(
     rank: int, world_size: int, wrapper: type | None, **options: float
-) -> dict[str, torch.Tensor]:
-    """This rank's gradients in three steps on its shares; None is one process, unwrapped.
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's gradients in three steps on its shares, and what they were by themselves.
+
+    Without a wrapper it is one process.
 
     A layer of the Tower is frozen, and two share one weight.
     """
@@ -44,8 +47,13 @@ def _gradients_of(
     tower.body[1].requires_grad_(False)
     tower.body[3].weight = tower.body[2].weight
     model = wrapper(tower, **options) if wrapper else tower
+    trained = {name: p for name, p in tower.named_parameters() if p.requires_grad}
     for step, batch in enumerate(experiments.shares(rank, world_size, 3, width=64)):
         model.zero_grad()
+        loss = tower(batch).square().mean()  # beside the wrapper: this rank's own
+        own = dict(
+            zip(trained, torch.autograd.grad(loss, list(trained.values())), strict=True)
+        )
         model(batch).square().mean().backward()
         experiments.finish_gradient_synchronization(model)
         for name, p in tower.named_parameters():
@@ -56,7 +64,7 @@ def _gradients_of(
                 f"{nothing}gets, returns nothing"
             )
             if p.requires_grad:
-                gradients[f"step {step}, gradient of `{name}`"] = p.grad.clone()
+                gradients[f"step {step}, gradient of `{name}`"] = p.grad.clone(), own[name]
     return gradients
 
 
@@ -67,16 +75,49 @@ def equals_one_process(wrapper: type, **options: float) -> None:
     alone = _gradients_of(0, 1, None)
     for world_size in (1, 2, 3):
         results = launch(_gradients_of, world_size, wrapper, **options).results
-        for name, expected in alone.items():
-            for rank, found in enumerate(results):
+        for name, (expected, _) in alone.items():
+            for rank, gradients in enumerate(results):
                 where, length = f"rank {rank} of {world_size}, {name}", expected.norm()
-                times = (found[name] * expected).sum() / length**2
-                is_multiple = largest_difference(found[name], expected * times) < length / 1e3
+                found, own = gradients[name]
+                off = largest_difference(found, expected) / length
+                is_own = world_size > 1 and largest_difference(found, own) < length / 1e5
+                still = f"{where}: still rank {rank}'s own. Nothing was averaged"
+                assert off < 1e-5 or not is_own, still
+                times = (found * expected).sum() / length**2
+                is_multiple = largest_difference(found, expected * times) < length / 1e3
                 but = f"{times:.3g} times as long" if is_multiple else "in another direction"
-                off = largest_difference(found[name], expected) / length
                 assert off < 1e-5, f"{where}: not that of one process, but {but}"
-                alike = torch.equal(found[name], results[0][name])
+                alike = torch.equal(found, results[0][name][0])
                 assert alike, f"{where}: other bits than on rank 0"
+
+
+def _train_a_line(rank: int, wrapper: Callable) -> list[float]:
+    """The weight of rank r begins at r, its gradient at 10 r: both after the wrapper."""
+    line = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(line.weight, rank)
+    model = wrapper(line)
+    model(torch.full((1, 1), 10.0 * rank)).sum().backward()
+    model.finish_gradient_synchronization()
+    return [line.weight.item(), line.weight.grad.item()]
+
+
+def works_in_groups(wrapper: type) -> None:
+    """do in two groups of two ranks what it does in two worlds of two."""
+    what = "weight and gradient"
+    expect_in_groups(wrapper, _train_a_line, what, even=[0.0, 10.0], odd=[1.0, 20.0])
+
+
+def _send_ranks(rank: int, function: Callable) -> list[float]:
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.full((1,), 10.0 * rank)
+    function([parameter]).wait()
+    return parameter.grad.tolist()
+
+
+def sends_to_the_group(function: Callable) -> None:
+    """average over the ranks of its group only."""
+    what = "the mean of ten times the rank"
+    expect_in_groups(function, _send_ranks, what, even=[10.0], odd=[20.0])
 
 
 def _trace_step(rank: int, world_size: int, wrapper: type, **options: float) -> None:
@@ -283,14 +324,16 @@ build = Builder(
             starts_alike,
             equals_one_process,
             sends_after_backward,
+            works_in_groups,
             refuses_no_gradient,
         ],
         wrappers.into_buckets: [closes_at_the_cap],
-        wrappers.send_bucket: [sends_one_tensor, averages_in_place],
+        wrappers.send_bucket: [sends_one_tensor, averages_in_place, sends_to_the_group],
         wrappers.BucketedDDP: [
             sends_buckets_early,
             equals_with_buckets,
             sends_in_one_order,
+            works_in_groups,
             refuses_a_missing_bucket,
             refuses_a_second_backward,
         ],

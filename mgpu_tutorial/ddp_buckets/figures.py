@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.experiments import Tower
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, into_buckets
 from mgpu_tutorial.lab import Table, frame, launch, span
 from mgpu_tutorial.lab.record.intervals import events_of, milliseconds, shortest_step
 from mgpu_tutorial.lab.record.report import Report
@@ -82,24 +83,35 @@ SAYS = [
 ]
 
 
-def fill_buckets(rank: int, world_size: int) -> None:
+def fill_buckets(
+    rank: int, world_size: int, wrapper: Callable[..., nn.Module] = BucketedDDP
+) -> None:
     """Two ranks go backward through four layers and a head, with two layers to a bucket."""
-    model, says = BucketedDDP(Tower(64, depth=4), 2 * 64 * 64 * 4 / 2**20), iter(SAYS)
+    cap, says, tower = 2 * 64 * 64 * 4 / 2**20, iter(SAYS), Tower(64, depth=4)
+    model, call, sent = wrapper(tower, cap), dist.all_reduce, []
+
+    def counted(*given: Any, **options: Any) -> dist.Work | None:
+        sent.append(given)
+        return call(*given, **options)
 
     def note_frame(*_: object) -> None:
         bricks = {}
-        for i, bucket in enumerate(model.buckets):
-            ready = f"{len(model.ready & set(bucket))} of {len(bucket)}"
-            bricks[f"bucket {i}"] = "sent" if i < len(model.works) else ready
+        for i, bucket in enumerate(into_buckets(tower.parameters(), cap)):
+            ready = f"{sum(p.grad is not None for p in bucket)} of {len(bucket)}"
+            bricks[f"bucket {i}"] = "sent" if i < len(sent) else ready
         frame(next(says), bricks)
 
-    for layer in model.module.body:  # those behind it are ready
+    for layer in tower.body:  # those behind it are ready
         layer.register_full_backward_pre_hook(note_frame)
-    model(torch.ones(2, 64)).sum().backward()
-    note_frame()
-    model.finish_gradient_synchronization()
+    dist.all_reduce = counted
+    try:
+        model(torch.ones(2, 64)).sum().backward()
+        note_frame()
+        model.finish_gradient_synchronization()
+    finally:
+        dist.all_reduce = call
     arrived = range(world_size)
-    frame(next(says), {f"bucket {i}": arrived for i in range(len(model.buckets))})
+    frame(next(says), {f"bucket {i}": arrived for i in range(len(sent))})
 
 
 def take_fingerprints(

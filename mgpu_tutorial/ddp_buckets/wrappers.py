@@ -1,7 +1,7 @@
 """Two wrappers on the way to DistributedDataParallel, as the reader of 07 builds them.
 
 In every backward each rank uses all parameters that are trained, of one dtype. What else a
-wrapper is given it refuses, in `require_replicable` and `require_gradients`.
+wrapper is given it refuses, in the functions `require_…` and `refuse_…`.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from mgpu_tutorial.shared.groups import require_same
 
 
 def require_replicable(module: nn.Module) -> None:
@@ -62,16 +66,40 @@ def require_gradients(
         )
 
 
-class NaiveDDP(nn.Module):
-    """A replica on every rank; after backward, a call per parameter averages its gradient."""
+def require_alike(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError on every rank unless all have the same parameters and buffers."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    layout = [(n, tuple(t.shape), str(t.dtype), t.requires_grad) for n, t in tensors]
+    require_same("name, shape, dtype and requires_grad of each tensor", layout, group)
 
-    def __init__(self, module: nn.Module) -> None:
+
+def refuse_early_step(optimizer: Optimizer, *_: object) -> None:
+    """Raise a RuntimeError in a step that would take gradients which no rank has averaged."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(p.grad is not None and getattr(p, "awaits_mean", False) for p in parameters):
+        raise RuntimeError(
+            "an optimizer's step after a backward without finish_gradient_synchronization: "
+            "its gradients are this rank's own, or still on their way, so finish first"
+        )
+
+
+register_optimizer_step_pre_hook(refuse_early_step)
+
+
+class NaiveDDP(nn.Module):
+    """A replica on every rank; after backward, a call per parameter averages its gradient.
+
+    `group` are the ranks that train this model together; None is all of them.
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         require_replicable(module)
-        self.module = module
+        require_alike(module, group)
+        self.module, self.group = module, group
         self.trained = [p for p in module.parameters() if p.requires_grad]
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         return self.module(*inputs, **options)
@@ -80,7 +108,7 @@ class NaiveDDP(nn.Module):
         ready = [p for p in self.trained if p.grad is not None]
         require_gradients(self.module, self.trained, ready)
         for parameter in self.trained:
-            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=self.group)
 
 
 def into_buckets(
@@ -108,32 +136,45 @@ def into_buckets(
     return buckets
 
 
-def send_bucket(bucket: list[nn.Parameter]) -> dist.Work:
+def send_bucket(
+    bucket: list[nn.Parameter], group: dist.ProcessGroup | None = None
+) -> dist.Work:
     """Begin to average the gradients in one flat tensor; each becomes a view into it."""
     flat = torch.cat([p.grad.flatten() for p in bucket])
     sizes = [p.numel() for p in bucket]
     for p, part in zip(bucket, flat.split(sizes), strict=True):
         p.grad = part.view_as(p)
-    return dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)
+    return dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
 
 
 class BucketedDDP(NaiveDDP):
     """As NaiveDDP, but each bucket leaves during backward, as soon as it is complete."""
 
-    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_cap_mb: float = 25,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        require_replicable(module)
         trained = [p for p in module.parameters() if p.requires_grad]
-        buckets = into_buckets(trained, bucket_cap_mb)  # refuses before anything is sent
-        if any(getattr(p, "is_in_a_bucket", False) for p in trained):
+        buckets = into_buckets(trained, bucket_cap_mb)
+        if any(hasattr(p, "awaits_mean") for p in trained):
             raise ValueError(
                 "this module is in a BucketedDDP already, and a second one would send its "
                 "gradients again: use that wrapper, or make the module anew"
             )
-        super().__init__(module)
+        require_same("bucket_cap_mb", [bucket_cap_mb], group)
+        super().__init__(module, group)
         self.buckets = buckets
         self.ready, self.works = set(), []
         for parameter in self.trained:
+            parameter.awaits_mean = False  # for refuse_early_step
+            parameter.register_post_accumulate_grad_hook(self.note_backward)
             parameter.register_post_accumulate_grad_hook(self.gradient_ready)
-            parameter.is_in_a_bucket = True
+
+    def note_backward(self, parameter: nn.Parameter) -> None:
+        parameter.awaits_mean = True
 
     def gradient_ready(self, parameter: nn.Parameter) -> None:
         if parameter in self.ready:
@@ -146,10 +187,12 @@ class BucketedDDP(NaiveDDP):
         for bucket in self.buckets[len(self.works) :]:
             if not self.ready.issuperset(bucket):
                 return
-            self.works.append(send_bucket(bucket))
+            self.works.append(send_bucket(bucket, self.group))
 
     def finish_gradient_synchronization(self) -> None:
         require_gradients(self.module, self.trained, self.ready)  # so every bucket has left
         for work in self.works:
             work.wait()
         self.ready, self.works = set(), []
+        for parameter in self.trained:
+            parameter.awaits_mean = False

@@ -1,4 +1,4 @@
-"""Apparatus, not the lesson: what DDP changes, and a traced step."""
+"""Apparatus, not the lesson: what DDP changes, and what a traced step sent."""
 
 from difflib import unified_diff
 from pathlib import Path
@@ -18,6 +18,13 @@ def show_changes(old: ModuleType, new: ModuleType) -> Listing:
     texts = [file.read_text(encoding="utf-8").splitlines() for file in files]
     changes = unified_diff(*texts, *(file.name for file in files), n=1, lineterm="")
     return Listing("\n".join(changes), files, "diff")
+
+
+def count_buckets(report: Report) -> int:
+    """The buckets that rank 0 sent in the second step of `step_in_parts`, by the trace."""
+    mine = [event for event in report.events if event.rank == 0]
+    (step,) = [event for event in mine if event.note == "step 1"]
+    return sum(e.op == "all_reduce" and step.begin <= e.begin <= step.end for e in mine)
 
 
 def draw_trace(folder: str, ranks: int = 2) -> Plot:

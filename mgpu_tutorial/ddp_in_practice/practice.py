@@ -2,23 +2,50 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
-from mgpu_tutorial.ddp_reducer.reducer import note_buckets
-from mgpu_tutorial.lab import Ledger
+from mgpu_tutorial.ddp_buckets.experiments import (
+    Tower,
+    finish_gradient_synchronization,
+    shares,
+)
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
+from mgpu_tutorial.lab import Ledger, span
+
+Part = torch.Tensor | Sequence[torch.Tensor]  # samples, or samples and labels
 
 
-def accumulate(model: DistributedDataParallel, parts: Sequence[torch.Tensor]) -> None:
-    """Backward on one part after the other; the ranks average once, in the last."""
-    sizes = [len(part) for part in parts]
+def samples_in(part: Part) -> int:
+    """The samples of a part: the rows of a tensor, or of the first of several tensors."""
+    return len(part if isinstance(part, torch.Tensor) else part[0])
+
+
+def accumulate(
+    model: nn.Module,
+    parts: Sequence[Part],
+    loss_of: Callable[[nn.Module, Part], torch.Tensor],
+) -> None:
+    """Backward on one part after the other; the ranks average once, in the last.
+
+    A part is a tensor of samples, or a tuple of tensors such as images and labels.
+    `loss_of(model, part)` is the mean loss of its samples. The model has a `no_sync`, as
+    DistributedDataParallel and AccumulatingDDP have.
+    """
+    if not hasattr(model, "no_sync"):
+        raise TypeError(
+            f"{type(model).__name__} has no no_sync, so it can't wait for the last part: "
+            "wrap the model in AccumulatingDDP or DistributedDataParallel"
+        )
+    sizes = [samples_in(part) for part in parts]
     if not sizes or len(set(sizes)) > 1 or 0 in sizes:
         raise ValueError(
             f"parts of {sizes} samples: the mean of their means is the mean of the batch "
@@ -27,30 +54,65 @@ def accumulate(model: DistributedDataParallel, parts: Sequence[torch.Tensor]) ->
     *first, last = parts
     with model.no_sync():
         for part in first:
-            (model(part).square().mean() / len(parts)).backward()
-    (model(last).square().mean() / len(parts)).backward()
+            (loss_of(model, part) / len(parts)).backward()
+    (loss_of(model, last) / len(parts)).backward()
 
 
-def step_in_parts(rank: int, world_size: int, method: Callable, micro: int) -> dict[str, Any]:
-    """The ranks take a step on their shares of 24 samples, in `micro` parts, by `method`.
+class AccumulatingDDP(BucketedDDP):
+    """As BucketedDDP, but a backward inside `no_sync` only adds up on its rank."""
 
-    Returns how many buckets DDP sent, the most bytes that autograd kept, and the gradients.
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_cap_mb: float = 25,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(module, bucket_cap_mb, group)
+        self.is_syncing = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self.is_syncing = self.is_syncing, False
+        try:
+            yield
+        finally:  # after an error too
+            self.is_syncing = before
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        # what is on its way already must not grow, inside no_sync either: refused there
+        if self.is_syncing or parameter in self.ready:
+            super().gradient_ready(parameter)
+
+
+def mean_square(model: nn.Module, part: torch.Tensor) -> torch.Tensor:
+    """The loss of a part: the mean of the squares that the model makes of it."""
+    return model(part).square().mean()
+
+
+def step_in_parts(
+    rank: int,
+    world_size: int,
+    method: Callable,
+    micro: int,
+    wrapper: type[nn.Module] = DistributedDataParallel,
+) -> int:
+    """The ranks take steps on their shares of 24 samples, in `micro` parts, by `method`.
+
+    Returns the most bytes that autograd kept in the second. Its messages are in a span.
     """
     torch.manual_seed(0)
-    model = DistributedDataParallel(Tower(512, 6), bucket_cap_mb=1)
-    iterations = note_buckets(model)
+    model = wrapper(Tower(512, 6), bucket_cap_mb=1)
+    if wrapper is DistributedDataParallel:  # the recorder doesn't see calls from C++
+        model.register_comm_hook(None, allreduce_hook)
     (batch,) = shares(rank, world_size, 1, width=512)
-    for _ in range(2):  # the buckets are rebuilt after the first
-        iterations.clear()
+    for step in range(2):  # DDP's buckets are rebuilt after the first
         model.zero_grad()
         ledger = Ledger()
         ledger.add("the rest", [batch, *model.parameters()])  # is not counted below
-        with ledger.saved_for_backward():
-            method(model, batch.tensor_split(micro))
-    gradients = [p.grad for p in model.parameters()]
-    calls = sum(len(buckets) for buckets in iterations)
-    kept = ledger.saved_peak(batch.device)
-    return {"calls": calls, "kept": kept, "gradients": gradients}
+        with span(f"step {step}"), ledger.saved_for_backward():
+            method(model, batch.tensor_split(micro), mean_square)
+            finish_gradient_synchronization(model)  # of our wrappers
+    return ledger.saved_peak(batch.device)
 
 
 def profile_step(rank: int, world_size: int, folder: str, late: float = 0.0) -> None:

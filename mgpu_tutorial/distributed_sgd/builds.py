@@ -7,6 +7,7 @@ from torch import nn
 
 from mgpu_tutorial.distributed_sgd import sgd
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.teach.groups import expect_in_groups, in_two_groups
 
 FIRST = {"weight": torch.tensor([[1.0, 10.0]]), "bias": torch.tensor([100.0])}
 
@@ -29,6 +30,19 @@ def leaves_the_mean(average: Callable) -> None:
                 who = f"rank {rank} of {world_size}: the gradient of the {name}"
                 expect(gradient, FIRST[name] * world_size, who, within=1e-3)
                 expect(parameter, torch.full_like(FIRST[name], 7.0), "the parameters")
+
+
+def _average_ranks(rank: int, average: Callable) -> list[float]:
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight.grad = torch.full((1, 1), 10.0 * rank)
+    average(layer)
+    return layer.weight.grad[0].tolist()
+
+
+def averages_in_groups(average: Callable) -> None:
+    """average over the ranks of its group only, and divide by their number"""
+    what = "the mean of ten times the rank"
+    expect_in_groups(average, _average_ranks, what, even=[10.0], odd=[20.0])
 
 
 def sends_each_once(average: Callable) -> None:
@@ -78,6 +92,32 @@ def averages_to_the_mean(loss_of: Callable) -> None:
         expect(sum(losses) / ranks, (samples + 1) / 2, what, within=1e-5)
 
 
+def _loss_in_group(rank: int, loss_of: Callable) -> float:
+    """Four ranks in two groups; of a batch of 4 samples this rank has one, of loss rank."""
+    output = torch.full((1, 10), -float(rank))
+    return float(loss_of(output, torch.tensor([0]), 4))
+
+
+def _loss_of_logits(rank: int, world_size: int, loss_of: Callable) -> float:
+    def one_more(output: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
+        assert reduction == "sum", f'loss_of is called with reduction="{reduction}"'
+        return output.sum() + 1
+
+    output, labels = torch.full((1, 10), rank / 10), torch.tensor([0])
+    return float(loss_of(output, labels, 2, loss_of=one_more))
+
+
+def takes_loss_and_group(loss_of: Callable) -> None:
+    """use the loss that it is given, which adds up, and the number of ranks of its group"""
+    what = "of a batch of 4 one sample, whose loss is the rank: 2 ranks · loss / 4"
+    for rank, found in enumerate(launch(in_two_groups, 4, loss_of, _loss_in_group).results):
+        expect(found, rank / 2, f"groups {{0, 2}} and {{1, 3}}, rank {rank}, {what}")
+    given = launch(_loss_of_logits, 2, loss_of).results
+    expect(
+        given, [1.0, 2.0], "with loss_of=… that gives 1 on rank 0, 2 on rank 1: the losses"
+    )
+
+
 def trains_like_one(loss_of: Callable) -> None:
     """make an epoch on 2 and 3 ranks end where one process ends"""
     _expect_one_process("shared_loss", loss_of)
@@ -86,7 +126,12 @@ def trains_like_one(loss_of: Callable) -> None:
 build = Builder(
     "distributed_sgd",
     {
-        sgd.average_gradients: [leaves_the_mean, sends_each_once, keeps_the_ranks_equal],
-        sgd.shared_loss: [averages_to_the_mean, trains_like_one],
+        sgd.average_gradients: [
+            leaves_the_mean,
+            sends_each_once,
+            averages_in_groups,
+            keeps_the_ranks_equal,
+        ],
+        sgd.shared_loss: [averages_to_the_mean, takes_loss_and_group, trains_like_one],
     },
 )

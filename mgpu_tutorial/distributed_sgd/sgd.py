@@ -1,5 +1,7 @@
 """Training on several ranks: a step that is the step of one process, and whole epochs."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,25 +13,39 @@ from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.lab import status
 from mgpu_tutorial.shared import checkpoint as checkpoints
 from mgpu_tutorial.shared.data import Digits, digits
+from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.shared.models import SmallConvNet
 
 
-def average_gradients(model: nn.Module) -> None:
-    """Replace each gradient by its mean over all ranks: one all_reduce per parameter."""
+def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Replace each gradient by its mean over the group's ranks, an all_reduce per parameter.
+
+    A group of None is all ranks.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if missing := sum(parameter.grad is None for parameter in trained):
         what = f"{missing} of {len(trained)} parameters have no gradient on this rank"
         raise RuntimeError(f"{what}: its loss must use them, or freeze them on all ranks")
+    ranks = size_of(group)
     for parameter in trained:
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= ranks
 
 
-def shared_loss(output: torch.Tensor, labels: torch.Tensor, batch: int) -> torch.Tensor:
-    """This rank's part of the mean over a global batch; gradients are averaged later."""
+def shared_loss(
+    output: torch.Tensor,
+    labels: torch.Tensor,
+    batch: int,
+    loss_of: Callable[..., torch.Tensor] = nll_loss,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """This rank's part of the mean over a global batch; gradients are averaged later.
+
+    `loss_of(output, labels, reduction="sum")` adds up, as those of torch.nn.functional do.
+    """
     if not len(labels) <= batch or batch < 1:
         raise ValueError(f"a batch of {batch} is less than this rank's {len(labels)} samples")
-    return nll_loss(output, labels, reduction="sum") * dist.get_world_size() / batch
+    return loss_of(output, labels, reduction="sum") * size_of(group) / batch
 
 
 def new_model(
@@ -87,6 +103,8 @@ def train(
     if epochs < len(losses):
         done = f"epochs={epochs}, and {len(losses)} are done"
         raise ValueError(f"{done}: ask for more epochs in all")
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs} trains nothing: ask for 1 or more")
     for epoch in range(len(losses), epochs):
         mine = train_epoch(model, optimizer, data, epoch, batch)
         ranks = [torch.zeros_like(mine) for _ in range(world_size)]

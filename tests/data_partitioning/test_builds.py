@@ -41,4 +41,39 @@ RANK_INDICES = [
     ("if not 0 <= rank < world_size", "if False", "rank 2 of 2 gets"),
     (DEALT, "torch.tensor(order).chunk(world_size)[rank]", "of 10 samples rank 0 of 3 gets"),
 ]
-test_right, test_wrong = edited(build, {"rank_indices": RANK_INDICES})
+CUT = "return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]"
+TAIL = "order.split(batch)"
+OTHERS = """order = order.tolist()
+    wholes = [order[i : i + batch] for i in range(0, samples, batch)]
+    return [whole[rank::world_size] for whole in wholes]"""
+BY_SAMPLER = """mine = order[rank::world_size]
+    return [part.tolist() for part in mine.split(batch // world_size)]"""
+GLOBAL_BATCHES = [
+    (CUT, OTHERS),
+    (CUT, CUT.replace(".tolist()", "")),
+    ("return ", "", "nothing was returned"),
+    (CUT, BY_SAMPLER, "3 ranks: rank 0 has 4 batches, expected 3"),
+    (
+        "tensor_split(world_size)[rank]",
+        "split(batch // world_size)[rank]",
+        "IndexError: tuple index",
+    ),
+    (
+        TAIL,
+        "order.split(batch)[:-1]",
+        "one process gets batches of [8, 8], expected [8, 8, 4]",
+    ),
+    ("seed + epoch", "seed + epoch + rank", "and one process has"),
+    ("seed + epoch", "seed", "epoch 1 has the batches of epoch 0"),
+    (", generator=generator", "", "and one process has"),
+    (
+        'torch.randperm(samples, generator=generator, device="cpu")',
+        "torch.arange(samples) + 0 * epoch",
+        "epoch 1 has the batches of epoch 0",
+    ),
+    ("torch.Generator().manual_seed(", "torch.manual_seed(", "use torch.Generator()"),
+    ("whole.tensor_split(world_size)[rank]", "whole", "3 ranks: batch 0 is [["),
+]
+test_right, test_wrong = edited(
+    build, {"rank_indices": RANK_INDICES, "global_batches": GLOBAL_BATCHES}
+)

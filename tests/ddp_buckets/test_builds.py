@@ -3,24 +3,49 @@
 from mgpu_tutorial.ddp_buckets.builds import build
 from tests.builds import edited
 
-AVERAGE = "dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)"
-SUM = "dist.all_reduce(parameter.grad)"
+AVERAGE = "dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=self.group)"
+SUM = "dist.all_reduce(parameter.grad, group=self.group)"
 SEND, ALL = (
-    "dist.broadcast(tensor.detach(), src=0)",
+    "dist.broadcast(tensor.detach(), group_src=0, group=group)",
     "[*module.parameters(), *module.buffers()]",
 )
+BY_RANK = "dist.broadcast(tensor.detach(), src=first, group=group)"
 CHECK = "require_gradients(self.module, self.trained, ready)"
 NAIVE = [
-    (SEND, "dist.broadcast(tensor.data, src=0)"),
+    (SEND, "dist.broadcast(tensor.data, group_src=0, group=group)"),
+    (SEND, f"first = dist.get_global_rank(self.group or dist.group.WORLD, 0); {BY_RANK}"),
     (CHECK, "assert len(ready) == len(self.trained), 'a gradient is missing'"),
-    (AVERAGE, f"{SUM}\n            parameter.grad /= dist.get_world_size()"),
+    (AVERAGE, f"{SUM}\n            parameter.grad /= dist.get_world_size(group=self.group)"),
     (SEND, "pass", "rank 1: 6, expected 5"),
     (ALL, "module.parameters()", "rank 0 has 5 in `not_in_state_dict`, and rank 1: 6"),
     (ALL, "module.state_dict().values()", "rank 0 has 5 in `not_in_state_dict`"),
-    (AVERAGE, "pass", "not that of one process, but in another direction"),
+    (AVERAGE, "pass", "rank 0 of 2, step 0, gradient of `head.weight`: still rank 0's own"),
+    (
+        AVERAGE,
+        AVERAGE.replace("grad", "data"),
+        "gradient of `head.weight`: still rank 0's own",
+    ),
+    (
+        AVERAGE,
+        AVERAGE.replace(", group=self.group", ""),
+        "rank 0: weight and gradient, entry 1",
+    ),
+    (
+        SEND,
+        "dist.broadcast(tensor.detach(), group_src=0)",
+        "rank 1: weight and gradient, entry 0 of 2: 0, expected 1",
+    ),
+    (SEND, "dist.broadcast(tensor.detach(), src=0, group=group)", "raised ValueError"),
+    (
+        ", group: dist.ProcessGroup | None = None",
+        "",
+        "super().__init__()",
+        "super().__init__(); group = None",
+        "it takes no argument `group`",
+    ),
     (AVERAGE, f"parameter.grad = {AVERAGE}", "is None after finish"),
     (CHECK, "pass", "ranks 0 and 1 raised TypeError"),
-    (AVERAGE, SUM, "2 times as long"),
+    (AVERAGE, SUM, "but 2 times as long"),
     ("in self.trained", "in self.module.parameters()", "TypeError"),
     (AVERAGE, f"{AVERAGE}; parameter.grad += 1e-9 * dist.get_rank()", "other bits"),
     (AVERAGE, f"{AVERAGE}; {AVERAGE}", "the calls of the second step: 16, expected 8"),
@@ -44,8 +69,8 @@ BUCKETS = [
     ("parameter.nbytes", "parameter.numel()", "[[2, 58, 40, 60, 40]], expected"),
 ]
 FLAT = "flat = torch.cat([p.grad.flatten() for p in bucket])"
-CALL = "return dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)"
-DIVIDED = "flat = torch.cat([p.grad.view(-1) / dist.get_world_size() for p in bucket])"
+CALL = "return dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group, async_op=True)"
+DIVIDED = "flat = torch.cat([p.grad.view(-1) / dist.get_world_size(group) for p in bucket])"
 EACH = """works = [dist.all_reduce(p.grad, async_op=True) for p in bucket]
     return works[-1]"""
 SENDING = [
@@ -55,16 +80,17 @@ SENDING = [
     ("p.grad = part.view_as(p)", "p.grad.copy_(part.view_as(p))", "must be a view into"),
     ("op=dist.ReduceOp.AVG, ", "", "rank 0 of 3: the gradient of the weight: [30, 33, 36, "),
     (CALL, f"{CALL.replace('return', 'work =')}; work.wait(); return work", "it waits for"),
+    (CALL, CALL.replace("group=group, ", ""), "rank 0: the mean of ten times the rank"),
     (CALL, EACH, "the bytes of each all_reduce: 2 of them, expected 1"),
 ]
-LEAVES = "self.works.append(send_bucket(bucket))"
+LEAVES = "self.works.append(send_bucket(bucket, self.group))"
 AT_ONCE = f"{LEAVES}\n            self.works[-1].wait()"
 LATE = """for bucket in self.buckets:
-            send_bucket(bucket).wait()
+            send_bucket(bucket, self.group).wait()
         self.ready = set()"""
 WHOEVER = """for i, bucket in enumerate(self.buckets):
             if i not in self.works and self.ready.issuperset(bucket):
-                self.works[i] = send_bucket(bucket)
+                self.works[i] = send_bucket(bucket, self.group)
 
     def finish_gradient_synchronization(self):
         for work in self.works.values():
@@ -87,7 +113,8 @@ BUCKETED = [
     (f"            {WAIT}", "            pass", "still on their way"),
     (INCOMPLETE, "len(self.ready) < len(self.trained)", "before layer 0 is ready: 0"),
     (LEAVES, AT_ONCE, "backward waits until a call is over"),
-    (LEAVES, "send_bucket(bucket)", "the calls of the second step: "),
+    (LEAVES, "send_bucket(bucket, self.group)", "the calls of the second step: "),
+    (LEAVES, "self.works.append(send_bucket(bucket))", "rank 0: weight and gradient"),
     (
         f"{WAIT}\n        {RESET}",
         f"{WAIT}\n        self.works = []",

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.ddp_buckets import experiments
@@ -85,6 +86,39 @@ def test_a_module_that_sends_by_itself_is_not_wrapped_again(refused):
     refused(2, "is in a BucketedDDP already", wrap, BucketedDDP, wrapped, {}, sent=True)
 
 
+def differ(rank, world_size, what):
+    """Rank 1 has something else than the others, before it is wrapped."""
+    module = Heads() if rank != 1 or what == "cap" else nn.Linear(4, 1)
+    if what == "frozen" and rank == 1:
+        module = Heads()
+        module.second.requires_grad_(False)
+    BucketedDDP(module, bucket_cap_mb=1 + (what == "cap" and rank == 1))
+
+
+DIFFER = {
+    "cap": "bucket_cap_mb must be the same on all ranks, and rank 1 of the group has 2,",
+    "module": "rank 1 of the group has ('weight', (1, 4), 'torch.float32', True), where",
+    "frozen": "rank 1 of the group has ('second.weight', (1, 4), 'torch.float32', False)",
+}
+
+
+@pytest.mark.parametrize("what", DIFFER)
+def test_ranks_that_would_send_different_buckets_all_refuse(refused, what):
+    refused(3, DIFFER[what], differ, what, sent=True)
+
+
+def wrap_in_a_group_of_others(rank, world_size, wrapper):
+    groups = [dist.new_group([r]) for r in range(world_size)]
+    wrapper(Heads(), group=groups[1 - rank])
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_group_without_this_rank_is_refused(ranks, wrapper):
+    says = "rank 1 raised ValueError: rank 1 isn't in the group that it was given"
+    with pytest.raises(RankFailed, match=says):
+        ranks(2, wrap_in_a_group_of_others, wrapper)
+
+
 def train(rank, world_size, wrapper, spoil):
     model = wrapper(Heads())
     spoil(model)
@@ -148,6 +182,23 @@ def test_what_buckets_cannot_do_twice_is_refused(refused):
     again = "a second backward before finish_gradient_synchronization"
     refused(2, again, train, BucketedDDP, twice, sent=True)
     refused(2, "got no gradient", train, BucketedDDP, finish_twice, sent=True)
+
+
+def step_too_early(rank, world_size, has_finished):
+    module = Heads()
+    model, optimizer = BucketedDDP(module), torch.optim.SGD(module.parameters(), lr=1.0)
+    use_all(model)
+    if has_finished:
+        model.finish_gradient_synchronization()
+        optimizer.step()
+        use_all(model)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("has_finished", [False, True])
+def test_a_step_without_finish_is_refused_the_last_one_too(refused, has_finished):
+    words = "an optimizer's step after a backward without finish_gradient_synchronization"
+    refused(2, words, step_too_early, has_finished, sent=True)
 
 
 def leave_out_on_rank_1(rank, world_size, wrapper):
@@ -233,6 +284,40 @@ def test_odd_modules_get_the_gradients_of_one_process(
     call = two_steps, wrapper, make, torch.float64, options
     for found in ranks(world_size, *call).results:
         torch.testing.assert_close(found, alone)
+
+
+def in_a_group_of_two(rank, world_size, wrapper):
+    """Ranks 0 and 2 train beside ranks 1 and 3; returns this rank's parameters at the end."""
+    groups = [dist.new_group([first, first + 2]) for first in (0, 1)]
+    return steps_of(rank // 2, 2, rank % 2, wrapper, groups[rank % 2])
+
+
+def in_a_world_of_two(rank, world_size, wrapper, which):
+    return steps_of(rank, 2, which, wrapper, None)
+
+
+def steps_of(place, ranks_of_it, which, wrapper, group):
+    """Three steps of the model `which` on this place's share of its batches."""
+    torch.manual_seed(10 * which + place)
+    module = tied()
+    model = wrapper(module, group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        whole = torch.linspace(-1, 1 + step + which, 96).view(12, 8)
+        optimizer.zero_grad()
+        model(whole.tensor_split(ranks_of_it)[place]).square().mean().backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+    return [p.detach() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_two_groups_of_two_ranks_are_two_worlds_of_two(ranks, wrapper):
+    together = ranks(4, in_a_group_of_two, wrapper).results
+    for which in (0, 1):
+        alone = ranks(2, in_a_world_of_two, wrapper, which).results
+        for found, expected in zip(together[which::2], alone, strict=True):
+            assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

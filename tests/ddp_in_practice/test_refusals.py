@@ -7,39 +7,103 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_tutorial.ddp_buckets.experiments import shares
+from mgpu_tutorial.ddp_buckets.experiments import finish_gradient_synchronization, shares
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.ddp_in_practice import practice, train_ddp
 from mgpu_tutorial.processes_and_ranks.meeting import free_port
 
+WRAPPERS = [DistributedDataParallel, practice.AccumulatingDDP]
 
-def gradients_of(rank, world_size, sizes):
+
+def sum_of_outputs(model, part):
+    return model(part).sum() / len(part)
+
+
+def sum_by_labels(model, part):
+    samples, weights = part
+    return (model(samples) * weights).sum() / len(samples)
+
+
+def gradients_of(rank, world_size, sizes, wrapper=DistributedDataParallel, labelled=False):
     """The gradients of this rank's parts of the first 12 samples, of these sizes."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 4), nn.Tanh()))
+    model = wrapper(nn.Sequential(nn.Linear(3, 4), nn.Tanh()))
     samples = torch.linspace(-1, 1, 36).view(12, 3).tensor_split(world_size)[rank]
-    practice.accumulate(model, samples[: sum(sizes)].split(sizes))
+    parts, loss_of = samples[: sum(sizes)].split(sizes), sum_of_outputs
+    if labelled:
+        parts, loss_of = [(part, part[:, :1]) for part in parts], sum_by_labels
+    practice.accumulate(model, parts, loss_of)
+    finish_gradient_synchronization(model)
     return [p.grad for p in model.parameters()]
 
 
 def no_parts(rank, world_size):
-    practice.accumulate(DistributedDataParallel(nn.Linear(3, 1)), [])
+    practice.accumulate(DistributedDataParallel(nn.Linear(3, 1)), [], sum_of_outputs)
 
 
+@pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("sizes", [[3, 2], [1, 1, 0], [0], [0, 0], [2, 2, 1]])
-def test_parts_whose_mean_is_not_that_of_the_batch_are_refused(refused, sizes):
-    refused(2, f"parts of {sizes} samples", gradients_of, sizes, sent=True)
+def test_parts_whose_mean_is_not_that_of_the_batch_are_refused(refused, sizes, labelled):
+    call = gradients_of, sizes, DistributedDataParallel, labelled
+    refused(2, f"parts of {sizes} samples", *call, sent=True)
 
 
 def test_a_batch_without_parts_is_refused(refused):
     refused(2, "parts of [] samples", no_parts, sent=True)
 
 
+@pytest.mark.parametrize("wrapper", [NaiveDDP, BucketedDDP])
+def test_a_wrapper_that_cannot_wait_is_refused(refused, wrapper):
+    words = f"{wrapper.__name__} has no no_sync, so it can't wait for the last part"
+    refused(2, words, gradients_of, [2, 2], wrapper, sent=True)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("world_size, parts", [(1, 1), (1, 12), (2, 3), (3, 4)])
-def test_equal_parts_give_the_gradients_of_the_whole_batch(ranks, world_size, parts):
-    (whole,) = ranks(1, gradients_of, [12]).results
+def test_equal_parts_give_the_gradients_of_the_whole_batch(
+    ranks, world_size, parts, wrapper, labelled
+):
+    (whole,) = ranks(1, gradients_of, [12], labelled=labelled).results
     sizes = [12 // world_size // parts] * parts
-    for found in ranks(world_size, gradients_of, sizes).results:
+    for found in ranks(world_size, gradients_of, sizes, wrapper, labelled).results:
         torch.testing.assert_close(found, whole)
+
+
+def step_wrongly(rank, world_size, mistake):
+    """Two backwards of a layer, both inside no_sync, or only the second, and finish."""
+    model = practice.AccumulatingDDP(nn.Linear(2, 1))
+    if mistake == "first outside":
+        model(torch.ones(1, 2)).sum().backward()
+    with model.no_sync():
+        with model.no_sync():
+            pass
+        model(torch.ones(1, 2)).sum().backward()
+    model.finish_gradient_synchronization()
+
+
+MISTAKES = {
+    "all inside": "`weight` got no gradient",
+    "first outside": "a second backward before finish_gradient_synchronization",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_no_sync_cannot_add_up_is_refused(refused, mistake):
+    refused(2, MISTAKES[mistake], step_wrongly, mistake, sent=True)
+
+
+def step_on_sums(rank, world_size):
+    layer = nn.Linear(2, 1)
+    model, optimizer = practice.AccumulatingDDP(layer), torch.optim.SGD(layer.parameters(), 1)
+    with model.no_sync():
+        model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def test_a_step_after_no_sync_alone_is_refused(refused):
+    words = "an optimizer's step after a backward without finish_gradient_synchronization"
+    refused(2, words, step_on_sums, sent=True)
 
 
 @pytest.mark.parametrize("rank, world_size", [(0, 5), (0, 48), (2, 2), (-1, 2), (0, 0)])

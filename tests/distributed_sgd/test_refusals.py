@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.distributed_sgd import sgd
@@ -56,6 +57,23 @@ def loss(rank, world_size, batch):
 @pytest.mark.parametrize("batch", [0, 2, -4])
 def test_a_batch_that_is_smaller_than_a_share_is_refused(refused, batch):
     refused(2, f"a batch of {batch} is less than this rank's 3 samples", loss, batch)
+
+
+@pytest.mark.parametrize("epochs", [0])
+def test_no_epochs_are_refused(refused, epochs):
+    refused(2, f"epochs={epochs} trains nothing", sgd.train, epochs)
+
+
+def average_for_others(rank, world_size):
+    groups = [dist.new_group([r]) for r in range(world_size)]
+    layer = nn.Linear(1, 1)
+    layer(torch.ones(1, 1)).sum().backward()
+    sgd.average_gradients(layer, group=groups[1 - rank])
+
+
+def test_a_group_without_this_rank_is_refused(ranks):
+    with pytest.raises(RankFailed, match="rank 1 isn't in the group that it was given"):
+        ranks(2, average_for_others)
 
 
 @pytest.mark.slow

@@ -104,6 +104,8 @@ class _Search:
             return self.foreign(name, own, "", text)
         if home == self.home and isinstance(value, FunctionType | type):
             return self.of_cell(name, value), text
+        if home == "mine" and own in self.built:  # of an earlier chapter
+            return ("built", own), text
         if isinstance(home, str) and hasattr(value, "__name__") and own.isidentifier():
             if home.partition(".")[0] == OURS:
                 return self.of_package(home, own, name, text)

@@ -1,0 +1,36 @@
+"""What a function that takes `group=None` asks of it: None is all ranks."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch.distributed as dist
+
+
+def size_of(group: dist.ProcessGroup | None) -> int:
+    """The number of ranks in a group. Raises a ValueError in a rank that isn't one of them.
+
+    Without this, torch's calls would return at once there, and nothing would be averaged.
+    """
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} isn't in the group that it was given: give each rank a "
+            "group with itself in it, or None for all ranks"
+        )
+    return dist.get_world_size(group)
+
+
+def require_same(what: str, values: Sequence, group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError on every rank of the group unless all have the same values.
+
+    All ranks gather them. A group of the backend "fake" has no other ranks to ask.
+    """
+    everywhere = [values] * size_of(group)
+    if dist.get_backend(group) != "fake":
+        dist.all_gather_object(everywhere, values, group=group)
+    for rank, others in enumerate(everywhere):
+        for own, other in zip_longest(everywhere[0], others):
+            if other != own:
+                raise ValueError(
+                    f"{what} must be the same on all ranks, and rank {rank} of the group has "
+                    f"{other}, where rank 0 has {own}"
+                )
