@@ -3,13 +3,15 @@
     python benchmarks/price.py [--save] [--ours]
 
 A worker with `fully_shard` is taped with two and with four layers; each further layer counts
-as much as these two differ by. Only the share of the peak that products reach is fitted, and
-it is fitted to other programs (`cost_model/machines.py`). The last columns are the cost
-model's formulas and the null guess of 22. `--ours` prices the course's own wrappers first,
-and `--save` writes price.md.
+as much as these two differ by. The share of the peak that products reach is that of
+`cost_model/machines.py`, to which the formulas were fitted with other programs, or for MPT
+with the first row itself; the tape, which counts more than they do, was fitted to nothing.
+Its prices are too fast by 8 to 35 %: no claim of accuracy stands on them. The last columns
+are the cost model's formulas and the null guess of 22. `--ours` prices the course's own
+wrappers first, and `--save` writes price.md.
 
-Memory is what the tensors hold, and the published figure is what the allocator had
-reserved: more, by what lies between them. Not seen: kernels worse than the share, congestion,
+Memory is what the tensors hold; the published figure is larger, probably because it is what
+the allocator had reserved. Not seen: kernels worse than the share, congestion,
 ranks that are late, the processors that NCCL takes, programs that are compiled.
 """
 
