@@ -15,11 +15,12 @@ TENSORS = """generator = torch.Generator().manual_seed(seed + epoch)
     return order[places].view(each, world_size)[:, rank]"""
 PADDED, WRONG_PARTS = "(order * world_size)[:missing]", "the parts are [["
 TWICE = "different ones, expected"
+CHECK = "check_rank(rank, world_size)"
 DEALT = "order[rank::world_size]"
 RANK_INDICES = [
     ("generator =…", LOOP),
     ("generator =…", TENSORS),
-    ("ValueError(f", "IndexError(f"),
+    (CHECK, "assert rank in range(world_size)"),
     ("seed + epoch", "seed", "epoch 1 has the order of epoch 0"),
     ("seed + epoch", "seed + epoch + rank", TWICE),
     (", generator=generator", "", TWICE),
@@ -37,8 +38,8 @@ RANK_INDICES = [
         "generator = torch.manual_seed(",
         "use torch.Generator()",
     ),
-    ("if not 0 <= rank < world_size", "if rank >= world_size", "rank -1 of 2 gets"),
-    ("if not 0 <= rank < world_size", "if False", "rank 2 of 2 gets"),
+    (CHECK, "assert rank < world_size", "rank -1 of 2 gets"),
+    (CHECK, "pass", "rank 2 of 2 gets"),
     (DEALT, "torch.tensor(order).chunk(world_size)[rank]", "of 10 samples rank 0 of 3 gets"),
 ]
 CUT = "return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]"

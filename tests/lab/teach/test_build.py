@@ -137,7 +137,11 @@ def test_a_launch_and_another_thread_have_no_limit_but_their_own(cell, monkeypat
     assert [row.holds for row in rows] == [True]
 
 
-def test_the_stop_button_is_told_in_a_sentence_with_the_line(cell):
+def test_the_stop_button_is_told_in_a_sentence_with_the_line(cell, request):
+    # A job that a shell put in the background inherits that SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+
     def stops(function):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         function()
