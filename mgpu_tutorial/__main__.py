@@ -22,7 +22,7 @@ from mgpu_tutorial import CHAPTERS, __version__
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.rank import under_torchrun
-from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.lab.teach import clean, mine
 
 OPTIONS = {"ranks", "device", "timeout"}  # of the launcher
 APPARATUS = {"figures", "builds"}  # what draws and judges is no lesson
@@ -104,7 +104,7 @@ def main(words: list[str]) -> int:
     if words == ["mine"]:
         if os.path.isdir("notebooks"):
             os.chdir("notebooks")
-        print(mine.listing())
+        print("\n".join(filter(None, [clean.clean(), mine.listing()])))
         return 0
     parser = argparse.ArgumentParser(
         prog="mgpu_tutorial",

@@ -78,11 +78,40 @@ def test_a_solution_in_the_text_passes(cell):
     BUILDS["sharding"].require(*cell(owners))
 
 
+ALONE = """
+import sys
+import torch
+
+class Refuse:
+    def find_spec(name, path=None, target=None):
+        known = name.partition(".")[0] in sys.stdlib_module_names or name.startswith("torch.")
+        if not known and name != "mine":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse)
+import mine
+"""
+
+
 def imported_with_torch_alone(file):
-    """What stops the import of a file where neither this package nor torchvision is."""
-    hidden = "import sys; sys.modules |= dict.fromkeys(['mgpu_tutorial', 'torchvision'])\n"
-    run = [sys.executable, "-c", f"{hidden}import {file.stem}"]
+    """What stops the import of a file where there are torch and Python, and no more."""
+    run = [sys.executable, "-c", ALONE]
     return subprocess.run(run, cwd=file.parent, capture_output=True, text=True).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", BUILDS)
+def test_what_library_returns_of_the_solutions_passes_each_build_again(
+    cell, tmp_path, monkeypatch, chapter
+):
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    build = BUILDS[chapter]
+    for names, source in solutions(chapter):
+        made = {function.__name__: function for function in cell(source)}
+        mine.keep(chapter, [made[name] for name in names], build.ours)
+    own = mine.library(*build.ours.values())
+    for name in build.ours:
+        build.require(getattr(own, name))
 
 
 @pytest.mark.slow
@@ -95,7 +124,8 @@ def test_all_solutions_make_one_library_that_trains_as_the_package_s_parts_do(
             made = {function.__name__: function for function in cell(source)}
             mine.keep(chapter, [made[name] for name in names], BUILDS[chapter].ours)
     chapters = re.findall(r"^# (\w+): \w", mine.FILE.read_text(), re.M)
-    assert chapters == ["shared", *BUILDS]
+    assert chapters == ["lab", "shared", *BUILDS]
+    assert "mgpu_tutorial" not in mine.FILE.read_text()
     assert not imported_with_torch_alone(mine.FILE)
     every = mine.library(*(ours for build in BUILDS.values() for ours in build.ours.values()))
     own = mine.library(*language_model.OURS)

@@ -9,9 +9,9 @@ import ast
 import functools
 import html
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +20,19 @@ from mgpu_tutorial.lab.run.errors import Interrupted, LaunchError, outcome_of
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
 from mgpu_tutorial.lab.teach import mine, solution
 from mgpu_tutorial.lab.teach.limit import NotReturned, limited
-from mgpu_tutorial.lab.teach.source import source_of
+from mgpu_tutorial.lab.teach.source import namespace_of, source_of
 from mgpu_tutorial.lab.teach.verdict import MARK, page_of
 from mgpu_tutorial.lab.words import in_a_row
 
 Behaviour = Callable[[Callable], None]
 BLANK = "a `...` is left to fill in"
 OUR_LINE = re.compile(r", at builds\.py:\d+  .*")  # says nothing to the reader
-ITSELF = "get the function itself, build(name), with no quotes or brackets around the name"
+ITSELF = (
+    "get the function itself, build(name), with no quotes or brackets around the name; a "
+    "cell makes it with def or class"
+)
+PACKAGE = f"{__name__.partition('.')[0]}."  # whose functions are ours
+UNKEPT = f"Not kept in {mine.FILE.name}: it is ours. Type it into a cell of yours to keep it."
 WORDS = {True: "yes", False: "no", None: "not tried"}
 
 launch = functools.partial(launch_ranks, timeout=10)  # a build that hangs says so soon
@@ -97,14 +102,18 @@ class Builder:
         """Try functions or classes of the reader, show each behaviour, keep what passes."""
         from IPython.display import display
 
-        if not functions or not all(hasattr(function, "__name__") for function in functions):
+        if not functions or not all(map(is_readable, functions)):
             display(Outcome(["build"], [Row(ITSELF, False)], []))
             return
         names = [function.__name__ for function in functions]
         with self._lent(functions) as lent:
             rows = self._tried(functions)
             display(Outcome(names, rows, lent))
-            if all(row.holds for row in rows) and not solution.running:
+            if solution.running or not all(row.holds for row in rows):
+                return
+            if any(function.__module__.startswith(PACKAGE) for function in functions):
+                print(UNKEPT)
+            else:
                 self.passed.update(names)
                 print(self._kept(functions))
 
@@ -112,6 +121,8 @@ class Builder:
         """Put what has passed into the reader's library, and say how to import it."""
         names = [function.__name__ for function in functions]
         words = in_a_row(names) + (" is" if len(names) == 1 else " are")
+        if all(map(mine.holds, functions)):
+            return f"{words} from {mine.FILE.name}, and stays there."
         try:
             notes = mine.keep(self.chapter, functions, self.ours)
         except Exception as error:  # the answer is right, whatever a file does
@@ -138,14 +149,15 @@ class Builder:
     @contextmanager
     def _lent(self, functions: Sequence[Callable]) -> Iterator[list[str]]:
         """Put ours for the builds that the reader has not made, and yield those in use."""
-        around = vars(sys.modules[functions[0].__module__])
+        around = namespace_of(functions[0])
         own = {function.__name__ for function in functions}
+        passed = self.passed | {name for name, value in around.items() if mine.holds(value)}
         needed, waiting = set(), list(functions)
         while waiting:
             used = mine.names_in(source_of(waiting.pop())) & self.ours.keys() - needed - own
             needed |= used
-            waiting += [around[name] for name in used & self.passed]
-        needed -= self.passed
+            waiting += [around[name] for name in used & passed]
+        needed -= passed
         before = {name: around[name] for name in needed & around.keys()}
         around.update({name: self.ours[name] for name in needed})
         try:
@@ -192,6 +204,15 @@ def _try(behaviour: Behaviour, function: Callable) -> tuple[bool, str]:
 def _place_of(error: BaseException) -> str:
     where = outcome_of(error)["where"]
     return f", at {where}  {where.text}" if where else ""
+
+
+def is_readable(thing: Any) -> bool:
+    """Whether it is a function or class whose text can be read: no lambda, no `len`."""
+    try:
+        is_named = thing.__name__.isidentifier() and isinstance(thing, type | FunctionType)
+        return is_named and bool(source_of(thing))
+    except (AttributeError, OSError, TypeError, ValueError):
+        return False
 
 
 def is_blank(function: Callable) -> bool:

@@ -5,30 +5,37 @@ package. A second pass replaces a function where it stands; what else is in the 
 """
 
 import ast
+import builtins
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 from mgpu_tutorial import CHAPTERS
 from mgpu_tutorial.lab.teach.needs import (
+    MINE,
     OURS,
+    STAND_INS,
     NotKept,
     Thing,
     chapter_of,
+    first_line,
+    locals_in,
+    name_of,
     names_in,
     needs,
     renamed,
     root,
-    without_types,
+    with_quoted_types,
 )
-from mgpu_tutorial.lab.teach.source import source_of
+from mgpu_tutorial.lab.teach.source import file_of, source_of
 
-__all__ = ["NotKept", "keep", "library", "listing", "names_in"]
+__all__ = ["NotKept", "holds", "keep", "library", "listing", "names_in"]
 
-FILE = Path("mine.py")  # in the folder where a notebook's kernel works
+FILE = Path(f"{MINE}.py")  # in the folder where a notebook's kernel works
 HEAD = '"""What I have built, chapter by chapter."""'
 HEADER = re.compile(r"# (\w+):(?: (\w+(?:, \w+)*))?(?:;? ?borrowed: (\w+(?:, \w+)*))?$")
 LATE = '''def __getattr__(name):
@@ -49,6 +56,10 @@ class Part:
     def header(self) -> re.Match | None:
         return next(filter(None, map(HEADER.match, reversed(self.above))), None)
 
+    @property
+    def is_import(self) -> bool:
+        return self.text.startswith(("import ", "from "))
+
 
 class Library:
     """The file as a list of its statements, which together are its text to the letter."""
@@ -56,12 +67,10 @@ class Library:
     def __init__(self, text: str) -> None:
         lines, self.parts, end = text.split("\n"), [], 0
         for node in ast.parse(text, FILE.name).body:
-            first = min(
-                [node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]
-            )
-            own = "\n".join(lines[first - 1 : node.end_lineno])
-            if first > end:
-                self.parts.append(Part(lines[end : first - 1], own, root(node)))
+            start = first_line(node) - 1
+            if start >= end:
+                own = "\n".join(lines[start : node.end_lineno])
+                self.parts.append(Part(lines[end:start], own, root(node)))
             elif self.parts:  # two on one line
                 self.parts[-1].names |= root(node)
             end = node.end_lineno
@@ -72,9 +81,9 @@ class Library:
         return "\n".join(rows).rstrip("\n") + "\n"
 
     def sections(self) -> dict[str, list[Part]]:
-        """The parts below each chapter's lines; those above the first are at ""."""
+        """The statements below each chapter's lines; those above the first are at ""."""
         found, chapter = {"": []}, ""
-        for part in self.parts:
+        for part in self.parts[:-1]:
             chapter = part.header[1] if part.header else chapter
             found.setdefault(chapter, []).append(part)
         return found
@@ -87,60 +96,37 @@ class Library:
     def holder(self, name: str) -> Part | None:
         return next((part for part in self.parts if name in part.names), None)
 
-    def users(self, name: str) -> list[Part]:
-        """The statements that use a name, but for the one that makes it."""
-        own = self.holder(name)
-        return [p for p in self.parts if p is not own and p.text and name in names_in(p.text)]
+    def home(self, part: Part) -> str:
+        return next(chapter for chapter, parts in self.sections().items() if part in parts)
+
+    def users(self, own: Part) -> list[Part]:
+        """The other statements that use what a statement makes."""
+        others = [part for part in self.parts if part is not own and part.text]
+        return [part for part in others if own.names & names_in(part.text)]
 
     def put(self, thing: Thing, text: str, name: str, later: set[str]) -> None:
         """Write a statement over the one that makes its name, else where it is in time."""
-        if part := self.holder(name):
-            if part.names == {name} and not part.text.startswith(("import ", "from ")):
-                part.text = text
-                return
-            if not part.text.startswith(("import ", "from ")):
+        part = self.holder(name)
+        if not part:
+            at, above = self.place(thing, text, name, later)
+            self.parts.insert(at, Part(above, text, {name}))
+        elif thing.kind != "import":  # an import means the same
+            if part.names != {name}:
                 raise NotKept(f"{FILE.name} makes {name} together with others on one line")
-            self.drop(part, name)
-        if thing.kind == "import":
-            top = self.sections()[""]
-            imports = [i for i, part in enumerate(top) if is_import(part)]
-            later_ones = [i for i in imports if order_of(top[i].text) > order_of(text)]
-            if later_ones and later_ones[0] == imports[0]:  # it becomes the first
-                above, top[imports[0]].above = top[imports[0]].above, []
-                self.parts.insert(imports[0], Part(above, text, {name}))
-            elif imports:
-                self.parts.insert(
-                    (later_ones or [imports[-1] + 1])[0], Part([], text, {name})
-                )
-            else:  # below the docstring
-                self.parts.insert(
-                    len(top[:1]) if top and top[0].text else 0, Part([""], text, {name})
-                )
-            return
-        at, above = self.place(thing, name, later)
-        self.parts.insert(at, Part(above, text, {name}))
+            part.text = text
 
-    def drop(self, part: Part, name: str) -> None:
-        """Take one name out of an import."""
-        (node,) = ast.parse(part.text).body
-        node.names = [a for a in node.names if (a.asname or a.name.partition(".")[0]) != name]
-        part.names -= {name}
-        if node.names:
-            part.text = ast.unparse(node)
-        else:
-            self.remove(part)
-
-    def remove(self, part: Part) -> None:
-        """Take a statement out; what stands above it may name a chapter and stays."""
-        after = self.parts[self.parts.index(part) + 1]
-        if any(line.strip() for line in part.above) or is_import(part):
-            after.above = part.above + [line for line in after.above if line.strip()]
-        self.parts.remove(part)
-
-    def place(self, thing: Thing, name: str, later: set[str]) -> tuple[int, list[str]]:
-        """Where a new statement of a chapter goes, and the lines above it."""
+    def place(self, thing: Thing, text: str, name: str, later: set[str]) -> tuple[int, list]:
+        """Where a new statement goes, and the lines above it."""
         section = self.sections().get(thing.chapter, [])
-        section = [part for part in section if part.text]
+        if thing.kind == "import":
+            imports = [i for i, part in enumerate(section) if part.is_import]
+            after = [i for i in imports if in_order(section[i].text) > in_order(text)]
+            if imports and after != imports:
+                return after[0] if after else imports[-1] + 1, []
+            if not imports:  # below the docstring
+                return int(bool(section) and not section[0].names), [""]
+            above, section[imports[0]].above = section[imports[0]].above, []
+            return imports[0], above
         for part in section:  # a class is there before what is derived from it
             if later & part.names or name in names_in(part.text):
                 at = self.parts.index(part)
@@ -148,89 +134,72 @@ class Library:
                 return at, above
         if section:
             return self.parts.index(section[-1]) + 1, ["", ""]
-        above = ["", "", f"# {thing.chapter}:"]
-        rank = self.rank(thing.chapter, thing.kind == "borrowed")
-        borrowed_only = set(self.listed(3).values()) - set(self.listed(2).values())
-        for at, part in enumerate(self.parts):
-            if part.header and part.text:
-                other = part.header[1]
-                if self.rank(other, other in borrowed_only) > rank:
-                    return at, above
-        return len(self.parts) - 1, above
+        starts = [(p.header[1], i) for i, p in enumerate(self.parts[:-1]) if p.header]
+        after = [i for other, i in starts if rank(other) > rank(thing.chapter)]
+        return [*after, len(self.parts) - 1][0], ["", "", f"# {thing.chapter}:"]
 
-    @staticmethod
-    def rank(chapter: str, borrowed: bool) -> int:
-        """The number of a chapter; what several chapters use comes first."""
-        if chapter in CHAPTERS:
-            return CHAPTERS.index(chapter)
-        return -1 if borrowed else len(CHAPTERS)
+    def remove(self, part: Part) -> None:
+        """Take a statement out; a line above it that names a chapter stays."""
+        after = self.parts[self.parts.index(part) + 1]
+        if any(line.strip() for line in part.above):
+            after.above = part.above + [line for line in after.above if line.strip()]
+        self.parts.remove(part)
 
     def note(self, chapter: str, built: list[str], borrowed: list[str]) -> None:
         """Name in the chapter's line what was built and what is borrowed."""
-        places = [
-            (part, i)
-            for part in self.parts
-            for i, line in enumerate(part.above)
-            if (found := HEADER.match(line)) and found[1] == chapter
+        listed = [
+            [n for n, c in self.listed(group).items() if c == chapter] for group in (2, 3)
         ]
-        own = [n for n, c in self.listed(2).items() if c == chapter]
-        lent = [n for n, c in self.listed(3).items() if c == chapter and self.holder(n)]
-        own += [n for n in built if n not in own]
-        lent = [n for n in dict.fromkeys([*lent, *borrowed]) if n not in own]
-        for part, i in reversed(places[1:]):  # a file of an earlier version had several
-            del part.above[i]
-        if places:
-            words = ", ".join(own) + (f"; borrowed: {', '.join(lent)}" if lent else "")
-            places[0][0].above[places[0][1]] = f"# {chapter}: {words.removeprefix('; ')}"
+        own = [*dict.fromkeys(listed[0] + built)]
+        lent = dict.fromkeys([n for n in listed[1] if self.holder(n)] + borrowed)
+        words = [", ".join(own), ", ".join(n for n in lent if n not in own)]
+        line = "; borrowed: ".join(words).removeprefix("; ").removesuffix("; borrowed: ")
+        for part in self.parts:  # a file of an earlier version names a chapter several times
+            for i in [i for i, each in enumerate(part.above) if HEADER.match(each)]:
+                if HEADER.match(part.above[i])[1] == chapter:
+                    part.above[i : i + 1] = [f"# {chapter}: {line}"] if line else []
+                    line = ""
 
 
-def is_ours(part: Part) -> bool:
-    """An import of this package, as earlier versions wrote it."""
-    return is_import(part) and bool(re.match(rf"(from|import) {OURS}\b", part.text))
+def rank(chapter: str) -> int:
+    """Where a chapter stands in the course; what several share comes first."""
+    return CHAPTERS.index(chapter) if chapter in CHAPTERS else -1
 
 
-def order_of(line: str) -> tuple[bool, str]:
-    return line.startswith("from "), line
-
-
-def is_import(part: Part) -> bool:
-    return part.text.startswith(("import ", "from "))
+def in_order(line: str) -> tuple[bool, bool, str]:
+    return not line.startswith("from __future__"), line.startswith("from "), line
 
 
 def written() -> str:
     """The text of the file; "" where there is none yet."""
-    return (
-        FILE.read_bytes().decode("utf-8-sig").replace("\r\n", "\n") if FILE.exists() else ""
-    )
+    if not FILE.exists():
+        return ""
+    return FILE.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
 
 
 def run(text: str) -> ModuleType:
     """The text as a module, whatever its name is at home."""
-    module = ModuleType("mine")
-    exec(compile(text, str(FILE.resolve()), "exec"), vars(module))
+    module = ModuleType(MINE)
+    module.__file__ = str(FILE.resolve())
+    exec(compile(text, module.__file__, "exec"), vars(module))
     return module
 
 
-def listing() -> str:
-    """What is in the reader's library, by chapter, and whether it can be imported."""
-    if not FILE.exists():
-        return f"No {FILE} here yet: what passes a build in a notebook goes there."
+def write(text: str) -> None:
+    """Replace the file by a text that can be imported, whole or not at all."""
+    target = FILE.resolve()
+    draft = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        built = Library(written()).listed(2)
-        run(written())
-    except (Exception, SystemExit) as error:
-        return cannot(error)
-    chapters = dict.fromkeys(built.values())
-    wide = max(map(len, chapters), default=0)
-    rows = {c: ", ".join(n for n, home in built.items() if home == c) for c in chapters}
-    lines = [f"{chapter:{wide}}  {names}" for chapter, names in rows.items()]
-    return "\n".join([*lines, "It can be imported: from mine import …"])
+        draft.write_bytes(text.encode())
+        os.replace(draft, target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise NotKept(f"{FILE.name} could not be written ({error.strerror})") from error
 
 
 def cannot(error: BaseException) -> str:
     """What is wrong with the file, in a sentence."""
-    line = getattr(error, "lineno", None)
-    trace = error.__traceback__
+    line, trace = getattr(error, "lineno", None), error.__traceback__
     while trace and not isinstance(error, SyntaxError):
         if trace.tb_frame.f_code.co_filename == str(FILE.resolve()):
             line = trace.tb_lineno
@@ -239,13 +208,17 @@ def cannot(error: BaseException) -> str:
     return f"{FILE.name}{at} cannot be imported ({type(error).__name__}: {error})."
 
 
+def holds(thing: object) -> bool:
+    """Whether a function or class came from the reader's library."""
+    return getattr(thing, "__module__", "") == MINE and file_of(thing) == FILE.resolve()
+
+
 def library(*ours: Callable) -> SimpleNamespace:
     """Each of these functions and classes as the reader has built it, else as it is.
 
     Prints which is whose. What the reader has built travels to the ranks by value.
     """
-    text = written()
-    book = Library(text)
+    book = Library(written())
     own, built = run(at_home(book)), book.listed(2)
     mine = [t.__name__ for t in ours if t.__name__ in built and hasattr(own, t.__name__)]
     rest = [thing.__name__ for thing in ours if thing.__name__ not in mine]
@@ -258,10 +231,12 @@ def at_home(book: Library) -> str:
     """The text, with unchanged copies from the package, which may ask whose a class is."""
     for name, chapter in book.listed(3).items():
         part, start = book.holder(name), f"{OURS}.{chapter}"
-        for module in [m for m in sys.modules if f"{m}.".startswith(f"{start}.")]:
+        for module in [m for m in sys.modules if part and f"{m}.".startswith(f"{start}.")]:
             thing = vars(sys.modules[module]).get(name)
-            is_there = part and getattr(thing, "__module__", "") == module
-            if is_there and without_types(source_of(thing)) == part.text:
+            if getattr(thing, "__module__", "") == module and part.text in (
+                STAND_INS.get(name),
+                with_quoted_types(source_of(thing), vars(sys.modules[module])),
+            ):
                 rest = "\n" * part.text.count("\n")  # lines keep their numbers
                 part.text = f"from {module} import {name}{rest}"
     return str(book)
@@ -277,91 +252,74 @@ def keep(
     """
     try:
         text = written()
-        if text:
-            run(text)
+        run(text)
         book = Library(text or f"{HEAD}\n")
     except (Exception, SystemExit) as error:
         raise NotKept(f"{cannot(error)} Mend it, then build again") from error
     things, notes = needs(chapter, functions, book.listed(2), ours or {})
     try:
         add(book, things, ours or {})
-        new = str(book)
-        made = vars(run(new))
-        lost = [
-            f.__name__ for f in functions if not {f.__name__, f"_make_{f.__name__}"} & {*made}
-        ]
+        made = vars(run(str(book)))
+        lost = {f.__name__ for f in functions if f"_make_{f.__name__}" not in made} - {*made}
         assert not lost, f"{lost} would be missing"
-        encoded = new.encode()
+        str(book).encode()
     except NotKept:
         raise
     except (Exception, SystemExit) as error:
         why = f"with it {FILE.name} could not be imported ({type(error).__name__}: {error})"
         raise NotKept(why) from error
-    target = FILE.resolve()
-    draft = target.with_name(f"{target.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(encoded)
-        os.replace(draft, target)  # whole or not at all
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise NotKept(f"{FILE.name} could not be written ({error.strerror})") from error
+    write(str(book))
     return notes
 
 
-def add(book: Library, things: list[Thing], ours: Mapping[str, Callable]) -> None:
+def add(book: Library, things: Sequence[Thing], ours: Mapping[str, Callable]) -> None:
     """Write things into the file; a name that is taken there becomes one of the chapter."""
-    built = {thing.name for thing in things if thing.kind == "built"}
-    finals: dict[tuple, str] = {}
+    names = {thing.key: thing.name for thing in things if thing.kind == "built"}
     for thing in things:
         if thing.kind == "built":
-            finals[thing.key] = thing.name
-    replaced = set(built)
-    for thing in reversed(things):  # who uses a thing comes after it
-        if thing.kind == "built":
             make_room(book, thing, ours.get(thing.name))
+    going = outdated(book, things)
+    for thing in things:
+        if thing.key not in names:
+            names[thing.key] = free_name(book, thing, things, names, going)
     for n, thing in enumerate(things):
-        if thing.key not in finals:
-            finals[thing.key] = free_name(book, thing, finals, replaced)
-        name = finals[thing.key]
-        text = rendered(thing, finals, name)
-        replaced.add(name)
-        later = {finals.get(t.key, t.name) for t in things[n + 1 :] if t.kind != "import"}
-        old = book.holder(name)
-        same = old and thing.kind == "import" and same_import(old.text, text, name)
-        if not old or (old.text != text and not same):
-            book.put(thing, text, name, later)
-    for thing in things:  # those that use each other in a circle
-        part, name = book.holder(finals[thing.key]), finals[thing.key]
-        text = rendered(thing, finals, name)
-        if part and part.names == {name} and not is_import(part):
-            part.text = text
-    late = any(part.text.startswith("def _make_") for part in book.parts)
+        later = {names[each.key] for each in things[n + 1 :] if each.kind != "import"}
+        book.put(thing, rendered(thing, names), names[thing.key], later)
+    late = [part for part in book.parts if part.text.startswith("def _make_")]
     if late and not book.holder("__getattr__"):
-        at = len([part for part in book.sections()[""] if part.text])
-        book.parts.insert(at, Part(["", ""], LATE, {"__getattr__"}))
-    for home in dict.fromkeys([*(t.chapter for t in things if t.kind != "import")]):
-        lent = [finals[t.key] for t in things if t.kind == "borrowed" and t.chapter == home]
-        book.note(
-            home, [t.name for t in things if t.kind == "built" and t.chapter == home], lent
-        )
+        book.parts.insert(len(book.sections()[""]), Part(["", ""], LATE, {"__getattr__"}))
+    for home in {thing.chapter: None for thing in things if thing.kind != "import"}:
+        listed = {"built": [], "borrowed": []}
+        for thing in things:
+            if thing.chapter == home and thing.kind in listed:
+                listed[thing.kind].append(names[thing.key])
+        book.note(home, **listed)
 
 
-def rendered(thing: Thing, finals: dict, name: str) -> str:
+def rendered(thing: Thing, names: Mapping[tuple, str]) -> str:
     """The source of a thing, in which all are called as in the file."""
-    known = {
-        key: finals.get(key, key[1] if key[0] == "built" else None)
-        for key in thing.uses.values()
-    }
-    changed = {old: known[key] for old, key in thing.uses.items() if known[key]}
-    changed[thing.name] = name
-    return renamed(thing.text, {old: new for old, new in changed.items() if old != new})
+    called = {old: names.get(key, key[-1]) for old, key in thing.uses.items()}
+    own = names.get(thing.key, thing.name)
+    if thing.kind == "import":
+        return imported_as(thing.text, {thing.name: own})
+    return renamed(thing.text, called | {thing.name: own})
+
+
+def imported_as(text: str, names: Mapping[str, str]) -> str:
+    """An import that gives other names."""
+    (node,) = ast.parse(text).body
+    for alias in node.names:
+        if (alias.asname or alias.name) in names:
+            alias.asname = names[alias.asname or alias.name]
+            alias.asname = None if alias.asname == alias.name else alias.asname
+    return ast.unparse(node)
 
 
 def make_room(book: Library, thing: Thing, ours: Callable | None) -> None:
     """A build's name is its own: what else has it in the file is called otherwise."""
-    old, name = book.holder(thing.name), thing.name
+    name, old = thing.name, book.holder(thing.name)
     built, borrowed = book.listed(2).get(name), book.listed(3).get(name)
-    if not old or is_ours(old) or old.text == thing.text or built == thing.chapter:
+    if not old or built == thing.chapter:
         return
     if built:
         raise NotKept(f"{FILE.name} has another {name}, which {built} built")
@@ -369,46 +327,56 @@ def make_room(book: Library, thing: Thing, ours: Callable | None) -> None:
         if borrowed != thing.chapter:
             book.remove(old)
         return
-    chapter = next(c for c, parts in book.sections().items() if old in parts)
-    new = next(new for new in names_for(name, chapter) if not book.holder(new))
-    for part in (old, *book.users(name)):
+    new = next(n for n in names_for(name, book.home(old)) if not book.holder(n) and n != name)
+    for part in book.users(old):
         part.text = renamed(part.text, {name: new})
+    old.text = (imported_as if old.is_import else renamed)(old.text, {name: new})
     old.names = old.names - {name} | {new}
 
 
-def names_for(name: str, chapter: str) -> Iterator[str]:
+def names_for(name: str, chapter: str) -> Iterable[str]:
     """What a thing may be called, its own name first."""
     yield name
-    yield f"{name}_{chapter or 'mine'}"
-    for number in range(2, 1000):
-        yield f"{name}_{chapter or 'mine'}_{number}"
+    yield f"{name}_{chapter or MINE}"
+    yield from (f"{name}_{chapter or MINE}_{number}" for number in count(2))
 
 
-def free_name(book: Library, thing: Thing, finals: dict, replaced: set[str]) -> str:
+def outdated(book: Library, things: Sequence[Thing]) -> set[str]:
+    """The builds that are replaced, and what nothing else in their section uses."""
+    going = {thing.name for thing in things if thing.kind == "built"}
+    staying = {*book.listed(2), *book.listed(3)} - going
+    for part in reversed(book.sections().get(things[-1].chapter, [])):
+        users = set().union(*(user.names for user in book.users(part)))
+        if users and users <= going and not part.names & staying:
+            going |= part.names
+    return going
+
+
+def free_name(
+    book: Library,
+    thing: Thing,
+    things: Sequence[Thing],
+    names: Mapping[tuple, str],
+    going: set[str],
+) -> str:
     """The first name that is free, has the same text, or is used only by what is replaced."""
-    built, borrowed = book.listed(2), book.listed(3)
+    callers = [
+        (old, t.text) for t in things for old, key in t.uses.items() if key == thing.key
+    ]
     for name in names_for(thing.name, thing.chapter):
-        old = book.holder(name)
-        if not old:
-            if name in finals.values():
-                continue
-            return name
-        if old.text == rendered(thing, finals, name):
-            return name
-        if thing.kind == "import" and same_import(old.text, thing.text, name):
-            return name
-        if is_ours(old):
-            return name
-        if name in built or name in finals.values() or is_import(old):
+        old, text = book.holder(name), rendered(thing, {**names, thing.key: name})
+        hidden = any(name in locals_in(text) for called, text in callers if called != name)
+        if hidden or name in names.values() or hasattr(builtins, name):
             continue
-        home = next(c for c, parts in book.sections().items() if old in parts)
-        if home != thing.chapter or (name in borrowed) != (thing.kind == "borrowed"):
-            continue
-        if thing.kind == "borrowed":  # of an earlier version of the package
+        if not old or old.text == text:
             return name
-        if all(user.names <= replaced for user in book.users(name)):
-            return name
-    raise NotKept(f"{thing.name} has too many namesakes in {FILE.name}")
+        if thing.kind == "import":
+            if same_import(old.text, text, name):
+                return name
+        elif not old.is_import and book.home(old) == thing.chapter:
+            users = set().union(*(user.names for user in book.users(old)))
+            if name in book.listed(3) if thing.kind == "borrowed" else users <= going:
+                return name
 
 
 def same_import(old: str, new: str, name: str) -> bool:
@@ -419,7 +387,23 @@ def same_import(old: str, new: str, name: str) -> bool:
         if not isinstance(node, ast.Import | ast.ImportFrom):
             return set()
         home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-        found = [a for a in node.names if name == (a.asname or a.name.partition(".")[0])]
+        found = [a for a in node.names if name == name_of(a)]
         return {home + a.name if a.asname or home else name for a in found}
 
     return bool(meant(old) & meant(new))
+
+
+def listing() -> str:
+    """What is in the reader's library, by chapter, and whether it can be imported."""
+    if not FILE.exists():
+        return f"No {FILE} here yet: what passes a build in a notebook goes there."
+    try:
+        built = Library(written()).listed(2)
+        run(written())
+    except (Exception, SystemExit) as error:
+        return cannot(error)
+    chapters = dict.fromkeys(built.values())
+    wide = max(map(len, chapters), default=0)
+    rows = {c: ", ".join(n for n, home in built.items() if home == c) for c in chapters}
+    lines = [f"{chapter:{wide}}  {names}" for chapter, names in rows.items()]
+    return "\n".join([*lines, f"It can be imported: from {MINE} import …"])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import dedent
 from types import FunctionType
+from typing import Any
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +33,7 @@ class Listing:
 def show_source(*functions: Callable, numbered: bool = False) -> Listing:
     """List functions, classes or methods; `numbered` shows the line numbers of the file."""
     texts = (source_of(function, numbered) for function in functions)
-    return Listing("\n\n\n".join(texts), map(_file, functions))
+    return Listing("\n\n\n".join(texts), map(file_of, functions))
 
 
 def edit(*functions: Callable) -> None:
@@ -56,15 +57,26 @@ def editable(*functions: Callable) -> str:
     functions = tuple(map(inspect.unwrap, functions))
     names = ", ".join(function.__name__ for function in functions)
     head = f"# A copy of {names}: change a line, run this cell, then launch it."
-    files = dict.fromkeys(f.__module__ for f in functions if _file(f).is_file())
+    files = dict.fromkeys(f.__module__ for f in functions if file_of(f).is_file())
     imports = [f"from {module} import *" for module in files]
     return "\n\n\n".join(["\n".join([head, *imports]), *map(source_of, functions)])
 
 
-def _file(function: Callable) -> Path:
+def namespace_of(thing: Callable) -> dict[str, Any]:
+    """The names around a function or class, also in a file that was run but not imported."""
+    if thing.__module__ in sys.modules:
+        return vars(sys.modules[thing.__module__])
+    parts = [inspect.unwrap(thing), *vars(thing).values()]
+    parts = [getattr(part, "__func__", part) for part in parts]
+    return next((p.__globals__ for p in parts if isinstance(p, FunctionType)), {})
+
+
+def file_of(function: Callable) -> Path:
     """Where a function or class stands: a file, or a cell, where inspect finds no class."""
-    is_class = isinstance(function, type)
-    if is_class and not hasattr(sys.modules[function.__module__], "__file__"):
+    is_class, around = isinstance(function, type), namespace_of(function)
+    if is_class and around.get("__file__"):
+        return Path(around["__file__"])
+    if is_class:
         parts = [getattr(part, "__func__", part) for part in vars(function).values()]
         made = [part.__code__.co_filename for part in parts if isinstance(part, FunctionType)]
         return next(
@@ -97,7 +109,7 @@ def source_of(function: Callable, numbered: bool = False) -> str:
     A file is read again: inspect would count lines in the text that was imported.
     """
     function = inspect.unwrap(function)
-    file = _file(function)
+    file = file_of(function)
     if isinstance(function, FunctionType) and not file.is_file():  # a cell of this notebook
         return inspect.cleandoc("\n" + inspect.getsource(function))
     linecache.checkcache(str(file))

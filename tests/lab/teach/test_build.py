@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -185,9 +186,20 @@ def said(build, *functions):
     return shown.stdout.strip()
 
 
-@pytest.mark.parametrize("given", [[], ["add_up"], [None]])
+NO_FUNCTIONS = ["add_up"], [None], [len], [partial(print)], [lambda number: number], [Mean()]
+
+
+@pytest.mark.parametrize("given", [[], *NO_FUNCTIONS])
 def test_what_is_no_function_is_one_sentence(build, given):
     assert "must get the function itself, build(name)" in said(build, *given)
+
+
+def test_what_is_ours_is_not_kept(build):
+    (ours,) = of_samplers.ours.values()
+    assert (
+        said(of_samplers, ours).splitlines()[-1].startswith("Not kept in mine.py: it is ours")
+    )
+    assert not mine.FILE.exists()
 
 
 def test_what_passes_is_kept_with_its_imports_and_a_second_pass_replaces_it(cell, build):

@@ -103,6 +103,16 @@ def test_what_library_returns_passes_the_build_again(cell, file, steps):
         ("import torch\nG = torch.Generator()\n", "G.initial_seed() * 0 + 42", "G of your"),
         ("import enum\nclass E(enum.IntEnum):\n    A = 42\nX = E.A\n", "int(X)", "X of your"),
         ("f = lambda: 42; g = 1\n", "f()", "f of your notebook cannot"),
+        (
+            "import functools\ndef f():\n    return 42\nf = functools.cache(f)\n",
+            "f()",
+            "f of",
+        ),
+        (
+            "def g(n):\n    def f():\n        return n\n    return f\nf = g(42)\n",
+            "f()",
+            "f of",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_named_and_nothing_is_kept(cell, file, head, used, says):
@@ -189,6 +199,46 @@ def test_one_of_several_is_replaced_alone(cell, file):
     text = file.read_text()
     assert text.count("def swap") == 1 and "new = 42" in text and text.count("# point") == 1
     gives_42(kept("join"))
+
+
+def test_what_came_from_the_library_passes_and_stays_there(cell, file):
+    build = BUILDS["point_to_point"]
+    said(build, *cell("def join():\n    return 41\ndef swap():\n    return join() + 1\n")[1:])
+    text = file.read_text()
+    with capture_output():
+        own = mine.library(*build.ours.values())
+    heard = said(build, own.swap)
+    assert heard.splitlines()[-1] == "swap is from mine.py, and stays there."
+    assert "Tried with our" not in heard and file.read_text() == text
+
+
+def test_what_came_from_the_library_is_called_by_a_later_build_as_what_it_is(cell, file):
+    said(BUILDS["point_to_point"], *cell("def swap():\n    return 42\n"))
+    with capture_output():
+        own = mine.library(BUILDS["point_to_point"].ours["swap"])
+    *_, wait = cell("def wait():\n    return own.swap()\n")
+    wait.__globals__["own"] = own
+    said(BUILDS["nonblocking"], wait)
+    assert "def wait():\n    return swap()\n" in file.read_text()
+
+
+def test_a_helper_named_as_a_function_of_python_hides_it_from_no_other(cell, file):
+    said(
+        BUILDS["point_to_point"],
+        *cell("def abs():\n    return 42\ndef swap():\n    return abs()\n")[1:],
+    )
+    cell("del abs\n")
+    said(BUILDS["nonblocking"], *cell("def wait():\n    return abs(-42)\n"))
+    gives_42(kept("swap")), gives_42(kept("wait"))
+
+
+def test_a_name_that_means_something_else_inside_is_not_taken(cell, file):
+    head = "from mgpu_tutorial.shared import checkpoint\n"
+    body = "    load = 42\n    return load if checkpoint.load else 0\n"
+    said(BUILDS["point_to_point"], *cell(f"{head}def swap():\n{body}"))
+    assert "return load if load_shared else 0" in file.read_text()
+    assert "mgpu_tutorial" not in file.read_text()
+    gives_42(kept("swap"))
 
 
 def test_the_list_says_whether_the_file_can_be_imported(cell, file):
