@@ -19,8 +19,8 @@ def clean() -> str:
     try:
         mine.run(text := mine.written())
         book = Library(text)
-        done = [sort_imports(book), sort_chapters(book), document(book)] if text else []
-        if str(book) != text:
+        done = [sort_imports(book), sort_chapters(book), document(book)]
+        if text and str(book) != text:
             mine.run(str(book))
             mine.write(str(book))
     except (Exception, SystemExit) as error:

@@ -115,7 +115,7 @@ def source_of(function: Callable, numbered: bool = False) -> str:
     linecache.checkcache(str(file))
     text = "".join(linecache.getlines(str(file)))
     node, body = None, ast.parse(text).body
-    for name in function.__qualname__.split("."):
+    for name in function.__qualname__.replace(".<locals>", "").split("."):
         node = next((part for part in body if getattr(part, "name", None) == name), None)
         body = getattr(node, "body", [])
     if not node:

@@ -78,7 +78,7 @@ def test_imports_chapters_and_docstrings(tmp_path, monkeypatch):
 
 def test_what_cannot_be_imported_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
-    assert clean.clean() == ""
+    assert clean.clean() == "" and not mine.FILE.exists()
     for text in ("def f(:\n", "import os\n\n1 / 0\n"):
         mine.FILE.write_text(text)
         assert "cannot be imported" in clean.clean() and mine.FILE.read_text() == text
