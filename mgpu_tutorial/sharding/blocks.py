@@ -1,5 +1,6 @@
 """ZeRO 3 with one flat tensor a block; the second class gathers ahead of time."""
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,49 +10,114 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from mgpu_tutorial.sharding.refusals import require_block, require_unmoved
+from mgpu_tutorial.sharding.refusals import (
+    require_block,
+    require_in_forward,
+    require_one_dtype,
+    require_unmoved,
+)
 from mgpu_tutorial.sharding.zero import Gather, flatten, shard_of
 
 
-def views_of(flat: torch.Tensor, shapes: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
-    """The tensors of these shapes that lie side by side in a flat one, by name."""
+def views_of(
+    flat: torch.Tensor, shapes: dict[str, torch.Size], places: dict[str, str] | None = None
+) -> dict[str, torch.Tensor]:
+    """The tensors of these shapes that lie side by side in a flat one, by name.
+
+    With `places` one for each place instead, such as both places of a tied weight.
+    """
     sizes = [shape.numel() for shape in shapes.values()]
     parts = flat[: sum(sizes)].split(sizes)
-    return {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+    views = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+    return {place: views[name] for place, name in places.items()} if places else views
 
 
-class ShardedBlock(nn.Module):
-    """Keeps one flat shard of a module, which is unsharded while it computes."""
+def blocks_in(model: nn.Module) -> list[nn.Module]:
+    """The modules that keep a shard, the model too if it does."""
+    shards = [(part, getattr(part, "shard", None)) for part in model.modules()]
+    return [part for part, shard in shards if getattr(shard, "sharded", False)]
 
-    def __init__(self, module: nn.Module) -> None:
+
+def places_of(module: nn.Module, units: Sequence[nn.Module] = ()) -> dict[str, nn.Parameter]:
+    """The parameters, at each place, that neither blocks inside have nor these units."""
+    inner = {part for unit in (*blocks_in(module), *units) for part in unit.modules()}
+    return {
+        name: parameter
+        for path, part in module.named_modules()
+        if part not in inner
+        for name, parameter in part.named_parameters(path, False, False)
+    }
+
+
+def take_out(
+    module: nn.Module, group: dist.ProcessGroup | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Size], dict[str, str]]:
+    """Take the parameters out of a module, but for those of the blocks inside.
+
+    Returns this rank's shard of them in one flat tensor, the shape of each, and by which of
+    these names each place is to be filled: a tied weight is at two places, and sent once.
+    """
+    places = places_of(module)
+    require_block(module, places)  # not tied to others, not frozen, of one dtype
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in places.items():
+        first.setdefault(parameter, name)
+        parameter.sharded = True  # a second block refuses it from now on
+        parent, _, last = name.rpartition(".")
+        delattr(module.get_submodule(parent), last)
+    shapes = {name: parameter.shape for parameter, name in first.items()}
+    shard = shard_of(flatten(first, group), group).clone()
+    return shard, shapes, {name: first[parameter] for name, parameter in places.items()}
+
+
+class FlatShard(nn.Module):
+    """Keeps the parameters of a module as this rank's shard of one flat tensor."""
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
-        require_block(module)  # not tied, not frozen, of one dtype
-        self.shapes = {name: p.shape for name, p in module.named_parameters()}
-        self.shard = nn.Parameter(shard_of(flatten(module.parameters())).clone())
-        for parameter in (self.shard, *module.parameters()):
-            parameter.sharded = True
-        for name in self.shapes:  # the module keeps none of its own
-            parent, _, last = name.rpartition(".")
-            delattr(module.get_submodule(parent), last)
-        self.module, self.whole = module, None
+        shard, self.shapes, self.places = take_out(module, group)
+        self.shard = nn.Parameter(shard)
+        self.shard.sharded = True
+        self.module, self.group, self.whole = module, group, None
 
-    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+    def gathered(self) -> dict[str, torch.Tensor]:
+        """Gather into `whole`, and give the parameters at their places: views of it."""
         whole = self.unshard()
         if whole.requires_grad:
-            whole.register_hook(self.reshard)
+            whole.register_hook(self.reshard)  # once its gradient is complete
         self.whole = whole.detach()  # the same memory, without its graph
-        views = views_of(whole, self.shapes)
+        return views_of(whole, self.shapes, self.places)
+
+    def unshard(self) -> torch.Tensor:
+        return Gather.apply(self.shard, self.group)
+
+    def reshard(self, gradient: torch.Tensor | None = None) -> None:
+        self.whole = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What the module has, as if there were no block around it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "module" not in vars(self).get("_modules", ()):
+                raise
+        require_in_forward(name, self.places)
+        return getattr(self.module, name)
+
+
+class ShardedBlock(FlatShard):
+    """Whole while it computes, in forward and in backward.
+
+    What a block inside has already is left to it. The group is all ranks by default.
+    """
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        views = self.gathered()
         try:
             with saved_tensors_hooks(self.pack, self.unpack):
                 return functional_call(self.module, views, inputs, keywords)
         finally:
             self.reshard()
-
-    def unshard(self) -> torch.Tensor:
-        return Gather.apply(self.shard)
-
-    def reshard(self, gradient: torch.Tensor | None = None) -> None:
-        self.whole = None
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Autograd would keep a tensor: of a view of `whole` it keeps the place only."""
@@ -59,29 +125,74 @@ class ShardedBlock(nn.Module):
         if tensor.untyped_storage() is not memory:
             return tensor
         place = tensor.shape, tensor.stride(), tensor.storage_offset()
-        return place, self.shard._version  # which counts the steps
+        return *place, self.shard._version  # which counts the steps
 
     def unpack(self, kept: Any) -> torch.Tensor:
         """Backward asks for what was kept: the first place gathers the block again."""
         if isinstance(kept, torch.Tensor):
             return kept
-        place, version = kept
+        *place, version = kept
         require_unmoved(self.shard, version)
         if self.whole is None:
             self.whole = self.unshard().detach()
         return self.whole.as_strided(*place)
 
 
+def fully_sharded(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    group: dist.ProcessGroup | None = None,
+    kind: Callable = ShardedBlock,
+) -> nn.Module:
+    """Each of these blocks of the model becomes sharded, and the root for what is in none.
+
+    Returns the root, or the model itself where nothing is left for it. Inner blocks come
+    before those around them. All ranks begin with the same values. Raises ValueError where
+    a block is not inside the model, frozen, of several dtypes or tied to another one.
+    """
+    blocks = list(blocks)
+    require_blocks(model, blocks)
+    for block in blocks:
+        every = model.named_modules(remove_duplicate=False)
+        paths = [path for path, part in every if part is block]
+        sharded = kind(block, group)
+        for path in paths:
+            model.set_submodule(path, sharded)
+    return kind(model, group) if places_of(model) else model
+
+
+def require_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """ValueError where these blocks, or the root for what is left, can't be sharded."""
+    parts = set(model.modules()) - {model}
+    for i, block in enumerate(blocks):
+        if block not in parts:
+            raise ValueError(
+                f"number {i} of the blocks, {type(block).__name__}, is not inside the model: "
+                "give modules of the model, inner ones before those around them"
+            )
+    taken: set[nn.Parameter] = set()
+    for i, unit in enumerate([*blocks, model]):
+        inside = set(unit.modules())
+        places = places_of(unit, [block for block in blocks[:i] if block in inside])
+        if places or unit is not model:
+            require_block(unit, places, taken)
+        taken |= set(places.values())
+    require_one_dtype(list(taken)[:1])  # there is one
+
+
 class Arrived(Gather):
     """Gather, where the whole tensor has come already."""
 
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, shard: torch.Tensor, group: dist.ProcessGroup | None, whole: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.group = group
         return whole
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return Gather.backward(ctx, gradient), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *Gather.backward(ctx, gradient), None
 
 
 class PrefetchingBlock(ShardedBlock):
@@ -96,8 +207,10 @@ class PrefetchingBlock(ShardedBlock):
             self.reshard()  # an optimizer has stepped: what comes is old
         if self.whole is None and self.work is None:
             mine, self.version = self.shard.detach(), self.shard._version
-            self.coming = mine.new_empty(dist.get_world_size() * len(mine))
-            self.work = dist.all_gather_single(self.coming, mine, async_op=True)
+            self.coming = mine.new_empty(dist.get_world_size(self.group) * len(mine))
+            self.work = dist.all_gather_single(
+                self.coming, mine, group=self.group, async_op=True
+            )
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         self.whole = None  # of a backward that never came to its end
@@ -115,7 +228,7 @@ class PrefetchingBlock(ShardedBlock):
     def unshard(self) -> torch.Tensor:
         self.work.wait()
         whole, self.coming, self.work = self.coming, None, None
-        return Arrived.apply(self.shard, whole)
+        return Arrived.apply(self.shard, self.group, whole)
 
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
         if self.work:  # it came for backward, which did not need it

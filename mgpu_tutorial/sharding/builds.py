@@ -1,9 +1,15 @@
 """What the reader's stages of ZeRO must do, on real ranks."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 from mgpu_tutorial.lab import note, span
@@ -11,8 +17,11 @@ from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.words import in_a_row
+from mgpu_tutorial.sharding.blocks import ShardedBlock, blocks_in, fully_sharded, views_of
 from mgpu_tutorial.sharding.stages import loss_of, new_tower
 from mgpu_tutorial.sharding.zero import Gather, chain, owners, sharded_step
+from mgpu_tutorial.shared.models import SmallTransformer
 
 
 def _calls(report: Report, during: str) -> list[str]:
@@ -20,36 +29,60 @@ def _calls(report: Report, during: str) -> list[str]:
     return [e.op for e in events_of(report, during) if e.rank == 0 and e.op]
 
 
+def _pair(rank: int) -> dist.ProcessGroup:
+    """One of two groups: ranks 0 and 2, or ranks 1 and 3."""
+    return [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+
+
 def _train(
-    rank: int, world_size: int, step: Callable | None, kind: type[Optimizer]
+    rank: int,
+    world_size: int,
+    step: Callable | None,
+    kind: type[Optimizer],
+    in_pairs: bool = False,
+    pair: int = 0,
 ) -> dict[str, torch.Tensor]:
     """How three steps have moved the tower; without `step` one process takes them."""
     tower, start = new_tower(torch.float64), new_tower(torch.float64).state_dict()
+    group = [_pair(rank)] if in_pairs else []
+    pair = rank % 2 if in_pairs else pair
+    rank, world_size = (rank // 2, 2) if in_pairs else (rank, world_size)
     parameters = list(tower.parameters())
     owner = [i % world_size for i in range(len(parameters))]
     optimizer = kind(parameters[rank::world_size], lr=0.01)
     for number in range(3):
         tower.zero_grad()
-        loss_of(tower, number, rank, world_size).backward()
+        loss_of(tower, number + 3 * pair, rank, world_size).backward()
         with span(f"step {number}"):
-            step(parameters, owner, optimizer) if step else optimizer.step()
+            step(parameters, owner, optimizer, *group) if step else optimizer.step()
     return {name: value - start[name] for name, value in tower.state_dict().items()}
+
+
+def _as_one(step: Callable, n: int, kind: type[Optimizer], in_pairs: bool = False) -> None:
+    """Raise AssertionError unless each rank has moved the tower as one process does."""
+    results = launch(_train, n, step, kind, in_pairs).results
+    pairs = (0, 1) if in_pairs else (0,)  # of which each has samples of its own
+    alone = [_train(0, 1, None, kind, pair=pair) for pair in pairs] * n
+    far, rank, name = max(
+        (largest_difference(moved, alone[rank][name]), rank, name)
+        for rank, found in enumerate(results)
+        for name, moved in found.items()
+    )
+    assert far < 1e-9, (
+        f"{kind.__name__}: rank {rank} of {n} has moved `{name}` by a distance of "
+        f"{results[rank][name].norm():.2g}, and one process by {alone[rank][name].norm():.2g}"
+    )
 
 
 def steps_like_one(step: Callable) -> None:
     """equal one process on one and on two ranks with SGD, and on three with Adam"""
     for n, kind in ((1, SGD), (2, SGD), (3, Adam)):
-        alone = _train(0, 1, None, kind)
-        results = launch(_train, n, step, kind).results
-        far, rank, name = max(
-            (largest_difference(moved, alone[name]), rank, name)
-            for rank, found in enumerate(results)
-            for name, moved in found.items()
-        )
-        assert far < 1e-9, (
-            f"{kind.__name__}: rank {rank} of {n} has moved `{name}` by a distance of "
-            f"{results[rank][name].norm():.2g}, and one process by {alone[name].norm():.2g}"
-        )
+        _as_one(step, n, kind)
+
+
+def steps_in_a_group(step: Callable) -> None:
+    """do so in a group: ranks 0 and 2 step one model, ranks 1 and 3 another one"""
+    _as_one(step, 4, SGD, in_pairs=True)
 
 
 def sends_the_model_twice(step: Callable) -> None:
@@ -92,26 +125,45 @@ def begins_with_the_largest(rule: Callable) -> None:
         expect(max(owned), most, f"of {sizes} the {ranks} ranks own {owned}: the fullest has")
 
 
-def _gather(rank: int, world_size: int, gather: type) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(
+    rank: int, world_size: int, gather: type, in_pairs: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole of shards of two numbers, and a shard's gradient of a loss of its own."""
+    group = [_pair(rank)] if in_pairs else []
     shard = torch.tensor([10.0 * rank, 10.0 * rank + 1], requires_grad=True)
     with span("forward"):
-        whole = gather.apply(shard)
+        whole = gather.apply(shard, *group)
     assert isinstance(whole, torch.Tensor), "forward returns no tensor"
     weights = (rank + 1) * torch.arange(1.0, 1 + len(whole))
     with span("backward"):
         (whole * weights).sum().backward()
+    assert shard.grad is not None, "backward returns no gradient of the shard"
     return whole.detach(), shard.grad
 
 
 def gathers_and_scatters(gather: type) -> None:
     """return all shards in order, and give back this rank's shard of the mean gradient"""
     for n in (1, 3):
-        shards = torch.tensor([10.0 * rank + i for rank in range(n) for i in (0, 1)])
-        mean = (n + 1) / 2 * torch.arange(1.0, 1 + 2 * n)
-        for rank, (whole, gradient) in enumerate(launch(_gather, n, gather).results):
-            expect(whole, shards, f"rank {rank} of {n}: the whole tensor")
-            expect(gradient, mean[2 * rank :][:2], f"rank {rank} of {n}: the gradient", 1e-5)
+        _gathered(launch(_gather, n, gather).results, [range(n)] * n)
+
+
+def _gathered(results: list, members: list[Sequence[int]]) -> None:
+    """Raise AssertionError unless each rank has the whole and its part of the mean."""
+    for rank, ((whole, gradient), ranks) in enumerate(zip(results, members, strict=True)):
+        shards = torch.tensor([10.0 * other + i for other in ranks for i in (0, 1)])
+        factor = sum(other + 1 for other in ranks) / len(ranks)
+        mean = factor * torch.arange(1.0, 1 + len(shards))
+        where = f"rank {rank} of {len(results)}"
+        if len(ranks) < len(results):
+            where += f" in a group of ranks {in_a_row([str(r) for r in ranks])}"
+        expect(whole, shards, f"{where}: the whole tensor (the result is the first argument)")
+        expect(gradient, mean[2 * ranks.index(rank) :][:2], f"{where}: the gradient", 1e-5)
+
+
+def gathers_in_a_group(gather: type) -> None:
+    """do both in a group only: ranks 0 and 2 have one tensor, ranks 1 and 3 another one"""
+    pairs = [[0, 2], [1, 3]] * 2
+    _gathered(launch(_gather, 4, gather, True).results, pairs)
 
 
 def makes_two_calls(gather: type) -> None:
@@ -124,40 +176,46 @@ def makes_two_calls(gather: type) -> None:
 
 def _layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     note("layer")
-    return torch.tanh(x @ weight)
+    return x @ weight
+
+
+# each of three layers adds 1, 10 or 100 times a row's first entry to one of the others
+WEIGHTS = torch.eye(3).repeat(3, 1, 1)
+for i, (column, times) in enumerate(((1, 1.0), (2, 10.0), (1, 100.0))):
+    WEIGHTS[i, 0, column] = times
 
 
 def _chain(
     rank: int, world_size: int, layers: Callable
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The output of three layers on this rank's rows, and the gradients of its shards."""
-    torch.manual_seed(0)
-    weights, x = torch.randn(3, 9).double(), torch.randn(6, 3).double()
-    padded = nn.functional.pad(weights, (0, -9 % world_size))
+    """The output of three layers for a row on each rank, and the gradients of shards."""
+    x = torch.tensor([[1.0 + rank, 0, 0]])
+    padded = nn.functional.pad(WEIGHTS.flatten(1), (0, -9 % world_size))
     shards = [w.chunk(world_size)[rank].clone().requires_grad_() for w in padded]
-    output = layers(shards, torch.Size([3, 3]), x.chunk(world_size)[rank], _layer)
+    output = layers(shards, torch.Size([3, 3]), x, _layer)
     assert isinstance(output, torch.Tensor), "chain returns no tensor"
-    output.square().mean().backward()
-    assert all(shard.grad is not None for shard in shards), "a shard gets no gradient"
+    output.sum().backward()
+    for number, shard in enumerate(shards):
+        assert shard.grad is not None, f"shard number {number} gets no gradient"
     return output.detach(), [shard.grad for shard in shards]
-
-
-def _alone(weights: list[torch.Tensor], shape: torch.Size, x: torch.Tensor, layer: Callable):
-    for weight in weights:
-        x = layer(x, weight.view(shape))
-    return x
 
 
 def computes_like_one(layers: Callable) -> None:
     """equal one process on 1, 2 and 3 ranks, with its gradients"""
-    output, gradients = _chain(0, 1, _alone)
     for n in (1, 2, 3):
         results = launch(_chain, n, layers).results
-        found = torch.cat([part for part, _ in results])
-        expect(found, output, f"world size {n}: the output", 1e-12)
-        for i, gradient in enumerate(gradients):
-            whole = torch.cat([shards[i] for _, shards in results])[:9]
-            expect(whole, gradient, f"world size {n}: the gradient of weight {i}", 1e-12)
+        weights, rows = WEIGHTS.clone().requires_grad_(), torch.zeros(n, 3)
+        rows[:, 0] = torch.arange(1.0, n + 1)
+        x = rows
+        for weight in weights:
+            x = x @ weight
+        for rank, (output, _) in enumerate(results):
+            expect(output[0], x[rank].detach(), f"rank {rank} of {n}: the output")
+        (x.sum() / n).backward()
+        for number, gradient in enumerate(weights.grad):
+            whole = torch.cat([shards[number] for _, shards in results])[:9]
+            what = f"{n} ranks: the gradient of weight {number}"
+            expect(whole, gradient.flatten(), what, 1e-4)
 
 
 def gathers_one_by_one(layers: Callable) -> None:
@@ -168,12 +226,220 @@ def gathers_one_by_one(layers: Callable) -> None:
     assert gathers == 1, f"{gathers} weights are gathered before the first layer computes"
 
 
+class _Tied(nn.Module):
+    """Three layers of whole numbers, of which the last has the weight of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(2, 2)
+        with torch.no_grad():
+            for i, parameter in enumerate(self.parameters()):
+                parameter.copy_(torch.arange(i, i + parameter.numel()).view_as(parameter))
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu() * self.inner(x))
+
+
+def _row(rank: int) -> torch.Tensor:
+    return torch.tensor([[1.0 + rank, 2.0]])
+
+
+def _block(
+    rank: int, world_size: int, block: type, in_pairs: bool = False
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """The bytes of gathered memory that forward leaves behind; the output; the gradient."""
+    torch.manual_seed(0)
+    made = block(_Tied(), _pair(rank)) if in_pairs else block(_Tied())
+    gathered, gather = [], dist.all_gather_single
+
+    def watch(whole: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
+        gathered.append((StorageWeakRef(whole.untyped_storage()), whole.nbytes))
+        return gather(whole, *rest, **keywords)
+
+    dist.all_gather_single = watch
+    with span("forward"):
+        output = made(_row(rank).requires_grad_())
+    assert isinstance(output, torch.Tensor), f"forward returns {output!r:.40}, no tensor"
+    for _ in range(40):  # a thread of the process group may let go a little later
+        alive = sum(nbytes for memory, nbytes in gathered if not memory.expired())
+        if not alive:
+            break
+        time.sleep(0.01)
+    with span("backward"):
+        output.sum().backward()
+    assert made.shard.grad is not None, "the shard gets no gradient"
+    return alive, output.detach(), made.shard.grad
+
+
+@cache
+def _blocks(block: type, n: int, in_pairs: bool = False) -> Report:
+    return launch(_block, n, block, in_pairs, trace=True)
+
+
+def _like_one(results: list, groups: Sequence[Sequence[int]]) -> None:
+    """Raise AssertionError unless each group has the outputs and gradients of one process."""
+    for ranks in groups:
+        torch.manual_seed(0)
+        alone, n = _Tied(), len(results)
+        outputs = alone(torch.cat([_row(rank) for rank in ranks]))
+        (outputs.sum() / len(ranks)).backward()
+        where = "" if len(ranks) == n else f" in a group of ranks {ranks[0]} and {ranks[1]}"
+        for rank, output in zip(ranks, outputs, strict=True):
+            found = results[rank][1][0]
+            expect(found, output.detach(), f"rank {rank} of {n}{where}: the output")
+        flat = torch.cat([results[rank][2] for rank in ranks])
+        for name, parameter in alone.named_parameters():
+            part, flat = flat[: parameter.numel()], flat[parameter.numel() :]
+            what = f"{n} ranks{where}: the gradient of `{name}`"
+            expect(part, parameter.grad.flatten(), what, 1e-3)
+
+
+def blocks_compute_like_one(block: type) -> None:
+    """give the output and the gradients of one process, on 1, 2 and 3 ranks"""
+    for n in (1, 2, 3):
+        _like_one(_blocks(block, n).results, [range(n)])
+
+
+def blocks_let_go(block: type) -> None:
+    """keep no gathered memory between forward and backward"""
+    for rank, (alive, _, _) in enumerate(_blocks(block, 2).results):
+        assert not alive, f"on rank {rank} {alive} gathered bytes are there after forward"
+
+
+def blocks_gather_twice(block: type) -> None:
+    """gather once in forward and once in backward, and scatter once"""
+    for phase, wanted in (("forward", [1, 0]), ("backward", [1, 1])):
+        ops = _calls(_blocks(block, 2), phase)
+        words = "all_gather", "reduce_scatter"
+        found = [sum(word in op for op in ops) for word in words]
+        expect(found, wanted, f"all-gathers and reduce-scatters of {phase}")
+
+
+def blocks_in_a_group(block: type) -> None:
+    """work in a group: ranks 0 and 2 share one block, ranks 1 and 3 another one"""
+    _like_one(_blocks(block, 4, True).results, [[0, 2], [1, 3]])
+
+
+def _step_between(rank: int, world_size: int, block: type) -> str:
+    made = block(_Tied())
+    loss = made(_row(rank)).sum()
+    with torch.no_grad():
+        made.shard += 1
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def blocks_refuse_a_step(block: type) -> None:
+    """say so when a step comes between forward and backward"""
+    said = launch(_step_between, 2, block).results
+    assert all(said), "nothing is said, and backward goes on with the new weights"
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return SmallTransformer(5, width=4, heads=1, depth=2).double()
+
+
+def _model_step(
+    rank: int, world_size: int, shard: Callable | None, in_pairs: bool = False, pair: int = 0
+) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """What stays whole on a rank, and how two steps have moved each parameter."""
+    model, start = _model(), dict(_model().named_parameters())
+    group, pair = ([_pair(rank)], rank % 2) if in_pairs else ([], pair)
+    rank, world_size = (rank // 2, 2) if in_pairs else (rank, world_size)
+    if shard:
+        model = shard(model, list(model.blocks), *group)
+        assert isinstance(model, nn.Module), f"it returns {model!r:.40}, no module"
+    left = [name for name, p in model.named_parameters() if not hasattr(p, "sharded")]
+    optimizer = SGD(model.parameters(), lr=0.1)
+    tokens = torch.arange(24).view(6, 4) % 5
+    for number in range(2):
+        optimizer.zero_grad()
+        mine = ((tokens + number + 2 * pair) * tokens % 5).chunk(world_size)[rank]
+        with span(f"step {number}"):
+            logits = model(mine)
+            cross_entropy(logits.flatten(0, 1), (mine + 1).flatten() % 5).backward()
+        optimizer.step()
+    now = full_of(model) if shard else dict(model.named_parameters())
+    return left, {name: value.detach() - start[name] for name, value in now.items()}
+
+
+@torch.no_grad()
+def full_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The whole parameters of all sharded blocks in a model, by the names they had in it."""
+    full, paths = {}, {part: path for path, part in model.named_modules()}
+    for block in blocks_in(model):
+        whole = Gather.apply(block.shard, block.group)
+        for name, view in views_of(whole, block.shapes).items():
+            path = f"{paths[block]}.{name}".replace("module.", "").strip(".")
+            full[path] = view
+    return full
+
+
+@cache
+def _sharded(shard: Callable, n: int, in_pairs: bool = False) -> Report:
+    return launch(_model_step, n, shard, in_pairs, trace=True)
+
+
+def leaves_nothing_whole(shard: Callable) -> None:
+    """leave no parameter whole: what is in no block is the root's"""
+    for left, _ in _sharded(shard, 2).results:
+        names = ", ".join(f"`{name}`" for name in left[:3])
+        assert not left, f"{len(left)} parameters stay whole on each rank: {names}"
+
+
+def _trains_like_one(shard: Callable, n: int, in_pairs: bool = False) -> None:
+    one = [_model_step(0, 1, None, pair=pair)[1] for pair in ((0, 1) if in_pairs else (0,))]
+    for rank, (_, found) in enumerate(_sharded(shard, n, in_pairs).results):
+        alone = one[rank % len(one)]
+        expect(sorted(found), sorted(alone), f"rank {rank} of {n}: the names of parameters")
+        for name, moved in alone.items():
+            how = f"by {found[name].norm():.2g}, and one process by {moved.norm():.2g}"
+            assert largest_difference(found[name], moved) < 1e-9, (
+                f"rank {rank} of {n}: two steps have moved `{name}` {how}"
+            )
+
+
+def trains_like_one(shard: Callable) -> None:
+    """train a transformer with a tied head as one process does, on 1, 2 and 3 ranks"""
+    for n in (1, 2, 3):
+        _trains_like_one(shard, n)
+
+
+def gathers_each_block(shard: Callable) -> None:
+    """gather each of two blocks and the root twice a step"""
+    ops = _calls(_sharded(shard, 2), "step 1")
+    expect(sum("all_gather" in op for op in ops), 6, "all-gathers of a step")
+
+
+def trains_in_a_group(shard: Callable) -> None:
+    """do so in a group: ranks 0 and 2 share one model, ranks 1 and 3 another one"""
+    _trains_like_one(shard, 4, in_pairs=True)
+
+
 build = Builder(
     "sharding",
     {
-        sharded_step: [steps_like_one, sends_the_model_twice],
+        sharded_step: [steps_like_one, steps_in_a_group, sends_the_model_twice],
         owners: [agrees_on_every_rank, begins_with_the_largest],
-        Gather: [gathers_and_scatters, makes_two_calls],
+        Gather: [gathers_and_scatters, gathers_in_a_group, makes_two_calls],
         chain: [computes_like_one, gathers_one_by_one],
+        ShardedBlock: [
+            blocks_compute_like_one,
+            blocks_let_go,
+            blocks_gather_twice,
+            blocks_in_a_group,
+            blocks_refuse_a_step,
+        ],
+        fully_sharded: [
+            leaves_nothing_whole,
+            gathers_each_block,
+            trains_like_one,
+            trains_in_a_group,
+        ],
     },
 )

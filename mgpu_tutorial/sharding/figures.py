@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -124,9 +125,9 @@ def watch_gathered(rank: int, world_size: int, shard: Callable) -> tuple[str, in
     tower, gathered, gather = new_tower(), [], dist.all_gather_single
     tower = shard(tower) or tower
 
-    def watch(whole: torch.Tensor, mine: torch.Tensor) -> None:
+    def watch(whole: torch.Tensor, mine: torch.Tensor, **options: Any) -> None:
         gathered.append((StorageWeakRef(whole.untyped_storage()), whole.nbytes))
-        gather(whole, mine)
+        gather(whole, mine, **options)
 
     dist.all_gather_single = watch
     loss = loss_of(tower, 0, rank, world_size)
@@ -142,7 +143,7 @@ def gathered_table(*ways: Callable) -> Table:
     return Table(["", "whole bytes between forward and backward", "all-gathers"], rows)
 
 
-def film_blocks(rank: int, world_size: int) -> list[int]:
+def film_blocks(rank: int, world_size: int, kind: type[ShardedBlock]) -> list[int]:
     """A forward and backward of two blocks: a frame after each change, and its bytes."""
     tower, gradients, in_all = new_tower()[:2], [None] * 2, []
 
@@ -156,7 +157,7 @@ def film_blocks(rank: int, world_size: int) -> list[int]:
         in_all.append(sum(t.nbytes for t in held if t is not None))
         frame(says, bricks)
 
-    class FilmedBlock(ShardedBlock):
+    class FilmedBlock(kind):
         def unshard(self) -> torch.Tensor:
             whole = super().unshard()
             self.whole = whole.detach()
@@ -186,9 +187,9 @@ def film_blocks(rank: int, world_size: int) -> list[int]:
     return in_all
 
 
-def block_film() -> Film:
-    """Launches two ranks, and shows which blocks are whole at each moment."""
-    report = launch(film_blocks, 2, trace=True)
+def block_film(kind: type[ShardedBlock] = ShardedBlock) -> Film:
+    """Launches two ranks, and shows which blocks of this kind are whole at each moment."""
+    report = launch(film_blocks, 2, kind, trace=True)
     return film_with_curve(report, report.results[0])
 
 

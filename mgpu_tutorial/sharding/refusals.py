@@ -1,12 +1,22 @@
 """What the stages of ZeRO can't do, refused before a rank sends anything."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+
+
+def require_member(group: dist.ProcessGroup | None) -> None:
+    """ValueError on a rank that is not in the group."""
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            "this rank is not in the group over which it is to shard: give each rank the "
+            "group in which it is, such as mesh['dp'].get_group()"
+        )
 
 
 def require_one_dtype(tensors: list[torch.Tensor]) -> None:
@@ -54,17 +64,32 @@ def require_floating(dtype: torch.dtype | None) -> None:
         )
 
 
-def require_block(module: nn.Module) -> None:
-    """ValueError where one flat shard can't stand for all parameters of a module."""
+def require_block(
+    module: nn.Module, places: Mapping[str, nn.Parameter], taken: Container[nn.Parameter] = ()
+) -> None:
+    """ValueError where one flat shard can't stand for the parameters at these places."""
     require_no_max_norm(module)
-    named = dict(module.named_parameters(remove_duplicate=False))
-    require_once(named)
-    require_one_dtype(list(named.values()))
-    frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
+    for name, parameter in places.items():
+        if parameter in taken or hasattr(parameter, "sharded"):
+            raise ValueError(
+                f"`{name}` is tied to another block or sharded already, and its copies would "
+                "go apart: put both layers into one block, or leave both to the root"
+            )
+    require_one_dtype(list(places.values()))
+    frozen = [name for name, parameter in places.items() if not parameter.requires_grad]
     if frozen:
         raise ValueError(
             f"`{frozen[0]}` is frozen, and as a part of the block's shard it would train: "
-            "leave frozen layers out of the block, or use PyTorch's fully_shard"
+            "train it too, or use PyTorch's fully_shard, which cuts each parameter by itself"
+        )
+
+
+def require_in_forward(name: str, places: Iterable[str]) -> None:
+    """AttributeError where a sharded parameter is read from outside of its block."""
+    if any(name == place.rpartition(".")[2] for place in places):
+        raise AttributeError(
+            f"`{name}` is whole only inside this block's own forward: make the module "
+            "that reads it the block, or leave the layer to the root"
         )
 
 

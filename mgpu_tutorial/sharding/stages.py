@@ -10,11 +10,17 @@ from torch import nn
 from torch.optim import Adam, Optimizer
 
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
-from mgpu_tutorial.sharding.blocks import ShardedBlock, views_of
+from mgpu_tutorial.sharding.blocks import (
+    ShardedBlock,
+    blocks_in,
+    fully_sharded,
+    require_blocks,
+    views_of,
+)
 from mgpu_tutorial.sharding.refusals import (
-    require_block,
     require_equal_shares,
     require_floating,
+    require_member,
     require_no_batch_norm,
     require_no_max_norm,
     require_once,
@@ -51,34 +57,36 @@ class ShardedOptimizer:
     Takes groups too, `[{"params": [...], "lr": 0.1}, ...]`, as every optimizer does. What is
     frozen is left out, and stays as it is. All start from rank 0's values. An embedding with
     max_norm changes its weight in the forward, which no optimizer sees: leave it out.
+    `group` are the ranks that share the work, all by default.
     """
 
     def __init__(
         self,
         params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         optimizer_class: type[Optimizer],
+        *,
+        group: dist.ProcessGroup | None = None,
         **kwargs: Any,
     ) -> None:
+        require_member(group)
         groups = list(params)
         if not groups or not isinstance(groups[0], dict):
             groups = [{"params": groups}]
-        groups = [group | {"params": list(group["params"])} for group in groups]
-        every = [p for group in groups for p in group["params"] if p.requires_grad]
+        groups = [options | {"params": list(options["params"])} for options in groups]
+        every = [p for options in groups for p in options["params"] if p.requires_grad]
         if not every:
             raise ValueError(
                 "there is no parameter to train: none was given, or all are frozen"
             )
         require_once({f"parameter {i}": parameter for i, parameter in enumerate(every)})
-        self.parameters = every
+        self.parameters, self.group = every, group
         for parameter in every:
-            dist.broadcast(parameter.data, src=0)
-        self.owner = owners(self.parameters, dist.get_world_size())
+            dist.broadcast(parameter.data, group=group, group_src=0)
+        self.owner = owners(self.parameters, dist.get_world_size(group))
         pairs = zip(self.parameters, self.owner, strict=True)
-        mine = {parameter for parameter, rank in pairs if rank == dist.get_rank()}
-        for group in groups:  # a rank may own nothing of a group
-            group["params"] = [
-                parameter for parameter in group["params"] if parameter in mine
-            ]
+        mine = {parameter for parameter, rank in pairs if rank == dist.get_rank(group)}
+        for options in groups:  # a rank may own nothing of one
+            options["params"] = [p for p in options["params"] if p in mine]
         self.inner = optimizer_class(groups, **kwargs)
 
     def zero_grad(self) -> None:
@@ -86,10 +94,7 @@ class ShardedOptimizer:
             parameter.grad = None
 
     def step(self) -> None:
-        sharded_step(self.parameters, self.owner, self.inner)
-
-
-PARAMETERS = nn.ParameterList | nn.ParameterDict  # modules without a forward
+        sharded_step(self.parameters, self.owner, self.inner, self.group)
 
 
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:
@@ -106,78 +111,83 @@ def in_dtype(value: Any, dtype: torch.dtype) -> Any:
 class ShortBlock(ShardedBlock):
     """Computes and sends in a shorter dtype; the shard keeps its own, as master weights."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype | None) -> None:
-        super().__init__(module)
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(module, group)
         self.dtype = dtype or self.shard.dtype
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        inputs, keywords = in_dtype(inputs, self.dtype), in_dtype(keywords, self.dtype)
-        return in_dtype(super().forward(*inputs, **keywords), self.shard.dtype)
+        return super().forward(
+            *in_dtype(inputs, self.dtype), **in_dtype(keywords, self.dtype)
+        )
 
     def unshard(self) -> torch.Tensor:
-        return Gather.apply(self.shard.to(self.dtype))
+        return Gather.apply(self.shard.to(self.dtype), self.group)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in vars(self).get("shapes", ()):
-            raise AttributeError(
-                f"`{name}` is whole only inside this block's own forward: a module that "
-                "reads weights of its children can't be cut here: use PyTorch's fully_shard"
-            )
-        return super().__getattr__(name)
+
+STACKS = nn.Sequential, nn.ModuleList, nn.ModuleDict
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """What stands in the outermost stacks of a module and has parameters, each once."""
+    found: dict[nn.Module, None] = {}
+    for child in module.children():
+        if isinstance(module, STACKS) and not isinstance(child, STACKS[1:]):
+            found |= {child: None} if list(child.parameters()) else {}
+        else:
+            found |= dict.fromkeys(blocks_of(child))
+    return list(found)
 
 
 class ShardedModel(nn.Module):
     """Stage 3 for a module that starts from rank 0's values.
 
+    `blocks` are gathered one by one: by default what stands in a Sequential, a ModuleList or
+    a ModuleDict. The root, for all the rest, is whole during the model's forward. `group` are
+    the ranks that share the model, all by default.
+
     All parameters are in `shards`; what is left in `module` is the same on every rank.
-    Raises ValueError, before anything is sent, where a parameter is frozen, shared by two
-    layers or sharded already, where a block has several dtypes, and for a BatchNorm in
+    Raises ValueError, before anything is sent, where a parameter is frozen, tied to another
+    block or sharded already, where a block has several dtypes, and for a BatchNorm in
     another `compute_dtype`, whose running statistics stay in their own.
     """
 
-    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        compute_dtype: torch.dtype | None = None,
+        *,
+        blocks: Iterable[nn.Module] | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         super().__init__()
+        require_member(group)
         require_floating(compute_dtype)
-        named = list(module.named_parameters(remove_duplicate=False))
-        if len({p for _, p in named if p.requires_grad}) < len(named):
-            raise ValueError("a parameter is frozen or shared by two layers: use fully_shard")
         if compute_dtype:
             require_no_batch_norm(
                 module, f"keeps float32 and can't compute in {compute_dtype}"
             )
-        self.module, self.dtype, self.blocks = module, compute_dtype, {}
-        units = self.units_of(self)
-        for _, _, unit in units:
-            require_block(unit)
+        units = blocks_of(module) if blocks is None else list(blocks)
+        require_blocks(module, units)
+        paths = {part: f"{path}." for path, part in module.named_modules()}
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
-        for parent, path, unit in units:
-            self.blocks[path] = ShortBlock(unit, self.dtype)
-            setattr(parent, path.split(".")[-2], self.blocks[path])
+            dist.broadcast(tensor.detach(), group=group, group_src=0)
+        kind = partial(ShortBlock, dtype=compute_dtype)
+        self.dtype, self.group = compute_dtype, group
+        self.module = fully_sharded(module, units, group, kind)
+        self.blocks = {paths[block.module]: block for block in blocks_in(self.module)}
         self.shards = nn.ParameterList(block.shard for block in self.blocks.values())
         for block, shard in zip(self.blocks.values(), self.shards, strict=True):
             del block.shard
             vars(block)["shard"] = shard  # which the block uses, and no longer owns
 
-    def units_of(
-        self, module: nn.Module, path: str = ""
-    ) -> list[tuple[nn.Module, str, nn.Module]]:
-        """What stands in a Sequential or ModuleList, and else what has parameters of its own.
-
-        Each with the module that it is in, and with its path.
-        """
-        units, is_stack = [], isinstance(module, nn.Sequential | nn.ModuleList)
-        for name, child in module.named_children():
-            inside = f"{path}{name}."
-            lists = [p for p in child.children() if isinstance(p, PARAMETERS)]
-            if list(child.parameters(recurse=is_stack)) or lists:
-                units.append((module, inside, child))
-            else:
-                units += self.units_of(child, inside)
-        return units
-
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        return self.module(*inputs, **keywords)
+        output = self.module(*inputs, **keywords)
+        return in_dtype(output, self.shards[0].dtype) if self.dtype else output
 
     def finish_gradient_synchronization(self) -> None:
         """Nothing is left to do: the shards have their gradients after backward."""
@@ -187,8 +197,9 @@ class ShardedModel(nn.Module):
         """The whole parameters by name, on every rank; all ranks call it."""
         full = {}
         for path, block in self.blocks.items():
-            for name, view in views_of(Gather.apply(block.shard), block.shapes).items():
-                full[f"{path}{name}".removeprefix("module.")] = view
+            whole = Gather.apply(block.shard, self.group)
+            for name, view in views_of(whole, block.shapes).items():
+                full[f"{path}{name}".removeprefix(".")] = view
         return full
 
 

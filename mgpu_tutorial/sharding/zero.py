@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.sharding.refusals import (
     require_in_flat,
+    require_member,
     require_no_batch_norm,
     require_no_graph,
     require_no_max_norm,
@@ -38,40 +39,48 @@ def owners(parameters: list[nn.Parameter], world_size: int) -> list[int]:
 
 
 def sharded_step(
-    parameters: list[nn.Parameter], owner: list[int], optimizer: Optimizer
+    parameters: list[nn.Parameter],
+    owner: list[int],
+    optimizer: Optimizer,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Rank owner[i] gets the mean gradient of parameter i, steps it, and sends it to all.
 
-    `optimizer` has the parameters that this rank owns. Raises before anything is sent where
-    it has not, where an owner is missing, where backward has left a gradient out, or where
-    gradients of the last step are still there. All ranks begin with the same values.
+    Owners are ranks of the group, all ranks by default. `optimizer` has the parameters that
+    this rank owns. Raises before anything is sent where it has not, where an owner is
+    missing, where backward has left a gradient out, or where gradients of the last step are
+    still there. All ranks begin with the same values.
     """
-    require_owners(parameters, owner, dist.get_world_size())
+    require_member(group)
+    require_owners(parameters, owner, dist.get_world_size(group))
     pairs = list(zip(parameters, owner, strict=True))
-    mine = [parameter for parameter, rank in pairs if rank == dist.get_rank()]
+    mine = [parameter for parameter, rank in pairs if rank == dist.get_rank(group)]
     require_step({f"parameter {i}": p for i, p in enumerate(parameters)}, optimizer, mine)
     for i, parameter in enumerate(parameters):
-        dist.reduce(parameter.grad, owner[i])
-        parameter.grad /= dist.get_world_size()
+        dist.reduce(parameter.grad, group_dst=owner[i], group=group)
+        parameter.grad /= dist.get_world_size(group)
         parameter.grad.averaged = True  # no more this rank's own: it is refused next time
     optimizer.step()
     for i, parameter in enumerate(parameters):
-        dist.broadcast(parameter.data, owner[i])
+        dist.broadcast(parameter.data, group_src=owner[i], group=group)
 
 
-def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def flatten(
+    tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """The tensors side by side, padded with zeros so that all shards are equally long."""
+    require_member(group)
     tensors = list(tensors)
     require_one_dtype(tensors)
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    return nn.functional.pad(flat, (0, -len(flat) % dist.get_world_size()))
+    return nn.functional.pad(flat, (0, -len(flat) % dist.get_world_size(group)))
 
 
-def shard_of(flat: torch.Tensor) -> torch.Tensor:
+def shard_of(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's shard of a flat tensor: a view."""
-    if len(flat) % dist.get_world_size():
+    if len(flat) % dist.get_world_size(group):
         raise ValueError(f"{len(flat)} numbers make no equal shards: `flatten` pads them")
-    return flat.chunk(dist.get_world_size())[dist.get_rank()]
+    return flat.chunk(dist.get_world_size(group))[dist.get_rank(group)]
 
 
 class FlatParameters:
@@ -81,14 +90,17 @@ class FlatParameters:
     needed, and none can be kept for the next step.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         require_no_max_norm(module)
+        self.group = group
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         require_once(self.named)
         self.parameters = list(self.named.values())
-        self.flat = flatten(self.parameters)
+        self.flat = flatten(self.parameters, group)
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
-        self.shard = nn.Parameter(shard_of(self.flat))  # a view: a step on it moves them
+        self.shard = nn.Parameter(
+            shard_of(self.flat, group)
+        )  # a view: a step on it moves them
         for parameter in self.parameters:
             parameter.sharded = True  # which `require_once` refuses from now on
 
@@ -96,39 +108,47 @@ class FlatParameters:
         """Reduce-scatter the gradients, step this rank's shard, all-gather the new values."""
         require_step(self.named, optimizer, [self.shard])
         require_in_flat(self.named, self.flat)
-        gradient = flatten(parameter.grad for parameter in self.parameters)
+        gradient = flatten((p.grad for p in self.parameters), self.group)
         for parameter in self.parameters:
             parameter.grad = None
         self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_single(self.shard.grad, gradient)
-        self.shard.grad /= dist.get_world_size()
+        dist.reduce_scatter_single(self.shard.grad, gradient, group=self.group)
+        self.shard.grad /= dist.get_world_size(self.group)
         optimizer.step()
-        dist.all_gather_single(self.flat, self.shard.detach().clone())
+        dist.all_gather_single(self.flat, self.shard.detach().clone(), group=self.group)
 
 
 class Gather(torch.autograd.Function):
-    """From this rank's shard to the whole flat tensor."""
+    """From this rank's shard to the whole flat tensor; the group is all ranks by default."""
 
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor) -> torch.Tensor:
-        whole = shard.new_empty(dist.get_world_size() * len(shard))
-        dist.all_gather_single(whole, shard)
+    def forward(
+        ctx: Any, shard: torch.Tensor, group: dist.ProcessGroup | None = None
+    ) -> torch.Tensor:
+        ctx.group = group
+        whole = shard.new_empty(dist.get_world_size(group) * len(shard))
+        dist.all_gather_single(whole, shard, group=group)
         return whole
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         require_no_graph("Gather")
-        shard = gradient.new_empty(len(gradient) // dist.get_world_size())
-        dist.reduce_scatter_single(shard, gradient)
-        return shard / dist.get_world_size()
+        ranks = dist.get_world_size(ctx.group)
+        shard = gradient.new_empty(len(gradient) // ranks)
+        dist.reduce_scatter_single(shard, gradient, group=ctx.group)
+        return shard / ranks, None
 
 
 def chain(
-    shards: list[torch.Tensor], shape: torch.Size, x: torch.Tensor, layer: Callable
+    shards: list[torch.Tensor],
+    shape: torch.Size,
+    x: torch.Tensor,
+    layer: Callable,
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Layers one after the other; each weight is gathered when `x` has come to it."""
     for shard in shards:
-        weight = Gather.apply(shard)[: shape.numel()].view(shape)
+        weight = Gather.apply(shard, group)[: shape.numel()].view(shape)
         x = layer(x, weight)
     return x
 

@@ -7,7 +7,12 @@ from torch.optim import SGD, Adam
 
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding import stages, zero
-from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
+from mgpu_tutorial.sharding.blocks import (
+    PrefetchingBlock,
+    ShardedBlock,
+    fully_sharded,
+    linked,
+)
 from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer
 
 
@@ -48,6 +53,29 @@ def shard_a_block(rank, world_size, make):
 
 def shard_a_model(rank, world_size, make):
     ShardedModel(make())
+
+
+def tied_blocks(*_):
+    module = Tied()
+    return nn.Sequential(module.one, module.two)
+
+
+def nested(*_):
+    return nn.Sequential(nn.Sequential(nn.Linear(3, 3)))
+
+
+def shard_with(rank, world_size, make, names):
+    """A model with the blocks of these names, once as a function and once as a class."""
+    module = make()
+    parts = dict(module.named_modules()) | {"another": nn.Linear(3, 3)}
+    blocks = [] if names == "none" else [parts[name] for name in names.split(", ")]
+    with pytest.raises(ValueError) as said:
+        fully_sharded(module, blocks)
+    try:
+        ShardedModel(module, blocks=blocks)
+    except ValueError as error:
+        assert str(error) == str(said.value)
+        raise
 
 
 def shard_each_parameter(rank, world_size, make):
@@ -158,15 +186,15 @@ def share_24_samples(rank, world_size, of=None):
 
 
 NORM = "an embedding with max_norm changes its weight in the forward"
-TIED, NONE = "is tied to another layer or sharded already", "there are no parameters to shard"
+NONE, TIED = "there are no parameters to shard", "is tied to another layer or sharded already"
+APART = "is tied to another block or sharded already"
 REFUSED = {
-    "tied in a block": (TIED, shard_a_block, tied),
     "tied parameters": (TIED, shard_each_parameter, tied),
-    "tied across blocks": (TIED, share_between_blocks),
-    "a block of a block": (TIED, shard_a_block_again),
+    "tied across blocks": (APART, share_between_blocks),
+    "a block of a block": (NONE, shard_a_block_again),
     "a module in two blocks": (NONE, shard_again, ShardedBlock, ShardedBlock),
     "parameters sharded twice": (TIED, shard_again) + (zero.shard_parameters,) * 2,
-    "flat, then a block": (TIED, shard_again, zero.FlatParameters, ShardedBlock),
+    "flat, then a block": (APART, shard_again, zero.FlatParameters, ShardedBlock),
     "sharded, then flat": (TIED, shard_again, zero.shard_parameters, zero.FlatParameters),
     "frozen in a block": ("`1.weight` is frozen", shard_a_block, frozen),
     "two dtypes in a block": ("float32 and float64", shard_a_block, mixed),
@@ -175,7 +203,15 @@ REFUSED = {
     + (lambda *_: nn.ModuleList([mixed()]),),
     "no parameters, flat": (NONE, lay_flat, nn.GELU),
     "no parameters in a block": (NONE, shard_a_block, nn.GELU),
-    "a model of tied layers": ("frozen or shared by two layers", shard_a_model, tied),
+    "a model of tied blocks": (APART, shard_a_model, tied_blocks),
+    "a frozen layer in no block": ("`1.weight` is frozen", shard_with, frozen, "none"),
+    "tied across chosen blocks": (APART, shard_with, tied, "one, two"),
+    "tied to the root": (APART, shard_with, tied, "two"),
+    "a block twice": (NONE, shard_with, frozen, "0, 0"),
+    "an outer block first": (APART, shard_with, nested, "0, 0.0"),
+    "a block of another model": ("is not inside the model", shard_with, plain, "another"),
+    "the model as its block": ("is not inside the model", shard_with, plain, ""),
+    "a model of nothing": (NONE, shard_with, nn.GELU, "none"),
     "a BatchNorm in bfloat16": ("can't compute in torch.bfloat16", shard_a_model_in_short),
     "a layer in no block": ("number 1 is Linear, no sharded block", leave_a_layer_out),
     "nothing to train": ("no parameter to train", own_nothing),
@@ -241,10 +277,10 @@ def read_a_child(rank, world_size):
     class Reads(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer = nn.Linear(3, 3)
+            self.layers = nn.ModuleList([nn.Linear(3, 3)])
 
         def forward(self, x):
-            return nn.functional.linear(x, self.layer.weight)
+            return nn.functional.linear(x, self.layers[0].weight)
 
     try:
         ShardedModel(Reads())(torch.ones(1, 3))
