@@ -1,0 +1,177 @@
+"""What the tools must do that compare a run with one process."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.wrong_gradient import job, kinds, trials
+
+
+def _numbered(model: nn.Module) -> nn.Module:
+    """Every number of every parameter is another whole number."""
+    begin = 0
+    for parameter in model.parameters():
+        count = parameter.numel()
+        parameter.data = torch.arange(begin, begin + count).double().view_as(parameter)
+        begin += count
+    return model
+
+
+def _whole(
+    rank: int, world_size: int, whole: Callable, plan: str, lacking: str = ""
+) -> object:
+    """The gradients are the numbers of the parameters, and one of them is missing."""
+    mesh = job.mesh_of(plan, world_size)
+    stage, first = job.stage_of(_numbered(job.new_model()), mesh)
+    for name, parameter in stage.named_parameters():
+        layer, rest = name.split(".", 1)
+        if f"{int(layer) + first}.{rest}" != lacking:
+            parameter.grad = parameter.detach().clone()
+    try:
+        return whole(stage, mesh, first)
+    except ValueError as error:
+        return f"ValueError: {error}"
+
+
+def _compare(whole: Callable, plan: str) -> None:
+    right = {name: p.detach() for name, p in _numbered(job.new_model()).named_parameters()}
+    for rank, found in enumerate(launch(_whole, job.ranks_of(plan), whole, plan).results):
+        where = f"{plan}, rank {rank}"
+        assert isinstance(found, dict), f"{where}: expected a dict by name, got {found!r:.80}"
+        if lost := [name for name in right if name not in found]:
+            raise AssertionError(f"{where}: {lost[0]} is not among {list(found)[:3]} …")
+        if more := [name for name in found if name not in right]:
+            raise AssertionError(f"{where}: one process has no {more[0]}")
+        for name, expected in right.items():
+            expect(found[name], expected, f"{where}: {name}")
+
+
+def joins_shards(whole: Callable) -> None:
+    """put the shards of a tp group together, each along its `cut`, and leave copies as they are"""
+    for plan in ("tp=2", "tp=4"):
+        _compare(whole, plan)
+
+
+def names_stages(whole: Callable) -> None:
+    """name a gradient as one process does, and give every rank those of all stages"""
+    for plan in ("pp=2", "pp=4"):
+        _compare(whole, plan)
+
+
+def mixes(whole: Callable) -> None:
+    """do both at once, next to other ranks with the same part"""
+    _compare(whole, "dp=2,tp=2,pp=2")
+
+
+def refuses_none(whole: Callable) -> None:
+    """raise a ValueError on all ranks where a parameter of one stage has no gradient"""
+    for lacking in ("3.1.bias", "2.mlp.up.weight"):
+        for rank, said in enumerate(launch(_whole, 4, whole, "tp=2,pp=2", lacking).results):
+            what = f"without a gradient of {lacking}, rank {rank} returned {said!r:.60}"
+            assert str(said).startswith("ValueError"), what
+
+
+def _gradients_of(x: Tensor) -> dict[str, Tensor]:
+    """Those of one process, for a batch of any dtype."""
+    return trials.alone(x, job.batch_of()[1], random=True)
+
+
+def _in_parts(x: Tensor) -> dict[str, Tensor]:
+    """The same gradients, added up from four micro-batches: only rounding differs."""
+    model, targets = job.new_model(random=True).to(x.dtype), job.batch_of()[1]
+    tokens = (targets != job.NOTHING).sum()
+    for x, classes in zip(x.split(2), targets.split(2), strict=True):
+        scores = model(x).flatten(0, 1)
+        (cross_entropy(scores, classes.flatten(), reduction="sum") / tokens).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def _changed(first_difference: Callable, dtype: torch.dtype, by: dict[str, float]) -> object:
+    """What is said of gradients that are rounded differently, some of them times a factor."""
+    x = job.batch_of()[0].to(dtype)
+    found = {name: g * by.get(name, 1.0) for name, g in _in_parts(x).items()}
+    return first_difference(found, _gradients_of, x)
+
+
+def passes_rounding(first_difference: Callable) -> None:
+    """return None where only rounding differs, in float64, float32 and bfloat16"""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        said = _changed(first_difference, dtype, {})
+        assert said is None, f"added up in four parts, in {dtype}: {said!r}, expected None"
+
+
+def names_a_wrong_one(first_difference: Callable) -> None:
+    """name a gradient that is twice too long, in each of these"""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for name in ("0.attention_norm.weight", "3.1.bias"):
+            said = _changed(first_difference, dtype, {name: 2.0})
+            assert said == name, f"{name} twice too long, in {dtype}: {said!r}"
+
+
+def takes_the_limit_from_the_dtype(first_difference: Callable) -> None:
+    """name a gradient that is off by a thousandth, but not in bfloat16, which rounds more"""
+    by = {"1.mlp.up.weight": 1.001}
+    for dtype, expected in ((torch.float32, "1.mlp.up.weight"), (torch.bfloat16, None)):
+        said = _changed(first_difference, dtype, by)
+        assert said == expected, f"off by 0.1 % in {dtype}: {said!r}, expected {expected!r}"
+
+
+def names_the_first(first_difference: Callable) -> None:
+    """name the one that backward reaches first, which is the last in order, if several are off"""
+    by = {"0.mlp.up.weight": 2.0, "2.mlp.up.weight": 2.0, "1.mlp.down.bias": 0.5}
+    said = _changed(first_difference, torch.float32, by)
+    assert said == "2.mlp.up.weight", f"wrong are {', '.join(by)}: {said!r} is not the first"
+
+
+def names_nan(first_difference: Callable) -> None:
+    """name a gradient that is NaN"""
+    said = _changed(first_difference, torch.float32, {"1.mlp.up.bias": torch.nan})
+    assert said == "1.mlp.up.bias", f"1.mlp.up.bias is NaN: {said!r}"
+
+
+def refuses_other_names(first_difference: Callable) -> None:
+    """raise a ValueError where a gradient is missing"""
+    x = job.batch_of()[0]
+    found = _gradients_of(x)
+    del found["1.mlp.up.bias"]
+    try:
+        said = first_difference(found, _gradients_of, x)
+    except ValueError:
+        return
+    raise AssertionError(f"without 1.mlp.up.bias: returned {said!r}")
+
+
+def swaps(dual: Callable) -> None:
+    """turn replicated into partial, and partial into replicated"""
+    for kind in ("replicated", "partial"):
+        expect(dual(kind), kinds.DUALS[kind], f"the gradient of what is {kind}")
+
+
+def keeps(dual: Callable) -> None:
+    """leave varying and invariant as they are"""
+    for kind in ("varying", "invariant"):
+        expect(dual(kind), kinds.DUALS[kind], f"the gradient of what is {kind}")
+
+
+def refuses_words(dual: Callable) -> None:
+    """raise a ValueError for another word"""
+    try:
+        said = dual("sharded")
+    except ValueError:
+        return
+    raise AssertionError(f"of a tensor that is 'sharded': {said!r}")
+
+
+ROWS = [passes_rounding, names_a_wrong_one, takes_the_limit_from_the_dtype]
+ROWS += [names_the_first, names_nan, refuses_other_names]
+build = Builder(
+    "wrong_gradient",
+    {
+        trials.whole_gradients: [joins_shards, names_stages, mixes, refuses_none],
+        trials.first_difference: ROWS,
+        kinds.dual: [swaps, keeps, refuses_words],
+    },
+)

@@ -1,0 +1,135 @@
+"""Three tests of a job's gradients: against one process, copy by copy, on twice the ranks."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.functional import cross_entropy
+
+from mgpu_tutorial.shared.parameters import fingerprint
+from mgpu_tutorial.wrong_gradient import job
+from mgpu_tutorial.wrong_gradient.faults import job_with
+
+Gradients = dict[str, Tensor]
+
+
+class Trial(NamedTuple):
+    """Of one step: the loss, the norm before the clip, whole gradients, copies that differ."""
+
+    loss: float
+    norm: float
+    gradients: Gradients
+    differ: list[str]
+
+
+def gathered(own: Gradients, dimension: DeviceMesh) -> list[Gradients]:
+    """What each rank along a dimension of the mesh has, in their order, on the CPU."""
+    every = [None] * dimension.size()
+    own = {
+        name: None if gradient is None else gradient.cpu() for name, gradient in own.items()
+    }
+    dist.all_gather_object(every, own, group=dimension.get_group())
+    return every
+
+
+def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> Gradients:
+    """The gradients of the whole model under the names of one process, on every rank.
+
+    `stage` holds the layers from number `first` on; a parameter with an attribute `cut` is a
+    shard along that dimension. Raises ValueError, on every rank of its tp and pp groups, for
+    a parameter without a gradient.
+    """
+    own = {name: p.grad for name, p in stage.named_parameters()}
+    shards, mine = gathered(own, mesh["tp"]), {}
+    for name, parameter in stage.named_parameters():
+        parts = [other[name] for other in shards]
+        is_shard = hasattr(parameter, "cut") and all(part is not None for part in parts)
+        layer, rest = name.split(".", 1)
+        whole = torch.cat(parts, parameter.cut) if is_shard else own[name]
+        mine[f"{int(layer) + first}.{rest}"] = whole
+    stages = gathered(mine, mesh["pp"])
+    every = {name: gradient for layers in stages for name, gradient in layers.items()}
+    if lacking := [name for name, gradient in every.items() if gradient is None]:
+        raise ValueError(f"{lacking[0]} has no gradient: is it frozen, or unused?")
+    return every
+
+
+def copies_that_differ(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> list[str]:
+    """The gradients that should have the same bits on several ranks, and have not."""
+    mine = {}
+    for name, p in stage.named_parameters():
+        layer, rest = name.split(".", 1)
+        part = mesh["tp"].get_local_rank() if hasattr(p, "cut") else "whole"
+        bits = fingerprint(nn.ParameterList([nn.Parameter(p.grad)]))
+        mine[f"{int(layer) + first}.{rest}", part] = bits
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    bits = {}
+    for copies in everyone:
+        for key, fingerprint_of_one in copies.items():
+            bits.setdefault(key, set()).add(fingerprint_of_one)
+    return sorted({name for (name, _), values in bits.items() if len(values) > 1})
+
+
+def one_step(
+    rank: int,
+    world_size: int,
+    plan: str,
+    fault: str = "",
+    most: float = math.inf,
+    dtype: str = "float64",
+    random: bool = False,
+    whole: Callable = whole_gradients,
+) -> Trial:
+    """One step of the job on a plan, with a fault in it or none; every rank returns it all."""
+    faulty, mesh = job_with(fault), job.mesh_of(plan, world_size)
+    model = job.new_model(random).to(getattr(torch, dtype))
+    stage, first = faulty.stage_of(model, mesh)
+    x, targets = job.batch_of()
+    loss, norm = faulty.step(stage, mesh, (x.to(getattr(torch, dtype)), targets), most)
+    return Trial(
+        loss, norm, whole(stage, mesh, first), copies_that_differ(stage, mesh, first)
+    )
+
+
+def alone(x: Tensor, targets: Tensor, random: bool = False) -> Gradients:
+    """The gradients of one process, which shares nothing with the job but the model."""
+    model = job.new_model(random).to(x.dtype)
+    scores = model(x).flatten(0, 1)
+    cross_entropy(scores, targets.flatten(), ignore_index=job.NOTHING).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def first_difference(
+    found: Gradients, gradients_of: Callable, x: Tensor, times: float = 4.0
+) -> str | None:
+    """The first gradient, on the way backward, that is further off than rounding explains.
+
+    `gradients_of(x)` are those of one process, in the order of its layers; the batch `x` is
+    disturbed by a unit in the last place of each number, and a gradient of `found` can be
+    `times` as far off as that moves it. None where all are near.
+    """
+    right = gradients_of(x)
+    if found.keys() != right.keys():
+        raise ValueError(f"{sorted(found)} are compared with {sorted(right)}")
+    moved = gradients_of(torch.nextafter(x, torch.full_like(x, math.inf)))
+    for name in reversed(right):
+        limit = times * (moved[name] - right[name]).double().norm()
+        if not (found[name] - right[name]).double().norm() <= limit:  # NaN is never near
+            return name
+    return None
+
+
+def hunt(
+    rank: int, world_size: int, fault: str, whole: Callable = whole_gradients
+) -> tuple[Trial, Trial]:
+    """A step on dp=2,tp=2,pp=2 with nothing 0 or 1: without clipping, and clipped to 0.5."""
+    given = {"fault": fault, "random": True, "whole": whole}
+    plan = "dp=2,tp=2,pp=2"
+    return tuple(
+        one_step(rank, world_size, plan, most=most, **given) for most in (math.inf, 0.5)
+    )
