@@ -50,7 +50,7 @@ def _compare(whole: Callable, plan: str) -> None:
 
 
 def joins_shards(whole: Callable) -> None:
-    """put the shards of a tp group together, each along its `cut`, and leave copies as they are"""
+    """put the shards of a tp group together along their `cut`, and leave copies alone"""
     for plan in ("tp=2", "tp=4"):
         _compare(whole, plan)
 
@@ -83,8 +83,8 @@ def _in_parts(x: Tensor) -> dict[str, Tensor]:
     """The same gradients, added up from four micro-batches: only rounding differs."""
     model, targets = job.new_model(random=True).to(x.dtype), job.batch_of()[1]
     tokens = (targets != job.NOTHING).sum()
-    for x, classes in zip(x.split(2), targets.split(2), strict=True):
-        scores = model(x).flatten(0, 1)
+    for part, classes in zip(x.split(2), targets.split(2), strict=True):
+        scores = model(part).flatten(0, 1)
         (cross_entropy(scores, classes.flatten(), reduction="sum") / tokens).backward()
     return {name: p.grad for name, p in model.named_parameters()}
 
@@ -120,7 +120,7 @@ def takes_the_limit_from_the_dtype(first_difference: Callable) -> None:
 
 
 def names_the_first(first_difference: Callable) -> None:
-    """name the one that backward reaches first, which is the last in order, if several are off"""
+    """name the one that backward reaches first, the last in order, if several are off"""
     by = {"0.mlp.up.weight": 2.0, "2.mlp.up.weight": 2.0, "1.mlp.down.bias": 0.5}
     said = _changed(first_difference, torch.float32, by)
     assert said == "2.mlp.up.weight", f"wrong are {', '.join(by)}: {said!r} is not the first"

@@ -16,7 +16,7 @@ OPTIMIZERS = {
 def losses(
     rank: int, world_size: int, optimizer: str, factor: float, steps: int = 40
 ) -> list[float]:
-    """Every rank trains alone, with gradients `factor` times too long; the loss of each step."""
+    """Train alone with gradients `factor` times too long; the loss of each step."""
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer {optimizer!r}: expected one of {', '.join(OPTIMIZERS)}")
     model, seen = job.new_model(), []

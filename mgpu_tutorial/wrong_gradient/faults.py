@@ -1,4 +1,4 @@
-"""Eight silent faults of large libraries, each as one line of the job; and eight more, hidden."""
+"""Eight silent faults of large libraries as lines of the job; the job with one of them."""
 
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +21,9 @@ class Fault(NamedTuple):
     plans: tuple[str, str]  # the second takes twice the ranks
 
 
-TITAN, TUTORIALS = (
-    "https://github.com/pytorch/torchtitan",
-    "https://github.com/pytorch/tutorials",
+TITAN = "https://github.com/pytorch/torchtitan"
+TUTORIAL = (
+    "https://github.com/pytorch/tutorials/blob/9e3b07937d1cc1e492f2c04172a254d8cd96358d"
 )
 FAULTS = {
     "times micro": Fault(
@@ -77,8 +77,7 @@ FAULTS = {
     ),
     "own order": Fault(
         "every rank adds up in an order of its own",
-        f"{TUTORIALS}/blob/9e3b07937d1cc1e492f2c04172a254d8cd96358d"
-        "/intermediate_source/dist_tuto.rst",
+        f"{TUTORIAL}/intermediate_source/dist_tuto.rst",
         "dist.all_reduce(parameter.grad, group",
         "add_in_own_order(parameter.grad, group",
         ("dp=2", "dp=4"),
@@ -96,15 +95,13 @@ def add_in_own_order(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 
 def job_with(fault: str) -> ModuleType:
-    """The job with one of FAULTS, or with a hidden one ("seed 1" to "seed 8"); "" has none."""
+    """The job with one of FAULTS, or a hidden one ("seed 1" to "seed 8"), or none."""
     if not fault:
         return job
     pair = FAULTS[fault] if fault in FAULTS else hidden(fault)
     text = Path(job.__file__).read_text("utf-8")
     if text.count(pair.right) != 1:
-        raise ValueError(
-            f"{pair.right!r} does not stand once in job.py: change the fault too"
-        )
+        raise ValueError(f"not once in job.py: {pair.right!r}. Change the fault too")
     faulty = ModuleType(f"{job.__name__}_with_a_fault")
     faulty.add_in_own_order = add_in_own_order
     code = compile(text.replace(pair.right, pair.wrong), job.__file__, "exec")

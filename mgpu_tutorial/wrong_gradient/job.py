@@ -165,7 +165,7 @@ def disturbed(model: nn.Module) -> nn.Module:
 
 
 def batch_of(step: int = 0) -> tuple[Tensor, Tensor]:
-    """Vectors (8, 6, 16) and their classes (8, 6); the ends of some sequences do not count."""
+    """Vectors (8, 6, 16) and their classes (8, 6); the ends of sequences do not count."""
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(SEQUENCES, LENGTH, WIDTH, generator=generator, dtype=torch.float64)
     targets = x[..., :CLASSES].argmax(-1)
@@ -174,7 +174,7 @@ def batch_of(step: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def sizes_of(plan: str) -> dict[str, int]:
-    """The sizes of a plan such as "dp=2,tp=2"; ValueError for one that the job cannot have."""
+    """The sizes of a plan such as "dp=2,tp=2"; ValueError where the job cannot have it."""
     most = {"pp": 4, "dp": SEQUENCES // MICRO, "tp": 4}  # layers, micro-batches, heads
     try:
         pairs = [part.split("=") for part in plan.split(",")]

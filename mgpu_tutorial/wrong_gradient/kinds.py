@@ -27,7 +27,7 @@ def dual(kind: str) -> str:
 
 
 def kinds_of(operations: Iterable[str], kind: str = "invariant") -> list[str]:
-    """The kinds of all outputs, in order; TypeError where an operation can't take its input."""
+    """The kinds of all outputs; TypeError where an operation can't take its input."""
     kinds = []
     for operation in operations:
         if (operation, kind) not in RULES:

@@ -11,14 +11,15 @@ import zlib
 from typing import NamedTuple
 
 PACKED = (
-    "eNqVVMtu2zAQ/JUFTxSiMPElhwLqpfdecpQFgxHXDmGKZEkqifv1WVKq5dYK0hiwLOzOPjgzdNuyvQuv"
-    "Mqjdk+yP+YXVwN5qOEEDR/RJeOd5tbVr4dsN6D0MCE0DRsYEaCLC/YRuu/zNDyZfMMgD5hY0DbwMcsCE"
-    "AbSFmCgjzqHIq2+rOO6hxNZr8h5eKD3Q63fYlB4tUzomIY3ZBVRjj/xcIQ5BqhoOwY0+T/s7AXcNHSo+"
-    "t1um/JZ1IurfyCu2HOhxHMQlXwHTGCzkYo021fDTWVxJwM015oKn3uiyTu9Gm1AR1a2fNvrk6HsdiH3C"
-    "6KgtQWw+bA2Pz7Rf1X25ZVfYm5qeqUiFigOmnXG9JE6lPdJ0kv4+D4i/RhkwEj6OA7/gas1fRZiIVvG3"
-    "WYrcLbZkpVvYdNUaRjztjZNp88ArkRwFVTp5rFZKZ+ED9i98ofsMuymwZcEfzp/W1EwuSXMlZYnCHZQR"
-    "mY1XF4zaFYv0Ka9KnqoWda9MOLctuGapYNc2yApZEqXYfxKghi3z9Ltckn8BH1h/lueP55dhMWEZBvSZ"
-    "7ykvjqiL8HSXc8a6MJC0ebPLLD1dTPO/w//gPp5Stv50zLR39w7TIIc9"
+    "eNqdVE1vozAQ/SsjTqBS2lz2sFL20vteeiQocvGEWAHbaw9N01/fsSGku5DtB1IImnmejzdvXJbJzrij"
+    "cHL7JOpD+EhySF5yOMEaDmipsMam2UYvmW9XoHbQIazX0ApPgK1HuB/QZcW/xGgE60yN3ocIdFQ1Au0R"
+    "nNAHD6I1ugFpr/usTaoYSTyjEw0GJJcMVjjRIaEDpcETe4rJ5NPs5yIutRBty2dCM7aQquPPX7CKMcpE"
+    "Kk+FaNutQ9nXmE4nisYJmUPjTB/r/9sBd2tmxu/LTSLtJqkKr14xzZIlVmpjFf6fn4GDx74r3s/JIfVO"
+    "Q8inUFMOvznyggNu5pj5fIYcdavsUFSvCSXPu7RDRx9Qt1OOJcAY5ZVmiA5k5fC452Kz6sshq8j+EHSi"
+    "kiKVDdK2NbXgmTBLnJ31dx8S+D+9cOgZ7/sunXGdg9gFJQR+z20uM05nxpe2IyrCo5bpy6iBeLTkRbiF"
+    "VZUtYYqnXWsErX6kWUGGjZJOFrOFo6PiHNbP6WVoE+wmwj6/W9P+PBh7WhIPGRLtTDnRCncQawl8H41r"
+    "5TaKuKbQE6s+u4hptiZj2IhbX058ofJpBudRBbFo1kfc5EELOWwSy/+Xff8XcGWLR6Wc1/f7Spn49YQR"
+    "BvyMd1UaVZ1H8fKlGDzauI7lGWK+9/LbeBqv2c/grmeJ7X6Y5vsNx8uoegNlIAvo"
 )
 
 

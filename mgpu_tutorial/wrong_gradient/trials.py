@@ -15,10 +15,11 @@ from mgpu_tutorial.wrong_gradient import job
 from mgpu_tutorial.wrong_gradient.faults import job_with
 
 Gradients = dict[str, Tensor]
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Trial(NamedTuple):
-    """Of one step: the loss, the norm before the clip, whole gradients, copies that differ."""
+    """Of a step: the loss, the norm before the clip, whole gradients, copies that differ."""
 
     loss: float
     norm: float
@@ -85,12 +86,14 @@ def one_step(
     random: bool = False,
     whole: Callable = whole_gradients,
 ) -> Trial:
-    """One step of the job on a plan, with a fault in it or none; every rank returns it all."""
+    """One step of the job on a plan, with a fault or none; every rank returns all of it."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
     faulty, mesh = job_with(fault), job.mesh_of(plan, world_size)
-    model = job.new_model(random).to(getattr(torch, dtype))
+    (x, targets), model = job.batch_of(), job.new_model(random)
+    x, model = (part.to(DTYPES[dtype]) for part in (x, model))
     stage, first = faulty.stage_of(model, mesh)
-    x, targets = job.batch_of()
-    loss, norm = faulty.step(stage, mesh, (x.to(getattr(torch, dtype)), targets), most)
+    loss, norm = faulty.step(stage, mesh, (x, targets), most)
     return Trial(
         loss, norm, whole(stage, mesh, first), copies_that_differ(stage, mesh, first)
     )
