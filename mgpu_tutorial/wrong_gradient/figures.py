@@ -34,12 +34,11 @@ def faults_table() -> Table:
 
 def tests_table(rows: Mapping[str, Sequence[bool]]) -> Table:
     """A row for each fault: which of three tests tells."""
-    head = ["fault", "plans", "one process", "copies", "twice the ranks"]
-    words = {True: "yes", False: "-"}
-    plans = {name: " → ".join(fault.plans) for name, fault in FAULTS.items()}
-    return Table(
-        head, [[n, plans[n], *(words[told] for told in row)] for n, row in rows.items()]
-    )
+    head, lines = ["fault", "plans", "one process", "copies", "twice the ranks"], []
+    for name, row in rows.items():
+        plans = " → ".join(FAULTS[name].plans)
+        lines.append([name, plans, *("yes" if told else "-" for told in row)])
+    return Table(head, lines)
 
 
 def how_wrong(found: Gradients, right: Gradients) -> dict[str, str]:

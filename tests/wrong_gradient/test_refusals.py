@@ -1,0 +1,56 @@
+"""What the job, its tests and the check cannot do, every rank says before it sends."""
+
+import pytest
+
+from mgpu_tutorial.wrong_gradient import check, curves, job, kinds, trials
+
+PLAN = "each of dp, tp, pp at most once and 1, 2 or 4"
+
+
+def without(rank, world_size, plan, lacking):
+    """Put gradients together of which the last stage lacks one."""
+    mesh = job.mesh_of(plan, world_size)
+    stage, first = job.stage_of(job.new_model(), mesh)
+    for name, parameter in stage.named_parameters():
+        if f"{first + int(name[0])}{name[1:]}" != lacking:
+            parameter.grad = parameter.detach().clone()
+    return trials.whole_gradients(stage, mesh, first)
+
+
+@pytest.mark.parametrize(
+    "world_size, words, worker, given",
+    [
+        *((2, PLAN, trials.one_step, (plan,)) for plan in ("dp=3", "dp", "", "cp=2", "dp=0")),
+        *((2, PLAN, trials.one_step, (plan,)) for plan in ("dp=2,dp=2", "dp=x", 2, None)),
+        (2, "it takes 4 ranks, and there are 2", trials.one_step, ("dp=2,tp=2",)),
+        (2, "fault 'sums': expected one of FAULTS", trials.one_step, ("dp=2", "sums")),
+        (2, "seed 9", trials.one_step, ("dp=2", "seed 9")),
+        (2, "dtype='int64': expected one of", trials.one_step, ("dp=2", "", 1.0, "int64")),
+        (2, "it takes 8 ranks, and there are 2", trials.hunt, ("seed 1",)),
+        (1, "optimizer 'Adam': expected one of SGD", curves.losses, ("Adam", 1.0)),
+        (2, "plan dp=4: it takes 4 ranks", check, ("dp=4",)),
+        (3, "3 ranks cannot share 8 heads evenly", check, ("tp=3",)),
+        (2, "expected something like dp=2,tp=2", check, ("dp",)),
+    ],
+)
+def test_refused(refused, world_size, words, worker, given):
+    refused(world_size, words, worker, *given)
+
+
+@pytest.mark.parametrize("lacking", ["3.1.bias", "2.mlp.up.weight", "0.attention.out.bias"])
+def test_a_missing_gradient_is_refused_on_every_stage(refused, lacking):
+    refused(4, f"{lacking} has no gradient", without, "tp=2,pp=2", lacking, sent=True)
+
+
+def test_other_names_are_not_compared():
+    x, targets = job.batch_of()
+    found = trials.alone(x, targets)
+    found["9.bias"] = found.pop("0.mlp.up.bias")
+    with pytest.raises(ValueError, match="are compared with"):
+        trials.first_difference(found, lambda x: trials.alone(x, targets), x)
+
+
+@pytest.mark.parametrize("kind", ["sharded", "", None, 3])
+def test_another_word_is_no_kind(kind):
+    with pytest.raises(ValueError, match="is no kind: expected one of replicated"):
+        kinds.dual(kind)
