@@ -87,16 +87,19 @@ def one_step(
     whole: Callable = whole_gradients,
 ) -> Trial:
     """One step of the job on a plan, with a fault or none; every rank returns all of it."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
-    faulty, mesh = job_with(fault), job.mesh_of(plan, world_size)
-    (x, targets), model = job.batch_of(), job.new_model(random)
-    x, model = (part.to(DTYPES[dtype]) for part in (x, model))
-    stage, first = faulty.stage_of(model, mesh)
-    loss, norm = faulty.step(stage, mesh, (x, targets), most)
-    return Trial(
-        loss, norm, whole(stage, mesh, first), copies_that_differ(stage, mesh, first)
-    )
+    faulty, number = job_with(fault), dtype_of(dtype)
+    mesh, (x, targets) = job.mesh_of(plan, world_size), job.batch_of()
+    stage, first = faulty.stage_of(job.new_model(random).to(number), mesh)
+    loss, norm = faulty.step(stage, mesh, (x.to(number), targets), most)
+    differ = copies_that_differ(stage, mesh, first)
+    return Trial(loss, norm, whole(stage, mesh, first), differ)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """One of DTYPES by its name; ValueError for another."""
+    if name not in DTYPES:
+        raise ValueError(f"dtype={name!r}: expected one of {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
 def alone(x: Tensor, targets: Tensor, random: bool = False) -> Gradients:
