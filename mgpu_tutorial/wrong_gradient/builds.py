@@ -89,46 +89,61 @@ def _in_parts(x: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def _changed(first_difference: Callable, dtype: torch.dtype, by: dict[str, float]) -> object:
+Case = tuple[torch.dtype, dict[str, float]]
+
+
+def _say(
+    rank: int, world_size: int, first_difference: Callable, cases: list[Case]
+) -> list[object]:
     """What is said of gradients that are rounded differently, some of them times a factor."""
-    x = job.batch_of()[0].to(dtype)
-    found = {name: g * by.get(name, 1.0) for name, g in _in_parts(x).items()}
-    return first_difference(found, _gradients_of, x)
+    said = []
+    for dtype, by in cases:
+        x = job.batch_of()[0].to(dtype)
+        found = {name: g * by.get(name, 1.0) for name, g in _in_parts(x).items()}
+        said.append(first_difference(found, _gradients_of, x))
+    return said
+
+
+def _said(first_difference: Callable, *cases: Case) -> list[object]:
+    """The same, on a rank of one thread: on a busy machine many threads would only wait."""
+    return launch(_say, 1, first_difference, list(cases)).results[0]
 
 
 def passes_rounding(first_difference: Callable) -> None:
     """return None where only rounding differs, in float64, float32 and bfloat16"""
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        said = _changed(first_difference, dtype, {})
+    dtypes = (torch.float64, torch.float32, torch.bfloat16)
+    every = _said(first_difference, *((dtype, {}) for dtype in dtypes))
+    for dtype, said in zip(dtypes, every, strict=True):
         assert said is None, f"added up in four parts, in {dtype}: {said!r}, expected None"
 
 
 def names_a_wrong_one(first_difference: Callable) -> None:
     """name a gradient that is twice too long, in each of these"""
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        for name in ("0.attention_norm.weight", "3.1.bias"):
-            said = _changed(first_difference, dtype, {name: 2.0})
-            assert said == name, f"{name} twice too long, in {dtype}: {said!r}"
+    dtypes = (torch.float64, torch.float32, torch.bfloat16)
+    pairs = [(d, name) for d in dtypes for name in ("0.attention_norm.weight", "3.1.bias")]
+    every = _said(first_difference, *((dtype, {name: 2.0}) for dtype, name in pairs))
+    for (dtype, name), said in zip(pairs, every, strict=True):
+        assert said == name, f"{name} twice too long, in {dtype}: {said!r}"
 
 
 def takes_the_limit_from_the_dtype(first_difference: Callable) -> None:
     """name a gradient that is off by a thousandth, but not in bfloat16, which rounds more"""
-    by = {"1.mlp.up.weight": 1.001}
-    for dtype, expected in ((torch.float32, "1.mlp.up.weight"), (torch.bfloat16, None)):
-        said = _changed(first_difference, dtype, by)
+    by, dtypes = {"1.mlp.up.weight": 1.001}, (torch.float32, torch.bfloat16)
+    every = _said(first_difference, *((dtype, by) for dtype in dtypes))
+    for dtype, said, expected in zip(dtypes, every, ("1.mlp.up.weight", None), strict=True):
         assert said == expected, f"off by 0.1 % in {dtype}: {said!r}, expected {expected!r}"
 
 
 def names_the_first(first_difference: Callable) -> None:
     """name the one that backward reaches first, the last in order, if several are off"""
     by = {"0.mlp.up.weight": 2.0, "2.mlp.up.weight": 2.0, "1.mlp.down.bias": 0.5}
-    said = _changed(first_difference, torch.float32, by)
+    (said,) = _said(first_difference, (torch.float32, by))
     assert said == "2.mlp.up.weight", f"wrong are {', '.join(by)}: {said!r} is not the first"
 
 
 def names_nan(first_difference: Callable) -> None:
     """name a gradient that is NaN"""
-    said = _changed(first_difference, torch.float32, {"1.mlp.up.bias": torch.nan})
+    (said,) = _said(first_difference, (torch.float32, {"1.mlp.up.bias": torch.nan}))
     assert said == "1.mlp.up.bias", f"1.mlp.up.bias is NaN: {said!r}"
 
 
