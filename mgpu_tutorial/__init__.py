@@ -31,5 +31,6 @@ CHAPTERS = (
     "experts",
     "step_time",
     "at_scale",
+    "wrong_gradient",
     "language_model",
 )

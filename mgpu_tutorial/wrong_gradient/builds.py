@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
-from mgpu_tutorial.wrong_gradient import job, kinds, trials
+from mgpu_tutorial.wrong_gradient import job, trials
 
 
 def _numbered(model: nn.Module) -> nn.Module:
@@ -159,27 +159,6 @@ def refuses_other_names(first_difference: Callable) -> None:
     raise AssertionError(f"without 1.mlp.up.bias: returned {said!r}")
 
 
-def swaps(dual: Callable) -> None:
-    """turn replicated into partial, and partial into replicated"""
-    for kind in ("replicated", "partial"):
-        expect(dual(kind), kinds.DUALS[kind], f"the gradient of what is {kind}")
-
-
-def keeps(dual: Callable) -> None:
-    """leave varying and invariant as they are"""
-    for kind in ("varying", "invariant"):
-        expect(dual(kind), kinds.DUALS[kind], f"the gradient of what is {kind}")
-
-
-def refuses_words(dual: Callable) -> None:
-    """raise a ValueError for another word"""
-    try:
-        said = dual("sharded")
-    except ValueError:
-        return
-    raise AssertionError(f"of a tensor that is 'sharded': {said!r}")
-
-
 ROWS = [passes_rounding, names_a_wrong_one, takes_the_limit_from_the_dtype]
 ROWS += [names_the_first, names_nan, refuses_other_names]
 build = Builder(
@@ -187,6 +166,5 @@ build = Builder(
     {
         trials.whole_gradients: [joins_shards, names_stages, mixes, refuses_none],
         trials.first_difference: ROWS,
-        kinds.dual: [swaps, keeps, refuses_words],
     },
 )

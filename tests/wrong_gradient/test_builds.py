@@ -58,17 +58,5 @@ EDITS = {
         ),
         ("found.keys() != right.keys()", "len(found) > len(right)", "KeyError"),
     ],
-    "dual": [
-        (),
-        ("return DUALS[kind]", "return {v: k for k, v in DUALS.items()}[kind]"),
-        ("return DUALS[kind]", "return kind", "the gradient of what is replicated"),
-        ("return DUALS[kind]", "return 'partial'", "the gradient of what is partial"),
-        (
-            "return DUALS[kind]",
-            "return DUALS[kind].replace('invariant', 'replicated')",
-            "the gradient of what is invariant",
-        ),
-        ("if kind not in DUALS:", "if kind in ():", "KeyError"),
-    ],
 }
 test_right, test_wrong = edited(build, EDITS)
