@@ -1,23 +1,28 @@
-"""Published steps and their memory beside the price of the same code, taped here.
+"""Published steps and their memory beside the price of the same program, taped here.
 
     python benchmarks/price.py [--save] [--ours]
 
-A worker with `fully_shard` is taped with two and with four layers; each further layer counts
-as much as these two differ by. The share of the peak that products reach is that of
-`cost_model/machines.py`, to which the formulas were fitted with other programs, or for MPT
-with the first row itself; the tape, which counts more than they do, was fitted to nothing.
-Its prices are too fast by 8 to 35 %: no claim of accuracy stands on them. The last columns
-are the cost model's formulas and the null guess of 22. `--ours` prices the course's own
-wrappers first, and `--save` writes price.md.
+A worker with `fully_shard` is taped with two and with four layers, and each further layer
+counts as much as these two differ by. One number is fitted: in the first row of each family
+the share of the peak that matrix products reach, as 22 fits its formulas. All other rows are
+predicted with it: other numbers of GPUs, other recomputation, other sizes of model. Beside
+them stand the formulas of 22, fitted to the same row, and the null guess, by which a GPU
+computes as many operations per second as in that row.
 
-Memory is what the tensors hold; the published figure is larger, probably because it is what
-the allocator had reserved. Not seen: kernels worse than the share, congestion,
-ranks that are late, the processors that NCCL takes, programs that are compiled.
+What this carries: programs that are not compiled, sharded by FSDP, on GPUs whose families
+have a row to fit. What it does not: compiled programs and float8 (their kernels are fused),
+tensor parallelism and pipelines (not tried against published rows), kernels that are worse
+than the share, congestion, late ranks, and the processors that NCCL takes.
+
+Memory is what the tensors hold at the fullest moment. torchtitan publishes something else:
+the most that the allocator had reserved from the driver (`max_reserved_gib` in its
+metrics.py), which includes freed blocks that nothing fitted into. It must be larger.
+
+`--ours` prices the course's own wrappers first, and `--save` writes price.md.
 """
 
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from common import options
@@ -32,106 +37,162 @@ from torch.utils.checkpoint import (
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.lab import Table, span
+from mgpu_tutorial.lab.run import server
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, linked
-from mgpu_tutorial.shared.cost_model.machines import A100_2021, H100
-from mgpu_tutorial.shared.price import llama_3_8b, price, train_llama
-from mgpu_tutorial.shared.price.machine import machine_of
-from mgpu_tutorial.shared.price.models import Layer, decoder
-from mgpu_tutorial.step_time.published import predict
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
+from mgpu_tutorial.shared.cost_model.plans import Model, Plan
+from mgpu_tutorial.shared.price import Priced, price, train_llama
+from mgpu_tutorial.shared.price.models import Layer, llama, mpt_7b
+from mgpu_tutorial.step_time.published import Run, fit_gpu, null_seconds, runs_of
 
 RESULT = Path(__file__).with_suffix(".md")
-
-
-class Row(NamedTuple):
-    """A published run: tokens per second and GPU, and GiB where they were told."""
-
-    name: str
-    machine: str
-    model: str
-    batch: int  # sequences of a rank
-    sequence: int
-    published: float
-    gib: float | None = None
-    family: tuple[str, str] | None = None  # where 22 has it
-
-
-def mpt_7b(layers: int) -> nn.Sequential:
-    """MPT 7B, or so many of its 32 layers; its biases of attention cost nothing here."""
-    return decoder(layers, 4096, 32, 32, 16_384, 50_368, gated=False)
-
-
-MODELS = {"llama": llama_3_8b, "mpt": mpt_7b}
-TITAN, MPT = "torchtitan 8B", "MPT, FSDP"
-ROWS = [
-    Row("Llama 3.1 8B", "8 x H100-500W", "llama", 2, 8192, 5762, 82.4, (TITAN, "8 GPUs")),
-    Row("Llama 3.1 8B", "128 x H100-500W", "llama", 2, 8192, 5605, None, (TITAN, "128 GPUs")),
-    Row("Llama 3 8B", "64 x A100", "llama", 1, 8192, 2973),
-    Row("MPT 7B", "8 x A100-40GB", "mpt", 12, 2048, 3679, None, (MPT, "7B on 8")),
-    Row("MPT 7B", "128 x A100-40GB", "mpt", 18, 2048, 3623, None, (MPT, "7B on 128")),
+HEADER = [
+    *("program", "run", "published tokens/s", "priced", "error", "formulas of 22"),
+    *("null guess", "messages visible", "GiB held", "GiB reserved, published"),
 ]
-# the others have what products reach in their row of `cost_model`
-SHARES = {"H100-500W": H100.matmul_efficiency, "A100": A100_2021.matmul_efficiency}
+TITAN, DOCS, MPT = "torchtitan 8B", "torchtitan, docs of 2024", "MPT, FSDP"
+RESERVED = {(TITAN, "8 GPUs"): 82.4, (TITAN, "128 GPUs"): 67.0}  # GiB, where published
+
+
+def documented() -> list[Run]:
+    """torchtitan's docs/performance.md of 2024: 64 A100 of 80 GB, local batch 1.
+
+    "layers" recomputes every second layer, for which the formulas have no word.
+    """
+    size = {"vocabulary": 128_256, "kv_heads": 8, "gated": True, "tied": False}
+    small = Model(32, 4096, 32, 8192, ffn=14_336, **size)
+    large = Model(80, 8192, 64, 8192, ffn=28_672, **size)
+    rows = {
+        "8B, operations": (small, "selective", 2973),
+        "8B, layers": (small, "full", 2904),
+        "70B, full": (large, "full", 331),
+    }
+    return [
+        Run(
+            *(name, model, CLUSTERS["A100"], Plan(dp=64, zero=3, recompute=recompute), 64),
+            *(published, "tokens/s", name == "8B, operations"),
+        )
+        for name, (model, recompute, published) in rows.items()
+    ]
+
+
+def families() -> dict[str, list[Run]]:
+    """The rows by program; the first of each is the fitted one."""
+    few = "7B on 8", "7B on 32", "7B on 128", "13B on 16", "13B on 128"
+    mpt = [run for run in runs_of(MPT) if run.name in few]
+    return {TITAN: runs_of(TITAN), DOCS: documented(), MPT: mpt}
 
 
 def every_second_product():
-    """torchtitan's selective checkpointing: attention and every second product are kept."""
-    products = 0
+    """torchtitan's selective checkpointing: attention and every second product are kept.
 
-    def policy(_, operation, *args, **kwargs):
-        nonlocal products
-        products += operation == torch.ops.aten.mm.default
-        is_product = operation == torch.ops.aten.mm.default and products % 2
-        is_kept = is_product or "attention" in str(operation)
-        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+    Forward and recomputation count apart, so that both name the same products.
+    """
+    products = {False: 0, True: 0}
+
+    def policy(context, operation, *args, **kwargs):
+        is_product = operation == torch.ops.aten.mm.default
+        products[context.is_recompute] += is_product
+        is_kept = is_product and products[context.is_recompute] % 2
+        if is_kept or "attention" in str(operation):
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
 
-def train(rank, world_size, model, layers, batch, sequence):
+def network_of(run: Run, layers: int) -> nn.Sequential:
+    """The model of a run with so many layers, of which some recompute what they need."""
+    model = run.model
+    if model.gated:
+        network = llama(layers, model.hidden, model.heads, model.ffn)
+    else:
+        network = mpt_7b(layers, model.hidden, model.heads)
+    options = {"use_reentrant": False, "preserve_rng_state": False}
+    if run.plan.recompute == "selective":
+        options["context_fn"] = every_second_product
+    for layer in list(network)[1 : -2 : 2 if "layers" in run.name else 1]:
+        layer.forward = partial(checkpoint, layer.forward, **options)
+    return network
+
+
+def train(rank, world_size, run, layers):
     """Two steps as the published programs do them: parameters in 32 bits, products in 16."""
-    selective = {"context_fn": every_second_product} if model == "llama" else {}
-    network = MODELS[model](layers)
-    reduced = torch.float32 if model == "llama" else torch.bfloat16
+    network = network_of(run, layers)
+    reduced = torch.float32 if run.model.gated else torch.bfloat16
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
-    for part in network:
-        if isinstance(part, Layer):
-            part.forward = partial(checkpoint, part.forward, use_reentrant=False, **selective)
-        fully_shard(part, mp_policy=policy)
+    parts = [part for part in network if isinstance(part, Layer)]
+    for part in parts:  # the last is needed again at once
+        fully_shard(part, mp_policy=policy, reshard_after_forward=part is not parts[-1])
     fully_shard(network, mp_policy=policy)
     optimizer = torch.optim.AdamW(network.parameters(), foreach=True)
-    tokens = torch.zeros(batch, sequence, dtype=torch.long)
+    tokens = torch.zeros(run.plan.micro_batch, run.model.sequence, dtype=torch.long)
     for _ in range(2):
         with span("step"):
-            logits = network(tokens).flatten(0, 1)
-            cross_entropy(logits.float(), tokens.flatten()).backward()
-            del logits
+            for _ in range(int(run.plan.micro_batches(run.batch))):
+                logits = network(tokens).flatten(0, 1)
+                cross_entropy(logits.float(), tokens.flatten()).backward()
+                del logits
             optimizer.step()
             optimizer.zero_grad()
 
 
-def at_32_layers(row: Row) -> tuple[float, float, float]:
-    """Seconds of a step, those with messages hidden, and GiB at the fullest."""
-    machine, name = machine_of(row.machine), row.machine.split()[-1]
-    if name in SHARES:
-        peak = 312e12 if "A100" in name else H100.peak
-        machine = machine._replace(flops=peak * SHARES[name])
-    found = []
-    for layers in (2, 4):
-        worker = (row.model, layers, row.batch, row.sequence)
-        priced = price(train, machine.gpus, *worker, machine=machine, timeout=600)
-        rank = priced.played[0]
-        found.append((rank.seconds, rank.computing, priced.fullest().total() / 2**30))
-    return tuple(two + 15 * (four - two) for two, four in zip(*found, strict=True))
+def taped(run: Run) -> tuple[Priced, Priced]:
+    """A run with two layers, and with four."""
+    name = next(name for name, cluster in CLUSTERS.items() if cluster is run.cluster)
+    machine = f"{run.plan.ranks} x {name}"
+    return tuple(
+        price(train, run.plan.ranks, run, layers, machine=machine, timeout=900)
+        for layers in (2, 4)
+    )
 
 
-def of_22(row: Row) -> list[str]:
-    """The errors of the formulas and of the null guess, if 22 has the row."""
-    if not row.family:
-        return ["", ""]
-    family, name = row.family
-    (found,) = (p for p in predict(family) if p.run.name == name)
-    is_fitted = " (fitted)" if found.run.fitted else ""
-    return [f"{found.error:+.1%}{is_fitted}", f"{found.null_error:+.1%}"]
+def whole(run: Run, both: tuple[Priced, Priced], flops: float) -> tuple[float, float]:
+    """Seconds with all layers, and those of it without a kernel."""
+    machine = both[0].machine._replace(flops=flops)
+    two, four = ((p.seconds, p.visible) for p in (found.on(machine) for found in both))
+    more = (run.model.layers - 2) / 2
+    return tuple(b + more * (f - b) for b, f in zip(two, four, strict=True))
+
+
+def held(run: Run, both: tuple[Priced, Priced]) -> float:
+    """GiB of all layers at the fullest moment."""
+    two, four = (found.fullest().total() / 2**30 for found in both)
+    return two + (run.model.layers - 2) / 2 * (four - two)
+
+
+def fitted_flops(run: Run, both: tuple[Priced, Priced]) -> float:
+    """The operations per second of products with which the price is what was published."""
+    low, high = 0.1 * run.cluster.gpu.peak, 1.5 * run.cluster.gpu.peak
+    for _ in range(30):
+        middle = (low + high) / 2
+        is_slow = whole(run, both, middle)[0] > run.seconds
+        low, high = (middle, high) if is_slow else (low, middle)
+    return low
+
+
+def rows_of(family: str, runs: list[Run]) -> list[list[str]]:
+    """A row for each run: rates per GPU, errors of the rate, memory."""
+    gpu, flops, rows = fit_gpu(runs[:1], runs[0].cluster.gpu.activation_passes), 0.0, []
+    for run in runs:
+        both = taped(run)
+        flops = flops or fitted_flops(run, both)
+        seconds, visible = whole(run, both, flops)
+        error = f"{run.seconds / seconds - 1:+.1%}"
+        formulas = f"{run.seconds / run.predicted(gpu).seconds - 1:+.1%}"
+        if run is runs[0]:
+            share = flops / run.cluster.gpu.peak
+            error = f"(fitted: {share:.1%} of the peak)"
+            formulas = f"(fitted: {gpu.matmul_efficiency:.1%})"
+        null = null_seconds(run, runs[:1])
+        row = [family, run.name, f"{run.published:,}"]
+        row += [f"{run.published * run.seconds / seconds:,.0f}", error]
+        row += ["" if run.name == "8B, layers" else formulas]
+        row += ["" if run is runs[0] else f"{run.seconds / null - 1:+.1%}"]
+        row += [f"{visible / seconds:.1%}", f"{held(run, both):.1f}"]
+        rows.append([*row, str(RESERVED.get((family, run.name), ""))])
+        print(rows[-1], flush=True)
+    return rows
 
 
 def sharded(model):
@@ -144,33 +205,19 @@ def ours() -> Table:
     wrappers = {"one GPU": None, "NaiveDDP": NaiveDDP, "BucketedDDP": BucketedDDP}
     rows = []
     for name, wrapper in (wrappers | {"PrefetchingBlock": sharded}).items():
-        found = price(train_llama, 8, wrapper, layers=4, timeout=600)
+        found = price(train_llama, 8, wrapper, layers=4, timeout=900)
         rows.append([name, *found.table().rows[0][1:]])
     return Table(["on 8 x H100", *found.table().header[1:]], rows)
 
 
-def table() -> Table:
-    """A row per published run: rates per GPU, and errors of the rate."""
-    rows = []
-    for row in ROWS:
-        seconds, computing, gib = at_32_layers(row)
-        rate, hidden = (row.batch * row.sequence / s for s in (seconds, computing))
-        error = f"{rate / row.published - 1:+.1%}"
-        memory = f"{gib:.1f}" + (f" ({row.gib})" if row.gib else "")
-        line = [row.name, row.machine, f"{row.published:,}", f"{rate:,.0f}", error]
-        rows.append([*line, f"{hidden:,.0f}", memory, *of_22(row)])
-        print(rows[-1], flush=True)
-    header = ["model", "machine", "published tokens/s", "priced", "error", "messages hidden"]
-    return Table([*header, "GiB (published)", "formulas of 22", "null guess"], rows)
-
-
 if __name__ == "__main__":
     given = options(__doc__, "save", "ours")
+    server.PRELOAD += ["torch._subclasses.fake_tensor", "torch.distributed.fsdp"]
     if given.ours:
         print(ours())
-    found = table()
-    print(found)
+    found = [row for family, runs in families().items() for row in rows_of(family, runs)]
+    print(Table(HEADER, found))
     if given.save:
-        lines = [f"| {' | '.join(map(str, line))} |" for line in (found.header, *found.rows)]
-        lines.insert(1, "|---" * len(found.header) + "|")
+        lines = [f"| {' | '.join(line)} |" for line in (HEADER, *found)]
+        lines.insert(1, "|---" * len(HEADER) + "|")
         RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")

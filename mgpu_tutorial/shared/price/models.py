@@ -1,6 +1,7 @@
 """Models of full size in one line, and a worker that trains one for two steps."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +10,33 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention, sil
 from mgpu_tutorial.lab import span
 
 
-class Attention(nn.Module):
-    """Causal, (batch, tokens, width) both ways; keys and values may have fewer heads."""
+def turns_of(tokens: int, per_head: int) -> Tensor:
+    """Rotary angles as complex numbers of size 1, in 32 bits: (tokens, 1, per_head / 2)."""
+    speeds = 500_000 ** -(torch.arange(0, per_head, 2, dtype=torch.float32) / per_head)
+    angles = torch.outer(torch.arange(tokens, dtype=torch.float32), speeds)
+    return torch.polar(torch.ones_like(angles), angles)[:, None]
 
-    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+
+def rotated(x: Tensor, turns: Tensor) -> Tensor:
+    """Each pair of numbers of a head turned by its angle, computed in 32 bits.
+
+    Without a compiler these are four kernels that pass over the memory, as in torchtitan.
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns[: x.shape[1]]).flatten(-2).type_as(x)
+
+
+class Attention(nn.Module):
+    """Causal, (batch, tokens, width) both ways; keys and values may have fewer heads.
+
+    `turns` are the rotary angles of all tokens, or None for a model that has none.
+    """
+
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, turns: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self.per_head, self.group = width // heads, heads // kv_heads
+        self.per_head, self.group, self.turns = width // heads, heads // kv_heads, turns
         kv_width = kv_heads * self.per_head
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, kv_width, bias=False)
@@ -22,12 +44,16 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # (batch, heads, tokens, per head)
+        # (batch, tokens, heads, per head)
         q, k, v = (
-            part(x).unflatten(-1, (-1, self.per_head)).transpose(1, 2)
+            part(x).unflatten(-1, (-1, self.per_head))
             for part in (self.query, self.key, self.value)
         )
-        k, v = (part.repeat_interleave(self.group, dim=1) for part in (k, v))
+        if self.turns is not None:
+            q, k = rotated(q, self.turns), rotated(k, self.turns)
+        if self.group > 1:
+            k, v = (part.repeat_interleave(self.group, dim=2) for part in (k, v))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
@@ -60,39 +86,37 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """Attention and a perceptron, each behind a norm and added to its input."""
 
-    def __init__(
-        self, width: int, heads: int, kv_heads: int, inside: int, gated: bool = True
-    ) -> None:
+    def __init__(self, attention: nn.Module, mlp: nn.Module, norm: Callable) -> None:
         super().__init__()
-        norm = nn.RMSNorm if gated else nn.LayerNorm
-        self.attention_norm, self.mlp_norm = norm(width), norm(width)
-        self.attention = Attention(width, heads, kv_heads)
-        self.mlp = (GatedMLP if gated else MLP)(width, inside)
+        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.attention, self.mlp = attention, mlp
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
 
 
-def decoder(
+def llama(
     layers: int,
     width: int,
     heads: int,
-    kv_heads: int,
     inside: int,
-    vocabulary: int,
-    gated: bool = True,
+    kv_heads: int = 8,
+    vocabulary: int = 128_256,
+    sequence: int = 8192,
 ) -> nn.Sequential:
     """Embedding, layers, norm and head, one behind the other: tokens in, logits out.
 
-    Rotary embeddings are left out: they have no parameters, and little to compute.
+    Sequences have at most `sequence` tokens.
     """
-    return nn.Sequential(
-        nn.Embedding(vocabulary, width),
-        *(Layer(width, heads, kv_heads, inside, gated) for _ in range(layers)),
-        (nn.RMSNorm if gated else nn.LayerNorm)(width),
-        nn.Linear(width, vocabulary, bias=False),
-    )
+    turns = turns_of(sequence, width // heads)
+    norm = partial(nn.RMSNorm, width, eps=1e-5)
+    layer = [
+        Layer(Attention(width, heads, kv_heads, turns), GatedMLP(width, inside), norm)
+        for _ in range(layers)
+    ]
+    head = nn.Linear(width, vocabulary, bias=False)
+    return nn.Sequential(nn.Embedding(vocabulary, width), *layer, norm(), head)
 
 
 def llama_3_8b(layers: int = 32) -> nn.Sequential:
@@ -100,7 +124,26 @@ def llama_3_8b(layers: int = 32) -> nn.Sequential:
 
     Its parameters are of the default dtype. With all layers they are 8.03 billion.
     """
-    return decoder(layers, 4096, 32, 8, 14_336, 128_256)
+    return llama(layers, 4096, 32, 14_336)
+
+
+def llama_3_70b(layers: int = 80) -> nn.Sequential:
+    """Llama 3 70B, or so many of its 80 layers; all of them have 70.6 billion parameters."""
+    return llama(layers, 8192, 64, 28_672)
+
+
+def mpt_7b(layers: int = 32, width: int = 4096, heads: int = 32) -> nn.Sequential:
+    """MPT 7B, or so many of its 32 layers; 13B has 40 layers, of width 5120, and 40 heads.
+
+    https://github.com/mosaicml/llm-foundry. ALiBi, which adds to the scores, is left out.
+    """
+    norm = partial(nn.LayerNorm, width)
+    layer = [
+        Layer(Attention(width, heads, heads), MLP(width, 4 * width), norm)
+        for _ in range(layers)
+    ]
+    head = nn.Linear(width, 50_368, bias=False)
+    return nn.Sequential(nn.Embedding(50_368, width), *layer, norm(), head)
 
 
 def train_llama(

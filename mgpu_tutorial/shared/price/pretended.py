@@ -82,7 +82,7 @@ def on_stream(stream: Stream | None) -> Iterator[None]:
         Stream.taping.stream = before
 
 
-def tape_worker(rank: int, ranks: int, worker: Callable, args: tuple, kwargs: dict) -> Tape:
+def tape_worker(rank: int, worker: Callable, ranks: int, args: tuple, kwargs: dict) -> Tape:
     """Run `worker(rank, ranks, …)` as one pretended rank of this process, and tape it."""
     taping = Stream.taping = Taping()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}

@@ -1,12 +1,13 @@
 """`price`: one call about as short as `launch`, and its result, which draws itself."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from mgpu_tutorial.lab import RanksHung, launch
+from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.record.trace import POINT_TO_POINT
 from mgpu_tutorial.lab.table import Table, formatted
@@ -52,39 +53,47 @@ def price(
             f"{ranks} ranks need a machine of {ranks} GPUs, and {chosen.name!r} has "
             f"{chosen.gpus}: give one a GPU for each rank"
         )
+    (tapes,) = tape_all(worker, [(ranks, args, kwargs)], timeout)
+    return Priced(worker, ranks, args, kwargs, tapes, chosen, timeout)
+
+
+def tape_all(
+    worker: Callable, jobs: list[tuple[int, tuple, Mapping]], timeout: float
+) -> list[dict[int, Tape]]:
+    """The step of each job's taped ranks; a job has its number of ranks and arguments."""
     call = {"backend": "none", "device": "cpu", "timeout": timeout}
     try:
-        (found,) = launch(_tape_all, 1, ranks, worker, args, kwargs, **call).results
+        (found,) = launch(_tape_here, 1, worker, jobs, **call).results
     except RanksHung as error:
         raise RuntimeError(
             f"the worker did not return within {timeout:g} s, so there is no price: {error}"
         ) from None
     if isinstance(found, str):
         raise (ValueError if found.startswith("what") else RuntimeError)(found)
-    tapes = {rank: whole.step() for rank, whole in found.items()}
-    return Priced(worker, ranks, args, kwargs, tapes, chosen)
+    return found
 
 
-def _tape_all(rank: int, world_size: int, ranks: int, worker, args, kwargs) -> Any:
-    """In a process of its own: rank 0, and those it exchanges messages with; or why not."""
+def _tape_here(rank: int, world_size: int, worker: Callable, jobs: list) -> list | str:
+    """In a process of its own: for each job rank 0 and those it messages; or why not."""
     pretended.pretend()
-    tapes: dict[int, Tape] = {}
-    to_do = [0]
-    while to_do:
-        now = to_do.pop(0)
-        try:
-            tapes[now] = pretended.tape_worker(now, ranks, worker, args, kwargs)
-        except Exception as error:
-            return _reason(error, now)
-        calls = [event for event in tapes[now].events if isinstance(event, Call)]
-        peers = {call.peer for call in calls if call.name in POINT_TO_POINT}
-        to_do += sorted(peers - {None} - tapes.keys() - set(to_do))
-        if len(tapes) + len(to_do) > MOST:
-            return (
-                f"what more than {MOST} ranks send each other takes too long to tape: "
-                f"price {MOST} ranks or fewer"
-            )
-    return tapes
+    found: list[dict[int, Tape]] = [{} for _ in jobs]
+    for tapes, job in zip(found, jobs, strict=True):
+        to_do = [0]
+        while to_do:
+            now = to_do.pop(0)
+            try:
+                tapes[now] = pretended.tape_worker(now, worker, *job).step()
+            except Exception as error:
+                return _reason(error, now)
+            calls = [event for event in tapes[now].events if isinstance(event, Call)]
+            peers = {call.peer for call in calls if call.name in POINT_TO_POINT}
+            to_do += sorted(peers - {None} - tapes.keys() - set(to_do))
+            if len(tapes) + len(to_do) > MOST:
+                return (
+                    f"what more than {MOST} ranks send each other takes too long to tape: "
+                    f"price {MOST} ranks or fewer"
+                )
+    return found
 
 
 def _reason(error: Exception, rank: int) -> str:
@@ -102,7 +111,8 @@ def _reason(error: Exception, rank: int) -> str:
     if type(error).__name__ in NO_NUMBER or any(words in said for words in NO_MEMORY):
         return (
             f"what this line asks for depends on numbers{at}, and a priced tensor has a "
-            "shape and none: give the numbers as an argument, or leave the line out"
+            "shape and none: hand the numbers to the worker as an argument, such as equal "
+            "counts for experts, or leave the line out"
         )
     return f"the worker failed as pretended rank {rank}: {type(error).__name__}: {said}{at}"
 
@@ -120,13 +130,15 @@ class Priced:
     kwargs: Mapping[str, Any]
     tapes: Mapping[int, Tape] = field(repr=False)
     machine: Machine
+    timeout: float = 120.0
 
     def on(self, machine: str | Machine) -> "Priced":
         """The same on another machine; the worker runs again only for more or fewer GPUs."""
         chosen = machine_of(machine)
         if chosen.gpus == self.ranks:
             return replace(self, machine=chosen)
-        return price(self.worker, chosen.gpus, *self.args, machine=chosen, **self.kwargs)
+        more = {"machine": chosen, "timeout": self.timeout} | self.kwargs
+        return price(self.worker, chosen.gpus, *self.args, **more)
 
     @cached_property
     def played(self) -> dict[int, Played]:
@@ -146,22 +158,27 @@ class Priced:
 
     def memory(self, rank: int = 0) -> list[tuple[float, Counter]]:
         """The bytes of each kind from a moment on, in seconds of the step."""
-        player, curve, live = self.played[rank], [(0.0, Counter())], Counter()
-        for change in sorted(self.tapes[rank].changes, key=lambda change: change.position):
-            live[change.kind] += change.nbytes
-            is_over = change.position >= len(player.begins)
-            moment = player.seconds if is_over else player.begins[change.position]
+        player, curve = self.played[rank], [(0.0, Counter())]
+        for position, live in self._held(rank):
+            is_over = position >= len(player.begins)
+            moment = player.seconds if is_over else player.begins[position]
             moment = max(moment, curve[-1][0])  # an early kernel of another stream
-            if curve[-1][0] == moment and live.total() <= curve[-1][1].total():
-                continue  # the most of a moment
-            curve.append((moment, Counter(live)))
-        return [*curve, (player.seconds, Counter(live))]
+            if curve[-1][0] < moment or live.total() > curve[-1][1].total():
+                curve.append((moment, live))  # of a moment the most
+        return [*curve, (player.seconds, live)] if self.tapes[rank].changes else curve
 
     def fullest(self, rank: int = 0) -> Counter:
         """The bytes of each kind at the moment at which the rank holds the most."""
         return max(
-            (kinds for _, kinds in self.memory(rank)), key=lambda kinds: sum(kinds.values())
+            (kinds for _, kinds in self._held(rank)), key=Counter.total, default=Counter()
         )
+
+    def _held(self, rank: int) -> Iterator[tuple[int, Counter]]:
+        """The bytes of each kind after each change, with the change's position."""
+        live: Counter = Counter()
+        for change in sorted(self.tapes[rank].changes, key=lambda change: change.position):
+            live[change.kind] += change.nbytes
+            yield change.position, Counter(live)
 
     def sent(self, rank: int = 0) -> float:
         """The bytes that the rank puts on its links."""
@@ -197,8 +214,12 @@ class Priced:
     def __repr__(self) -> str:
         return f"{self.says()}\n{self.table()!r}"
 
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+    def drawing(self) -> Drawing:
+        """The timeline of the first taped rank, and its memory under it."""
         rank = next(iter(self.tapes))
-        drawing = draw(self.played[rank], self.memory(rank), self.machine, repr(self))
+        return draw(self.played[rank], self.memory(rank), self.machine, repr(self))
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        drawing = self.drawing()
         page = f"{drawing.html()}<p>{self.says()}</p>{self.table()._repr_html_()}"
         return {"text/plain": repr(self), "text/html": page, "image/svg+xml": drawing.svg()}

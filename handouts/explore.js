@@ -1,0 +1,141 @@
+// A priced step under sliders. `replay` does what mgpu_tutorial/shared/price/replay.py does for
+// one rank, with the seconds of machine.py and links.py; a test holds the two to each other.
+const priced = {
+  gather(nbytes, n, per, inside, between) {
+    per = Math.min(n, per);
+    const nodes = Math.ceil(n / per);
+    const near = nbytes * (per - 1) / per / inside[1];
+    const far = nodes > 1 ? nbytes * (n - 1) / n / (per * between[1]) : 0;
+    return (n - nodes) * inside[0] + (nodes - 1) * between[0] + Math.max(near, far);
+  },
+  call(name, nbytes, n, nodes, inside, between) {
+    if (n < 2) return 0;
+    const per = Math.ceil(n / nodes), [latency, rate] = nodes > 1 ? between : inside;
+    if (name.startsWith("all_to_all")) {
+      const parts = [nbytes * (per - 1) / n / inside[1], nbytes * (n - per) / n / between[1]];
+      return latency + Math.max(...parts);
+    }
+    const gathered = this.gather(nbytes, n, per, inside, between);
+    if (name.startsWith("all_reduce")) return 2 * gathered;
+    if (/^(all_gather|reduce_scatter)/.test(name)) return gathered;
+    const levels = Math.ceil(Math.log2(n));
+    if (name.includes("barrier")) return 2 * levels * latency;
+    return levels * latency + (/^(gather|scatter)/.test(name) ? n - 1 : 1) * nbytes / rate;
+  },
+  replay(data, set) {
+    const [flops, memory, shortest, perNode] = data.machine, ranks = set.ranks ?? data.ranks;
+    const links = ["inside", "between"].map((name, i) => [
+      data.links[i][0] * (set.latency ?? 1), name in set ? 1e9 * set[name] : data.links[i][1],
+    ]);
+    const tokens = data.sliders.find((slider) => slider.name === "tokens");
+    const more = set.tokens ? set.tokens / tokens.values[0] - 1 : 0;
+    const wider = 2 * (1 - data.ranks / ranks);
+    const size = ([base, t, r]) => Math.max(0, base + more * t + wider * r);
+    const clocks = {}, taken = [0, 0], begins = [], ends = [], events = data.tape.map((k) => data.kinds[k]);
+    let computing = 0;
+    events.forEach(([kind, stream, ...about], i) => {
+      const now = begins[i] = clocks[stream] ?? 0;
+      ends[i] = now;
+      if (kind === "kernel") {
+        const [slowdown, seconds, operations, nbytes] = about;
+        const roads = [size(operations) * slowdown / flops, size(nbytes) / memory, shortest];
+        clocks[stream] = ends[i] = now + (seconds || Math.max(...roads));
+        if (!stream) computing += ends[i] - now;
+      } else if (kind === "call") {
+        const n = about[2] || ranks, nodes = about[3] || Math.ceil(ranks / perNode);
+        const link = +(nodes > 1);
+        begins[i] = Math.max(now, taken[link]);
+        ends[i] = taken[link] = begins[i] + this.call(about[0], size(about[1]), n, nodes, ...links);
+      } else if (kind === "wait" && about[0]) {
+        clocks[stream] = ends[i] = Math.max(now, ends[i - about[0]]);
+      }
+    });
+    const seconds = Math.max(0, ...Object.values(clocks), ends.reduce((a, b) => Math.max(a, b), 0));
+    return { events, begins, ends, seconds, visible: seconds - computing };
+  },
+  WIDE: 720, LEFT: 96, LANE: 22,
+  bars({ events, begins, ends, seconds }) {
+    const found = [], close = seconds / this.WIDE;
+    let last = null;
+    events.forEach(([kind, stream, ...about], i) => {
+      if (kind === "call") found.push({ lane: 2, fill: "#D55E00", begin: begins[i], end: ends[i] });
+      if (kind !== "kernel" || stream) return;
+      const bar = { lane: 1, fill: about[2][0] ? "#0072B2" : "#9cc4e4", begin: begins[i], end: ends[i] };
+      const own = last ? last.end - last.begin : 0, short = Math.min(own, bar.end - bar.begin) < close / 2;
+      if (last && bar.begin - last.end < close / 4 && (last.fill === bar.fill || short)) {
+        if (own < bar.end - bar.begin) last.fill = bar.fill;
+        last.end = bar.end;
+      } else found.push(last = bar);
+    });
+    return found;
+  },
+  draw(played) {
+    const { WIDE, LEFT, LANE } = this, scale = WIDE / (played.seconds || 1), parts = [];
+    const text = (x, y, says, anchor = "middle") =>
+      parts.push(`<text x="${x}" y="${y}" font-size="12" text-anchor="${anchor}" fill="#1a1a1a">${says}</text>`);
+    const box = (x, y, wide, high, fill) =>
+      parts.push(`<rect x="${x.toFixed(1)}" y="${y}" width="${wide.toFixed(1)}" height="${high}" fill="${fill}"/>`);
+    const open = {};
+    played.events.forEach(([kind, , name, begins], i) => {
+      if (kind !== "mark" || !name) return;
+      if (begins) { open[name] = played.begins[i]; return; }
+      text(LEFT + scale * (open[name] + played.begins[i]) / 2, 16, name);
+      box(LEFT + scale * open[name], 4, 0.7, 3 * LANE, "#9a9a9a");
+    });
+    text(LEFT - 8, LANE + 16, "kernels", "end");
+    text(LEFT - 8, 2 * LANE + 16, "messages", "end");
+    for (const bar of this.bars(played)) {
+      const wide = Math.max(scale * (bar.end - bar.begin), 0.4);
+      box(LEFT + scale * bar.begin, LANE * bar.lane + 3, wide, LANE - 4, bar.fill);
+    }
+    for (let i = 0; i <= 5; i++) {
+      const at = (1e3 * played.seconds * i / 5).toPrecision(3);
+      text(LEFT + WIDE * i / 5, 3 * LANE + 18, `${+at} ms`);
+    }
+    ["products", "other kernels", "messages"].forEach((says, i) => {
+      box(LEFT + 180 * i, 3 * LANE + 28, 12, 12, ["#0072B2", "#9cc4e4", "#D55E00"][i]);
+      text(LEFT + 180 * i + 18, 3 * LANE + 39, says, "start");
+    });
+    const all = `0 0 ${LEFT + WIDE + 60} ${3 * LANE + 48}`;
+    return `<svg viewBox="${all}" width="100%" style="background:#fff;min-width:520px" ` +
+      `font-family="Helvetica,Arial,sans-serif" aria-hidden="true">${parts.join("")}</svg>`;
+  },
+  open(place) {
+    const data = JSON.parse(place.dataset.tape), at = {};
+    const make = (kind, parent, more) => {
+      const made = Object.assign(document.createElement(kind), more);
+      parent.append(made);
+      return made;
+    };
+    place.replaceChildren();
+    const outputs = data.sliders.map((slider) => {
+      const row = make("label", place, { className: "bar" });
+      make("span", row, { textContent: slider.says });
+      at[slider.name] = slider.at;
+      const input = make("input", row, {
+        type: "range", min: 0, max: slider.values.length - 1, value: slider.at,
+        oninput: () => { at[slider.name] = +input.value; show(); },
+      });
+      const said = make("output", row);
+      return () => {
+        said.textContent = (+slider.values[at[slider.name]].toPrecision(4)).toLocaleString("en");
+        input.setAttribute("aria-valuetext", said.textContent);
+      };
+    });
+    const screen = make("div", place, { className: "screen", tabIndex: 0, ariaLabel: "timeline" });
+    screen.setAttribute("role", "group");
+    const words = make("p", place, { ariaLive: "polite" });
+    const show = () => {
+      outputs.forEach((output) => output());
+      const set = Object.fromEntries(data.sliders.map((s) => [s.name, s.values[at[s.name]]]));
+      const played = this.replay(data, set), full = data.full[at.tokens ?? 0][at.ranks ?? 0];
+      const share = 100 * played.visible / (played.seconds || 1);
+      screen.innerHTML = this.draw(played);
+      words.textContent = `${(1e3 * played.seconds).toFixed(0)} ms, of which ` +
+        `${(1e3 * played.visible).toFixed(0)} ms are visible messages (${share.toFixed(0)} %). ` +
+        `At most ${full} GB of ${data.memory} GB${full > data.memory ? ": it does not fit" : ""}.`;
+    };
+    show();
+  },
+};
+if (typeof document !== "undefined") document.querySelectorAll(".explore").forEach((place) => priced.open(place));
