@@ -7,7 +7,8 @@ counts as much as these two differ by. One number is fitted: in the first row of
 the share of the peak that matrix products reach, as 22 fits its formulas. All other rows are
 predicted with it: other numbers of GPUs, other recomputation, other sizes of model. Beside
 them stand the formulas of 22, fitted to the same row, and the null guess, by which a GPU
-computes as many operations per second as in that row.
+computes as many of the taped operations per second as in that row. torchtitan recomputes
+every second product, which the formulas' "selective" does not count.
 
 What this carries: programs that are not compiled, sharded by FSDP, on GPUs whose families
 have a row to fit. What it does not: compiled programs and float8 (their kernels are fused),
@@ -18,14 +19,15 @@ Memory is what the tensors hold at the fullest moment. torchtitan publishes some
 the most that the allocator had reserved from the driver (`max_reserved_gib` in its
 metrics.py), which includes freed blocks that nothing fitted into. It must be larger.
 
-`--ours` prices the course's own wrappers first, and `--save` writes price.md.
+`--ours` first prices the course's own wrappers and times the sliders of `explore`, and
+`--save` writes price.md.
 """
 
 from functools import partial
 from pathlib import Path
 
 import torch
-from common import options
+from common import median_ms, options
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
@@ -37,13 +39,14 @@ from torch.utils.checkpoint import (
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.lab import Table, span
+from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.run import server
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, linked
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan
-from mgpu_tutorial.shared.price import Priced, price, train_llama
+from mgpu_tutorial.shared.price import Priced, explore, price, train_llama
 from mgpu_tutorial.shared.price.models import Layer, llama, mpt_7b
-from mgpu_tutorial.step_time.published import Run, fit_gpu, null_seconds, runs_of
+from mgpu_tutorial.step_time.published import Run, fit_gpu, runs_of
 
 RESULT = Path(__file__).with_suffix(".md")
 HEADER = [
@@ -155,6 +158,12 @@ def whole(run: Run, both: tuple[Priced, Priced], flops: float) -> tuple[float, f
     return tuple(b + more * (f - b) for b, f in zip(two, four, strict=True))
 
 
+def operations(run: Run, both: tuple[Priced, Priced]) -> float:
+    """What one GPU computes in a step, recomputation too, in matrix products."""
+    two, four = (sum(getattr(e, "flops", 0) for e in p.tapes[0].events) for p in both)
+    return two + (run.model.layers - 2) / 2 * (four - two)
+
+
 def held(run: Run, both: tuple[Priced, Priced]) -> float:
     """GiB of all layers at the fullest moment."""
     two, four = (found.fullest().total() / 2**30 for found in both)
@@ -176,7 +185,8 @@ def rows_of(family: str, runs: list[Run]) -> list[list[str]]:
     gpu, flops, rows = fit_gpu(runs[:1], runs[0].cluster.gpu.activation_passes), 0.0, []
     for run in runs:
         both = taped(run)
-        flops = flops or fitted_flops(run, both)
+        if not flops:
+            flops, rate = fitted_flops(run, both), operations(run, both) / run.seconds
         seconds, visible = whole(run, both, flops)
         error = f"{run.seconds / seconds - 1:+.1%}"
         formulas = f"{run.seconds / run.predicted(gpu).seconds - 1:+.1%}"
@@ -184,7 +194,7 @@ def rows_of(family: str, runs: list[Run]) -> list[list[str]]:
             share = flops / run.cluster.gpu.peak
             error = f"(fitted: {share:.1%} of the peak)"
             formulas = f"(fitted: {gpu.matmul_efficiency:.1%})"
-        null = null_seconds(run, runs[:1])
+        null = operations(run, both) / rate
         row = [family, run.name, f"{run.published:,}"]
         row += [f"{run.published * run.seconds / seconds:,.0f}", error]
         row += ["" if run.name == "8B, layers" else formulas]
@@ -210,11 +220,23 @@ def ours() -> Table:
     return Table(["on 8 x H100", *found.table().header[1:]], rows)
 
 
+def sliders() -> Table:
+    """Milliseconds of a slider's move: the replay, and with the drawing."""
+    explored, rows = explore(price(train_llama, 8, BucketedDDP, timeout=900)), []
+    for name, slider in explored.sliders.items():
+        moved = [partial(explored.at, **{name: value}) for value in slider.values]
+        replayed = in_turns({i: lambda at=at: at().seconds for i, at in enumerate(moved)}, 3)
+        drawn = in_turns({i: lambda at=at: at().drawing() for i, at in enumerate(moved)}, 3)
+        taken = (median_ms(sum(turns.values(), [])) for turns in (replayed, drawn))
+        rows.append([slider.says, *(f"{ms:.0f}" for ms in taken)])
+    return Table(["8 layers, BucketedDDP", "replay", "and drawing"], rows)
+
+
 if __name__ == "__main__":
     given = options(__doc__, "save", "ours")
     server.PRELOAD += ["torch._subclasses.fake_tensor", "torch.distributed.fsdp"]
     if given.ours:
-        print(ours())
+        print(ours(), sliders(), sep="\n")
     found = [row for family, runs in families().items() for row in rows_of(family, runs)]
     print(Table(HEADER, found))
     if given.save:

@@ -119,7 +119,10 @@ class _Edition:
 
     def _film(self, piece: Piece, i: int) -> list[dict]:
         steps = _steps(piece)
-        caption = piece.about.get("caption", f"Step by step, in {len(steps)} drawings.")
+        said = f"Step by step, in {len(steps)} drawings."
+        if piece.text.startswith('<div class="explore"'):
+            said = "The same step at other settings. On the web page sliders move it."
+        caption = piece.about.get("caption", said)
         if self.print and len(steps) > STRIP:
             caption += f" (Here are {STRIP} of the steps 0 to {len(steps) - 1}.)"
             steps = _that_matter(steps)

@@ -69,12 +69,16 @@ const priced = {
     });
     return found;
   },
+  tag(kind, attributes, inside = "") {
+    const named = Object.entries(attributes).map(([name, value]) => " " + name + '="' + value + '"');
+    return "<" + kind + named.join("") + ">" + inside + "</" + kind + ">";
+  },
   draw(played) {
     const { WIDE, LEFT, LANE } = this, scale = WIDE / (played.seconds || 1), parts = [];
     const text = (x, y, says, anchor = "middle") =>
-      parts.push(`<text x="${x}" y="${y}" font-size="12" text-anchor="${anchor}" fill="#1a1a1a">${says}</text>`);
+      parts.push(this.tag("text", { x, y, "font-size": 12, "text-anchor": anchor, fill: "#1a1a1a" }, says));
     const box = (x, y, wide, high, fill) =>
-      parts.push(`<rect x="${x.toFixed(1)}" y="${y}" width="${wide.toFixed(1)}" height="${high}" fill="${fill}"/>`);
+      parts.push(this.tag("rect", { x: x.toFixed(1), y, width: wide.toFixed(1), height: high, fill }));
     const open = {};
     played.events.forEach(([kind, , name, begins], i) => {
       if (kind !== "mark" || !name) return;
@@ -90,15 +94,15 @@ const priced = {
     }
     for (let i = 0; i <= 5; i++) {
       const at = (1e3 * played.seconds * i / 5).toPrecision(3);
-      text(LEFT + WIDE * i / 5, 3 * LANE + 18, `${+at} ms`);
+      text(LEFT + WIDE * i / 5, 3 * LANE + 18, +at + " ms");
     }
     ["products", "other kernels", "messages"].forEach((says, i) => {
       box(LEFT + 180 * i, 3 * LANE + 28, 12, 12, ["#0072B2", "#9cc4e4", "#D55E00"][i]);
       text(LEFT + 180 * i + 18, 3 * LANE + 39, says, "start");
     });
-    const all = `0 0 ${LEFT + WIDE + 60} ${3 * LANE + 48}`;
-    return `<svg viewBox="${all}" width="100%" style="background:#fff;min-width:520px" ` +
-      `font-family="Helvetica,Arial,sans-serif" aria-hidden="true">${parts.join("")}</svg>`;
+    const all = [0, 0, LEFT + WIDE + 60, 3 * LANE + 48].join(" ");
+    const look = { style: "background:#fff;min-width:520px", "font-family": "Helvetica,Arial,sans-serif" };
+    return this.tag("svg", { viewBox: all, width: "100%", "aria-hidden": true, ...look }, parts.join(""));
   },
   open(place) {
     const data = JSON.parse(place.dataset.tape), at = {};
@@ -131,9 +135,10 @@ const priced = {
       const played = this.replay(data, set), full = data.full[at.tokens ?? 0][at.ranks ?? 0];
       const share = 100 * played.visible / (played.seconds || 1);
       screen.innerHTML = this.draw(played);
-      words.textContent = `${(1e3 * played.seconds).toFixed(0)} ms, of which ` +
-        `${(1e3 * played.visible).toFixed(0)} ms are visible messages (${share.toFixed(0)} %). ` +
-        `At most ${full} GB of ${data.memory} GB${full > data.memory ? ": it does not fit" : ""}.`;
+      const [all, seen] = [played.seconds, played.visible].map((time) => (1e3 * time).toFixed(0) + " ms");
+      const fits = full > data.memory ? ": it does not fit." : ".";
+      words.textContent = all + ", of which " + seen + " are visible messages (" + share.toFixed(0) +
+        " %). At most " + full + " GB of " + data.memory + " GB" + fits;
     };
     show();
   },

@@ -12,7 +12,7 @@ from pathlib import Path
 from handouts.notebook import slug, stringify
 
 STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
-KEPT = ("predict", "listing", "rich", "film")  # what a style sheet speaks of
+KEPT = ("predict", "listing", "rich", "film", "explore")  # what a style sheet speaks of
 BOXES = ("lead", "predict", "hint", "solution", "note")  # functions of paper.typ
 CALLS = {"code": "source", "text": "shown", "error": "failure"}
 MIMES = {".svg": "image/svg+xml", ".png": "image/png"}

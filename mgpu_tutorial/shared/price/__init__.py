@@ -5,13 +5,13 @@
 `replay.py`   the tapes on a machine: clocks for streams and links
 `pricing.py`  `price(worker, 8, …, machine="8 x H100")`, and its result
 `picture.py`  the timeline of a rank, and its memory under it
-`explore.py`  sliders: bandwidth, latency, tokens, ranks; `explore.js` is theirs on a page
+`sliders.py`  `explore`: bandwidth, latency, tokens, ranks; `explore.js` is theirs on a page
 `models.py`   models of full size in one line, and a worker that trains one
 
     from mgpu_tutorial.shared.price import price, train_llama
     price(train_llama, 8, BucketedDDP, layers=8, machine="8 x H100")
 """
 
-from mgpu_tutorial.shared.price.explore import explore
 from mgpu_tutorial.shared.price.models import llama_3_8b, train_llama
 from mgpu_tutorial.shared.price.pricing import Priced, price
+from mgpu_tutorial.shared.price.sliders import explore

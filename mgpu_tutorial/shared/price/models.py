@@ -127,11 +127,6 @@ def llama_3_8b(layers: int = 32) -> nn.Sequential:
     return llama(layers, 4096, 32, 14_336)
 
 
-def llama_3_70b(layers: int = 80) -> nn.Sequential:
-    """Llama 3 70B, or so many of its 80 layers; all of them have 70.6 billion parameters."""
-    return llama(layers, 8192, 64, 28_672)
-
-
 def mpt_7b(layers: int = 32, width: int = 4096, heads: int = 32) -> nn.Sequential:
     """MPT 7B, or so many of its 32 layers; 13B has 40 layers, of width 5120, and 40 heads.
 

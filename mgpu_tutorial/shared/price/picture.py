@@ -10,7 +10,7 @@ from mgpu_tutorial.shared.price.replay import Played
 from mgpu_tutorial.shared.price.tape import KINDS, Call, Mark, Operation
 
 WIDTH, LEFT, LANE, HIGH = 720, 96, 22, 120  # pixels; `HIGH` is the memory's
-FILLS = ("#5e6b7a", "#f2b36b", "#b9d7a8", "#d8c3e8", "#a9c9e8")  # of the kinds of memory
+FILLS = ("#5e6b7a", "#f2a65a", "#b9d7a8", "#d8c3e8", "#f0e3a1")  # of the kinds of memory
 PRODUCTS, OTHERS = tone(0).fill, "#9cc4e4"
 
 

@@ -84,7 +84,8 @@ def on_stream(stream: Stream | None) -> Iterator[None]:
 
 def tape_worker(rank: int, worker: Callable, ranks: int, args: tuple, kwargs: dict) -> Tape:
     """Run `worker(rank, ranks, …)` as one pretended rank of this process, and tape it."""
-    taping = Stream.taping = Taping()
+    taping, Stream.count = Taping(), 0
+    Stream.taping = taping
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=borrowed.fake_store())
     taping.install()
