@@ -67,6 +67,10 @@ leaves_of = Private("torch.utils._pytree:tree_leaves")
 functional_collectives = Private("torch.distributed._functional_collectives:")
 # What a tensor class sets as its `__torch_function__` to have none.
 disabled_torch_function = Private("torch:_C._disabled_torch_function_impl")
+# when_backward_ends(function): call it once the backward that runs has come to its end.
+when_backward_ends = Private("torch.autograd:Variable._execution_engine.queue_callback")
+# The number of the backward that runs in this thread; -1 outside of any.
+backward_number = Private("torch:_C._current_graph_task_id")
 # Name and arguments of an operator of `torch.ops`.
 schema_of = attrgetter("_schema")
 

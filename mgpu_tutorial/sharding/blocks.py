@@ -1,4 +1,4 @@
-"""ZeRO 3 with one flat tensor a block; the second class gathers ahead of time."""
+"""ZeRO 3 with one flat tensor a block; the second class sends beside the compute."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -10,9 +10,11 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
+from mgpu_tutorial.lab.borrowed import backward_number, when_backward_ends
 from mgpu_tutorial.sharding.refusals import (
     require_block,
     require_in_forward,
+    require_no_graph,
     require_one_dtype,
     require_unmoved,
 )
@@ -181,25 +183,32 @@ def require_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 
 class Arrived(Gather):
-    """Gather, where the whole tensor has come already."""
+    """Gather of a block whose whole tensor has come already; the scatter runs on."""
 
     @staticmethod
     def forward(
-        ctx: Any, shard: torch.Tensor, group: dist.ProcessGroup | None, whole: torch.Tensor
+        ctx: Any, shard: torch.Tensor, block: "PrefetchingBlock", whole: torch.Tensor
     ) -> torch.Tensor:
-        ctx.group = group
+        ctx.block = block
         return whole
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return *Gather.backward(ctx, gradient), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        require_no_graph("Gather")
+        ctx.block.scatter(gradient)
+        return None, None, None  # `finish` gives the shard its gradient
 
 
 class PrefetchingBlock(ShardedBlock):
-    """As ShardedBlock, but while it computes its neighbour's parameters are on their way."""
+    """As ShardedBlock, but while it computes what its neighbours need is on its way.
+
+    That are their parameters, and the gradient of the block that backward has just left.
+    Gradients come into `shard.grad` as backward ends, and `torch.autograd.grad` gets none.
+    """
 
     before = after = ()  # the neighbour, where there is one
     coming = work = version = None
+    mean = scattering = None
 
     def begin(self) -> None:
         """Begin to gather this block, unless it is here or on its way."""
@@ -212,8 +221,31 @@ class PrefetchingBlock(ShardedBlock):
                 self.coming, mine, group=self.group, async_op=True
             )
 
+    def scatter(self, gradient: torch.Tensor) -> None:
+        """Begin to reduce-scatter the gradient, which runs beside the next block."""
+        for block in self.after:
+            block.finish()  # so that only one other gradient is whole
+        self.finish()
+        self.mean = torch.empty_like(self.shard)
+        self.scattering = dist.reduce_scatter_single(
+            self.mean, gradient, group=self.group, async_op=True
+        )
+        when_backward_ends(self.finish)
+
+    def finish(self) -> None:
+        """Wait for the scatter, if there is one, and add its mean to the shard's gradient."""
+        if self.scattering:
+            self.scattering.wait()
+            self.mean /= dist.get_world_size(self.group)
+            if self.shard.grad is not None:
+                self.mean += self.shard.grad
+            self.shard.grad = self.mean
+            self.mean = self.scattering = None
+
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         self.whole = None  # of a backward that never came to its end
+        if backward_number() < 0:  # not called again inside a backward
+            self.mean = self.scattering = None  # likewise
         for block in (self, *self.after):
             block.begin()
         return super().forward(*inputs, **keywords)
@@ -228,7 +260,7 @@ class PrefetchingBlock(ShardedBlock):
     def unshard(self) -> torch.Tensor:
         self.work.wait()
         whole, self.coming, self.work = self.coming, None, None
-        return Arrived.apply(self.shard, self.group, whole)
+        return Arrived.apply(self.shard, self, whole)
 
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
         if self.work:  # it came for backward, which did not need it

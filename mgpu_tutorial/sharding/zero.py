@@ -98,9 +98,7 @@ class FlatParameters:
         self.parameters = list(self.named.values())
         self.flat = flatten(self.parameters, group)
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
-        self.shard = nn.Parameter(
-            shard_of(self.flat, group)
-        )  # a view: a step on it moves them
+        self.shard = nn.Parameter(shard_of(self.flat, group))  # a view: its step moves them
         for parameter in self.parameters:
             parameter.sharded = True  # which `require_once` refuses from now on
 

@@ -22,8 +22,13 @@ def save(
 ) -> None:
     """Rank 0 alone writes, by `write(path, state)`, which is `save_whole` if none is given.
 
-    All ranks have the same model and optimizer state.
+    All ranks have the same model and optimizer state. Raises ValueError for shards.
     """
+    if any(getattr(parameter, "sharded", False) for parameter in model.parameters()):
+        raise ValueError(
+            "model or optimizer are sharded, and rank 0 would write its own part only: use "
+            "save_shards, by which each rank writes what it has"
+        )
     if dist.get_rank() == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         (write or save_whole)(path, state | also)

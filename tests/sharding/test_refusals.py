@@ -14,6 +14,7 @@ from mgpu_tutorial.sharding.blocks import (
     linked,
 )
 from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer
+from mgpu_tutorial.shared.checkpoint import save
 
 
 class Tied(nn.Module):
@@ -53,6 +54,25 @@ def shard_a_block(rank, world_size, make):
 
 def shard_a_model(rank, world_size, make):
     ShardedModel(make())
+
+
+def save_as_if_whole(rank, world_size, make):
+    module = make()
+    optimizer = SGD(module.parameters(), lr=0.1)
+    save("never.pt", module, optimizer)
+
+
+def save_a_block(rank, world_size):
+    save_as_if_whole(rank, world_size, lambda: ShardedBlock(plain()))
+
+
+def save_a_flat(rank, world_size):
+    def make():
+        module = plain()
+        zero.FlatParameters(module)
+        return module
+
+    save_as_if_whole(rank, world_size, make)
 
 
 def tied_blocks(*_):
@@ -589,3 +609,8 @@ def train_tuples(rank, world_size):
 def test_a_sharded_model_takes_layers_with_tuples_keywords_and_lists(ranks):
     expected = train_tuples(0, 1)
     assert largest_difference(ranks(2, train_tuples).results, [expected] * 2) < 1e-12
+
+
+@pytest.mark.parametrize("worker", [save_a_block, save_a_flat])
+def test_rank_0_does_not_save_its_shard_as_the_whole(refused, worker):
+    refused(2, "rank 0 would write its own part only", worker, sent=True)

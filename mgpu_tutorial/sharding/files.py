@@ -1,0 +1,70 @@
+"""A checkpoint of what is sharded: a file of each rank, for as many ranks again."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from mgpu_tutorial.shared.checkpoint import save_whole
+
+
+def save_shards(folder: str, model: nn.Module, optimizer: Optimizer, **also: Any) -> None:
+    """Each rank writes what it holds into a file of its own; all wait for the last one.
+
+    At any stage of ZeRO, give the optimizer of this rank. `also` is the same on all ranks,
+    such as the number of steps. A rank that dies leaves its old file: see `load_shards`.
+    """
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "also": also}
+    save_whole(_file(folder, dist.get_rank(), dist.get_world_size()), state)
+    dist.barrier()
+
+
+def load_shards(folder: str, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Each rank reads its own file; returns what was saved `also`.
+
+    Model and optimizer are sharded as they were. Raises ValueError on every rank, before
+    anything is loaded, where another number of ranks has saved, where a rank's file is
+    missing, torn, of another model, or saved with other words in `also`.
+    """
+    path = _file(folder, dist.get_rank(), dist.get_world_size())
+    state, said = {}, ""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        said = _another(path, state, model, optimizer)
+    except FileNotFoundError:
+        files = sorted(each.name for each in Path(folder).glob("rank-*-of-*.pt"))
+        said = f"there is no {path}, but {', '.join(files[:3]) or 'no checkpoint'}"
+    except Exception as error:  # whatever a torn file makes the reader raise
+        said = f"{path} can't be read ({type(error).__name__})"
+    answers: list[tuple] = [()] * dist.get_world_size()
+    dist.all_gather_object(answers, (said, state.get("also")))
+    refused = next((said for said, _ in answers if said), "")
+    if not refused and any(also != state["also"] for _, also in answers):
+        refused = f"the files of the ranks say {[each for _, each in answers]}"
+    if refused:
+        raise ValueError(f"{refused}: load with as many ranks, from one complete save")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["also"]
+
+
+def _another(path: str, state: dict, model: nn.Module, optimizer: Optimizer) -> str:
+    """A sentence where a file isn't of this model and optimizer, sharded as they are."""
+    names = [
+        {name: (value.shape, value.dtype) for name, value in tensors.items()}
+        for tensors in (state["model"], model.state_dict())
+    ]
+    counts = [
+        [len(options["params"]) for options in each["param_groups"]]
+        for each in (state["optimizer"], optimizer.state_dict())
+    ]
+    if names[0] == names[1] and counts[0] == counts[1]:
+        return ""
+    return f"{path} is of another model, or of one that was sharded in another way"
+
+
+def _file(folder: str, rank: int, world_size: int) -> str:
+    return f"{folder}/rank-{rank}-of-{world_size}.pt"

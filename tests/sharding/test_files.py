@@ -1,0 +1,116 @@
+"""A run that goes on from its shards' files is the run that was never interrupted."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Adam
+
+from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.sharding.blocks import fully_sharded
+from mgpu_tutorial.sharding.files import load_shards, save_shards
+from mgpu_tutorial.sharding.stages import ShardedModel, prepare
+
+STAGES = ("ZeRO 1", "ZeRO 2", "ShardedModel", "fully_sharded")
+
+
+def new_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def new_run(stage, module):
+    """What computes the loss, the optimizer of this rank, and its step."""
+    if stage.startswith("ZeRO"):
+        return prepare(int(stage[-1]), module)
+    whole = stage == "ShardedModel"
+    model = ShardedModel(module) if whole else fully_sharded(module, [module[2]])
+    optimizer = Adam(model.parameters(), lr=0.01)
+    return model, optimizer, optimizer.step
+
+
+def take_steps(run, numbers, rank, world_size):
+    model, _, step = run
+    for number in numbers:
+        model.zero_grad()
+        generator = torch.Generator().manual_seed(number)
+        x = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+        model(x.chunk(world_size)[rank]).square().mean().backward()
+        step()
+    return model(torch.ones(1, 3).double()).detach()
+
+
+def go_on(rank, world_size, folder):
+    """What each stage makes of three steps, the third of them by a run that was loaded."""
+    outputs = []
+    for stage in STAGES:
+        run = new_run(stage, new_model())
+        take_steps(run, (0, 1), rank, world_size)
+        save_shards(folder, run[0], run[1], steps=2)
+        module = new_model()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.zero_()
+        run = new_run(stage, module)
+        assert load_shards(folder, run[0], run[1]) == {"steps": 2}
+        outputs.append(take_steps(run, (2,), rank, world_size))
+    return outputs
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_loaded_run_goes_on_as_one_process_does(ranks, world_size, tmp_path):
+    model = new_model()
+    optimizer = Adam(model.parameters(), lr=0.01)
+    expected = take_steps((model, optimizer, optimizer.step), range(3), 0, 1)
+    for found in ranks(world_size, go_on, str(tmp_path)).results:
+        assert largest_difference(found, [expected] * len(STAGES)) < 1e-12
+
+
+def save_once(rank, world_size, folder, steps=1):
+    model, optimizer, _ = new_run("fully_sharded", new_model())
+    save_shards(folder, model, optimizer, steps=steps)
+
+
+def load_once(rank, world_size, folder, width=5):
+    module = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 3)).double()
+    model, optimizer, _ = new_run("fully_sharded", module)
+    before = [p.detach().clone() for p in model.parameters()]
+    try:
+        load_shards(folder, model, optimizer)
+    finally:
+        assert largest_difference(before, list(model.parameters())) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_number_of_ranks_is_refused(ranks, refused, tmp_path, count):
+    ranks(2, save_once, str(tmp_path))
+    words = "but rank-0-of-2.pt, rank-1-of-2.pt: load with as many ranks"
+    refused(count, words, load_once, str(tmp_path), sent=True)
+
+
+def spoil(folder, ranks, how):
+    ranks(2, save_once, str(folder))
+    file = folder / "rank-1-of-2.pt"
+    if how == "missing":
+        file.unlink()
+    elif how == "torn":
+        file.write_bytes(file.read_bytes()[:100])
+    elif how == "old":
+        old = file.read_bytes()
+        ranks(2, save_once, str(folder), 2)
+        file.write_bytes(old)
+
+
+@pytest.mark.parametrize(
+    "how, words, width",
+    [
+        ("missing", "rank-1-of-2.pt, but rank-0-of-2.pt", 5),
+        ("torn", "rank-1-of-2.pt can't be read", 5),
+        ("old", "the files of the ranks say [{'steps': 2}, {'steps': 1}]", 5),
+        ("whole", "is of another model", 7),
+    ],
+)
+def test_a_save_that_is_not_whole_is_refused_by_all(
+    ranks, refused, tmp_path, how, words, width
+):
+    spoil(tmp_path, ranks, how)
+    refused(2, words, load_once, str(tmp_path), width, sent=True)
