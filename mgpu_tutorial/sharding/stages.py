@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Adam, Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.sharding.blocks import (
@@ -233,6 +234,32 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
     if stage == 0:
         optimizer.register_step_pre_hook(lambda *_: average_gradients(module))
     return Prepared(model, optimizer, optimizer.step)
+
+
+def clip_shards(
+    optimizer: Optimizer, max_norm: float, group: dist.ProcessGroup | None = None
+) -> RemovableHandle:
+    """Before each step of this rank's optimizer clip by the norm of all ranks' gradients.
+
+    At stages 1 to 3 the optimizers of the group have each gradient once, averaged, when they
+    step. All of them are clipped alike, as `clip_grad_norm_` does in one process. With
+    tensor parallel the norm is that of this rank's part of each layer.
+    """
+    if max_norm <= 0:
+        raise ValueError(f"max_norm is {max_norm}: give the longest norm, above 0")
+
+    def clip(optimizer: Optimizer, *_: Any) -> None:
+        held = [p for options in optimizer.param_groups for p in options["params"]]
+        gradients = [p.grad for p in held if p.grad is not None]
+        squares = torch.zeros((), dtype=torch.float64)  # of a rank that owns nothing
+        for gradient in gradients:
+            squares = squares.to(gradient.device) + gradient.square().sum(dtype=torch.float64)
+        dist.all_reduce(squares, group=group)
+        factor = min(1.0, max_norm / (squares.sqrt().item() + 1e-6))
+        for gradient in gradients:
+            gradient *= factor
+
+    return optimizer.register_step_pre_hook(clip)
 
 
 def full_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
