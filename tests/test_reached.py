@@ -114,9 +114,8 @@ def _reached() -> set[tuple[str, str]]:
         prose = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
         reached.read_text("\n".join(re.sub(r"(?m)^%", "#", cell) for cell in code))
         reached.read_commands("\n".join(code + prose))
-        offered = set(
-            re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", "\n".join(prose))))
-        )
+        code = re.findall(r"(?s)```.*?```|`[^`]+`", "\n".join(prose))  # a fence is one piece
+        offered = set(re.findall(r"\w+", " ".join(code)))
         for module in MODULES:
             if f"{module}.".startswith(f"{chapter}."):
                 for name in offered & set(MODULES[module].parts):
