@@ -59,6 +59,14 @@ def solutions(chapter):
             yield names, "\n".join(map(ast.unparse, [*first, *own]))
 
 
+def keep_solutions(cell, *chapters):
+    """Write the solutions of chapters into the reader's library, one after another."""
+    for chapter in chapters:
+        for names, source in solutions(chapter):
+            made = {function.__name__: function for function in cell(source)}
+            mine.keep(chapter, [made[name] for name in names], BUILDS[chapter].ours)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 def test_ours_does_what_the_reader_s_must(name):
@@ -106,9 +114,7 @@ def test_what_library_returns_of_the_solutions_passes_each_build_again(
 ):
     monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
     build = BUILDS[chapter]
-    for names, source in solutions(chapter):
-        made = {function.__name__: function for function in cell(source)}
-        mine.keep(chapter, [made[name] for name in names], build.ours)
+    keep_solutions(cell, chapter)
     own = mine.library(*build.ours.values())
     for name in build.ours:
         build.require(getattr(own, name))
@@ -120,10 +126,7 @@ def test_all_solutions_make_one_library_that_trains_as_the_package_s_parts_do(
     cell, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
-    for chapter in BUILDS:
-        for names, source in solutions(chapter):
-            made = {function.__name__: function for function in cell(source)}
-            mine.keep(chapter, [made[name] for name in names], BUILDS[chapter].ours)
+    keep_solutions(cell, *BUILDS)
     chapters = re.findall(r"^# (\w+): \w", mine.FILE.read_text(), re.M)
     assert chapters == ["lab", "shared", *BUILDS]
     assert "mgpu_tutorial" not in mine.FILE.read_text()

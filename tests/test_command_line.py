@@ -96,11 +96,18 @@ def test_what_draws_and_judges_is_not_offered_nor_what_no_word_can_name():
     assert not {"parts", "after_step"} & set(offered)
 
 
-def test_mine_is_looked_for_beside_the_notebooks(tmp_path, monkeypatch, capsys):
+def test_mine_is_looked_for_in_the_folders_of_notebooks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("notebooks").mkdir()
-    assert main(["mine"]) == 0 and Path.cwd().name == "notebooks"
+    assert main(["mine"]) == 0
     assert capsys.readouterr().out.startswith("No mine.py here yet")
+    for folder in ("notebooks", "student"):  # where both have one, it is the student's
+        Path(tmp_path, folder).mkdir()
+        Path(tmp_path, folder, "mine.py").write_text(
+            f"# point_to_point: {folder}\n{folder} = 1\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        assert main(["mine"]) == 0
+        assert capsys.readouterr().out.startswith(f"point_to_point  {folder}\n")
 
 
 def test_the_list_has_every_worker_that_stands_in_a_file_and_each_can_be_asked_for_help():

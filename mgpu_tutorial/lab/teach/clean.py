@@ -10,6 +10,7 @@ from mgpu_tutorial.lab.teach.mine import Library, in_order, rank
 from mgpu_tutorial.lab.teach.needs import NotKept, first_line, name_of, names_in
 
 
+@mine.in_turn()
 def clean() -> str:
     """Put the file in order, and say what was done: imports, chapters, docstrings.
 

@@ -6,10 +6,12 @@ package. A second pass replaces a function where it stands; what else is in the 
 
 import ast
 import builtins
+import fcntl
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -216,10 +218,14 @@ def holds(thing: object) -> bool:
 def library(*ours: Callable) -> SimpleNamespace:
     """Each of these functions and classes as the reader has built it, else as it is.
 
-    Prints which is whose. What the reader has built travels to the ranks by value.
+    Prints which is whose. What the reader has built travels to the ranks by value. Raises
+    ImportError, which names the line, where the file cannot be imported.
     """
-    book = Library(written())
-    own, built = run(at_home(book)), book.listed(2)
+    try:
+        book = Library(written())
+        own, built = run(at_home(book)), book.listed(2)
+    except (Exception, SystemExit) as error:
+        raise ImportError(f"{cannot(error)} Mend it, or move it away") from None
     mine = [t.__name__ for t in ours if t.__name__ in built and hasattr(own, t.__name__)]
     rest = [thing.__name__ for thing in ours if thing.__name__ not in mine]
     print(f"{FILE.name}: {', '.join(mine) or '-'}; the package: {', '.join(rest) or '-'}")
@@ -242,6 +248,23 @@ def at_home(book: Library) -> str:
     return str(book)
 
 
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """Let a build that passes in another notebook at this moment wait for its turn."""
+    try:
+        folder = os.open(FILE.resolve().parent, os.O_RDONLY)
+    except OSError:  # the folder is gone, which `write` says
+        yield
+        return
+    try:
+        with suppress(OSError):  # a disk without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+@in_turn()
 def keep(
     chapter: str, functions: Sequence[Callable], ours: Mapping[str, Callable] | None = None
 ) -> list[str]:

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -85,22 +86,39 @@ def file_of(function: Callable) -> Path:
     return Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
 
 
-def _has(file: Path, made: type) -> bool:
-    """Whether a text is where a class was written; a NamedTuple's methods are not."""
+def _has(file: Path, made: type) -> ast.AST | None:
+    """The statement of a text that makes a class; a NamedTuple's methods are in another."""
     try:
         body = ast.parse("".join(linecache.getlines(str(file)))).body
     except SyntaxError:  # the magic of a notebook
-        return False
-    return any(getattr(n, "name", "") == made.__qualname__.partition(".")[0] for n in body)
+        return None
+    own = made.__qualname__.partition(".")[0]
+    return next((node for node in body if getattr(node, "name", "") == own), None)
 
 
 def _cell(made: type) -> Path:
-    """The last cell that has a class without functions."""
+    """The last cell that makes this class, which has no functions and so no line."""
     cells = [
         name for name, entry in linecache.cache.items() if len(entry) == 4 and not entry[1]
     ]
-    found = (Path(name) for name in reversed(cells) if _has(Path(name), made))
+    found = (Path(name) for name in reversed(cells) if _makes(Path(name), made))
     return next(found, Path())
+
+
+def _makes(file: Path, made: type) -> bool:
+    """Whether a cell's text makes the same class, and not an earlier or later one."""
+    node, around = _has(file, made), dict(namespace_of(made))
+    try:
+        exec(compile(ast.Module([node], []), str(file), "exec"), around)
+        return _looks(around[made.__name__]) == _looks(made)
+    except Exception:  # no statement, or one that needs what is no longer there
+        return False
+
+
+def _looks(made: type) -> tuple:
+    """A class without the addresses of its parts."""
+    parts = sorted(f"{name}: {value!r}" for name, value in vars(made).items())
+    return made.__bases__, re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
 
 
 def source_of(function: Callable, numbered: bool = False) -> str:

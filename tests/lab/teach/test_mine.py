@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -139,6 +141,8 @@ def test_a_file_that_cannot_be_imported_stays_and_the_verdict_is_there(
     assert heard.startswith("correct: swap") and says in heard
     assert file.read_bytes() == text
     assert says in mine.listing()
+    with pytest.raises(ImportError, match=re.escape(says)):
+        mine.library()
 
 
 def test_a_full_disk_leaves_the_old_file(cell, file, monkeypatch):
@@ -153,6 +157,17 @@ def test_a_full_disk_leaves_the_old_file(cell, file, monkeypatch):
     heard = said(build, *cell("def join():\n    return 42\n"))
     assert "join is right, but mine.py stays as it was" in heard and "No space left" in heard
     assert file.read_bytes() == old and os.listdir(file.parent) == ["mine.py"]
+
+
+def test_two_notebooks_write_one_after_the_other(cell, file):
+    (swap,) = cell("def swap():\n    return 42\n")
+    other = threading.Thread(target=mine.keep, args=("point_to_point", [swap]))
+    with mine.in_turn():
+        other.start()
+        other.join(0.5)
+        assert other.is_alive() and not file.exists()
+    other.join()
+    gives_42(kept("swap"))
 
 
 EDITED = '''"""My own."""
@@ -238,6 +253,21 @@ def test_a_name_that_means_something_else_inside_is_not_taken(cell, file):
     said(BUILDS["point_to_point"], *cell(f"{head}def swap():\n{body}"))
     assert "return load if load_shared else 0" in file.read_text()
     assert "mgpu_tutorial" not in file.read_text()
+    gives_42(kept("swap"))
+
+
+def test_of_classes_without_functions_the_one_that_passed_is_kept(cell, file):
+    cell("class P:\n    def of_another_cell(self):\n        return 41\n")
+    *_, wait = cell(
+        "from collections import namedtuple\nP = namedtuple('P', 'n')\n"
+        "def wait():\n    return P(42).n\n"
+    )
+    assert "P of your notebook cannot be written" in said(BUILDS["nonblocking"], wait)
+    *_, swap = cell("class P:\n    n = 42\ndef swap():\n    return P.n\n")
+    right = swap.__globals__["P"]
+    cell("class P:\n    n = 40\n")
+    swap.__globals__["P"] = right  # as a cell does that is run again
+    said(BUILDS["point_to_point"], swap)
     gives_42(kept("swap"))
 
 
