@@ -1,15 +1,18 @@
 """What the reader's communication hook must do."""
 
+import inspect
 from collections.abc import Callable
 from copy import deepcopy
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower
 from mgpu_tutorial.ddp_reducer.hooks import signs_with_feedback
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.teach.groups import expect_in_groups
 
 
 def gradients_of(
@@ -62,4 +65,23 @@ def loses_nothing(function: Callable) -> None:
         assert apart == 0, f"the gradients of {world_size} ranks differ by {apart:.2g}"
 
 
-build = Builder("ddp_reducer", {signs_with_feedback: [keeps_the_rest, loses_nothing]})
+def _send_ranks(rank: int, hook: Callable) -> float:
+    """The gradient that DDP leaves in a group, where each rank had ten times its number."""
+    line, group = nn.Linear(1, 1, bias=False), hook.keywords["group"]
+    model = DistributedDataParallel(line, process_group=group)
+    model.register_comm_hook({}, lambda rest, bucket: hook(rest, bucket))
+    model(torch.full((1, 1), 10.0 * rank)).sum().backward()
+    return line.weight.grad.item()
+
+
+def sends_to_the_group(function: Callable) -> None:
+    """average over the ranks of its group only."""
+    missing = "it takes no argument `group`, which is None for all ranks"
+    assert "group" in inspect.signature(function).parameters, missing
+    what = "the mean of ten times the rank"
+    expect_in_groups(function, _send_ranks, what, even=10.0, odd=20.0)
+
+
+build = Builder(
+    "ddp_reducer", {signs_with_feedback: [keeps_the_rest, loses_nothing, sends_to_the_group]}
+)

@@ -26,8 +26,8 @@ def note_buckets(model: DistributedDataParallel) -> list[Buckets]:
             iterations.append([])
         iterations[-1].append([names[p] for p in bucket.parameters()])
         # then do what DDP does without a hook: divide, and add up over the ranks
-        flat = bucket.buffer().div_(dist.get_world_size())
-        work = dist.all_reduce(flat, async_op=True)
+        flat = bucket.buffer().div_(model.process_group.size())
+        work = dist.all_reduce(flat, group=model.process_group, async_op=True)
         return work.get_future().then(lambda done: flat)
 
     model.register_comm_hook(None, hook)

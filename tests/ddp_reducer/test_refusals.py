@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,7 +51,8 @@ def tied():
 @pytest.mark.parametrize("hook", [hooks.as_signs, hooks.signs_with_feedback])
 @pytest.mark.parametrize("make", [without_bias, tied])
 def test_odd_modules_get_the_mean_of_the_signs(ranks, world_size, hook, make):
-    results = ranks(world_size, step, hook, {}, make).results
+    state = {} if hook is hooks.signs_with_feedback else None
+    results = ranks(world_size, step, hook, state, make).results
     for index in range(len(results[0][0])):
         expected = torch.stack([signs(own[index]) for own, _ in results]).mean(0)
         for _, found in results:
@@ -70,6 +72,29 @@ def test_the_hook_that_notes_keeps_the_dtype(ranks, world_size):
     for found, seen in ranks(world_size, average_in_float64).results:
         torch.testing.assert_close(found, mean)
         assert seen == [[["weight"]]]
+
+
+def mean_in_its_group(rank, world_size, hook):
+    """In groups {0, 2} and {1, 3} rank r has gradient 8 (r + 1): the mean."""
+    groups = [dist.new_group([first, first + 2]) for first in (0, 1)]
+    group = groups[rank % 2]
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False), process_group=group)
+    if hook is hooks.signs_with_feedback:
+        model.register_comm_hook({}, lambda rest, bucket: hook(rest, bucket, group))
+    elif hook is reducer.note_buckets:
+        hook(model)
+    else:
+        model.register_comm_hook(group, hook)
+    model(torch.full((1, 1), 8.0 * (rank + 1))).sum().backward()
+    return model.module.weight.grad.item()
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [hooks.as_bfloat16, hooks.as_signs, hooks.signs_with_feedback, reducer.note_buckets],
+)
+def test_a_hook_averages_over_its_group_alone(ranks, hook):
+    assert ranks(4, mean_in_its_group, hook).results == [16.0, 24.0] * 2
 
 
 def note_twice(rank, world_size):
