@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.experts.layer import Experts, drawn, require_experts, run_experts
+from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.tensor_parallel.layers import Group
 
 
@@ -31,7 +32,7 @@ def dispatch(rows: Tensor, which: Tensor, experts: int, group: Group = None) -> 
     Returns the rows that arrive here, the number of each one's expert among this rank's own,
     and the way back: the order of the rows, and how many were sent and received.
     """
-    ranks = dist.get_world_size(group)
+    ranks = size_of(group)
     require_share(experts, ranks)
     require_experts(which, experts, len(rows))
     order = which.argsort(stable=True)  # by expert, so by rank too
@@ -67,7 +68,7 @@ class ExpertParallel(Experts):
 
     def __init__(self, experts: int, k: int, group: Group = None) -> None:
         super().__init__(experts, k)
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        rank, ranks = dist.get_rank(group), size_of(group)
         require_share(experts, ranks)
         self.group = group
         self.up = nn.Parameter(self.up.detach().chunk(ranks)[rank].clone())

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mgpu_tutorial.shared.groups import size_of
+
 
 def fingerprint(model: nn.Module) -> str:
     """Eight hexadecimal digits that stand for the bits of all parameters, in their order.
@@ -24,7 +26,7 @@ def require_agreement(
     All of them call it, once, before they rely on one another: gloo moves bytes, and doesn't
     ask what they are.
     """
-    everyone: list = [None] * dist.get_world_size(group)
+    everyone: list = [None] * size_of(group)
     dist.all_gather_object(everyone, dict(mine), group=group)
     for name, first in everyone[0].items():
         for rank, other in enumerate(everyone):

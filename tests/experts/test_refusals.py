@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.experts import layer
-from mgpu_tutorial.experts.parallel import combine, dispatch, step
+from mgpu_tutorial.experts.parallel import ExpertParallel, combine, dispatch, step
 
 
 def send(rank, world_size, rows, which, experts=8):
@@ -57,6 +58,7 @@ def test_a_token_has_one_to_all_experts(refused, k):
 
 
 SCORES, ROWS = torch.ones(3, 4), torch.ones(3, 2)
+COUNTS, RATE = torch.tensor([3, 1, 0, 2]), "a rate of 0 or more"
 UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)
 
 
@@ -80,6 +82,17 @@ UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)
         ),
         (lambda: layer.auxiliary_loss(SCORES[:0], torch.ones(4)), "a token at least"),
         (lambda: layer.auxiliary_loss(SCORES, torch.ones(1)), "a count for each expert"),
+        (lambda: layer.move_bias(torch.zeros(1), COUNTS, 0.1), "a number of each for each"),
+        (lambda: layer.move_bias(torch.zeros(()), COUNTS, 0.1), "a number of each for each"),
+        (
+            lambda: layer.move_bias(torch.zeros(4, 1), COUNTS, 0.1),
+            "a number of each for each",
+        ),
+        (lambda: layer.move_bias(torch.zeros(4), COUNTS, -0.1), RATE),
+        (
+            lambda: layer.move_bias(torch.zeros(4), COUNTS, float("nan")),
+            "a rate of 0 or more",
+        ),
     ],
 )
 def test_a_layer_refuses_in_one_process_too(call, words):
@@ -124,3 +137,20 @@ def test_the_bias_moves_towards_the_mean_and_not_the_median():
     counts, rate = torch.tensor([1, 2, 2, 4, 5, 16]), 0.5
     moved = layer.move_bias(torch.zeros(6, dtype=torch.float64), counts, rate)
     assert moved.tolist() == [0.5, 0.5, 0.5, 0.5, 0, -0.5]
+
+
+def in_another_group(rank, world_size, call):
+    groups = [dist.new_group([r]) for r in range(world_size)]
+    return call(groups[1 - rank])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group: dispatch(torch.ones(2, 2), torch.tensor([0, 1]), 4, group),
+        lambda group: ExpertParallel(4, 1, group),
+    ],
+)
+def test_a_group_without_this_rank_is_refused(refused, call):
+    """torch's calls would return at once, and leave each rank with its own part."""
+    refused(2, "isn't in the group that it was given", in_another_group, call, sent=True)
