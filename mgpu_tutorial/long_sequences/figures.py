@@ -109,7 +109,7 @@ def sent_by_formula(method: str, ranks: int, d: int, group: int, tokens: int) ->
 METHODS: Mapping[str, Callable] = {
     "ring": ring.RingAttention.apply,
     "all-gather": others.gathered_attention,
-    "ulysses": lambda q, k, v, deal: others.ulysses(q, k, v),
+    "ulysses": lambda q, k, v, deal: others.ulysses(q, k, v, deal=deal),
 }
 
 

@@ -17,11 +17,13 @@ from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.long_sequences.ring import (
     Group,
     attend,
+    contiguous,
     require_alike,
     require_chunks,
     require_same_deal,
     spread,
 )
+from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import GatherSequence
 
 
@@ -54,14 +56,27 @@ class Exchange(torch.autograd.Function):
         return Exchange.apply(gradient, *ctx.back), None, None, None
 
 
-def ulysses(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
+def require_neighbours(deal: Callable, length: int, world_size: int) -> None:
+    """ValueError unless the ranks' tokens, one after the other, are the whole sequence."""
+    dealt = torch.cat([deal(length, rank, world_size) for rank in range(world_size)])
+    if dealt.tolist() != list(range(length)):
+        raise ValueError(
+            f"Ulysses joins the ranks' tokens in order, and this deal begins with the tokens "
+            f"{dealt[:4].tolist()}: deal neighbours to each rank, or take a ring"
+        )
+
+
+def ulysses(
+    q: Tensor, k: Tensor, v: Tensor, group: Group = None, deal: Callable = contiguous
+) -> Tensor:
     """Causal attention of neighbouring tokens: each rank has some heads of all tokens."""
-    world_size, heads, kv_heads = dist.get_world_size(group), q.shape[1], k.shape[1]
-    if heads % kv_heads:
-        raise ValueError(f"{heads} heads of queries cannot share {kv_heads} of keys evenly")
+    require_alike(q, k, v)
+    world_size, heads, kv_heads = size_of(group), q.shape[1], k.shape[1]
     if heads % world_size or (kv_heads % world_size and world_size % kv_heads):
         text = f"{heads} heads and {kv_heads} of keys do not divide among {world_size} ranks"
         raise ValueError(f"{text}: take fewer ranks, or a ring, which cuts no head")
+    require_same_deal(deal, k.shape, str(k.dtype), group)
+    require_neighbours(deal, q.shape[2] * world_size, world_size)
     k, v = (spread(x, max(world_size, kv_heads)) for x in (k, v))
     q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

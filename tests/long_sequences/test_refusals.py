@@ -23,7 +23,7 @@ def shapes(heads, kv_heads, tokens=4, keys=4):
 ALIKE = "alike in all but the heads of q"
 
 
-@pytest.mark.parametrize("way", ["ring", "all-gather"])
+@pytest.mark.parametrize("way", ["ring", "all-gather", "ulysses"])
 @pytest.mark.parametrize(
     "words, given",
     [
@@ -39,13 +39,20 @@ def test_shapes_that_do_not_fit_are_refused(refused, way, words, given):
     refused(2, words, attend, way, given)
 
 
-@pytest.mark.parametrize("way", ["ring", "all-gather"])
+@pytest.mark.parametrize("way", ["ring", "all-gather", "ulysses"])
 def test_whole_numbers_are_no_queries(refused, way):
     refused(2, "expected one float dtype", attend, way, shapes(2, 2), torch.int64)
 
 
-def test_ulysses_refuses_heads_that_cannot_share_keys(refused):
-    refused(2, "6 heads of queries cannot share 4 of keys", attend, "ulysses", shapes(6, 4))
+def deal_alike(rank, world_size, deal):
+    return others.ulysses(*(torch.ones(1, 2, 4, 2) for _ in "qkv"), deal=deal)
+
+
+@pytest.mark.parametrize("deal", [zigzag, striped])
+def test_ulysses_refuses_tokens_that_are_no_neighbours(refused, deal):
+    """Its causal mask counts the joined tokens from 0, in whatever order they lie."""
+    words = "Ulysses joins the ranks' tokens in order"
+    refused(2, words, deal_alike, deal, sent=True)
 
 
 def deal_otherwise(rank, world_size, way, what):
@@ -57,7 +64,7 @@ def deal_otherwise(rank, world_size, way, what):
     return figures.METHODS[way](q, k, v, deal)
 
 
-@pytest.mark.parametrize("way", ["ring", "all-gather"])
+@pytest.mark.parametrize("way", ["ring", "all-gather", "ulysses"])
 @pytest.mark.parametrize(
     "what, words",
     [
@@ -97,6 +104,16 @@ IN_GROUPS = {
 @pytest.mark.parametrize("way", IN_GROUPS)
 def test_two_groups_are_two_worlds(ranks, way):
     assert max(ranks(4, in_groups, way).results) < 1e-12
+
+
+def in_the_other_group(rank, world_size, way):
+    groups = [dist.new_group([r]) for r in range(world_size)]
+    return IN_GROUPS[way](*(torch.ones(1, 2, 4, 2) for _ in "qkv"), groups[1 - rank])
+
+
+@pytest.mark.parametrize("way", IN_GROUPS)
+def test_a_group_without_this_rank_is_refused(refused, way):
+    refused(2, "isn't in the group that it was given", in_the_other_group, way, sent=True)
 
 
 def differentiate_twice(rank, world_size, way):
