@@ -86,8 +86,8 @@ def global_batches(
 ) -> list[list[int]]:
     """Cut every global batch between the ranks: all have the same number of batches."""
     check_rank(rank, world_size)
-    if batch < 1:
-        raise ValueError(f"a batch has at least one sample, got {batch}")
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"a batch has at least one sample, a whole number, got {batch}")
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu")
     return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]

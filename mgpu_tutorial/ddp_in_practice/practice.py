@@ -26,6 +26,12 @@ Part = torch.Tensor | Sequence[torch.Tensor]  # samples, or samples and labels
 
 def samples_in(part: Part) -> int:
     """The samples of a part: the rows of a tensor, or of the first of several tensors."""
+    if not isinstance(part, torch.Tensor | Sequence):
+        kind = type(part).__name__
+        raise TypeError(
+            f"a part is a {kind}: expected a tensor, or a tuple of tensors such as images "
+            "and labels"
+        )
     return len(part if isinstance(part, torch.Tensor) else part[0])
 
 
@@ -45,6 +51,7 @@ def accumulate(
             f"{type(model).__name__} has no no_sync, so it can't wait for the last part: "
             "wrap the model in AccumulatingDDP or DistributedDataParallel"
         )
+    parts = list(parts)  # a generator would be used up by the first look
     sizes = [samples_in(part) for part in parts]
     if not sizes or len(set(sizes)) > 1 or 0 in sizes:
         raise ValueError(

@@ -92,7 +92,7 @@ class Adapted(nn.Module):
 
 def require_adaptable(model: nn.Module, rank: int) -> None:
     """ValueError where adapters would train nothing, or come too late to be sharded."""
-    if rank < 1:
+    if not isinstance(rank, int) or rank < 1:
         raise ValueError(f"an adapter of rank {rank} has no numbers to train: give 1 or more")
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise ValueError(

@@ -34,6 +34,9 @@ def require_run(
     parts: SimpleNamespace,
 ) -> None:
     """ValueError for a run that would train nothing, or whose result could not be saved."""
+    for name, number in {"steps": steps, "every": every}.items():
+        if not isinstance(number, int):
+            raise ValueError(f"{name}={number!r}: expected a whole number of steps")
     if not steps > begin:
         raise ValueError(f"steps={steps}, and {begin} are done: ask for more steps in all")
     if every < 1:

@@ -57,6 +57,11 @@ def require_all_of(model: nn.Module, optimizer: Optimizer) -> None:
                 f"{name} has {what}: all gradients are averaged, unscaled and clipped "
                 "together, so give the optimizer all of a model that trains as a whole"
             )
+        if parameter.dtype == torch.float16:
+            raise ValueError(
+                f"{name} is in float16, which is too coarse to step in: keep the parameters "
+                "in float32, and let autocast compute in float16"
+            )
 
 
 def look_then_average(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:

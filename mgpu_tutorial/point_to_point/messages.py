@@ -80,7 +80,7 @@ def late_receiver(
 
 def swap(mine: Tensor, peer: int) -> Tensor:
     """Exchange tensors of one shape and dtype with `peer`: the lower rank sends first."""
-    if peer == dist.get_rank() or not 0 <= peer < dist.get_world_size():
+    if peer == dist.get_rank() or peer not in range(dist.get_world_size()):
         raise ValueError(f"peer must be the number of another rank, got {peer}")
     mine = mine.contiguous()  # gloo sends nothing else
     other = torch.empty_like(mine)

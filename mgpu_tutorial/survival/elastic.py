@@ -36,7 +36,7 @@ def resume_or_start(
 
     Raises ValueError, on every rank, for fewer steps than the file has.
     """
-    if every < 1:
+    if not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every}: save after every step, 1, or more seldom")
     state = checkpoint.load(path, model, optimizer)
     first = state.get("step", 0)

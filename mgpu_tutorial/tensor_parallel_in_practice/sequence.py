@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.sharding.refusals import require_no_graph
+from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.tensor_parallel.block import copies
 from mgpu_tutorial.tensor_parallel.layers import Group, SumOverRanks, sum_of
 
@@ -43,7 +44,7 @@ class ScatterSequence(torch.autograd.Function):
 
 def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
     """(batch, sequence / ranks, features) of each rank as (batch, sequence, features)."""
-    ranks = dist.get_world_size(group)
+    ranks = size_of(group)
     every = mine.new_empty(ranks * len(mine), *mine.shape[1:])  # one rank's below another's
     dist.all_gather_single(every, mine.contiguous(), group=group)
     return torch.cat(every.chunk(ranks), dim=1)
@@ -51,7 +52,7 @@ def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
 
 def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
-    ranks, (batch, length, features) = dist.get_world_size(group), part.shape
+    ranks, (batch, length, features) = size_of(group), part.shape
     if length % ranks:
         raise ValueError(f"{ranks} ranks cannot share {length} tokens of a sequence evenly")
     mine = part.new_empty(batch, length // ranks, features)

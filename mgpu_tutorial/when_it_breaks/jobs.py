@@ -134,6 +134,8 @@ def replay(
     gradient that is NaN on both of them is reproduced. Raises ValueError on one rank.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("this rank is not in the group: only the group's own ranks call it")
     if world_size < 2:
         raise ValueError("one rank has no other one that could replay its batch: take two")
     batches, pairs = [None] * world_size, [None] * world_size

@@ -30,6 +30,7 @@ REFUSED = [
     ("no rank 0.5 of 2", dp.rank_indices, 0.5, 2, 10, 1, 0, False),
     ("no rank 0 of 0", dp.rank_indices, 0, 0, 4, 1, 0, False),
     ("no rank -1 of 2", dp.global_batches, -1, 2, 10, 4, 1, 0),
+    ("a whole number, got 2.5", dp.global_batches, 0, 2, 10, 2.5, 1, 0),
     ("at least one sample, got 0", dp.global_batches, 0, 2, 10, 0, 1, 0),
     ("at least one sample, got -3", dp.global_batches, 0, 2, 10, -3, 1, 0),
     ("3 samples do not fill one batch of 4", dp.new_loader, range(3), 0, 2, 4, 1),

@@ -52,6 +52,29 @@ def test_a_batch_without_parts_is_refused(refused):
     refused(2, "parts of [] samples", no_parts, sent=True)
 
 
+def dictionaries(rank, world_size):
+    model = practice.AccumulatingDDP(nn.Linear(3, 1))
+    practice.accumulate(model, [{"x": torch.ones(2, 3)}] * 2, sum_of_outputs)
+
+
+def test_a_part_that_is_no_tensor_is_refused(refused):
+    refused(2, "a part is a dict: expected a tensor, or a tuple", dictionaries, sent=True)
+
+
+def gradient_of_a_generator(rank, world_size, wrapper):
+    model = wrapper(nn.Linear(1, 1, bias=False))
+    practice.accumulate(
+        model, (torch.full((2, 1), i + rank) for i in (1.0, 3.0)), sum_of_outputs
+    )
+    finish_gradient_synchronization(model)
+    return model.module.weight.grad.item()
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_parts_can_come_from_a_generator(ranks, wrapper):
+    assert ranks(2, gradient_of_a_generator, wrapper).results == [2.5, 2.5]
+
+
 @pytest.mark.parametrize("wrapper", [NaiveDDP, BucketedDDP])
 def test_a_wrapper_that_cannot_wait_is_refused(refused, wrapper):
     words = f"{wrapper.__name__} has no no_sync, so it can't wait for the last part"

@@ -87,6 +87,7 @@ REFUSED = {
     "a mesh of too few": ("1 × 1 does not hold 2 ranks", shard_on_too_few),
     "adapters of rank 0": ("an adapter of rank 0", adapt_by, 0),
     "adapters of rank -1": ("an adapter of rank -1", adapt_by, -1),
+    "adapters of rank 2.5": ("an adapter of rank 2.5", adapt_by, 2.5),
     "adapters after sharding": ("adapt first, then shard", adapt_late),
     "adapters twice": ("has its adapters already", adapt_twice),
 }

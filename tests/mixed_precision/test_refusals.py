@@ -110,6 +110,17 @@ def finish_a_part(rank, world_size, name):
     precision.finish_step(model, optimizer, scaler)
 
 
+def finish_in_float16(rank, world_size):
+    model = torch.nn.Linear(2, 1).half()
+    optimizer, scaler = torch.optim.SGD(model.parameters()), GradScaler("cpu")
+    scaler.scale(model(torch.ones(1, 2).half()).float().sum()).backward()
+    precision.finish_step(model, optimizer, scaler)
+
+
+def test_parameters_in_float16_are_refused_before_the_average(refused):
+    refused(2, "is in float16, which is too coarse to step in", finish_in_float16)
+
+
 @pytest.mark.parametrize("words", ["no place in the optimizer", "no gradient"])
 def test_what_would_stay_scaled_is_not_clipped_with_the_rest(refused, words):
     name = "conv1.weight" if words == "no gradient" else ""

@@ -23,7 +23,7 @@ def swap_with(rank, world_size, peer):
     return messages.swap(torch.ones(1), rank if peer == "itself" else peer)
 
 
-@pytest.mark.parametrize("peer", ["itself", -1, 2])
+@pytest.mark.parametrize("peer", ["itself", -1, 2, None])
 def test_swap_needs_another_rank(peer, refused):
     refused(2, "the number of another rank", swap_with, peer)
 

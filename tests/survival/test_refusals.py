@@ -33,6 +33,7 @@ REFUSED = [
     (2, "-3 steps train nothing", start, (-3,)),
     (2, "every=0: save after every step, 1, or more seldom", every, (0,)),
     (2, "every=-3: save after every step", every, (-3,)),
+    (2, "every=1.5: save after every step", every, (1.5,)),
     (2, "start it by torchrun", elastic.train_with_accident, ("/",)),
 ]
 

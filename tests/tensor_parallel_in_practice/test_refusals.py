@@ -246,3 +246,20 @@ def accumulate(rank, world_size):
 
 def test_copies_are_summed_once_in_each_backward(ranks):
     assert max(ranks(2, accumulate).results) < 1e-14
+
+
+def in_another_group(rank, world_size, call):
+    groups = [dist.new_group([r]) for r in range(world_size)]
+    return call(groups[1 - rank])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group: sequence.GatherSequence.apply(torch.ones(1, 2, 2), group),
+        lambda group: sequence.ScatterSequence.apply(torch.ones(1, 2, 2), group),
+    ],
+)
+def test_a_group_without_this_rank_is_refused(refused, call):
+    """torch's calls would return at once, and leave each rank with its own part."""
+    refused(2, "isn't in the group that it was given", in_another_group, call, sent=True)

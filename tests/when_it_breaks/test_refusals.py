@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mgpu_tutorial.when_it_breaks import data, figures, jobs, record
 
@@ -87,3 +88,14 @@ def test_the_page_asks_for_nine_findings_in_eight_jobs_and_four_runs():
     assert "nine findings" in text[0] and "Eight jobs follow" in text[2]
     assert "four trainings" in text[2]
     assert all(any(job.__name__ in words for words in text) for job in faulty)
+
+
+def in_another_group(rank, world_size, call):
+    groups = [dist.new_group([r]) for r in range(world_size)]
+    return call(groups[1 - rank])
+
+
+@pytest.mark.parametrize("call", [lambda group: jobs.replay(torch.sum, torch.ones(2), group)])
+def test_a_group_without_this_rank_is_refused(refused, call):
+    """torch's calls would return at once, and leave each rank with its own part."""
+    refused(2, "this rank is not in the group", in_another_group, call, sent=True)
