@@ -84,9 +84,6 @@ def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
 def move_bias(bias: Tensor, counts: Tensor, rate: float) -> Tensor:
     """A step up for each expert below the mean load of all ranks, a step down above it."""
     if bias.shape != counts.shape or bias.dim() != 1 or not rate >= 0:
-        given = f"{tuple(bias.shape)}, counts of shape {tuple(counts.shape)} and a {rate=}"
-        raise ValueError(
-            f"bias of shape {given}: expected a number of each for each expert, "
-            "and a rate of 0 or more"
-        )
+        given = f"a bias of {tuple(bias.shape)}, counts of {tuple(counts.shape)}, {rate=}"
+        raise ValueError(f"{given}: give one of each for each expert, a rate of 0 or more")
     return bias + rate * (counts.double().mean() - counts).sign()

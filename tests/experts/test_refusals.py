@@ -82,12 +82,9 @@ UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)
         ),
         (lambda: layer.auxiliary_loss(SCORES[:0], torch.ones(4)), "a token at least"),
         (lambda: layer.auxiliary_loss(SCORES, torch.ones(1)), "a count for each expert"),
-        (lambda: layer.move_bias(torch.zeros(1), COUNTS, 0.1), "a number of each for each"),
-        (lambda: layer.move_bias(torch.zeros(()), COUNTS, 0.1), "a number of each for each"),
-        (
-            lambda: layer.move_bias(torch.zeros(4, 1), COUNTS, 0.1),
-            "a number of each for each",
-        ),
+        (lambda: layer.move_bias(torch.zeros(1), COUNTS, 0.1), "one of each for each"),
+        (lambda: layer.move_bias(torch.zeros(()), COUNTS, 0.1), "one of each for each"),
+        (lambda: layer.move_bias(torch.zeros(4, 1), COUNTS, 0.1), "one of each for each"),
         (lambda: layer.move_bias(torch.zeros(4), COUNTS, -0.1), RATE),
         (
             lambda: layer.move_bias(torch.zeros(4), COUNTS, float("nan")),
