@@ -7,9 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from conftest import ROOT
 from handouts.build import Plan
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
+from mgpu_tutorial.shared.price import explore, price
+from tests.handouts.conftest import shown, write
+from tests.shared.price.test_sliders import train
 
 AXE = Path(os.environ.get("AXE", ROOT / ".venv" / "axe-core" / "package" / "axe.min.js"))
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
@@ -121,3 +126,25 @@ def test_the_search_finds_a_section_and_says_so(page, pages):
     assert page.locator("#found mark").count() > 0
     page.locator("#found a").first.click()
     assert page.locator("nav.toc").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_sliders_of_a_price_replay_it_in_the_page(page, tmp_path, scheme):
+    explored = explore(price(train, 4, BucketedDDP))
+    head = "# Title\n\nA reason. **is it seven?** About 5 minutes."
+    cells = [new_markdown_cell(head), new_code_cell("x", outputs=shown(explored.still()))]
+    folder = write(tmp_path, cells).parent
+    for make, given, path in Plan(tmp_path / "out", (), folder).pages():
+        make(*given, path)
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto((tmp_path / "out" / "00_small.html").as_uri())
+    place = page.locator(".explore")
+    assert place.locator("svg text").first.is_visible() and place.locator("img").count() == 0
+    names = list(explored.sliders)
+    said = page.locator(".explore p").inner_text
+    before = said()
+    place.locator("input").nth(names.index("inside")).press("Home")
+    slow = explored.at(inside=explored.sliders["inside"].values[0])
+    assert said() != before and f"{1e3 * slow.seconds:.0f} ms, of which" in said()
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -1,6 +1,7 @@
 """A machine for the replay, "8 x H100", and what a kernel and a call take on it."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.links import (
@@ -38,11 +39,16 @@ class Machine(NamedTuple):
 
     def nodes(self, ranks: tuple[int, ...]) -> int:
         """Over how many nodes these ranks are spread, which stand side by side in order."""
-        return len({rank // self.per_node for rank in ranks})
+        return _nodes(ranks, self.per_node)
 
     def link(self, ranks: tuple[int, ...]) -> Link:
         """The slowest link between these ranks."""
         return self.between if self.nodes(ranks) > 1 else self.inside
+
+
+@lru_cache
+def _nodes(ranks: tuple[int, ...], per_node: int) -> int:
+    return len({rank // per_node for rank in ranks})
 
 
 def machine_of(text: "str | Machine") -> Machine:

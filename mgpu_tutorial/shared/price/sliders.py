@@ -144,7 +144,9 @@ class Explored:
         """Three settings with their pictures, for paper."""
         sliders, found = self.sliders, [("as priced", {})]
         if link := sliders.get(
-            "between" if self.priced.machine.nodes(range(self.priced.ranks)) > 1 else "inside"
+            "between"
+            if self.priced.machine.nodes(tuple(range(self.priced.ranks))) > 1
+            else "inside"
         ):
             found.append(("with an eighth of the bandwidth", {link.name: link.values[1]}))
         for name in ("tokens", "ranks"):

@@ -1,0 +1,27 @@
+"""The models compute what their papers say, on real numbers and in small."""
+
+import torch
+
+from mgpu_tutorial.shared.price.models import llama, rotated, turns_of
+
+
+def test_rotary_embedding_turns_each_pair_by_its_angle():
+    x = torch.randn(2, 5, 3, 8)  # (batch, tokens, heads, per head)
+    found = rotated(x, turns_of(tokens=7, per_head=8))
+    for token in range(5):
+        for pair in range(4):
+            angle = torch.tensor(token * 500_000 ** (-2 * pair / 8))
+            a, b = x[:, token, :, 2 * pair], x[:, token, :, 2 * pair + 1]
+            expected = (a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos())
+            for i, each in enumerate(expected):
+                torch.testing.assert_close(found[:, token, :, 2 * pair + i], each)
+
+
+def test_a_token_sees_only_those_before_it():
+    model = llama(2, 32, 4, 64, 2, 100, 16)
+    tokens = torch.randint(100, (1, 10))
+    changed = tokens.clone()
+    changed[0, 6] = (tokens[0, 6] + 1) % 100
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :6], after[:, :6])
+    assert not torch.allclose(before[:, 6:], after[:, 6:])
