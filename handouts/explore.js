@@ -83,7 +83,8 @@ const priced = {
     played.events.forEach(([kind, , name, begins], i) => {
       if (kind !== "mark" || !name) return;
       if (begins) { open[name] = played.begins[i]; return; }
-      text(LEFT + scale * (open[name] + played.begins[i]) / 2, 16, name);
+      const wide = scale * (played.begins[i] - open[name]);
+      if (wide > 7 * name.length) text(LEFT + scale * open[name] + wide / 2, 16, name);
       box(LEFT + scale * open[name], 4, 0.7, 3 * LANE, "#9a9a9a");
     });
     text(LEFT - 8, LANE + 16, "kernels", "end");
@@ -138,7 +139,7 @@ const priced = {
       const [all, seen] = [played.seconds, played.visible].map((time) => (1e3 * time).toFixed(0) + " ms");
       const fits = full > data.memory ? ": it does not fit." : ".";
       words.textContent = all + ", of which " + seen + " are visible messages (" + share.toFixed(0) +
-        " %). At most " + full + " GB of " + data.memory + " GB" + fits;
+        " %). At most " + full.toFixed(1) + " GB of " + data.memory + " GB" + fits;
     };
     show();
   },

@@ -13,6 +13,7 @@ from conftest import ROOT
 from handouts.build import Plan
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.shared.price import explore, price
+from mgpu_tutorial.shared.price.sliders import words
 from tests.handouts.conftest import shown, write
 from tests.shared.price.test_sliders import train
 
@@ -130,7 +131,7 @@ def test_the_search_finds_a_section_and_says_so(page, pages):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_sliders_of_a_price_replay_it_in_the_page(page, tmp_path, scheme):
-    explored = explore(price(train, 4, BucketedDDP))
+    explored = explore(price(train, 4, BucketedDDP, tokens=2**20))
     head = "# Title\n\nA reason. **is it seven?** About 5 minutes."
     cells = [new_markdown_cell(head), new_code_cell("x", outputs=shown(explored.still()))]
     folder = write(tmp_path, cells).parent
@@ -146,5 +147,5 @@ def test_the_sliders_of_a_price_replay_it_in_the_page(page, tmp_path, scheme):
     before = said()
     place.locator("input").nth(names.index("inside")).press("Home")
     slow = explored.at(inside=explored.sliders["inside"].values[0])
-    assert said() != before and f"{1e3 * slow.seconds:.0f} ms, of which" in said()
+    assert before == words(explored.at()) and said() == words(slow)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

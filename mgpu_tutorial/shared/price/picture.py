@@ -10,7 +10,7 @@ from mgpu_tutorial.shared.price.replay import Played
 from mgpu_tutorial.shared.price.tape import KINDS, Call, Mark, Operation
 
 WIDTH, LEFT, LANE, HIGH = 720, 96, 22, 120  # pixels; `HIGH` is the memory's
-FILLS = ("#5e6b7a", "#f2a65a", "#b9d7a8", "#d8c3e8", "#f0e3a1")  # of the kinds of memory
+FILLS = ("#5e6b7a", "#c9688f", "#74ad5e", "#9b7fc4", "#bfa640")  # of the kinds of memory
 PRODUCTS, OTHERS = tone(0).fill, "#9cc4e4"
 
 
@@ -30,7 +30,8 @@ def draw(
     for lane, name in enumerate(lanes):
         drawing.label(LEFT - 8, 20 + LANE * lane + 14, name, 12, anchor="end")
     for name, begin, end in phases(player):
-        drawing.label(LEFT + scale * (begin + end) / 2, 34, name, 12)
+        if scale * (end - begin) > 7 * len(name):
+            drawing.label(LEFT + scale * (begin + end) / 2, 34, name, 12)
         drawing.line(
             LEFT + scale * begin, 22, LEFT + scale * begin, 20 + 3 * LANE, FAINT, 0.7
         )

@@ -166,8 +166,8 @@ class Explored:
                 options=[(slider.label(value), value) for value in slider.values],
                 index=slider.at,
                 description=slider.says,
-                style={"description_width": "130px"},
-                layout={"width": "380px"},
+                style={"description_width": "150px"},
+                layout={"width": "420px"},
             )
             for slider in self.sliders.values()
         }
@@ -175,7 +175,7 @@ class Explored:
 
         def draw(_: object = None) -> None:
             found = self.at(**{name: slider.value for name, slider in moved.items()})
-            picture.value = found.drawing().html()
+            picture.value = f"{found.drawing().html()}<p>{words(found)}</p>"
 
         for slider in moved.values():
             slider.observe(draw, "value")
@@ -198,6 +198,17 @@ class Explored:
     def _repr_mimebundle_(self, **_: object) -> dict:
         own = {"text/plain": repr(self), "text/html": self.still()}
         return self.widget()._repr_mimebundle_() | own
+
+
+def words(found: Priced) -> str:
+    """A step in a sentence, as the page's script says it."""
+    full, most = found.fullest().total() / 1e9, found.machine.memory / 1e9
+    share = found.visible / found.seconds if found.seconds else 0
+    return (
+        f"{1e3 * found.seconds:.0f} ms, of which {1e3 * found.visible:.0f} ms are visible "
+        f"messages ({100 * share:.0f} %). At most {full:.1f} GB of {most:g} GB"
+        f"{': it does not fit' if full > most else ''}."
+    )
 
 
 def _with_twice(priced: Priced) -> tuple[int | None, dict[str, Tape]]:
