@@ -45,6 +45,10 @@ def shared_loss(
     """
     if not len(labels) <= batch or batch < 1:
         raise ValueError(f"a batch of {batch} is less than this rank's {len(labels)} samples")
+    if not labels.is_floating_point() and bool((labels == -100).any()):
+        raise ValueError(
+            "a label of -100 counts in no loss: leave it out, and out of `batch`"
+        )
     return loss_of(output, labels, reduction="sum") * size_of(group) / batch
 
 

@@ -59,6 +59,15 @@ def test_a_batch_that_is_smaller_than_a_share_is_refused(refused, batch):
     refused(2, f"a batch of {batch} is less than this rank's 3 samples", loss, batch)
 
 
+def loss_of_an_ignored_label(rank, world_size):
+    sgd.shared_loss(torch.zeros(2, 3), torch.tensor([0, -100]), 4)
+
+
+def test_a_label_that_counts_in_no_loss_is_refused(refused):
+    """The mean of one process leaves it out; a sum divided by the whole batch would not."""
+    refused(2, "a label of -100 counts in no loss", loss_of_an_ignored_label)
+
+
 @pytest.mark.parametrize("epochs", [0])
 def test_no_epochs_are_refused(refused, epochs):
     refused(2, f"epochs={epochs} trains nothing", sgd.train, epochs)
