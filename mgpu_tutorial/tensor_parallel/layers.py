@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from mgpu_tutorial.sharding.refusals import require_no_graph
+from mgpu_tutorial.shared.groups import size_of
 
 Group = dist.ProcessGroup | None
 
@@ -46,6 +47,7 @@ class SumOverRanks(torch.autograd.Function):
 
 def sum_of(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of all ranks' tensors, on every rank; `part` stays as it is."""
+    size_of(group)  # refuses a rank that is not in the group
     total = part.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
@@ -60,7 +62,7 @@ class Shard(nn.Parameter):
 
 def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
     """This rank's part of a tensor that all have; ValueError where parts can't be equal."""
-    ranks, length = dist.get_world_size(group), parameter.shape[dim]
+    ranks, length = size_of(group), parameter.shape[dim]
     if isinstance(parameter, Shard):
         raise ValueError("this is a shard already, and a whole layer can be cut once")
     if length % ranks:

@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.lab.measure import largest_difference
@@ -197,3 +198,21 @@ def frozen_attention(rank, world_size):
 def test_what_was_frozen_stays_frozen(ranks):
     for far in ranks(2, frozen_attention).results:
         assert len(far) == 8 and max(far.values()) < 1e-14
+
+
+def in_another_group(rank, world_size, call):
+    groups = [dist.new_group([r]) for r in range(world_size)]
+    return call(groups[1 - rank])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group: layers.SumOverRanks.apply(torch.ones(1), group),
+        lambda group: ColumnParallelLinear(nn.Linear(4, 4), group),
+        lambda group: RowParallelLinear(nn.Linear(4, 4), group),
+    ],
+)
+def test_a_group_without_this_rank_is_refused(refused, call):
+    """torch's calls would return at once, and leave each rank with its own part."""
+    refused(2, "isn't in the group that it was given", in_another_group, call, sent=True)
