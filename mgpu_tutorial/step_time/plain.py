@@ -3,8 +3,10 @@
 
 def bubble_only(tflops: float, stages: int, micro_batches: float, then: float) -> float:
     """TFLOP/s with `then` micro-batches instead, if the bubble is all that changes."""
-    if min(stages, micro_batches, then) < 1:
-        raise ValueError("a pipeline needs a stage at least, and a micro-batch")
+    if min(stages, micro_batches, then) < 1 or not tflops > 0:
+        raise ValueError(
+            "a pipeline needs a stage at least, and a micro-batch, and TFLOP/s above 0"
+        )
     without = tflops * (1 + (stages - 1) / micro_batches)
     return without / (1 + (stages - 1) / then)
 

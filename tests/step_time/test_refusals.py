@@ -11,6 +11,7 @@ from mgpu_tutorial.step_time import plain, published
         (lambda: plain.bubble_only(153, 0, 384, 96), "a stage at least, and a micro-batch"),
         (lambda: plain.bubble_only(153, 12, 0, 96), "a stage at least, and a micro-batch"),
         (lambda: plain.bubble_only(153, 12, 384, 0.5), "a stage at least, and a micro-batch"),
+        (lambda: plain.bubble_only(-153, 12, 384, 96), "and TFLOP/s above 0"),
         (lambda: plain.step_seconds(1, 1, 0, 0, 1, 0, 1), "a stage, a micro-batch"),
         (lambda: plain.step_seconds(1, 1, 0, 1, -2, 0, 1), "a stage, a micro-batch"),
         (lambda: plain.step_seconds(1, 0, 0, 1, 1, 0, 1), "rates above 0"),
