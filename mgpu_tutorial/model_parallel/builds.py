@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache, lru_cache
 from itertools import product
 from types import SimpleNamespace
@@ -13,7 +14,13 @@ from torch.nn.functional import cross_entropy
 from mgpu_tutorial.lab.devices import devices
 from mgpu_tutorial.lab.teach.build import Builder, expect
 from mgpu_tutorial.model_parallel.figures import in_order
-from mgpu_tutorial.model_parallel.micro_batches import forward_backward, take_step
+from mgpu_tutorial.model_parallel.micro_batches import (
+    MicroBatchStep,
+    backward_stage,
+    forward_backward,
+    forward_stage,
+    take_step,
+)
 from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50, split, units
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -86,13 +93,45 @@ def _linear_stages(count: int) -> SimpleNamespace:
     return SimpleNamespace(stages=stages, devices=[torch.device("cpu")] * count)
 
 
+def _asked(forward_backward: Callable, what: str) -> Callable:
+    """The same order, and AssertionError at the first call that waits for a wrong one."""
+
+    def said(made: tuple | None) -> str:
+        return "the {} of stage {}, micro-batch {}".format(*made) if made else "nothing"
+
+    def ask(step: MicroBatchStep) -> None:
+        queue, names = step.queue, {}
+
+        def asked(task: Callable, s: int, i: int, after: Future | None = None) -> Future:
+            kind = "forward" if task is forward_stage else "backward"
+            neighbour = s - 1 if kind == "forward" else s + 1
+            is_inside = neighbour in range(len(step.model.stages))
+            wanted = (kind, neighbour, i) if is_inside else None
+            found = names.get(after)
+            if not wanted and found and found[:2] == ("backward", 0):
+                found = None  # late, but right: it hands on nothing
+            if task in (forward_stage, backward_stage) and found != wanted:
+                this = said((kind, s, i))
+                raise AssertionError(
+                    f"{what} {this}, waits for {said(found)}, expected {said(wanted)}"
+                )
+            future = queue(task, s, i, after)
+            names[future] = kind, s, i
+            return future
+
+        step.queue = asked
+        forward_backward(step)
+
+    return ask
+
+
 def computes_as_one_in_order(forward_backward: Callable) -> None:
     """do all forwards of each device, then all backwards, and leave the gradients of one"""
     for count, micro in product(range(1, 5), repeat=2):
         one, several = _linear_stages(count).stages, _linear_stages(count)
         cross_entropy(nn.Sequential(*one)(IMAGES), LABELS).backward()
-        tasks = take_step(several, IMAGES, LABELS, micro, forward_backward)
         what = f"{count} stage(s), {micro} micro-batch(es):"
+        tasks = take_step(several, IMAGES, LABELS, micro, _asked(forward_backward, what))
         wanted = [f"{kind}{i}" for kind in "FB" for i in range(micro)]
         for row in range(count):
             order = " ".join(in_order(tasks, row))

@@ -43,11 +43,15 @@ ORDER = [
         "",
         "1 micro-batch(es): the order of device 0: 'F0', expected 'F0 B0'",
     ),
-    (FORWARD, "forward_stage, s, i", "scalar outputs"),
+    (
+        FORWARD,
+        "forward_stage, s, i",
+        "the forward of stage 1, micro-batch 0, waits for nothing, expected the forward",
+    ),
     (
         SECOND,
         SECOND.replace("        task = None\n        for", "        for"),
-        "the stages' gradients, entry 0",
+        "the backward of stage 0, micro-batch 0, waits for the forward of stage 0",
     ),
     (
         f"{FORWARD})",
