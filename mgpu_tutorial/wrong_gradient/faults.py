@@ -78,8 +78,8 @@ FAULTS = {
     "own order": Fault(
         "every rank adds up in an order of its own",
         f"{TUTORIAL}/intermediate_source/dist_tuto.rst",
-        "dist.all_reduce(parameter.grad, group",
-        "add_in_own_order(parameter.grad, group",
+        'dist.all_reduce(parameter.grad, group=mesh["dp"].get_group())',
+        'add_in_own_order(parameter.grad, group=mesh["dp"].get_group())',
         ("dp=2", "dp=4"),
     ),
 }

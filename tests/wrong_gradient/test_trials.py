@@ -144,6 +144,8 @@ def test_the_judge_takes_the_line_in_its_function_and_no_other(capsys, number):
     line = figures.line_of(fault.right)
     figures.judge(number, [fault.function, line])
     assert fault.tests[0] in capsys.readouterr().out
+    figures.judge(number, [fault.function.split(".")[0], line])
+    assert fault.tests[0] in capsys.readouterr().out
     for wrong in (..., [fault.function, line + 9], ["train", line], "clip", [fault.function]):
         figures.judge(number, wrong)
         assert capsys.readouterr().out.startswith("not yet")
