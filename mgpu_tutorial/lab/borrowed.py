@@ -97,6 +97,10 @@ fake_store = Private("torch.testing._internal.distributed.fake_pg:FakeStore")
 fake_tensors = Private("torch._subclasses.fake_tensor:FakeTensorMode")
 # A guard under which such modes are off.
 without_modes = Private("torch.utils._python_dispatch:_disable_current_modes")
+# Where a DTensor, and a tensor that is still on its way, have the tensor of this rank.
+LOCAL = ("_local_tensor", "elem")
+# The keyword by which a mesh of a mesh is told the numbers of its ranks.
+RANK_MAP = "_rank_map"
 # The class of modes that see every kernel.
 dispatch_mode = Private("torch.utils._python_dispatch:TorchDispatchMode")
 # Attention on a CPU, and its backward.

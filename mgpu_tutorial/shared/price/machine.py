@@ -34,7 +34,8 @@ class Machine(NamedTuple):
     kernel: float = KERNEL
 
     def of(self, gpus: int) -> "Machine":
-        """The same with more or fewer GPUs."""
+        """The same with more or fewer GPUs; ValueError where they are no whole nodes."""
+        _require_nodes(gpus, self.per_node)
         return self._replace(gpus=gpus, name=re.sub(r"^\d+", str(gpus), self.name))
 
     def nodes(self, ranks: tuple[int, ...]) -> int:
@@ -51,6 +52,15 @@ def _nodes(ranks: tuple[int, ...], per_node: int) -> int:
     return len({rank // per_node for rank in ranks})
 
 
+def _require_nodes(gpus: int, per_node: int) -> None:
+    require_whole("the number of GPUs", gpus)
+    if gpus > per_node and gpus % per_node:
+        raise ValueError(
+            f"{gpus} GPUs are no whole nodes of {per_node}: give up to {per_node}, or a "
+            "multiple of it"
+        )
+
+
 def machine_of(text: "str | Machine") -> Machine:
     """What "8 x H100" stands for; a Machine is taken as it is.
 
@@ -63,12 +73,7 @@ def machine_of(text: "str | Machine") -> Machine:
         known = ", ".join(CLUSTERS)
         raise ValueError(f'machine must be like "8 x H100", of one of {known}, got {text!r}')
     gpus, cluster = int(found[1]), CLUSTERS[found[2]]
-    require_whole("the number of GPUs", gpus)
-    if gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
-        raise ValueError(
-            f"{gpus} GPUs are no whole nodes of {cluster.gpus_per_node}: give up to "
-            f"{cluster.gpus_per_node}, or a multiple of it"
-        )
+    _require_nodes(gpus, cluster.gpus_per_node)
     return Machine(
         name=f"{gpus} x {found[2]}",
         gpus=gpus,

@@ -146,8 +146,8 @@ def with_numbers(method: Callable) -> Callable:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with borrowed.without_modes():
-            if kwargs.get("_rank_map") is not None:
-                kwargs["_rank_map"] = torch.arange(len(kwargs["_rank_map"]), dtype=torch.int)
+            if (ranks := kwargs.get(borrowed.RANK_MAP)) is not None:
+                kwargs[borrowed.RANK_MAP] = torch.arange(len(ranks), dtype=torch.int)
             return method(*args, **kwargs)
 
     return call

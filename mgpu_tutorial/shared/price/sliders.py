@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mgpu_tutorial.lab.draw.drawing import Drawing
+from mgpu_tutorial.shared.cost_model.links import require_message, require_whole
 from mgpu_tutorial.shared.price.machine import Machine
 from mgpu_tutorial.shared.price.pricing import Priced, tape_all
 from mgpu_tutorial.shared.price.tape import Call, Event, Mark, Operation, Tape, Wait
@@ -84,23 +85,28 @@ class Explored:
         self.sliders = {row.name: row for row in rows if row.name not in unused}
 
     def at(self, **values: float) -> Priced:
-        """The step with some sliders elsewhere, in their units."""
+        """The step with some sliders elsewhere, in their units.
+
+        Raises ValueError for a slider that is not there, and for a value that cannot be.
+        """
         for name in values.keys() - self.sliders.keys():
             known = ", ".join(self.sliders) or "no slider"
             raise ValueError(f"there is no slider {name!r}, but {known}")
         priced, machine = self.priced, self.priced.machine
-        ranks, weights = int(values.get("ranks", priced.ranks)), {}
+        ranks, weights = values.get("ranks", priced.ranks), {}
         if "tokens" in values:
+            require_whole("tokens", values["tokens"])
             weights["tokens"] = values["tokens"] / self.sliders["tokens"].values[0] - 1
         if ranks != priced.ranks:
-            weights["ranks"] = 2 * (1 - priced.ranks / ranks)
             machine = machine.of(ranks)
+            weights["ranks"] = 2 * (1 - priced.ranks / ranks)
         for name in ("inside", "between"):
             link = getattr(machine, name)
             rate = 1e9 * values[name] if name in values else link.bandwidth
             link = link._replace(
                 bandwidth=rate, latency=link.latency * values.get("latency", 1)
             )
+            require_message(0, ranks, link)
             machine = machine._replace(**{name: link})
         tape = _mixed(self.base, [(self.twice[n], w) for n, w in weights.items()], ranks)
         return replace(priced, ranks=ranks, machine=machine, tapes={0: tape})

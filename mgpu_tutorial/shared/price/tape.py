@@ -295,7 +295,7 @@ def tensors_of(things: Any) -> list[Tensor]:
 
 def local(tensor: Tensor) -> Tensor:
     """What this rank has of a DTensor, or of a tensor that is still on its way."""
-    for name in ("_local_tensor", "elem"):
+    for name in borrowed.LOCAL:
         tensor = getattr(tensor, name, tensor)
     return tensor
 

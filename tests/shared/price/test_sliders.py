@@ -140,6 +140,17 @@ def test_a_step_of_several_stages_is_refused():
         explore(price(around, 4))
 
 
-def test_no_such_slider(explored):
-    with pytest.raises(ValueError, match="no slider 'layers', but ranks, tokens, inside"):
-        explored(fsdp).at(layers=3)
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"layers": 3}, "no slider 'layers', but ranks, tokens, inside"),
+        ({"ranks": 12}, "12 GPUs are no whole nodes of 8"),
+        ({"ranks": 0}, "the number of GPUs must be a whole number, 1 or more"),
+        ({"tokens": 0.5}, "tokens must be a whole number, 1 or more"),
+        ({"inside": 0}, "bandwidth must be above 0"),
+        ({"latency": -1}, "latency 0 or more"),
+    ],
+)
+def test_sliders_do_not_go_where_nothing_is(explored, values, words):
+    with pytest.raises(ValueError, match=words):
+        explored(fsdp).at(**values)
