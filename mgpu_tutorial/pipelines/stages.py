@@ -92,6 +92,16 @@ def isend(tensor: Tensor, target: int, group: Group = None) -> dist.Work | None:
     return None
 
 
+def require_own_rank(rank: int, world_size: int, group: Group = None) -> None:
+    """ValueError for the rank among all ranks where that in the group is meant."""
+    own = dist.get_rank(group), dist.get_world_size(group)
+    if (rank, world_size) != own:
+        raise ValueError(
+            f"this is rank {own[0]} of {own[1]} in the group, not {rank} of {world_size}: "
+            "give the rank and the number of ranks within the group"
+        )
+
+
 def run_gpipe(
     rank: int, world_size: int, work: Work, micro: int, group: Group = None
 ) -> tuple[list[float], list[Tensor]]:
@@ -99,6 +109,7 @@ def run_gpipe(
 
     `rank` and `world_size` are those of the group, None for all ranks.
     """
+    require_own_rank(rank, world_size, group)
     stage = Stage(work, micro, group)
     for i in range(micro):
         input_tensor = receive(stage.input_shape, rank - 1, group)

@@ -206,3 +206,13 @@ def held(rank, world_size):
 
 def test_a_stage_lets_go_of_a_micro_batch_with_its_backward(ranks):
     assert ranks(1, held).results == [[[0], [0, 1], [1], []]]
+
+
+def by_the_global_rank(rank, world_size):
+    group, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    stages.run_gpipe(rank, world_size, LinearStages(2), 2, group)
+
+
+def test_the_rank_is_that_within_the_group(refused):
+    """Rank 2 of the world is 1 in its group: it would wait for itself."""
+    refused(4, "within the group", by_the_global_rank, sent=True)
