@@ -17,6 +17,7 @@ from mgpu_tutorial.shared.price import explore, price
 from tests.shared.price.test_tape import around, fsdp, preloaded  # noqa: F401
 
 WIDTH = 256
+pytestmark = pytest.mark.timeout(400)  # the first test of a wrapper tapes it three times
 
 
 def prefetching(model):
