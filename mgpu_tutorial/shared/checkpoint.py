@@ -24,7 +24,8 @@ def save(
 
     All ranks have the same model and optimizer state. Raises ValueError for shards.
     """
-    if any(getattr(parameter, "sharded", False) for parameter in model.parameters()):
+    marks = ("sharded", "cut")  # of sharding's parameters, and of tensor parallel's
+    if any(hasattr(parameter, mark) for parameter in model.parameters() for mark in marks):
         raise ValueError(
             "model or optimizer are sharded, and rank 0 would write its own part only: use "
             "save_shards, by which each rank writes what it has"

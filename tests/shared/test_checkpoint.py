@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.shared import checkpoint
+from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear
 
 
 def new_run(seed=0):
@@ -118,3 +119,12 @@ def test_two_runs_that_save_at_once_do_not_write_into_one_draft(tmp_path, monkey
     checkpoint.save_whole(path, {"run": 1})
     assert torch.load(path) == {"run": 1}
     assert os.listdir(tmp_path) == ["run.pt"]
+
+
+def save_a_cut_layer(rank, world_size):
+    model = ColumnParallelLinear(nn.Linear(4, 4))
+    checkpoint.save("/nowhere/unused.pt", model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_rank_0_does_not_save_its_part_of_a_tensor_parallel_layer(refused):
+    refused(2, "rank 0 would write its own part only", save_a_cut_layer, sent=True)
