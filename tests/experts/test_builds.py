@@ -27,7 +27,7 @@ DISPATCH = [
     ("return…", "", "nothing was returned"),
     ("require_experts(which, experts, len(rows))", "pass", "five rows for three experts"),
     (", group)", ")", "rank"),
-    ("group: Group = None", "*_", ", group)", ")", "get_world_size(group", "get_world_size(")
+    ("group: Group = None", "*_", ", group)", ")", "size_of(group)", "size_of()")
     + (", group=group", "", "rank"),
 ]
 PLACED, WEIGHTS = "sorted_rows[order.argsort()]", "weights[..., None]"
