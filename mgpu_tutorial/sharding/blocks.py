@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from mgpu_tutorial.lab.borrowed import backward_number, when_backward_ends
 from mgpu_tutorial.sharding.refusals import (
+    mark,
     require_block,
     require_in_forward,
     require_no_graph,
@@ -79,7 +80,7 @@ class FlatShard(nn.Module):
         super().__init__()
         shard, self.shapes, self.places = take_out(module, group)
         self.shard = nn.Parameter(shard)
-        self.shard.sharded = True
+        mark(self.shard, group)
         self.module, self.group, self.whole = module, group, None
 
     def gathered(self) -> dict[str, torch.Tensor]:

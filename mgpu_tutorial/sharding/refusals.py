@@ -1,11 +1,14 @@
 """What the stages of ZeRO can't do, refused before a rank sends anything."""
 
 from collections.abc import Container, Iterable, Mapping
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
@@ -145,6 +148,33 @@ def require_unmoved(shard: nn.Parameter, version: int) -> None:
             "the shard was changed between forward and backward, which would now take other "
             "weights: go backward first, then step"
         )
+
+
+def require_averaged(optimizer: Optimizer, *_: Any) -> None:
+    """RuntimeError before a step that takes mean gradients of shards, and this rank's own."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if all(getattr(p, "sharded", 1) == 1 for p in parameters):
+        return  # no shards, or each is the whole of a group of one rank
+    for parameter in parameters:
+        averaged = hasattr(parameter, "sharded") or hasattr(parameter, "awaits_mean")
+        if parameter.grad is not None and not averaged:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} is in no block, beside "
+                "shards, and nobody averages its gradient: leave it to the root by "
+                "fully_sharded, or average it yourself, with an optimizer of its own"
+            )
+
+
+@cache
+def watch_steps() -> None:
+    """From now on each optimizer's step passes `require_averaged`."""
+    register_optimizer_step_pre_hook(require_averaged)
+
+
+def mark(shard: nn.Parameter, group: dist.ProcessGroup | None = None) -> None:
+    """Note over how many ranks it is a shard; a step refuses what nobody averages beside."""
+    shard.sharded = dist.get_world_size(group)
+    watch_steps()
 
 
 def require_no_graph(operator: str) -> None:

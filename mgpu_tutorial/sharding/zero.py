@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.sharding.refusals import (
+    mark,
     require_in_flat,
     require_member,
     require_no_batch_norm,
@@ -99,6 +100,7 @@ class FlatParameters:
         self.flat = flatten(self.parameters, group)
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
         self.shard = nn.Parameter(shard_of(self.flat, group))  # a view: its step moves them
+        mark(self.shard, group)
         for parameter in self.parameters:
             parameter.sharded = True  # which `require_once` refuses from now on
 
@@ -173,7 +175,7 @@ def shard_parameters(module: nn.Module) -> None:
         for name, parameter in list(part.named_parameters(recurse=False)):
             unsharded = Unsharded(parameter.shape)
             register_parametrization(part, name, unsharded, unsafe=True)
-            parameter.sharded = True  # it holds this rank's shard now
+            mark(parameter)  # it holds this rank's shard now
 
 
 def recompute(block: nn.Module) -> None:

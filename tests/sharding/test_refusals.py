@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adam
 
@@ -326,12 +327,54 @@ def test_a_module_that_reads_its_childs_weight_is_refused(refused):
     )
 
 
-def test_the_assertion_of_the_text_finds_a_layer_in_no_block(ranks):
-    def marked(rank, world_size):
-        model = nn.Sequential(ShardedBlock(plain()), nn.Linear(3, 3), ShardedBlock(plain()))
-        return [hasattr(parameter, "sharded") for parameter in model.parameters()]
+def a_block(group=None):
+    return ShardedBlock(plain(), group)
 
-    assert ranks(1, marked).results == [[True, False, False, True]]
+
+def a_module_of_shards(group=None):
+    module = plain()
+    zero.shard_parameters(module)
+    return module
+
+
+def step_beside_a_layer(rank, world_size, make, of_its_own=False, apart=False):
+    model = nn.Sequential(make(of_own(rank) if of_its_own else None), plain())
+    optimizers = [SGD(part.parameters(), lr=0.1) for part in model] if apart else []
+    model(torch.full((2, 3), rank + 1.0)).sum().backward()
+    if apart:
+        for parameter in model[1].parameters():
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+    for optimizer in optimizers or [SGD(model.parameters(), lr=0.1)]:
+        optimizer.step()
+
+
+def of_own(rank):
+    groups = [dist.new_group([i]) for i in range(dist.get_world_size())]
+    return groups[rank]
+
+
+def step_a_shard_beside_a_layer(rank, world_size):
+    flat, beside = zero.FlatParameters(plain()), plain()
+    for parameter in [*flat.parameters, *beside.parameters()]:
+        parameter.grad = torch.ones_like(parameter)
+    flat.step(SGD([flat.shard, *beside.parameters()], lr=0.1))
+
+
+@pytest.mark.parametrize("make", [a_block, a_module_of_shards])
+def test_a_step_beside_a_layer_in_no_block_is_refused(refused, make):
+    refused(2, "is in no block, beside shards", step_beside_a_layer, make, sent=True)
+
+
+def test_a_step_of_a_flat_shard_beside_a_layer_is_refused(refused):
+    refused(2, "is in no block, beside shards", step_a_shard_beside_a_layer, sent=True)
+
+
+def test_who_averages_a_layer_beside_blocks_by_hand_gives_it_its_own_optimizer(ranks):
+    ranks(2, step_beside_a_layer, a_block, apart=True)
+
+
+def test_a_layer_beside_a_block_of_one_rank_is_no_other_than_the_block(ranks):
+    ranks(2, step_beside_a_layer, a_block, of_its_own=True)
 
 
 # What is right: the same as one process, however odd
