@@ -143,6 +143,8 @@ def refuse_bad_stream(stream: Iterable, world_size: int, batch: int, done: int) 
             "the stream is an iterator, which is used up after one pass: give an object "
             "whose __iter__ begins anew"
         )
+    if not (isinstance(batch, int) and isinstance(done, int)):
+        raise TypeError(f"batch={batch!r} and done={done!r}: samples and steps are counted")
     if batch < world_size:
         raise ValueError(f"a batch of {batch} leaves some of {world_size} ranks without any")
     if done < 0:

@@ -103,8 +103,8 @@ def train_with_accident(rank: int, world_size: int, folder: str) -> int:
 
 def die_at_call(number: int) -> None:
     """This process kills itself at its next call number `number`, in Python or in C."""
-    if number < 1:
-        raise ValueError(f"calls count from 1, and there is no call {number}")
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"calls count from 1, and there is no call {number!r}")
     calls = itertools.count(1)
 
     def count(frame: FrameType, event: str, function: Any) -> None:

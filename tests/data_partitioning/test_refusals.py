@@ -38,6 +38,8 @@ REFUSED = [
     ("no rank 7 of 2", dp.StreamShare, range(8), 7, 2, 4),
     ("leaves some of 3 ranks", dp.StreamShare, range(8), 0, 3, 2),
     ("leaves some of 1 ranks", dp.StreamShare, range(8), 0, 1, 0),
+    ("are counted", dp.StreamShare, range(8), 0, 2, 2.5),
+    ("are counted", dp.StreamShare, range(8), 0, 2, 4, 1.5),
     ("done=-1", dp.StreamShare, range(8), 0, 2, 4, -1),
     ("used up after one pass", dp.StreamShare, iter(range(8)), 0, 2, 4),
 ]

@@ -60,9 +60,10 @@ def test_what_is_not_the_same_run_is_refused(
     refused(world_size, words, elastic.train, *given, sent=True)  # rank 0 sends the file
 
 
-def test_a_death_has_the_number_of_a_call():
-    with pytest.raises(ValueError, match="there is no call 0"):
-        elastic.die_at_call(0)
+@pytest.mark.parametrize("number", [0, "3", 1.5])
+def test_a_death_has_the_number_of_a_call(number):
+    with pytest.raises(ValueError, match=f"there is no call {number!r}"):
+        elastic.die_at_call(number)
 
 
 def test_one_rank_has_no_accident(monkeypatch, tmp_path):
