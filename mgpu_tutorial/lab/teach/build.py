@@ -32,7 +32,6 @@ ITSELF = (
     "cell makes it with def or class"
 )
 PACKAGE = f"{__name__.partition('.')[0]}."  # whose functions are ours
-UNKEPT = f"Not kept in {mine.FILE.name}: it is ours. Type it into a cell of yours to keep it."
 WORDS = {True: "yes", False: "no", None: "not tried"}
 
 launch = functools.partial(launch_ranks, timeout=10)  # a build that hangs says so soon
@@ -112,7 +111,7 @@ class Builder:
             if solution.running or not all(row.holds for row in rows):
                 return
             if any(function.__module__.startswith(PACKAGE) for function in functions):
-                print(UNKEPT)
+                print(solution.UNKEPT)
             else:
                 self.passed.update(names)
                 print(self._kept(functions))

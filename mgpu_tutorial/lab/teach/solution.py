@@ -4,6 +4,8 @@ import html
 
 from mgpu_tutorial.lab.teach.verdict import MARK
 
+UNKEPT = "Not kept in mine.py: it is ours. Type it into a cell of yours to keep it."
+
 running = False  # True inside a solution: what it builds is not the reader's own
 
 
@@ -46,6 +48,7 @@ def solution(line: str, cell: str) -> None:
     outputs = [output.data for output in shown.outputs if output.data.get("text/plain")]
     texts = [data["text/plain"] for data in outputs]
     pages = [data.get("text/html") or html.escape(data["text/plain"]) for data in outputs]
+    pages += [f"<p>{UNKEPT}</p>"] if "build(" in cell else []
     folded = f"<details><summary>What the solution shows</summary>{''.join(pages)}</details>"
     plain = "\n".join([shown.stdout.strip(), *texts]).strip()
     display({"text/plain": plain, "text/html": MARK + folded + "</div>"}, raw=True)

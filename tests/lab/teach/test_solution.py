@@ -32,6 +32,16 @@ def test_it_keeps_no_name_and_folds_its_verdict(monkeypatch):
         InteractiveShell.clear_instance()
 
 
+def test_a_built_solution_says_that_it_is_not_kept():
+    shell = InteractiveShell.instance()
+    try:
+        solution.register()
+        (shown,) = run(shell, "# Solution (click to open)\nbuild = print\nbuild(1)")
+        assert "it is ours. Type it into a cell of yours" in shown.data["text/html"]
+    finally:
+        InteractiveShell.clear_instance()
+
+
 RAISING = {
     "an error": "1 / 0",
     "an import": "import no_such_module",
