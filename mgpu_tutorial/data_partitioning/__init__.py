@@ -18,7 +18,8 @@ from torch.utils.data import (
 
 def check_rank(rank: int, world_size: int) -> None:
     """Refuse a rank that is not there: its part would be empty, or that of another rank."""
-    if not isinstance(world_size, int) or rank not in range(world_size):
+    whole = isinstance(world_size, int) and isinstance(rank, int)
+    if not whole or rank not in range(world_size):
         raise ValueError(f"there is no rank {rank} of {world_size}: they count from 0")
 
 
@@ -41,9 +42,10 @@ def cut_alone(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
 
 def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     """Where each part ends. Rounding the running sum, not each part, loses nothing."""
-    if not sizes or any(not size > 0 for size in sizes) or sum(sizes) > 1 + 1e-9:
+    numbers = isinstance(sizes, Sequence) and all(isinstance(s, float | int) for s in sizes)
+    if not (numbers and sizes and all(s > 0 for s in sizes) and sum(sizes) <= 1 + 1e-9):
         what = "sizes must be positive fractions that add up to at most 1"
-        raise ValueError(f"{what}, got {list(sizes)}")
+        raise ValueError(f"{what}, got {sizes}")
     return [round(samples * sum(sizes[: part + 1])) for part in range(len(sizes))]
 
 
@@ -61,9 +63,16 @@ class DataPartitioner:
 
     def use(self, i: int) -> Subset:
         """Part `i` as a data set of its own; its `indices` are the numbers of the samples."""
-        if not 0 <= i < len(self.parts):
+        if not isinstance(i, int) or not 0 <= i < len(self.parts):
             raise ValueError(f"there is no part {i} of {len(self.parts)}: they count from 0")
         return self.parts[i]
+
+
+def check_order(samples: int, seed: int, epoch: int) -> None:
+    """Refuse samples that cannot be counted, and a seed or an epoch that is no number."""
+    if not all(isinstance(number, int) for number in (samples, seed, epoch)) or samples < 0:
+        what = f"{samples=}, {seed=} and {epoch=}"
+        raise ValueError(f"{what}: give whole numbers, and 0 samples or more")
 
 
 def rank_indices(
@@ -71,6 +80,7 @@ def rank_indices(
 ) -> list[int]:
     """The sample numbers of this rank in one epoch, in the order of DistributedSampler."""
     check_rank(rank, world_size)
+    check_order(samples, seed, epoch)
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu").tolist()
     if drop_last:
@@ -86,7 +96,8 @@ def global_batches(
 ) -> list[list[int]]:
     """Cut every global batch between the ranks: all have the same number of batches."""
     check_rank(rank, world_size)
-    if not isinstance(batch, int) or batch < 1:
+    check_order(samples, seed, epoch)
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"a batch has at least one sample, a whole number, got {batch}")
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu")
@@ -97,7 +108,7 @@ def new_loader(
     data: Dataset, rank: int, world_size: int, batch: int, seed: int
 ) -> DataLoader:
     """This rank's loader for training; `batch` samples are taken by all ranks together."""
-    if batch < 1 or batch % world_size:
+    if not isinstance(batch, int) or batch < 1 or batch % world_size:
         raise ValueError(f"a batch of {batch} does not divide by {world_size} ranks")
     if len(data) < batch:
         raise ValueError(f"{len(data)} samples do not fill one batch of {batch}")

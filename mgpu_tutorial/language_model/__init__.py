@@ -1,5 +1,6 @@
 """A small language model on a plan of one's own: who shares batch, products and layers."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -43,8 +44,8 @@ def require_run(
         raise ValueError(f"every={every}: expected a number of steps, 1 or more")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
-    if not (isinstance(lr, float | int) and lr > 0):
-        raise ValueError(f"lr={lr!r}: expected a number above 0")
+    if not (isinstance(lr, float | int) and 0 < lr < math.inf):
+        raise ValueError(f"lr={lr!r}: expected a number above 0, and not infinite")
     missing = [name for name in vars(PARTS) if not hasattr(parts, name)]
     if missing:
         raise ValueError(f"parts lack {', '.join(missing)}: `library(*OURS)` has them all")

@@ -3,7 +3,7 @@
 
 def bubble_only(tflops: float, stages: int, micro_batches: float, then: float) -> float:
     """TFLOP/s with `then` micro-batches instead, if the bubble is all that changes."""
-    if min(stages, micro_batches, then) < 1 or not tflops > 0:
+    if not (all(count >= 1 for count in (stages, micro_batches, then)) and tflops > 0):
         raise ValueError(
             "a pipeline needs a stage at least, and a micro-batch, and TFLOP/s above 0"
         )
@@ -25,8 +25,10 @@ def step_seconds(
     For each micro-batch a rank does `operations` at `rate`, plus `messages` seconds; then
     it sends `gradients` bytes at `link` bytes per second, once, after the last one.
     """
-    if min(stages, micro_batches) < 1 or min(rate, link) <= 0:
+    if not (stages >= 1 and micro_batches >= 1 and rate > 0 and link > 0):
         raise ValueError("a step needs a stage, a micro-batch, and rates above 0")
+    if not (operations >= 0 and messages >= 0 and gradients >= 0):
+        raise ValueError("operations, seconds of messages and bytes are 0 or more")
     slot = operations / rate + messages
     working = micro_batches * slot
     waiting = (stages - 1) * slot
@@ -44,7 +46,7 @@ def alpha_beta(
     `small` and `large` are rows of a benchmark: bytes, and *bus* bandwidth in bytes per
     second. An all-reduce then takes latency + 2 (n - 1) / n · bytes / bandwidth.
     """
-    if ranks < 2 or min(*small, *large) <= 0:
+    if not (ranks >= 2 and all(number > 0 for number in (*small, *large))):
         raise ValueError("bytes and rates must be above 0, on two ranks or more")
     sent = [2 * (ranks - 1) / ranks * nbytes for nbytes, _ in (small, large)]
     seconds = [sent[0] / small[1], sent[1] / large[1]]

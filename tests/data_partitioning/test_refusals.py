@@ -41,6 +41,15 @@ REFUSED = [
     ("are counted", dp.StreamShare, range(8), 0, 2, 2.5),
     ("are counted", dp.StreamShare, range(8), 0, 2, 4, 1.5),
     ("done=-1", dp.StreamShare, range(8), 0, 2, 4, -1),
+    ("at most 1, got ['0.5', '0.5']", dp.DataPartitioner, range(10), ["0.5", "0.5"]),
+    ("at most 1, got 0.5", dp.DataPartitioner, range(10), 0.5),
+    ("no part 0.5 of 1", dp.DataPartitioner(range(9), [1.0]).use, 0.5),
+    ("no rank 1.0 of 2", dp.rank_indices, 1.0, 2, 10, 1, 0, False),
+    ("samples=-3, seed=1 and epoch=0", dp.rank_indices, 0, 2, -3, 1, 0, False),
+    ("epoch=1.5: give whole numbers", dp.rank_indices, 0, 2, 10, 1, 1.5, False),
+    ("epoch=1.5: give whole numbers", dp.global_batches, 0, 2, 10, 4, 1, 1.5),
+    ("a whole number, got True", dp.global_batches, 0, 2, 10, True, 1, 0),
+    ("a batch of 4.0", dp.new_loader, range(8), 0, 2, 4.0, 1),
     ("used up after one pass", dp.StreamShare, iter(range(8)), 0, 2, 4),
 ]
 

@@ -95,6 +95,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(
         ("lr='1e-3': expected", 2, {"lr": "1e-3"}),
         ("lr=0: expected", 2, {"lr": 0}),
         ("lr=nan: expected", 2, {"lr": float("nan")}),
+        ("lr=inf: expected", 2, {"lr": float("inf")}),
         ("parts lack zigzag", 2, {"parts": ["zigzag"]}),
     ],
 )

@@ -1,8 +1,12 @@
 """Numbers that no step and no benchmark has are refused in one sentence."""
 
+import math
+
 import pytest
 
 from mgpu_tutorial.step_time import plain, published
+
+NAN = math.nan
 
 
 @pytest.mark.parametrize(
@@ -16,6 +20,14 @@ from mgpu_tutorial.step_time import plain, published
         (lambda: plain.step_seconds(1, 1, 0, 1, -2, 0, 1), "a stage, a micro-batch"),
         (lambda: plain.step_seconds(1, 0, 0, 1, 1, 0, 1), "rates above 0"),
         (lambda: plain.step_seconds(1, 1, 0, 1, 1, 0, 0), "rates above 0"),
+        (lambda: plain.bubble_only(100, NAN, 8, 16), "a stage at least, and a micro-batch"),
+        (lambda: plain.bubble_only(100, 4, 8, NAN), "a stage at least, and a micro-batch"),
+        (lambda: plain.step_seconds(1, NAN, 0, 1, 1, 0, 1), "rates above 0"),
+        (lambda: plain.step_seconds(-1e15, 1e14, 0, 4, 8, 1e9, 1e10), "are 0 or more"),
+        (lambda: plain.step_seconds(1e15, 1e14, -1, 4, 8, 1e9, 1e10), "are 0 or more"),
+        (lambda: plain.step_seconds(1e15, 1e14, 0, 4, 8, -1e12, 1e10), "are 0 or more"),
+        (lambda: plain.step_seconds(1e15, 1e14, 0, 4, 8, NAN, 1e10), "are 0 or more"),
+        (lambda: plain.alpha_beta((1, NAN), (2, 1.5), 2), "rates must be above 0"),
         (lambda: plain.alpha_beta((1, 1), (2, 1.5), 1), "on two ranks or more"),
         (lambda: plain.alpha_beta((1, 0), (2, 1.5), 2), "rates must be above 0"),
         (lambda: plain.alpha_beta((2, 1), (2, 1), 2), "must be larger, and take longer"),

@@ -4,6 +4,7 @@
 network card of its own. Links `inside` of nodes and `between` them work at once.
 """
 
+from numbers import Real
 from typing import NamedTuple
 
 
@@ -16,15 +17,16 @@ class Link(NamedTuple):
 
 def require_whole(name: str, value: float, least: int = 1) -> None:
     """ValueError unless `value` is a whole number, and `least` or more."""
-    if not value >= least or value % 1:
-        raise ValueError(f"{name} must be a whole number, {least} or more, got {value}")
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not value >= least or value % 1:
+        raise ValueError(f"{name} must be a whole number, {least} or more, got {value!r}")
 
 
 def require_message(nbytes: float, ranks: int, *links: Link) -> None:
     """ValueError for less than no bytes, for no rank, and for a link that carries nothing."""
     require_whole("ranks", ranks)
-    if not nbytes >= 0:
-        raise ValueError(f"nbytes must be 0 or more, got {nbytes}")
+    if not (isinstance(nbytes, Real) and nbytes >= 0):
+        raise ValueError(f"nbytes must be 0 or more, got {nbytes!r}")
     for link in links:
         if not (link.latency >= 0 and link.bandwidth > 0):
             raise ValueError(f"bandwidth must be above 0, latency 0 or more: {link}")

@@ -8,6 +8,7 @@ from mgpu_tutorial.shared.cost_model.links import (
     Link,
     all_gather_seconds,
     all_to_all_seconds,
+    require_message,
     require_whole,
 )
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
@@ -61,12 +62,25 @@ def _require_nodes(gpus: int, per_node: int) -> None:
         )
 
 
+def _require_machine(machine: Machine) -> None:
+    """ValueError, with the name of its field, where seconds would be below 0 or none."""
+    for name in ("flops", "memory_rate", "memory"):
+        if not (value := getattr(machine, name)) > 0:
+            raise ValueError(f"{machine.name}: {name} must be above 0, got {value}")
+    if not machine.kernel >= 0:
+        raise ValueError(f"{machine.name}: kernel must be 0 or more, got {machine.kernel}")
+    _require_nodes(machine.gpus, machine.per_node)
+    require_message(0, 1, machine.inside, machine.between)
+
+
 def machine_of(text: "str | Machine") -> Machine:
     """What "8 x H100" stands for; a Machine is taken as it is.
 
-    Raises ValueError for a text that names no GPU of `cost_model`, or no whole nodes.
+    Raises ValueError for a text that names no GPU of `cost_model`, or no whole nodes, and for
+    a Machine that cannot be.
     """
     if isinstance(text, Machine):
+        _require_machine(text)
         return text
     found = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\S+)\s*", str(text))
     if not found or found[2] not in CLUSTERS:

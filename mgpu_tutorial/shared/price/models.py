@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from mgpu_tutorial.lab import span
+from mgpu_tutorial.shared.cost_model.links import require_whole
 
 
 def turns_of(tokens: int, per_head: int) -> Tensor:
@@ -109,6 +110,7 @@ def llama(
 
     Sequences have at most `sequence` tokens.
     """
+    require_whole("layers", layers)
     turns = turns_of(sequence, width // heads)
     norm = partial(nn.RMSNorm, width, eps=1e-5)
     layer = [
@@ -132,6 +134,7 @@ def mpt_7b(layers: int = 32, width: int = 4096, heads: int = 32) -> nn.Sequentia
 
     https://github.com/mosaicml/llm-foundry. ALiBi, which adds to the scores, is left out.
     """
+    require_whole("layers", layers)
     norm = partial(nn.LayerNorm, width)
     layer = [
         Layer(Attention(width, heads, heads), MLP(width, 4 * width), norm)

@@ -47,6 +47,7 @@ def price(
     if not callable(worker):
         raise TypeError(f"worker must be a function worker(rank, ranks, …), got {worker!r}")
     require_whole("ranks", ranks)
+    ranks = int(ranks)  # 2.0 is 2
     chosen = machine_of(machine or f"{ranks} x H100")
     if chosen.gpus != ranks:
         raise ValueError(

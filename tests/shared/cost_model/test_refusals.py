@@ -101,6 +101,9 @@ COLLECTIVES = [
     "nbytes, ranks, link, words",
     [
         (-1, 8, LINK, "nbytes must be 0 or more, got -1"),
+        ("1e9", 8, LINK, "nbytes must be 0 or more, got '1e9'"),
+        (1, "8", LINK, "ranks must be a whole number, 1 or more, got '8'"),
+        (1, True, LINK, "ranks must be a whole number, 1 or more, got True"),
         (1, 0, LINK, "ranks must be a whole number, 1 or more, got 0"),
         (1, 2.5, LINK, "ranks must be a whole number"),
         (1, 8, Link(1e-6, 0), "bandwidth must be above 0"),

@@ -1,8 +1,9 @@
 """The models compute what their papers say, on real numbers and in small."""
 
+import pytest
 import torch
 
-from mgpu_tutorial.shared.price.models import llama, rotated, turns_of
+from mgpu_tutorial.shared.price.models import llama, llama_3_8b, mpt_7b, rotated, turns_of
 
 
 def test_rotary_embedding_turns_each_pair_by_its_angle():
@@ -25,3 +26,10 @@ def test_a_token_sees_only_those_before_it():
     before, after = model(tokens), model(changed)
     torch.testing.assert_close(before[:, :6], after[:, :6])
     assert not torch.allclose(before[:, 6:], after[:, 6:])
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 1.5, "2"])
+@pytest.mark.parametrize("model", [llama_3_8b, mpt_7b])
+def test_a_model_has_some_layers_or_is_refused(model, layers):
+    with pytest.raises(ValueError, match=f"layers must be a whole number, .*{layers!r}"):
+        model(layers)

@@ -1,5 +1,6 @@
 """What a tape counts, exactly: operations, bytes, calls, and memory by kind."""
 
+import math
 import time
 
 import pytest
@@ -21,6 +22,7 @@ from mgpu_tutorial.shared.price.tape import Call, Operation
 
 WIDTH, DEPTH, TOKENS = 256, 4, 512
 PARAMETERS = DEPTH * WIDTH**2
+H100 = machine_of("8 x H100")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -322,6 +324,15 @@ def test_a_worker_that_never_returns():
         (8, "8 x Z80", "of one of A100"),
         (0, None, "ranks must be a whole number, 1 or more"),
         (2.5, None, "ranks must be a whole number, 1 or more"),
+        ("2", None, "ranks must be a whole number, 1 or more, got '2'"),
+        (True, None, "ranks must be a whole number, 1 or more, got True"),
+        (8, H100._replace(flops=-1.0), "8 x H100: flops must be above 0, got -1"),
+        (8, H100._replace(flops=0), "8 x H100: flops must be above 0, got 0"),
+        (8, H100._replace(flops=math.nan), "8 x H100: flops must be above 0, got nan"),
+        (8, H100._replace(memory_rate=-1.0), "memory_rate must be above 0, got -1"),
+        (8, H100._replace(memory=math.nan), "memory must be above 0, got nan"),
+        (8, H100._replace(kernel=-1.0), "kernel must be 0 or more, got -1"),
+        (8, H100._replace(inside=Link(0, -1.0)), "bandwidth must be above 0"),
     ],
 )
 def test_ranks_and_machines_that_do_not_fit(ranks, machine, words):
