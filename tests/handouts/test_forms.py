@@ -78,6 +78,9 @@ def test_a_chapter_in_each_form(path, tmp_path):
     for ours, theirs in zip(copied.cells, stored.cells, strict=True):
         same = ours.cell_type == "markdown" or ours.source == theirs.source
         assert ours.id == theirs.id and same
+        assert not any(
+            o.get("text", "").startswith("mine.py:") for o in ours.get("outputs", ())
+        )
 
     deck = slides.Deck(notebook).made()
     nbformat.validate(deck)

@@ -168,12 +168,15 @@ class Builder:
 
     def _tried(self, functions: Sequence[Callable]) -> list[Row]:
         rows: list[Row] = []
+        tried = [b for f in functions for b in self.behaviours.get(f.__name__, [])]
         for function in functions:
             if function.__name__ not in self.behaviours:
                 known = ", ".join(self.behaviours)
                 rows.append(Row(f"have a name of this chapter: {known}", False))
             for behaviour in self.behaviours.get(function.__name__, []):
                 must = " ".join((behaviour.__doc__ or "").split()).rstrip(".")
+                if [b.__doc__ for b in tried].count(behaviour.__doc__) > 1:
+                    must += f" ({function.__name__})"
                 if rows and not rows[-1].holds:
                     rows.append(Row(must, None))
                 elif is_blank(function):

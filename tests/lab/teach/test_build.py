@@ -200,6 +200,24 @@ def test_what_is_ours_is_not_kept(build):
     assert not mine.FILE.exists()
 
 
+def test_a_behaviour_of_two_functions_says_whose_it_is():
+    def behaves(function):
+        """add up"""
+
+    def other(numbers):
+        return sum(numbers)
+
+    build = Builder("collectives", {sum_of: [behaves], other: [behaves]})
+    assert [row.must for row in build.rows(sum_of, other)] == [
+        "add up (sum_of)",
+        "add up (other)",
+    ]
+
+
+def sum_of(numbers):
+    return sum(numbers)
+
+
 def test_what_passes_is_kept_with_its_imports_and_a_second_pass_replaces_it(cell, build):
     assert said(build, *cell("def add_up(number):\n    return number\n")).startswith(
         "not yet"
