@@ -20,6 +20,7 @@ from mgpu_tutorial.ddp_buckets.experiments import (
 )
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.lab import Ledger, span
+from mgpu_tutorial.shared.parameters import require_agreement
 
 Part = torch.Tensor | Sequence[torch.Tensor]  # samples, or samples and labels
 
@@ -35,6 +36,25 @@ def samples_in(part: Part) -> int:
     return len(part if isinstance(part, torch.Tensor) else part[0])
 
 
+def require_same_sizes(model: nn.Module, sizes: list[int]) -> None:
+    """ValueError, on every rank, unless all have such parts; asked once for each model."""
+    if not hasattr(model, "accumulates"):
+        group = getattr(model, "process_group", getattr(model, "group", None))
+        require_agreement({"samples of each part": sizes}, group)
+        model.accumulates = True
+
+
+def require_labels(parts: list[Part]) -> None:
+    """ValueError for a label of -100, which the mean loss of its part would not count."""
+    for part in parts:
+        for labels in () if isinstance(part, torch.Tensor) else part[1:]:
+            if labels.dtype == torch.long and bool((labels == -100).any()):
+                raise ValueError(
+                    "a label of -100 does not count in the mean of cross_entropy, so equal "
+                    "parts would have unequal counts: leave those samples out of the batch"
+                )
+
+
 def accumulate(
     model: nn.Module,
     parts: Sequence[Part],
@@ -43,8 +63,9 @@ def accumulate(
     """Backward on one part after the other; the ranks average once, in the last.
 
     A part is a tensor of samples, or a tuple of tensors such as images and labels.
-    `loss_of(model, part)` is the mean loss of its samples. The model has a `no_sync`, as
-    DistributedDataParallel and AccumulatingDDP have.
+    `loss_of(model, part)` is the mean loss of its samples, in which each counts once. The
+    model has a `no_sync`, as DistributedDataParallel and AccumulatingDDP have. The ranks ask
+    each other for the sizes of their parts before the first step of a model, and not again.
     """
     if not hasattr(model, "no_sync"):
         raise TypeError(
@@ -53,6 +74,8 @@ def accumulate(
         )
     parts = list(parts)  # a generator would be used up by the first look
     sizes = [samples_in(part) for part in parts]
+    require_same_sizes(model, sizes)
+    require_labels(parts)
     if not sizes or len(set(sizes)) > 1 or 0 in sizes:
         raise ValueError(
             f"parts of {sizes} samples: the mean of their means is the mean of the batch "

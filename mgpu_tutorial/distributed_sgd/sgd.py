@@ -14,6 +14,7 @@ from mgpu_tutorial.lab import status
 from mgpu_tutorial.shared import checkpoint as checkpoints
 from mgpu_tutorial.shared.data import Digits, digits
 from mgpu_tutorial.shared.groups import size_of
+from mgpu_tutorial.shared.losses import require_each_once
 from mgpu_tutorial.shared.models import SmallConvNet
 
 
@@ -45,10 +46,7 @@ def shared_loss(
     """
     if not len(labels) <= batch or batch < 1:
         raise ValueError(f"a batch of {batch} is less than this rank's {len(labels)} samples")
-    if not labels.is_floating_point() and bool((labels == -100).any()):
-        raise ValueError(
-            "a label of -100 counts in no loss: leave it out, and out of `batch`"
-        )
+    require_each_once(loss_of, output, labels)
     return loss_of(output, labels, reduction="sum") * size_of(group) / batch
 
 

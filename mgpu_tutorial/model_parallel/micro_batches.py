@@ -31,7 +31,7 @@ def equal_parts(inputs: Tensor, targets: Tensor, micro: int) -> list[tuple[Tenso
     if len(targets) != batch:
         raise ValueError(f"{batch} inputs need {batch} targets, got {len(targets)}")
     fitting = [m for m in range(1, batch + 1) if batch % m == 0]
-    if micro not in fitting:
+    if not isinstance(micro, int) or micro not in fitting:
         raise ValueError(
             f"a batch of {batch} does not divide into {micro} equal micro-batches, and the "
             f"mean of unequal parts is not the mean of the batch. What fits: {fitting}"
@@ -132,7 +132,9 @@ def take_step(
 ) -> list[Task]:
     """One training step, which `order` puts into the queues; what each device did when.
 
-    `loss_of` takes the output and the targets of a micro-batch, and gives their mean loss.
+    `loss_of` takes the output and the targets of a micro-batch, and gives their mean loss,
+    in which each sample counts once: with weights or an ignored label the mean of the
+    micro-batches is not that of the batch, and nobody asks.
     """
     step = MicroBatchStep(model, images, labels, micro, loss_of)
     order(step)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mgpu_tutorial.model_parallel.micro_batches import equal_parts
 from mgpu_tutorial.pipelines.work import Work
+from mgpu_tutorial.shared.losses import require_mean_of_parts
 from mgpu_tutorial.shared.parameters import fingerprint_of, require_agreement
 
 Group = dist.ProcessGroup | None
@@ -29,6 +30,7 @@ class Stage:
         dtype, bits = torch.get_default_dtype(), fingerprint_of(batch)
         task = {"micro-batches": micro, "shapes": shapes, "dtype": dtype, "batch": bits}
         require_agreement(task, group)
+        require_mean_of_parts(self.loss, shapes[-1], self.parts)
 
     def gradients(self) -> list[Tensor | None]:
         """Each parameter's gradient; None for one that is frozen, as in one process."""

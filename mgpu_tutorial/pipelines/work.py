@@ -23,7 +23,7 @@ class Work(Protocol):
     loss: Callable  # of an output and its targets: the mean
 
     def module(self, index: int) -> nn.Module:
-        """The layers of stage `index`."""
+        """The layers of stage `index`, of which the first must not work in place."""
 
     def shape(self, index: int, micro: int) -> list[int]:
         """That of the stage's input, for one of `micro` micro-batches."""

@@ -52,6 +52,29 @@ def test_a_batch_without_parts_is_refused(refused):
     refused(2, "parts of [] samples", no_parts, sent=True)
 
 
+def accumulate_sizes(rank, world_size, sizes, wrapper):
+    model = wrapper(nn.Linear(3, 1))
+    parts = [torch.ones(size, 3) for size in sizes[rank]]
+    practice.accumulate(model, parts, sum_of_outputs)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("second", [[1, 1], [3], [0, 0], []])
+def test_ranks_with_unequal_shares_are_refused_on_both(refused, second, wrapper):
+    """The mean of the ranks would weigh a sample of the smaller share more."""
+    words = f"samples of each part: [3, 3] on rank 0 and {second} on rank 1"
+    refused(2, words, accumulate_sizes, [[3, 3], second], wrapper, sent=True)
+
+
+def accumulate_ignored(rank, world_size):
+    model, labels = practice.AccumulatingDDP(nn.Linear(3, 2)), torch.tensor([0, -100])
+    practice.accumulate(model, [(torch.ones(2, 3), labels)], sum_by_labels)
+
+
+def test_a_label_that_counts_in_no_mean_is_refused(refused):
+    refused(2, "a label of -100 does not count in the mean", accumulate_ignored, sent=True)
+
+
 def dictionaries(rank, world_size):
     model = practice.AccumulatingDDP(nn.Linear(3, 1))
     practice.accumulate(model, [{"x": torch.ones(2, 3)}] * 2, sum_of_outputs)

@@ -1,9 +1,12 @@
 """What cannot be averaged is refused before anything is sent; a frozen layer is left out."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss, nll_loss
 
 from mgpu_tutorial.distributed_sgd import sgd
 from mgpu_tutorial.lab import RankFailed
@@ -66,6 +69,55 @@ def loss_of_an_ignored_label(rank, world_size):
 def test_a_label_that_counts_in_no_loss_is_refused(refused):
     """The mean of one process leaves it out; a sum divided by the whole batch would not."""
     refused(2, "a label of -100 counts in no loss", loss_of_an_ignored_label)
+
+
+WEIGHT = torch.arange(1.0, 4.0)
+LOSSES = {
+    "ignored": partial(cross_entropy, ignore_index=0),
+    "ignored, the last": partial(nll_loss, ignore_index=2),
+    "weighted": partial(cross_entropy, weight=WEIGHT),
+    "weighted nll": partial(nll_loss, weight=WEIGHT),
+}
+
+
+def loss_by(rank, world_size, name):
+    """The share has one class only, which counts once."""
+    labels = torch.ones(2, dtype=torch.int64)
+    sgd.shared_loss(torch.zeros(2, 3), labels, 4, LOSSES[name])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_counts_classes_otherwise_is_refused_whatever_the_share(refused, name):
+    refused(2, "leave weight and ignore_index out", loss_by, name)
+
+
+def loss_of_rows(rank, world_size):
+    sgd.shared_loss(torch.zeros(2, 8), torch.ones(2, 8), 4, mse_loss)
+
+
+def test_a_mean_over_the_numbers_of_a_sample_is_refused(refused):
+    words = "mean of this loss over labels (2, 8) is 1, and its sum over 2 samples 16: let"
+    refused(2, words, loss_of_rows)
+
+
+def mean_of_each(output, labels, reduction):
+    rows = mse_loss(output, labels, reduction="none").flatten(1).mean(1)
+    return getattr(rows, reduction)()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("loss_of", [mean_of_each, cross_entropy, mse_loss])
+def test_labels_that_are_fractions_give_the_loss_of_one_process(ranks, loss_of, dtype):
+    torch.manual_seed(0)
+    size = () if loss_of is mse_loss else (3,)
+    output, labels = torch.rand(2, 5, *size).to(dtype).unbind()
+    found = sum(ranks(2, shared_loss_of, output, labels, loss_of).results) / 2
+    assert found == pytest.approx(loss_of(output, labels, reduction="mean").item(), rel=1e-2)
+
+
+def shared_loss_of(rank, world_size, output, labels, loss_of):
+    mine = [part.tensor_split(world_size)[rank] for part in (output, labels)]
+    return sgd.shared_loss(*mine, len(labels), loss_of).item()
 
 
 @pytest.mark.parametrize("epochs", [0])

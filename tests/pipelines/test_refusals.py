@@ -1,10 +1,13 @@
 """What a pipeline cannot do is refused on every rank; what it can is as one process."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining as pp
+from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.pipelines import schedules, stages
@@ -25,6 +28,11 @@ def order_for(rank, world_size, *given):
     stages.order_of_1f1b(*given)
 
 
+class Halves(LinearStages):
+    def shape(self, index, micro):
+        return super().shape(index, int(micro))
+
+
 FIRST = "F0 F1 B0 B1"
 
 
@@ -36,6 +44,7 @@ FIRST = "F0 F1 B0 B1"
             "into 5 equal micro-batches, and the mean",
             (stages.run_gpipe, LinearStages(2), 5),
         ),
+        (2, "does not divide into 2.0", (stages.run_gpipe, Halves(2), 2.0)),
         (2, "What fits: [1, 2, 3, 4, 6, 12]", (stages.run_gpipe, LinearStages(2), 13)),
         (2, "into 0 equal micro-batches", (stages.run_gpipe, Pauses(0.0), 0)),
         (2, "a batch of 4 does not divide into 3", (stages.run_gpipe, ResNetStages(), 3)),
@@ -96,6 +105,36 @@ def disagree(rank, world_size, what):
 def test_ranks_that_do_not_agree_are_refused(refused, what, words):
     """gloo moves bytes: a message of other numbers, or of another batch, is taken."""
     refused(2, words, disagree, what, sent=True)
+
+
+class Weighed(LinearStages):
+    """A loss whose mean does not divide by the samples; batches of four classes."""
+
+    def __init__(self, **how):
+        super().__init__(2)
+        self.loss = partial(cross_entropy, **how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"ignore_index": 0, "reduction": "sum"},
+        {"reduction": "sum"},
+        {"weight": torch.arange(1.0, 5.0)},
+    ],
+)
+@pytest.mark.parametrize("micro", [2, 4, 12])
+def test_a_loss_that_is_no_mean_of_samples_is_refused(refused, how, micro):
+    words = f"the mean of its {micro} micro-batches"
+    refused(2, words, by_gpipe, Weighed(**how), micro, sent=True)
+
+
+def by_gpipe(rank, world_size, work, micro):
+    return stages.run_gpipe(rank, world_size, work, micro)
+
+
+def test_an_ignored_class_of_which_parts_have_unequally_many_is_refused(refused):
+    refused(2, "without weight", by_gpipe, Weighed(ignore_index=0), 12, sent=True)
 
 
 @pytest.mark.parametrize("schedule", [pp.ScheduleGPipe, pp.ScheduleZBVZeroBubble])

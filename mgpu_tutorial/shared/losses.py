@@ -1,0 +1,92 @@
+"""What a loss must be, so that the parts of a batch add up to the mean of the whole."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+MOST = 10_000_000  # numbers of a batch's outputs up to which a loss is tried
+
+
+def require_each_once(loss_of: Callable, output: Tensor, labels: Tensor) -> None:
+    """ValueError unless the loss of a batch is the sum of its samples' by their number.
+
+    It is not for ignored labels and for weights of classes, because the mean divides by the
+    samples that count, or by their weights; nor where the mean is over the numbers of each
+    sample too. Nothing is sent: class numbers are tried with equal scores, in which every
+    rank sees the same, and other labels as they are.
+    """
+    if not labels.is_floating_point():
+        if bool((labels == -100).any()):
+            raise ValueError(
+                "a label of -100 counts in no loss: leave it out, and out of `batch`"
+            )
+        if output.dim() > 1:
+            require_equal_classes(loss_of, output.shape[1], output.dtype, output.device)
+    elif len(labels):
+        own = output.detach(), labels
+        total, mean = (float(loss_of(*own, reduction=how)) for how in ("sum", "mean"))
+        if not is_near(total, len(labels) * mean, output.dtype):
+            raise ValueError(
+                f"the mean of this loss over labels {tuple(labels.shape)} is {mean:.4g}, and "
+                f"its sum over {len(labels)} samples {total:.4g}: let loss_of take the mean "
+                'of each sample first, by reduction="none" and .flatten(1).mean(1)'
+            )
+
+
+@lru_cache
+def require_equal_classes(
+    loss_of: Callable, classes: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """ValueError unless a sample counts as much in one class as in another."""
+    tried = torch.arange(classes)  # of a large vocabulary both ends
+    tried = torch.cat([tried[:500], tried[500:][-500:]]).to(device)
+    scores = torch.ones(len(tried), classes, dtype=dtype, device=device)
+    total = float(loss_of(scores, tried, reduction="sum"))
+    first, last = (
+        float(loss_of(scores[:1], one, reduction="sum")) for one in (tried[:1], tried[-1:])
+    )
+    each = total / len(tried)
+    if not (is_near(first, each, dtype) and is_near(last, each, dtype)):
+        raise ValueError(
+            f"this loss counts samples of class 0 {first:.3g}, of all classes {each:.3g} "
+            "each: the mean of one process would divide by what counts, and not by the "
+            "batch, so leave weight and ignore_index out"
+        )
+
+
+def require_mean_of_parts(
+    loss_of: Callable, shape: Sequence[int], parts: Sequence[tuple[Tensor, Tensor]]
+) -> None:
+    """ValueError unless the loss of a batch is the mean of the losses of its parts.
+
+    `shape` is that of the output of one part, for which made-up numbers stand. Nothing is
+    sent: ranks with the same targets see the same. Outputs of more than ten million numbers
+    are not tried, and a loss that cannot take them says so when it is called.
+    """
+    targets, size = [target for _, target in parts], torch.Size(shape).numel()
+    if len(parts) * size > MOST:
+        return
+    like = {"dtype": torch.get_default_dtype(), "device": targets[0].device}
+    numbers = torch.arange(len(parts) * size, dtype=torch.float64).sin().abs() * 0.8 + 0.1
+    outputs = list(numbers.to(**like).view(-1, *shape[1:]).split(shape[0]))
+    try:
+        each = [float(loss_of(*part)) for part in zip(outputs, targets, strict=True)]
+        whole = float(loss_of(torch.cat(outputs), torch.cat(targets)))
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return
+    mean = sum(each) / len(each)
+    if not is_near(mean, whole, like["dtype"]):
+        raise ValueError(
+            f"the loss of made-up outputs is {whole:.4g}, and the mean of its "
+            f"{len(parts)} micro-batches {mean:.4g}: give a loss that is the mean of its "
+            "samples, without weight and ignore_index"
+        )
+
+
+def is_near(found: float, expected: float, dtype: torch.dtype) -> bool:
+    """True within the rounding of a sum in this dtype; NaN is near NaN."""
+    pair = torch.tensor([found, expected], dtype=torch.float64, device="cpu")
+    rtol = 0.03 if dtype.itemsize == 2 else 1e-3
+    return bool(torch.isclose(*pair, rtol=rtol, atol=1e-8, equal_nan=True))
