@@ -46,8 +46,9 @@ def ring_all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None) -> 
     """Sum `tensor` (in place) over the ranks of `group`, by way of neighbours only.
 
     Without a group these are all ranks. Raises ValueError on a rank that is not in the group,
-    and for a tensor that cannot be summed in place. Patarasuk and Yuan, 2009,
-    https://doi.org/10.1016/j.jpdc.2008.09.002.
+    and for a tensor that cannot be summed in place. Shape and dtype must be the same on all
+    ranks: a message is bytes, and the ranks don't ask each other what it holds. Patarasuk and
+    Yuan, 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
     """
     check_in_place(tensor)
     if dist.get_rank(group) < 0:
@@ -73,6 +74,10 @@ def check_in_place(*tensors: torch.Tensor) -> None:
         raise ValueError(
             "a tensor that is not contiguous can neither be sent nor received into: "
             "sum tensor.contiguous(), and copy it back"
+        )
+    if any(tensor.dtype == torch.bool for tensor in tensors):
+        raise ValueError(
+            "True + True is True, so a sum of torch.bool counts nothing: sum tensor.int()"
         )
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise ValueError(

@@ -99,13 +99,15 @@ def sync_batch_norm(
     """Normalise each channel of (N, C, H, W) over the images of all ranks of `group`.
 
     Without a group these are all ranks. Raises ValueError for what are no such images, and on
-    a rank that is not in the group.
+    a rank that is not in the group. All ranks have equally many channels.
     """
     if dist.get_rank(group) < 0:
         raise ValueError("this rank is not in the group: only the group's own ranks call it")
     if images.dim() != 4 or not images.is_floating_point():
         what = f"{tuple(images.shape)}, {images.dtype}"
         raise ValueError(f"images are fractions of shape (N, C, H, W), got {what}")
+    if not eps >= 0:
+        raise ValueError(f"{eps=} is added to a variance: give 0 or more")
     channels = images.transpose(0, 1).flatten(1).double()  # (C, N × H × W)
     count = channels.new_full((len(channels),), channels.shape[1])
     sums = torch.stack([count, channels.sum(1), channels.square().sum(1)])

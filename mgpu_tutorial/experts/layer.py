@@ -13,7 +13,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 def choose(scores: Tensor, k: int) -> Tensor:
     """The k best experts of each token, best first; of equal scores the lower number."""
-    if not 1 <= k <= scores.shape[1]:
+    if not (isinstance(k, int) and 1 <= k <= scores.shape[1]):
         raise ValueError(f"k is {k}: a token needs 1 to {scores.shape[1]} experts")
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
@@ -44,7 +44,7 @@ class Experts(nn.Module):
 
     def __init__(self, experts: int, k: int, width: int = 16, hidden: int = 32) -> None:
         super().__init__()
-        if not 1 <= k <= experts:
+        if not (isinstance(k, int) and 1 <= k <= experts):
             raise ValueError(f"k is {k}: a token needs 1 to {experts} experts")
         self.experts, self.k = experts, k
         self.router = nn.Parameter(drawn(1, width, experts))

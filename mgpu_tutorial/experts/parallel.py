@@ -47,7 +47,10 @@ def dispatch(rows: Tensor, which: Tensor, experts: int, group: Group = None) -> 
 
 
 def combine(results: Tensor, way: tuple, weights: Tensor, group: Group = None) -> Tensor:
-    """Bring the results home and add up each token's, weighed: (tokens, width)."""
+    """Bring the results home and add up each token's, weighed: (tokens, width).
+
+    `weights` are (tokens, k); as (k, tokens) they would be taken for k tokens.
+    """
     order, sent, received = way
     if len(results) != sum(received) or weights.dim() != 2 or weights.numel() != len(order):
         given = f"{len(results)} results and weights of shape {tuple(weights.shape)}"
@@ -106,9 +109,21 @@ def run(model: ExpertModel, tokens: int = 24) -> Tensor:
     return output.detach()
 
 
+def require_copies(layer: Experts, copies: Group) -> None:
+    """ValueError unless `copies` can be the ranks with the same experts: None is all."""
+    sharing, ranks = layer.experts // len(layer.up), dist.get_world_size()
+    if size_of(copies) * sharing != ranks:
+        raise ValueError(
+            f"{sharing} ranks share the experts and {size_of(copies)} are said to have "
+            f"copies of one, which makes {ranks} ranks only as a product: give the group of "
+            "the ranks with this rank's experts, and of this rank alone without copies"
+        )
+
+
 def average_gradients(model: ExpertModel, copies: Group) -> None:
     """Sum over the ranks with a copy, divided by the ranks whose tokens it saw: all."""
     layer = model.experts
+    require_copies(layer, copies)
     for parameter in (model.below, layer.router):
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()

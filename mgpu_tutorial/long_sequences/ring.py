@@ -6,7 +6,6 @@ queries. `later` is true where a key is later in the sequence than the query (qu
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,9 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mgpu_tutorial.sharding.refusals import require_no_graph
+from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.shared.parameters import require_agreement
 
 Group = dist.ProcessGroup | None
+ASKED: dict[Group, dict[tuple, set]] = {}  # of a group: the shapes, by deal and dtype
 
 
 def float32_at_least(x: Tensor) -> Tensor:
@@ -130,15 +131,32 @@ class Shift(torch.autograd.Function):
         return Shift.apply(gradient, -ctx.by, ctx.group), None, None
 
 
-@lru_cache
 def require_same_deal(deal: Callable, shape: tuple, dtype: str, group: Group) -> None:
-    """ValueError, on every rank, unless all of them deal alike; asked once for each deal.
+    """ValueError, on every rank, unless all of them deal alike, and each position once.
 
-    A rank that dealt otherwise would mask the wrong keys, without a word.
+    A rank that dealt otherwise would mask the wrong keys, without a word. While a group knows
+    one deal and dtype only, it is asked once for each shape; with a second one, at each call.
     """
-    ranks = dist.get_world_size(group)
+    asked = ASKED.setdefault(group, {})
+    if len(asked) == 1 and shape in asked.get((deal, dtype), ()):
+        return  # no rank can have another deal without asking
+    ranks = size_of(group)
     dealt = [deal(shape[2] * ranks, rank, ranks).tolist() for rank in range(ranks)]
+    require_each_position_once(dealt)
     require_agreement({"keys": shape, "dtype": dtype, "positions": dealt}, group)
+    if len(asked) < 2:
+        asked.setdefault((deal, dtype), set()).add(shape)
+
+
+def require_each_position_once(dealt: list[list[int]]) -> None:
+    """ValueError unless the ranks' positions are those of a sequence, equally many each."""
+    every = sorted(sum(dealt, []))
+    if every != list(range(len(every))) or len({len(places) for places in dealt}) > 1:
+        begin = [places[:4] for places in dealt[:4]]
+        raise ValueError(
+            f"the deal gives the ranks positions that begin with {begin}: it must give each "
+            "position of the sequence to one rank, equally many to each"
+        )
 
 
 def ring_attention(

@@ -70,7 +70,11 @@ def parallelize(model: nn.Module, plan: dict[str, type], group: Group = None) ->
 def planned(
     model: nn.Module, plan: dict[str, type], group: Group
 ) -> list[tuple[str, type, nn.Module]]:
-    """The layers that a plan names, and their kinds; ValueError where it does not fit."""
+    """The layers that a plan names, and their kinds; ValueError where it does not fit.
+
+    Nothing is sent, so ranks whose models differ, as by another seed, are not found here:
+    call `copies_that_differ` after it.
+    """
     ranks, modules = dist.get_world_size(group), dict(model.named_modules())
     rows = []
     for ending, kind in plan.items():
@@ -94,6 +98,12 @@ def planned(
             raise ValueError(
                 f"{other} and {name} are one parameter, and their shards would be two: "
                 f"make the model without tied weights"
+            )
+    for name, kind, layer in rows:
+        if not isinstance(layer, nn.Linear | nn.Embedding):
+            raise TypeError(
+                f"{name} is a {type(layer).__name__}, of which {kind.__name__} cannot be "
+                "made: a plan names layers that are products or embeddings"
             )
     return rows
 

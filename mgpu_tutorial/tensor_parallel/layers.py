@@ -73,6 +73,14 @@ def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
     return part
 
 
+def require_linear(whole: nn.Module) -> None:
+    """TypeError for a layer that is no product; `shard` refuses one that is cut already."""
+    is_cut = isinstance(getattr(whole, "weight", None), Shard)
+    if not isinstance(whole, nn.Linear) and not is_cut:
+        kind = type(whole).__name__
+        raise TypeError(f"{kind} is no product of matrices: give a torch.nn.Linear to cut")
+
+
 def require_copying(layer: nn.Module, state: dict, prefix: str, how: dict, *_: Any) -> None:
     """ValueError for `load_state_dict(…, assign=True)`: it would replace the shards."""
     if how.get("assign_to_params_buffers"):
@@ -89,6 +97,7 @@ class ColumnParallelLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
+        require_linear(whole)
         self.weight = shard(whole.weight, 0, group)
         self.bias = None if whole.bias is None else shard(whole.bias, 0, group)
         self.group = group
@@ -105,6 +114,7 @@ class RowParallelLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
+        require_linear(whole)
         self.weight = shard(whole.weight, 1, group)
         self.bias = whole.bias
         self.group = group

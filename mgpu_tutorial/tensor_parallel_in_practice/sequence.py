@@ -61,7 +61,10 @@ def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
 
 
 def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
-    """Let each rank of a model that is cut have some of the tokens between the products."""
+    """Let each rank of a model that is cut have some of the tokens between the products.
+
+    Before training call `sum_copies` too: each rank's norms see its own tokens only.
+    """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if getattr(model.token, "g", None) is not SumOverRanks:
         raise ValueError("cut_sequence needs a model that parallelize(model, PLAN) has cut")
@@ -76,12 +79,16 @@ def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
 
 
 def sum_copies(model: nn.Module, group: Group = None) -> nn.Module:
-    """In each backward, sum the new gradients of the copies over the ranks."""
+    """In each backward, sum the new gradients of the copies over the ranks.
+
+    Those of a copy that is frozen now and trained later too.
+    """
     is_cut = getattr(model.token, "g", None) is ScatterSequence
     if not is_cut or hasattr(model, "sums_copies"):
         raise ValueError("sum_copies needs a model that cut_sequence has cut, and only once")
     model.sums_copies = True
     for p in copies(model).values():
-        if p.requires_grad:
-            p.register_hook(lambda gradient: sum_of(gradient, group))
+        is_trained = p.requires_grad
+        p.requires_grad_().register_hook(lambda gradient: sum_of(gradient, group))
+        p.requires_grad_(is_trained)
     return model

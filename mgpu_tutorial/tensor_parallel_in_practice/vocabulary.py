@@ -82,6 +82,8 @@ def require_targets(logits: torch.Tensor, targets: torch.Tensor, group: Group = 
     if targets.shape != logits.shape[:-1]:
         shapes = f"{tuple(targets.shape)} for logits {tuple(logits.shape)}"
         raise ValueError(f"each position needs one target, got targets {shapes}")
+    if targets.dtype != torch.int64:
+        raise ValueError(f"targets are numbers of tokens in torch.int64, got {targets.dtype}")
     rows = logits.shape[-1] * dist.get_world_size(group)
     size = getattr(logits, "vocabulary", rows)  # which the head has told
     require_in_vocabulary(targets[targets != IGNORED], size, "target")
@@ -93,6 +95,7 @@ def parallel_cross_entropy(
     """The mean loss of all tokens, on every rank; in float32 at least.
 
     `logits` (…, vocabulary / ranks) are this rank's, `targets` (…) the same on all ranks.
+    Logits of the whole vocabulary, as a plain head gives, would be taken for a part of it.
     A target of -100 does not count, as in PyTorch's `cross_entropy`.
     """
     require_targets(logits, targets, group)

@@ -42,6 +42,11 @@ def test_a_tensor_that_autograd_records_is_not_summed(refused):
     refused(2, "sum its .grad", sum_of, lambda: torch.ones(5, requires_grad=True))
 
 
+def test_truths_are_not_summed(refused):
+    words = "a sum of torch.bool counts nothing: sum tensor.int()"
+    refused(2, words, sum_of, lambda: torch.ones(5, dtype=torch.bool))
+
+
 def sum_in(rank, world_size, members):
     group = dist.new_group(members)
     tensor = torch.arange(5) * 10**rank

@@ -43,6 +43,15 @@ def test_what_are_no_images_is_refused_before_anything_is_sent(refused, shape, d
     refused(2, f"(N, C, H, W), got {shape}, {dtype}", normalise, shape, dtype)
 
 
+def normalise_with(rank, world_size, eps):
+    return wrapper.sync_batch_norm(torch.ones(1, 2, 3, 3), eps=eps)
+
+
+@pytest.mark.parametrize("eps", [-1.0, float("nan")])
+def test_a_variance_below_zero_is_refused(refused, eps):
+    refused(2, f"eps={eps} is added to a variance: give 0 or more", normalise_with, eps)
+
+
 def normalise_outside(rank, world_size):
     other = [dist.new_group([r]) for r in range(2)][1 - rank]
     return wrapper.sync_batch_norm(torch.ones(1, 2, 3, 3), group=other)

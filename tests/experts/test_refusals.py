@@ -5,7 +5,15 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.experts import layer
-from mgpu_tutorial.experts.parallel import ExpertParallel, combine, dispatch, step
+from mgpu_tutorial.experts.parallel import (
+    ExpertModel,
+    ExpertParallel,
+    average_gradients,
+    combine,
+    dispatch,
+    run,
+    step,
+)
 
 
 def send(rank, world_size, rows, which, experts=8):
@@ -57,6 +65,20 @@ def test_a_token_has_one_to_all_experts(refused, k):
     refused(2, f"k is {k}: a token needs 1 to 8 experts", step, 1, k, sent=True)
 
 
+def average_over(rank, world_size, experts, copies):
+    alone = [dist.new_group([r]) for r in range(world_size)][rank]
+    group = {"all": None, "alone": alone}
+    model = ExpertModel(ExpertParallel(4, 2, group[experts]))
+    run(model)
+    average_gradients(model, group[copies])
+
+
+@pytest.mark.parametrize("experts, copies", [("all", "all"), ("alone", "alone")])
+def test_ranks_without_the_same_experts_are_no_copies(refused, experts, copies):
+    words = "give the group of the ranks with this rank's experts"
+    refused(2, words, average_over, experts, copies, sent=True)
+
+
 SCORES, ROWS = torch.ones(3, 4), torch.ones(3, 2)
 COUNTS, RATE = torch.tensor([3, 1, 0, 2]), "a rate of 0 or more"
 UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)
@@ -67,6 +89,8 @@ UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)
     [
         (lambda: layer.choose(SCORES, 5), "k is 5: a token needs 1 to 4"),
         (lambda: layer.choose(SCORES, 0), "k is 0: a token needs 1 to 4"),
+        (lambda: layer.Experts(4, 2.0), "k is 2.0: a token needs 1 to 4"),
+        (lambda: layer.choose(SCORES, 2.0), "k is 2.0: a token needs 1 to 4"),
         (lambda: layer.Experts(4, 0), "k is 0: a token needs 1 to 4"),
         (lambda: layer.tokens_per_expert(torch.tensor([[4]]), 4), "no expert 4 of 4"),
         (lambda: layer.run_experts(ROWS, torch.tensor([0, 4, 1]), UP, DOWN), "no expert 4"),

@@ -78,6 +78,53 @@ def test_ranks_that_deal_otherwise_are_refused(refused, way, what, words):
     refused(2, words, deal_otherwise, way, what, sent=True)
 
 
+def forget_the_rank(length, rank, world_size):
+    return torch.arange(length // world_size)
+
+
+def forget_some(length, rank, world_size):
+    return torch.arange(length)[rank : rank + 2]
+
+
+def deal_wrongly(rank, world_size, way, deal):
+    return figures.METHODS[way](*(torch.ones(1, 2, 4, 2) for _ in "qkv"), deal)
+
+
+@pytest.mark.parametrize("way", ["ring", "all-gather", "ulysses"])
+@pytest.mark.parametrize("deal", [forget_the_rank, forget_some])
+def test_a_deal_that_is_no_partition_is_refused(refused, way, deal):
+    refused(
+        2, "it must give each position of the sequence to one rank", deal_wrongly, way, deal
+    )
+
+
+def deal_otherwise_later(rank, world_size, way):
+    """Both deals are known to both ranks when one takes the first, the other the second."""
+    qkv = [torch.ones(1, 2, 4, 2) for _ in "qkv"]
+    for deal in contiguous, striped, (striped if rank else contiguous):
+        result = figures.METHODS[way](*qkv, deal)
+    return result
+
+
+@pytest.mark.parametrize("way", ["ring", "all-gather"])
+def test_ranks_that_deal_otherwise_later_are_refused(refused, way):
+    words = "positions: [[0, 1, 2, 3], [4, 5, 6, 7]] on rank 0 and [[0, 2, 4, 6], "
+    refused(2, words, deal_otherwise_later, way, sent=True)
+
+
+def calls_of_a_ring(rank, world_size, deals):
+    for deal in deals:
+        ring.ring_attention(*(torch.ones(1, 2, 4, 2) for _ in "qkv"), deal)
+
+
+def test_one_deal_is_asked_once(ranks):
+    """The same messages at each call, and those of the question before the first."""
+    once, twice, thrice = (
+        len(ranks(2, calls_of_a_ring, [contiguous] * n, trace=True).events) for n in (1, 2, 3)
+    )
+    assert once > twice - once == thrice - twice > 0
+
+
 def in_groups(rank, world_size, way):
     """Attention of eight tokens on ranks 0 and 2, and on 1 and 3, beside one process."""
     group, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])

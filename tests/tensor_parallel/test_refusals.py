@@ -81,6 +81,20 @@ def test_it_is_refused_on_every_rank(refused, count, words, worker, given):
     refused(count, words, worker, *given)
 
 
+def cut_norm(rank, world_size):
+    parallelize(Block(), {"mlp_norm": ColumnParallelLinear})
+
+
+def cut_embedding(rank, world_size, kind):
+    kind(nn.Embedding(8, 4))
+
+
+def test_what_is_no_product_is_not_cut(refused):
+    refused(2, "mlp_norm is a LayerNorm, of which ColumnParallelLinear cannot", cut_norm)
+    for kind in (ColumnParallelLinear, RowParallelLinear):
+        refused(2, "Embedding is no product of matrices", cut_embedding, kind)
+
+
 def differentiate_twice(rank, world_size, operator):
     x = torch.ones(2, requires_grad=True)
     loss = operator.apply(x).square().sum()

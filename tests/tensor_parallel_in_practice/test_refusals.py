@@ -32,6 +32,10 @@ def lose(rank, world_size, target=0, shape=(2, 3), counts=(2, 3)):
     return parallel_cross_entropy(torch.zeros(*shape, 4), targets).item()
 
 
+def lose_fractions(rank, world_size):
+    parallel_cross_entropy(torch.zeros(2, 4), torch.tensor([1.5, 2]))
+
+
 def lose_in_the_padding(rank, world_size, target):
     head = VocabularyParallelHead(nn.Linear(4, 5))  # padded to 6
     parallel_cross_entropy(head(torch.zeros(2, 3, 4)), torch.full((2, 3), target))
@@ -83,6 +87,23 @@ def sum_twice(rank, world_size):
     sequence.sum_copies(sequence.sum_copies(model))
 
 
+def thaw(rank, world_size):
+    """The norm is frozen while its hook is made, and trained later."""
+    model, one = parallelize(new_model(), PLAN), new_model()
+    model.norm.requires_grad_(False)
+    sequence.sum_copies(sequence.cut_sequence(model))
+    assert not model.norm.weight.requires_grad
+    model.norm.requires_grad_(True)
+    vocabulary.gradients_of(model)
+    tokens, targets = vocabulary.new_batch()
+    cross_entropy(one(tokens).flatten(0, 1), targets.flatten()).backward()
+    return largest_difference(model.norm.weight.grad, one.norm.weight.grad)
+
+
+def test_a_copy_that_is_trained_later_is_summed_too(ranks):
+    assert max(ranks(2, thaw).results) < 1e-14
+
+
 def slice_thirteen(rank, world_size):
     sequence.scattered_sum(torch.zeros(2, 13, 4))
 
@@ -100,6 +121,7 @@ def slice_thirteen(rank, world_size):
         ("one target, got targets (1, 3) for logits (2, 3, 4)", lose, (0, (2, 3), (1, 3))),
         ("one target, got targets (2, 2) for logits (2, 3, 4)", lose, (0, (2, 3), (2, 2))),
         ("one target, got targets (6, 1) for logits (2, 3, 4)", lose, (0, (2, 3), (6, 1))),
+        ("torch.int64, got torch.float32", lose_fractions, ()),
         ("they need the whole", max_norm, ()),
         ("they need the whole", by_frequency, ()),
         ("they need the whole", sparse, ()),
