@@ -17,6 +17,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from inspect import Parameter, isfunction, signature
+from typing import get_origin
 
 from mgpu_tutorial import CHAPTERS, __version__
 from mgpu_tutorial.lab import launch
@@ -60,6 +61,19 @@ def arguments_of(worker: Callable) -> list[Parameter]:
         or isinstance(each.default, tuple | list)
         and all(isinstance(part, WORDS) for part in each.default)
     ]
+
+
+def require_words(name: str, own: list[Parameter], given: dict[str, object]) -> None:
+    """ValueError for a worker that needs a function: no word of a command line is one."""
+    for each in own:
+        if each.default is Parameter.empty and Callable in (
+            each.annotation,
+            get_origin(each.annotation),
+        ):
+            raise ValueError(
+                f"{name} needs a function as {each.name}, which a command line cannot give: "
+                "call it by launch, in Python or in a notebook"
+            )
 
 
 def truth(text: str) -> bool:
@@ -129,6 +143,7 @@ def main(words: list[str]) -> int:
             parser.add_argument(*names, dest=each.name, type=kind)
         given = vars(parser.parse_args(words))
         worker = find(given.pop("worker"))
+        require_words(words[0], own, given)
         how = {name: given.pop(name) for name in given.keys() & OPTIONS}
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             usual = getattr(worker, "ranks_for", lambda **_: 2)(**given)

@@ -51,6 +51,8 @@ def test_arguments_are_name_and_value(capsys):
         ("point_to_point.messages.blocking --delay", "unrecognized arguments: --delay", 2),
         ("point_to_point.messages.blocking --ranks 0", "world_size must be a whole", 2),
         ("point_to_point.messages.late_receiver", "missing 1 required positional", 1),
+        ("mixed_precision.precision.train_scaled", "needs a function as end_of_step", 2),
+        ("ddp_in_practice.practice.step_in_parts --method x --micro 2", "as method,", 2),
         ("distributed_sgd.sgd.train --epochs x", "--epochs: invalid int value: 'x'", 2),
         ("language_model.train --plan dp=x", "dp=x", 2),
         ("language_model.train --parts x", "unrecognized arguments: --parts x", 2),

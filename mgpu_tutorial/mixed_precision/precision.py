@@ -1,6 +1,7 @@
 """Autocast, the life of a loss scaler, and the end of a step on several ranks."""
 
 from collections.abc import Callable, Iterable
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,9 @@ from torch.optim import Optimizer
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients, new_model
 from mgpu_tutorial.shared.data import Digits, digits
+from mgpu_tutorial.shared.parameters import require_agreement
+
+COMPARED: WeakSet[GradScaler] = WeakSet()  # scalers whose scales the ranks have compared
 
 
 def train_in_float16(
@@ -39,7 +43,7 @@ def train_in_float16(
 
 def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
     """All ranks average the scaled gradients; then each unscales, clips, and steps alike."""
-    require_all_of(model, optimizer)
+    require_all_of(model, optimizer, scaler)
     average_gradients(model)
     scaler.unscale_(optimizer)
     clip_grad_norm_(model.parameters(), 1.0)
@@ -47,8 +51,12 @@ def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> N
     scaler.update()
 
 
-def require_all_of(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise ValueError where a gradient would stay scaled, or is not there to be averaged."""
+def require_all_of(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
+    """Raise ValueError where a gradient would stay scaled, or is not there to be averaged.
+
+    The ranks compare their scales once for each scaler, before its first step; after it they
+    stay the same.
+    """
     held = {p for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         if parameter not in held or parameter.grad is None:
@@ -62,6 +70,14 @@ def require_all_of(model: nn.Module, optimizer: Optimizer) -> None:
                 f"{name} is in float16, which is too coarse to step in: keep the parameters "
                 "in float32, and let autocast compute in float16"
             )
+    if elsewhere := [p for p in held - set(model.parameters()) if p.grad is not None]:
+        raise ValueError(
+            f"the optimizer has {len(elsewhere)} parameters with gradients outside of model, "
+            "which nobody would average: give one model that holds them all"
+        )
+    if scaler not in COMPARED:
+        require_agreement({"the scale of the loss": scaler.get_scale()})
+        COMPARED.add(scaler)
 
 
 def look_then_average(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:

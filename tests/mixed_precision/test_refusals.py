@@ -110,6 +110,25 @@ def finish_a_part(rank, world_size, name):
     precision.finish_step(model, optimizer, scaler)
 
 
+def finish_with(rank, world_size, what):
+    model, head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    parameters = [*model.parameters(), *(head.parameters() if what == "more" else [])]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    scaler = GradScaler("cpu", init_scale=1024.0 * (1 + rank * (what == "scales")))
+    scaler.scale(head(model(torch.ones(1, 2))).sum()).backward()
+    precision.finish_step(model, optimizer, scaler)
+
+
+def test_ranks_with_other_scales_are_refused(refused):
+    words = "the scale of the loss: 1024.0 on rank 0 and 2048.0 on rank 1"
+    refused(2, words, finish_with, "scales", sent=True)
+
+
+def test_an_optimizer_with_more_than_the_model_is_refused(refused):
+    words = "2 parameters with gradients outside of model, which nobody would average"
+    refused(2, words, finish_with, "more")
+
+
 def finish_in_float16(rank, world_size):
     model = torch.nn.Linear(2, 1).half()
     optimizer, scaler = torch.optim.SGD(model.parameters()), GradScaler("cpu")
