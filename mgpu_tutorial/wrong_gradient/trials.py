@@ -88,11 +88,18 @@ def one_step(
 ) -> Trial:
     """One step of the job on a plan, with a fault or none; every rank returns all of it."""
     faulty, number = job_with(fault), dtype_of(dtype)
+    require_norm(most)
     mesh, (x, targets) = job.mesh_of(plan, world_size), job.batch_of()
     stage, first = faulty.stage_of(job.new_model(random).to(number), mesh)
     loss, norm = faulty.step(stage, mesh, (x.to(number), targets), most)
     differ = copies_that_differ(stage, mesh, first)
     return Trial(loss, norm, whole(stage, mesh, first), differ)
+
+
+def require_norm(most: float) -> None:
+    """ValueError for a norm that would turn gradients around, or make them nothing."""
+    if not most > 0:
+        raise ValueError(f"{most=}: expected the largest norm of the gradients, above 0")
 
 
 def dtype_of(name: str) -> torch.dtype:
