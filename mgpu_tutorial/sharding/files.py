@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,15 @@ def save_shards(folder: str, model: nn.Module, optimizer: Optimizer, **also: Any
 
     At any stage of ZeRO, give the optimizer of this rank. `also` is the same on all ranks,
     such as the number of steps. A rank that dies leaves its old file: see `load_shards`.
+    Raises ValueError, on every rank, where one has no such folder.
     """
+    said = "" if Path(folder).is_dir() else f"there is no folder {folder}: make it first"
+    answers: list[tuple] = [()] * dist.get_world_size()
+    dist.all_gather_object(answers, (said, uuid4().hex))
+    if refused := next((said for said, _ in answers if said), ""):
+        raise ValueError(refused)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "also": also}
+    state["save"] = answers[0][1]  # rank 0's, by which the files of one save know each other
     save_whole(_file(folder, dist.get_rank(), dist.get_world_size()), state)
     dist.barrier()
 
@@ -27,7 +35,7 @@ def load_shards(folder: str, model: nn.Module, optimizer: Optimizer) -> dict[str
 
     Model and optimizer are sharded as they were. Raises ValueError on every rank, before
     anything is loaded, where another number of ranks has saved, where a rank's file is
-    missing, torn, of another model, or saved with other words in `also`.
+    missing, torn, of another model, of another save, or with other words in `also`.
     """
     path = _file(folder, dist.get_rank(), dist.get_world_size())
     state, said = {}, ""
@@ -40,10 +48,12 @@ def load_shards(folder: str, model: nn.Module, optimizer: Optimizer) -> dict[str
     except Exception as error:  # whatever a torn file makes the reader raise
         said = f"{path} can't be read ({type(error).__name__})"
     answers: list[tuple] = [()] * dist.get_world_size()
-    dist.all_gather_object(answers, (said, state.get("also")))
-    refused = next((said for said, _ in answers if said), "")
-    if not refused and any(also != state["also"] for _, also in answers):
-        refused = f"the files of the ranks say {[each for _, each in answers]}"
+    dist.all_gather_object(answers, (said, state.get("also"), state.get("save")))
+    refused = next((said for said, *_ in answers if said), "")
+    if not refused and any(also != state["also"] for _, also, _ in answers):
+        refused = f"the files of the ranks say {[also for _, also, _ in answers]}"
+    if not refused and len({save for *_, save in answers}) > 1:
+        refused = f"the files in {folder} are not all of one save"
     if refused:
         raise ValueError(f"{refused}: load with as many ranks, from one complete save")
     model.load_state_dict(state["model"])

@@ -1,5 +1,6 @@
 """Save a training run from rank 0, and let all ranks go on from it."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +23,67 @@ def save(
 ) -> None:
     """Rank 0 alone writes, by `write(path, state)`, which is `save_whole` if none is given.
 
-    All ranks have the same model and optimizer state. Raises ValueError for shards.
+    All ranks call it, with the same parameters and optimizer state, whose digits they compare
+    first. Buffers, such as running means, are rank 0's. Raises ValueError on every rank,
+    before anything is written, for shards and for replicas that have gone apart.
     """
-    marks = ("sharded", "cut")  # of sharding's parameters, and of tensor parallel's
-    if any(hasattr(parameter, mark) for parameter in model.parameters() for mark in marks):
-        raise ValueError(
-            "model or optimizer are sharded, and rank 0 would write its own part only: use "
-            "save_shards, by which each rank writes what it has"
-        )
+    _refuse_shards(model, optimizer, "save_shards")
+    _refuse_on_all([_digits(model, optimizer)], "")
     if dist.get_rank() == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         (write or save_whole)(path, state | also)
+
+
+def _refuse_shards(model: nn.Module, optimizer: Optimizer, instead: str) -> None:
+    """ValueError where a parameter is marked as this rank's part of a larger one."""
+    marks = ("sharded", "cut", "placements")  # sharding's, tensor parallel's, a DTensor's
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(hasattr(each, mark) for each in (*model.parameters(), *held) for mark in marks):
+        raise ValueError(
+            "model or optimizer are sharded, and rank 0 would write its own part only: use "
+            f"{instead}, by which each rank has a file of what it has, and for DTensors "
+            "torch.distributed.checkpoint"
+        )
+
+
+def _refuse_on_all(mine: list, said: str) -> None:
+    """ValueError on every rank where one says why it refuses, or has another `mine`."""
+    everyone: list = [(said, mine)] * dist.get_world_size()
+    if dist.get_world_size() > 1:
+        dist.all_gather_object(everyone, (said, mine))
+    for rank, (why, theirs) in enumerate(everyone):
+        if why:
+            raise ValueError(why)
+        if theirs != everyone[0][1]:
+            raise ValueError(
+                f"rank {rank} has other parameters or another optimizer state than rank 0, "
+                "which would write its own only: use save_shards for parts, such as experts, "
+                "and make replicas equal again before they are saved"
+            )
+
+
+def _digits(model: nn.Module, optimizer: Optimizer) -> str:
+    """Stand for the names, shapes, dtypes and bits that all ranks must have alike."""
+    bits = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            bits.update(f"{tuple(value.shape)} {value.dtype}".encode())
+            flat = value.detach().cpu().flatten()
+            bits.update(flat.view(torch.uint8).numpy())
+        elif isinstance(value, dict):
+            for name, part in value.items():
+                add(str(name))
+                add(part)
+        elif isinstance(value, list | tuple):
+            for part in value:
+                add(part)
+        elif isinstance(value, str | float | int | None):
+            bits.update(repr(value).encode())
+
+    add(dict(model.named_parameters()))
+    add(optimizer.state_dict())
+    return bits.hexdigest()
 
 
 def save_whole(path: str, state: dict[str, Any]) -> None:
@@ -53,10 +104,11 @@ def save_whole(path: str, state: dict[str, Any]) -> None:
 def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict[str, Any]:
     """Rank 0 reads and sends the state to all ranks, which need no common disk.
 
-    Returns what was saved `also`; {} where there is no file yet. Raises ValueError for a
-    file that cannot be read, for one whose values of `same` differ from those given, and for
-    a folder that cannot be written to.
+    Returns what was saved `also`; {} where there is no file yet. Raises ValueError, on every
+    rank, for a file that cannot be read, for one whose values of `same` differ from those
+    given on a rank, for shards, and for a folder that cannot be written to.
     """
+    _refuse_shards(model, optimizer, "load_shards")
     box = [_read(path) if dist.get_rank() == 0 else {}]
     dist.broadcast_object_list(box, src=0)  # a refusal too: every rank says it
     state = box[0]
@@ -64,20 +116,22 @@ def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict
         raise ValueError(state)
     if not state:
         return state
-    for name, value in same.items():
-        if state.get(name) != value:
-            raise ValueError(
-                f"{path} was saved with {name}={state.get(name)!r}, now {name}={value!r} "
-                "is asked for: not the same run. Give the old value or another path."
-            )
-    _refuse_another(path, state, model, optimizer)
+    _refuse_on_all([], _another(path, state, model, optimizer, same))
     model.load_state_dict(state.pop("model"))
     optimizer.load_state_dict(state.pop("optimizer"))
     return state
 
 
-def _refuse_another(path: str, state: dict, model: nn.Module, optimizer: Optimizer) -> None:
-    """Before anything is loaded: the file has the same tensors, and settings of one kind."""
+def _another(
+    path: str, state: dict, model: nn.Module, optimizer: Optimizer, same: dict
+) -> str:
+    """A sentence unless the file has the same tensors, and settings of one kind."""
+    for name, value in same.items():
+        if state.get(name) != value:
+            return (
+                f"{path} was saved with {name}={state.get(name)!r}, now {name}={value!r} "
+                "is asked for: not the same run. Give the old value or another path."
+            )
     kinds = [
         {name: _kind(tensor) for name, tensor in tensors.items()}
         for tensors in (state["model"], model.state_dict())
@@ -93,10 +147,11 @@ def _refuse_another(path: str, state: dict, model: nn.Module, optimizer: Optimiz
             groups[0] = []  # the same parameters in another order
     for what, (saved, own) in {"model": kinds, "optimizer": groups}.items():
         if saved != own:
-            raise ValueError(
+            return (
                 f"{path} holds another {what}. Nothing was changed: make the {what} that was "
                 "saved, or give another path."
             )
+    return ""
 
 
 def _kind(tensor: Any) -> tuple:

@@ -114,3 +114,22 @@ def test_a_save_that_is_not_whole_is_refused_by_all(
 ):
     spoil(tmp_path, ranks, how)
     refused(2, words, load_once, str(tmp_path), width, sent=True)
+
+
+def test_files_of_two_saves_that_say_the_same_are_not_mixed(ranks, refused, tmp_path):
+    ranks(2, save_once, str(tmp_path))
+    file = tmp_path / "rank-1-of-2.pt"
+    old = file.read_bytes()
+    ranks(2, save_once, str(tmp_path), 1)
+    file.write_bytes(old)
+    refused(2, "are not all of one save", load_once, str(tmp_path), sent=True)
+
+
+def save_where_only_rank_0_can(rank, world_size, folder):
+    save_once(rank, world_size, folder if rank == 0 else "/nowhere")
+
+
+def test_a_folder_that_is_missing_on_one_rank_is_refused_by_all(refused, tmp_path):
+    words = "there is no folder /nowhere: make it first"
+    refused(2, words, save_where_only_rank_0_can, str(tmp_path), sent=True)
+    assert not list(tmp_path.iterdir())

@@ -1,12 +1,16 @@
 """All ranks go on from what rank 0 saved; a file is replaced whole, or not at all."""
 
+import copy
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
+from mgpu_tutorial.experts.parallel import ExpertParallel
+from mgpu_tutorial.sharding.stages import ShardedOptimizer
 from mgpu_tutorial.shared import checkpoint
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear
 
@@ -119,6 +123,64 @@ def test_two_runs_that_save_at_once_do_not_write_into_one_draft(tmp_path, monkey
     checkpoint.save_whole(path, {"run": 1})
     assert torch.load(path) == {"run": 1}
     assert os.listdir(tmp_path) == ["run.pt"]
+
+
+def load_where_rank_1_differs(rank, world_size, path, what):
+    checkpoint.save(path, *new_run(), seed=7)
+    dist.barrier()
+    model, optimizer = new_run(seed=1)
+    before = model.weight.detach().clone()
+    wrong = nn.Linear(4, 1) if what == "model" and rank else model
+    try:
+        checkpoint.load(path, wrong, optimizer, seed=8 if what == "seed" and rank else 7)
+    finally:
+        assert torch.equal(model.weight, before)  # on rank 0 too
+
+
+@pytest.mark.parametrize("what, words", [("model", "another model"), ("seed", "now seed=8")])
+def test_what_one_rank_refuses_no_rank_loads(refused, tmp_path, what, words):
+    path = str(tmp_path / "run.pt")
+    refused(2, words, load_where_rank_1_differs, path, what, sent=True)
+
+
+def save_what_differs(rank, world_size, path, kind):
+    """Nothing of it is marked as a shard: rank 0's file would be loaded by all."""
+    torch.manual_seed(0)
+    if kind == "experts":
+        model = ExpertParallel(4, 1)
+    elif kind == "a copy of a cut layer":
+        model = copy.deepcopy(ColumnParallelLinear(nn.Linear(4, 4)))
+    elif kind == "drifted":
+        torch.manual_seed(rank)
+        model = nn.Linear(4, 4)
+    else:  # two equal layers, of which each rank steps one
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    if kind == "ZeRO 1":
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer = optimizer.inner
+    checkpoint.save(path, model, optimizer)
+
+
+@pytest.mark.parametrize("kind", ["experts", "a copy of a cut layer", "drifted", "ZeRO 1"])
+def test_what_differs_by_rank_is_not_saved_as_if_it_were_rank_0s(refused, tmp_path, kind):
+    words = "rank 1 has other parameters or another optimizer state than rank 0"
+    refused(2, words, save_what_differs, str(tmp_path / "run.pt"), kind, sent=True)
+    assert not list(tmp_path.iterdir())
+
+
+def use_dtensors(rank, world_size, path, call):
+    model = nn.Linear(4, 4)
+    fully_shard(model)
+    call(path, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("call", [checkpoint.save, checkpoint.load])
+def test_dtensors_are_neither_saved_nor_loaded_as_if_whole(refused, call):
+    words = "for DTensors torch.distributed.checkpoint"
+    refused(2, words, use_dtensors, "/nowhere/unused.pt", call, sent=True)
 
 
 def save_a_cut_layer(rank, world_size):
