@@ -21,7 +21,7 @@ from mgpu_tutorial.shared.models import SmallConvNet
 def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Replace each gradient by its mean over the group's ranks, an all_reduce per parameter.
 
-    A group of None is all ranks.
+    A group of None is all ranks. They all train the same parameters, in the same order.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if missing := sum(parameter.grad is None for parameter in trained):
