@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mgpu_tutorial.shared.groups import require_same
+from mgpu_tutorial.shared.groups import copy_in_group, require_same
 
 
 def require_replicable(module: nn.Module) -> None:
@@ -24,6 +25,11 @@ def require_replicable(module: nn.Module) -> None:
             "call the module itself, without a wrapper"
         )
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            raise ValueError(
+                f"`{name}` has no shape before its lazy layer has seen a batch: run one "
+                "through the module first, then wrap it"
+            )
         if tensor.is_meta:
             raise ValueError(
                 f"`{name}` is on the meta device, which holds no values to send: "
@@ -89,7 +95,10 @@ register_optimizer_step_pre_hook(refuse_early_step)
 class NaiveDDP(nn.Module):
     """A replica on every rank; after backward, a call per parameter averages its gradient.
 
-    `group` are the ranks that train this model together; None is all of them.
+    `group` are the ranks that train this model together; None is all of them. They start
+    alike once, here: load into the module before it is wrapped, or on all ranks. A step
+    without `finish_gradient_synchronization` isn't noticed here, and BucketedDDP refuses it.
+    Clip after it, when the gradients are means.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -148,7 +157,11 @@ def send_bucket(
 
 
 class BucketedDDP(NaiveDDP):
-    """As NaiveDDP, but each bucket leaves during backward, as soon as it is complete."""
+    """As NaiveDDP, but each bucket leaves during backward, as soon as it is complete.
+
+    A deep copy averages its own gradients: it has hooks of its own, and sends nothing when
+    it is made.
+    """
 
     def __init__(
         self,
@@ -168,6 +181,15 @@ class BucketedDDP(NaiveDDP):
         super().__init__(module, group)
         self.buckets = buckets
         self.ready, self.works = set(), []
+        self.watch()
+
+    def __deepcopy__(self, memo: dict) -> "BucketedDDP":
+        """Copies have none of the hooks: they are registered anew."""
+        other = copy_in_group(self, memo)
+        other.watch()
+        return other
+
+    def watch(self) -> None:
         for parameter in self.trained:
             parameter.awaits_mean = False  # for refuse_early_step
             parameter.register_post_accumulate_grad_hook(self.note_backward)

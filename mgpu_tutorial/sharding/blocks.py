@@ -20,6 +20,7 @@ from mgpu_tutorial.sharding.refusals import (
     require_unmoved,
 )
 from mgpu_tutorial.sharding.zero import Gather, flatten, shard_of
+from mgpu_tutorial.shared.groups import copy_in_group
 
 
 def views_of(
@@ -97,6 +98,18 @@ class FlatShard(nn.Module):
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
         self.whole = None
 
+    def requires_grad_(self, requires_grad: bool = True) -> "FlatShard":
+        """Freeze or thaw the shards of this block and of those inside."""
+        for block in blocks_in(self):
+            block.shard.requires_grad_(requires_grad)
+        return self
+
+    def __deepcopy__(self, memo: dict) -> "FlatShard":
+        """A copy that knows its shard as one."""
+        other = copy_in_group(self, memo)
+        mark(other.shard, self.group)
+        return other
+
     def __getattr__(self, name: str) -> Any:
         """What the module has, as if there were no block around it."""
         try:
@@ -173,6 +186,12 @@ def require_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
                 f"number {i} of the blocks, {type(block).__name__}, is not inside the model: "
                 "give modules of the model, inner ones before those around them"
             )
+        for j, outer in enumerate(blocks[:i]):
+            if block is not outer and block in set(outer.modules()):
+                raise ValueError(
+                    f"number {i} of the blocks, {type(block).__name__}, is inside number "
+                    f"{j}: give inner blocks before those around them"
+                )
     taken: set[nn.Parameter] = set()
     for i, unit in enumerate([*blocks, model]):
         inside = set(unit.modules())
@@ -204,7 +223,9 @@ class PrefetchingBlock(ShardedBlock):
     """As ShardedBlock, but while it computes what its neighbours need is on its way.
 
     That are their parameters, and the gradient of the block that backward has just left.
-    Gradients come into `shard.grad` as backward ends, and `torch.autograd.grad` gets none.
+    Change a shard by an optimizer or under `no_grad`, which its version counts, and not by
+    `.data`: what is already on its way would be taken for the new values. Gradients come
+    into `shard.grad` as backward ends, and `torch.autograd.grad` gets none.
     """
 
     before = after = ()  # the neighbour, where there is one

@@ -1,14 +1,19 @@
 """What the stages of ZeRO can't do, refused before a rank sends anything."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from mgpu_tutorial.shared.groups import require_same
+from mgpu_tutorial.shared.parameters import fingerprint_of
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
@@ -39,6 +44,7 @@ def require_one_dtype(tensors: list[torch.Tensor]) -> None:
 def require_once(named: Mapping[str, nn.Parameter]) -> None:
     """ValueError where a parameter has two names, or was sharded before."""
     seen = set()
+    require_values(named)
     for name, parameter in named.items():
         if parameter in seen or hasattr(parameter, "sharded"):
             raise ValueError(
@@ -46,6 +52,108 @@ def require_once(named: Mapping[str, nn.Parameter]) -> None:
                 "go apart: shard a weight once, and tied ones by PyTorch's fully_shard"
             )
         seen.add(parameter)
+
+
+def require_values(named: Mapping[str, nn.Parameter]) -> None:
+    """ValueError where a lazy layer has no shape yet."""
+    for name, parameter in named.items():
+        if is_lazy(parameter):
+            raise ValueError(
+                f"`{name}` has no shape before its lazy layer has seen a batch: run one "
+                "through the module first, then shard it"
+            )
+
+
+def require_same_start(
+    named: Mapping[str, nn.Parameter], group: dist.ProcessGroup | None = None
+) -> None:
+    """As `require_once`, and ValueError on every rank where ranks begin with other values."""
+    require_once(named)
+    layout = [
+        (n, tuple(p.shape), str(p.dtype), fingerprint_of([p])) for n, p in named.items()
+    ]
+    what = "name, shape, dtype and values, of one seed or file,"
+    require_same(what, layout, group)
+
+
+def require_same_layout(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """ValueError on every rank where ranks have other parameters or buffers."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    layout = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
+    require_same("name, shape, dtype and requires_grad of each tensor", layout, group)
+
+
+def require_same_order(
+    parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None
+) -> None:
+    """ValueError on every rank where ranks list other parameters, or the same in other order.
+
+    Parameters have no names. Ranks with the same values list them in the same order, and
+    values that none of the others has come from another seed: rank 0's will replace them.
+    """
+    require_same(
+        "shape and dtype", [(tuple(p.shape), str(p.dtype)) for p in parameters], group
+    )
+    if dist.get_backend(group) == "fake":
+        return
+    mine = [fingerprint_of([parameter]) for parameter in parameters]
+    everywhere = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(everywhere, mine, group=group)
+    for rank, theirs in enumerate(everywhere):
+        if theirs != everywhere[0] and sorted(theirs) == sorted(everywhere[0]):
+            raise ValueError(
+                f"rank {rank} of the group lists the parameters of rank 0 in another order, "
+                "and would get the wrong ones: give them in the order of model.parameters()"
+            )
+
+
+def require_order(params: Iterable) -> None:
+    """TypeError for a set, whose order is another on each rank."""
+    if isinstance(params, set | frozenset):
+        raise TypeError(
+            "a set of parameters has another order on each rank: give a list, or "
+            "model.parameters()"
+        )
+
+
+def require_loadable(state: Mapping[str, Any], assign: bool) -> None:
+    """ValueError for a state that would leave a ShardedModel as it was."""
+    if assign:
+        raise ValueError(
+            "assign=True would replace shards that the blocks still hold: load with "
+            "assign=False, which copies into them"
+        )
+    if not any(name.startswith("shards.") for name in state):
+        raise ValueError(
+            f"a state of {', '.join([*state][:3]) or 'nothing'} has no shards, so nothing "
+            "would be loaded: load a whole model before it is sharded"
+        )
+
+
+def require_norm(max_norm: float) -> None:
+    """ValueError unless it is a length by which gradients can be clipped."""
+    if not isinstance(max_norm, int | float) or not max_norm > 0:  # nan is not
+        raise ValueError(f"max_norm is {max_norm!r}: give the longest norm, a number above 0")
+
+
+@contextmanager
+def own_step(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, and nowhere else, an optimizer with the hook `require_own_step` may step."""
+    optimizer.in_own_step = True
+    try:
+        yield
+    finally:
+        optimizer.in_own_step = False
+
+
+def require_own_step(optimizer: Optimizer, *_: Any) -> None:
+    """RuntimeError where the inner optimizer of stage 1 or 2 is stepped by itself."""
+    if not getattr(optimizer, "in_own_step", False):
+        raise RuntimeError(
+            "this optimizer has only this rank's part, whose gradients are not averaged yet: "
+            "call the `step` of prepare or of ShardedOptimizer instead, which averages, "
+            "steps and sends"
+        )
 
 
 def require_no_max_norm(module: nn.Module) -> None:
@@ -72,6 +180,7 @@ def require_block(
 ) -> None:
     """ValueError where one flat shard can't stand for the parameters at these places."""
     require_no_max_norm(module)
+    require_values(places)
     for name, parameter in places.items():
         if parameter in taken or hasattr(parameter, "sharded"):
             raise ValueError(

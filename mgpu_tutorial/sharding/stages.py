@@ -19,14 +19,22 @@ from mgpu_tutorial.sharding.blocks import (
     views_of,
 )
 from mgpu_tutorial.sharding.refusals import (
+    own_step,
     require_equal_shares,
     require_floating,
+    require_loadable,
     require_member,
     require_no_batch_norm,
     require_no_max_norm,
+    require_norm,
     require_once,
+    require_order,
+    require_own_step,
+    require_same_layout,
+    require_same_order,
 )
 from mgpu_tutorial.sharding.zero import FlatParameters, Gather, owners, sharded_step
+from mgpu_tutorial.shared.groups import copy_in_group
 from mgpu_tutorial.shared.models import MLP
 
 
@@ -58,6 +66,7 @@ class ShardedOptimizer:
     Takes groups too, `[{"params": [...], "lr": 0.1}, ...]`, as every optimizer does. What is
     frozen is left out, and stays as it is. All start from rank 0's values. An embedding with
     max_norm changes its weight in the forward, which no optimizer sees: leave it out.
+    All ranks give the same parameters in the same order, which has to be a list's.
     `group` are the ranks that share the work, all by default.
     """
 
@@ -70,9 +79,12 @@ class ShardedOptimizer:
         **kwargs: Any,
     ) -> None:
         require_member(group)
+        require_order(params)
         groups = list(params)
         if not groups or not isinstance(groups[0], dict):
             groups = [{"params": groups}]
+        for options in groups:
+            require_order(options["params"])
         groups = [options | {"params": list(options["params"])} for options in groups]
         every = [p for options in groups for p in options["params"] if p.requires_grad]
         if not every:
@@ -80,6 +92,7 @@ class ShardedOptimizer:
                 "there is no parameter to train: none was given, or all are frozen"
             )
         require_once({f"parameter {i}": parameter for i, parameter in enumerate(every)})
+        require_same_order(every, group)
         self.parameters, self.group = every, group
         for parameter in every:
             dist.broadcast(parameter.data, group=group, group_src=0)
@@ -89,13 +102,15 @@ class ShardedOptimizer:
         for options in groups:  # a rank may own nothing of one
             options["params"] = [p for p in options["params"] if p in mine]
         self.inner = optimizer_class(groups, **kwargs)
+        self.inner.register_step_pre_hook(require_own_step)
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
     def step(self) -> None:
-        sharded_step(self.parameters, self.owner, self.inner, self.group)
+        with own_step(self.inner):
+            sharded_step(self.parameters, self.owner, self.inner, self.group)
 
 
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:
@@ -151,10 +166,17 @@ class ShardedModel(nn.Module):
     a ModuleDict. The root, for all the rest, is whole during the model's forward. `group` are
     the ranks that share the model, all by default.
 
-    All parameters are in `shards`; what is left in `module` is the same on every rank.
+    All parameters are in `shards`; what is left in `module` is the same on every rank, and
+    so is the order in which the ranks use the blocks: where each rank skips another one
+    (LayerDrop), they would gather different blocks as one, which nothing notices. Each rank
+    has equally many samples. To freeze a block call its `requires_grad_`, not that of a layer
+    inside. An optimizer that looks at rows or at a whole tensor, such as Adafactor, sees
+    shards instead.
+
     Raises ValueError, before anything is sent, where a parameter is frozen, tied to another
     block or sharded already, where a block has several dtypes, and for a BatchNorm in
-    another `compute_dtype`, whose running statistics stay in their own.
+    another `compute_dtype`, whose running statistics stay in their own. Where the tensors
+    of the ranks differ in name, shape or dtype, all raise it.
     """
 
     def __init__(
@@ -174,6 +196,7 @@ class ShardedModel(nn.Module):
             )
         units = blocks_of(module) if blocks is None else list(blocks)
         require_blocks(module, units)
+        require_same_layout(module, group)
         paths = {part: f"{path}." for path, part in module.named_modules()}
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), group=group, group_src=0)
@@ -189,6 +212,26 @@ class ShardedModel(nn.Module):
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         output = self.module(*inputs, **keywords)
         return in_dtype(output, self.shards[0].dtype) if self.dtype else output
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Each rank loads its own shards; a whole model is loaded before it is sharded."""
+        require_loadable(state_dict, assign)
+        return super().load_state_dict(state_dict, strict)
+
+    def __deepcopy__(self, memo: dict) -> "ShardedModel":
+        return copy_in_group(self, memo)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> "ShardedModel":
+        """As nn.Module's; a function that looks for a weight hears that it is too late."""
+        try:
+            return super().apply(fn)
+        except AttributeError as error:
+            raise AttributeError(
+                f"{error}: the parameters of a sharded model are whole only in its forward, "
+                "so initialise the module before it is sharded"
+            ) from error
 
     def finish_gradient_synchronization(self) -> None:
         """Nothing is left to do: the shards have their gradients after backward."""
@@ -216,7 +259,12 @@ ADAM = partial(Adam, lr=0.01)
 
 
 def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
-    """A module at a stage of ZeRO; at stage 0 the gradients are averaged and all is whole."""
+    """A module at a stage of ZeRO; at stage 0 the gradients are averaged and all is whole.
+
+    All start from rank 0's values, and call `step` of what is returned. Not `optimizer.step`,
+    which is refused at stages 1 and 2. At stages 2 and 3 an optimizer that looks at rows or
+    at a whole tensor, such as Adafactor, sees shards instead.
+    """
     if stage not in range(4):
         raise ValueError(
             f"there is no stage {stage}: ZeRO has 1, 2 and 3, and 0 shards nothing"
@@ -225,10 +273,20 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
     if stage == 1:
         optimizer = ShardedOptimizer(module.parameters(), kind)
         return Prepared(module, optimizer.inner, optimizer.step)
+    if stage in (0, 2):  # the others do so by themselves
+        require_same_layout(module)
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
     if stage == 2:
         flat = FlatParameters(module)
         optimizer = kind([flat.shard])
-        return Prepared(module, optimizer, partial(flat.step, optimizer))
+        optimizer.register_step_pre_hook(require_own_step)
+
+        def step() -> None:
+            with own_step(optimizer):
+                flat.step(optimizer)
+
+        return Prepared(module, optimizer, step)
     model = ShardedModel(module) if stage == 3 else module
     optimizer = kind(model.parameters())
     if stage == 0:
@@ -237,16 +295,21 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
 
 
 def clip_shards(
-    optimizer: Optimizer, max_norm: float, group: dist.ProcessGroup | None = None
+    optimizer: Optimizer | ShardedOptimizer,
+    max_norm: float,
+    group: dist.ProcessGroup | None = None,
 ) -> RemovableHandle:
     """Before each step of this rank's optimizer clip by the norm of all ranks' gradients.
 
     At stages 1 to 3 the optimizers of the group have each gradient once, averaged, when they
-    step. All of them are clipped alike, as `clip_grad_norm_` does in one process. With
-    tensor parallel the norm is that of this rank's part of each layer.
+    step. All of them are clipped alike, as `clip_grad_norm_` does in one process: a NaN makes
+    all NaN. With tensor parallel the norm is that of this rank's part of each layer. At stage
+    0 each rank has all gradients: use `clip_grad_norm_` there, once they are averaged, and
+    never for shards, of which it sees this rank's own.
     """
-    if max_norm <= 0:
-        raise ValueError(f"max_norm is {max_norm}: give the longest norm, above 0")
+    require_norm(max_norm)
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer, group = optimizer.inner, group or optimizer.group
 
     def clip(optimizer: Optimizer, *_: Any) -> None:
         held = [p for options in optimizer.param_groups for p in options["params"]]
@@ -255,7 +318,7 @@ def clip_shards(
         for gradient in gradients:
             squares = squares.to(gradient.device) + gradient.square().sum(dtype=torch.float64)
         dist.all_reduce(squares, group=group)
-        factor = min(1.0, max_norm / (squares.sqrt().item() + 1e-6))
+        factor = (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0).item()  # or nan
         for gradient in gradients:
             gradient *= factor
 

@@ -26,6 +26,7 @@ from mgpu_tutorial.sharding.refusals import (
     require_once,
     require_one_dtype,
     require_owners,
+    require_same_start,
     require_step,
 )
 
@@ -170,7 +171,7 @@ class Unsharded(nn.Module):
 def shard_parameters(module: nn.Module) -> None:
     """Keep a shard of every parameter, which is gathered each time it is read."""
     require_no_max_norm(module)
-    require_once(dict(module.named_parameters(remove_duplicate=False)))
+    require_same_start(dict(module.named_parameters(remove_duplicate=False)))
     for part in list(module.modules()):
         for name, parameter in list(part.named_parameters(recurse=False)):
             unsharded = Unsharded(parameter.shape)

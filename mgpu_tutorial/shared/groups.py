@@ -1,9 +1,14 @@
 """What a function that takes `group=None` asks of it: None is all ranks."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import zip_longest
+from typing import TypeVar
 
 import torch.distributed as dist
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def size_of(group: dist.ProcessGroup | None) -> int:
@@ -41,3 +46,11 @@ def require_same(what: str, values: Sequence, group: dist.ProcessGroup | None) -
                     f"{what} must be the same on all ranks, and rank {rank} of the group has "
                     f"{other}, where rank 0 has {own}"
                 )
+
+
+def copy_in_group(module: M, memo: dict) -> M:
+    """A deep copy of a module that has a `group`: the copy has the same one, uncopied."""
+    memo[id(module.group)] = module.group
+    memo[id(module)] = other = type(module).__new__(type(module))
+    other.__setstate__(deepcopy(vars(module), memo))
+    return other

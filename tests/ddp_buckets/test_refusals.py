@@ -1,5 +1,6 @@
 """What the wrappers cannot average they refuse; odd models and sizes come out right."""
 
+import copy
 import math
 
 import pytest
@@ -51,7 +52,12 @@ def wrapped():
     return BucketedDDP(Heads()).module
 
 
+def lazy():
+    return nn.LazyLinear(2)
+
+
 MODULES = {
+    lazy: "`weight` has no shape before its lazy layer has seen a batch",
     frozen: "no parameter of this module is trained",
     nn.ReLU: "no parameter of this module is trained",
     on_meta: "`weight` is on the meta device",
@@ -199,6 +205,24 @@ def step_too_early(rank, world_size, has_finished):
 def test_a_step_without_finish_is_refused_the_last_one_too(refused, has_finished):
     words = "an optimizer's step after a backward without finish_gradient_synchronization"
     refused(2, words, step_too_early, has_finished, sent=True)
+
+
+def step_a_copy(rank, world_size, has_finished):
+    """A deep copy in a group: its gradients are means, and its early step is refused."""
+    torch.manual_seed(0)
+    model = BucketedDDP(Heads(), group=dist.new_group([0, 1]))
+    other = copy.deepcopy(model)
+    (rank * other(torch.ones(1, 4))).sum().backward()
+    if has_finished:
+        other.finish_gradient_synchronization()
+    torch.optim.SGD(other.parameters(), lr=1.0).step()
+    return (model.module.first.bias - other.module.first.bias).item()
+
+
+def test_a_copy_averages_by_itself_and_refuses_an_early_step(ranks, refused):
+    assert ranks(2, step_a_copy, True).results == [0.5, 0.5]
+    words = "an optimizer's step after a backward without finish_gradient_synchronization"
+    refused(2, words, step_a_copy, False, sent=True)
 
 
 def leave_out_on_rank_1(rank, world_size, wrapper):

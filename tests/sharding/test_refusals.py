@@ -1,5 +1,9 @@
 """What a stage can't do it refuses on every rank; what it does is what one process does."""
 
+import copy
+import math
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +18,7 @@ from mgpu_tutorial.sharding.blocks import (
     fully_sharded,
     linked,
 )
-from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer
+from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer, clip_shards
 from mgpu_tutorial.shared.checkpoint import save
 
 
@@ -202,21 +206,90 @@ def keep_the_gradients(rank, world_size, owner=None):
             optimizer.step()
 
 
+def load(rank, world_size, whole=True, **how):
+    model = ShardedModel(plain())
+    before = model.shards[0].detach().clone()
+    state = plain().state_dict() if whole else model.state_dict()
+    try:
+        model.load_state_dict({name: 2 * value for name, value in state.items()}, **how)
+    finally:
+        assert torch.equal(model.shards[0], before)
+
+
+def load_loosely(rank, world_size):
+    load(rank, world_size, strict=False)
+
+
+def load_by_assigning(rank, world_size):
+    load(rank, world_size, whole=False, assign=True)
+
+
+def of_another_dtype(rank, world_size, make):
+    make(plain().to(torch.bfloat16 if rank else torch.float16))
+
+
+def of_another_seed(rank, world_size):
+    torch.manual_seed(rank)
+    zero.shard_parameters(nn.Linear(3, 3))
+
+
+def own_in_another_order(rank, world_size):
+    parameters = list(nn.Sequential(plain(), nn.Linear(3, 3)).parameters())
+    ShardedOptimizer(parameters[::-1] if rank else parameters, SGD, lr=0.1)
+
+
+def two_equal_layers():
+    torch.manual_seed(0)
+    return [nn.Linear(3, 3, bias=False).weight for _ in range(2)]
+
+
+def own_equal_shapes_in_another_order(rank, world_size):
+    ShardedOptimizer(two_equal_layers()[:: -1 if rank else 1], SGD, lr=0.1)
+
+
+def own_a_set(rank, world_size, in_a_group):
+    parameters = set(plain().parameters())
+    ShardedOptimizer([{"params": parameters}] if in_a_group else parameters, SGD, lr=0.1)
+
+
+def step_the_inner_optimizer(rank, world_size, stage):
+    module = plain()
+    prepared = stages.prepare(stage, module)
+    before = module.weight.detach().clone()
+    with_gradients(module)
+    try:
+        prepared.optimizer.step()
+    finally:
+        assert torch.equal(module.weight, before)
+        prepared.step()
+        assert not torch.equal(module.weight, before)
+
+
+def clip_by(rank, world_size, max_norm):
+    clip_shards(SGD(plain().parameters(), lr=0.1), max_norm)
+
+
+def initialise_too_late(rank, world_size):
+    try:
+        ShardedModel(plain()).apply(lambda module: nn.init.zeros_(module.weight))
+    except AttributeError as error:
+        raise ValueError(error) from None
+
+
 def share_24_samples(rank, world_size, of=None):
     stages.loss_of(stages.new_tower(), 0, rank if of is None else of, world_size)
 
 
 NORM = "an embedding with max_norm changes its weight in the forward"
 NONE, TIED = "there are no parameters to shard", "is tied to another layer or sharded already"
+LAZY = "has no shape before its lazy layer has seen a batch"
 APART = "is tied to another block or sharded already"
 REFUSED = {
     "tied parameters": (TIED, shard_each_parameter, tied),
     "tied across blocks": (APART, share_between_blocks),
     "a block of a block": (NONE, shard_a_block_again),
     "a module in two blocks": (NONE, shard_again, ShardedBlock, ShardedBlock),
-    "parameters sharded twice": (TIED, shard_again) + (zero.shard_parameters,) * 2,
     "flat, then a block": (APART, shard_again, zero.FlatParameters, ShardedBlock),
-    "sharded, then flat": (TIED, shard_again, zero.shard_parameters, zero.FlatParameters),
     "frozen in a block": ("`1.weight` is frozen", shard_a_block, frozen),
     "two dtypes in a block": ("float32 and float64", shard_a_block, mixed),
     "two dtypes, flat": ("float32 and float64", lay_flat, mixed),
@@ -229,7 +302,13 @@ REFUSED = {
     "tied across chosen blocks": (APART, shard_with, tied, "one, two"),
     "tied to the root": (APART, shard_with, tied, "two"),
     "a block twice": (NONE, shard_with, frozen, "0, 0"),
-    "an outer block first": (APART, shard_with, nested, "0, 0.0"),
+    "an outer block first": ("number 1 of the blocks", shard_with, nested, "0, 0.0"),
+    "a lazy layer": (LAZY, shard_a_model, lambda *_: nn.LazyLinear(3)),
+    "a lazy layer, flat": (LAZY, lay_flat, lambda *_: nn.LazyLinear(3)),
+    "a set": ("a set of parameters has another order", own_a_set, False),
+    "a set in a group": ("a set of parameters has another order", own_a_set, True),
+    "clipping by nan": ("max_norm is nan", clip_by, math.nan),
+    "clipping by words": ("max_norm is '1.0'", clip_by, "1.0"),
     "a block of another model": ("is not inside the model", shard_with, plain, "another"),
     "the model as its block": ("is not inside the model", shard_with, plain, ""),
     "a model of nothing": (NONE, shard_with, nn.GELU, "none"),
@@ -267,6 +346,31 @@ def test_every_rank_refuses_it_before_anything_is_sent(refused, case):
 @pytest.mark.parametrize("worker", [cut_unevenly, share_24_samples])
 def test_unequal_parts_are_refused(refused, worker):
     refused(5 if worker is share_24_samples else 3, "equal", worker)
+
+
+SAME = "must be the same on all ranks, and rank 1 of the group has"
+REFUSED_LATER = {
+    "two dtypes, a model": (SAME, of_another_dtype, ShardedModel),
+    "two dtypes, stage 0": (SAME, of_another_dtype, partial(stages.prepare, 0)),
+    "two dtypes, stage 1": (SAME, of_another_dtype, partial(stages.prepare, 1)),
+    "two dtypes, stage 2": (SAME, of_another_dtype, partial(stages.prepare, 2)),
+    "two seeds, each parameter": (SAME, of_another_seed),
+    "another order of shapes": (SAME, own_in_another_order),
+    "another order": ("of rank 0 in another order", own_equal_shapes_in_another_order),
+    "the inner optimizer, stage 1": ("call the `step` of", step_the_inner_optimizer, 1),
+    "the inner optimizer, stage 2": ("call the `step` of", step_the_inner_optimizer, 2),
+    "a whole state": ("weight, bias has no shards", load),
+    "a whole state, loosely": ("weight, bias has no shards", load_loosely),
+    "a state assigned": ("assign=True would replace", load_by_assigning),
+    "apply": ("initialise the module before", initialise_too_late),
+    "parameters sharded twice": (TIED, shard_again) + (zero.shard_parameters,) * 2,
+    "sharded, then flat": (TIED, shard_again, zero.shard_parameters, zero.FlatParameters),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_LATER)
+def test_every_rank_refuses_it_before_anything_is_changed(refused, case):
+    refused(2, *REFUSED_LATER[case], sent=True)
 
 
 def step_in_between(rank, world_size, kind):
@@ -378,6 +482,76 @@ def test_a_layer_beside_a_block_of_one_rank_is_no_other_than_the_block(ranks):
 
 
 # What is right: the same as one process, however odd
+
+
+def begin_apart(rank, world_size, stage):
+    torch.manual_seed(rank)
+    prepared = stages.prepare(stage, nn.Linear(3, 3))
+    prepared.model(torch.ones(2, 3)).sum().backward()
+    prepared.step()
+    return stages.full_parameters(prepared.model)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_all_start_from_rank_0s_values(ranks, stage):
+    expected = begin_apart_alone()
+    for found in ranks(2, begin_apart, stage).results:
+        assert largest_difference([*found.values()], expected) < 1e-6
+
+
+def begin_apart_alone():
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3)
+    optimizer = stages.ADAM(layer.parameters())
+    layer(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return [p.detach() for p in layer.parameters()]
+
+
+def freeze_a_block(rank, world_size, inside):
+    model = ShardedModel(nn.Sequential(nn.Sequential(plain()), plain()))
+    before = model.full_parameters()
+    (model.module[0] if inside else model).requires_grad_(False)
+    model(torch.ones(1, 3, requires_grad=True)).sum().backward()
+    SGD(model.parameters(), lr=0.1).step()
+    after = model.full_parameters()
+    return [torch.equal(before[name], after[name]) for name in before]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_block_that_is_frozen_later_stays_as_it_is(ranks, inside):
+    kept = [True, True, not inside, not inside]
+    assert ranks(2, freeze_a_block, inside).results == [kept] * 2
+
+
+def step_a_copy(rank, world_size):
+    """In a group; then the checkpoint of the copy, which is sharded as the first is."""
+    model = copy.deepcopy(ShardedModel(plain(), group=dist.new_group([0, 1])))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match="are sharded"):
+        save("never.pt", model, optimizer)
+    return [*model.full_parameters().values()]
+
+
+def test_a_deep_copy_in_a_group_is_sharded_as_well(ranks):
+    layer = with_gradients(plain())
+    expected = [p.detach() - 0.05 * p.grad for p in layer.parameters()]  # of 2 samples
+    for found in ranks(2, step_a_copy).results:
+        assert largest_difference(found, expected) < 1e-6
+
+
+def clip_a_nan(rank, world_size):
+    prepared = stages.prepare(1, module := plain(), partial(SGD, lr=0.1))
+    clip_shards(prepared.optimizer, 1.0)
+    with_gradients(module).bias.grad[0] = math.nan
+    prepared.step()
+    return sum(p.isnan().sum().item() for p in module.parameters())
+
+
+def test_a_nan_makes_all_gradients_nan_as_torch_does(ranks):
+    assert ranks(2, clip_a_nan).results == [12, 12]
 
 
 class Odd(nn.Module):
