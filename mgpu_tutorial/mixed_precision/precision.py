@@ -54,8 +54,7 @@ def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> N
 def require_all_of(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
     """Raise ValueError where a gradient would stay scaled, or is not there to be averaged.
 
-    The ranks compare their scales once for each scaler, before its first step; after it they
-    stay the same.
+    The ranks compare their first scales, once for each scaler; later ones follow from them.
     """
     held = {p for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
@@ -76,7 +75,8 @@ def require_all_of(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -
             "which nobody would average: give one model that holds them all"
         )
     if scaler not in COMPARED:
-        require_agreement({"the scale of the loss": scaler.get_scale()})
+        first = getattr(scaler, "_init_scale", 1.0)  # none, if it is switched off
+        require_agreement({"the first scale of the loss": first})
         COMPARED.add(scaler)
 
 

@@ -120,7 +120,7 @@ def finish_with(rank, world_size, what):
 
 
 def test_ranks_with_other_scales_are_refused(refused):
-    words = "the scale of the loss: 1024.0 on rank 0 and 2048.0 on rank 1"
+    words = "the first scale of the loss: 1024.0 on rank 0 and 2048.0 on rank 1"
     refused(2, words, finish_with, "scales", sent=True)
 
 
