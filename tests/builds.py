@@ -2,7 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import pytest
 
@@ -42,19 +43,39 @@ def _function(source: str) -> str:
     return re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)[-1]
 
 
-def changed(ours: Callable, *edits: str) -> str:
-    """A cell with our version, edited: old, new, old, new; an old … goes to the end."""
+class Right(NamedTuple):
+    """A right answer: our function of this name, with these texts replaced one by one.
+
+    A text that ends with … stands for all from there to the end of the function.
+    """
+
+    name: str
+    replace: Mapping[str, str]
+
+
+class Wrong(NamedTuple):
+    """A wrong answer, made as a right one is, and what the row that fails says of it."""
+
+    name: str
+    replace: Mapping[str, str]
+    says: str
+
+
+def edited(build: Builder, answers: Iterable[Right | Wrong]):
+    """The same two tests of answers that are made from ours."""
+    answers = list(answers)
+    right = [_cell(build, answer) for answer in answers if isinstance(answer, Right)]
+    wrong = [
+        (_cell(build, answer), answer.says) for answer in answers if isinstance(answer, Wrong)
+    ]
+    return right_and_wrong(build, right, wrong)
+
+
+def _cell(build: Builder, answer: Right | Wrong) -> str:
+    ours = build.ours[answer.name]
     source = inspect.getsource(ours)
-    for old, new in zip(edits[::2], edits[1::2], strict=True):
+    for old, new in answer.replace.items():
         old, rest, _ = old.partition("…")
         assert old in source, old
         source = source.partition(old)[0] + new if rest else source.replace(old, new)
     return f"from {ours.__module__} import *\n\n\n{source}\n"
-
-
-def edited(build: Builder, edits: Mapping[str, Iterable[tuple[str, ...]]]):
-    """The same tests of edits of ours, by name; a wrong one ends with what is said of it."""
-    every = [(build.ours[name], edit) for name, of_one in edits.items() for edit in of_one]
-    right = [changed(ours, *edit) for ours, edit in every if len(edit) % 2 == 0]
-    wrong = [(changed(ours, *edit[:-1]), edit[-1]) for ours, edit in every if len(edit) % 2]
-    return right_and_wrong(build, right, wrong)

@@ -1,7 +1,7 @@
 """The builds take right answers in other words, and say what is wrong with the others."""
 
 from mgpu_tutorial.ddp_buckets.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 AVERAGE = "dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=self.group)"
 SUM = "dist.all_reduce(parameter.grad, group=self.group)"
@@ -12,43 +12,93 @@ SEND, ALL = (
 BY_RANK = "dist.broadcast(tensor.detach(), src=first, group=group)"
 CHECK = "require_gradients(self.module, self.trained, ready)"
 NAIVE = [
-    (SEND, "dist.broadcast(tensor.data, group_src=0, group=group)"),
-    (SEND, f"first = dist.get_global_rank(self.group or dist.group.WORLD, 0); {BY_RANK}"),
-    (CHECK, "assert len(ready) == len(self.trained), 'a gradient is missing'"),
-    (AVERAGE, f"{SUM}\n            parameter.grad /= dist.get_world_size(group=self.group)"),
-    (SEND, "pass", "rank 1: 6, expected 5"),
-    (ALL, "module.parameters()", "rank 0 has 5 in `not_in_state_dict`, and rank 1: 6"),
-    (ALL, "module.state_dict().values()", "rank 0 has 5 in `not_in_state_dict`"),
-    (AVERAGE, "pass", "rank 0 of 2, step 0, gradient of `head.weight`: still rank 0's own"),
-    (
-        AVERAGE,
-        AVERAGE.replace("grad", "data"),
-        "gradient of `head.weight`: still rank 0's own",
+    Right(
+        "NaiveDDP", replace={SEND: "dist.broadcast(tensor.data, group_src=0, group=group)"}
     ),
-    (
-        AVERAGE,
-        AVERAGE.replace(", group=self.group", ""),
-        "rank 0: weight and gradient, entry 1",
+    Right(
+        "NaiveDDP",
+        replace={
+            SEND: "first = dist.get_global_rank(self.group or dist.group.WORLD, 0); "
+            f"{BY_RANK}"
+        },
     ),
-    (
-        SEND,
-        "dist.broadcast(tensor.detach(), group_src=0)",
-        "rank 1: weight and gradient, entry 0 of 2: 0, expected 1",
+    Right(
+        "NaiveDDP",
+        replace={CHECK: "assert len(ready) == len(self.trained), 'a gradient is missing'"},
     ),
-    (SEND, "dist.broadcast(tensor.detach(), src=0, group=group)", "raised ValueError"),
-    (
-        ", group: dist.ProcessGroup | None = None",
-        "",
-        "super().__init__()",
-        "super().__init__(); group = None",
-        "it takes no argument `group`",
+    Right(
+        "NaiveDDP",
+        replace={
+            AVERAGE: f"{SUM}\n            "
+            "parameter.grad /= dist.get_world_size(group=self.group)"
+        },
     ),
-    (AVERAGE, f"parameter.grad = {AVERAGE}", "is None after finish"),
-    (CHECK, "pass", "ranks 0 and 1 raised TypeError"),
-    (AVERAGE, SUM, "but 2 times as long"),
-    ("in self.trained", "in self.module.parameters()", "TypeError"),
-    (AVERAGE, f"{AVERAGE}; parameter.grad += 1e-9 * dist.get_rank()", "other bits"),
-    (AVERAGE, f"{AVERAGE}; {AVERAGE}", "the calls of the second step: 16, expected 8"),
+    Wrong("NaiveDDP", replace={SEND: "pass"}, says="rank 1: 6, expected 5"),
+    Wrong(
+        "NaiveDDP",
+        replace={ALL: "module.parameters()"},
+        says="rank 0 has 5 in `not_in_state_dict`, and rank 1: 6",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={ALL: "module.state_dict().values()"},
+        says="rank 0 has 5 in `not_in_state_dict`",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={AVERAGE: "pass"},
+        says="rank 0 of 2, step 0, gradient of `head.weight`: still rank 0's own",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={AVERAGE: AVERAGE.replace("grad", "data")},
+        says="gradient of `head.weight`: still rank 0's own",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={AVERAGE: AVERAGE.replace(", group=self.group", "")},
+        says="rank 0: weight and gradient, entry 1",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={SEND: "dist.broadcast(tensor.detach(), group_src=0)"},
+        says="rank 1: weight and gradient, entry 0 of 2: 0, expected 1",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={SEND: "dist.broadcast(tensor.detach(), src=0, group=group)"},
+        says="raised ValueError",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={
+            ", group: dist.ProcessGroup | None = None": "",
+            "super().__init__()": "super().__init__(); group = None",
+        },
+        says="it takes no argument `group`",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={AVERAGE: f"parameter.grad = {AVERAGE}"},
+        says="is None after finish",
+    ),
+    Wrong("NaiveDDP", replace={CHECK: "pass"}, says="ranks 0 and 1 raised TypeError"),
+    Wrong("NaiveDDP", replace={AVERAGE: SUM}, says="but 2 times as long"),
+    Wrong(
+        "NaiveDDP",
+        replace={"in self.trained": "in self.module.parameters()"},
+        says="TypeError",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={AVERAGE: f"{AVERAGE}; parameter.grad += 1e-9 * dist.get_rank()"},
+        says="other bits",
+    ),
+    Wrong(
+        "NaiveDDP",
+        replace={AVERAGE: f"{AVERAGE}; {AVERAGE}"},
+        says="the calls of the second step: 16, expected 8",
+    ),
 ]
 LAST_GROWS = """buckets = []
     for parameter in parameters[::-1]:
@@ -59,14 +109,40 @@ LAST_GROWS = """buckets = []
 POPS = "in iter(lambda: parameters.pop() if parameters else None, None)"
 REST = "if bucket:\n        buckets.append(bucket)"
 BUCKETS = [
-    ("buckets, bucket, nbytes =…", LAST_GROWS),
-    ("parameters = list(parameters)", "", "in reversed(parameters)", POPS, "it was given is"),
-    ("reversed(parameters)", "parameters", "the buckets are [[10, 20, 30]]"),
-    (">=", ">", "[[2, 58, 40, 60], [40]], expected [[2, 58, 40], [60, 40]]"),
-    ("bucket_cap_mb * 2**20", "bucket_cap_mb * 1e6", "a cap of 100/2**20 MiB"),
-    (REST, "", "the buckets are [], expected [[30, 20, 10]]"),
-    (REST, "buckets.append(bucket)", "[60, 40], []], expected [[2, 58, 40], [60, 40]]"),
-    ("parameter.nbytes", "parameter.numel()", "[[2, 58, 40, 60, 40]], expected"),
+    Right("into_buckets", replace={"buckets, bucket, nbytes =…": LAST_GROWS}),
+    Wrong(
+        "into_buckets",
+        replace={"parameters = list(parameters)": "", "in reversed(parameters)": POPS},
+        says="it was given is",
+    ),
+    Wrong(
+        "into_buckets",
+        replace={"reversed(parameters)": "parameters"},
+        says="the buckets are [[10, 20, 30]]",
+    ),
+    Wrong(
+        "into_buckets",
+        replace={">=": ">"},
+        says="[[2, 58, 40, 60], [40]], expected [[2, 58, 40], [60, 40]]",
+    ),
+    Wrong(
+        "into_buckets",
+        replace={"bucket_cap_mb * 2**20": "bucket_cap_mb * 1e6"},
+        says="a cap of 100/2**20 MiB",
+    ),
+    Wrong(
+        "into_buckets", replace={REST: ""}, says="the buckets are [], expected [[30, 20, 10]]"
+    ),
+    Wrong(
+        "into_buckets",
+        replace={REST: "buckets.append(bucket)"},
+        says="[60, 40], []], expected [[2, 58, 40], [60, 40]]",
+    ),
+    Wrong(
+        "into_buckets",
+        replace={"parameter.nbytes": "parameter.numel()"},
+        says="[[2, 58, 40, 60, 40]], expected",
+    ),
 ]
 FLAT = "flat = torch.cat([p.grad.flatten() for p in bucket])"
 CALL = "return dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group, async_op=True)"
@@ -74,14 +150,42 @@ DIVIDED = "flat = torch.cat([p.grad.view(-1) / dist.get_world_size(group) for p 
 EACH = """works = [dist.all_reduce(p.grad, async_op=True) for p in bucket]
     return works[-1]"""
 SENDING = [
-    (FLAT, DIVIDED, "op=dist.ReduceOp.AVG, ", ""),
-    ("return dist", "dist", "Is a `return` missing, or `async_op=True`?"),
-    ("p.grad = part.view_as(p)", "pass", "rank 0 of 3: the gradients lie in 2 tensors"),
-    ("p.grad = part.view_as(p)", "p.grad.copy_(part.view_as(p))", "must be a view into"),
-    ("op=dist.ReduceOp.AVG, ", "", "rank 0 of 3: the gradient of the weight: [30, 33, 36, "),
-    (CALL, f"{CALL.replace('return', 'work =')}; work.wait(); return work", "it waits for"),
-    (CALL, CALL.replace("group=group, ", ""), "rank 0: the mean of ten times the rank"),
-    (CALL, EACH, "the bytes of each all_reduce: 2 of them, expected 1"),
+    Right("send_bucket", replace={FLAT: DIVIDED, "op=dist.ReduceOp.AVG, ": ""}),
+    Wrong(
+        "send_bucket",
+        replace={"return dist": "dist"},
+        says="Is a `return` missing, or `async_op=True`?",
+    ),
+    Wrong(
+        "send_bucket",
+        replace={"p.grad = part.view_as(p)": "pass"},
+        says="rank 0 of 3: the gradients lie in 2 tensors",
+    ),
+    Wrong(
+        "send_bucket",
+        replace={"p.grad = part.view_as(p)": "p.grad.copy_(part.view_as(p))"},
+        says="must be a view into",
+    ),
+    Wrong(
+        "send_bucket",
+        replace={"op=dist.ReduceOp.AVG, ": ""},
+        says="rank 0 of 3: the gradient of the weight: [30, 33, 36, ",
+    ),
+    Wrong(
+        "send_bucket",
+        replace={CALL: f"{CALL.replace('return', 'work =')}; work.wait(); return work"},
+        says="it waits for",
+    ),
+    Wrong(
+        "send_bucket",
+        replace={CALL: CALL.replace("group=group, ", "")},
+        says="rank 0: the mean of ten times the rank",
+    ),
+    Wrong(
+        "send_bucket",
+        replace={CALL: EACH},
+        says="the bytes of each all_reduce: 2 of them, expected 1",
+    ),
 ]
 LEAVES = "self.works.append(send_bucket(bucket, self.group))"
 AT_ONCE = f"{LEAVES}\n            self.works[-1].wait()"
@@ -102,35 +206,63 @@ COUNTED = "assert len(self.works) == len(self.buckets), 'a bucket never left'"
 TWICE = "if parameter in self.ready:"
 INCOMPLETE = "not self.ready.issuperset(bucket)"
 BUCKETED = [
-    (INCOMPLETE, "any(p not in self.ready for p in bucket)"),
-    (ALL_READY, COUNTED),
-    (
-        ALL_READY,
-        "",
-        "no rank used the second of two layers, whose bucket never left, and rank 0",
+    Right("BucketedDDP", replace={INCOMPLETE: "any(p not in self.ready for p in bucket)"}),
+    Right("BucketedDDP", replace={ALL_READY: COUNTED}),
+    Wrong(
+        "BucketedDDP",
+        replace={ALL_READY: ""},
+        says="no rank used the second of two layers, whose bucket never left, and rank 0",
     ),
-    (TWICE, "if False:", "a second backward began before finish, and rank 0 said nothing"),
-    (f"            {WAIT}", "            pass", "still on their way"),
-    (INCOMPLETE, "len(self.ready) < len(self.trained)", "before layer 0 is ready: 0"),
-    (LEAVES, AT_ONCE, "backward waits until a call is over"),
-    (LEAVES, "send_bucket(bucket, self.group)", "the calls of the second step: "),
-    (LEAVES, "self.works.append(send_bucket(bucket))", "rank 0: weight and gradient"),
-    (
-        f"{WAIT}\n        {RESET}",
-        f"{WAIT}\n        self.works = []",
-        "a second backward before finish",
+    Wrong(
+        "BucketedDDP",
+        replace={TWICE: "if False:"},
+        says="a second backward began before finish, and rank 0 said nothing",
     ),
-    (LEAVES, "pass", "for work…", LATE, "begin during backward: 0, expected 4"),
-    ("in self.trained", "in []", "`0.weight` got no gradient"),
-    ("in self.trained", "in []", ALL_READY, "", "of the second step: 0, expected 4"),
-    ("set(), []", "set(), {}", "for bucket…", WHOEVER, "use two layers in different orders"),
+    Wrong(
+        "BucketedDDP",
+        replace={f"            {WAIT}": "            pass"},
+        says="still on their way",
+    ),
+    Wrong(
+        "BucketedDDP",
+        replace={INCOMPLETE: "len(self.ready) < len(self.trained)"},
+        says="before layer 0 is ready: 0",
+    ),
+    Wrong(
+        "BucketedDDP", replace={LEAVES: AT_ONCE}, says="backward waits until a call is over"
+    ),
+    Wrong(
+        "BucketedDDP",
+        replace={LEAVES: "send_bucket(bucket, self.group)"},
+        says="the calls of the second step: ",
+    ),
+    Wrong(
+        "BucketedDDP",
+        replace={LEAVES: "self.works.append(send_bucket(bucket))"},
+        says="rank 0: weight and gradient",
+    ),
+    Wrong(
+        "BucketedDDP",
+        replace={f"{WAIT}\n        {RESET}": f"{WAIT}\n        self.works = []"},
+        says="a second backward before finish",
+    ),
+    Wrong(
+        "BucketedDDP",
+        replace={LEAVES: "pass", "for work…": LATE},
+        says="begin during backward: 0, expected 4",
+    ),
+    Wrong(
+        "BucketedDDP", replace={"in self.trained": "in []"}, says="`0.weight` got no gradient"
+    ),
+    Wrong(
+        "BucketedDDP",
+        replace={"in self.trained": "in []", ALL_READY: ""},
+        says="of the second step: 0, expected 4",
+    ),
+    Wrong(
+        "BucketedDDP",
+        replace={"set(), []": "set(), {}", "for bucket…": WHOEVER},
+        says="use two layers in different orders",
+    ),
 ]
-test_right, test_wrong = edited(
-    build,
-    {
-        "NaiveDDP": NAIVE,
-        "into_buckets": BUCKETS,
-        "send_bucket": SENDING,
-        "BucketedDDP": BUCKETED,
-    },
-)
+test_right, test_wrong = edited(build, [*NAIVE, *BUCKETS, *SENDING, *BUCKETED])

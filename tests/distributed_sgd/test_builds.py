@@ -1,7 +1,7 @@
 """The builds take right answers in any dress, and no wrong one."""
 
 from mgpu_tutorial.distributed_sgd.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 TOGETHER = """gradients = [parameter.grad for parameter in model.parameters()]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -12,18 +12,58 @@ TOGETHER = """gradients = [parameter.grad for parameter in model.parameters()]
 SUM, DIVIDE = "dist.all_reduce(parameter.grad, group=group)", "parameter.grad /= ranks"
 BOTH = f"{SUM}\n        {DIVIDE}"
 AVERAGE = [
-    (BOTH, f"{DIVIDE}\n        {SUM}"),
-    ("trained =…", TOGETHER),
-    (DIVIDE, "", "rank 0 of 2: the gradient of the weight: [4, 40]"),
-    (SUM, "dist.all_reduce(parameter.grad)", "rank 0: the mean of ten times the rank"),
-    (DIVIDE, "parameter.grad /= dist.get_world_size()", "rank 0: the mean of ten times"),
-    (DIVIDE, "parameter.grad /= 2", "rank 0 of 1: the gradient of the weight"),
-    (SUM, f"if parameter.dim() > 1:\n            {SUM}", "the gradient of the bias"),
-    (DIVIDE, f"{DIVIDE}; parameter.data -= parameter.grad", "the parameters"),
-    (SUM, f"if dist.get_rank() == 0:\n            {SUM}", "rank 1"),
-    (DIVIDE, f"{DIVIDE}; {SUM}; {DIVIDE}", "rank 0 sends 24 bytes, expected 12"),
-    (DIVIDE, f"{DIVIDE}; parameter.grad += 1e-9 * dist.get_rank()", "other bits than rank 0"),
-    (DIVIDE, f"{DIVIDE}; parameter.grad = parameter.grad.half().float()", "away from one"),
+    Right("average_gradients", replace={BOTH: f"{DIVIDE}\n        {SUM}"}),
+    Right("average_gradients", replace={"trained =…": TOGETHER}),
+    Wrong(
+        "average_gradients",
+        replace={DIVIDE: ""},
+        says="rank 0 of 2: the gradient of the weight: [4, 40]",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={SUM: "dist.all_reduce(parameter.grad)"},
+        says="rank 0: the mean of ten times the rank",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={DIVIDE: "parameter.grad /= dist.get_world_size()"},
+        says="rank 0: the mean of ten times",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={DIVIDE: "parameter.grad /= 2"},
+        says="rank 0 of 1: the gradient of the weight",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={SUM: f"if parameter.dim() > 1:\n            {SUM}"},
+        says="the gradient of the bias",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={DIVIDE: f"{DIVIDE}; parameter.data -= parameter.grad"},
+        says="the parameters",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={SUM: f"if dist.get_rank() == 0:\n            {SUM}"},
+        says="rank 1",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={DIVIDE: f"{DIVIDE}; {SUM}; {DIVIDE}"},
+        says="rank 0 sends 24 bytes, expected 12",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={DIVIDE: f"{DIVIDE}; parameter.grad += 1e-9 * dist.get_rank()"},
+        says="other bits than rank 0",
+    ),
+    Wrong(
+        "average_gradients",
+        replace={DIVIDE: f"{DIVIDE}; parameter.grad = parameter.grad.half().float()"},
+        says="away from one",
+    ),
 ]
 BY_HAND = """pairs = zip(output[:, None], labels[:, None])
     each = [loss_of(one, label, reduction="sum") for one, label in pairs]
@@ -34,15 +74,43 @@ NO_SHARE = """if len(labels) == 0:
     return loss_of(output, labels, reduction="sum") / len(labels) * share * size_of(group)"""
 MEAN = NO_SHARE.partition("return output.sum()\n    ")[2]
 LOSS = [
-    ("return…", BY_HAND),
-    ("return…", NO_SHARE),
-    ("return…", "return nll_loss(output, labels)", "shares of 4 and 3"),
-    (" * size_of(group) / batch", "", "average: 28, expected 4"),
-    ("return…", MEAN, "1 and 0 samples: the ranks' average: nan, expected 1"),
-    ("return…", NO_SHARE.replace("output.sum()", "torch.zeros(())"), "does not require grad"),
-    ("size_of(group)", "dist.get_world_size()", "rank 1, of a batch of 4 one sample"),
-    ("return loss_of", "return nll_loss", "gives 1 on rank 0, 2 on rank 1"),
-    ("return ", "", "nothing was returned"),
-    ("return ", "return float(", " / batch", " / batch)", "backward"),
+    Right("shared_loss", replace={"return…": BY_HAND}),
+    Right("shared_loss", replace={"return…": NO_SHARE}),
+    Wrong(
+        "shared_loss",
+        replace={"return…": "return nll_loss(output, labels)"},
+        says="shares of 4 and 3",
+    ),
+    Wrong(
+        "shared_loss",
+        replace={" * size_of(group) / batch": ""},
+        says="average: 28, expected 4",
+    ),
+    Wrong(
+        "shared_loss",
+        replace={"return…": MEAN},
+        says="1 and 0 samples: the ranks' average: nan, expected 1",
+    ),
+    Wrong(
+        "shared_loss",
+        replace={"return…": NO_SHARE.replace("output.sum()", "torch.zeros(())")},
+        says="does not require grad",
+    ),
+    Wrong(
+        "shared_loss",
+        replace={"size_of(group)": "dist.get_world_size()"},
+        says="rank 1, of a batch of 4 one sample",
+    ),
+    Wrong(
+        "shared_loss",
+        replace={"return loss_of": "return nll_loss"},
+        says="gives 1 on rank 0, 2 on rank 1",
+    ),
+    Wrong("shared_loss", replace={"return ": ""}, says="nothing was returned"),
+    Wrong(
+        "shared_loss",
+        replace={"return ": "return float(", " / batch": " / batch)"},
+        says="backward",
+    ),
 ]
-test_right, test_wrong = edited(build, {"average_gradients": AVERAGE, "shared_loss": LOSS})
+test_right, test_wrong = edited(build, [*AVERAGE, *LOSS])

@@ -1,7 +1,7 @@
 """The builds take right answers in other words, and say what is wrong with the others."""
 
 from mgpu_tutorial.experts.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 WITH_NUMBERS = """own = experts // ranks
     order = (which // own).argsort(stable=True)
@@ -16,19 +16,53 @@ SORTED, SPLITS, ORDER = "rows[order]", "    sent = counts", "are rows and number
 BY_EXPERT = "repeat_interleave(theirs.view(ranks, -1).sum(dim=0))"
 GLOBAL = "torch.arange(experts).chunk(ranks)[dist.get_rank()]"
 DISPATCH = [
-    ("order = which…", WITH_NUMBERS),
-    ("theirs.view", "counts.view", "rank"),
-    (".repeat(ranks)", "", "repeat_interleave(theirs)", BY_EXPERT, ORDER),
-    ("torch.arange(experts // ranks)", GLOBAL, "on rank 1 of 2 the numbers"),
-    (SORTED, "rows.detach()[order]", "no gradient reaches the tokens"),
-    ("minlength=experts", "", "rank"),
-    ("sent, received, group)", "sent, received, group) if any(received) else rows", "rank"),
-    (SPLITS, f"    dist.all_to_all_single(theirs, counts)\n{SPLITS}", "the calls of rank 0"),
-    ("return…", "", "nothing was returned"),
-    ("require_experts(which, experts, len(rows))", "pass", "five rows for three experts"),
-    (", group)", ")", "rank"),
-    ("group: Group = None", "*_", ", group)", ")", "size_of(group)", "size_of()")
-    + (", group=group", "", "rank"),
+    Right("dispatch", replace={"order = which…": WITH_NUMBERS}),
+    Wrong("dispatch", replace={"theirs.view": "counts.view"}, says="rank"),
+    Wrong(
+        "dispatch",
+        replace={".repeat(ranks)": "", "repeat_interleave(theirs)": BY_EXPERT},
+        says=ORDER,
+    ),
+    Wrong(
+        "dispatch",
+        replace={"torch.arange(experts // ranks)": GLOBAL},
+        says="on rank 1 of 2 the numbers",
+    ),
+    Wrong(
+        "dispatch",
+        replace={SORTED: "rows.detach()[order]"},
+        says="no gradient reaches the tokens",
+    ),
+    Wrong("dispatch", replace={"minlength=experts": ""}, says="rank"),
+    Wrong(
+        "dispatch",
+        replace={
+            "sent, received, group)": "sent, received, group) if any(received) else rows"
+        },
+        says="rank",
+    ),
+    Wrong(
+        "dispatch",
+        replace={SPLITS: f"    dist.all_to_all_single(theirs, counts)\n{SPLITS}"},
+        says="the calls of rank 0",
+    ),
+    Wrong("dispatch", replace={"return…": ""}, says="nothing was returned"),
+    Wrong(
+        "dispatch",
+        replace={"require_experts(which, experts, len(rows))": "pass"},
+        says="five rows for three experts",
+    ),
+    Wrong("dispatch", replace={", group)": ")"}, says="rank"),
+    Wrong(
+        "dispatch",
+        replace={
+            "group: Group = None": "*_",
+            ", group)": ")",
+            "size_of(group)": "size_of()",
+            ", group=group": "",
+        },
+        says="rank",
+    ),
 ]
 PLACED, WEIGHTS = "sorted_rows[order.argsort()]", "weights[..., None]"
 BY_CHOICE = """rows = torch.zeros_like(sorted_rows).index_copy(0, order, sorted_rows)
@@ -36,13 +70,25 @@ BY_CHOICE = """rows = torch.zeros_like(sorted_rows).index_copy(0, order, sorted_
     return sum(rows[i::k] * weights[:, i : i + 1] for i in range(k))"""
 VIEW = "view(*weights.shape, -1)"
 COMBINE = [
-    ("rows = sorted…", BY_CHOICE),
-    (PLACED, "sorted_rows[order]", "on rank 0 of 1 the output of token 0, a name and a 1: ["),
-    (", group)", ")", "rank"),
-    ("results, received, sent", "results, sent, received", "rank"),
-    (f"{WEIGHTS} * ", "", "the output"),
-    (WEIGHTS, "weights.detach()[..., None]", "no gradient reaches the weights"),
-    ("unflatten(0, weights.shape)", VIEW, "unspecified dimension"),
-    ("return ", "", "nothing was returned"),
+    Right("combine", replace={"rows = sorted…": BY_CHOICE}),
+    Wrong(
+        "combine",
+        replace={PLACED: "sorted_rows[order]"},
+        says="on rank 0 of 1 the output of token 0, a name and a 1: [",
+    ),
+    Wrong("combine", replace={", group)": ")"}, says="rank"),
+    Wrong(
+        "combine", replace={"results, received, sent": "results, sent, received"}, says="rank"
+    ),
+    Wrong("combine", replace={f"{WEIGHTS} * ": ""}, says="the output"),
+    Wrong(
+        "combine",
+        replace={WEIGHTS: "weights.detach()[..., None]"},
+        says="no gradient reaches the weights",
+    ),
+    Wrong(
+        "combine", replace={"unflatten(0, weights.shape)": VIEW}, says="unspecified dimension"
+    ),
+    Wrong("combine", replace={"return ": ""}, says="nothing was returned"),
 ]
-test_right, test_wrong = edited(build, {"dispatch": DISPATCH, "combine": COMBINE})
+test_right, test_wrong = edited(build, [*DISPATCH, *COMBINE])

@@ -1,7 +1,7 @@
 """The builds take right answers in other words, and say what is wrong with the others."""
 
 from mgpu_tutorial.mixed_precision.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 AVERAGE, UNSCALE = "average_gradients(model)", "scaler.unscale_(optimizer)"
 CLIP = "clip_grad_norm_(model.parameters(), 1.0)"
@@ -22,14 +22,38 @@ def lines(*words):
 
 ALL = lines(AVERAGE, UNSCALE, CLIP)
 FINISH = [
-    (AVERAGE, BY_HAND, CLIP, NORM),
-    (ALL, lines(UNSCALE, AVERAGE, CLIP), "[0.3, 0.0, 0.0]]: on rank 1 the weights"),
-    (ALL, lines(UNSCALE, AVERAGE, CLIP, FIRST), "[[0.3, 0.0, 0.0], [0.3, inf"),
-    (ALL, lines(AVERAGE, CLIP, UNSCALE), "[[30.0, 40.0, 0.0]]: on rank 0 the weights"),
-    (CLIP, "", "gradients [[30.0, 40.0, 0.0]]"),
-    (AVERAGE, "", "gradients [[0.03, 0.0, 0.02], [0.0, 0.04, 0.02]]"),
-    (ALL, lines(UNSCALE, CLIP, AVERAGE), "gradients [[60.0, 0.0, 0.0], [0.0, 80.0, 0.0]]"),
-    (AVERAGE, IF_FINITE, "rank 0 returned while ranks 1 and 2 still waited"),
+    Right("finish_step", replace={AVERAGE: BY_HAND, CLIP: NORM}),
+    Wrong(
+        "finish_step",
+        replace={ALL: lines(UNSCALE, AVERAGE, CLIP)},
+        says="[0.3, 0.0, 0.0]]: on rank 1 the weights",
+    ),
+    Wrong(
+        "finish_step",
+        replace={ALL: lines(UNSCALE, AVERAGE, CLIP, FIRST)},
+        says="[[0.3, 0.0, 0.0], [0.3, inf",
+    ),
+    Wrong(
+        "finish_step",
+        replace={ALL: lines(AVERAGE, CLIP, UNSCALE)},
+        says="[[30.0, 40.0, 0.0]]: on rank 0 the weights",
+    ),
+    Wrong("finish_step", replace={CLIP: ""}, says="gradients [[30.0, 40.0, 0.0]]"),
+    Wrong(
+        "finish_step",
+        replace={AVERAGE: ""},
+        says="gradients [[0.03, 0.0, 0.02], [0.0, 0.04, 0.02]]",
+    ),
+    Wrong(
+        "finish_step",
+        replace={ALL: lines(UNSCALE, CLIP, AVERAGE)},
+        says="gradients [[60.0, 0.0, 0.0], [0.0, 80.0, 0.0]]",
+    ),
+    Wrong(
+        "finish_step",
+        replace={AVERAGE: IF_FINITE},
+        says="rank 0 returned while ranks 1 and 2 still waited",
+    ),
 ]
 MIN = """there = [g for g in gradients if g is not None]
     good = torch.tensor(int(all(g.isfinite().all() for g in there)))
@@ -49,15 +73,41 @@ SUM = """total = sum(gradient.sum() for gradient in gradients) + torch.zeros(())
     return total != float('inf')"""
 ALONE = "all(g.isfinite().all() for g in gradients)"
 ASK = [
-    ("overflow =…", MIN),
-    ("overflow =…", COUNTED),
-    ("overflow =…", f"return {ALONE}", "what rank 0 says: True, expected False"),
-    ("overflow =…", LEAVES, "ranks 0 and 2 returned while rank 1 still waited"),
-    ("not g.isfinite().all()", "g.isinf().any()", "[nan] in a gradient"),
-    ("g is not None and ", "", "'NoneType' object has no attribute 'isfinite'"),
-    ("overflow =…", SUM, "expected False"),
-    ("tensor(float(overflow))", "full((3,), float(overflow))", ".item()", ".max()")
-    + ("rank 0 sent 12 bytes",),
-    ("MAX, group)", "MAX)", "an overflow on rank 3: what rank 0 says: False, expected True"),
+    Right("is_finite_everywhere", replace={"overflow =…": MIN}),
+    Right("is_finite_everywhere", replace={"overflow =…": COUNTED}),
+    Wrong(
+        "is_finite_everywhere",
+        replace={"overflow =…": f"return {ALONE}"},
+        says="what rank 0 says: True, expected False",
+    ),
+    Wrong(
+        "is_finite_everywhere",
+        replace={"overflow =…": LEAVES},
+        says="ranks 0 and 2 returned while rank 1 still waited",
+    ),
+    Wrong(
+        "is_finite_everywhere",
+        replace={"not g.isfinite().all()": "g.isinf().any()"},
+        says="[nan] in a gradient",
+    ),
+    Wrong(
+        "is_finite_everywhere",
+        replace={"g is not None and ": ""},
+        says="'NoneType' object has no attribute 'isfinite'",
+    ),
+    Wrong("is_finite_everywhere", replace={"overflow =…": SUM}, says="expected False"),
+    Wrong(
+        "is_finite_everywhere",
+        replace={
+            "tensor(float(overflow))": "full((3,), float(overflow))",
+            ".item()": ".max()",
+        },
+        says="rank 0 sent 12 bytes",
+    ),
+    Wrong(
+        "is_finite_everywhere",
+        replace={"MAX, group)": "MAX)"},
+        says="an overflow on rank 3: what rank 0 says: False, expected True",
+    ),
 ]
-test_right, test_wrong = edited(build, {"finish_step": FINISH, "is_finite_everywhere": ASK})
+test_right, test_wrong = edited(build, [*FINISH, *ASK])

@@ -1,7 +1,7 @@
 """The builds take right answers in any dress, and no wrong one."""
 
 from mgpu_tutorial.model_parallel.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 MOVE, ZIP = (
     "stage.to(device)",
@@ -10,20 +10,45 @@ MOVE, ZIP = (
 STEP, BY_PARAMETERS = "x = stage(x.to(device))", "x.to(next(stage.parameters()).device)"
 CHECK = "if isinstance(devices, str) or len(devices) != len(self.stages)"
 NETWORK = [
-    (CHECK, "if False"),
-    (STEP, f"x = stage({BY_PARAMETERS})", MOVE, "stage.to(device=device)"),
-    (MOVE, "pass", "the device of conv1's 0.weight: 'cpu', expected 'virtual:0'"),
-    (
-        MOVE,
-        f"{MOVE}\n            for m in stage.modules():\n"
-        "                m._buffers = {k: b.cpu() for k, b in m._buffers.items()}",
-        "the device of conv1's 1.running_mean: 'cpu', expected 'virtual:0'",
+    Right("ModelParallelResNet50", replace={CHECK: "if False"}),
+    Right(
+        "ModelParallelResNet50",
+        replace={STEP: f"x = stage({BY_PARAMETERS})", MOVE: "stage.to(device=device)"},
     ),
-    ("cut(self, cuts)", "nn.ModuleList(cut(self, cuts))", "the names in the state_dict"),
-    (STEP, "x = stage(x)", "on the same device"),
-    ("return x", "return x.to(self.devices[0])", "the device of the output: 'virtual:0'"),
-    (CHECK, "if False", ", strict=True", "", "2 stages and 1 device(s): no error"),
-    (STEP, "x = stage(x.detach().to(device))", "the gradient of conv1.weight: there is none"),
+    Wrong(
+        "ModelParallelResNet50",
+        replace={MOVE: "pass"},
+        says="the device of conv1's 0.weight: 'cpu', expected 'virtual:0'",
+    ),
+    Wrong(
+        "ModelParallelResNet50",
+        replace={
+            MOVE: f"{MOVE}\n            for m in stage.modules():\n"
+            "                m._buffers = {k: b.cpu() for k, b in m._buffers.items()}"
+        },
+        says="the device of conv1's 1.running_mean: 'cpu', expected 'virtual:0'",
+    ),
+    Wrong(
+        "ModelParallelResNet50",
+        replace={"cut(self, cuts)": "nn.ModuleList(cut(self, cuts))"},
+        says="the names in the state_dict",
+    ),
+    Wrong("ModelParallelResNet50", replace={STEP: "x = stage(x)"}, says="on the same device"),
+    Wrong(
+        "ModelParallelResNet50",
+        replace={"return x": "return x.to(self.devices[0])"},
+        says="the device of the output: 'virtual:0'",
+    ),
+    Wrong(
+        "ModelParallelResNet50",
+        replace={CHECK: "if False", ", strict=True": ""},
+        says="2 stages and 1 device(s): no error",
+    ),
+    Wrong(
+        "ModelParallelResNet50",
+        replace={STEP: "x = stage(x.detach().to(device))"},
+        says="the gradient of conv1.weight: there is none",
+    ),
 ]
 
 FORWARD, BACKWARD = "forward_stage, s, i, after=task", "backward_stage, s, i, after=task"
@@ -37,28 +62,26 @@ BY_STAGE = """tasks = {}
             after = tasks[s + 1, i] if s + 1 in stages else None
             tasks[s, i] = step.queue(backward_stage, s, i, after)"""
 ORDER = [
-    ("# all forwards…", BY_STAGE),
-    (
-        "# all backwards…",
-        "",
-        "1 micro-batch(es): the order of device 0: 'F0', expected 'F0 B0'",
+    Right("forward_backward", replace={"# all forwards…": BY_STAGE}),
+    Wrong(
+        "forward_backward",
+        replace={"# all backwards…": ""},
+        says="1 micro-batch(es): the order of device 0: 'F0', expected 'F0 B0'",
     ),
-    (
-        FORWARD,
-        "forward_stage, s, i",
-        "the forward of stage 1, micro-batch 0, waits for nothing, expected the forward",
+    Wrong(
+        "forward_backward",
+        replace={FORWARD: "forward_stage, s, i"},
+        says="the forward of stage 1, micro-batch 0, waits for nothing, expected the forward",
     ),
-    (
-        SECOND,
-        SECOND.replace("        task = None\n        for", "        for"),
-        "the backward of stage 0, micro-batch 0, waits for the forward of stage 0",
+    Wrong(
+        "forward_backward",
+        replace={SECOND: SECOND.replace("        task = None\n        for", "        for")},
+        says="the backward of stage 0, micro-batch 0, waits for the forward of stage 0",
     ),
-    (
-        f"{FORWARD})",
-        f"{FORWARD})\n            task.result()",
-        "does the loop wait for a result?",
+    Wrong(
+        "forward_backward",
+        replace={f"{FORWARD})": f"{FORWARD})\n            task.result()"},
+        says="does the loop wait for a result?",
     ),
 ]
-test_right, test_wrong = edited(
-    build, {"ModelParallelResNet50": NETWORK, "forward_backward": ORDER}
-)
+test_right, test_wrong = edited(build, [*NETWORK, *ORDER])

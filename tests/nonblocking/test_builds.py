@@ -1,7 +1,7 @@
 """`work_meanwhile` takes right answers in other words; the others hear what they did."""
 
 from mgpu_tutorial.nonblocking.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 FINALLY = """try:
         return work()
@@ -21,36 +21,54 @@ BLOCKING = """if dist.get_rank() == 0:
     return done"""
 DO, WAIT = "done = work()", "transfer.wait()"
 WORK_MEANWHILE = [
-    ("done =…", FINALLY),
-    ("if dist…", BATCH),
-    ("if dist…", BLOCKING, "rank 0 waits in send for rank 1"),
-    (
-        "isend",
-        "send",
-        "irecv",
-        "recv",
-        WAIT,
-        "",
-        "rank 0 called send, then work: it stood still before",
+    Right("work_meanwhile", replace={"done =…": FINALLY}),
+    Right("work_meanwhile", replace={"if dist…": BATCH}),
+    Wrong(
+        "work_meanwhile",
+        replace={"if dist…": BLOCKING},
+        says="rank 0 waits in send for rank 1",
     ),
-    (
-        WAIT,
-        f"if dist.get_rank() == 0:\n        {WAIT}",
-        "rank 1 called irecv, then work: its transfer may not be over",
+    Wrong(
+        "work_meanwhile",
+        replace={"isend": "send", "irecv": "recv", WAIT: ""},
+        says="rank 0 called send, then work: it stood still before",
     ),
-    (DO, f"{DO}; {DO}", "then work, then work, then wait: work must run once, and ran 2"),
-    ("(buffer,", "(buffer[:1],", "rank 1's buffer: [7, 0"),
-    (WAIT, "", DO, f"{WAIT}; {DO}", "called isend, then wait, then work: it stood still"),
-    (
-        DO,
-        "",
-        "if dist",
-        f"{DO}\n    if dist",
-        "called work, then isend, then wait: it worked before",
+    Wrong(
+        "work_meanwhile",
+        replace={WAIT: f"if dist.get_rank() == 0:\n        {WAIT}"},
+        says="rank 1 called irecv, then work: its transfer may not be over",
     ),
-    (WAIT, "", "called isend, then work: its transfer may not be over"),
-    ("return done", "return transfer", "Work object at"),
-    ("work()", "work", "rank 0 called isend, then wait: work must run once, and ran 0"),
-    ("return done", "", "Is a `return` missing?"),
+    Wrong(
+        "work_meanwhile",
+        replace={DO: f"{DO}; {DO}"},
+        says="then work, then work, then wait: work must run once, and ran 2",
+    ),
+    Wrong(
+        "work_meanwhile", replace={"(buffer,": "(buffer[:1],"}, says="rank 1's buffer: [7, 0"
+    ),
+    Wrong(
+        "work_meanwhile",
+        replace={WAIT: "", DO: f"{WAIT}; {DO}"},
+        says="called isend, then wait, then work: it stood still",
+    ),
+    Wrong(
+        "work_meanwhile",
+        replace={DO: "", "if dist": f"{DO}\n    if dist"},
+        says="called work, then isend, then wait: it worked before",
+    ),
+    Wrong(
+        "work_meanwhile",
+        replace={WAIT: ""},
+        says="called isend, then work: its transfer may not be over",
+    ),
+    Wrong(
+        "work_meanwhile", replace={"return done": "return transfer"}, says="Work object at"
+    ),
+    Wrong(
+        "work_meanwhile",
+        replace={"work()": "work"},
+        says="rank 0 called isend, then wait: work must run once, and ran 0",
+    ),
+    Wrong("work_meanwhile", replace={"return done": ""}, says="Is a `return` missing?"),
 ]
-test_right, test_wrong = edited(build, {"work_meanwhile": WORK_MEANWHILE})
+test_right, test_wrong = edited(build, WORK_MEANWHILE)

@@ -1,7 +1,7 @@
 """The builds take right answers in any dress, and no wrong one."""
 
 from mgpu_tutorial.pipelines.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 BACKWARD = "for i in range(micro):\n        out"
 OUT = "send(forward_step(stage, i, input_tensor), rank + 1, group)"
@@ -15,24 +15,61 @@ LATER = f"""for _, output_tensor in stage.waiting.values():
         send(output_tensor.detach(), rank + 1, group)
     {BACKWARD}"""
 GPIPE = [
-    (OUT, BY_HAND, BACKWARD, "for i in list(stage.waiting):\n        out"),
-    (f"{BACKWARD}…", RETURN, "the gradients, entry 0"),
-    (BACK, "backward_step(stage, i, output_tensor_grad)", "rank 1 returned while"),
-    (BACK, BACK.replace("rank - 1", "rank + 1"), "returned while"),
-    (OUT, "forward_step(stage, i, input_tensor)", "had not returned"),
-    (OUT, "forward_step(stage, i, input_tensor)", BACKWARD, LATER, "F0 F1 send send"),
-    ("stage.output_shape", "stage.input_shape", "Mismatch in shape"),
-    (RETURN, "", "nothing was returned"),
-    (
-        RETURN,
-        f"stage.losses.clear()\n    {RETURN}",
-        "the numbers of losses, entry 0 of 1: 0, expected 2",
+    Right(
+        "run_gpipe",
+        replace={OUT: BY_HAND, BACKWARD: "for i in list(stage.waiting):\n        out"},
     ),
-    ("range(micro)", "reversed(range(micro))", "the losses in order, entry 0"),
-    (BACKWARD, ZERO, "the gradients, entry"),
-    ("stage = Stage(work, micro, group)", "stage, group = Stage(work, micro, group), None")
-    + ("rank",),
-    ("stage = Stage(work, micro, group)", "stage = Stage(work, micro)", "rank"),
+    Wrong("run_gpipe", replace={f"{BACKWARD}…": RETURN}, says="the gradients, entry 0"),
+    Wrong(
+        "run_gpipe",
+        replace={BACK: "backward_step(stage, i, output_tensor_grad)"},
+        says="rank 1 returned while",
+    ),
+    Wrong(
+        "run_gpipe",
+        replace={BACK: BACK.replace("rank - 1", "rank + 1")},
+        says="returned while",
+    ),
+    Wrong(
+        "run_gpipe",
+        replace={OUT: "forward_step(stage, i, input_tensor)"},
+        says="had not returned",
+    ),
+    Wrong(
+        "run_gpipe",
+        replace={OUT: "forward_step(stage, i, input_tensor)", BACKWARD: LATER},
+        says="F0 F1 send send",
+    ),
+    Wrong(
+        "run_gpipe",
+        replace={"stage.output_shape": "stage.input_shape"},
+        says="Mismatch in shape",
+    ),
+    Wrong("run_gpipe", replace={RETURN: ""}, says="nothing was returned"),
+    Wrong(
+        "run_gpipe",
+        replace={RETURN: f"stage.losses.clear()\n    {RETURN}"},
+        says="the numbers of losses, entry 0 of 1: 0, expected 2",
+    ),
+    Wrong(
+        "run_gpipe",
+        replace={"range(micro)": "reversed(range(micro))"},
+        says="the losses in order, entry 0",
+    ),
+    Wrong("run_gpipe", replace={BACKWARD: ZERO}, says="the gradients, entry"),
+    Wrong(
+        "run_gpipe",
+        replace={
+            "stage = Stage(work, micro, group)": "stage, group = "
+            "Stage(work, micro, group), None"
+        },
+        says="rank",
+    ),
+    Wrong(
+        "run_gpipe",
+        replace={"stage = Stage(work, micro, group)": "stage = Stage(work, micro)"},
+        says="rank",
+    ),
 ]
 
 AHEAD, PHASES = "min(micro, ranks - 1 - rank)", "ahead = min…"
@@ -46,14 +83,22 @@ COUNTED = """order, f, b = [], 0, 0
 NO_STEADY_STATE = "return [f'{kind}{i}' for kind in 'FB' for i in range(micro)]"
 NO_WARM_UP = "return [f'{kind}{i}' for i in range(micro) for kind in 'FB']"
 ORDER = [
-    (PHASES, COUNTED),
-    (PHASES, NO_STEADY_STATE, "held at most"),
-    (PHASES, NO_WARM_UP, "the slots"),
-    (AHEAD, "min(micro, 2 * (ranks - 1 - rank))", "held at most"),
-    (AHEAD, "min(micro, ranks - 1)", "held at most"),
-    (AHEAD, "ranks - 1 - rank", "every F"),
-    ("return order…", "return order", "every B"),
-    ('f"F{i}", f"B{i - ahead}"', "f'B{i - ahead}', f'F{i}'", "B0 comes before F0"),
-    (PHASES, "print(rank)", "None is no list"),
+    Right("order_of_1f1b", replace={PHASES: COUNTED}),
+    Wrong("order_of_1f1b", replace={PHASES: NO_STEADY_STATE}, says="held at most"),
+    Wrong("order_of_1f1b", replace={PHASES: NO_WARM_UP}, says="the slots"),
+    Wrong(
+        "order_of_1f1b",
+        replace={AHEAD: "min(micro, 2 * (ranks - 1 - rank))"},
+        says="held at most",
+    ),
+    Wrong("order_of_1f1b", replace={AHEAD: "min(micro, ranks - 1)"}, says="held at most"),
+    Wrong("order_of_1f1b", replace={AHEAD: "ranks - 1 - rank"}, says="every F"),
+    Wrong("order_of_1f1b", replace={"return order…": "return order"}, says="every B"),
+    Wrong(
+        "order_of_1f1b",
+        replace={'f"F{i}", f"B{i - ahead}"': "f'B{i - ahead}', f'F{i}'"},
+        says="B0 comes before F0",
+    ),
+    Wrong("order_of_1f1b", replace={PHASES: "print(rank)"}, says="None is no list"),
 ]
-test_right, test_wrong = edited(build, {"run_gpipe": GPIPE, "order_of_1f1b": ORDER})
+test_right, test_wrong = edited(build, [*GPIPE, *ORDER])

@@ -1,7 +1,7 @@
 """`swap` takes right answers in other words, and says what is wrong with the others."""
 
 from mgpu_tutorial.point_to_point.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 SEND, RECV, RETURN = "dist.send(mine, peer)", "dist.recv(other, peer)", "return other"
 STARTED = f"""work = dist.isend(mine, peer)
@@ -16,31 +16,67 @@ GATHERED = """every = [torch.empty_like(mine) for _ in range(dist.get_world_size
     return every[peer]"""
 NEXT = "peer = (dist.get_rank() + dist.get_world_size() // 2) % dist.get_world_size()"
 SWAP = [
-    ("dist.get_rank() < peer", "peer < dist.get_rank()", "empty_like", "zeros_like"),
-    ("if dist…", STARTED),
-    ("if dist…", BATCH),
-    ("if dist…", f"{SEND}\n    {RECV}\n    return other", "deadlock: 0 → 1 → 0"),
-    ("< peer", "% 2 == 0", "deadlock: 0 → 2 → 0"),
-    (
-        "if dist…",
-        f"dist.isend(mine, peer)\n    {RECV}\n    {RETURN}",
-        "never waited for the isend at",
+    Right(
+        "swap",
+        replace={
+            "dist.get_rank() < peer": "peer < dist.get_rank()",
+            "empty_like": "zeros_like",
+        },
     ),
-    (RETURN, "return other.tolist()", "rank 0 of 2 returns [1.0], which is no tensor"),
-    ("dist.recv(other, src=peer)", "other = dist.recv(other, src=peer)", "returns who sent"),
-    ("if dist…", "return mine - dist.get_rank() + peer", "whose peer is 2: no message"),
-    ("if dist…", GATHERED, "whose peer is 2: all_gather"),
-    (
-        RETURN,
-        f"extra = dist.isend(mine, peer)\n    {RETURN}",
-        "recv from rank 2, then isend to rank 2",
+    Right("swap", replace={"if dist…": STARTED}),
+    Right("swap", replace={"if dist…": BATCH}),
+    Wrong(
+        "swap",
+        replace={"if dist…": f"{SEND}\n    {RECV}\n    return other"},
+        says="deadlock: 0 → 1 → 0",
     ),
-    (RETURN, "", "Is a `return` missing?"),
-    (RETURN, "return mine if dist.get_rank() else other", "rank 1 of 2 receives: [1]"),
-    (RETURN, "return mine.copy_(other)", "after it, rank 0's own tensor is: [1]"),
-    ("torch.empty_like(mine)", "torch.zeros(1)", "SIGABRT"),
-    ("torch.empty_like(mine)", "torch.empty(mine.shape)", "SIGABRT"),
-    ("other = torch", f"{NEXT}\n    other = torch", "rank 0 of 4 receives"),
-    ("torch.empty_like(mine)", "mine", "rank 0 of 2 receives"),
+    Wrong("swap", replace={"< peer": "% 2 == 0"}, says="deadlock: 0 → 2 → 0"),
+    Wrong(
+        "swap",
+        replace={"if dist…": f"dist.isend(mine, peer)\n    {RECV}\n    {RETURN}"},
+        says="never waited for the isend at",
+    ),
+    Wrong(
+        "swap",
+        replace={RETURN: "return other.tolist()"},
+        says="rank 0 of 2 returns [1.0], which is no tensor",
+    ),
+    Wrong(
+        "swap",
+        replace={"dist.recv(other, src=peer)": "other = dist.recv(other, src=peer)"},
+        says="returns who sent",
+    ),
+    Wrong(
+        "swap",
+        replace={"if dist…": "return mine - dist.get_rank() + peer"},
+        says="whose peer is 2: no message",
+    ),
+    Wrong("swap", replace={"if dist…": GATHERED}, says="whose peer is 2: all_gather"),
+    Wrong(
+        "swap",
+        replace={RETURN: f"extra = dist.isend(mine, peer)\n    {RETURN}"},
+        says="recv from rank 2, then isend to rank 2",
+    ),
+    Wrong("swap", replace={RETURN: ""}, says="Is a `return` missing?"),
+    Wrong(
+        "swap",
+        replace={RETURN: "return mine if dist.get_rank() else other"},
+        says="rank 1 of 2 receives: [1]",
+    ),
+    Wrong(
+        "swap",
+        replace={RETURN: "return mine.copy_(other)"},
+        says="after it, rank 0's own tensor is: [1]",
+    ),
+    Wrong("swap", replace={"torch.empty_like(mine)": "torch.zeros(1)"}, says="SIGABRT"),
+    Wrong(
+        "swap", replace={"torch.empty_like(mine)": "torch.empty(mine.shape)"}, says="SIGABRT"
+    ),
+    Wrong(
+        "swap",
+        replace={"other = torch": f"{NEXT}\n    other = torch"},
+        says="rank 0 of 4 receives",
+    ),
+    Wrong("swap", replace={"torch.empty_like(mine)": "mine"}, says="rank 0 of 2 receives"),
 ]
-test_right, test_wrong = edited(build, {"swap": SWAP})
+test_right, test_wrong = edited(build, SWAP)

@@ -1,7 +1,7 @@
 """`hello` takes right answers in other words, and says what is wrong with the others."""
 
 from mgpu_tutorial.processes_and_ranks.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 OBJECTS = """total = [None] * world_size
     dist.all_gather_object(total, rank)
@@ -12,27 +12,53 @@ BY_TORCHRUN = """import os
 WHO, REDUCE = "dist.get_rank(), dist.get_world_size()", "dist.all_reduce(total)"
 LATE = "DistStoreError: Timed out after 1801 seconds waiting for clients"
 HELLO = [
-    ("total =…", OBJECTS),
-    (f"rank, world_size = {WHO}", BY_TORCHRUN),
-    ("torch.tensor([rank])", "torch.tensor([float(rank)])"),
-    (REDUCE, "total = sum(range(world_size)) + 0 * total", "has heard no number of another"),
-    (
-        'dist.init_process_group("gloo")',
-        "dist.init_process_group(rank=0, world_size=2)",
-        LATE,
+    Right("hello", replace={"total =…": OBJECTS}),
+    Right("hello", replace={f"rank, world_size = {WHO}": BY_TORCHRUN}),
+    Right("hello", replace={"torch.tensor([rank])": "torch.tensor([float(rank)])"}),
+    Wrong(
+        "hello",
+        replace={REDUCE: "total = sum(range(world_size)) + 0 * total"},
+        says="has heard no number of another",
     ),
-    ('dist.init_process_group("gloo")', "", "has not been initialized"),
-    (REDUCE, "", "up to 0', expected 0, 2 and last 1 in it"),
-    (REDUCE, f"total = {REDUCE}", "NoneType"),
-    (
-        REDUCE,
-        f"{REDUCE[:-1]}, dist.ReduceOp.MAX)",
-        "up to 2', expected 0, 3 and last 3 in it",
+    Wrong(
+        "hello",
+        replace={
+            'dist.init_process_group("gloo")': "dist.init_process_group(rank=0, world_size=2)"
+        },
+        says=LATE,
     ),
-    ("total.item()", "total.item() if rank == 0 else rank", "rank 1 of 3 printed"),
-    ("dist.destroy", "if rank == 0:\n        dist.destroy", "rank 1 is still in the group"),
-    (WHO, "dist.get_rank(), 1", "rank 0 of 2 printed"),
-    ("rank {rank} of {world_size}", "of {world_size}, rank {rank}", "rank 0 of 1 printed"),
-    ("print(", "world_size > 1 and print(", "rank 0 of 1 printed ''"),
+    Wrong(
+        "hello",
+        replace={'dist.init_process_group("gloo")': ""},
+        says="has not been initialized",
+    ),
+    Wrong("hello", replace={REDUCE: ""}, says="up to 0', expected 0, 2 and last 1 in it"),
+    Wrong("hello", replace={REDUCE: f"total = {REDUCE}"}, says="NoneType"),
+    Wrong(
+        "hello",
+        replace={REDUCE: f"{REDUCE[:-1]}, dist.ReduceOp.MAX)"},
+        says="up to 2', expected 0, 3 and last 3 in it",
+    ),
+    Wrong(
+        "hello",
+        replace={"total.item()": "total.item() if rank == 0 else rank"},
+        says="rank 1 of 3 printed",
+    ),
+    Wrong(
+        "hello",
+        replace={"dist.destroy": "if rank == 0:\n        dist.destroy"},
+        says="rank 1 is still in the group",
+    ),
+    Wrong("hello", replace={WHO: "dist.get_rank(), 1"}, says="rank 0 of 2 printed"),
+    Wrong(
+        "hello",
+        replace={"rank {rank} of {world_size}": "of {world_size}, rank {rank}"},
+        says="rank 0 of 1 printed",
+    ),
+    Wrong(
+        "hello",
+        replace={"print(": "world_size > 1 and print("},
+        says="rank 0 of 1 printed ''",
+    ),
 ]
-test_right, test_wrong = edited(build, {"hello": HELLO})
+test_right, test_wrong = edited(build, HELLO)

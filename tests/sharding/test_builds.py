@@ -1,7 +1,7 @@
 """The builds take right answers in other words, and say what is wrong with the others."""
 
 from mgpu_tutorial.sharding.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 REDUCE = "dist.reduce(parameter.grad, group_dst=owner[i], group=group)"
 DIVIDE = "parameter.grad /= dist.get_world_size(group)"
@@ -9,34 +9,76 @@ OWNS = "owner[i] == dist.get_rank(group)"
 SEND = "dist.broadcast(parameter.data, group_src=owner[i], group=group)"
 GLOBAL = "(group or dist.group.WORLD, owner[i])"
 STEP = [
-    (REDUCE, "pass", DIVIDE, f"{DIVIDE}; {REDUCE}")
-    + (SEND, "dist.broadcast(parameter.detach(), group_src=owner[i], group=group)"),
-    (REDUCE, f"dist.reduce(parameter.grad, dist.get_global_rank{GLOBAL}, group=group)"),
-    (DIVIDE, "parameter.grad /= dist.get_world_size()", "SGD: rank"),
-    (DIVIDE, "pass", "and one process by"),
-    (SEND, "pass", "of 2 has moved"),
-    (REDUCE, "dist.all_reduce(parameter.grad, group=group)", "calls of a step"),
-    (SEND, "pass", REDUCE, f"{SEND}\n        {REDUCE}", "of 2 has moved"),
-    (REDUCE, f"{OWNS} and {REDUCE}", "a distributed collective mismatch"),
+    Right(
+        "sharded_step",
+        replace={
+            REDUCE: "pass",
+            DIVIDE: f"{DIVIDE}; {REDUCE}",
+            SEND: "dist.broadcast(parameter.detach(), group_src=owner[i], group=group)",
+        },
+    ),
+    Right(
+        "sharded_step",
+        replace={
+            REDUCE: f"dist.reduce(parameter.grad, dist.get_global_rank{GLOBAL}, group=group)"
+        },
+    ),
+    Wrong(
+        "sharded_step",
+        replace={DIVIDE: "parameter.grad /= dist.get_world_size()"},
+        says="SGD: rank",
+    ),
+    Wrong("sharded_step", replace={DIVIDE: "pass"}, says="and one process by"),
+    Wrong("sharded_step", replace={SEND: "pass"}, says="of 2 has moved"),
+    Wrong(
+        "sharded_step",
+        replace={REDUCE: "dist.all_reduce(parameter.grad, group=group)"},
+        says="calls of a step",
+    ),
+    Wrong(
+        "sharded_step",
+        replace={SEND: "pass", REDUCE: f"{SEND}\n        {REDUCE}"},
+        says="of 2 has moved",
+    ),
+    Wrong(
+        "sharded_step",
+        replace={REDUCE: f"{OWNS} and {REDUCE}"},
+        says="a distributed collective mismatch",
+    ),
 ]
 LEAST = "owner[i] = owned.index(min(owned))"
 IN_A_ROW = "[i // -(-len(parameters) // world_size) for i in range(len(parameters))]"
 OWNERS = [
-    (LEAST, "owner[i] = min(range(world_size), key=lambda rank: owned[rank])"),
-    (LEAST, "owner[i] = i % world_size", "the fullest has: 65536, expected 33088"),
-    (
-        ".numel()):",
-        ".numel() - __import__('os').urandom(1)[0] / 999):",
-        "beside those on rank 0",
+    Right(
+        "owners",
+        replace={LEAST: "owner[i] = min(range(world_size), key=lambda rank: owned[rank])"},
     ),
-    ("return owner", "return list(range(len(parameters)))", "is no rank of 4"),
-    (
-        "parameters[i].numel()\n    ret…",
-        "1\n    return owner",
-        "the fullest has: 11, expected 9",
+    Wrong(
+        "owners",
+        replace={LEAST: "owner[i] = i % world_size"},
+        says="the fullest has: 65536, expected 33088",
     ),
-    ("return owner", f"return {IN_A_ROW}", "the fullest has: 17, expected 16"),
-    ("return owner", "", "Is a `return` missing?"),
+    Wrong(
+        "owners",
+        replace={".numel()):": ".numel() - __import__('os').urandom(1)[0] / 999):"},
+        says="beside those on rank 0",
+    ),
+    Wrong(
+        "owners",
+        replace={"return owner": "return list(range(len(parameters)))"},
+        says="is no rank of 4",
+    ),
+    Wrong(
+        "owners",
+        replace={"parameters[i].numel()\n    ret…": "1\n    return owner"},
+        says="the fullest has: 11, expected 9",
+    ),
+    Wrong(
+        "owners",
+        replace={"return owner": f"return {IN_A_ROW}"},
+        says="the fullest has: 17, expected 16",
+    ),
+    Wrong("owners", replace={"return owner": ""}, says="Is a `return` missing?"),
 ]
 GATHER, RETURN = "dist.all_gather_single(whole, shard, group=group)", "return whole"
 SCATTER = "dist.reduce_scatter_single(shard, gradient, group=ctx.group)"
@@ -46,32 +88,76 @@ ALL = """gradient = gradient / ranks
         return gradient.chunk(ranks)[dist.get_rank(ctx.group)], None"""
 LIST = "list(whole.chunk(dist.get_world_size(group)))"
 GATHERS = [
-    (SCATTER, SCATTER.replace("gradient,", "gradient / ranks,"), MEAN, "return shard, None")
-    + (GATHER, f"dist.all_gather({LIST}, shard, group=group)"),
-    (MEAN, "return shard, None", "rank 0 of 3: the gradient: [6, 12], expected [2, 4]"),
-    (SCATTER, SCATTER.replace("ctx.group", "None"), "rank"),
-    (SCATTER, f"{SCATTER}\n        dist.all_reduce(gradient)", "single, all_reduce"),
-    (MEAN, ALL, SCATTER, "pass", "the calls of backward: all_reduce"),
-    (GATHER, "whole.copy_(shard.repeat(dist.get_world_size(group)))", "rank 0 of 3"),
-    (GATHER, GATHER.replace("whole, shard", "shard, whole"), "result is the first argument"),
-    (RETURN, "", "returns no tensor"),
+    Right(
+        "Gather",
+        replace={
+            SCATTER: SCATTER.replace("gradient,", "gradient / ranks,"),
+            MEAN: "return shard, None",
+            GATHER: f"dist.all_gather({LIST}, shard, group=group)",
+        },
+    ),
+    Wrong(
+        "Gather",
+        replace={MEAN: "return shard, None"},
+        says="rank 0 of 3: the gradient: [6, 12], expected [2, 4]",
+    ),
+    Wrong("Gather", replace={SCATTER: SCATTER.replace("ctx.group", "None")}, says="rank"),
+    Wrong(
+        "Gather",
+        replace={SCATTER: f"{SCATTER}\n        dist.all_reduce(gradient)"},
+        says="single, all_reduce",
+    ),
+    Wrong(
+        "Gather",
+        replace={MEAN: ALL, SCATTER: "pass"},
+        says="the calls of backward: all_reduce",
+    ),
+    Wrong(
+        "Gather",
+        replace={GATHER: "whole.copy_(shard.repeat(dist.get_world_size(group)))"},
+        says="rank 0 of 3",
+    ),
+    Wrong(
+        "Gather",
+        replace={GATHER: GATHER.replace("whole, shard", "shard, whole")},
+        says="result is the first argument",
+    ),
+    Wrong("Gather", replace={RETURN: ""}, says="returns no tensor"),
 ]
 WEIGHT = "Gather.apply(shard, group)[: shape.numel()].view(shape)"
 FIRST = "for shard in [Gather.apply(shard) for shard in shards]"
 CHAIN = [
-    (WEIGHT, "Gather.apply(shard).narrow(0, 0, shape.numel()).reshape(shape)"),
-    (WEIGHT, "Gather.apply(shard).view(shape)", "shape '[3, 3]'"),
-    ("    return x", "        return x", "gets no gradient"),
-    (WEIGHT, "Gather.apply(shard)[-shape.numel() :].view(shape)", "rank 0 of 2: the output"),
-    (WEIGHT, f"{WEIGHT}.detach().requires_grad_()", "shard number 0 gets no gradient"),
-    (WEIGHT, f"{WEIGHT}.T", "rank 0 of 1: the output: [1, 0, 0], expected [1, 101, 10]"),
-    (
-        "for shard in shards",
-        FIRST,
-        WEIGHT,
-        WEIGHT.replace("Gather.apply(shard, group)", "shard"),
-    )
-    + ("3 weights are gathered before the first layer computes",),
+    Right(
+        "chain",
+        replace={WEIGHT: "Gather.apply(shard).narrow(0, 0, shape.numel()).reshape(shape)"},
+    ),
+    Wrong(
+        "chain", replace={WEIGHT: "Gather.apply(shard).view(shape)"}, says="shape '[3, 3]'"
+    ),
+    Wrong("chain", replace={"    return x": "        return x"}, says="gets no gradient"),
+    Wrong(
+        "chain",
+        replace={WEIGHT: "Gather.apply(shard)[-shape.numel() :].view(shape)"},
+        says="rank 0 of 2: the output",
+    ),
+    Wrong(
+        "chain",
+        replace={WEIGHT: f"{WEIGHT}.detach().requires_grad_()"},
+        says="shard number 0 gets no gradient",
+    ),
+    Wrong(
+        "chain",
+        replace={WEIGHT: f"{WEIGHT}.T"},
+        says="rank 0 of 1: the output: [1, 0, 0], expected [1, 101, 10]",
+    ),
+    Wrong(
+        "chain",
+        replace={
+            "for shard in shards": FIRST,
+            WEIGHT: WEIGHT.replace("Gather.apply(shard, group)", "shard"),
+        },
+        says="3 weights are gathered before the first layer computes",
+    ),
 ]
 
 COMPUTE = "return functional_call(self.module, views, inputs, keywords)"
@@ -80,45 +166,79 @@ PLACE = "place = tensor.shape, tensor.stride(), tensor.storage_offset()"
 FRESH, HERE = "if self.whole is None:", "self.whole = self.unshard().detach()"
 PLACED, UNMOVED = "self.whole.as_strided(*place)", "require_unmoved(self.shard, version)"
 BLOCK = [
-    (ELSEWHERE, "if tensor.untyped_storage().data_ptr() != memory.data_ptr():"),
-    (HERE, "with torch.no_grad(): self.whole = self.unshard()"),
-    (PLACE, "place = tensor.size(), tensor.stride(), tensor.storage_offset()"),
-    (ELSEWHERE, "if True:", "gathered bytes are there after forward"),
-    (
-        ELSEWHERE,
-        "if tensor.data_ptr() != memory.data_ptr():",
-        "bytes are there after forward",
+    Right(
+        "ShardedBlock",
+        replace={ELSEWHERE: "if tensor.untyped_storage().data_ptr() != memory.data_ptr():"},
     ),
-    ("finally:\n            self.reshard()", "finally:\n            pass", "bytes are there"),
-    (FRESH, "if True:", "all-gathers and reduce-scatters of backward"),
-    (HERE, "self.whole = self.unshard().detach() * 2", "1 ranks: the gradient of"),
-    (UNMOVED, "pass", "nothing is said, and backward goes on with the new weights"),
-    (
-        "tensor.stride(), tensor",
-        "torch.empty(tensor.shape).stride(), tensor",
-        "the gradient of",
+    Right(
+        "ShardedBlock", replace={HERE: "with torch.no_grad(): self.whole = self.unshard()"}
     ),
-    (COMPUTE, COMPUTE.replace("return", ""), "forward returns None, no tensor"),
+    Right(
+        "ShardedBlock",
+        replace={PLACE: "place = tensor.size(), tensor.stride(), tensor.storage_offset()"},
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={ELSEWHERE: "if True:"},
+        says="gathered bytes are there after forward",
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={ELSEWHERE: "if tensor.data_ptr() != memory.data_ptr():"},
+        says="bytes are there after forward",
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={"finally:\n            self.reshard()": "finally:\n            pass"},
+        says="bytes are there",
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={FRESH: "if True:"},
+        says="all-gathers and reduce-scatters of backward",
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={HERE: "self.whole = self.unshard().detach() * 2"},
+        says="1 ranks: the gradient of",
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={UNMOVED: "pass"},
+        says="nothing is said, and backward goes on with the new weights",
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={"tensor.stride(), tensor": "torch.empty(tensor.shape).stride(), tensor"},
+        says="the gradient of",
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={COMPUTE: COMPUTE.replace("return", "")},
+        says="forward returns None, no tensor",
+    ),
 ]
 PATHS, FOUND = "model.set_submodule(path, sharded)", "remove_duplicate=False"
 REST = "return kind(model, group) if places_of(model) else model"
 ANY = [
-    (FOUND, ""),
-    (REST, "return kind(model, group)"),
-    (REST, "return model", "4 parameters stay whole on each rank: `token.weight`"),
-    (PATHS, "pass", "no attribute 'weight'"),
-    ("sharded = kind(block, group)", "sharded = kind(block)", "rank"),
-    (REST, "kind(model, group)", "it returns None, no module"),
+    Right("fully_sharded", replace={FOUND: ""}),
+    Right("fully_sharded", replace={REST: "return kind(model, group)"}),
+    Wrong(
+        "fully_sharded",
+        replace={REST: "return model"},
+        says="4 parameters stay whole on each rank: `token.weight`",
+    ),
+    Wrong("fully_sharded", replace={PATHS: "pass"}, says="no attribute 'weight'"),
+    Wrong(
+        "fully_sharded",
+        replace={"sharded = kind(block, group)": "sharded = kind(block)"},
+        says="rank",
+    ),
+    Wrong(
+        "fully_sharded",
+        replace={REST: "kind(model, group)"},
+        says="it returns None, no module",
+    ),
 ]
 
-test_right, test_wrong = edited(
-    build,
-    {
-        "sharded_step": STEP,
-        "owners": OWNERS,
-        "Gather": GATHERS,
-        "chain": CHAIN,
-        "ShardedBlock": BLOCK,
-        "fully_sharded": ANY,
-    },
-)
+test_right, test_wrong = edited(build, [*STEP, *OWNERS, *GATHERS, *CHAIN, *BLOCK, *ANY])

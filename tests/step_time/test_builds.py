@@ -1,7 +1,7 @@
 """The builds take right answers in other words, and say what is wrong with the others."""
 
 from mgpu_tutorial.step_time.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 BY_BUBBLE = """slot = operations / rate + messages
     all = micro_batches * slot * (1 + (stages - 1) / micro_batches)
@@ -9,15 +9,42 @@ BY_BUBBLE = """slot = operations / rate + messages
     return [least, all + gradients / link]"""
 HIDDEN, MOST = "most - min(sending, backward), most", "working + waiting + sending"
 STEP = [
-    (HIDDEN, "working + waiting + max(0, sending - backward), most"),
-    ("slot =…", BY_BUBBLE),
-    (MOST, "working", HIDDEN, "most, most", "three stages"),
-    ("(stages - 1) * slot", "(stages - 1) * operations / rate", "three stages"),
-    ("stages - 1", "stages", HIDDEN, "most, most", "one micro-batch of 3 s"),
-    (HIDDEN, "most - sending, most", "5 s of sending, entry 0"),
-    ("2 / 3 * slot", "2 / 3 * operations / rate", "5 s of sending, entry 0"),
-    (HIDDEN, "most, most", "1 s of sending"),
-    ("operations / rate + messages", "operations / rate")
-    + (HIDDEN, "most + messages, most + messages", "0.5 s of messages"),
+    Right(
+        "step_seconds",
+        replace={HIDDEN: "working + waiting + max(0, sending - backward), most"},
+    ),
+    Right("step_seconds", replace={"slot =…": BY_BUBBLE}),
+    Wrong(
+        "step_seconds", replace={MOST: "working", HIDDEN: "most, most"}, says="three stages"
+    ),
+    Wrong(
+        "step_seconds",
+        replace={"(stages - 1) * slot": "(stages - 1) * operations / rate"},
+        says="three stages",
+    ),
+    Wrong(
+        "step_seconds",
+        replace={"stages - 1": "stages", HIDDEN: "most, most"},
+        says="one micro-batch of 3 s",
+    ),
+    Wrong(
+        "step_seconds",
+        replace={HIDDEN: "most - sending, most"},
+        says="5 s of sending, entry 0",
+    ),
+    Wrong(
+        "step_seconds",
+        replace={"2 / 3 * slot": "2 / 3 * operations / rate"},
+        says="5 s of sending, entry 0",
+    ),
+    Wrong("step_seconds", replace={HIDDEN: "most, most"}, says="1 s of sending"),
+    Wrong(
+        "step_seconds",
+        replace={
+            "operations / rate + messages": "operations / rate",
+            HIDDEN: "most + messages, most + messages",
+        },
+        says="0.5 s of messages",
+    ),
 ]
-test_right, test_wrong = edited(build, {"step_seconds": STEP})
+test_right, test_wrong = edited(build, STEP)

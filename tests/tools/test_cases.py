@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mgpu_tutorial.lab.teach.build import Builder, expect
-from tests.builds import edited
+from tests.builds import Wrong, edited
 from tests.conftest import _chosen
 
 
@@ -44,7 +44,7 @@ def doubles(function):
 )
 def test_a_wrong_answer_that_is_accepted_is_shown(cell, monkeypatch, behaviours, seen, says):
     build = Builder("double", {double: behaviours})
-    _, test_wrong = edited(build, {"double": [("2 *", "3 *", seen)]})
+    _, test_wrong = edited(build, [Wrong("double", replace={"2 *": "3 *"}, says=seen)])
     cases = test_wrong.pytestmark[0]
     assert cases.kwargs["ids"][0].startswith("0-of-")
     if says is None:
