@@ -66,7 +66,7 @@ def take_out(
     first: dict[nn.Parameter, str] = {}
     for name, parameter in places.items():
         first.setdefault(parameter, name)
-        parameter.sharded = True  # a second block refuses it from now on
+        parameter.sharded = 0  # taken out: a second block and an old optimizer refuse it
         parent, _, last = name.rpartition(".")
         delattr(module.get_submodule(parent), last)
     shapes = {name: parameter.shape for parameter, name in first.items()}

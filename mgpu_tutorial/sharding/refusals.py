@@ -260,10 +260,18 @@ def require_unmoved(shard: nn.Parameter, version: int) -> None:
 
 
 def require_averaged(optimizer: Optimizer, *_: Any) -> None:
-    """RuntimeError before a step that takes mean gradients of shards, and this rank's own."""
+    """RuntimeError before a step that takes mean gradients of shards, and this rank's own.
+
+    Also before one of parameters that a block has taken out, which would move nothing.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if all(getattr(p, "sharded", 1) == 1 for p in parameters):
         return  # no shards, or each is the whole of a group of one rank
+    if any(getattr(p, "sharded", 1) == 0 for p in parameters):
+        raise RuntimeError(
+            "this optimizer was made before its model was sharded, and holds parameters that "
+            "have been taken out: make it anew from the sharded model's parameters()"
+        )
     for parameter in parameters:
         averaged = hasattr(parameter, "sharded") or hasattr(parameter, "awaits_mean")
         if parameter.grad is not None and not averaged:

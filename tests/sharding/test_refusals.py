@@ -457,6 +457,20 @@ def of_own(rank):
     return groups[rank]
 
 
+def step_an_old_optimizer(rank, world_size, kind):
+    model = nn.Sequential(plain(), plain())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model = fully_sharded(model, list(model), kind=kind)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
+def test_a_step_of_an_optimizer_that_was_made_before_is_refused(refused, world_size, kind):
+    refused(world_size, "made before its model was", step_an_old_optimizer, kind, sent=True)
+
+
 def step_a_shard_beside_a_layer(rank, world_size):
     flat, beside = zero.FlatParameters(plain()), plain()
     for parameter in [*flat.parameters, *beside.parameters()]:
