@@ -179,9 +179,9 @@ def fully_sharded(
 
 def require_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
     """ValueError where these blocks, or the root for what is left, can't be sharded."""
-    parts = set(model.modules()) - {model}
+    paths = {part: path for path, part in model.named_modules()}
     for i, block in enumerate(blocks):
-        if block not in parts:
+        if block is model or block not in paths:
             raise ValueError(
                 f"number {i} of the blocks, {type(block).__name__}, is not inside the model: "
                 "give modules of the model, inner ones before those around them"
@@ -197,7 +197,8 @@ def require_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         inside = set(unit.modules())
         places = places_of(unit, [block for block in blocks[:i] if block in inside])
         if places or unit is not model:
-            require_block(unit, places, taken)
+            path = f"{paths[unit]}." if paths[unit] else ""
+            require_block(unit, {f"{path}{name}": p for name, p in places.items()}, taken)
         taken |= set(places.values())
     require_one_dtype(list(taken)[:1])  # there is one
 

@@ -300,6 +300,7 @@ REFUSED = {
     "a model of tied blocks": (APART, shard_a_model, tied_blocks),
     "a frozen layer in no block": ("`1.weight` is frozen", shard_with, frozen, "none"),
     "tied across chosen blocks": (APART, shard_with, tied, "one, two"),
+    "frozen in a chosen block": ("`1.weight` is frozen", shard_with, frozen, "1"),
     "tied to the root": (APART, shard_with, tied, "two"),
     "a block twice": (NONE, shard_with, frozen, "0, 0"),
     "an outer block first": ("number 1 of the blocks", shard_with, nested, "0, 0.0"),
