@@ -6,7 +6,7 @@ A worker with `fully_shard` is taped with two and with four layers, and each fur
 counts as much as these two differ by. One number is fitted: in the first row of each family
 the share of the peak that matrix products reach, as 22 fits its formulas. All other rows are
 predicted with it: other numbers of GPUs, other recomputation, other sizes of model. Beside
-them stand the formulas of 22, fitted to the same row, and the null guess, by which a GPU
+them stand the formulas of 23, fitted to the same row, and the null guess, by which a GPU
 computes as many of the taped operations per second as in that row. torchtitan recomputes
 every second product, which the formulas' "selective" does not count.
 
@@ -50,7 +50,7 @@ from mgpu_tutorial.step_time.published import Run, fit_gpu, runs_of
 
 RESULT = Path(__file__).with_suffix(".md")
 HEADER = [
-    *("program", "run", "published tokens/s", "priced", "error", "formulas of 22"),
+    *("program", "run", "published tokens/s", "priced", "error", "formulas of 23"),
     *("null guess", "messages visible", "GiB held", "GiB reserved, published"),
 ]
 TITAN, DOCS, MPT = "torchtitan 8B", "torchtitan, docs of 2024", "MPT, FSDP"

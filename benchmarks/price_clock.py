@@ -1,4 +1,4 @@
-"""A replay beside a clock: the steps of 07 on its imitated link, priced and run.
+"""A replay beside a clock: the steps of 08 on its imitated link, priced and run.
 
     python benchmarks/price_clock.py
 

@@ -11,6 +11,7 @@ CHAPTERS = (
     "point_to_point",
     "nonblocking",
     "collectives",
+    "the_machine",
     "data_partitioning",
     "distributed_sgd",
     "data_parallel",

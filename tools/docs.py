@@ -1,6 +1,6 @@
 """Write what programs write under docs/: `python -m tools.docs`.
 
-published_runs.md has the rows of 22 Step time. ring.svg, the picture of the README, is the
+published_runs.md has the rows of 23 Step time. ring.svg, the picture of the README, is the
 film of 03: four ranks sum their numbers around a ring. A browser plays it three times and
 stays on the last frame; with reduced motion, and in print, it stands still.
 """

@@ -73,6 +73,8 @@ when_backward_ends = Private("torch.autograd:Variable._execution_engine.queue_ca
 backward_number = Private("torch:_C._current_graph_task_id")
 # Name and arguments of an operator of `torch.ops`.
 schema_of = attrgetter("_schema")
+# The tensor of which this one is a view, or None.
+base_of = attrgetter("_base")
 
 
 def keep_stores_on_loopback() -> None:

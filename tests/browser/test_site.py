@@ -57,7 +57,7 @@ def test_a_page_is_for_everybody(page, pages, name, width, scheme):
         assert found["violations"] == []
 
 
-@pytest.mark.parametrize("name", ["03_collectives", "14_sharding"])
+@pytest.mark.parametrize("name", ["03_collectives", "15_sharding"])
 def test_a_film_is_stepped_by_the_keyboard_alone(page, pages, name):
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto((pages / f"{name}.html").as_uri())

@@ -11,6 +11,7 @@ ATTRIBUTES = [  # of functions of the module, then those of chapters and of a no
     "torch.distributed._functional_collectives:all_gather_tensor",
     "torch.distributed._functional_collectives:reduce_scatter_tensor",
     "torch:Tensor._version",
+    "torch:Tensor._base",
     "torch:ops.aten.add.Tensor._schema",
     "torch.distributed.rendezvous:TCPStore",
     "torch:_C._distributed_c10d._dump_fr_trace",

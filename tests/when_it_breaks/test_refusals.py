@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from mgpu_tutorial.when_it_breaks import data, figures, jobs, record
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_when_it_breaks.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "11_when_it_breaks.ipynb"
 
 
 def replay_alone(rank, world_size):

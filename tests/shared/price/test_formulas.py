@@ -1,4 +1,4 @@
-"""The tape beside the formulas of 22 on the same plan: a part of Llama 3, sharded by FSDP."""
+"""The tape beside the formulas of 23 on the same plan: a part of Llama 3, sharded by FSDP."""
 
 import pytest
 import torch

@@ -179,7 +179,7 @@ LINK = Link(latency=2.5e-3, bandwidth=20e6)  # that of 07
 
 
 def backward(rank, world_size, wrapper, tower=Tower, **options):
-    """The step of 07, whose layers sleep in backward, without its forward."""
+    """The step of 08, whose layers sleep in backward, without its forward."""
     module = tower(256, 6)
     for layer in module.body:
         layer.register_full_backward_pre_hook(lambda layer, gradient: time.sleep(0.02))

@@ -1,0 +1,211 @@
+"""Apparatus, not the lesson: the roads between devices, ring and tree, tables of prices."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from mgpu_tutorial.lab import Table
+from mgpu_tutorial.lab.colours import tone
+from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
+from mgpu_tutorial.lab.draw.film import Film
+from mgpu_tutorial.lab.table import formatted
+from mgpu_tutorial.shared.cost_model import links
+from mgpu_tutorial.shared.cost_model.links import Link
+from mgpu_tutorial.shared.price.machine import machine_of
+from mgpu_tutorial.shared.price.picture import phases
+from mgpu_tutorial.shared.price.pricing import Priced, tape_all
+
+H100S = machine_of("8 x H100")
+
+
+def metric(nbytes: float) -> str:
+    """Bytes in the units of data sheets, which count in thousands."""
+    power = min(int(math.log10(nbytes) + 1e-9) // 3, 3)
+    return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
+
+
+SIZES = [10 ** (3 + i / 8) for i in range(57)]  # bytes, 1 kB to 10 GB
+PLACES = {2: "one node", 4: "one node", 8: "one node", 16: "2 nodes"}
+PLACES |= {128: "16 nodes", 1024: "128 nodes"}  # of eight H100s, by their number
+
+
+def ways(ranks: int) -> dict[str, Callable[[float], float]]:
+    """Seconds of an all-reduce by its bytes, for each way to do it on so many H100s."""
+    nodes = -(-ranks // 8)
+    link = H100S.between if nodes > 1 else H100S.inside
+    found = {
+        "ring": lambda nbytes: links.ring_seconds(nbytes, ranks, link),
+        "tree": lambda nbytes: links.tree_seconds(nbytes, ranks, link),
+    }
+    if nodes > 1:
+        size = nodes, 8, H100S.inside, H100S.between
+        found["by nodes"] = lambda nbytes: links.hierarchical_seconds(nbytes, *size)
+    return found
+
+
+def ring_or_tree() -> Film:
+    """A frame for each number of GPUs: what an all-reduce takes, by its size and its way."""
+    return Film([_frame(ranks, place) for ranks, place in PLACES.items()])
+
+
+LEFT, TOP, WIDE, HIGH = 78, 44, 560, 250  # pixels
+LOOKS = {"ring": (tone(0).text, ""), "tree": (tone(1).text, "7 4")}
+LOOKS |= {"by nodes": (tone(2).text, "2 3")}
+
+
+def _frame(ranks: int, place: str) -> Drawing:
+    found = ways(ranks)
+    winners = [min(found, key=lambda name: found[name](size)) for size in SIZES]
+    ends = [i for i, (a, b) in enumerate(zip(winners, winners[1:], strict=False)) if a != b]
+    spans = zip([0, *(i + 1 for i in ends)], [*ends, len(SIZES) - 1], strict=True)
+    said = [
+        f"{winners[first]} {'from' if first else 'up to'} "
+        f"{metric(SIZES[first] if first else SIZES[last])}"
+        for first, last in spans
+    ]
+    large = ", ".join(f"{name} {1e3 * found[name](1e9):,.1f} ms" for name in found)
+    text = f"{ranks:,} GPUs, {place}. The fastest: {'; '.join(said)}. 1 GB: {large}."
+    drawing = Drawing(LEFT + WIDE + 110, TOP + HIGH + 66, text, text)
+    drawing.label(LEFT, 24, f"{ranks:,} H100s, {place}", 16, anchor="start", weight="bold")
+
+    def x(size: float) -> float:
+        return LEFT + WIDE * (math.log10(size) - 3) / 7
+
+    def y(seconds: float) -> float:
+        return TOP + HIGH * (1 - (math.log10(seconds) + 6) / 7)  # 1 µs to 10 s
+
+    for power in range(8):
+        size, seconds = 10 ** (3 + power), 10 ** (power - 6)
+        drawing.line(x(size), TOP, x(size), TOP + HIGH, FAINT, 0.4)
+        drawing.line(LEFT, y(seconds), LEFT + WIDE, y(seconds), FAINT, 0.4)
+        drawing.label(x(size), TOP + HIGH + 36, metric(size), 12)
+        name = f"{seconds:g} s" if power > 5 else f"{1e3 * seconds:g} ms"
+        name = f"{1e6 * seconds:g} µs" if power < 3 else name
+        if power:  # below it stands who wins
+            drawing.label(LEFT - 8, y(seconds) + 4, name, 12, anchor="end")
+    drawing.label(LEFT + WIDE / 2, TOP + HIGH + 58, "bytes of the tensor", 13)
+    low = {}
+    for name, seconds in found.items():
+        colour, dash = LOOKS[name]
+        corners = [(x(size), y(seconds(size))) for size in SIZES]
+        for (x1, y1), (x2, y2) in zip(corners, corners[1:], strict=False):
+            drawing.line(x1, y1, x2, y2, colour, 2.6, "" if dash != "7 4" else "6 4")
+        end = corners[-1][1]
+        while any(abs(end - other) < 17 for other in low.values()):
+            end += 4
+        low[name] = end
+        drawing.label(LEFT + WIDE + 8, end + 5, name, 14, colour, "start", "bold")
+    for size, winner in zip(SIZES, winners, strict=True):  # who wins, as a band
+        wide = WIDE / (len(SIZES) - 1)
+        left = max(x(size) - wide / 2, LEFT)
+        right = min(x(size) + wide / 2, LEFT + WIDE)
+        colour = LOOKS[winner][0]
+        drawing.box(left, TOP + HIGH + 6, right - left, 10, colour, colour, 0, radius=0)
+    drawing.label(LEFT - 8, TOP + HIGH + 15, "wins", 12, anchor="end")
+    return drawing
+
+
+def all_reduce_table(laptop: Link, sizes: tuple[float, ...] = (1e4, 1e7, 1e9)) -> Table:
+    """Ring and tree on this machine's link, on NVLink and over 16 nodes, in milliseconds."""
+    places = {"this machine, 4 ranks": (4, laptop), "NVLink, 8 GPUs": (8, H100S.inside)}
+    places["16 nodes, 128 GPUs"] = 128, H100S.between
+    rows = [
+        [f"{name}, {way}", *(1e3 * cost(size, *place) for size in sizes)]
+        for name, place in places.items()
+        for way, cost in (("ring", links.ring_seconds), ("tree", links.tree_seconds))
+    ]
+    return formatted({"ms": ""} | {metric(size): ",.2f" for size in sizes}, rows)
+
+
+def roads() -> Drawing:
+    """Two nodes of eight GPUs with all that joins them, and what each road carries."""
+    text = (
+        "Two nodes. In each, eight GPUs with their memory (3,350 GB/s) hang on one NVLink "
+        "switch (450 GB/s per GPU, one way). Each GPU also has a PCIe road (64 GB/s) to the "
+        "host and to a network card of its own (50 GB/s). Card i of every node leads to rail "
+        "switch i."
+    )
+    drawing = Drawing(760, 408, text, text)
+    for node in (0, 1):
+        _node(drawing, node, 16 + 376 * node)
+    drawing.box(16, 356, 728, 30, FAINT, "#f2f2f2")
+    words = "rail switches 0 to 7: card i of every node on switch i"
+    drawing.label(380, 376, words, 13)
+    return drawing
+
+
+def _node(drawing: Drawing, node: int, left: float) -> None:
+    drawing.box(left, 26, 352, 274, INK, "#ffffff", 1.4)
+    drawing.label(left + 176, 18, f"node {node}", 14, weight="bold")
+    drawing.box(left + 14, 38, 324, 26, INK, "#e8e8e8", 1)
+    drawing.label(left + 176, 56, "NVLink switch", 13)
+    nvlink, memory, pcie, network = (tone(i).text for i in (0, 1, 2, 3))
+    for gpu in range(8):
+        x = left + 34 + 40.5 * gpu
+        drawing.line(x, 64, x, 100, nvlink, 4)
+        drawing.box(x - 16, 100, 32, 50, INK, "#ffffff", 1.2, radius=3)
+        drawing.label(x, 121, f"{gpu}", 13, weight="bold")
+        drawing.box(x - 12, 128, 24, 17, memory, memory, 0, radius=2)
+        drawing.label(x, 141, "HBM", 9, tone(1).on)
+        drawing.line(x, 150, x, 182, pcie, 2)
+        drawing.line(x, 208, x, 262, pcie, 2)
+        drawing.box(x - 14, 262, 28, 22, INK, "#ffffff", 1, radius=3)
+        drawing.label(x, 278, "card", 10)
+        drawing.line(x, 284, x, 356, network, 2, "4 3")
+    drawing.box(left + 14, 182, 324, 26, INK, "#e8e8e8", 1)
+    drawing.label(left + 176, 200, "PCIe, and the host's processors and memory", 12)
+    for y, words, colour in (
+        (86, "450 GB/s", nvlink),
+        (166, "HBM 3,350 GB/s", memory),
+        (236, "PCIe 64 GB/s", pcie),
+        (322, "50 GB/s per card", network),
+    ):
+        drawing.label(left + 176, y, words, 12, colour, weight="bold", halo=True)
+
+
+def price_each(
+    worker: Callable, variants: Mapping[str, Mapping], machine: str
+) -> dict[str, Priced]:
+    """`price` of a worker with each of these arguments on one GPU, in one process for all."""
+    jobs = [(1, (), dict(given)) for given in variants.values()]
+    chosen = machine_of(machine)
+    return {
+        name: Priced(worker, 1, (), job[2], tapes, chosen)
+        for name, job, tapes in zip(
+            variants, jobs, tape_all(worker, jobs, timeout=120), strict=True
+        )
+    }
+
+
+def memory_table(priced: Mapping[str, Priced]) -> Table:
+    """Milliseconds of a step and gigabytes at its fullest moment, all and activations."""
+    rows = []
+    for name, found in priced.items():
+        full = found.fullest()
+        rows.append([name, 1e3 * found.seconds, *_gigabytes(full)])
+    columns = {"": "", "ms": ",.0f", "GB at most": ".1f", "of it activations": ".1f"}
+    return formatted(columns, rows)
+
+
+def full_size(held: Mapping[int, Priced], layers: int = 32) -> float:
+    """GB at the fullest with so many layers, from the same step with two other numbers.
+
+    What is held grows by the same amount with each layer, in each phase of the step.
+    """
+    (small, few), (large, more) = held.items()
+    further = (layers - large) / (large - small)
+    pairs = zip(_phases(few), _phases(more), strict=True)
+    return max(after + further * (after - before) for before, after in pairs) / 1e9
+
+
+def _phases(found: Priced) -> list[float]:
+    """The most bytes that each phase of the step holds."""
+    curve = found.memory()
+    return [
+        max(kinds.total() for moment, kinds in curve if begin <= moment <= end)
+        for _, begin, end in phases(found.played[0])
+    ]
+
+
+def _gigabytes(kinds: Counter) -> tuple[float, float]:
+    return kinds.total() / 1e9, kinds["activations"] / 1e9
