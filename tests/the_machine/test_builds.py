@@ -1,28 +1,11 @@
 """The builds take right answers in other words, and say what is wrong with the others."""
 
 from mgpu_tutorial.the_machine.builds import build
-from tests.builds import edited
+from tests.builds import Right, Wrong, edited
 
 BY_RIDGE = """ridge = peak / bandwidth
     intensity = flops / nbytes
     return peak * (intensity / ridge if intensity < ridge else 1)"""
-ROOF = "min(peak, flops / nbytes * bandwidth)"
-ROOFS = [
-    (ROOF, "flops / max(flops / peak, nbytes / bandwidth)"),
-    ("if not…", BY_RIDGE),
-    (ROOF, "max(peak, flops / nbytes * bandwidth)", "800 operations a byte"),
-    (ROOF, "flops / nbytes * bandwidth", "800 operations a byte"),
-    (ROOF, "peak", "30 operations on 10 bytes"),
-    (ROOF, "min(peak, flops * bandwidth)", "30 operations on 10 bytes"),
-    (ROOF, "min(peak, nbytes / flops * bandwidth)", "800 operations a byte"),
-    (ROOF, "peak / 2 if flops * bandwidth == peak * nbytes else " + ROOF, "the rate: 50"),
-]
-
-KERNEL = "compute += max(roads)"
-BEGIN = "begin = max(compute, link)"
-SENT = "link = begin + event.steps * latency + event.nbytes / bandwidth"
-WAITED = "compute = max(compute, arrived[event.of])"
-END = "return max(compute, link)"
 BY_MATCH = """clocks = [0.0, 0.0]
     arrived = []
     for event in tape:
@@ -37,42 +20,156 @@ BY_MATCH = """clocks = [0.0, 0.0]
                 clocks[0] = max(clocks[0], arrived[of])
         arrived.append(clocks[1])
     return sorted(clocks)[-1]"""
-REPLAYS = [
-    ("compute = link…", BY_MATCH),
-    (KERNEL, "compute += sum(roads)", "3 s of operations, 1 s of bytes"),
-    (KERNEL, "compute += roads[0]", "1 s of operations, 4 s of bytes"),
-    (KERNEL, "compute = max(roads)", "both, one after the other"),
-    (END, "return compute", "a message of 2 latencies"),
-    (END, "return compute + link", "a kernel of 3 s, a message of 4 s"),
-    (SENT, "link = begin + latency + event.nbytes / bandwidth", "2 latencies of 1 s"),
-    (SENT, "link = begin + event.nbytes / bandwidth", "2 latencies of 1 s"),
-    (BEGIN, "begin = compute", "a message of 4 s, a kernel of 1 s, a message of 4 s"),
-    (BEGIN, "begin = link", "a kernel of 3 s, a message of 4 s"),
-    (BEGIN, "begin = compute = max(compute, link)", "two messages of 4 s, a kernel"),
-    (
-        "arrived[place] = link",
-        "arrived[place] = compute = link",
-        "a message of 4 s, a kernel",
-    ),
-    (WAITED, "compute = arrived[event.of]", "a kernel of 6 s, a wait for the message"),
-    (WAITED, "compute = max(compute, link)", "a wait for the first, a kernel of 5 s"),
-    (WAITED, "compute += arrived[event.of]", "a kernel of 6 s, a wait for the message"),
-    (WAITED, "pass", "a message of 4 s, a wait for it, a kernel of 3 s"),
-]
-
+ROOF = "min(peak, flops / nbytes * bandwidth)"
+SENT = "event.steps * latency + event.nbytes / bandwidth"
 RING = "2 * (ranks - 1) / ranks * nbytes / bandwidth"
-TOKENS = [
-    (RING, "(1 - 1 / ranks) * 2 * nbytes / bandwidth"),
-    ("backward =…", f"return {RING} * flops / 4"),
-    ("4 / flops", "6 / flops", "4,000 operations and 1 byte per second"),
-    ("4 / flops", "2 / flops", "4,000 operations and 1 byte per second"),
-    (RING, "2 * nbytes / bandwidth", "4,000 operations and 1 byte per second"),
-    (RING, "(ranks - 1) * nbytes / bandwidth", "8 ranks: the tokens"),
-    (RING, "nbytes / bandwidth", "one rank: the tokens"),
-    ("ring / backward", "backward / ring", "4,000 operations and 1 byte per second"),
-    (RING, "2 * (ranks - 1) / ranks * 4 / bandwidth", "2 ranks: the tokens: 4000"),
-    ("nbytes: int = 2", "nbytes: int = 4", "2 ranks: the tokens: 4000"),
+ANSWERS = [
+    Right("attainable", replace={ROOF: "flops / max(flops / peak, nbytes / bandwidth)"}),
+    Right("attainable", replace={"if not…": BY_RIDGE}),
+    Wrong(
+        "attainable",
+        replace={ROOF: "max(peak, flops / nbytes * bandwidth)"},
+        says="800 operations a byte",
+    ),
+    Wrong(
+        "attainable",
+        replace={ROOF: "flops / nbytes * bandwidth"},
+        says="800 operations a byte",
+    ),
+    Wrong("attainable", replace={ROOF: "peak"}, says="30 operations on 10 bytes"),
+    Wrong(
+        "attainable",
+        replace={ROOF: "min(peak, flops * bandwidth)"},
+        says="30 operations on 10 bytes",
+    ),
+    Wrong(
+        "attainable",
+        replace={ROOF: "min(peak, nbytes / flops * bandwidth)"},
+        says="800 operations a byte",
+    ),
+    Wrong(
+        "attainable",
+        replace={ROOF: f"peak / 2 if flops * bandwidth == peak * nbytes else {ROOF}"},
+        says="the rate: 50",
+    ),
+    Right("replay_step", replace={"compute = link…": BY_MATCH}),
+    Wrong(
+        "replay_step",
+        replace={"compute += max(roads)": "compute += sum(roads)"},
+        says="3 s of operations, 1 s of bytes",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"compute += max(roads)": "compute += roads[0]"},
+        says="1 s of operations, 4 s of bytes",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"compute += max(roads)": "compute = max(roads)"},
+        says="both, one after the other",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"return max(compute, link)": "return compute"},
+        says="a message of 2 latencies",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"return max(compute, link)": "return compute + link"},
+        says="a kernel of 3 s, a message of 4 s",
+    ),
+    Wrong(
+        "replay_step",
+        replace={SENT: "latency + event.nbytes / bandwidth"},
+        says="2 latencies of 1 s",
+    ),
+    Wrong(
+        "replay_step", replace={SENT: "event.nbytes / bandwidth"}, says="2 latencies of 1 s"
+    ),
+    Wrong(
+        "replay_step",
+        replace={"begin = max(compute, link)": "begin = compute"},
+        says="a message of 4 s, a kernel of 1 s, a message of 4 s",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"begin = max(compute, link)": "begin = link"},
+        says="a kernel of 3 s, a message of 4 s",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"begin = max(compute, link)": "begin = compute = max(compute, link)"},
+        says="two messages of 4 s, a kernel",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"arrived[place] = link": "arrived[place] = compute = link"},
+        says="a message of 4 s, a kernel",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"compute = max(compute, arrived[event.of])": "compute = arrived[event.of]"},
+        says="a kernel of 6 s, a wait for the message",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"compute = max(compute, arrived[event.of])": "compute = max(compute, link)"},
+        says="a wait for the first, a kernel of 5 s",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"compute = max(compute, arrived[event.of])": "compute += arrived[event.of]"},
+        says="a kernel of 6 s, a wait for the message",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"compute = max(compute, arrived[event.of])": "pass"},
+        says="a message of 4 s, a wait for it, a kernel of 3 s",
+    ),
+    Right("tokens_to_hide", replace={RING: "(1 - 1 / ranks) * 2 * nbytes / bandwidth"}),
+    Right(
+        "tokens_to_hide",
+        replace={
+            "backward =…": "return 2 * (ranks - 1) / ranks * nbytes / bandwidth * flops / 4"
+        },
+    ),
+    Wrong(
+        "tokens_to_hide",
+        replace={"4 / flops": "6 / flops"},
+        says="4,000 operations and 1 byte per second",
+    ),
+    Wrong(
+        "tokens_to_hide",
+        replace={"4 / flops": "2 / flops"},
+        says="4,000 operations and 1 byte per second",
+    ),
+    Wrong(
+        "tokens_to_hide",
+        replace={RING: "2 * nbytes / bandwidth"},
+        says="4,000 operations and 1 byte per second",
+    ),
+    Wrong(
+        "tokens_to_hide",
+        replace={RING: "(ranks - 1) * nbytes / bandwidth"},
+        says="8 ranks: the tokens",
+    ),
+    Wrong(
+        "tokens_to_hide", replace={RING: "nbytes / bandwidth"}, says="one rank: the tokens"
+    ),
+    Wrong(
+        "tokens_to_hide",
+        replace={"ring / backward": "backward / ring"},
+        says="4,000 operations and 1 byte per second",
+    ),
+    Wrong(
+        "tokens_to_hide",
+        replace={RING: "2 * (ranks - 1) / ranks * 4 / bandwidth"},
+        says="2 ranks: the tokens: 4000",
+    ),
+    Wrong(
+        "tokens_to_hide",
+        replace={"nbytes: int = 2": "nbytes: int = 4"},
+        says="2 ranks: the tokens: 4000",
+    ),
 ]
-test_right, test_wrong = edited(
-    build, {"attainable": ROOFS, "replay_step": REPLAYS, "tokens_to_hide": TOKENS}
-)
+test_right, test_wrong = edited(build, ANSWERS)
