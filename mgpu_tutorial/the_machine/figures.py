@@ -67,6 +67,7 @@ def _frame(ranks: int, place: str) -> Drawing:
     text = f"{ranks:,} GPUs, {place}. The fastest: {'; '.join(said)}. 1 GB: {large}."
     drawing = Drawing(LEFT + WIDE + 110, TOP + HIGH + 66, text, text)
     drawing.label(LEFT, 24, f"{ranks:,} H100s, {place}", 16, anchor="start", weight="bold")
+    drawing.label(LEFT + WIDE, 24, f"1 GB: {large}", 13, anchor="end")
 
     def x(size: float) -> float:
         return LEFT + WIDE * (math.log10(size) - 3) / 7
