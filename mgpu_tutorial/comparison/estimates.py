@@ -1,11 +1,14 @@
 """What one step of a network costs on any device, counted on PyTorch's device "meta", whose
 tensors have shapes and no numbers."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.comparison.training import Experiment
 from mgpu_tutorial.lab import Ledger
@@ -41,10 +44,12 @@ def count_operations(network: nn.Module, images: torch.Tensor) -> int:
     for layer in network.modules():
         if isinstance(layer, COUNTED):
             hooks.append(layer.register_forward_hook(count, with_kwargs=True))
-    with torch.enable_grad():
+    plain = sdpa_kernel(SDPBackend.MATH)  # attention as products that are seen
+    with plain, FlopCounterMode(display=False) as every, torch.enable_grad():
         network(images)
     for hook in hooks:
         hook.remove()
+    refuse_other_products(every.get_flop_counts()["Global"])
     return sum(counted)
 
 
@@ -59,6 +64,16 @@ def refuse_what_is_not_counted(network: nn.Module) -> None:
             raise ValueError(f"{name}: only convolutions and linear layers are counted")
         if not parameter.requires_grad:
             raise ValueError(f"{name} is frozen, and a step that trains all is counted")
+
+
+def refuse_other_products(operations: Iterable[Any]) -> None:
+    """Raise ValueError where an operation is no product with a weight, as in attention."""
+    for operation in operations:
+        if str(operation) not in ("aten.convolution", "aten.addmm", "aten.mm"):
+            raise ValueError(
+                f"{operation}: products of two activations are not counted here, only "
+                "convolutions and linear layers"
+            )
 
 
 def count_step(experiment: Experiment) -> StepCost:

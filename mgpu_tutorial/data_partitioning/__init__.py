@@ -125,7 +125,10 @@ def new_loader(
 
 
 class StreamShare(IterableDataset):
-    """This rank's part of each global batch of a stream, but for the first `done`."""
+    """This rank's part of each global batch, but for the first `done` of every pass.
+
+    The stream comes in the same order in each pass and process.
+    """
 
     def __init__(
         self, stream: Iterable, rank: int, world_size: int, batch: int, done: int = 0

@@ -76,6 +76,8 @@ class ExpertParallel(Experts):
         self.group = group
         self.up = nn.Parameter(self.up.detach().chunk(ranks)[rank].clone())
         self.down = nn.Parameter(self.down.detach().chunk(ranks)[rank].clone())
+        for parameter in (self.up, self.down):
+            parameter.own, parameter.group = True, group  # no other rank has these
 
     def answer(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         rows = x.repeat_interleave(self.k, dim=0)

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mgpu_tutorial.shared.groups import require_same
+from mgpu_tutorial.shared.groups import require_same, require_whole
 from mgpu_tutorial.shared.parameters import fingerprint_of
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
@@ -78,6 +78,7 @@ def require_same_start(
 
 def require_same_layout(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """ValueError on every rank where ranks have other parameters or buffers."""
+    require_whole(module.named_parameters(), group)
     tensors = [*module.named_parameters(), *module.named_buffers()]
     layout = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
     require_same("name, shape, dtype and requires_grad of each tensor", layout, group)
@@ -91,6 +92,7 @@ def require_same_order(
     Parameters have no names. Ranks with the same values list them in the same order, and
     values that none of the others has come from another seed: rank 0's will replace them.
     """
+    require_whole(((f"parameter {i}", p) for i, p in enumerate(parameters)), group)
     require_same(
         "shape and dtype", [(tuple(p.shape), str(p.dtype)) for p in parameters], group
     )

@@ -171,7 +171,8 @@ class ShardedModel(nn.Module):
     (LayerDrop), they would gather different blocks as one, which nothing notices. Each rank
     has equally many samples. To freeze a block call its `requires_grad_`, not that of a layer
     inside. An optimizer that looks at rows or at a whole tensor, such as Adafactor, sees
-    shards instead.
+    shards instead, and each shard has one dimension: no rule such as "decay what has two"
+    finds one. A GradScaler sees the infinities of this rank's shards only.
 
     Raises ValueError, before anything is sent, where a parameter is frozen, tied to another
     block or sharded already, where a block has several dtypes, and for a BatchNorm in

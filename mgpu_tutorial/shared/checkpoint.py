@@ -1,7 +1,9 @@
 """Save a training run from rank 0, and let all ranks go on from it."""
 
 import hashlib
+import io
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ def save(
     before anything is written, for shards and for replicas that have gone apart.
     """
     _refuse_shards(model, optimizer, "save_shards")
-    _refuse_on_all([_digits(model, optimizer)], "")
+    _refuse_on_all([_digits(model, optimizer)], _unreadable(also))
     if dist.get_rank() == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         (write or save_whole)(path, state | also)
@@ -44,6 +46,22 @@ def _refuse_shards(model: nn.Module, optimizer: Optimizer, instead: str) -> None
             f"{instead}, by which each rank has a file of what it has, and for DTensors "
             "torch.distributed.checkpoint"
         )
+
+
+def _unreadable(also: dict[str, Any]) -> str:
+    """Why `load` could not read back what is to be saved beside the tensors, or nothing."""
+    for name, value in also.items():
+        file = io.BytesIO()
+        torch.save(value, file)
+        try:
+            torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        except pickle.UnpicklingError:
+            kind = f"{type(value).__module__}.{type(value).__name__}"
+            return (
+                f"{name} is a {kind}, and a checkpoint that has one can't be loaded again: "
+                "give plain numbers, words, lists, dicts and tensors, such as float(...)"
+            )
+    return ""
 
 
 def _refuse_on_all(mine: list, said: str) -> None:

@@ -1,6 +1,6 @@
 """What a function that takes `group=None` asks of it: None is all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from itertools import zip_longest
 from typing import TypeVar
@@ -45,6 +45,28 @@ def require_same(what: str, values: Sequence, group: dist.ProcessGroup | None) -
                 raise ValueError(
                     f"{what} must be the same on all ranks, and rank {rank} of the group has "
                     f"{other}, where rank 0 has {own}"
+                )
+
+
+def require_whole(
+    named: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
+) -> None:
+    """ValueError where a parameter is a part that other ranks of this group have not.
+
+    That are a tensor-parallel layer's, a shard, a DTensor and a rank's own experts. A part
+    that is shared out over another group, such as "tp" beside "dp", is whole for this one.
+    """
+    if size_of(group) == 1 or dist.get_backend(group) == "fake":
+        return  # a pretended rank has no others
+    here = set(dist.get_process_group_ranks(group or dist.group.WORLD))
+    for name, parameter in named:
+        if any(hasattr(parameter, mark) for mark in ("cut", "own", "placements")):
+            over = getattr(parameter, "group", None) or dist.group.WORLD
+            if len(here.intersection(dist.get_process_group_ranks(over))) > 1:
+                raise ValueError(
+                    f"`{name}` is this rank's part of a layer, and others of the group have "
+                    "other parts, which would be averaged or replaced: give the group of the "
+                    "ranks that have the same part"
                 )
 
 

@@ -99,6 +99,15 @@ def planned(
                 f"{other} and {name} are one parameter, and their shards would be two: "
                 f"make the model without tied weights"
             )
+    for name, layer in modules.items():
+        if isinstance(layer, nn.TransformerEncoderLayer) and any(
+            one.startswith(f"{name}.") or not name for one in cut
+        ):
+            raise TypeError(
+                f"{name or 'the model'} is a TransformerEncoderLayer, whose fast path in "
+                "eval() reads the weights itself and would sum nothing: write the block "
+                "with layers of its own, as new_block does"
+            )
     for name, kind, layer in rows:
         if not isinstance(layer, nn.Linear | nn.Embedding):
             raise TypeError(

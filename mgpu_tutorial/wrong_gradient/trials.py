@@ -124,7 +124,8 @@ def first_difference(
 
     `gradients_of(x)` are those of one process, in the order of its layers; the batch `x` is
     disturbed by a unit in the last place of each number, and a gradient of `found` can be
-    `times` as far off as that moves it. None where all are near.
+    `times` as far off as that moves it. None where all are near. `gradients_of` gives the
+    same twice: dropout that draws anew would count as rounding, and hide everything.
     """
     right = gradients_of(x)
     if found.keys() != right.keys():

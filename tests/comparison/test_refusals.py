@@ -8,6 +8,7 @@ from torch import nn
 
 from mgpu_tutorial.comparison import estimates, training
 from mgpu_tutorial.shared.data import pictures
+from mgpu_tutorial.tensor_parallel.block import new_block
 
 TINY = training.Experiment("shufflenet_v2_x0_5", 8, 48, 1)
 DDP, ALONE, PARALLEL = (training.SETUPS[n] for n in ("DDP", "one device", "DataParallel"))
@@ -88,6 +89,11 @@ def frozen():
 def test_what_is_not_counted_is_refused(network, words):
     with pytest.raises(ValueError, match=words):
         estimates.count_operations(network, torch.ones(1, 2))
+
+
+def test_products_without_a_weight_are_refused():
+    with pytest.raises(ValueError, match="products of two activations are not counted"):
+        estimates.count_operations(new_block().float(), torch.ones(1, 4, 48))
 
 
 @pytest.mark.parametrize(

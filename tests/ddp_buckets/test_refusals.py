@@ -10,7 +10,9 @@ from torch import nn
 
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP, into_buckets
+from mgpu_tutorial.experts.parallel import ExpertParallel
 from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.tensor_parallel.block import PLAN, new_block, parallelize
 
 WRAPPERS = [NaiveDDP, BucketedDDP]
 
@@ -70,6 +72,18 @@ MODULES = {
 @pytest.mark.parametrize("make", MODULES)
 def test_modules_without_means_to_send_are_refused(refused, wrapper, make):
     refused(2, MODULES[make], wrap, wrapper, make, {})
+
+
+def wrap_parts(rank, world_size, wrapper, make):
+    """All ranks have other parts of one layer, and no group says so."""
+    wrapper(parallelize(new_block(), PLAN) if make == "block" else ExpertParallel(8, 2))
+
+
+@pytest.mark.parametrize("wrapper", [NaiveDDP, BucketedDDP])
+@pytest.mark.parametrize("make", ["block", "experts"])
+def test_parts_of_a_layer_are_not_averaged_as_if_they_were_copies(refused, wrapper, make):
+    asks = wrapper is BucketedDDP  # first, whether all have the same cap
+    refused(2, "is this rank's part of a layer", wrap_parts, wrapper, make, sent=asks)
 
 
 def mixed():

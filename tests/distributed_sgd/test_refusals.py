@@ -77,6 +77,7 @@ LOSSES = {
     "ignored, the last": partial(nll_loss, ignore_index=2),
     "weighted": partial(cross_entropy, weight=WEIGHT),
     "weighted nll": partial(nll_loss, weight=WEIGHT),
+    "weighted in the middle": partial(cross_entropy, weight=torch.tensor([1.0, 0.5, 1.0])),
 }
 
 
@@ -93,6 +94,26 @@ def test_a_loss_that_counts_classes_otherwise_is_refused_whatever_the_share(refu
 
 def loss_of_rows(rank, world_size):
     sgd.shared_loss(torch.zeros(2, 8), torch.ones(2, 8), 4, mse_loss)
+
+
+def loss_of_sequences(rank, world_size):
+    labels = torch.ones(2, 6, dtype=torch.int64)
+    sgd.shared_loss(torch.zeros(2, 3, 6), labels, 4, cross_entropy)
+
+
+def test_a_mean_over_the_tokens_of_a_sample_is_refused(refused):
+    words = "mean of this loss over labels (2, 6) is 1.099, and its sum over 2 samples 13.18"
+    refused(2, words, loss_of_sequences)
+
+
+def loss_in_16_bits(rank, world_size):
+    loss_of = partial(cross_entropy, ignore_index=1)
+    output = torch.zeros(2, 64, dtype=torch.bfloat16)
+    sgd.shared_loss(output, torch.zeros(2, dtype=torch.int64), 4, loss_of)
+
+
+def test_an_ignored_class_of_many_is_refused_in_16_bits_too(refused):
+    refused(2, "a sample of class 1 adds 0 to this loss", loss_in_16_bits)
 
 
 def test_a_mean_over_the_numbers_of_a_sample_is_refused(refused):

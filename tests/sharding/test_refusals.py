@@ -20,6 +20,7 @@ from mgpu_tutorial.sharding.blocks import (
 )
 from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer, clip_shards
 from mgpu_tutorial.shared.checkpoint import save
+from mgpu_tutorial.tensor_parallel.block import PLAN, new_block, parallelize
 
 
 class Tied(nn.Module):
@@ -456,6 +457,16 @@ def step_beside_a_layer(rank, world_size, make, of_its_own=False, apart=False):
 def of_own(rank):
     groups = [dist.new_group([i]) for i in range(dist.get_world_size())]
     return groups[rank]
+
+
+def share_out_parts(rank, world_size, as_model):
+    model = parallelize(new_block(), PLAN)
+    ShardedModel(model) if as_model else ShardedOptimizer(model.parameters(), SGD, lr=0.1)
+
+
+@pytest.mark.parametrize("as_model", [True, False])
+def test_parts_of_a_layer_are_not_replaced_by_rank_0s(refused, as_model):
+    refused(2, "is this rank's part of a layer", share_out_parts, as_model)
 
 
 def step_an_old_optimizer(rank, world_size, kind):

@@ -3,11 +3,13 @@
 import copy
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.optim import SGD
 
 from mgpu_tutorial.experts.parallel import ExpertParallel
 from mgpu_tutorial.sharding.stages import ShardedOptimizer
@@ -190,3 +192,16 @@ def save_a_cut_layer(rank, world_size):
 
 def test_rank_0_does_not_save_its_part_of_a_tensor_parallel_layer(refused):
     refused(2, "rank 0 would write its own part only", save_a_cut_layer, sent=True)
+
+
+def save_a_number_of_numpy(rank, world_size, folder):
+    model = nn.Linear(2, 2)
+    checkpoint.save(
+        f"{folder}/run.pt", model, SGD(model.parameters(), lr=0.1), best=np.float64(0.9)
+    )
+
+
+def test_what_could_not_be_loaded_again_is_not_saved(refused, tmp_path):
+    words = "best is a numpy.float64, and a checkpoint that has one can't be loaded again"
+    refused(2, words, save_a_number_of_numpy, str(tmp_path), sent=True)
+    assert list(tmp_path.iterdir()) == []

@@ -230,3 +230,12 @@ def in_another_group(rank, world_size, call):
 def test_a_group_without_this_rank_is_refused(refused, call):
     """torch's calls would return at once, and leave each rank with its own part."""
     refused(2, "isn't in the group that it was given", in_another_group, call, sent=True)
+
+
+def cut_a_fast_path(rank, world_size):
+    plan = {"linear1": ColumnParallelLinear, "linear2": RowParallelLinear}
+    parallelize(nn.TransformerEncoderLayer(8, 2, 16), plan)
+
+
+def test_a_layer_that_reads_its_weights_itself_in_eval_is_refused(refused):
+    refused(2, "is a TransformerEncoderLayer, whose fast path", cut_a_fast_path)
