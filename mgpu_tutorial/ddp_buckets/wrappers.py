@@ -12,7 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from mgpu_tutorial.shared.groups import copy_in_group, require_same, require_whole
 
@@ -91,6 +94,7 @@ def refuse_early_step(optimizer: Optimizer, *_: object) -> None:
 
 
 register_optimizer_step_pre_hook(refuse_early_step)
+register_optimizer_step_post_hook(refuse_early_step)  # of a closure that did not finish
 
 
 class NaiveDDP(nn.Module):

@@ -134,7 +134,8 @@ def take_step(
 
     `loss_of` takes the output and the targets of a micro-batch, and gives their mean loss,
     in which each sample counts once: with weights or an ignored label the mean of the
-    micro-batches is not that of the batch, and nobody asks.
+    micro-batches is not that of the batch, and nobody asks. An autocast around the call does
+    not reach the threads that compute: put it into the stages.
     """
     step = MicroBatchStep(model, images, labels, micro, loss_of)
     order(step)

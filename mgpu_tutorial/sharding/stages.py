@@ -66,7 +66,8 @@ class ShardedOptimizer:
     Takes groups too, `[{"params": [...], "lr": 0.1}, ...]`, as every optimizer does. What is
     frozen is left out, and stays as it is. All start from rank 0's values. An embedding with
     max_norm changes its weight in the forward, which no optimizer sees: leave it out.
-    All ranks give the same parameters in the same order, which has to be a list's.
+    All ranks give the same parameters in the same order, which has to be a list's. A
+    scheduler takes `.inner`, and on every rank the same numbers, such as the mean loss.
     `group` are the ranks that share the work, all by default.
     """
 

@@ -124,7 +124,8 @@ def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict
 
     Returns what was saved `also`; {} where there is no file yet. Raises ValueError, on every
     rank, for a file that cannot be read, for one whose values of `same` differ from those
-    given on a rank, for shards, and for a folder that cannot be written to.
+    given on a rank, for shards, and for a folder that cannot be written to. An optimizer's
+    state belongs to places in its list: give the parameters in the order of the save.
     """
     _refuse_shards(model, optimizer, "load_shards")
     box = [_read(path) if dist.get_rank() == 0 else {}]

@@ -221,6 +221,22 @@ def test_a_step_without_finish_is_refused_the_last_one_too(refused, has_finished
     refused(2, words, step_too_early, has_finished, sent=True)
 
 
+def step_by_closure(rank, world_size):
+    model = BucketedDDP(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure():
+        loss = model(torch.full((1, 2), rank + 1.0)).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def test_a_closure_that_does_not_finish_is_told_after_its_step(refused):
+    refused(2, "without finish_gradient_synchronization", step_by_closure, sent=True)
+
+
 def step_a_copy(rank, world_size, has_finished):
     """A deep copy in a group: its gradients are means, and its early step is refused."""
     torch.manual_seed(0)
