@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.experts.layer import Experts, drawn, require_experts, run_experts
-from mgpu_tutorial.shared.groups import size_of
+from mgpu_tutorial.shared.groups import require_whole, size_of
 from mgpu_tutorial.tensor_parallel.layers import Group
 
 
@@ -120,6 +120,7 @@ def require_copies(layer: Experts, copies: Group) -> None:
             f"copies of one, which makes {ranks} ranks only as a product: give the group of "
             "the ranks with this rank's experts, and of this rank alone without copies"
         )
+    require_whole([("up", layer.up), ("down", layer.down)], copies)
 
 
 def average_gradients(model: ExpertModel, copies: Group) -> None:

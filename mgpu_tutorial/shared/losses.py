@@ -18,9 +18,15 @@ def require_each_once(loss_of: Callable, output: Tensor, labels: Tensor) -> None
     rank sees the same, and other labels as they are.
     """
     if not labels.is_floating_point():
-        if bool((labels == -100).any()):
+        if bool((labels < 0).any()):
             raise ValueError(
-                "a label of -100 counts in no loss: leave it out, and out of `batch`"
+                f"a label of {int(labels.min())} counts in no loss: leave it out, and out of "
+                "`batch`"
+            )
+        if output.dim() > 1 and bool((labels >= output.shape[1]).any()):
+            raise ValueError(
+                f"a label of {int(labels.max())} is none of {output.shape[1]} classes: leave "
+                "out what counts in no loss, and out of `batch`"
             )
         if output.dim() > 1:
             require_equal_classes(loss_of, output.shape[1], output.dtype, output.device)
@@ -76,7 +82,7 @@ def require_mean_of_parts(
     except (RuntimeError, ValueError, IndexError, TypeError):
         return
     mean = sum(each) / len(each)
-    if not is_near(mean, whole, like["dtype"]):
+    if not is_near(mean, whole, like["dtype"], 2e-5):
         raise ValueError(
             f"the loss of made-up outputs is {whole:.4g}, and the mean of its "
             f"{len(parts)} micro-batches {mean:.4g}: give a loss that is the mean of its "
@@ -84,8 +90,8 @@ def require_mean_of_parts(
         )
 
 
-def is_near(found: float, expected: float, dtype: torch.dtype) -> bool:
+def is_near(found: float, expected: float, dtype: torch.dtype, within: float = 1e-3) -> bool:
     """True within the rounding of a sum in this dtype; NaN is near NaN."""
     pair = torch.tensor([found, expected], dtype=torch.float64, device="cpu")
-    rtol = 0.03 if dtype.itemsize == 2 else 1e-3
+    rtol = 0.03 if dtype.itemsize == 2 else within
     return bool(torch.isclose(*pair, rtol=rtol, atol=1e-8, equal_nan=True))

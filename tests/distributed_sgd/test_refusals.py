@@ -62,13 +62,15 @@ def test_a_batch_that_is_smaller_than_a_share_is_refused(refused, batch):
     refused(2, f"a batch of {batch} is less than this rank's 3 samples", loss, batch)
 
 
-def loss_of_an_ignored_label(rank, world_size):
-    sgd.shared_loss(torch.zeros(2, 3), torch.tensor([0, -100]), 4)
+def loss_of_an_ignored_label(rank, world_size, label):
+    loss_of = partial(cross_entropy, ignore_index=label)
+    sgd.shared_loss(torch.zeros(2, 3), torch.tensor([0, label]), 4, loss_of)
 
 
-def test_a_label_that_counts_in_no_loss_is_refused(refused):
+@pytest.mark.parametrize("label", [-100, -1, 255])
+def test_a_label_that_counts_in_no_loss_is_refused(refused, label):
     """The mean of one process leaves it out; a sum divided by the whole batch would not."""
-    refused(2, "a label of -100 counts in no loss", loss_of_an_ignored_label)
+    refused(2, f"a label of {label} ", loss_of_an_ignored_label, label)
 
 
 WEIGHT = torch.arange(1.0, 4.0)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.experts import layer
 from mgpu_tutorial.experts.parallel import (
@@ -77,6 +78,18 @@ def average_over(rank, world_size, experts, copies):
 def test_ranks_without_the_same_experts_are_no_copies(refused, experts, copies):
     words = "give the group of the ranks with this rank's experts"
     refused(2, words, average_over, experts, copies, sent=True)
+
+
+def average_over_the_other_dimension(rank, world_size):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "experts"))
+    model = ExpertModel(ExpertParallel(4, 2, mesh.get_group("experts")))
+    run(model)
+    average_gradients(model, mesh.get_group("experts"))
+
+
+def test_the_ranks_that_share_the_experts_are_no_copies(refused):
+    words = "`up` is this rank's part of a layer"
+    refused(4, words, average_over_the_other_dimension, sent=True)
 
 
 SCORES, ROWS = torch.ones(3, 4), torch.ones(3, 2)

@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 
 from mgpu_tutorial.distributed_sgd.sgd import new_model
 from mgpu_tutorial.mixed_precision import precision
+from mgpu_tutorial.sharding.stages import ShardedModel
 from mgpu_tutorial.shared.data import digits
 
 
@@ -144,3 +145,15 @@ def test_parameters_in_float16_are_refused_before_the_average(refused):
 def test_what_would_stay_scaled_is_not_clipped_with_the_rest(refused, words):
     name = "conv1.weight" if words == "no gradient" else ""
     refused(2, words, finish_a_part, name)
+
+
+def step_with_shards(rank, world_size):
+    model = ShardedModel(new_model()[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(sum(p.sum() for p in model.parameters())).backward()
+    precision.finish_step(model, optimizer, scaler)
+
+
+def test_shards_are_not_averaged_as_replicas(refused):
+    refused(2, "is this rank's part of a larger one", step_with_shards, sent=True)
