@@ -20,7 +20,7 @@ def page() -> str:
     lines = [
         "# Published steps, and what the cost model says",
         "",
-        "The rows of [22 Step time](../notebooks/22_step_time.ipynb), in the authors'",
+        "The rows of [23 Step time](../notebooks/23_step_time.ipynb), in the authors'",
         "units, per GPU. All errors are of the rate: above 0 we predict too fast a step. The",
         "*null guess* keeps the rate per GPU of the fitted row.",
         "Plans and shapes are in `mgpu_tutorial/step_time/published.json`.",
