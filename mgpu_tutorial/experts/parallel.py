@@ -66,6 +66,13 @@ def require_share(experts: int, ranks: int) -> None:
         raise ValueError(f"{experts} experts on {ranks} ranks: use a multiple of {ranks}")
 
 
+def share_in(layer: Experts, group: Group) -> None:
+    """Note the group on the layer, and on its experts that no other rank has them."""
+    layer.group = group
+    for parameter in (layer.up, layer.down):
+        parameter.own, parameter.group = True, group
+
+
 class ExpertParallel(Experts):
     """The same layer, but each rank of the group keeps only its share of the experts."""
 
@@ -73,11 +80,9 @@ class ExpertParallel(Experts):
         super().__init__(experts, k)
         rank, ranks = dist.get_rank(group), size_of(group)
         require_share(experts, ranks)
-        self.group = group
         self.up = nn.Parameter(self.up.detach().chunk(ranks)[rank].clone())
         self.down = nn.Parameter(self.down.detach().chunk(ranks)[rank].clone())
-        for parameter in (self.up, self.down):
-            parameter.own, parameter.group = True, group  # no other rank has these
+        share_in(self, group)
 
     def answer(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         rows = x.repeat_interleave(self.k, dim=0)
