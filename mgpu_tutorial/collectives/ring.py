@@ -88,6 +88,7 @@ def check_in_place(*tensors: torch.Tensor) -> None:
 
 def naive_all_reduce(tensor: torch.Tensor) -> None:
     """Sum `tensor` (in place) on rank 0 and send the sum to everybody."""
+    check_in_place(tensor)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank > 0:
         dist.send(tensor, dst=0)

@@ -61,6 +61,16 @@ def parallel_apply(
         return list(threads.map(run, replicas, inputs))
 
 
+def require_tensors_of_rows(inputs: Sequence[torch.Tensor]) -> None:
+    """TypeError for an input that has no rows to hand out, such as a tuple or a number."""
+    for each in inputs:
+        if not isinstance(each, torch.Tensor) or each.dim() == 0:
+            raise TypeError(
+                f"an input of type {type(each).__name__} can't be cut into pieces: give "
+                "tensors of rows, each as an argument of its own"
+            )
+
+
 class DataParallel(nn.Module):
     """The first device hands out pieces and copies, all compute, the first one collects."""
 
@@ -71,6 +81,7 @@ class DataParallel(nn.Module):
         self.module, self.devices = module, devices
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        require_tensors_of_rows(inputs)
         rows = [len(each) for each in inputs]
         if len(set(rows)) != 1:
             raise ValueError(f"all inputs must have equally many rows, got {rows}")

@@ -63,6 +63,11 @@ def require_gradients(
                 "not know: first freeze, thaw and replace, then wrap"
             )
         if parameter.requires_grad and parameter not in ready:
+            if getattr(parameter, "awaits_mean", False):
+                raise RuntimeError(
+                    f"`{name}` has a gradient that was never sent, because each backward was "
+                    "inside no_sync: leave the last one outside, as accumulate does"
+                )
             raise RuntimeError(
                 f"`{name}` got no gradient, so it has no mean: every rank must use each "
                 "trained parameter in every forward, if need be times zero, or freeze it "
@@ -103,7 +108,8 @@ class NaiveDDP(nn.Module):
     `group` are the ranks that train this model together; None is all of them. They start
     alike once, here: load into the module before it is wrapped, or on all ranks. A step
     without `finish_gradient_synchronization` isn't noticed here, and BucketedDDP refuses it.
-    Clip after it, when the gradients are means.
+    Clip after it, when the gradients are means. gloo adds up before it divides, so float16
+    gradients whose sum is above 65,504 become inf, however small their mean.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:

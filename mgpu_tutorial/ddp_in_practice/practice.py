@@ -27,13 +27,14 @@ Part = torch.Tensor | Sequence[torch.Tensor]  # samples, or samples and labels
 
 def samples_in(part: Part) -> int:
     """The samples of a part: the rows of a tensor, or of the first of several tensors."""
-    if not isinstance(part, torch.Tensor | Sequence):
-        kind = type(part).__name__
+    first = part[0] if isinstance(part, tuple | list) and part else part
+    if not isinstance(first, torch.Tensor):
+        kind = type(part).__name__ + (f" of {type(first).__name__}" * (first is not part))
         raise TypeError(
             f"a part is a {kind}: expected a tensor, or a tuple of tensors such as images "
             "and labels"
         )
-    return len(part if isinstance(part, torch.Tensor) else part[0])
+    return len(first)
 
 
 def require_same_sizes(model: nn.Module, sizes: list[int]) -> None:

@@ -35,6 +35,7 @@ def as_signs(
     group: dist.ProcessGroup | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """The ranks keep only the signs of a gradient, and the mean size of its numbers."""
+    size_of(group)  # refuses what is no group, such as another hook's dictionary
     for gradient in bucket.gradients():
         gradient.copy_(gradient.sign() * gradient.abs().mean())
     return allreduce_hook(group, bucket)
@@ -49,8 +50,8 @@ def signs_with_feedback(
 
     Karimireddy and others, 2019, https://arxiv.org/abs/1901.09847.
     """
-    if rest is None:
-        raise ValueError("rest is None: give register_comm_hook a dictionary of its own, {}")
+    if not isinstance(rest, dict):
+        raise TypeError(f"{rest=}: give register_comm_hook a dictionary of its own, {{}}")
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
         wanted = gradient + rest.get(parameter, 0)
         sent = wanted.sign() * wanted.abs().mean()

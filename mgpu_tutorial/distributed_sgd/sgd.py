@@ -29,8 +29,8 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) 
         raise RuntimeError(f"{what}: its loss must use them, or freeze them on all ranks")
     ranks = size_of(group)
     for parameter in trained:
+        parameter.grad /= ranks  # first: in float16 a sum ends at 65,504
         dist.all_reduce(parameter.grad, group=group)
-        parameter.grad /= ranks
 
 
 def shared_loss(

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from mgpu_tutorial.collectives import ring
 
+both = pytest.mark.parametrize("method", [ring.ring_all_reduce, ring.naive_all_reduce])
 HALVES = [ring.reduce_scatter_ring, ring.all_gather_ring]
 
 
@@ -28,23 +29,26 @@ def test_a_chunk_lies_in_one_place(half, refused):
     refused(2, "copy it back", strided, half)
 
 
-def sum_of(rank, world_size, make):
-    ring.ring_all_reduce(make())
+def sum_of(rank, world_size, method, make):
+    method(make())
 
 
+@both
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_tensor_that_is_not_contiguous_is_not_summed(count, refused):
-    refused(count, "copy it back", sum_of, lambda: torch.ones(3, 4).t())
-    refused(count, "copy it back", sum_of, lambda: torch.ones(8)[::2])
+def test_a_tensor_that_is_not_contiguous_is_not_summed(method, count, refused):
+    refused(count, "copy it back", sum_of, method, lambda: torch.ones(3, 4).t())
+    refused(count, "copy it back", sum_of, method, lambda: torch.ones(8)[::2])
 
 
-def test_a_tensor_that_autograd_records_is_not_summed(refused):
-    refused(2, "sum its .grad", sum_of, lambda: torch.ones(5, requires_grad=True))
+@both
+def test_a_tensor_that_autograd_records_is_not_summed(method, refused):
+    refused(2, "sum its .grad", sum_of, method, lambda: torch.ones(5, requires_grad=True))
 
 
-def test_truths_are_not_summed(refused):
+@both
+def test_truths_are_not_summed(method, refused):
     words = "a sum of torch.bool counts nothing: sum tensor.int()"
-    refused(2, words, sum_of, lambda: torch.ones(5, dtype=torch.bool))
+    refused(2, words, sum_of, method, lambda: torch.ones(5, dtype=torch.bool))
 
 
 def sum_in(rank, world_size, members):
@@ -84,7 +88,7 @@ SHAPES = [(0,), (), (1,), (2,), (7,), (5, 3), (2, 1, 3)]
 DTYPES = [torch.int64, torch.int8, torch.float16, torch.bfloat16, torch.float64]
 
 
-@pytest.mark.parametrize("method", [ring.ring_all_reduce, ring.naive_all_reduce])
+@both
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_the_sum_of_any_shape_and_dtype_twice_in_a_row(method, count, ranks):
     every = [(shape, torch.float32) for shape in SHAPES] + [((7,), d) for d in DTYPES]

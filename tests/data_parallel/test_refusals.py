@@ -17,6 +17,14 @@ def test_inputs_of_other_lengths_are_refused(d):
         assert str(refused.value) == f"all inputs must have equally many rows, got {rows}"
 
 
+@pytest.mark.parametrize("other", [0.5, (torch.ones(4, 2),), None, torch.tensor(1.0), "x"])
+def test_an_input_that_is_no_tensor_of_rows_is_refused(d, other):
+    kind = type(other).__name__
+    for inputs in ((torch.ones(4, 2), other), (other,)):
+        with pytest.raises(TypeError, match=f"an input of type {kind} can't be cut"):
+            wrapper.DataParallel(nn.Bilinear(2, 2, 1).to(d[0]), d)(*inputs)
+
+
 @pytest.mark.parametrize("named", [[], ["cpu", "cpu"]])
 def test_a_device_has_one_replica(named):
     """Two on one would share the running statistics of a BatchNorm and move them twice."""

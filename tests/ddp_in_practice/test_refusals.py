@@ -75,13 +75,26 @@ def test_a_label_that_counts_in_no_mean_is_refused(refused):
     refused(2, "a label of -100 does not count in the mean", accumulate_ignored, sent=True)
 
 
-def dictionaries(rank, world_size):
+def accumulate_others(rank, world_size, part):
     model = practice.AccumulatingDDP(nn.Linear(3, 1))
-    practice.accumulate(model, [{"x": torch.ones(2, 3)}] * 2, sum_of_outputs)
+    practice.accumulate(model, [part] * 2, sum_of_outputs)
 
 
-def test_a_part_that_is_no_tensor_is_refused(refused):
-    refused(2, "a part is a dict: expected a tensor, or a tuple", dictionaries, sent=True)
+@pytest.mark.parametrize(
+    "kind, part",
+    [
+        ("dict", {"x": torch.ones(2, 3)}),
+        ("str", "images.pt"),
+        ("list of str", ["1.png", "2.png"]),
+        ("tuple of str", ("1.png", torch.ones(2))),
+        ("list of int", [1, 2, 3]),
+        ("tuple", ()),
+        ("int", 3),
+    ],
+)
+def test_a_part_that_is_no_tensor_is_refused(refused, kind, part):
+    words = f"a part is a {kind}: expected a tensor, or a tuple"
+    refused(2, words, accumulate_others, part, sent=True)
 
 
 def gradient_of_a_generator(rank, world_size, wrapper):
@@ -129,7 +142,7 @@ def step_wrongly(rank, world_size, mistake):
 
 
 MISTAKES = {
-    "all inside": "`weight` got no gradient",
+    "all inside": "`weight` has a gradient that was never sent, because each backward",
     "first outside": "a second backward before finish_gradient_synchronization",
 }
 

@@ -33,6 +33,18 @@ def test_feedback_without_a_dictionary_is_refused(refused):
     refused(2, says, step, hooks.signs_with_feedback, None, sent=True)
 
 
+@pytest.mark.parametrize(
+    "hook, state, says",
+    [
+        (hooks.as_signs, {}, "{} is no process group"),
+        (hooks.as_bfloat16, {}, "{} is no process group"),
+        (hooks.signs_with_feedback, [0, 1], "give register_comm_hook a dictionary"),
+    ],
+)
+def test_the_state_of_another_hook_is_refused(refused, hook, state, says):
+    refused(2, says, step, hook, state, sent=True)
+
+
 def signs(gradient):
     return gradient.sign() * gradient.abs().mean()
 

@@ -52,6 +52,19 @@ def test_the_mean_is_right_and_what_is_frozen_stays_without_gradient(ranks, worl
     assert ranks(world_size, average, kind).results == [expected] * world_size
 
 
+def average_in_float16(rank, world_size):
+    layer = nn.Linear(2, 1, bias=False).half()
+    layer.weight.grad = torch.full_like(layer.weight, 40_000)
+    sgd.average_gradients(layer)
+    return layer.weight.grad.tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_mean_stays_where_the_sum_of_float16_would_be_infinite(ranks, world_size):
+    expected = [[40_000.0, 40_000.0]]
+    assert ranks(world_size, average_in_float16).results == [expected] * world_size
+
+
 def loss(rank, world_size, batch):
     output = torch.zeros(3, 10, requires_grad=True)
     return sgd.shared_loss(output, torch.zeros(3, dtype=torch.int64), batch).item()
