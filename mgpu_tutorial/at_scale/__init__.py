@@ -1,9 +1,11 @@
 """At scale: which plan for a cluster that nobody has here, and what limits it.
 
 `planner.py`      all plans for a model and a cluster, ranked
+`commands.py`     a plan as flags of Megatron-LM and torchtitan
 `world.py`        the real code of a rank of 16,384, in one process
 `averaging.py`    an all-reduce that knows its nodes, and models averaged every few steps
-`figures.py`      apparatus: a film, and tables
+`failures.py`     what failures cost on so many GPUs
+`figures.py`      apparatus: a film, a map, a table
 
 From a terminal: `python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512`.
 """

@@ -2,14 +2,22 @@
 
 python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512
 python -m mgpu_tutorial.at_scale --params 405e9 --gpus 16384 --sequence 8192 --between 25
+python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512 --flags megatron
 """
 
 import argparse
 import math
 import sys
 
-from mgpu_tutorial.at_scale.figures import plan_table, with_network
-from mgpu_tutorial.at_scale.planner import TIE, USABLE, plans, rank_plans
+from mgpu_tutorial.at_scale import commands
+from mgpu_tutorial.at_scale.planner import (
+    TIE,
+    USABLE,
+    plan_table,
+    plans,
+    rank_plans,
+    with_network,
+)
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import model_of
 
@@ -28,6 +36,8 @@ def main(words: list[str] | None = None) -> int:
     add("--between", type=float, help="GB/s per GPU and direction between nodes")
     add("--tokens", type=float, default=1e12, help="tokens to train on (1e12)")
     add("--price", type=float, default=2.0, help="per GPU and hour (2.0)")
+    programs = {"megatron": commands.megatron, "torchtitan": commands.torchtitan}
+    add("--flags", choices=programs, help="print the best plan as flags of this program")
     given = parser.parse_args(words)
     for name, value in vars(given).items():
         if isinstance(value, int | float) and not 0 < value < math.inf:
@@ -53,6 +63,12 @@ def main(words: list[str] | None = None) -> int:
         print(f"No plan {fits if any(plans(*asked)) else shares}.")
         return 1
     print(plan_table(choices[:8]))
+    if given.flags:
+        try:
+            command = programs[given.flags](model, choices[0].plan, given.batch)
+        except ValueError as error:
+            parser.error(str(error))
+        print(f"\n{command}")
     hours = given.tokens / (choices[0].step.tokens_per_second * given.gpus) / 3600
     cost = hours * given.gpus * given.price
     print(

@@ -1,10 +1,11 @@
 """Which plan? All of them for a model, a cluster and a batch, ranked by their seconds."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
+from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.shared.cost_model.machines import Cluster
 from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, check_model
@@ -113,3 +114,24 @@ def order(one: tuple[Plan, PredictedStep]) -> tuple:
     plan, step = one
     simple = plan.zero, plan.pp, plan.cp, plan.ep, plan.tp, plan.interleaving
     return round(step.seconds, 9), *simple
+
+
+def plan_table(choices: Sequence[Choice]) -> Table:
+    """The ranked plans as an engineer reads them; plans that tie have an equals sign."""
+    rows = []
+    for rank, plan, step in choices:
+        ties = sum(other.rank == rank for other in choices) > 1
+        row = [f"{rank}=" if ties else f"{rank}", str(plan), f"ZeRO {plan.zero}"]
+        row += [f"{plan.micro_batch} × {plan.interleaving}", plan.recompute]
+        row += [step.seconds, step.tflops, step.mfu, step.memory.total / 1e9]
+        rows.append([*row, step.bottleneck])
+    columns = {"place": "", "plan": "", "state": "", "micro × v": "", "recompute": ""}
+    columns |= {"s": ".2f", "TFLOP/s": ".0f", "MFU": ".0%", "GB": ".0f", "bottleneck": ""}
+    return formatted(columns, rows)
+
+
+def with_network(cluster: Cluster, gigabytes: float) -> Cluster:
+    """The same cluster with `gigabytes` per second, GPU and direction between its nodes."""
+    if not gigabytes > 0:
+        raise ValueError(f"a network of {gigabytes} GB/s carries nothing: take more than 0")
+    return cluster._replace(between=cluster.between._replace(bandwidth=gigabytes * 1e9))

@@ -11,11 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from mgpu_tutorial.at_scale import __main__ as terminal
-from mgpu_tutorial.at_scale import figures, planner
+from mgpu_tutorial.at_scale import commands, failures, figures, planner
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import Model, model_of
 from mgpu_tutorial.shared.cost_model.step import predict_step
 
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "estimates.md").read_text("utf-8")
+NOTEBOOK = nbformat.read(next((ROOT / "notebooks").glob("*_at_scale.ipynb")), as_version=4)
+CELLS = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
 H100 = CLUSTERS["H100"]
 SMALL = model_of(7e9)
 
@@ -104,25 +108,55 @@ def test_what_is_lost_by_hand():
     hours = 54 * 24 / 419 / 4
     minutes = math.sqrt(2 * 0.5 * hours * 60)
     lost = 0.5 / minutes + minutes / 2 / (hours * 60) + 5 / (hours * 60)
-    row = figures.failure_table(30, 300, [4 * 16_384]).rows[0]
-    expected = f"{hours:.1f}", f"{minutes:.0f}", f"{lost:.1%}", f"{5 / (hours * 60):.1%}"
-    assert row == ["65,536", *expected]
+    found = failures.lost(4 * 16_384, save=30, restart=300)
+    expected = 3600 * hours, 60 * minutes, lost, 5 / (hours * 60)
+    assert tuple(found) == pytest.approx(expected)
 
 
-def test_each_answer_is_what_its_line_of_arithmetic_gives():
+@pytest.mark.parametrize("count, text", [(25, PAGE), (4, CELLS)], ids=["page", "notebook"])
+def test_each_answer_is_what_its_line_of_arithmetic_gives(count, text):
     """`6 · 4,096 = **24,576 tokens**`, with powers of ten in raised digits."""
-    path = next((Path(__file__).parents[2] / "notebooks").glob("*_at_scale.ipynb"))
-    text = nbformat.read(path, as_version=4).cells[3].source
     text = re.sub("10([⁰¹²³⁴-⁹]+)", lambda m: f"10**{raised(m[1])}", text)
     text = text.replace(",", "").replace("·", "*").replace("√", "math.sqrt")
     lines = re.findall(r"^(\d+)\. (?:.*: )?(.*) = \*\*([\d.* ]*\d)", text, re.M)
-    assert [int(number) for number, *_ in lines] == list(range(1, 26))
+    assert [int(number) for number, *_ in lines] == list(range(1, count + 1))
     for _, working, answer in lines:
         assert eval(answer) == pytest.approx(eval(working), rel=5e-3), working
 
 
 def raised(digits):
     return digits.translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789"))
+
+
+# The map
+
+
+def test_the_map_has_the_fastest_of_each_tp_and_pp():
+    choices = planner.rank_plans(SMALL, H100, 16, 64)
+    drawing = figures.plan_map(choices)
+    seconds = {}
+    for choice in choices:
+        key = choice.plan.tp, choice.plan.pp
+        seconds[key] = min(choice.step.seconds, seconds.get(key, math.inf))
+    for line in drawing.text.splitlines()[2:]:
+        _, tp, *cells = re.split(r" +", line.replace("no plan", "-"))
+        columns = drawing.text.splitlines()[1].split("PP ")[1:]
+        for pp, cell in zip(map(int, columns), cells, strict=True):
+            found = seconds.pop((int(tp), pp), None)
+            assert cell == ("-" if found is None else f"{found:.1f}")
+            assert found is None or f">{found:.1f}</text>" in drawing.svg()
+    assert not seconds
+
+
+def test_what_is_written_on_a_colour_can_be_read():
+    """At least 4.5 to 1, as WCAG 2.1 AA asks for."""
+    for hundredth in range(101):
+        fill = figures.mixed(hundredth / 100)
+        light = [int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in light]
+        light = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+        ink = 1.0 if hundredth < 50 else 0.0103  # white, and #1a1a1a
+        assert (max(light, ink) + 0.05) / (min(light, ink) + 0.05) >= 4.5, hundredth
 
 
 # The command line
@@ -145,6 +179,17 @@ def test_the_terminal_prints_plans_days_and_cost(capsys):
     assert f"2e+12 tokens with the first: {cost}" in out
     code, out = run(capsys, "--sequence", "131072", "--batch", "16", "--context", "8")
     assert code == 0 and "CP 4" in out
+
+
+@pytest.mark.parametrize(
+    "name, flag",
+    [("megatron", "--seq-length 2048"), ("torchtitan", "--training.seq_len=2048")],
+)
+def test_the_terminal_prints_the_best_plan_as_flags(capsys, name, flag):
+    code, out = run(capsys, "--flags", name)
+    best = planner.rank_plans(SMALL, H100, 64, 512)[0].plan
+    assert code == 0 and flag in out
+    assert str(getattr(commands, name)(SMALL, best, 512)) in out
 
 
 @pytest.mark.parametrize(
@@ -177,6 +222,7 @@ def test_a_network_changes_its_rate_and_not_its_latency(capsys):
         (["--gpus", "0"], "--gpus: must be a number above 0, got 0"),
         (["--gpus", "1000000007"], "--gpus: more than a million are not planned"),
         (["--between", "nan"], "--between: must be a number above 0"),
+        (["--flags", "deepspeed"], "invalid choice: 'deepspeed'"),
     ],
 )
 def test_the_terminal_refuses_what_makes_no_sense(capsys, words, message):

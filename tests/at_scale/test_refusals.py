@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from mgpu_tutorial.at_scale import averaging, figures, planner
-from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.at_scale import averaging, failures, figures, planner, world
+from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import model_of
 from mgpu_tutorial.step_time import published
+from tests.at_scale.test_world import STAGE
 
 H100, SMALL = CLUSTERS["H100"], model_of(7e9)
 
@@ -70,8 +71,9 @@ def test_models_that_would_end_apart_are_refused(refused, words, every, shape):
     ],
 )
 def test_a_world_that_cannot_be_is_refused(mesh, words):
+    given = world.two_steps, 1, mesh, STAGE
     with pytest.raises(RankFailed, match=f"ValueError: .*{words}"):
-        figures.second_step(mesh)
+        launch(*given, backend="none", device="cpu", trace=True)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +90,11 @@ def test_a_world_that_cannot_be_is_refused(mesh, words):
             lambda: planner.rank_plans(SMALL._replace(heads=0), H100, 8, 8),
             "heads must be a whole number",
         ),
-        (lambda: figures.with_network(H100, 0), "a network of 0 GB/s carries nothing"),
-        (lambda: figures.with_network(H100, -1), "a network of -1 GB/s carries nothing"),
-        (lambda: figures.all_reduce_table([8], 100, H100), "take a multiple of the 8"),
-        (lambda: figures.failure_table(0, 300, [256]), "both times must be above 0"),
-        (lambda: figures.failure_table(9, 300, [0]), "GPUs must be a whole number"),
+        (lambda: planner.with_network(H100, 0), "a network of 0 GB/s carries nothing"),
+        (lambda: planner.with_network(H100, -1), "a network of -1 GB/s carries nothing"),
+        (lambda: failures.lost(256, 0, 300), "both times must be above 0"),
+        (lambda: failures.lost(0, 9, 300), "GPUs must be a whole number"),
+        (lambda: figures.plan_map([]), "give what rank_plans returned"),
         (lambda: published.predict("nemo"), "no rows of 'nemo', but of Megatron"),
     ],
 )
