@@ -15,7 +15,7 @@ TORCHTITAN = "0014ac2ca45ae15db6706b4f5cc3e67546c98885"  # torchtitan/config/con
 
 
 class Command(NamedTuple):
-    """Flags by what they decide; notes say where the program does something else than the plan.
+    """Flags by what they decide; notes say where a program does something else than the plan.
 
     It prints as lines of a shell script, the notes as comments above them.
     """
