@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.shared.cost_model.links import require_whole
-from mgpu_tutorial.shared.cost_model.machines import Cluster
+from mgpu_tutorial.shared.cost_model.machines import USABLE, Cluster, check_cluster
 from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, check_model
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 
 TIE = 0.05  # about the error of a prediction where the program has a fitted row
-USABLE = 0.90  # of the memory: what was measured is up to 9 % above the estimate
 
 
 class Choice(NamedTuple):
@@ -55,8 +54,8 @@ def plans(
     only 0 and 1 are tried; without replicas there is nothing to shard.
     """
     check_model(model)
-    sizes = {"gpus": gpus, "batch": batch, "context": context}
-    for name, size in (sizes | {"gpus_per_node": cluster.gpus_per_node}).items():
+    check_cluster(cluster)
+    for name, size in {"gpus": gpus, "batch": batch, "context": context}.items():
         require_whole(name, size)
     tensor = 2 * cluster.gpus_per_node
     for tp, pp, cp, dp, ep in splits(gpus, tensor, context, model.experts):

@@ -10,6 +10,7 @@ import torch
 from mgpu_tutorial.lab import RankFailed, Table, launch
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.shared.cost_model.failures import best_interval
+from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.survival import elastic
 from mgpu_tutorial.when_it_breaks.figures import shell
 
@@ -75,4 +76,5 @@ def on_other_ranks(
 
 def best_minutes(save: float, gpus: int) -> float:
     """How often to save on so many of the 16,384 GPUs, which failed 419 times in 54 days."""
+    require_whole("gpus", gpus)
     return best_interval(save, 54 * 24 * 60 / 419 * 16384 / gpus)

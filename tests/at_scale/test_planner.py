@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from mgpu_tutorial.at_scale import __main__ as terminal
 from mgpu_tutorial.at_scale import commands, failures, figures, planner
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
-from mgpu_tutorial.shared.cost_model.plans import Model, model_of
+from mgpu_tutorial.shared.cost_model.plans import Model, Plan, model_of
 from mgpu_tutorial.shared.cost_model.step import predict_step
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +74,26 @@ def test_every_plan_that_can_be_run_is_tried_once(
     for plan in plans:
         assert plan.ranks == gpus
         predict_step(model, cluster, plan, batch)
+
+
+@given(
+    layers=some.integers(1, 14),
+    sizes=some.tuples(*[some.integers(1, 8)] * 5),
+    interleaving=some.integers(1, 4),
+    batch=some.integers(1, 64),
+)
+@example(layers=4, sizes=(1, 6, 1, 1, 1), interleaving=1, batch=8)
+def test_a_step_is_priced_where_the_plan_can_be_run(layers, sizes, interleaving, batch):
+    """The page's rules and those of the cost model, which names the one that is broken."""
+    tp, pp, dp, micro_batch, cp = sizes
+    plan = Plan(tp, pp, dp, micro_batch, interleaving if pp > 1 else 1, cp=cp)
+    model = Model(layers, 512, 8, sequence=24)
+    try:
+        predict_step(model, H100, plan, batch)
+    except ValueError:
+        assert not planner.can_run(model, plan, batch)
+    else:
+        assert planner.can_run(model, plan, batch)
 
 
 @pytest.mark.parametrize(

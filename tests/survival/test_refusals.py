@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_tutorial.survival import elastic
+from mgpu_tutorial.survival import elastic, figures
 
 
 def indices(rank, world_size, *given):
@@ -58,6 +58,20 @@ def test_what_is_not_the_same_run_is_refused(
     ranks(2, elastic.train, folder, elastic.resume_or_start, 6)
     given = folder, elastic.resume_or_start, steps
     refused(world_size, words, elastic.train, *given, sent=True)  # rank 0 sends the file
+
+
+@pytest.mark.parametrize(
+    "save, gpus, words",
+    [
+        (3, 0, "gpus must be a whole number, 1 or more, got 0"),
+        (3, "1024", "gpus must be a whole number"),
+        (1024, 3000, "`save` must be the shorter of the two, in the same unit"),
+        (-3, 1024, "both times must be above 0"),
+    ],
+)
+def test_a_run_that_never_ends_a_checkpoint_has_no_interval(save, gpus, words):
+    with pytest.raises(ValueError, match=words):
+        figures.best_minutes(save, gpus)
 
 
 @pytest.mark.parametrize("number", [0, "3", 1.5])

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from mgpu_tutorial.shared.cost_model.links import Link, require_message, require_whole
 
 LINK_SHARE = 0.70  # of a link's nominal bandwidth, reached by collectives; set, not fitted
+USABLE = 0.90  # of the memory: what was measured is up to 9 % above the estimate
 MEMORY_SHARE = 0.85  # of the memory's nominal bandwidth; set, not fitted
 
 
@@ -49,6 +50,11 @@ class Cluster(NamedTuple):
 
 def check_cluster(cluster: Cluster) -> None:
     """ValueError, with the name of the field, for a GPU or cluster that cannot be."""
+    if not isinstance(cluster, Cluster):
+        known = ", ".join(CLUSTERS)
+        raise ValueError(
+            f"cluster must be a Cluster: CLUSTERS has {known}, got {cluster!r:.60}"
+        )
     gpu = cluster.gpu
     for name in ("peak", "memory", "memory_bandwidth", "matmul_efficiency"):
         if not (value := getattr(gpu, name)) > 0:

@@ -1,5 +1,7 @@
 """Transformers by their shape, plans that share them out over ranks, and a GPU's bytes."""
 
+import math
+from numbers import Real
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.links import require_whole
@@ -86,9 +88,15 @@ class Model(NamedTuple):
 
 
 def model_of(parameters: float, sequence: int = 2048, vocabulary: int = 51_200) -> Model:
-    """A model of about so many parameters, from 50 million, in the proportions of GPT-3."""
-    if not parameters >= 5e7:
-        raise ValueError(f"parameters must be 50 million or more, got {parameters:g}")
+    """A model of about so many parameters, from 50 million, in the proportions of GPT-3.
+
+    Raises ValueError for fewer, and for what is no number, such as "7B".
+    """
+    if not (isinstance(parameters, Real) and 5e7 <= parameters < math.inf):
+        raise ValueError(
+            f"parameters must be a number of 50 million or more, such as 7e9, got "
+            f"{parameters!r}"
+        )
     require_whole("sequence", sequence)
     require_whole("vocabulary", vocabulary)
     hidden = max(512, 128 * round((parameters * 128 / 12) ** (1 / 3) / 128))
@@ -164,6 +172,11 @@ WIDTHS = ("layers", "hidden", "heads", "sequence", "vocabulary", "experts", "act
 
 def check_model(model: Model) -> None:
     """Raises ValueError for a shape that no transformer has."""
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"model must be a Model, such as model_of(7e9) or Model(layers, hidden, heads), "
+            f"got {model!r:.60}"
+        )
     for name in WIDTHS:
         require_whole(name, getattr(model, name))
     for name in ("kv_heads", "ffn"):  # 0 stands for the usual
@@ -176,8 +189,16 @@ def check_model(model: Model) -> None:
 
 
 def check_plan(model: Model, plan: Plan, batch: int) -> None:
-    """Raises ValueError where the plan cannot be run with this model and batch."""
+    """Raises ValueError where the plan cannot be run with this model and batch.
+
+    Heads, tokens (by zig-zag), sequences and layers must divide into equal shares; stages may
+    count embedding and head as layers. An interleaved pipeline takes its micro-batches in
+    rounds of `pp`, and may give embedding and head a stage of their own.
+    """
     check_model(model)
+    if not isinstance(plan, Plan):
+        raise ValueError(f"plan must be a Plan, such as Plan(tp=8, dp=2), got {plan!r:.60}")
+    require_whole("batch", batch)
     for name in SIZES:
         require_whole(name, getattr(plan, name))
     if plan.recompute not in RECOMPUTATIONS:
@@ -193,14 +214,22 @@ def check_plan(model: Model, plan: Plan, batch: int) -> None:
         raise ValueError(f"a batch of {batch} does not divide into micro-batches: {rest}")
     if model.heads % plan.tp:
         raise ValueError(f"tp = {plan.tp} does not divide {model.heads} heads")
-    if plan.pp > 1 and stages > model.layers + 2:  # embedding and head may have their own
-        raise ValueError(f"{model.layers} layers do not make {stages} stages")
     if plan.pp == 1 and plan.interleaving > 1:
         raise ValueError(f"interleaving = {plan.interleaving} needs a pipeline, and pp is 1")
+    ends = 2 if plan.interleaving > 1 else 0  # embedding and head may have their own
+    if stages > model.layers + ends:
+        raise ValueError(f"{model.layers} layers do not make {stages} stages")
+    if model.layers % stages and (model.layers + 2) % stages:
+        both = "with embedding and head or without"
+        raise ValueError(f"{model.layers} layers make no {stages} equal stages, {both}")
+    if plan.interleaving > 1 and batch % (least * plan.pp):
+        rounds = f"interleaving takes micro-batches in rounds of pp = {plan.pp}"
+        raise ValueError(f"{rounds}, and a batch of {batch} makes {batch // least}")
     if plan.dp % plan.ep or model.experts % plan.ep:
         raise ValueError(f"ep = {plan.ep} does not divide dp and {model.experts} experts")
-    if model.sequence % plan.cp:
-        raise ValueError(f"cp = {plan.cp} does not divide {model.sequence} tokens")
+    if plan.cp > 1 and model.sequence % (2 * plan.cp):
+        parts = f"{2 * plan.cp} equal parts, two for each rank of cp = {plan.cp}"
+        raise ValueError(f"{model.sequence} tokens do not divide into {parts}")
 
 
 class Memory(NamedTuple):

@@ -18,13 +18,12 @@ import math
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.links import all_gather_seconds, all_to_all_seconds
-from mgpu_tutorial.shared.cost_model.machines import Cluster, check_cluster
+from mgpu_tutorial.shared.cost_model.machines import USABLE, Cluster, check_cluster
 from mgpu_tutorial.shared.cost_model.plans import (
     WEIGHT,
     Memory,
     Model,
     Plan,
-    check_plan,
     memory_of,
     saved_bytes,
 )
@@ -40,7 +39,8 @@ class PredictedStep(NamedTuple):
 
     `tflops` per GPU and `mfu` count the model's own operations, `hfu` also those that are
     computed again; `tokens_per_second` are per GPU, and `memory` is in bytes, by kind. The
-    `bottleneck` is the largest part apart from the matrix products.
+    `bottleneck` is the largest part apart from the matrix products. A step that would need
+    more than `USABLE` of a GPU's memory is priced too, and for it `fits` is False.
     """
 
     seconds: float
@@ -51,13 +51,14 @@ class PredictedStep(NamedTuple):
     tokens_per_second: float
     memory: Memory
     bottleneck: str
+    fits: bool
 
 
 def predict_step(model: Model, cluster: Cluster, plan: Plan, batch: int) -> PredictedStep:
     """A step on a batch of so many sequences, for a rank with the mean share of layers.
 
     Raises ValueError where the plan cannot be run, as with more replicas than sequences, and
-    for a cluster whose rates are not above 0.
+    for a cluster whose rates are not above 0. Whether it `fits` into memory the step tells.
     """
     check_cluster(cluster)
     return step_on(model, cluster, plan, batch)
@@ -68,7 +69,7 @@ def step_on(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Predicted
 
     It does so where the messages alone take longer than the measured step.
     """
-    check_plan(model, plan, batch)
+    memory = memory_of(model, plan, batch)
     micro_batches = plan.micro_batches(batch)
     one = micro_batch_seconds(model, cluster, plan)
     slot = sum(one.values())
@@ -95,8 +96,9 @@ def step_on(model: Model, cluster: Cluster, plan: Plan, batch: int) -> Predicted
         mfu=flops / cluster.gpu.peak,
         hfu=rate * hardware_flops(model, plan) / cluster.gpu.peak,
         tokens_per_second=rate,
-        memory=memory_of(model, plan, batch),
+        memory=memory,
         bottleneck=max(list(parts)[1:], key=parts.get),
+        fits=memory.total <= USABLE * cluster.gpu.memory,
     )
 
 

@@ -48,11 +48,17 @@ def test_each_width_of_a_model_is_a_whole_number(name, wrong):
         ({}, {"zero": 7}, 8, "zero must be a stage from 0 to 3, got 7"),
         ({}, {"zero": -1}, 8, "zero must be a stage from 0 to 3, got -1"),
         ({}, {"interleaving": 4}, 8, "interleaving = 4 needs a pipeline, and pp is 1"),
-        ({}, {"cp": 3}, 8, "cp = 3 does not divide 2048 tokens"),
+        ({}, {"cp": 3}, 8, "2048 tokens do not divide into 6 equal parts, two for each"),
+        ({"sequence": 6}, {"cp": 2}, 8, "6 tokens do not divide into 4 equal parts"),
+        ({}, {"pp": 5}, 8, "12 layers make no 5 equal stages, with embedding and head or"),
+        ({"layers": 4}, {"pp": 6}, 8, "4 layers do not make 6 stages"),
+        ({}, {"pp": 3, "interleaving": 2}, 8, "in rounds of pp = 3, and a batch of 8"),
         ({}, {"dp": 8}, 12, "micro_batch is 8, and 4 sequences would be left"),
         ({}, {"dp": 2, "micro_batch": 2}, 6, "a batch of 6 does not divide"),
-        ({}, {}, 0, "a batch of 0 is too small"),
-        ({}, {}, -8, "a batch of -8 is too small"),
+        ({}, {}, 0, "batch must be a whole number, 1 or more, got 0"),
+        ({}, {}, -8, "batch must be a whole number, 1 or more, got -8"),
+        ({}, {}, "64", "batch must be a whole number, 1 or more, got '64'"),
+        ({}, {"dp": 16}, 8, "a batch of 8 is too small"),
         ({"heads": 7}, {}, 8, "width 768, 7 heads and 0 of keys: each number must divide"),
         ({"kv_heads": 5}, {}, 8, "12 heads and 5 of keys"),
         ({"kv_heads": -1}, {}, 8, "kv_heads must be a whole number, 0 or more"),
@@ -64,6 +70,36 @@ def test_what_cannot_be_run_is_refused(model, plan, batch, words):
     predicted()
     with pytest.raises(ValueError, match=words):
         predicted(MODEL._replace(**model), Plan(**plan), batch)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (("7B", H100, ALONE, 8), "model must be a Model, such as model_of.*, got '7B'"),
+        ((None, H100, ALONE, 8), "model must be a Model"),
+        ((MODEL, "H100", ALONE, 8), "cluster must be a Cluster: CLUSTERS has A100, A"),
+        ((MODEL, H100.gpu, ALONE, 8), "cluster must be a Cluster"),
+        ((MODEL, H100, "TP 8", 8), "plan must be a Plan, such as .*, got 'TP 8'"),
+        ((MODEL, H100, (8, 1, 2), 8), "plan must be a Plan, such as .*, got \\(8, 1, 2\\)"),
+        ((MODEL, H100, 8, ALONE), "plan must be a Plan, such as .*, got 8"),
+    ],
+)
+def test_words_and_numbers_for_models_clusters_and_plans_are_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        predict_step(*given)
+
+
+@pytest.mark.parametrize("wrong", ["7B", None, math.inf, math.nan, 4e7, True, MODEL])
+def test_parameters_are_a_number(wrong):
+    with pytest.raises(ValueError, match="^parameters must be a number of 50 million"):
+        model_of(wrong)
+
+
+def test_a_step_tells_whether_it_fits():
+    """7 billion parameters take 18 bytes each, and an H100 has 80 GB: sixteen hold them."""
+    model, full = model_of(7e9), Plan(recompute="full")
+    assert not predict_step(model, H100, full, 16).fits
+    assert predict_step(model, H100, full._replace(dp=16, zero=3), 16).fits
 
 
 @pytest.mark.parametrize(
@@ -123,9 +159,15 @@ def test_no_collective_takes_less_than_no_time(nbytes, ranks):
         assert found >= 0 and math.isfinite(found)
 
 
-@pytest.mark.parametrize("save, failure", [(0, 1), (1, 0), (-1, -1), (math.nan, 1)])
+@pytest.mark.parametrize("save, failure", [(0, 1), (1, 0), (-1, -1), (math.nan, 1), ("2", 9)])
 def test_a_run_saves_and_fails_after_some_time(save, failure):
     with pytest.raises(ValueError, match="both times must be above 0"):
+        best_interval(save, failure)
+
+
+@pytest.mark.parametrize("save, failure", [(2, 1), (1, 1), (1, math.inf), (math.inf, 1)])
+def test_a_checkpoint_is_done_before_the_next_failure(save, failure):
+    with pytest.raises(ValueError, match="`save` must be the shorter of the two"):
         best_interval(save, failure)
 
 
