@@ -45,9 +45,9 @@ def main(words: list[str] | None = None) -> int:
     if given.gpus > 10**6:
         parser.error("--gpus: more than a million are not planned")
     cluster = CLUSTERS[given.cluster]
-    if given.between:
-        cluster = with_network(cluster, given.between)
     try:
+        if given.between:
+            cluster = with_network(cluster, given.between)
         model = model_of(given.params, given.sequence)
     except ValueError as error:
         parser.error(str(error))

@@ -57,6 +57,7 @@ def plans(
     check_cluster(cluster)
     for name, size in {"gpus": gpus, "batch": batch, "context": context}.items():
         require_whole(name, size)
+    gpus, batch, context = int(gpus), int(batch), int(context)  # 8.0 is 8
     tensor = 2 * cluster.gpus_per_node
     for tp, pp, cp, dp, ep in splits(gpus, tensor, context, model.experts):
         zeros = range(1 if dp * cp == 1 else 2 if pp > 1 else 4)
@@ -133,4 +134,6 @@ def with_network(cluster: Cluster, gigabytes: float) -> Cluster:
     """The same cluster with `gigabytes` per second, GPU and direction between its nodes."""
     if not gigabytes > 0:
         raise ValueError(f"a network of {gigabytes} GB/s carries nothing: take more than 0")
+    if gigabytes > 1e5:
+        raise ValueError(f"no network has {gigabytes:g} GB/s: give gigabytes, such as 50")
     return cluster._replace(between=cluster.between._replace(bandwidth=gigabytes * 1e9))

@@ -18,12 +18,16 @@ from mgpu_tutorial.shared.cost_model.step import PredictedStep, hardware_flops, 
 
 TABLES = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 
+UNITS = ["s", "tokens/s", "hardware TFLOP/s", "model TFLOP/s"]
+UNITS += [f"{unit}, causal" for unit in UNITS[2:]]
+
 
 class Run(NamedTuple):
     """A measured step: `published` in the `unit` that its authors use, per GPU.
 
     "hardware TFLOP/s" count what is computed again, "model TFLOP/s" do not, and with
     "causal" the attention is counted by half. `fitted` rows tell the GPU's numbers.
+    Its `seconds` raise ValueError for a unit that is none of `UNITS`.
     """
 
     name: str
@@ -38,6 +42,8 @@ class Run(NamedTuple):
     @property
     def seconds(self) -> float:
         """Of a step, as the published figure tells them."""
+        if self.unit not in UNITS:
+            raise ValueError(f"unit must be one of {'; '.join(UNITS)}, got {self.unit!r}")
         if self.unit == "s":
             return self.published
         flops = self.model.flops_per_token("hardware" in self.unit, "causal" in self.unit)
@@ -89,11 +95,14 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
 
     A step's seconds are nearly linear in `activation_passes` and in 1 / `matmul_efficiency`,
     so a few rounds of least squares of the relative errors find both, or, with
-    `activation_passes` given, the efficiency. Raises ValueError for fewer runs than numbers.
+    `activation_passes` given, the efficiency. Raises ValueError for fewer runs than numbers;
+    the same run twice is one.
     """
     free = 2 if activation_passes is None else 1
-    if len(runs) < free:
-        raise ValueError(f"{len(runs)} runs are too few to fit {free} numbers")
+    if not (activation_passes is None or 0 <= activation_passes < math.inf):
+        raise ValueError(f"activation_passes are 0 or more, got {activation_passes}")
+    if len(set(runs)) < free:
+        raise ValueError(f"{len(set(runs))} runs are too few to fit {free} numbers")
     for run in runs:
         if not run.published > 0:
             raise ValueError(f"{run.name!r}: {run.published} {run.unit} is no measured step")
@@ -149,6 +158,8 @@ def null_seconds(run: Run, fitted: list[Run]) -> float:
 
     Of several fitted rows one that recomputes alike, with the nearest number of GPUs.
     """
+    if not fitted:
+        raise ValueError("a null guess needs a fitted row: give [run] of a measured step")
     alike = [row for row in fitted if row.plan.recompute == run.plan.recompute] or fitted
     row = min(alike, key=lambda row: abs(math.log(row.plan.ranks / run.plan.ranks)))
     return row.seconds * run.flops / row.flops

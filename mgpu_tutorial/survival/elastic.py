@@ -118,6 +118,10 @@ def samples_of(
     step: int, rank: int, world_size: int, batch: int, samples: int
 ) -> torch.Tensor:
     """The indices of one rank in one step; all ranks together have `batch` of them."""
+    given = {"step": step, "rank": rank, "ranks": world_size, "batch": batch}
+    for name, number in (given | {"samples": samples}).items():
+        if not isinstance(number, int):
+            raise ValueError(f"{name} must be a whole number, got {number!r}")
     if not 0 < batch <= samples:
         raise ValueError(f"a batch of {batch} cannot be taken from {samples} samples")
     if step < 0 or not 0 <= rank < world_size:

@@ -1,6 +1,7 @@
 """The roofline, the replay of a step, and the threshold of data parallelism."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.price.machine import Machine
@@ -53,11 +54,17 @@ def replay_step(tape: Tape, machine: Machine) -> float:
 
     Kernels follow each other. Messages do too, on a link of their own. A kernel takes the
     longer of its two roads, a message its latencies and its bytes. Raises ValueError for a
-    wait that is not for an earlier message.
+    wait that is not for an earlier message, and for numbers below 0.
     """
     compute = link = 0.0
     arrived: dict[int, float] = {}
     for place, event in enumerate(tape):
+        known = isinstance(event, Kernel | Message | Wait)
+        if not (known and all(isinstance(n, Real) and n >= 0 for n in event)):
+            raise ValueError(
+                f"event {place} is {event!r}: give a Kernel, a Message or a Wait, with "
+                "numbers that are 0 or more"
+            )
         if isinstance(event, Kernel):
             roads = event.flops / machine.flops, event.nbytes / machine.memory_rate
             compute += max(roads)

@@ -76,6 +76,10 @@ def test_a_world_that_cannot_be_is_refused(mesh, words):
         launch(*given, backend="none", device="cpu", trace=True)
 
 
+def test_whole_numbers_may_have_a_point():
+    assert planner.rank_plans(SMALL, H100, 8.0, 8.0) == planner.rank_plans(SMALL, H100, 8, 8)
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
@@ -94,6 +98,7 @@ def test_a_world_that_cannot_be_is_refused(mesh, words):
         (lambda: planner.rank_plans(SMALL, "H100", 8, 8), "cluster must be a Cluster"),
         (lambda: failures.lost(10**6, 600, 300), "`save` must be the shorter"),
         (lambda: planner.with_network(H100, 0), "a network of 0 GB/s carries nothing"),
+        (lambda: planner.with_network(H100, 50e9), "no network has 5e.10 GB/s: give giga"),
         (lambda: planner.with_network(H100, -1), "a network of -1 GB/s carries nothing"),
         (lambda: failures.lost(256, 0, 300), "both times must be above 0"),
         (lambda: failures.lost(0, 9, 300), "GPUs must be a whole number"),

@@ -28,6 +28,8 @@ def require_message(nbytes: float, ranks: int, *links: Link) -> None:
     if not (isinstance(nbytes, Real) and nbytes >= 0):
         raise ValueError(f"nbytes must be 0 or more, got {nbytes!r}")
     for link in links:
+        if not isinstance(link, Link):
+            raise ValueError(f"a link must be a Link(latency, bandwidth), got {link!r:.60}")
         if not (link.latency >= 0 and link.bandwidth > 0):
             raise ValueError(f"bandwidth must be above 0, latency 0 or more: {link}")
 
@@ -41,7 +43,7 @@ def ring_seconds(nbytes: float, ranks: int, link: Link) -> float:
 def tree_seconds(nbytes: float, ranks: int, link: Link) -> float:
     """The same up and down a binary tree, the whole tensor on each of log2 N levels."""
     require_message(nbytes, ranks, link)
-    return 2 * (ranks - 1).bit_length() * (link.latency + nbytes / link.bandwidth)
+    return 2 * (int(ranks) - 1).bit_length() * (link.latency + nbytes / link.bandwidth)
 
 
 def hierarchical_seconds(

@@ -1,5 +1,6 @@
 """GPUs and clusters: what their makers say, and two numbers that measurements add."""
 
+from numbers import Real
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.links import Link, require_message, require_whole
@@ -55,10 +56,14 @@ def check_cluster(cluster: Cluster) -> None:
         raise ValueError(
             f"cluster must be a Cluster: CLUSTERS has {known}, got {cluster!r:.60}"
         )
-    gpu = cluster.gpu
+    if not isinstance(gpu := cluster.gpu, GPU):
+        raise ValueError(f"gpu must be a GPU, such as CLUSTERS['H100'].gpu, got {gpu!r:.60}")
     for name in ("peak", "memory", "memory_bandwidth", "matmul_efficiency"):
-        if not (value := getattr(gpu, name)) > 0:
+        if not (isinstance(value := getattr(gpu, name), Real) and value > 0):
             raise ValueError(f"{gpu.name}: {name} must be above 0, got {value}")
+    if gpu.matmul_efficiency > 1:
+        share = f"a share of the peak, up to 1, got {gpu.matmul_efficiency}"
+        raise ValueError(f"{gpu.name}: matmul_efficiency is {share}")
     for owner, name in ((gpu, "activation_passes"), (cluster, "fixed")):
         if not (value := getattr(owner, name)) >= 0:
             raise ValueError(f"{gpu.name}: {name} must be 0 or more, got {value}")

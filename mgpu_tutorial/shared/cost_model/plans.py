@@ -170,6 +170,13 @@ SIZES = ("tp", "pp", "dp", "cp", "ep", "micro_batch", "interleaving", "gradient_
 WIDTHS = ("layers", "hidden", "heads", "sequence", "vocabulary", "experts", "active")
 
 
+def require_truths(owner: NamedTuple, *names: str) -> None:
+    """ValueError, with the name of the field, for what is neither True nor False."""
+    for name in names:
+        if not isinstance(value := getattr(owner, name), bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
 def check_model(model: Model) -> None:
     """Raises ValueError for a shape that no transformer has."""
     if not isinstance(model, Model):
@@ -181,6 +188,7 @@ def check_model(model: Model) -> None:
         require_whole(name, getattr(model, name))
     for name in ("kv_heads", "ffn"):  # 0 stands for the usual
         require_whole(name, getattr(model, name), least=0)
+    require_truths(model, "gated", "tied")
     if model.hidden % model.heads or model.heads % (model.kv_heads or model.heads):
         shape = f"width {model.hidden}, {model.heads} heads and {model.kv_heads} of keys"
         raise ValueError(f"{shape}: each number must divide the one before it")
@@ -204,8 +212,9 @@ def check_plan(model: Model, plan: Plan, batch: int) -> None:
     if plan.recompute not in RECOMPUTATIONS:
         known = ", ".join(RECOMPUTATIONS)
         raise ValueError(f"recompute must be one of {known}, got {plan.recompute!r}")
-    if plan.zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero must be a stage from 0 to 3, got {plan.zero}")
+    if isinstance(plan.zero, bool) or plan.zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero must be a stage from 0 to 3, got {plan.zero!r}")
+    require_truths(plan, "sequence_parallel", "flash", "overlap", "share_node")
     least, stages = plan.dp * plan.micro_batch, plan.pp * plan.interleaving
     if batch < least:
         raise ValueError(f"a batch of {batch} is too small: dp · micro_batch is {least}")

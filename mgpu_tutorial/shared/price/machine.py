@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from numbers import Real
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.links import (
@@ -37,7 +38,8 @@ class Machine(NamedTuple):
     def of(self, gpus: int) -> "Machine":
         """The same with more or fewer GPUs; ValueError where they are no whole nodes."""
         _require_nodes(gpus, self.per_node)
-        return self._replace(gpus=gpus, name=re.sub(r"^\d+", str(gpus), self.name))
+        name = re.sub(r"^\d+", str(int(gpus)), self.name)
+        return self._replace(gpus=int(gpus), name=name)
 
     def nodes(self, ranks: tuple[int, ...]) -> int:
         """Over how many nodes these ranks are spread, which stand side by side in order."""
@@ -65,7 +67,7 @@ def _require_nodes(gpus: int, per_node: int) -> None:
 def _require_machine(machine: Machine) -> None:
     """ValueError, with the name of its field, where seconds would be below 0 or none."""
     for name in ("flops", "memory_rate", "memory"):
-        if not (value := getattr(machine, name)) > 0:
+        if not (isinstance(value := getattr(machine, name), Real) and value > 0):
             raise ValueError(f"{machine.name}: {name} must be above 0, got {value}")
     if not machine.kernel >= 0:
         raise ValueError(f"{machine.name}: kernel must be 0 or more, got {machine.kernel}")
