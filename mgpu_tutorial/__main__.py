@@ -28,6 +28,7 @@ from mgpu_tutorial.lab.teach import clean, mine
 OPTIONS = {"ranks", "device", "timeout"}  # of the launcher
 APPARATUS = {"figures", "builds"}  # what draws and judges is no lesson
 WORDS = (bool, int, float, str, type(None))  # what a word of the command line can be
+LITERALS = (*WORDS, object, tuple, list, dict)  # and what Python makes of one
 
 
 def workers_of(chapter: str) -> dict[str, Callable]:
@@ -50,9 +51,12 @@ def arguments_of(worker: Callable) -> list[Parameter]:
     """Those of a worker's own arguments that can be given as a word.
 
     One with a default must have such a word for it; tensors, functions and modules are left
-    out, unless the worker cannot do without them: then it says so itself.
+    out, unless the worker cannot do without them: then it says so itself. So are any number
+    of values, as of `*sizes`, because a word has one name and one value.
     """
+    several = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
     own = list(signature(worker).parameters.values())[2:]
+    own = [each for each in own if each.kind not in several]
     return [
         each
         for each in own
@@ -64,14 +68,17 @@ def arguments_of(worker: Callable) -> list[Parameter]:
 
 
 def require_words(name: str, own: list[Parameter], given: dict[str, object]) -> None:
-    """ValueError for a worker that needs a function: no word of a command line is one."""
+    """ValueError for a worker that needs a function, or a tensor: no word is one."""
     for each in own:
-        if each.default is Parameter.empty and Callable in (
-            each.annotation,
-            get_origin(each.annotation),
-        ):
+        kind = each.annotation
+        what = ""
+        if Callable in (kind, get_origin(kind)):
+            what = "function"
+        elif isinstance(kind, type) and kind not in (*LITERALS, Parameter.empty):
+            what = kind.__name__
+        if each.default is Parameter.empty and what:
             raise ValueError(
-                f"{name} needs a function as {each.name}, which a command line cannot give: "
+                f"{name} needs a {what} as {each.name}, which a command line cannot give: "
                 "call it by launch, in Python or in a notebook"
             )
 

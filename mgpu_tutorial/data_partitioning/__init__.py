@@ -46,6 +46,8 @@ def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     if not (numbers and sizes and all(s > 0 for s in sizes) and sum(sizes) <= 1 + 1e-9):
         what = "sizes must be positive fractions that add up to at most 1"
         raise ValueError(f"{what}, got {sizes}")
+    if not isinstance(samples, int) or samples < 0:
+        raise ValueError(f"only whole samples, 0 or more, can be cut: got {samples}")
     return [round(samples * sum(sizes[: part + 1])) for part in range(len(sizes))]
 
 
@@ -70,7 +72,8 @@ class DataPartitioner:
 
 def check_order(samples: int, seed: int, epoch: int) -> None:
     """Refuse samples that cannot be counted, and a seed or an epoch that is no number."""
-    if not all(isinstance(number, int) for number in (samples, seed, epoch)) or samples < 0:
+    whole = all(isinstance(number, int) for number in (samples, seed, epoch))
+    if not whole or isinstance(samples, bool) or samples < 0:
         what = f"{samples=}, {seed=} and {epoch=}"
         raise ValueError(f"{what}: give whole numbers, and 0 samples or more")
 
@@ -81,6 +84,8 @@ def rank_indices(
     """The sample numbers of this rank in one epoch, in the order of DistributedSampler."""
     check_rank(rank, world_size)
     check_order(samples, seed, epoch)
+    if not isinstance(drop_last, bool):
+        raise ValueError(f"drop_last must be True or False, got {drop_last!r}")
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu").tolist()
     if drop_last:
@@ -101,6 +106,8 @@ def global_batches(
         raise ValueError(f"a batch has at least one sample, a whole number, got {batch}")
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(samples, generator=generator, device="cpu")
+    if samples == 0:
+        return []  # split would make one batch of nothing
     return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]
 
 
@@ -108,6 +115,7 @@ def new_loader(
     data: Dataset, rank: int, world_size: int, batch: int, seed: int
 ) -> DataLoader:
     """This rank's loader for training; `batch` samples are taken by all ranks together."""
+    check_rank(rank, world_size)
     if not isinstance(batch, int) or batch < 1 or batch % world_size:
         raise ValueError(f"a batch of {batch} does not divide by {world_size} ranks")
     if len(data) < batch:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mgpu_tutorial.collectives import ring
+from mgpu_tutorial.collectives import calls, ring
 
 both = pytest.mark.parametrize("method", [ring.ring_all_reduce, ring.naive_all_reduce])
 HALVES = [ring.reduce_scatter_ring, ring.all_gather_ring]
@@ -43,6 +43,11 @@ def test_a_tensor_that_is_not_contiguous_is_not_summed(method, count, refused):
 @both
 def test_a_tensor_that_autograd_records_is_not_summed(method, refused):
     refused(2, "sum its .grad", sum_of, method, lambda: torch.ones(5, requires_grad=True))
+
+
+@pytest.mark.parametrize("name", ["sum", "BAND", "PREMUL_SUM", "name", "", None, 3])
+def test_an_operator_that_no_numbers_have_is_refused(name, refused):
+    refused(2, "for these numbers: SUM, AVG, PRODUCT, MIN, MAX", calls.reduce_with, name)
 
 
 @both

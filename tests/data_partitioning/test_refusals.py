@@ -50,6 +50,13 @@ REFUSED = [
     ("epoch=1.5: give whole numbers", dp.global_batches, 0, 2, 10, 4, 1, 1.5),
     ("a whole number, got True", dp.global_batches, 0, 2, 10, True, 1, 0),
     ("a batch of 4.0", dp.new_loader, range(8), 0, 2, 4.0, 1),
+    ("drop_last must be True or False, got 'no'", dp.rank_indices, 0, 2, 10, 1, 0, "no"),
+    ("drop_last must be True or False, got None", dp.rank_indices, 0, 2, 10, 1, 0, None),
+    ("samples=True, seed=1", dp.rank_indices, 0, 2, True, 1, 0, False),
+    ("only whole samples, 0 or more, can be cut: got -10", dp.part_ends, -10, [0.5]),
+    ("only whole samples, 0 or more, can be cut: got 10.5", dp.part_ends, 10.5, [0.5]),
+    ("no rank 2 of 2", dp.new_loader, range(8), 2, 2, 4, 1),
+    ("no rank 0 of 0", dp.new_loader, range(8), 0, 0, 4, 1),
     ("used up after one pass", dp.StreamShare, iter(range(8)), 0, 2, 4),
 ]
 
@@ -60,6 +67,11 @@ def test_what_cannot_be_cut_is_refused(words, function, args):
         function(*args)
     said = str(refused.value)
     assert words in said and len(said) < 200 and "\n" not in said
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_samples_make_no_batch(rank):
+    assert dp.global_batches(rank, 2, 0, 4, 1, 0) == []
 
 
 @given(st.integers(1, 300), st.lists(st.integers(1, 99), min_size=1, max_size=30))
