@@ -1,6 +1,7 @@
 """What one step of a network costs on any device, counted on PyTorch's device "meta", whose
 tensors have shapes and no numbers."""
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.comparison.training import Experiment
 from mgpu_tutorial.lab import Ledger
+from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.shared.vision import torchvision
 
 COUNTED = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear
@@ -78,6 +80,8 @@ def refuse_other_products(operations: Iterable[Any]) -> None:
 
 def count_step(experiment: Experiment) -> StepCost:
     """What one step on the whole global batch costs, on one device and in float32."""
+    require_whole("batch", experiment.batch)
+    require_whole("side", experiment.side)
     with torch.device("meta"):
         network = torchvision.models.get_model(experiment.network, num_classes=10)
         images = torch.empty(experiment.batch, 3, experiment.side, experiment.side)
@@ -96,6 +100,11 @@ def seconds_at_least(
 
     `rate` is in operations a second, `memory` and `bandwidth` are in bytes a second.
     """
+    if gpus != gpus // 1 or math.isnan(rate + memory + bandwidth):
+        raise ValueError(
+            f"{gpus} GPUs at {rate}, {memory} and {bandwidth} a second: give whole GPUs, and "
+            "rates that are numbers"
+        )
     if gpus < 1 or not min(rate, memory, bandwidth) > 0:
         raise ValueError(
             f"{gpus} GPUs at {rate}, {memory} and {bandwidth} a second would take no time or "

@@ -49,6 +49,7 @@ def test_refused(refused, world_size, words, worker, given):
     refused(world_size, words, worker, *given)
 
 
+NAN = float("nan")
 STEP = estimates.StepCost(10, 10, 10)
 
 
@@ -58,6 +59,21 @@ STEP = estimates.StepCost(10, 10, 10)
 def test_a_step_takes_time(given):
     with pytest.raises(ValueError, match="give one GPU or more, and rates above zero"):
         estimates.seconds_at_least(STEP, *given)
+
+
+@pytest.mark.parametrize(
+    "given", [(2.5, 1, 1, 1), (NAN, 1, 1, 1), (1, NAN, 1, 1), (1, 1, NAN, 1), (1, 1, 1, NAN)]
+)
+def test_gpus_are_whole_and_rates_are_numbers(given):
+    with pytest.raises(ValueError, match="give whole GPUs, and rates that are numbers"):
+        estimates.seconds_at_least(STEP, *given)
+
+
+@pytest.mark.parametrize("name", ["batch", "side"])
+@pytest.mark.parametrize("wrong", [0, -4, 2.5, "8"])
+def test_a_step_has_pictures_with_pixels(name, wrong):
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number, 1 or more, got"):
+        estimates.count_step(TINY._replace(**{name: wrong}))
 
 
 COUNTS = st.integers(0, 10**15)
