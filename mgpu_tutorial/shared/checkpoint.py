@@ -27,10 +27,14 @@ def save(
 
     All ranks call it, with the same parameters and optimizer state, whose digits they compare
     first. Buffers, such as running means, are rank 0's. Raises ValueError on every rank,
-    before anything is written, for shards and for replicas that have gone apart.
+    before anything is written, for shards, for replicas that have gone apart, and for a path
+    that is a folder, or in none.
     """
     _refuse_shards(model, optimizer, "save_shards")
-    _refuse_on_all([_digits(model, optimizer)], _unreadable(also))
+    why = _unreadable(also)
+    if dist.get_rank() == 0 and write is None:
+        why = why or _no_file(path)
+    _refuse_on_all([_digits(model, optimizer)], why)
     if dist.get_rank() == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         (write or save_whole)(path, state | also)
@@ -46,6 +50,14 @@ def _refuse_shards(model: nn.Module, optimizer: Optimizer, instead: str) -> None
             f"{instead}, by which each rank has a file of what it has, and for DTensors "
             "torch.distributed.checkpoint"
         )
+
+
+def _no_file(path: str) -> str:
+    """Why no file can be put at this path, or nothing."""
+    whole = Path(path).resolve()
+    if whole.is_dir() or not whole.parent.is_dir():
+        return f"{path} is a folder, or in one that isn't there: give the path of a file"
+    return ""
 
 
 def _unreadable(also: dict[str, Any]) -> str:

@@ -201,6 +201,18 @@ def save_a_number_of_numpy(rank, world_size, folder):
     )
 
 
+def save_to(rank, world_size, path):
+    model = torch.nn.Linear(2, 2)
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+    checkpoint.save(path, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("name", [".", "none/run.pt"])
+def test_a_folder_is_no_file_to_save_into(refused, tmp_path, name):
+    refused(2, "give the path of a file", save_to, str(tmp_path / name), sent=True)
+
+
 def test_what_could_not_be_loaded_again_is_not_saved(refused, tmp_path):
     words = "best is a numpy.float64, and a checkpoint that has one can't be loaded again"
     refused(2, words, save_a_number_of_numpy, str(tmp_path), sent=True)
