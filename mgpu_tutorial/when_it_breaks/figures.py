@@ -1,6 +1,4 @@
-"""Apparatus: runs PyTorch's commands, cuts what they say, and knows where the fault of each
-job is, for the checks.
-"""
+"""Apparatus: runs PyTorch's commands, and knows where each job goes wrong, for the checks."""
 
 import inspect
 import os
@@ -42,29 +40,6 @@ def print_first_lines(report: Report) -> None:
         line = re.sub(r"^\[\S*/\w+\.cc:\d+\] ", "", line)
         line = re.sub(r".*(closed|reset) by peer.*", "Connection closed by peer", line)
         print(f"rank {rank}:", re.split(r"(?<=\dms) for |, but ", line)[0])
-
-
-def analyse(folder: str) -> str:
-    """What torchfrtrace says of the records in a folder, and of its stack the job's line."""
-    said = shell(f"torchfrtrace {shlex.quote(folder)} --prefix rank_").stderr
-    lines = said.partition("collective stack trace")[0].splitlines()
-    same = "internal record id", "output sizes"
-    kept = [line.strip() for line in lines if line.strip() and not line.startswith(same)]
-    return "\n".join([*kept, "called at " + ", ".join(own_places(said))])
-
-
-def own_places(text: str) -> list[str]:
-    """The lines of the jobs that a traceback or a flight record names, in its order."""
-    place = rf"{re.escape(jobs.__file__)}(?:\", line |:)(\d+)"
-    return [f"jobs.py:{number}" for number in re.findall(place, text)]
-
-
-def essence(errors: str) -> str:
-    """Of all that torchrun and its ranks said of a death: the fatal error and the cause."""
-    fatal = re.findall("^Fatal Python error.*", errors, re.M)
-    cause = re.sub(r" \(pid: \d+\)", "", errors[errors.index("Root Cause") :])
-    said = re.findall(r"^ *((?:Root Cause|rank |exitcode ).*)", cause, re.M)[:3]
-    return "\n".join([*fatal, f"  at {own_places(errors)[0]}", *said])
 
 
 def table_of_jumps(runs: dict[str, list[list[list]]]) -> Table:
