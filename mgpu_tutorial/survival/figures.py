@@ -1,4 +1,4 @@
-"""Apparatus: a run that is killed many times, one on two nodes, and a table."""
+"""Apparatus: a run that is killed many times, and one on two nodes."""
 
 import random
 from collections.abc import Callable
@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from mgpu_tutorial.lab import RankFailed, Table, launch
-from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.survival import elastic
@@ -58,20 +57,6 @@ def run_on_two_nodes(command: str, **environment: str) -> None:
     errors, said = "".join(e.stderr for e in ends), "".join(e.stdout for e in ends)
     print("ranks killed:", errors.count("failed (exitcode: -9)"))
     print(*sorted(said.splitlines()), sep="\n")
-
-
-def on_other_ranks(
-    *pairs: tuple[int, int], samples_of: Callable = elastic.samples_of
-) -> Table:
-    """Ten steps on some ranks, ten more on others: how far from twenty on one process?"""
-    start, order = torch.zeros(4, dtype=torch.float64), samples_of
-    one, rows = launch(elastic.train_on, 1, order, start, range(20)).results[0], []
-    for before, after in pairs:
-        half = launch(elastic.train_on, before, order, start, range(10)).results[0]
-        ends = launch(elastic.train_on, after, order, half, range(10, 20)).results
-        far = largest_difference(ends, [one] * after)
-        rows.append([f"{before}, then {after}", "below 1e-12" if far < 1e-12 else far])
-    return Table(["ranks", "distance from one process"], rows)
 
 
 def best_minutes(save: float, gpus: int) -> float:
