@@ -1,29 +1,14 @@
-"""Apparatus, not the lesson: tables of parts, of predictions, and of a link."""
+"""Apparatus, not the lesson: tables of parts and of predictions, and rows of a link."""
 
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.table import formatted
-from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.step_time import published
-from mgpu_tutorial.step_time.plain import bubble_only
 from mgpu_tutorial.step_time.published import Prediction
 
 # Two nodes of 8 H100s: KiB of an all-reduce, and its bus bandwidth in GB/s: rows from
 # https://github.com/aws-samples/awsome-distributed-training, micro-benchmarks/nccl-tests
 TWO_NODES = {8: 0.19, 32: 0.55, 2**8: 3.84, 2**10: 15.95, 2**11: 26.70, 2**13: 76.80}
 TWO_NODES |= {2**15: 143.09, 2**17: 289.16, 2**20: 436.95, 2**24: 487.09}
-
-
-def bubble_table() -> Table:
-    """TFLOP/s of table 2: published, and from the first of each model by the bubble alone."""
-    rows, first = [], {}
-    for run in published.runs_of("Megatron 2021, table 2"):
-        m = run.plan.micro_batches(run.batch)
-        tflops, then = first.setdefault(run.name.split()[0], (run.published, m))
-        alone = bubble_only(tflops, run.plan.pp, then, m)
-        error = alone / run.published - 1
-        rows.append([run.name, run.plan.pp, m, run.published, alone, error])
-    formats = {"": "", "p": "", "m": ".0f", "published": ".0f"}
-    return formatted(formats | {"by the bubble alone": ".1f", "error": "+.1%"}, rows)
 
 
 def parts_table(*predictions: Prediction) -> Table:
@@ -79,28 +64,6 @@ def worst_table() -> Table:
         rows.append([family, len(free), worst.error, worst.run.name, null])
     columns = {"rate per GPU": "", "predicted rows": "", "largest error": "+.1%", "at": ""}
     return formatted(columns | {"largest of the null guess": "+.0%"}, rows)
-
-
-def family_table(family: str) -> Table:
-    """Each row of a family: seconds, ours, and the two errors of the rate."""
-    rows = []
-    for row in published.predict(family):
-        run, errors = row.run, [f"{row.error:+.1%}", f"{row.null_error:+.1%}"]
-        errors = ["fitted", ""] if run.fitted else errors
-        rows.append([run.name, str(run.plan), run.seconds, row.step.seconds, *errors])
-    columns = {family: "", "plan": "", "published s": ".2f", "predicted s": ".2f"}
-    return formatted(columns | {"error": "", "null guess": ""}, rows)
-
-
-def link_table(latency: float, bandwidth: float) -> Table:
-    """Bus bandwidth of 16 GPUs: published, and from the two numbers of a link."""
-    rows = []
-    for kib, rate in TWO_NODES.items():
-        sent = 2 * 15 / 16 * kib * 2**10
-        ours = sent / (latency + sent / bandwidth) / 1e9
-        rows.append([bytes_text(kib * 2**10), rate, ours, ours / rate - 1])
-    columns = {"GB/s": "", "published": ".2f", "by two numbers": ".2f", "error": "+z.0%"}
-    return formatted(columns, rows)
 
 
 def bubble_of(name: str) -> list[float]:
