@@ -135,7 +135,8 @@ def new_loader(
 class StreamShare(IterableDataset):
     """This rank's part of each global batch, but for the first `done` of every pass.
 
-    The stream comes in the same order in each pass and process.
+    The stream comes in the same order in each pass and process. What it yields are batches
+    already, so a DataLoader takes batch_size=None: with a number it would join several steps.
     """
 
     def __init__(

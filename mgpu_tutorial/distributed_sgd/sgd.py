@@ -27,9 +27,8 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) 
     if missing := sum(parameter.grad is None for parameter in trained):
         what = f"{missing} of {len(trained)} parameters have no gradient on this rank"
         raise RuntimeError(f"{what}: its loss must use them, or freeze them on all ranks")
-    ranks = size_of(group)
     for parameter in trained:
-        parameter.grad /= ranks  # first: in float16 a sum ends at 65,504
+        parameter.grad /= size_of(group)  # first: in float16 a sum ends at 65,504
         dist.all_reduce(parameter.grad, group=group)
 
 

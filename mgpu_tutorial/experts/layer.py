@@ -39,6 +39,20 @@ def run_experts(rows: Tensor, which: Tensor, up: Tensor, down: Tensor) -> Tensor
     return results
 
 
+def scores_of(x: Tensor, router: Tensor) -> Tensor:
+    """(tokens, experts); ValueError, before anything is sent, for x that are no tokens."""
+    if x.dim() != 2 or x.shape[1] != len(router):
+        raise ValueError(
+            f"x of shape {tuple(x.shape)}: expected (tokens, {len(router)}), so flatten the "
+            "dimensions before the last one, and unflatten what comes back"
+        )
+    if x.dtype != router.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(
+            f"x is {x.dtype}, and the layer {router.dtype}: convert one of them by .to()"
+        )
+    return x @ router
+
+
 class Experts(nn.Module):
     """A router and some experts, of which `k` answer each token."""
 
@@ -52,7 +66,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(drawn(3, experts, hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        scores = x @ self.router  # (tokens, experts)
+        scores = scores_of(x, self.router)  # (tokens, experts)
         chosen = choose(scores, self.k)  # (tokens, k)
         weights = scores.softmax(dim=1).gather(1, chosen)
         return self.answer(x, chosen, weights)
@@ -72,8 +86,8 @@ def tokens_per_expert(chosen: Tensor, experts: int) -> Tensor:
 
 def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
     """1 for equal loads, more if experts with a high load have high probabilities too."""
-    if not len(scores) or scores.shape[1] != len(counts):
-        given = f"scores of shape {tuple(scores.shape)} and {len(counts)} counts"
+    if not len(scores) or scores.dim() != 2 or scores.shape[1:] != counts.shape:
+        given = f"scores of shape {tuple(scores.shape)} and counts {tuple(counts.shape)}"
         raise ValueError(f"{given}: expected a token at least, and a count for each expert")
     if not (counts.min() >= 0 and counts.sum() > 0):
         raise ValueError(f"counts {counts.tolist()}: expected 0 or more, and one above it")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.experts.layer import Experts, drawn, require_experts, run_experts
-from mgpu_tutorial.shared.groups import require_whole, size_of
+from mgpu_tutorial.shared.groups import copy_in_group, require_whole, size_of
 from mgpu_tutorial.tensor_parallel.layers import Group
 
 
@@ -91,6 +91,15 @@ class ExpertParallel(Experts):
         return combine(results, way, weights, self.group)
 
 
+def copy_experts(layer: ExpertParallel, memo: dict) -> ExpertParallel:
+    """A deep copy whose experts are known as this rank's own, as those of the first are."""
+    share_in(other := copy_in_group(layer, memo), layer.group)
+    return other
+
+
+ExpertParallel.__deepcopy__ = copy_experts
+
+
 class ExpertModel(nn.Module):
     """A dense layer, and above it experts that add to its output."""
 
@@ -128,9 +137,34 @@ def require_copies(layer: Experts, copies: Group) -> None:
     require_whole([("up", layer.up), ("down", layer.down)], copies)
 
 
+def with_gradients(model: ExpertModel, *sharing: Group) -> Experts:
+    """The layer of a model after backward; RuntimeError where a gradient is missing.
+
+    Raises ValueError where a group is given that does not share one copy of the experts.
+    """
+    if missing := [name for name, p in model.named_parameters() if p.grad is None]:
+        raise RuntimeError(
+            f"no gradient in {', '.join(missing)}: backward comes first, and a part that is "
+            "frozen on all ranks is not averaged by this function"
+        )
+    for group in sharing:
+        require_sharing(model.experts, group)
+    return model.experts
+
+
+def require_sharing(layer: Experts, experts: Group) -> None:
+    """ValueError unless these are the ranks that share one copy of the experts."""
+    sharing = layer.experts // len(layer.up)
+    if size_of(experts) != sharing:
+        raise ValueError(
+            f"{sharing} ranks share the experts, and this group has {size_of(experts)}, so "
+            "some would count twice or not at all: give the group of the layer"
+        )
+
+
 def average_gradients(model: ExpertModel, copies: Group) -> None:
     """Sum over the ranks with a copy, divided by the ranks whose tokens it saw: all."""
-    layer = model.experts
+    layer = with_gradients(model)
     require_copies(layer, copies)
     for parameter in (model.below, layer.router):
         dist.all_reduce(parameter.grad)
@@ -142,7 +176,7 @@ def average_gradients(model: ExpertModel, copies: Group) -> None:
 
 def norm_of_all(model: ExpertModel, experts: Group) -> Tensor:
     """The norm of the whole gradient, in which each parameter counts once."""
-    layer = model.experts
+    layer = with_gradients(model, experts)
     mine = layer.up.grad.square().sum() + layer.down.grad.square().sum()
     dist.all_reduce(mine, group=experts)  # the experts of one copy
     dense = model.below.grad.square().sum() + layer.router.grad.square().sum()

@@ -66,7 +66,10 @@ def watch_units(model: SmallTransformer) -> list[int]:
 
 
 def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
-    """Backward of each micro-batch; the ranks add up their gradients with the last."""
+    """Backward of each micro-batch; the ranks add up their gradients with the last.
+
+    All ranks give micro-batches of one shape: of unequal shares the mean is another, unasked.
+    """
     micro_batches = list(micro_batches)
     if len({tokens.shape for tokens in micro_batches}) != 1:
         raise ValueError("micro-batches must be equal: unequal ones have another mean")

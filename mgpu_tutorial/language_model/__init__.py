@@ -15,6 +15,7 @@ from mgpu_tutorial.language_model import plan as plans
 from mgpu_tutorial.long_sequences.ring import zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
 from mgpu_tutorial.sharding.zero import owners
+from mgpu_tutorial.shared.losses import require_mean_of_parts
 from mgpu_tutorial.tensor_parallel import layers
 
 OURS = plans.cut_model, order_of_1f1b, owners, zigzag, layers.CopyToRanks, layers.SumOverRanks
@@ -33,6 +34,7 @@ def require_run(
     dtype: str,
     lr: float,
     parts: SimpleNamespace,
+    loss_of: Callable,
 ) -> None:
     """ValueError for a run that would train nothing, or whose result could not be saved."""
     for name, number in {"steps": steps, "every": every}.items():
@@ -49,6 +51,9 @@ def require_run(
     missing = [name for name in vars(PARTS) if not hasattr(parts, name)]
     if missing:
         raise ValueError(f"parts lack {', '.join(missing)}: `library(*OURS)` has them all")
+    targets = models.batch_of(begin)[1].to(torch.get_default_device())
+    each = targets.flatten().split(1)
+    require_mean_of_parts(loss_of, (1, 96), [(target, target) for target in each])
     if save:
         models.require_place(save)
 
@@ -78,7 +83,7 @@ def train(
     begin, updates, wholes = 0, 0, [models.new_model()]
     if resume:
         begin, updates, wholes = models.load_checkpoint(resume)
-    require_run(begin, steps, save, every, dtype, lr, parts)
+    require_run(begin, steps, save, every, dtype, lr, parts, loss_of)
     mesh, share = plans.mesh_of(plan), partial(plans.share_products, parts=parts)
     wholes = [whole.to(device, getattr(torch, dtype)) for whole in wholes]
     model, *moments = [parts.cut_model(whole, mesh, share) for whole in wholes]

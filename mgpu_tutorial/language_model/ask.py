@@ -22,6 +22,15 @@ def attend_one(attention: Attention, x: Tensor, cache: list[Tensor]) -> Tensor:
     return attention.out(mixed.transpose(1, 2).flatten(-2))
 
 
+def require_prompt(prompt: Tensor) -> None:
+    """TypeError for what are no numbers of characters, such as the text itself."""
+    if not isinstance(prompt, Tensor) or prompt.dim() != 1 or prompt.dtype != torch.int64:
+        raise TypeError(
+            f"the prompt is {prompt!r:.40}: expected a row of whole numbers, one for each "
+            "character, such as encode(text) gives"
+        )
+
+
 @torch.no_grad()
 def write(
     rank: int, world_size: int, whole: nn.Sequential, prompt: Tensor, count: int, parts: Any
@@ -31,6 +40,7 @@ def write(
     Returns all characters, and the smallest gap between the best two. Raises ValueError for
     more characters than the model sees at once, and for no prompt.
     """
+    require_prompt(prompt)
     plan_of(f"tp={world_size}")  # refuses ranks that cannot share the heads
     embedding, *blocks, head = whole
     if len(prompt) + count > (most := embedding.position.num_embeddings):

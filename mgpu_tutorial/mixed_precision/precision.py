@@ -160,8 +160,11 @@ def is_finite_everywhere(
 
     The ranks are those of `group`; without one they are all ranks. A parameter that is
     frozen or unused has None for a gradient, and None is finite. Raises ValueError on a rank
-    that is not in the group.
+    that is not in the group, and TypeError for parameters in place of their gradients.
     """
+    gradients = list(gradients)
+    if any(isinstance(g, nn.Parameter) for g in gradients):
+        raise TypeError("these are parameters: give their gradients, p.grad of each p")
     if dist.get_rank(group) < 0:
         raise ValueError("this rank is not in the group: only the group's own ranks call it")
     overflow = any(g is not None and not g.isfinite().all() for g in gradients)

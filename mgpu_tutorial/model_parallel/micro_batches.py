@@ -137,6 +137,16 @@ def take_step(
     micro-batches is not that of the batch, and nobody asks. An autocast around the call does
     not reach the threads that compute: put it into the stages.
     """
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "a training step under no_grad, which does not reach the threads that compute: "
+            "call it outside, or the stages themselves to evaluate"
+        )
+    if not hasattr(model, "stages") or not hasattr(model, "devices"):
+        raise TypeError(
+            f"{type(model).__name__} has no stages and devices: cut it first, and give a "
+            "model with a list of each, as ModelParallelResNet50 has"
+        )
     step = MicroBatchStep(model, images, labels, micro, loss_of)
     order(step)
     for future in step.futures:

@@ -4,7 +4,10 @@ import torch
 from torch import nn
 from torch.distributed import pipelining as pp
 
+from mgpu_tutorial.model_parallel.micro_batches import equal_parts
+from mgpu_tutorial.pipelines.stages import require_work
 from mgpu_tutorial.pipelines.work import Work
+from mgpu_tutorial.shared.losses import require_mean_of_parts
 
 
 def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]:
@@ -35,8 +38,11 @@ def stages_on_rank(schedule: type, rank: int, world_size: int) -> list[int]:
 
 def run_schedule(rank: int, world_size: int, work: Work, micro: int, schedule: type) -> None:
     """One step of `work` in the order of a schedule of PyTorch's."""
+    require_work(work)
     indices = stages_on_rank(schedule, rank, world_size)
     count, stages = len(indices) * world_size, []
+    parts = equal_parts(*work.batch(micro), micro)
+    require_mean_of_parts(work.loss, work.shape(count, micro), parts)
     for index in indices:
         module = work.module(index)
         goes_in = torch.empty(*work.shape(index, micro), requires_grad=index > 0)

@@ -104,6 +104,18 @@ def require_own_rank(rank: int, world_size: int, group: Group = None) -> None:
         )
 
 
+def require_work(work: Work) -> None:
+    """TypeError for what is no Work, such as a model that nobody has cut into stages."""
+    missing = [
+        name for name in ("module", "shape", "batch", "loss") if not hasattr(work, name)
+    ]
+    if missing:
+        raise TypeError(
+            f"{type(work).__name__} has no {', '.join(missing)}: give a Work, which tells "
+            "each rank its stage, the shapes, the batch and the loss"
+        )
+
+
 def run_gpipe(
     rank: int, world_size: int, work: Work, micro: int, group: Group = None
 ) -> tuple[list[float], list[Tensor]]:
@@ -111,6 +123,7 @@ def run_gpipe(
 
     `rank` and `world_size` are those of the group, None for all ranks.
     """
+    require_work(work)
     require_own_rank(rank, world_size, group)
     stage = Stage(work, micro, group)
     for i in range(micro):
@@ -166,6 +179,7 @@ def run_in_order(
     """Each rank in its own order; returns what `run_gpipe` does."""
     orders = [order_of(r, world_size, micro) for r in range(world_size)]
     require_orders(orders, micro)
+    require_work(work)
     stage, requests = Stage(work, micro, group), []
     for name in orders[rank]:
         i = int(name[1:])

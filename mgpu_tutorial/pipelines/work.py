@@ -23,7 +23,11 @@ class Work(Protocol):
     loss: Callable  # of an output and its targets: the mean
 
     def module(self, index: int) -> nn.Module:
-        """The layers of stage `index`, of which the first must not work in place."""
+        """The layers of stage `index`, of which the first must not work in place.
+
+        No stage has a parameter of another, such as a head tied to an embedding: each rank
+        would step a copy, by its own part of the gradient.
+        """
 
     def shape(self, index: int, micro: int) -> list[int]:
         """That of the stage's input, for one of `micro` micro-batches."""

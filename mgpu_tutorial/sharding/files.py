@@ -19,12 +19,19 @@ def save_shards(folder: str, model: nn.Module, optimizer: Optimizer, **also: Any
     such as the number of steps. A rank that dies leaves its old file: see `load_shards`.
     Raises ValueError, on every rank, where one has no such folder.
     """
+    optimizer = getattr(optimizer, "inner", optimizer)  # of a ShardedOptimizer
+    if tensors := [name for name, value in also.items() if torch.is_tensor(value)]:
+        raise ValueError(
+            f"{', '.join(tensors)} is a tensor, which the ranks can't compare when they "
+            "load: give numbers and words, and keep a tensor as a buffer of the model"
+        )
     said = "" if Path(folder).is_dir() else f"there is no folder {folder}: make it first"
     answers: list[tuple] = [()] * dist.get_world_size()
     dist.all_gather_object(answers, (said, uuid4().hex))
     if refused := next((said for said, _ in answers if said), ""):
         raise ValueError(refused)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "also": also}
+    state["kind"] = type(optimizer).__name__
     state["save"] = answers[0][1]  # rank 0's, by which the files of one save know each other
     save_whole(_file(folder, dist.get_rank(), dist.get_world_size()), state)
     dist.barrier()
@@ -35,8 +42,10 @@ def load_shards(folder: str, model: nn.Module, optimizer: Optimizer) -> dict[str
 
     Model and optimizer are sharded as they were. Raises ValueError on every rank, before
     anything is loaded, where another number of ranks has saved, where a rank's file is
-    missing, torn, of another model, of another save, or with other words in `also`.
+    missing, torn, of another model, of another kind of optimizer, of another save, or with
+    other words in `also`.
     """
+    optimizer = getattr(optimizer, "inner", optimizer)  # of a ShardedOptimizer
     path = _file(folder, dist.get_rank(), dist.get_world_size())
     state, said = {}, ""
     try:
@@ -55,7 +64,8 @@ def load_shards(folder: str, model: nn.Module, optimizer: Optimizer) -> dict[str
     if not refused and len({save for *_, save in answers}) > 1:
         refused = f"the files in {folder} are not all of one save"
     if refused:
-        raise ValueError(f"{refused}: load with as many ranks, from one complete save")
+        how = "as many ranks, the same model and kind of optimizer, from one complete save"
+        raise ValueError(f"{refused}: load with {how}")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["also"]
@@ -71,6 +81,9 @@ def _another(path: str, state: dict, model: nn.Module, optimizer: Optimizer) -> 
         [len(options["params"]) for options in each["param_groups"]]
         for each in (state["optimizer"], optimizer.state_dict())
     ]
+    kind = type(optimizer).__name__
+    if state.get("kind", kind) != kind:
+        return f"{path} is of the optimizer {state['kind']}, and this one is {kind}"
     if names[0] == names[1] and counts[0] == counts[1]:
         return ""
     return f"{path} is of another model, or of one that was sharded in another way"

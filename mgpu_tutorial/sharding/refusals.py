@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.shared.groups import require_same, require_whole
 from mgpu_tutorial.shared.parameters import fingerprint_of
@@ -138,6 +139,15 @@ def require_norm(max_norm: float) -> None:
         raise ValueError(f"max_norm is {max_norm!r}: give the longest norm, a number above 0")
 
 
+def require_shared_out(optimizer: Any) -> None:
+    """ValueError for the optimizer of stage 0, whose gradients all ranks would count."""
+    if hasattr(optimizer, "has_every_gradient"):
+        raise ValueError(
+            "at stage 0 each rank has all gradients, which would count once for each rank: "
+            "average them, and clip by clip_grad_norm_"
+        )
+
+
 @contextmanager
 def own_step(optimizer: Optimizer) -> Iterator[None]:
     """Inside, and nowhere else, an optimizer with the hook `require_own_step` may step."""
@@ -183,6 +193,14 @@ def require_block(
     """ValueError where one flat shard can't stand for the parameters at these places."""
     require_no_max_norm(module)
     require_values(places)
+    held = set(places.values())
+    for part in module.modules():
+        replaced = getattr(vars(part).get("forward"), "func", None)
+        if replaced is checkpoint and not held.isdisjoint(part.parameters()):
+            raise ValueError(
+                f"{type(part).__name__} is recomputed already, and would look in backward "
+                "for parameters that are gone: shard first, then recompute the block"
+            )
     for name, parameter in places.items():
         if parameter in taken or hasattr(parameter, "sharded"):
             raise ValueError(
@@ -241,8 +259,56 @@ def require_step(
         )
 
 
-def require_in_flat(named: Mapping[str, nn.Parameter], flat: torch.Tensor) -> None:
-    """RuntimeError where a parameter no longer is a view of the flat tensor."""
+def require_no_closure(kind: Any) -> None:
+    """ValueError for an optimizer that calls forward and backward itself, as LBFGS does."""
+    kind = getattr(kind, "func", kind)  # of a partial
+    if kind is LBFGS or isinstance(kind, LBFGS):
+        raise ValueError(
+            "LBFGS computes gradients inside its step, of this rank's samples, and searches "
+            "along all parameters at once: take an optimizer that steps each number alone"
+        )
+
+
+def refuse_closure(optimizer: Optimizer, args: tuple, keywords: Mapping[str, Any]) -> None:
+    """ValueError before a step with a closure, whose gradients nobody would average."""
+    if any(given is not None for given in (*args[1:], *keywords.values())):
+        raise ValueError(
+            "a closure would compute gradients that nobody averages: go backward first, then "
+            "call step() without one"
+        )
+
+
+def require_frozen(named: Mapping[str, nn.Parameter]) -> None:
+    """RuntimeError where one of these, which were left out, is trained now."""
+    for name, parameter in named.items():
+        if parameter.requires_grad:
+            raise RuntimeError(
+                f"`{name}` was frozen, or not there, when the others were sharded, and is "
+                "trained now, so no step would move it: thaw and add first, then shard"
+            )
+
+
+def require_given(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """RuntimeError where an inner optimizer was given more than those that ranks average."""
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if more := len(held.difference(parameters)):
+        raise RuntimeError(
+            f"{more} parameters were added to the inner optimizer, whose gradients nobody "
+            "averages: give all parameters to ShardedOptimizer when it is made"
+        )
+
+
+def require_no_more(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
+    """RuntimeError where a parameter is trained that was frozen, or not there, before."""
+    known = set(named.values())
+    require_frozen({n: p for n, p in module.named_parameters() if p not in known})
+
+
+def require_in_flat(
+    module: nn.Module, named: Mapping[str, nn.Parameter], flat: torch.Tensor
+) -> None:
+    """RuntimeError where a trained parameter is no view of the flat tensor, or no longer."""
+    require_no_more(module, named)
     memory = flat.untyped_storage()
     for name, parameter in named.items():
         if parameter.untyped_storage() is not memory:
@@ -269,6 +335,7 @@ def require_averaged(optimizer: Optimizer, *_: Any) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if all(getattr(p, "sharded", 1) == 1 for p in parameters):
         return  # no shards, or each is the whole of a group of one rank
+    require_no_closure(optimizer)
     if any(getattr(p, "sharded", 1) == 0 for p in parameters):
         raise RuntimeError(
             "this optimizer was made before its model was sharded, and holds parameters that "

@@ -20,11 +20,15 @@ from mgpu_tutorial.sharding.blocks import (
 )
 from mgpu_tutorial.sharding.refusals import (
     own_step,
+    refuse_closure,
     require_equal_shares,
     require_floating,
+    require_frozen,
+    require_given,
     require_loadable,
     require_member,
     require_no_batch_norm,
+    require_no_closure,
     require_no_max_norm,
     require_norm,
     require_once,
@@ -32,6 +36,7 @@ from mgpu_tutorial.sharding.refusals import (
     require_own_step,
     require_same_layout,
     require_same_order,
+    require_shared_out,
 )
 from mgpu_tutorial.sharding.zero import FlatParameters, Gather, owners, sharded_step
 from mgpu_tutorial.shared.groups import copy_in_group
@@ -64,11 +69,13 @@ class ShardedOptimizer:
     """Stage 1 in the form of an optimizer: `ShardedOptimizer(parameters, Adam, lr=1e-3)`.
 
     Takes groups too, `[{"params": [...], "lr": 0.1}, ...]`, as every optimizer does. What is
-    frozen is left out, and stays as it is. All start from rank 0's values. An embedding with
-    max_norm changes its weight in the forward, which no optimizer sees: leave it out.
-    All ranks give the same parameters in the same order, which has to be a list's. A
-    scheduler takes `.inner`, and on every rank the same numbers, such as the mean loss.
-    `group` are the ranks that share the work, all by default.
+    frozen is left out, and stays so: a step refuses it once it is thawed. Before a step each
+    rank has the gradients of its own samples, of which `clip_grad_norm_` would take another
+    norm on each rank: clip by `clip_shards`, once they are averaged. All start from rank 0's
+    values. An embedding with max_norm changes its weight in the forward, which no optimizer
+    sees: leave it out. All ranks give the same parameters in the same order, which has to be
+    a list's. A scheduler takes `.inner`, and on every rank the same numbers, such as the mean
+    loss. `group` are the ranks that share the work, all by default.
     """
 
     def __init__(
@@ -81,13 +88,17 @@ class ShardedOptimizer:
     ) -> None:
         require_member(group)
         require_order(params)
+        require_no_closure(optimizer_class)
         groups = list(params)
         if not groups or not isinstance(groups[0], dict):
             groups = [{"params": groups}]
         for options in groups:
             require_order(options["params"])
         groups = [options | {"params": list(options["params"])} for options in groups]
-        every = [p for options in groups for p in options["params"] if p.requires_grad]
+        given = [parameter for options in groups for parameter in options["params"]]
+        every = [parameter for parameter in given if parameter.requires_grad]
+        frozen = [i for i, parameter in enumerate(given) if not parameter.requires_grad]
+        self.frozen = {f"parameter {i}": given[i] for i in frozen}
         if not every:
             raise ValueError(
                 "there is no parameter to train: none was given, or all are frozen"
@@ -110,6 +121,8 @@ class ShardedOptimizer:
             parameter.grad = None
 
     def step(self) -> None:
+        require_frozen(self.frozen)
+        require_given(self.inner, self.parameters)
         with own_step(self.inner):
             sharded_step(self.parameters, self.owner, self.inner, self.group)
 
@@ -167,13 +180,15 @@ class ShardedModel(nn.Module):
     a ModuleDict. The root, for all the rest, is whole during the model's forward. `group` are
     the ranks that share the model, all by default.
 
-    All parameters are in `shards`; what is left in `module` is the same on every rank, and
-    so is the order in which the ranks use the blocks: where each rank skips another one
-    (LayerDrop), they would gather different blocks as one, which nothing notices. Each rank
-    has equally many samples. To freeze a block call its `requires_grad_`, not that of a layer
-    inside. An optimizer that looks at rows or at a whole tensor, such as Adafactor, sees
-    shards instead, and each shard has one dimension: no rule such as "decay what has two"
-    finds one. A GradScaler sees the infinities of this rank's shards only.
+    Each forward gathers, so all ranks call it, to evaluate too: rank 0 alone would wait for
+    the others until the timeout of the group. All parameters are in `shards`; what is left in
+    `module` is the same on every rank, but for the statistics of a BatchNorm, and so is the
+    order in which the ranks use the blocks: where each rank skips another one (LayerDrop),
+    they would gather different blocks as one, which nothing notices. Each rank has equally
+    many samples. To freeze a block call its `requires_grad_`, not that of a layer inside. An
+    optimizer that looks at rows or at a whole tensor, such as Adafactor, sees shards instead,
+    and each shard has one dimension: no rule such as "decay what has two" finds one. A
+    GradScaler sees the infinities of this rank's shards only.
 
     Raises ValueError, before anything is sent, where a parameter is frozen, tied to another
     block or sharded already, where a block has several dtypes, and for a BatchNorm in
@@ -265,20 +280,21 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
 
     All start from rank 0's values, and call `step` of what is returned. Not `optimizer.step`,
     which is refused at stages 1 and 2. At stages 2 and 3 an optimizer that looks at rows or
-    at a whole tensor, such as Adafactor, sees shards instead.
+    at a whole tensor, such as Adafactor, sees shards instead. Only stage 3 takes a closure.
     """
     if stage not in range(4):
         raise ValueError(
             f"there is no stage {stage}: ZeRO has 1, 2 and 3, and 0 shards nothing"
         )
     require_no_max_norm(module)
-    if stage == 1:
-        optimizer = ShardedOptimizer(module.parameters(), kind)
-        return Prepared(module, optimizer.inner, optimizer.step)
-    if stage in (0, 2):  # the others do so by themselves
+    require_no_closure(kind)
+    if stage < 3:  # the third does so by itself
         require_same_layout(module)
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=0)
+    if stage == 1:
+        optimizer = ShardedOptimizer(module.parameters(), kind)
+        return Prepared(module, optimizer.inner, optimizer.step)
     if stage == 2:
         flat = FlatParameters(module)
         optimizer = kind([flat.shard])
@@ -292,6 +308,8 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
     model = ShardedModel(module) if stage == 3 else module
     optimizer = kind(model.parameters())
     if stage == 0:
+        optimizer.has_every_gradient = True  # for clip_shards
+        optimizer.register_step_pre_hook(refuse_closure)
         optimizer.register_step_pre_hook(lambda *_: average_gradients(module))
     return Prepared(model, optimizer, optimizer.step)
 
@@ -310,6 +328,7 @@ def clip_shards(
     never for shards, of which it sees this rank's own.
     """
     require_norm(max_norm)
+    require_shared_out(optimizer)
     if isinstance(optimizer, ShardedOptimizer):
         optimizer, group = optimizer.inner, group or optimizer.group
 
@@ -331,4 +350,4 @@ def full_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """The whole parameters by name, at any stage; all ranks call it."""
     if isinstance(model, ShardedModel):
         return model.full_parameters()
-    return {name: p.detach() for name, p in model.named_parameters()}
+    return {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -94,7 +94,7 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         require_no_max_norm(module)
-        self.group = group
+        self.module, self.group = module, group
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         require_once(self.named)
         self.parameters = list(self.named.values())
@@ -108,7 +108,7 @@ class FlatParameters:
     def step(self, optimizer: Optimizer) -> None:
         """Reduce-scatter the gradients, step this rank's shard, all-gather the new values."""
         require_step(self.named, optimizer, [self.shard])
-        require_in_flat(self.named, self.flat)
+        require_in_flat(self.module, self.named, self.flat)
         gradient = flatten((p.grad for p in self.parameters), self.group)
         for parameter in self.parameters:
             parameter.grad = None

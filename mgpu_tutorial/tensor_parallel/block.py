@@ -61,7 +61,12 @@ PLAN = {
 
 
 def parallelize(model: nn.Module, plan: dict[str, type], group: Group = None) -> nn.Module:
-    """Replace the layers whose names end as the plan says, each by one of that kind."""
+    """Replace the layers whose names end as the plan says, each by one of that kind.
+
+    From columns to rows each column, or head, must stay alone: a GLU or softmax over columns
+    is refused in a Sequential, and in a forward nobody sees it. Where one layer makes
+    queries, keys and values, they stand head by head, as in Attention.
+    """
     for name, kind, layer in planned(model, plan, group):
         model.set_submodule(name, kind(layer, group))
     return model
@@ -86,11 +91,15 @@ def planned(
     if any(isinstance(p, Shard) for _, _, layer in rows for p in layer.parameters()):
         raise ValueError("a layer of the plan has shards already: cut a model once")
     cut = {name for name, _, _ in rows}
-    for name, layer in modules.items():
-        if isinstance(layer, Attention) and cut & {f"{name}.qkv", f"{name}.out"}:
-            heads = layer.qkv.weight.shape[0] // (3 * layer.per_head)
+    for name, _, layer in rows:
+        path, _, child = name.rpartition(".")
+        per_head = getattr(modules[path], "per_head", None)
+        if per_head and isinstance(layer, nn.Linear):
+            features = layer.weight.shape[1 if child == "out" else 0]
+            heads = features // (3 * per_head if child == "qkv" else per_head)
             if heads % ranks:
-                raise ValueError(f"{ranks} ranks cannot share {heads} heads evenly: {name}")
+                raise ValueError(f"{ranks} ranks cannot share {heads} heads evenly: {path}")
+    require_unmixed(modules, {name: kind for name, kind, _ in rows})
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         other = first.setdefault(id(parameter), name)
@@ -100,6 +109,12 @@ def planned(
                 f"make the model without tied weights"
             )
     for name, layer in modules.items():
+        own = f"{name}.out_proj".lstrip(".")
+        if isinstance(layer, nn.MultiheadAttention) and own in cut:
+            raise TypeError(
+                f"{name or 'the model'} is a MultiheadAttention, which reads the weights "
+                "itself and would sum nothing: write the attention with layers of its own"
+            )
         if isinstance(layer, nn.TransformerEncoderLayer) and any(
             one.startswith(f"{name}.") or not name for one in cut
         ):
@@ -115,6 +130,25 @@ def planned(
                 "made: a plan names layers that are products or embeddings"
             )
     return rows
+
+
+MIXING = nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm
+
+
+def require_unmixed(modules: dict[str, nn.Module], kinds: dict[str, type]) -> None:
+    """ValueError where a Sequential mixes columns before the ranks have added up the rows."""
+    for path, row in modules.items():
+        columns = ""
+        for number, layer in row.named_children() if isinstance(row, nn.Sequential) else ():
+            name = f"{path}.{number}".lstrip(".")
+            if name in kinds:  # a reader's own kind is known by its name
+                bases = [kind.__name__ for kind in kinds[name].__mro__]
+                columns = name if any("Column" in base for base in bases) else ""
+            elif columns and isinstance(layer, MIXING):
+                raise ValueError(
+                    f"{name} is a {type(layer).__name__}, which mixes the columns of "
+                    f"{columns}, and each rank has only some: leave those layers whole"
+                )
 
 
 def copies(model: nn.Module) -> dict[str, nn.Parameter]:

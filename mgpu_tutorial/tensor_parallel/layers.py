@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from mgpu_tutorial.sharding.refusals import require_no_graph
-from mgpu_tutorial.shared.groups import size_of
+from mgpu_tutorial.shared.groups import copy_in_group, size_of
 
 Group = dist.ProcessGroup | None
 
@@ -45,9 +45,16 @@ class SumOverRanks(torch.autograd.Function):
         return gradient, None
 
 
+def require_numbers(part: torch.Tensor) -> None:
+    """ValueError for truths, of which True + True is True."""
+    if part.dtype == torch.bool:
+        raise ValueError("a sum of torch.bool counts nothing: sum tensor.int()")
+
+
 def sum_of(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of all ranks' tensors, on every rank; `part` stays as it is."""
     size_of(group)  # refuses a rank that is not in the group
+    require_numbers(part)
     total = part.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
@@ -73,12 +80,33 @@ def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
     return part
 
 
+def copy_shard(part: Shard, memo: dict) -> Shard:
+    """A deep copy that knows its cut and group: torch's would be taken for a whole."""
+    if id(part) not in memo:
+        other = memo[id(part)] = Shard(part.detach().clone(), part.requires_grad)
+        other.cut, other.group = part.cut, part.group
+    return memo[id(part)]
+
+
+Shard.__deepcopy__ = copy_shard
+
+
 def require_linear(whole: nn.Module) -> None:
     """TypeError for a layer that is no product; `shard` refuses one that is cut already."""
     is_cut = isinstance(getattr(whole, "weight", None), Shard)
     if not isinstance(whole, nn.Linear) and not is_cut:
         kind = type(whole).__name__
         raise TypeError(f"{kind} is no product of matrices: give a torch.nn.Linear to cut")
+
+
+def require_part(part: torch.Tensor, weight: torch.Tensor) -> None:
+    """ValueError, before a sum of the ranks, for an input that is not this rank's part."""
+    if part.shape[-1:] != weight.shape[1:]:
+        raise ValueError(
+            f"an input of shape {tuple(part.shape)}, and this rank multiplies "
+            f"{weight.shape[1]} of its features: give the part that a column-parallel layer "
+            "leaves, not the whole"
+        )
 
 
 def require_copying(layer: nn.Module, state: dict, prefix: str, how: dict, *_: Any) -> None:
@@ -94,6 +122,7 @@ class ColumnParallelLinear(nn.Module):
     """(…, inputs), which all ranks have, becomes (…, outputs / ranks)."""
 
     f = CopyToRanks
+    __deepcopy__ = copy_in_group
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
@@ -111,6 +140,7 @@ class RowParallelLinear(nn.Module):
     """(…, inputs / ranks) becomes (…, outputs) on all ranks; the bias is added to the sum."""
 
     g = SumOverRanks
+    __deepcopy__ = copy_in_group
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
@@ -121,5 +151,6 @@ class RowParallelLinear(nn.Module):
         self.register_load_state_dict_pre_hook(require_copying)
 
     def forward(self, part: torch.Tensor) -> torch.Tensor:
+        require_part(part, self.weight)
         total = self.g.apply(linear(part, self.weight), self.group)
         return total if self.bias is None else total + self.bias

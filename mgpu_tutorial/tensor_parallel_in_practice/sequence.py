@@ -42,9 +42,19 @@ class ScatterSequence(torch.autograd.Function):
         return gathered(gradient, ctx.group), None
 
 
+def ranks_for(tensor: torch.Tensor, group: Group) -> int:
+    """The size of the group; ValueError for what is not (batch, sequence, features)."""
+    if tensor.dim() != 3:
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)}: expected (batch, sequence, features), "
+            "so give one sequence as a batch of one, by unsqueeze(0)"
+        )
+    return size_of(group)
+
+
 def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
     """(batch, sequence / ranks, features) of each rank as (batch, sequence, features)."""
-    ranks = size_of(group)
+    ranks = ranks_for(mine, group)
     every = mine.new_empty(ranks * len(mine), *mine.shape[1:])  # one rank's below another's
     dist.all_gather_single(every, mine.contiguous(), group=group)
     return torch.cat(every.chunk(ranks), dim=1)
@@ -52,7 +62,7 @@ def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
 
 def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
-    ranks, (batch, length, features) = size_of(group), part.shape
+    ranks, (batch, length, features) = ranks_for(part, group), part.shape
     if length % ranks:
         raise ValueError(f"{ranks} ranks cannot share {length} tokens of a sequence evenly")
     mine = part.new_empty(batch, length // ranks, features)

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import embedding, pad
 
+from mgpu_tutorial.shared.groups import copy_in_group
 from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel import block
 from mgpu_tutorial.tensor_parallel.layers import (
@@ -48,6 +49,9 @@ class VocabularyParallelEmbedding(nn.Module):
         if self.padding is not None:  # its row gets no gradient
             rows = rows.detach().where((tokens == self.padding).unsqueeze(-1), rows)
         return self.g.apply(rows.where(here.unsqueeze(-1), 0), self.group)
+
+
+VocabularyParallelEmbedding.__deepcopy__ = copy_in_group
 
 
 class VocabularyParallelHead(ColumnParallelLinear):

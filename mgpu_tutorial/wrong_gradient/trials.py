@@ -42,8 +42,13 @@ def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> G
 
     `stage` holds the layers from number `first` on; a parameter with an attribute `cut` is a
     shard along that dimension. Raises ValueError, on every rank of its tp and pp groups, for
-    a parameter without a gradient.
+    a parameter without a gradient, and for a mesh without tp or pp.
     """
+    if missing := [name for name in ("tp", "pp") if name not in (mesh.mesh_dim_names or ())]:
+        raise ValueError(
+            f"the mesh has {mesh.mesh_dim_names}, and no {' and '.join(missing)}: make it "
+            "with both, of one rank where nothing is shared"
+        )
     own = {name: p.grad for name, p in stage.named_parameters()}
     shards, mine = gathered(own, mesh["tp"]), {}
     for name, parameter in stage.named_parameters():
@@ -126,7 +131,13 @@ def first_difference(
     disturbed by a unit in the last place of each number, and a gradient of `found` can be
     `times` as far off as that moves it. None where all are near. `gradients_of` gives the
     same twice: dropout that draws anew would count as rounding, and hide everything.
+    Tokens have no last place: give their embeddings, and gradients that begin with them.
     """
+    if not x.is_floating_point():
+        raise TypeError(
+            f"x is {x.dtype}, of which no last place can be moved: give what the first layer "
+            "computes with, such as the embeddings of the tokens"
+        )
     right = gradients_of(x)
     if found.keys() != right.keys():
         raise ValueError(f"{sorted(found)} are compared with {sorted(right)}")

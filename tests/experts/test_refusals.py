@@ -1,10 +1,13 @@
 """What cannot be sent to an expert is refused; what is unusual comes out right."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.experts import layer
 from mgpu_tutorial.experts.parallel import (
     ExpertModel,
@@ -12,6 +15,7 @@ from mgpu_tutorial.experts.parallel import (
     average_gradients,
     combine,
     dispatch,
+    norm_of_all,
     run,
     step,
 )
@@ -66,6 +70,24 @@ def test_a_token_has_one_to_all_experts(refused, k):
     refused(2, f"k is {k}: a token needs 1 to 8 experts", step, 1, k, sent=True)
 
 
+def answer(rank, world_size, shape, dtype):
+    return ExpertParallel(4, 2)(torch.ones(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "words, shape, dtype",
+    [
+        ("x of shape (2, 3, 16): expected (tokens, 16)", (2, 3, 16), torch.float64),
+        ("x of shape (16,): expected (tokens, 16)", (16,), torch.float64),
+        ("x of shape (3, 8): expected (tokens, 16)", (3, 8), torch.float64),
+        ("x is torch.float32, and the layer torch.float64", (3, 16), torch.float32),
+        ("x is torch.int64, and the layer torch.float64", (3, 16), torch.int64),
+    ],
+)
+def test_what_are_no_tokens_of_the_layer_is_refused(refused, words, shape, dtype):
+    refused(2, words, answer, shape, dtype)
+
+
 def average_over(rank, world_size, experts, copies):
     alone = [dist.new_group([r]) for r in range(world_size)][rank]
     group = {"all": None, "alone": alone}
@@ -90,6 +112,41 @@ def average_over_the_other_dimension(rank, world_size):
 def test_the_ranks_that_share_the_experts_are_no_copies(refused):
     words = "`up` is this rank's part of a layer"
     refused(4, words, average_over_the_other_dimension, sent=True)
+
+
+def average_a_copy(rank, world_size):
+    model = copy.deepcopy(ExpertModel(ExpertParallel(4, 2, dist.new_group([0, 1]))))
+    run(model)
+    BucketedDDP(model)
+
+
+def test_a_deep_copy_is_not_taken_for_a_replica(refused):
+    refused(2, "`experts.up` is this rank's part of a layer", average_a_copy, sent=True)
+
+
+def average_with_a_frozen_layer(rank, world_size, function):
+    model = ExpertModel(ExpertParallel(4, 2))
+    model.below.requires_grad_(False)
+    run(model)
+    function(model, [dist.new_group([r]) for r in range(world_size)][rank])
+
+
+@pytest.mark.parametrize("function", [average_gradients, norm_of_all])
+def test_a_frozen_layer_is_refused_before_the_average(refused, function):
+    words = "no gradient in below: backward comes first"
+    refused(2, words, average_with_a_frozen_layer, function, sent=True)
+
+
+def norm_over(rank, world_size):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "experts"))
+    model = ExpertModel(ExpertParallel(4, 2, mesh.get_group("experts")))
+    run(model)
+    norm_of_all(model, None)
+
+
+def test_a_norm_that_counts_copies_twice_is_refused(refused):
+    words = "2 ranks share the experts, and this group has 4"
+    refused(4, words, norm_over, sent=True)
 
 
 SCORES, ROWS = torch.ones(3, 4), torch.ones(3, 2)
@@ -119,6 +176,11 @@ UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)
         ),
         (lambda: layer.auxiliary_loss(SCORES[:0], torch.ones(4)), "a token at least"),
         (lambda: layer.auxiliary_loss(SCORES, torch.ones(1)), "a count for each expert"),
+        (
+            lambda: layer.auxiliary_loss(torch.ones(2, 4, 4), torch.ones(4)),
+            "a count for each",
+        ),
+        (lambda: layer.auxiliary_loss(SCORES, torch.ones(4, 2)), "a count for each expert"),
         (lambda: layer.move_bias(torch.zeros(1), COUNTS, 0.1), "one of each for each"),
         (lambda: layer.move_bias(torch.zeros(()), COUNTS, 0.1), "one of each for each"),
         (lambda: layer.move_bias(torch.zeros(4, 1), COUNTS, 0.1), "one of each for each"),

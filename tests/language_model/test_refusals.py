@@ -1,6 +1,7 @@
 """A run that cannot be is refused at once on every rank; one that can be is right."""
 
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.language_model import PARTS, ask, train
 from mgpu_tutorial.language_model.model import (
@@ -169,6 +171,28 @@ def test_micro_batches_are_equal(refused):
 )
 def test_what_cannot_be_written_is_refused(refused, words, world_size, prompt, count):
     refused(world_size, words, ask.write, new_model(), encode(prompt), count, PARTS)
+
+
+@pytest.mark.parametrize("prompt", ["Returns", b"Returns", torch.ones(3), encode("a")[None]])
+def test_a_prompt_that_is_no_row_of_characters_is_refused(refused, prompt):
+    refused(2, "expected a row of whole numbers", ask.write, new_model(), prompt, 5, PARTS)
+
+
+def ignore(rank, world_size, loss_of):
+    train(rank, world_size, "dp=2", 1, loss_of=loss_of)
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        partial(cross_entropy, ignore_index=1),  # a space
+        partial(cross_entropy, reduction="sum"),
+        partial(cross_entropy, weight=torch.arange(1.0, 97.0)),
+    ],
+)
+def test_a_loss_that_is_no_mean_of_characters_is_refused(refused, loss_of):
+    """Micro-batches and ranks would each divide by their own count."""
+    refused(2, "the mean of its 1024 micro-batches", ignore, loss_of)
 
 
 @given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=9))

@@ -221,6 +221,20 @@ def test_rope_needs_pairs_and_keeps_the_dtype():
         assert block.rotate(torch.ones(2, 4, dtype=dtype), torch.arange(2)).dtype == dtype
 
 
+@pytest.mark.parametrize(
+    "x, places, words",
+    [
+        (torch.ones(1, 1, 4, 2), torch.arange(1), "and 1 places: give fractions"),
+        (torch.ones(1, 1, 4, 2), torch.arange(3), "and 3 places: give fractions"),
+        (torch.ones(1, 1, 4, 2).long(), torch.arange(4), "torch.int64, and 4 places: give"),
+    ],
+)
+def test_rope_needs_fractions_and_a_place_for_each_token(x, places, words):
+    """One place would be that of all tokens, and whole numbers would be cut off."""
+    with pytest.raises(ValueError, match=words):
+        block.rotate(x, places)
+
+
 def distances(rank, world_size, dtype, turned):
     """How far output and gradients are from float64, by way; `sdpa` is PyTorch's own."""
     torch.manual_seed(0)

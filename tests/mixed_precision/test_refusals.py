@@ -65,6 +65,17 @@ def test_a_rank_that_is_not_in_the_group_is_told(refused):
     refused(2, "this rank is not in the group", asked_outside, sent=True)
 
 
+def asked_for_parameters(rank, world_size, listed):
+    parameters = new_model()[0].parameters()
+    return precision.is_finite_everywhere(list(parameters) if listed else parameters)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_parameters_in_place_of_gradients_are_refused(refused, listed):
+    """They are finite, whatever their gradients are."""
+    refused(2, "these are parameters: give their gradients", asked_for_parameters, listed)
+
+
 ONE, INF = torch.ones(2), torch.tensor([[1.0, math.inf]])
 
 

@@ -67,6 +67,18 @@ def test_it_is_refused(call, words):
         call()
 
 
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(4, 4)), [nn.Linear(4, 4)]])
+def test_a_model_without_stages_is_refused(model):
+    with pytest.raises(TypeError, match="has no stages and devices: cut it first"):
+        mb.take_step(model, *batch(4), 2)
+
+
+def test_a_step_under_no_grad_is_refused():
+    """The threads compute with gradients all the same."""
+    with torch.no_grad(), pytest.raises(RuntimeError, match="a training step under no_grad"):
+        mb.take_step(linear_stages(2), *batch(4), 2)
+
+
 @given(some.lists(some.sampled_from(list(UNITS)), max_size=4))
 def test_cuts_are_taken_only_in_the_order_of_the_network(cuts):
     right = [name for name in list(UNITS)[1:] if name in cuts]

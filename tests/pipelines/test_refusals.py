@@ -24,6 +24,10 @@ def in_order(*orders):
     return stages.run_in_order, Pauses(0.0), 2, orders_of(*orders), stages.isend
 
 
+def by_1f1b(rank, world_size, work, micro):
+    stages.run_in_order(rank, world_size, work, micro, stages.order_of_1f1b, stages.isend)
+
+
 def order_for(rank, world_size, *given):
     stages.order_of_1f1b(*given)
 
@@ -65,6 +69,12 @@ FIRST = "F0 F1 B0 B1"
 )
 def test_it_is_refused_on_every_rank(refused, count, words, call):
     refused(count, words, *call)
+
+
+@pytest.mark.parametrize("run", [stages.run_gpipe, by_1f1b])
+def test_a_model_that_nobody_has_cut_is_refused(refused, run):
+    words = "Sequential has no module, shape, batch, loss: give a Work"
+    refused(2, words, run, nn.Sequential(nn.Linear(4, 4)), 2)
 
 
 class Differing(LinearStages):
@@ -131,6 +141,17 @@ def test_a_loss_that_is_no_mean_of_samples_is_refused(refused, how, micro):
 
 def by_gpipe(rank, world_size, work, micro):
     return stages.run_gpipe(rank, world_size, work, micro)
+
+
+def by_schedule(rank, world_size, work, micro):
+    schedules.run_schedule(rank, world_size, work, micro, pp.ScheduleGPipe)
+
+
+def test_pytorchs_schedules_ask_for_a_mean_and_for_equal_parts_too(refused):
+    refused(2, "the mean of its 4 micro-batches", by_schedule, Weighed(reduction="sum"), 4)
+    refused(2, "into 5 equal micro-batches, and the mean", by_schedule, LinearStages(2), 5)
+    words = "Sequential has no module, shape, batch, loss: give a Work"
+    refused(2, words, by_schedule, nn.Sequential(nn.Linear(4, 4)), 2)
 
 
 def test_an_ignored_class_of_which_parts_have_unequally_many_is_refused(refused):

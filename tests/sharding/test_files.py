@@ -3,12 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.optim import Adam
+from torch.optim import SGD, Adam
 
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding.blocks import fully_sharded
 from mgpu_tutorial.sharding.files import load_shards, save_shards
-from mgpu_tutorial.sharding.stages import ShardedModel, prepare
+from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer, prepare
 
 STAGES = ("ZeRO 1", "ZeRO 2", "ShardedModel", "fully_sharded")
 
@@ -123,6 +123,49 @@ def test_files_of_two_saves_that_say_the_same_are_not_mixed(ranks, refused, tmp_
     ranks(2, save_once, str(tmp_path), 1)
     file.write_bytes(old)
     refused(2, "are not all of one save", load_once, str(tmp_path), sent=True)
+
+
+def go_on_by_owner(rank, world_size, folder):
+    """A ShardedOptimizer is saved and loaded as the inner one."""
+    optimizer = ShardedOptimizer((model := new_model()).parameters(), Adam)
+    for number in (1, 2):
+        save_shards(folder, model, optimizer, number=number)
+        assert load_shards(folder, model, optimizer) == {"number": number}
+        take_steps((model, None, optimizer.step), (number,), rank, world_size)
+    return len(optimizer.inner.state) > 0
+
+
+def test_the_optimizer_of_stage_1_is_saved_as_it_is_or_by_its_inner_one(ranks, tmp_path):
+    assert ranks(2, go_on_by_owner, str(tmp_path)).results == [True, True]
+
+
+def save_a_tensor(rank, world_size, folder):
+    model = new_model()
+    save_shards(folder, model, Adam(model.parameters()), steps=1, mean=torch.ones(3))
+
+
+def test_a_tensor_beside_the_model_is_refused(refused, tmp_path):
+    refused(2, "mean is a tensor, which the ranks can't", save_a_tensor, str(tmp_path))
+
+
+def load_into_another_optimizer(rank, world_size, folder):
+    """Saves the run of one optimizer, and loads it into another's: the model stays too."""
+    model, other = new_model(), new_model()
+    save_shards(folder, model, SGD(model.parameters(), lr=0.1, momentum=0.9))
+    with torch.no_grad():
+        other[0].weight += 1
+    before = other[0].weight.clone()
+    try:
+        load_shards(folder, other, Adam(other.parameters()))
+    finally:
+        assert torch.equal(other[0].weight, before)
+
+
+def test_the_state_of_another_optimizer_is_refused_before_the_model_is_loaded(
+    refused, tmp_path
+):
+    words = "is of the optimizer SGD, and this one is Adam"
+    refused(2, words, load_into_another_optimizer, str(tmp_path), sent=True)
 
 
 def save_where_only_rank_0_can(rank, world_size, folder):

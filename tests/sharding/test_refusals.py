@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import SGD, Adam
+from torch.optim import LBFGS, SGD, Adam
 
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding import stages, zero
@@ -266,8 +266,72 @@ def step_the_inner_optimizer(rank, world_size, stage):
         assert not torch.equal(module.weight, before)
 
 
+def step_thawed(rank, world_size, stage):
+    """The second layer is frozen while the first is sharded, and trained from then on."""
+    prepared = stages.prepare(stage, module := frozen())
+    module.requires_grad_(True)
+    with_gradients(module)
+    before = [p.detach().clone() for p in module.parameters()]
+    try:
+        prepared.step()
+    finally:
+        assert all(map(torch.equal, before, module.parameters()))
+
+
+def step_flat_after_an_addition(rank, world_size):
+    module = plain()
+    flat = zero.FlatParameters(module)
+    module.more = nn.Linear(3, 3)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    flat.step(SGD([flat.shard], lr=0.1))
+
+
+def step_more_than_was_given(rank, world_size):
+    optimizer = ShardedOptimizer((module := plain()).parameters(), SGD, lr=0.1)
+    optimizer.inner.add_param_group({"params": nn.Linear(3, 3).parameters()})
+    with_gradients(module)
+    optimizer.step()
+
+
+def shard_what_is_recomputed(rank, world_size, make):
+    model = nn.Sequential(nn.Sequential(plain()), plain())
+    zero.recompute(model[0])
+    make(model)
+
+
+def prepare_by_closure(rank, world_size, stage, kind):
+    stages.prepare(stage, plain(), kind)
+
+
+def own_by_closure(rank, world_size):
+    ShardedOptimizer(plain().parameters(), LBFGS)
+
+
+def step_by_closure(rank, world_size, stage):
+    """A closure that goes backward: its gradients would be those of this rank."""
+    prepared = stages.prepare(stage, module := plain())
+
+    def closure():
+        loss = module(torch.full((1, 3), rank + 1.0)).sum()
+        loss.backward()
+        return loss
+
+    closure()
+    prepared.step(closure)
+
+
+def step_shards_by_closure(rank, world_size):
+    model = ShardedModel(plain())
+    LBFGS(model.parameters()).step(lambda: model(torch.ones(1, 3)).sum())
+
+
 def clip_by(rank, world_size, max_norm):
     clip_shards(SGD(plain().parameters(), lr=0.1), max_norm)
+
+
+def clip_copies(rank, world_size):
+    clip_shards(stages.prepare(0, plain()).optimizer, 1.0)
 
 
 def initialise_too_late(rank, world_size):
@@ -322,9 +386,21 @@ REFUSED = {
     "an owner that is no rank": ("each a rank from 0 to 1", step_by_owner, [0, 2]),
     "an empty optimizer": ("the optimizer lacks", step_by_owner, [0, 1], "none"),
     "no backward, flat": ("no gradient in weight, bias", step_flat_without_backward),
+    "a layer added later, flat": ("or not there, when", step_flat_after_an_addition),
     "another optimizer, flat": ("the optimizer lacks", step_flat_by_another_optimizer),
     "converted, flat": ("`weight` has left the flat tensor", step_flat_after_a_conversion),
     "BatchNorm recomputed": ("would count each batch twice", recompute_batch_norm),
+    "LBFGS, stage 0": ("LBFGS computes gradients inside", prepare_by_closure, 0, LBFGS),
+    "LBFGS, stage 1": ("LBFGS computes gradients inside", prepare_by_closure, 1, LBFGS),
+    "LBFGS, stage 3": ("LBFGS computes gradients inside", prepare_by_closure, 3)
+    + (partial(LBFGS, lr=0.1),),
+    "LBFGS, sharded": ("LBFGS computes gradients inside", own_by_closure),
+    "recomputed, then a model": ("is recomputed already", shard_what_is_recomputed)
+    + (ShardedModel,),
+    "recomputed, then a block": ("is recomputed already", shard_what_is_recomputed)
+    + (ShardedBlock,),
+    "recomputed, then blocks": ("is recomputed already", shard_what_is_recomputed)
+    + (lambda model: fully_sharded(model, [model[1], model[0]]),),
     "stage 4": ("there is no stage 4", prepare_stage, 4),
     "max_norm at stage 1": (NORM, prepare_stage, 1, renormed),
     "max_norm in a block": (NORM, shard_a_block, renormed),
@@ -361,6 +437,15 @@ REFUSED_LATER = {
     "another order": ("of rank 0 in another order", own_equal_shapes_in_another_order),
     "the inner optimizer, stage 1": ("call the `step` of", step_the_inner_optimizer, 1),
     "the inner optimizer, stage 2": ("call the `step` of", step_the_inner_optimizer, 2),
+    "clipping, stage 0": ("at stage 0 each rank has all gradients", clip_copies),
+    "a closure, stage 0": ("a closure would compute gradients", step_by_closure, 0),
+    "LBFGS of shards": ("LBFGS computes gradients inside", step_shards_by_closure),
+    "thawed, stage 1": ("was frozen, or not there, when the others", step_thawed, 1),
+    "thawed, stage 2": ("was frozen, or not there, when the others", step_thawed, 2),
+    "parameters added later": (
+        "2 parameters were added to the inner",
+        step_more_than_was_given,
+    ),
     "a whole state": ("weight, bias has no shards", load),
     "a whole state, loosely": ("weight, bias has no shards", load_loosely),
     "a state assigned": ("assign=True would replace", load_by_assigning),
@@ -523,6 +608,21 @@ def test_all_start_from_rank_0s_values(ranks, stage):
     expected = begin_apart_alone()
     for found in ranks(2, begin_apart, stage).results:
         assert largest_difference([*found.values()], expected) < 1e-6
+
+
+def begin_apart_beside(rank, world_size, stage):
+    """What no step moves: a frozen layer's bias, and a buffer."""
+    torch.manual_seed(rank)
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False))
+    module.register_buffer("shift", torch.tensor(float(rank)))
+    stages.prepare(stage, module)
+    return module[1].bias, module.shift
+
+
+@pytest.mark.parametrize("stage", range(3))
+def test_frozen_layers_and_buffers_start_from_rank_0s_too(ranks, stage):
+    first, second = ranks(2, begin_apart_beside, stage).results
+    assert all(map(torch.equal, first, second)) and second[1] == 0
 
 
 def begin_apart_alone():

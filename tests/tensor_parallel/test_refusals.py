@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.lab.measure import largest_difference
+from mgpu_tutorial.shared import models
 from mgpu_tutorial.tensor_parallel import block, layers
 from mgpu_tutorial.tensor_parallel.block import PLAN, Block, parallelize, whole_of
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -85,6 +86,86 @@ def cut_norm(rank, world_size):
     parallelize(Block(), {"mlp_norm": ColumnParallelLinear})
 
 
+def multiply(rank, world_size, shape):
+    RowParallelLinear(nn.Linear(8, 4))(torch.ones(shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (2, 3), (2, 5, 8), ()])
+def test_an_input_that_is_not_this_ranks_part_is_refused(refused, shape):
+    words = f"an input of shape {shape}, and this rank multiplies 4 of its features"
+    refused(2, words, multiply, shape)
+
+
+IN_A_ROW = {"0": ColumnParallelLinear, "3": RowParallelLinear}
+
+
+def cut_around(rank, world_size, layer):
+    row = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.0), layer, nn.Linear(16, 8))
+    plan = {f"mlp.{number}": kind for number, kind in IN_A_ROW.items()}
+    parallelize(nn.ModuleDict({"mlp": row}), plan)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.GLU(), nn.Softmax(-1), nn.LogSoftmax(-1), nn.LayerNorm(16), nn.RMSNorm(16)]
+)
+def test_what_mixes_columns_does_not_stand_between_them_and_rows(refused, layer):
+    words = f"mlp.2 is a {type(layer).__name__}, which mixes the columns of mlp.0"
+    refused(2, words, cut_around, layer)
+
+
+def beside_one_process(rank, world_size):
+    """A norm before the columns, one after the rows, and between them what is alone."""
+    torch.manual_seed(0)
+    inner = nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.0), nn.Linear(16, 8)
+    one = nn.Sequential(nn.LayerNorm(8), *inner, nn.LayerNorm(8), nn.Softmax(-1)).double()
+    plan = {"1": ColumnParallelLinear, "4": RowParallelLinear}
+    shared, x = (
+        parallelize(deepcopy(one), plan),
+        torch.linspace(-1, 1, 24).view(3, 8).double(),
+    )
+    return largest_difference(shared(x), one(x))
+
+
+def test_norms_around_columns_and_rows_are_right(ranks):
+    assert max(ranks(2, beside_one_process).results) < 1e-14
+
+
+def cut_heads(rank, world_size, kind):
+    plan = dict.fromkeys(("query", "key", "value"), ColumnParallelLinear)
+    parallelize(kind(), plan | {"out": RowParallelLinear})
+
+
+class FewKeys(models.Attention):
+    """Four heads of queries, two of keys and values."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+        self.key, self.value = nn.Linear(8, 4), nn.Linear(8, 4)
+
+
+@pytest.mark.parametrize(
+    "kind, count, words",
+    [
+        (lambda: models.Block(48, 4), 3, "3 ranks cannot share 4 heads evenly: attention"),
+        (lambda: models.Block(48, 4), 6, "6 ranks cannot share 4 heads evenly: attention"),
+        (lambda: nn.Sequential(FewKeys()), 4, "4 ranks cannot share 2 heads evenly: 0"),
+    ],
+)
+def test_heads_of_other_attention_are_not_cut_through(refused, kind, count, words):
+    refused(count, words, cut_heads, kind)
+
+
+def cut_attention(rank, world_size, inside):
+    attention = nn.MultiheadAttention(8, 2)
+    model = nn.ModuleDict({"attention": attention}) if inside else attention
+    parallelize(model, {"out_proj": RowParallelLinear})
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_attention_that_reads_its_weights_itself_is_refused(refused, inside):
+    refused(2, "is a MultiheadAttention, which reads the weights", cut_attention, inside)
+
+
 def cut_embedding(rank, world_size, kind):
     kind(nn.Embedding(8, 4))
 
@@ -129,6 +210,23 @@ def compare_copies(rank, world_size, how):
 )
 def test_copies_of_other_models_are_refused_on_every_rank(refused, how, words):
     refused(2, words, compare_copies, how, sent=True)
+
+
+def marks_of_a_copy(rank, world_size):
+    group = dist.new_group([0, 1])
+    model = deepcopy(parallelize(block.new_block(), PLAN, group))
+    shards = [p for p in model.parameters() if isinstance(p, layers.Shard)]
+    weight = model.mlp.up.weight
+    block.gradients_of(model)
+    return len(shards), {p.group is group for p in shards}, whole_of(weight.grad, weight)
+
+
+def test_a_deep_copy_knows_its_shards(ranks):
+    """Without their marks a wrapper would average them, and rank 0's replace the others."""
+    block.gradients_of(one := block.new_block())
+    for count, in_group, gradient in ranks(2, marks_of_a_copy).results:
+        assert (count, in_group) == (6, {True})
+        assert largest_difference(gradient, one.mlp.up.weight.grad) < 1e-14
 
 
 def of_a_layer(rank, world_size, kind, dtype, bias, frozen):
@@ -179,6 +277,14 @@ def test_a_part_may_lie_in_any_order_in_memory(ranks):
     x = torch.arange(6.0).view(2, 3)
     for found in ranks(2, turned).results:
         assert largest_difference(found, [2 * x.T, 2 * x.T, 4 * x]) == 0
+
+
+def sum_truths(rank, world_size):
+    layers.sum_of(torch.ones(2, dtype=torch.bool))
+
+
+def test_truths_are_not_summed(refused):
+    refused(2, "a sum of torch.bool counts nothing: sum tensor.int()", sum_truths)
 
 
 def odd_sums(rank, world_size):

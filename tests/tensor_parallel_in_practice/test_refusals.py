@@ -104,6 +104,16 @@ def test_a_copy_that_is_trained_later_is_summed_too(ranks):
     assert max(ranks(2, thaw).results) < 1e-14
 
 
+def share_a_row(rank, world_size, operator):
+    operator.apply(torch.zeros(4, 6))
+
+
+@pytest.mark.parametrize("kind", [sequence.GatherSequence, sequence.ScatterSequence])
+def test_rows_without_a_batch_are_refused(refused, kind):
+    """Of two dimensions the second would be the sequence, and it is the features."""
+    refused(2, "expected (batch, sequence, features)", share_a_row, kind)
+
+
 def slice_thirteen(rank, world_size):
     sequence.scattered_sum(torch.zeros(2, 13, 4))
 

@@ -1,6 +1,9 @@
 """What the job, its tests and the check cannot do, every rank says before it sends."""
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.wrong_gradient import check, curves, job, kinds, trials
 
@@ -43,6 +46,24 @@ def test_refused(refused, world_size, words, worker, given):
 @pytest.mark.parametrize("lacking", ["3.1.bias", "2.mlp.up.weight", "0.attention.out.bias"])
 def test_a_missing_gradient_is_refused_on_every_stage(refused, lacking):
     refused(4, f"{lacking} has no gradient", without, "tp=2,pp=2", lacking, sent=True)
+
+
+def without_a_dimension(rank, world_size, *names):
+    mesh = init_device_mesh("cpu", (2,) + (1,) * (len(names) - 1), mesh_dim_names=names)
+    return trials.whole_gradients(nn.Sequential(nn.Linear(1, 1)), mesh)
+
+
+@pytest.mark.parametrize(
+    "names, lacking", [(["tp", "dp"], "pp"), (["pp"], "tp"), (["dp"], "tp and pp")]
+)
+def test_a_mesh_without_a_dimension_is_refused(refused, names, lacking):
+    words = f"and no {lacking}: make it with both"
+    refused(2, words, without_a_dimension, *names, sent=True)
+
+
+def test_tokens_have_no_last_place():
+    with pytest.raises(TypeError, match="x is torch.int64, of which no last place can be"):
+        trials.first_difference({}, dict, torch.arange(3))
 
 
 def test_other_names_are_not_compared():
