@@ -16,11 +16,12 @@ from mgpu_tutorial.shared.price import pretended
 from mgpu_tutorial.shared.price.machine import Machine, bytes_sent, machine_of
 from mgpu_tutorial.shared.price.picture import draw
 from mgpu_tutorial.shared.price.replay import Played, replay
-from mgpu_tutorial.shared.price.tape import Call, Tape
+from mgpu_tutorial.shared.price.tape import ELSEWHERE, Call, Tape
 
 MOST = 64  # ranks of a chain of messages that are taped, one after the other
 NO_NUMBER = ("DataDependentOutputException", "DynamicOutputShapeException")
 NO_MEMORY = ("data is not allocated", "data pointer", "numpy")
+NO_GPU = (ELSEWHERE, "CUDA", "NVIDIA")
 
 
 def price(
@@ -114,6 +115,16 @@ def _reason(error: Exception, rank: int) -> str:
             f"what this line asks for depends on numbers{at}, and a priced tensor has a "
             "shape and none: hand the numbers to the worker as an argument, such as equal "
             "counts for experts, or leave the line out"
+        )
+    if any(words in said for words in NO_GPU):
+        return (
+            f"what this line asks for is a GPU{at}, and a priced rank computes on the CPU, "
+            "whatever its machine: leave the device out"
+        )
+    if "Couldn't swap" in said:
+        return (
+            f"what this line converts is a model{at}, and parameters without numbers cannot "
+            "be: make it in its dtype, by torch.set_default_dtype before"
         )
     return f"the worker failed as pretended rank {rank}: {type(error).__name__}: {said}{at}"
 

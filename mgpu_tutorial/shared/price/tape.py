@@ -31,6 +31,7 @@ OF_SHARES = (
     *("all_gather_tensor", "all_gather_tensor_autograd"),
 )
 LOOK_UPS = ("embedding", "index", "index_select", "gather")  # read no more than they write
+ELSEWHERE = "no device of a priced rank"  # which is on the CPU, whatever its machine
 EXACT, TENSOR_FLOAT = 16, 2  # how much longer a product of 32 bits takes than one of 16
 
 
@@ -198,6 +199,8 @@ class Taping(Recorder):
     def operation(self, func: Any, given: list[Tensor], out: Any, flops: float) -> None:
         """Note a kernel that ran on these tensors, and the memory that is new with it."""
         name, made = func.overloadpacket.__name__, tensors_of(out)
+        if other := {tensor.device.type for tensor in made} - {"cpu", "meta"}:
+            raise ValueError(f"{min(other)} is {ELSEWHERE}")
         known = {id(t.untyped_storage()) for t in given}
         is_view = all(id(t.untyped_storage()) in known for t in made)
         is_empty = "empty" in name

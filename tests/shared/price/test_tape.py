@@ -291,6 +291,22 @@ def fail(rank, world_size):
     torch.ones(2, 3) @ torch.ones(2, 3)
 
 
+def move(rank, world_size):
+    nn.Linear(2, 2).cuda()
+
+
+def make_there(rank, world_size):
+    torch.ones(2, device="cuda")
+
+
+def choose_device(rank, world_size):
+    torch.cuda.set_device(rank)
+
+
+def convert(rank, world_size):
+    nn.Linear(2, 2).to(torch.bfloat16)
+
+
 def hang(rank, world_size):
     while True:
         pass
@@ -303,6 +319,10 @@ def hang(rank, world_size):
         (hand_objects, r"depends on numbers .*all_gather_object"),
         (choose, r"depends on numbers .*randn"),
         (wrap, r"depends on numbers .*DistributedDataParallel"),
+        (move, r"is a GPU .*cuda\(\).*leave the device out"),
+        (make_there, r"is a GPU .*device=.*leave the device out"),
+        (convert, r"converts is a model .*bfloat16.*torch.set_default_dtype"),
+        (choose_device, r"is a GPU .*set_device.*leave the device out"),
         (fail, r"the worker failed as pretended rank 0: .*torch.ones\(2, 3\) @"),
     ],
 )
