@@ -1,4 +1,4 @@
-"""Apparatus, not the lesson: a step as a film, and tables of distances and of losses."""
+"""Apparatus, not the lesson: a step as a film, and a table of losses."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,6 @@ from torch.optim import SGD
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients, new_model
 from mgpu_tutorial.lab import Table, frame, launch
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.shared.data import digits
 
 GREY = 7  # the number of a colour that is no rank's here
@@ -33,23 +32,6 @@ def step_film(
     optimizer.step()
     held["weights"] = ("new w", GREY)
     frame("So every rank takes the same step, and the weights are the same again.", held)
-
-
-def compare(worker: Callable, steps: int = 5, **arguments: object) -> Table:
-    """How far one process has moved, and two ranks are from it and from each other."""
-    rows, start = [], []
-    for when, taken in ("at the start", 0), (f"after step {steps}", steps):
-        one, two = (launch(worker, n, steps=taken, **arguments).results for n in (1, 2))
-        start = start or one
-        far = distance(one, start[0]), distance(two, one[0]), distance(two, two[0])
-        texts = ["0" if f == 0 else "below 1e-6" if f < 1e-6 else f"{f:.1e}" for f in far]
-        rows.append([when, *texts])
-    return Table(["", "one process moved", "two ranks from it", "from each other"], rows)
-
-
-def distance(results: list[torch.Tensor], reference: torch.Tensor) -> float:
-    """The largest difference between a parameter of any rank and the reference."""
-    return max(largest_difference(result, reference) for result in results)
 
 
 def loss_at(rank: int, world_size: int, jobs: list[tuple[int, float]]) -> list[float]:
