@@ -23,22 +23,13 @@ def tabulate_buckets(iterations: Sequence[Buckets], tower: Tower) -> Table:
     return Table(["iteration", "KiB", "parameters"], rows)
 
 
-def bucket_sizes(settings: Mapping[str, dict]) -> Table:
-    """The sizes of the buckets of a 6 MiB Tower in three iterations, by named options."""
-    mib = {name: p.nbytes / 2**20 for name, p in Tower(512, depth=6).named_parameters()}
-    rows = []
-    for name, options in settings.items():
-        seen = launch(observe_buckets, 2, 512, **options).results[0]
-        sizes = [[f"{sum(map(mib.get, bucket)):.1f}" for bucket in each] for each in seen]
-        rows.append([name, *map(" + ".join, sizes)])
-    return Table(["MiB", "iteration 1", "iteration 2", "iteration 3"], rows)
-
-
 def outcome_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The buckets of the second iteration, and what the gradients take beside them."""
+    """The MiB of the second iteration's buckets, and the gradients' bytes beside them."""
     nbytes = launch(count_memory, 2, **options).results[0]
-    sizes = bucket_sizes({"": options}).rows[0][2]
-    return {"buckets": sizes, "bytes beside them": nbytes.get("gradients", 0)}
+    _, second, _ = launch(observe_buckets, 2, 512, **options).results[0]
+    mib = {name: p.nbytes / 2**20 for name, p in Tower(512, depth=6).named_parameters()}
+    sizes = [f"{sum(map(mib.get, bucket)):.1f}" for bucket in second]
+    return {"buckets": " + ".join(sizes), "bytes beside them": nbytes.get("gradients", 0)}
 
 
 def loss_curves(losses: Mapping[str, list[float]]) -> Plot:
