@@ -173,7 +173,7 @@ def price_each(
     return {
         name: Priced(worker, 1, (), job[2], tapes, chosen)
         for name, job, tapes in zip(
-            variants, jobs, tape_all(worker, jobs, timeout=120), strict=True
+            variants, jobs, tape_all(worker, jobs, timeout=300), strict=True
         )
     }
 
