@@ -58,7 +58,10 @@ def hierarchical_seconds(
 def all_gather_seconds(
     nbytes: float, ranks: int, per_node: int, inside: Link, between: Link
 ) -> float:
-    """An all-gather, or a reduce-scatter, of `nbytes` in all: half of an all-reduce."""
+    """An all-gather, or a reduce-scatter, of `nbytes` in all: half of an all-reduce.
+
+    A last node that is in part empty counts as a full one.
+    """
     require_message(nbytes, ranks, inside, between)
     require_whole("per_node", per_node)
     per_node = min(ranks, per_node)
