@@ -115,7 +115,7 @@ ACCUMULATING = [
     Wrong(
         "AccumulatingDDP",
         replace={"self.is_syncing = before": "pass"},
-        says="`head.weight` got no gradient",
+        says="`head.weight` has a gradient that was never sent",
     ),
     Wrong(
         "AccumulatingDDP",
@@ -127,7 +127,7 @@ ACCUMULATING = [
     Wrong(
         "AccumulatingDDP",
         replace={"super().gradient_ready(parameter)": "pass"},
-        says="got no gradient",
+        says="has a gradient that was never sent",
     ),
     Wrong(
         "AccumulatingDDP",

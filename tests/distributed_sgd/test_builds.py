@@ -9,10 +9,11 @@ TOGETHER = """gradients = [parameter.grad for parameter in model.parameters()]
     flat /= dist.get_world_size(group)
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
         gradient.copy_(part.view_as(gradient))"""
-SUM, DIVIDE = "dist.all_reduce(parameter.grad, group=group)", "parameter.grad /= ranks"
-BOTH = f"{SUM}\n        {DIVIDE}"
+SUM = "dist.all_reduce(parameter.grad, group=group)"
+DIVIDE = "parameter.grad /= size_of(group)"
+BOTH = f"{DIVIDE}  # first: in float16 a sum ends at 65,504\n        {SUM}"
 AVERAGE = [
-    Right("average_gradients", replace={BOTH: f"{DIVIDE}\n        {SUM}"}),
+    Right("average_gradients", replace={BOTH: f"{SUM}\n        {DIVIDE}"}),
     Right("average_gradients", replace={"trained =…": TOGETHER}),
     Wrong(
         "average_gradients",
@@ -41,7 +42,7 @@ AVERAGE = [
     ),
     Wrong(
         "average_gradients",
-        replace={DIVIDE: f"{DIVIDE}; parameter.data -= parameter.grad"},
+        replace={SUM: f"{SUM}; parameter.data -= parameter.grad"},
         says="the parameters",
     ),
     Wrong(
@@ -56,12 +57,12 @@ AVERAGE = [
     ),
     Wrong(
         "average_gradients",
-        replace={DIVIDE: f"{DIVIDE}; parameter.grad += 1e-9 * dist.get_rank()"},
+        replace={SUM: f"{SUM}; parameter.grad += 1e-9 * dist.get_rank()"},
         says="other bits than rank 0",
     ),
     Wrong(
         "average_gradients",
-        replace={DIVIDE: f"{DIVIDE}; parameter.grad = parameter.grad.half().float()"},
+        replace={SUM: f"{SUM}; parameter.grad = parameter.grad.half().float()"},
         says="away from one",
     ),
 ]

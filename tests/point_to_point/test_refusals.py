@@ -19,10 +19,6 @@ def test_a_message_from_rank_0_to_rank_1_takes_two_ranks(count, call, refused):
     refused(count, f"2 ranks, got {count}", *call)
 
 
-def test_one_rank_has_nobody_to_send_to(refused):
-    refused(1, "it takes 2 ranks or more, got 1", messages.blocking)
-
-
 def swap_with(rank, world_size, peer):
     return messages.swap(torch.ones(1), rank if peer == "itself" else peer)
 
