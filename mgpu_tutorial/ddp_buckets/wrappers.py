@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mgpu_tutorial.shared.groups import copy_in_group, require_same, require_whole
+from mgpu_tutorial.shared.groups import copy_in_group, order_of, require_same, require_whole
 
 
 def require_replicable(module: nn.Module) -> None:
@@ -84,7 +84,7 @@ def require_alike(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Raise a ValueError on every rank unless all have the same parameters and buffers."""
     require_whole(module.named_parameters(), group)
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    layout = [(n, tuple(t.shape), str(t.dtype), t.requires_grad) for n, t in tensors]
+    layout = [(n, order_of(t), str(t.dtype), t.requires_grad) for n, t in tensors]
     require_same("name, shape, dtype and requires_grad of each tensor", layout, group)
 
 

@@ -13,7 +13,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from mgpu_tutorial.shared.groups import require_same, require_whole
+from mgpu_tutorial.shared.groups import order_of, require_same, require_whole
 from mgpu_tutorial.shared.parameters import fingerprint_of
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
@@ -70,9 +70,7 @@ def require_same_start(
 ) -> None:
     """As `require_once`, and ValueError on every rank where ranks begin with other values."""
     require_once(named)
-    layout = [
-        (n, tuple(p.shape), str(p.dtype), fingerprint_of([p])) for n, p in named.items()
-    ]
+    layout = [(n, order_of(p), str(p.dtype), fingerprint_of([p])) for n, p in named.items()]
     what = "name, shape, dtype and values, of one seed or file,"
     require_same(what, layout, group)
 
@@ -81,7 +79,7 @@ def require_same_layout(module: nn.Module, group: dist.ProcessGroup | None = Non
     """ValueError on every rank where ranks have other parameters or buffers."""
     require_whole(module.named_parameters(), group)
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    layout = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
+    layout = [(name, order_of(t), str(t.dtype), t.requires_grad) for name, t in tensors]
     require_same("name, shape, dtype and requires_grad of each tensor", layout, group)
 
 

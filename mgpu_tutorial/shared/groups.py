@@ -5,8 +5,9 @@ from copy import deepcopy
 from itertools import zip_longest
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -46,6 +47,19 @@ def require_same(what: str, values: Sequence, group: dist.ProcessGroup | None) -
                     f"{what} must be the same on all ranks, and rank {rank} of the group has "
                     f"{other}, where rank 0 has {own}"
                 )
+
+
+def order_of(tensor: Tensor) -> tuple:
+    """Its shape, and where its numbers do not lie row by row, their strides.
+
+    A message has the numbers of a dense tensor as they lie in memory, so the same shape with
+    other strides, as of channels_last, is another order.
+    """
+    shape = tuple(tensor.shape)
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return shape
+    strides = zip(shape, tensor.stride(), strict=True)
+    return shape, "strides", [stride for size, stride in strides if size > 1]
 
 
 def require_whole(

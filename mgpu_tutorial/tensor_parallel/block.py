@@ -4,7 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss, scaled_dot_product_attention
+from torch.nn.utils.parametrize import is_parametrized
 
+from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.shared.models import MLP
 from mgpu_tutorial.shared.parameters import fingerprint
 from mgpu_tutorial.tensor_parallel.layers import (
@@ -129,10 +131,12 @@ def planned(
                 f"{name} is a {type(layer).__name__}, of which {kind.__name__} cannot be "
                 "made: a plan names layers that are products or embeddings"
             )
+        require_plain(name, kind, layer)
     return rows
 
 
 MIXING = nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm
+MIXING += nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def require_unmixed(modules: dict[str, nn.Module], kinds: dict[str, type]) -> None:
@@ -144,11 +148,29 @@ def require_unmixed(modules: dict[str, nn.Module], kinds: dict[str, type]) -> No
             if name in kinds:  # a reader's own kind is known by its name
                 bases = [kind.__name__ for kind in kinds[name].__mro__]
                 columns = name if any("Column" in base for base in bases) else ""
-            elif columns and isinstance(layer, MIXING):
+            elif columns and (isinstance(layer, MIXING) or is_own(layer)):
                 raise ValueError(
                     f"{name} is a {type(layer).__name__}, which mixes the columns of "
-                    f"{columns}, and each rank has only some: leave those layers whole"
+                    f"{columns} or learns from all of them, and each rank has only some: "
+                    "leave those layers whole"
                 )
+
+
+def is_own(layer: nn.Module) -> bool:
+    """True for a leaf that has parameters, as a PReLU or a BatchNorm has."""
+    return not list(layer.children()) and any(True for _ in layer.parameters())
+
+
+def require_plain(name: str, kind: type, layer: nn.Module) -> None:
+    """TypeError for a layer that does more than its product: `kind` would leave that out."""
+    plain = type(layer).forward in (nn.Linear.forward, nn.Embedding.forward)
+    hooks = (len(found(layer)) for found in borrowed.HOOKS)
+    if not plain or is_parametrized(layer) or any(hooks):
+        raise TypeError(
+            f"{name} is a {type(layer).__name__} with a forward, a hook or a parametrization "
+            f"of its own, which {kind.__name__} would leave out: make it a plain layer, or "
+            "cut it yourself"
+        )
 
 
 def copies(model: nn.Module) -> dict[str, nn.Parameter]:

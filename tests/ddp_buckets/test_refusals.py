@@ -106,6 +106,28 @@ def test_a_module_that_sends_by_itself_is_not_wrapped_again(refused):
     refused(2, "is in a BucketedDDP already", wrap, BucketedDDP, wrapped, {}, sent=True)
 
 
+def lie_otherwise(rank, world_size, wrapper, everywhere):
+    """The same convolution on all ranks; on rank 1, or all, its numbers lie otherwise."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3)
+    before = layer.weight.detach().clone()
+    if rank == 1 or everywhere:
+        layer.to(memory_format=torch.channels_last)
+    wrapper(layer)
+    return torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_numbers_that_lie_otherwise_on_one_rank_are_not_mixed_up(refused, wrapper):
+    words = "strides"
+    refused(2, words, lie_otherwise, wrapper, False, sent=True)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_numbers_that_lie_otherwise_on_all_ranks_stay(ranks, wrapper):
+    assert all(ranks(2, lie_otherwise, wrapper, True).results)
+
+
 def differ(rank, world_size, what):
     """Rank 1 has something else than the others, before it is wrapped."""
     module = Heads() if rank != 1 or what == "cap" else nn.Linear(4, 1)

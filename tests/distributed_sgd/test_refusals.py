@@ -121,6 +121,38 @@ def test_a_mean_over_the_tokens_of_a_sample_is_refused(refused):
     refused(2, words, loss_of_sequences)
 
 
+def loss_of_many(rank, world_size, loss_of, dtype=torch.float32):
+    output = torch.zeros(2, 200, dtype=dtype)
+    sgd.shared_loss(output, torch.tensor([3, 50]), 4, loss_of)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_ignored_class_in_the_middle_of_many_is_refused(refused, dtype):
+    loss_of = partial(cross_entropy, ignore_index=50)
+    words = "a sample of class 50 adds 0 to this loss"
+    refused(2, words, loss_of_many, loss_of, dtype)
+
+
+class Weighed:
+    """A loss whose weights may change from step to step."""
+
+    weight = None
+
+    def __call__(self, output, labels, reduction="mean"):
+        return cross_entropy(output, labels, weight=self.weight, reduction=reduction)
+
+
+def weigh_later(rank, world_size):
+    loss_of, given = Weighed(), (torch.zeros(2, 3), torch.tensor([0, 1]), 4)
+    sgd.shared_loss(*given, loss_of)
+    loss_of.weight = WEIGHT
+    sgd.shared_loss(*given, loss_of)
+
+
+def test_a_loss_that_changes_between_steps_is_tried_again(refused):
+    refused(2, "leave weight and ignore_index out", weigh_later)
+
+
 def loss_in_16_bits(rank, world_size):
     loss_of = partial(cross_entropy, ignore_index=1)
     output = torch.zeros(2, 64, dtype=torch.bfloat16)

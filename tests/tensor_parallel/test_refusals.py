@@ -105,12 +105,51 @@ def cut_around(rank, world_size, layer):
     parallelize(nn.ModuleDict({"mlp": row}), plan)
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.GLU(), nn.Softmax(-1), nn.LogSoftmax(-1), nn.LayerNorm(16), nn.RMSNorm(16)]
-)
+MIXES = nn.GLU(), nn.Softmax(-1), nn.LogSoftmax(-1), nn.LayerNorm(16), nn.RMSNorm(16)
+MIXES += nn.InstanceNorm1d(16), nn.BatchNorm1d(16), nn.PReLU()
+
+
+@pytest.mark.parametrize("layer", MIXES, ids=lambda layer: type(layer).__name__)
 def test_what_mixes_columns_does_not_stand_between_them_and_rows(refused, layer):
     words = f"mlp.2 is a {type(layer).__name__}, which mixes the columns of mlp.0"
     refused(2, words, cut_around, layer)
+
+
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 0.5
+
+
+class Scaled(nn.Embedding):
+    def forward(self, tokens):
+        return super().forward(tokens) * 2
+
+
+def hooked():
+    layer = nn.Linear(8, 8)
+    layer.register_forward_hook(lambda module, given, out: out * 0.5)
+    return layer
+
+
+MORE = {
+    "a forward": lambda: Halved(8, 8),
+    "an embedding": lambda: Scaled(8, 8),
+    "a hook": hooked,
+    "a parametrization": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    "an old weight norm": lambda: nn.utils.weight_norm(nn.Linear(8, 8)),
+}
+
+
+def cut_more(rank, world_size, name):
+    layer = MORE[name]()
+    kind = Embedding if "embedding" in name else ColumnParallelLinear
+    parallelize(nn.ModuleDict({"up": layer}), {"up": kind})
+
+
+@pytest.mark.parametrize("name", MORE)
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_what_a_layer_does_besides_its_product_is_not_left_out(refused, name):
+    refused(2, "a hook or a parametrization of its own, which", cut_more, name)
 
 
 def beside_one_process(rank, world_size):

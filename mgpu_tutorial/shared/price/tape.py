@@ -8,6 +8,7 @@ it belongs into a process that is thrown away. `pretended.py` prepares that proc
 
 import functools
 import os
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -29,6 +30,10 @@ KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
 OF_SHARES = (
     *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
     *("all_gather_tensor", "all_gather_tensor_autograd"),
+)
+# Kernels with far more work than the bytes that they move, which no counter here knows.
+UNCOUNTED = re.compile(
+    r"_?linalg_(?!vector_norm|cross)|_fft_|_?thnn_|mkldnn_rnn|_cudnn_rnn|.*lstm|cholesky|ormqr"
 )
 LOOK_UPS = ("embedding", "index", "index_select", "gather")  # read no more than they write
 ELSEWHERE = "no device of a priced rank"  # which is on the CPU, whatever its machine
@@ -201,6 +206,11 @@ class Taping(Recorder):
         name, made = func.overloadpacket.__name__, tensors_of(out)
         if other := {tensor.device.type for tensor in made} - {"cpu", "meta"}:
             raise ValueError(f"{min(other)} is {ELSEWHERE}")
+        if not flops and UNCOUNTED.match(name):
+            raise ValueError(
+                f"the work of {name} is not counted, so it would have no price: write it as "
+                "matrix products, or leave it out"
+            )
         known = {id(t.untyped_storage()) for t in given}
         is_view = all(id(t.untyped_storage()) in known for t in made)
         is_empty = "empty" in name

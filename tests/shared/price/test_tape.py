@@ -307,6 +307,14 @@ def convert(rank, world_size):
     nn.Linear(2, 2).to(torch.bfloat16)
 
 
+def remember(rank, world_size):
+    nn.LSTM(4, 4)(torch.ones(3, 2, 4))
+
+
+def decompose(rank, world_size):
+    torch.linalg.svd(torch.ones(4, 4))
+
+
 def hang(rank, world_size):
     while True:
         pass
@@ -322,6 +330,8 @@ def hang(rank, world_size):
         (move, r"is a GPU .*cuda\(\).*leave the device out"),
         (make_there, r"is a GPU .*device=.*leave the device out"),
         (convert, r"converts is a model .*bfloat16.*torch.set_default_dtype"),
+        (remember, r"the work of \w+ is not counted.*no price"),
+        (decompose, r"the work of \w+ is not counted.*no price"),
         (choose_device, r"is a GPU .*set_device.*leave the device out"),
         (fail, r"the worker failed as pretended rank 0: .*torch.ones\(2, 3\) @"),
     ],
