@@ -94,7 +94,10 @@ class DataParallel(nn.Module):
 
 
 class WithLoss(nn.Module):
-    """Computes the loss where the outputs are: every replica returns one number."""
+    """Computes the loss where the outputs are: every replica returns one number.
+
+    The mean of these means is the batch's for equal pieces only: for others take "sum".
+    """
 
     def __init__(self, module: nn.Module, reduction: str = "mean") -> None:
         super().__init__()

@@ -114,7 +114,10 @@ def global_batches(
 def new_loader(
     data: Dataset, rank: int, world_size: int, batch: int, seed: int
 ) -> DataLoader:
-    """This rank's loader for training; `batch` samples are taken by all ranks together."""
+    """This rank's loader for training; `batch` samples are taken by all ranks together.
+
+    Call `loader.sampler.set_epoch` before each epoch: without it all have the same order.
+    """
     check_rank(rank, world_size)
     if not isinstance(batch, int) or batch < 1 or batch % world_size:
         raise ValueError(f"a batch of {batch} does not divide by {world_size} ranks")
@@ -137,6 +140,7 @@ class StreamShare(IterableDataset):
 
     The stream comes in the same order in each pass and process. What it yields are batches
     already, so a DataLoader takes batch_size=None: with a number it would join several steps.
+    Samples at the end that do not fill a batch are left out.
     """
 
     def __init__(

@@ -109,7 +109,9 @@ class NaiveDDP(nn.Module):
     alike once, here: load into the module before it is wrapped, or on all ranks. A step
     without `finish_gradient_synchronization` isn't noticed here, and BucketedDDP refuses it.
     Clip after it, when the gradients are means. gloo adds up before it divides, so float16
-    gradients whose sum is above 65,504 become inf, however small their mean.
+    gradients whose sum is above 65,504 become inf, however small their mean. The mean is
+    that of one process where all ranks have equally many samples; a BatchNorm's statistics
+    stay those of each rank. Several models are finished in the same order on all ranks.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:

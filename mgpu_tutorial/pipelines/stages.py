@@ -121,7 +121,9 @@ def run_gpipe(
 ) -> tuple[list[float], list[Tensor]]:
     """All forwards, then all backwards; returns the losses and this rank's gradients.
 
-    `rank` and `world_size` are those of the group, None for all ranks.
+    `rank` and `world_size` are those of the group, None for all ranks. As any backward it
+    adds to gradients that are there: a second step zeroes them first. A BatchNorm sees
+    micro-batches.
     """
     require_work(work)
     require_own_rank(rank, world_size, group)

@@ -34,7 +34,9 @@ def resume_or_start(
 ) -> int:
     """Take the steps that are left, and save after each `every`; returns the first one.
 
-    Raises ValueError, on every rank, for fewer steps than the file has.
+    The file has no state of the random generators: what a step draws, as dropout does, it
+    draws from a seed of its own number, or a resumed run draws otherwise. Raises ValueError,
+    on every rank, for fewer steps than the file has.
     """
     if not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every}: save after every step, 1, or more seldom")
