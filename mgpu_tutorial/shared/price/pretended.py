@@ -111,6 +111,7 @@ def pretend() -> None:
     torch.cpu.Stream, torch.cpu.Event = Stream, StreamEvent
     torch.cpu.current_stream, torch.cpu.stream = current_stream, on_stream
     sleep, resize = time.sleep, torch.UntypedStorage.resize_
+    swap = torch.utils.swap_tensors
 
     def pretended(seconds: float) -> None:
         is_worker = threading.current_thread() is threading.main_thread()
@@ -121,7 +122,15 @@ def pretend() -> None:
             Stream.taping.resize(held, nbytes)
         return resize(storage, nbytes)
 
+    def swapped(tensor: torch.Tensor, converted: torch.Tensor) -> None:
+        """Of `Module.to`, which gives `converted` to nobody else."""
+        try:
+            swap(tensor, converted)
+        except RuntimeError:  # tensors without numbers are remembered, so they cannot swap
+            tensor.data = converted.data
+
     time.sleep, torch.UntypedStorage.resize_ = pretended, resized
+    torch.utils.swap_tensors = swapped
     for name, method in list(vars(dist.DeviceMesh).items()):
         if inspect.isfunction(method):
             setattr(dist.DeviceMesh, name, with_numbers(method))

@@ -121,11 +121,6 @@ def _reason(error: Exception, rank: int) -> str:
             f"what this line asks for is a GPU{at}, and a priced rank computes on the CPU, "
             "whatever its machine: leave the device out"
         )
-    if "Couldn't swap" in said:
-        return (
-            f"what this line converts is a model{at}, and parameters without numbers cannot "
-            "be: make it in its dtype, by torch.set_default_dtype before"
-        )
     return f"the worker failed as pretended rank {rank}: {type(error).__name__}: {said}{at}"
 
 

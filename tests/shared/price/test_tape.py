@@ -303,10 +303,6 @@ def choose_device(rank, world_size):
     torch.cuda.set_device(rank)
 
 
-def convert(rank, world_size):
-    nn.Linear(2, 2).to(torch.bfloat16)
-
-
 def remember(rank, world_size):
     nn.LSTM(4, 4)(torch.ones(3, 2, 4))
 
@@ -329,7 +325,6 @@ def hang(rank, world_size):
         (wrap, r"depends on numbers .*DistributedDataParallel"),
         (move, r"is a GPU .*cuda\(\).*leave the device out"),
         (make_there, r"is a GPU .*device=.*leave the device out"),
-        (convert, r"converts is a model .*bfloat16.*torch.set_default_dtype"),
         (remember, r"the work of \w+ is not counted.*no price"),
         (decompose, r"the work of \w+ is not counted.*no price"),
         (choose_device, r"is a GPU .*set_device.*leave the device out"),
@@ -340,6 +335,33 @@ def test_what_has_no_price_is_told_in_a_sentence(worker, words):
     with pytest.raises((ValueError, RuntimeError), match=words) as found:
         price(worker, 2)
     assert len(str(found.value)) < 400 and "\n" not in str(found.value)
+
+
+def in_half(rank, world_size, convert):
+    """One step in bfloat16, of a model that was made so, or converted with its gradients."""
+    if not convert:
+        torch.set_default_dtype(torch.bfloat16)
+    model = nn.Linear(1024, 1024)
+    if convert:
+        model(torch.ones(8, 1024)).sum().backward()
+        same = model.weight, model.weight.grad
+        model.to(torch.bfloat16)
+        assert (model.weight, model.weight.grad) == same, "others may hold them"
+        assert model.weight.grad.dtype == torch.bfloat16
+    model.zero_grad()
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.ones(8, 1024, dtype=torch.bfloat16)).sum().backward()
+    dist.all_reduce(model.weight.grad)
+    adam.step()
+
+
+def test_a_converted_model_has_the_price_of_one_made_in_its_dtype():
+    made, converted = (price(in_half, 2, convert=how) for how in (False, True))
+    for tape in (made.tapes[0], converted.tapes[0]):
+        sent = [event.nbytes for event in tape.events if isinstance(event, Call)]
+        assert sent == [2 * 2**20]
+    (_, last), (_, same) = made.memory()[-1], converted.memory()[-1]
+    assert last == same
 
 
 def test_a_worker_that_never_returns():
