@@ -1,14 +1,18 @@
 """Apparatus, not the lesson: tables of parts and of predictions, and rows of a link."""
 
+from statistics import median
+
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.step_time import published
 from mgpu_tutorial.step_time.published import Prediction
 
-# Two nodes of 8 H100s: KiB of an all-reduce, and its bus bandwidth in GB/s: rows from
+# Two nodes of 8 H100s: KiB of an all-reduce, and its bus bandwidth in GB/s per GPU: rows from
 # https://github.com/aws-samples/awsome-distributed-training, micro-benchmarks/nccl-tests
 TWO_NODES = {8: 0.19, 32: 0.55, 2**8: 3.84, 2**10: 15.95, 2**11: 26.70, 2**13: 76.80}
 TWO_NODES |= {2**15: 143.09, 2**17: 289.16, 2**20: 436.95, 2**24: 487.09}
+
+EARLY = [family for family in published.TABLES if family not in published.HELD_OUT]
 
 
 def parts_table(*predictions: Prediction) -> Table:
@@ -39,7 +43,7 @@ def fits_table() -> Table:
 def scatter() -> tuple[dict, dict]:
     """For `curves`: hardware TFLOP/s per GPU of the rows not fitted, by the first word."""
     marks = {}
-    for family in published.TABLES:
+    for family in EARLY:
         program = family.split()[0].rstrip(",").removesuffix("'s")
         xs, ys = marks.setdefault(program, ([], []))
         rows = free_rows(family)
@@ -57,13 +61,28 @@ def free_rows(family: str) -> list[Prediction]:
 def worst_table() -> Table:
     """Per family the largest error of the rows that were not fitted, and the null guess's."""
     rows = []
-    for family in published.TABLES:
+    for family in EARLY:
         free = free_rows(family)
         worst = max(free, key=lambda row: abs(row.error))
         null = max((row.null_error for row in free), key=abs)
         rows.append([family, len(free), worst.error, worst.run.name, null])
     columns = {"rate per GPU": "", "predicted rows": "", "largest error": "+.1%", "at": ""}
     return formatted(columns | {"largest of the null guess": "+.0%"}, rows)
+
+
+def trust_table() -> Table:
+    """By what changes against the fitted row: the errors of all rows that were not fitted."""
+    found: dict[str, list[Prediction]] = {name: [] for name in published.CHANGES}
+    for family in published.TABLES:
+        for row in free_rows(family):
+            found[published.change(family, row.run)].append(row)
+    rows = []
+    for name, free in found.items():
+        ours, null = ([abs(row[i]) for row in free] for i in (2, 3))
+        errors = [how(sizes) for sizes in (ours, null) for how in (median, max)]
+        rows.append([name, len(free), *errors])
+    columns = {"what changes": "", "rows": "", "half within": ".0%", "all within": ".0%"}
+    return formatted(columns | {"null guess: half": ".0%", "null guess: all": ".0%"}, rows)
 
 
 def bubble_of(name: str) -> list[float]:

@@ -25,7 +25,7 @@ def step_seconds(
     """The least and the most seconds of a step, from seven numbers.
 
     For each micro-batch a rank does `operations` at `rate`, plus `messages` seconds; then
-    it sends `gradients` bytes at `link` bytes per second, once, after the last one.
+    it sends `gradients` bytes, once, at the `link` bytes per second of this rank, one way.
     """
     if not (stages >= 1 and micro_batches >= 1 and rate > 0 and link > 0):
         raise ValueError("a step needs a stage, a micro-batch, and rates above 0")
@@ -49,7 +49,8 @@ def alpha_beta(
     """Seconds of latency, and bytes per second, of an all-reduce over so many ranks.
 
     `small` and `large` are rows of a benchmark: bytes, and *bus* bandwidth in bytes per
-    second. An all-reduce then takes latency + 2 (n - 1) / n · bytes / bandwidth.
+    second, of each rank and one way, as is the second number that comes back. An all-reduce
+    then takes latency + 2 (n - 1) / n · bytes / bandwidth.
     """
     if not (ranks >= 2 and ranks % 1 == 0 and all(n > 0 for n in (*small, *large))):
         raise ValueError("bytes and rates must be above 0, on whole ranks, two or more")

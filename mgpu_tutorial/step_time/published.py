@@ -1,6 +1,7 @@
 """Steps that others have measured, the fit to some of them, and our predictions.
 
 `published.json` has a line per step, and under "all" what a family's rows have in common.
+Families that are "held_out" were added when the formula was finished.
 """
 
 import json
@@ -17,6 +18,8 @@ from mgpu_tutorial.shared.cost_model.plans import Model, Plan
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, hardware_flops, step_on
 
 TABLES = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
+
+HELD_OUT = [family for family, table in TABLES.items() if table.get("held_out")]
 
 UNITS = ["s", "tokens/s", "hardware TFLOP/s", "model TFLOP/s"]
 UNITS += [f"{unit}, causal" for unit in UNITS[2:]]
@@ -78,9 +81,9 @@ def runs_of(family: str) -> list[Run]:
 
 
 def fitted_runs(family: str) -> list[Run]:
-    """The rows that tell the numbers of this family's GPU; three of 2021 share theirs."""
+    """The rows that tell the numbers of this family's GPU, its own or another family's."""
     fitted = [run for run in runs_of(family) if run.fitted]
-    return fitted or fitted_runs("Megatron 2021, table 1")
+    return fitted or fitted_runs(TABLES[family]["numbers_of"])
 
 
 def gpu_of(family: str) -> GPU:
@@ -129,6 +132,24 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
         why = "or less than none: is this the plan of the measured step?"
         warnings.warn(found + why, stacklevel=2)
     return gpu
+
+
+CHANGES = ["GPUs, batch or pipeline", "width or TP", "recomputation", "longer sequences"]
+CHANGES += ["experts", "another program"]
+
+
+def change(family: str, run: Run) -> str:
+    """What most sets a row apart from the fitted ones: one of `CHANGES`, the last of them.
+
+    "longer" means twice as long as any fitted row, or more.
+    """
+    fitted = fitted_runs(family)
+    longest = max(row.model.sequence for row in fitted)
+    again = [row for row in fitted if row.plan.recompute == run.plan.recompute]
+    shapes = [(row.model.hidden, row.plan.tp) for row in (run, *again)]
+    holds = [True, shapes[0] not in shapes[1:], not again, run.model.sequence >= 2 * longest]
+    holds += [run.model.experts > 1, TABLES[family].get("another_program", False)]
+    return [name for name, is_so in zip(CHANGES, holds, strict=True) if is_so][-1]
 
 
 class Prediction(NamedTuple):
