@@ -35,12 +35,15 @@ class Command(NamedTuple):
 def megatron(model: Model, plan: Plan, batch: int) -> Command:
     """The flags of Megatron-LM for `plan`, a batch in sequences, and the model's shape.
 
-    Data, tokenizer, learning rate and checkpoints are not among them. Raises ValueError
-    where the plan cannot be run.
+    Data, tokenizer, learning rate and checkpoints are not among them, nor what a shape does
+    not tell: norms, positions, biases, dropout. Raises ValueError where the plan cannot be
+    run.
     """
     check_plan(model, plan, batch)
     flags = {"model": shape(model), "TP": [], "CP": [], "PP": []}
     notes = [f"names of Megatron-LM at commit {MEGATRON[:10]}"]
+    if model.gated:
+        notes += ["norms, positions, biases and dropout are its defaults, GPT's, not Llama's"]
     if plan.tp > 1:
         flags["TP"] = [f"--tensor-model-parallel-size {plan.tp}"]
         flags["TP"] += ["--sequence-parallel"] * plan.sequence_parallel
@@ -113,7 +116,7 @@ def torchtitan(model: Model, plan: Plan, batch: int) -> Command:
     notes, parallel = [f"names of torchtitan at commit {TORCHTITAN[:10]}"], {}
     if plan.tp > 1:
         parallel["TP"] = [f"tensor_parallel_degree={plan.tp}"]
-        parallel["TP"] += ["enable_sequence_parallel=False"] * (not plan.sequence_parallel)
+        parallel["TP"] += ["no-enable-sequence-parallel"] * (not plan.sequence_parallel)
     if plan.cp > 1:
         parallel["CP"] = [f"context_parallel_degree={plan.cp}"]
     if plan.pp > 1:

@@ -145,7 +145,10 @@ def test_a_command_is_a_script_with_its_differences_as_comments():
     text = str(commands.megatron(LLAMA, Plan(dp=8, zero=3), 8))
     lines = text.splitlines()
     comments = list(itertools.takewhile(lambda line: line.startswith("# "), lines))
-    assert comments[1:] == ["# leave CUDA_DEVICE_MAX_CONNECTIONS unset: FSDP refuses 1"]
+    assert comments[1:] == [
+        "# norms, positions, biases and dropout are its defaults, GPT's, not Llama's",
+        "# leave CUDA_DEVICE_MAX_CONNECTIONS unset: FSDP refuses 1",
+    ]
     assert comments[0] == f"# names of Megatron-LM at commit {commands.MEGATRON[:10]}"
     flags = lines[len(comments) :]
     assert all(line.startswith("--") for line in flags)
@@ -170,6 +173,14 @@ def test_a_plan_that_cannot_be_run_has_no_command(program, change, words):
 def test_torchtitan_has_no_experts_apart_from_tensor_parallel():
     with pytest.raises(ValueError, match="give a plan with TP 1 or EP 1"):
         commands.torchtitan(EXPERTS, Plan(tp=2, dp=4, ep=4), 112)
+
+
+def test_torchtitan_turns_a_switch_off_by_its_other_name():
+    """Its parser, tyro, refuses `=False`: a switch has a second name that begins with no-."""
+    plan = Plan(tp=4, dp=2, sequence_parallel=False)
+    words = commands.torchtitan(LLAMA, plan, 8).words
+    assert "--parallelism.no-enable-sequence-parallel" in words
+    assert not any(word.endswith(("=False", "=True")) for word in words)
 
 
 @pytest.mark.parametrize(
