@@ -1,0 +1,71 @@
+"""The logbook: one row for each way to train, proved small and priced large.
+
+It lies beside `mine.py` once that is there, and grows with the reader's chapters.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from mgpu_tutorial.lab.table import Table, formatted
+from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.shared.price import Priced
+
+LIMIT = 1e-5  # of a loss between 1 and 10, added up in another order
+COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "visible (ms)": ".0f"}
+COLUMNS |= {"GB at most": ".1f", "GB sent": ".1f"}
+
+
+def note(
+    way: str,
+    wrapper: object,
+    alone: Sequence[Tensor],
+    ranks: Sequence[Tensor],
+    priced: Priced,
+) -> Table:
+    """Add the row of one way, and return the rows so far, in the order of their names.
+
+    `alone` and `ranks` are the losses of one process and of several, each on its share.
+    `wrapper` tells whose the way is. A second row of the same name replaces the first.
+    Raises ValueError for losses of none or several processes alone, and where the file is
+    no logbook.
+    """
+    if len(alone) != 1 or len(ranks) < 1:
+        given = f"{len(alone)} losses of one process and {len(ranks)} of ranks"
+        raise ValueError(f"{given}: expected one, and one of each rank")
+    apart = abs(sum(map(float, ranks)) / len(ranks) - float(alone[0]))
+    equal = "equal" if apart < LIMIT else f"{apart:.1g} apart"  # nan is not below
+    whose = "yours" if mine.holds(wrapper) else "ours"
+    numbers = map(max, zip(*map(priced.row, priced.tapes), strict=True))
+    rows = {row[0]: row for row in read()} | {way: [way, whose, equal, *numbers]}
+    in_order = [rows[name] for name in sorted(rows)]
+    if mine.FILE.exists():
+        write(in_order)
+    return formatted(COLUMNS, in_order)
+
+
+def file() -> Path:
+    """Where the logbook is, or would be."""
+    return mine.FILE.resolve().with_name("logbook.json")
+
+
+def read() -> list[list]:
+    """The rows that are written so far; none where there is no file."""
+    try:
+        rows = json.loads(file().read_text("utf-8"))
+        formatted(COLUMNS, rows)
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file().name} is no logbook ({error}): move it away") from None
+    return rows
+
+
+def write(rows: list[list]) -> None:
+    """Replace the file, whole or not at all."""
+    draft = file().with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    os.replace(draft, file())

@@ -1,0 +1,67 @@
+"""Rows of the logbook: whose they are, what equals one process, and where they are kept."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.shared import logbook
+
+ALONE, SAME, OTHER = [torch.tensor(2.0)], torch.tensor([1.5, 2.5]), torch.tensor([1.5, 2.6])
+
+
+def priced(ms=300.0):
+    rows = {0: [ms, 30.0, 40.0, 9.0], 1: [200.0, 50.0, 20.0, 8.0]}
+    return SimpleNamespace(tapes=rows, row=rows.get)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The reader's folder, with a `mine.py`."""
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    (tmp_path / "mine.py").write_text("def wrap(model):\n    return model\n")
+    return tmp_path
+
+
+def test_a_row_says_whose_it_is_and_has_the_most_of_all_ranks():
+    yours = mine.run(mine.FILE.read_text()).wrap
+    (row,) = logbook.note("08 buckets", yours, ALONE, SAME, priced()).rows
+    assert row == ["08 buckets", "yours", "equal", "300", "50", "40.0", "9.0"]
+    (row,) = logbook.note("08 buckets", priced, ALONE, SAME, priced()).rows
+    assert row[1] == "ours"
+
+
+def test_a_loss_that_is_another_is_said():
+    table = logbook.note("06 after", priced, ALONE, OTHER, priced())
+    assert table.rows[0][2] == "0.05 apart"
+    lost = torch.tensor([float("nan"), 2.0])
+    assert logbook.note("06 after", priced, ALONE, lost, priced()).rows[0][2] == "nan apart"
+
+
+def test_rows_come_in_the_order_of_chapters_and_the_last_of_a_name_counts():
+    for way, ms in (("15 shards", 1.0), ("06 after", 2.0), ("15 shards", 3.0)):
+        table = logbook.note(way, priced, ALONE, SAME, priced(1000 * ms))
+    assert [(row[0], row[3]) for row in table.rows] == [
+        ("06 after", "2000"),
+        ("15 shards", "3000"),
+    ]
+
+
+def test_without_a_library_of_the_readers_nothing_is_kept(folder):
+    (folder / "mine.py").unlink()
+    logbook.note("06 after", priced, ALONE, SAME, priced())
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("text", ["{", '["06 after"]', "7", "[[1, 2]]"])
+def test_what_is_no_logbook_is_not_replaced(folder, text):
+    (folder / "logbook.json").write_text(text)
+    with pytest.raises(ValueError, match=r"logbook.json is no logbook .*move it away"):
+        logbook.note("06 after", priced, ALONE, SAME, priced())
+    assert (folder / "logbook.json").read_text() == text
+
+
+def test_losses_of_several_processes_alone_are_refused():
+    with pytest.raises(ValueError, match="expected one, and one of each rank"):
+        logbook.note("06 after", priced, [*SAME], SAME, priced())
