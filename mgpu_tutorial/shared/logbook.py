@@ -17,6 +17,7 @@ from mgpu_tutorial.shared.price import Priced
 LIMIT = 1e-5  # of a loss between 1 and 10, added up in another order
 COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "visible (ms)": ".0f"}
 COLUMNS |= {"GB at most": ".1f", "GB sent": ".1f"}
+NOTED: dict[str, list] = {}  # rows of this process, which are kept without a file too
 
 
 def note(
@@ -40,7 +41,9 @@ def note(
     equal = "equal" if apart < LIMIT else f"{apart:.1g} apart"  # nan is not below
     whose = "yours" if mine.holds(wrapper) else "ours"
     numbers = map(max, zip(*map(priced.row, priced.tapes), strict=True))
-    rows = {row[0]: row for row in read()} | {way: [way, whose, equal, *numbers]}
+    rows = {row[0]: row for row in read()}  # which refuses before anything is noted
+    NOTED[way] = [way, whose, equal, *numbers]
+    rows |= NOTED
     in_order = [rows[name] for name in sorted(rows)]
     if mine.FILE.exists():
         write(in_order)

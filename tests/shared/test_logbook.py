@@ -20,6 +20,7 @@ def priced(ms=300.0):
 def folder(tmp_path, monkeypatch):
     """The reader's folder, with a `mine.py`."""
     monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    monkeypatch.setattr(logbook, "NOTED", {})
     (tmp_path / "mine.py").write_text("def wrap(model):\n    return model\n")
     return tmp_path
 
@@ -50,7 +51,9 @@ def test_rows_come_in_the_order_of_chapters_and_the_last_of_a_name_counts():
 
 def test_without_a_library_of_the_readers_nothing_is_kept(folder):
     (folder / "mine.py").unlink()
-    logbook.note("06 after", priced, ALONE, SAME, priced())
+    for way in ("08 buckets", "06 after"):
+        rows = logbook.note(way, priced, ALONE, SAME, priced()).rows
+    assert [row[0] for row in rows] == ["06 after", "08 buckets"]
     assert not list(folder.iterdir())
 
 
