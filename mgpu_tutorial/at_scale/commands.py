@@ -57,6 +57,8 @@ def megatron(model: Model, plan: Plan, batch: int) -> Command:
             flags["PP"] += ["--account-for-embedding-in-pipeline-split"]
             flags["PP"] += ["--account-for-loss-in-pipeline-split"]
     flags["EP"] = [f"--expert-model-parallel-size {plan.ep}"] if plan.ep > 1 else []
+    if plan.ep > 1:  # its default gathers all tokens on all ranks
+        flags["EP"] += ["--moe-token-dispatcher-type alltoall"]
     flags["ZeRO"] = ["--overlap-grad-reduce"] if plan.overlap and plan.shards > 1 else []
     if plan.zero:
         flags["ZeRO"] += ["--use-distributed-optimizer"]

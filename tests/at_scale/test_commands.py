@@ -49,6 +49,8 @@ def test_megatron_reads_the_plan(case):
     micro, batch = args.pop("micro-batch-size"), args.pop("global-batch-size")
     assert batch == 112 and batch % (micro * dp) == 0
     assert args.pop("expert-model-parallel-size", 1) == plan.ep
+    dispatcher = args.pop("moe-token-dispatcher-type", "allgather")
+    assert dispatcher == ("alltoall" if plan.ep > 1 else "allgather")
     sizes = tp, pp, dp, micro, virtual, cp
     assert sizes == (*plan[:5], plan.cp)
     counted = [args.pop(f"account-for-{end}-in-pipeline-split", 0) for end in ENDS]
