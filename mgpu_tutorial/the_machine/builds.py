@@ -22,12 +22,16 @@ def is_sloped_where_it_moves(attainable: Callable) -> None:
     found = attainable(300.0, 100.0, 100.0, 5.0)
     what = "ten times the operations and ten times the bytes: the same rate"
     expect(found, 15.0, what)
+    found = attainable(1.0, 10.0, 100.0, 5.0)
+    expect(found, 0.5, "1 operation on 10 bytes, as an addition has few: the rate")
 
 
 def meets_at_the_ridge(attainable: Callable) -> None:
     """meet at the ridge, and give 0 to a copy, which computes nothing"""
     found = attainable(200.0, 10.0, 100.0, 5.0)
     expect(found, 100.0, "20 operations a byte, which is peak / bandwidth: the rate")
+    found = attainable(5000.0, 10.0, 1000.0, 1.0)
+    expect(found, 500.0, "500 operations a byte, peak 1,000, 1 byte per second: the rate")
     expect(attainable(0.0, 10.0, 100.0, 5.0), 0.0, "no operation on 10 bytes: the rate")
 
 
@@ -80,17 +84,24 @@ def stands_still_in_a_wait(replay_step: Callable) -> None:
     lasts(replay_step, [send, Kernel(600, 0), Wait(0), Kernel(300, 0)], 9.0, what)
     what = "two messages of 4 s, a wait for the first, a kernel of 5 s"
     lasts(replay_step, [send, send, Wait(0), Kernel(500, 0)], 9.0, what)
+    what = "two messages of 4 s and a wait for the first"
+    lasts(replay_step, [send, send, Wait(0)], 8.0, what)
+    what = "a kernel of 1 s, a message of 4 s, a wait for place 1, a kernel of 3 s"
+    lasts(replay_step, [Kernel(100, 0), send, Wait(1), Kernel(300, 0)], 8.0, what)
 
 
 def balances(tokens_to_hide: Callable) -> None:
     """give the tokens at which 4 operations take as long as a ring sends, per parameter"""
-    found = tokens_to_hide(4000.0, 1.0, 2, 4)
-    what = "4,000 operations and 1 byte per second, 2 ranks, gradients of 4 bytes: the tokens"
-    expect(found, 4000.0, what, 1e-6)
-    found = tokens_to_hide(4000.0, 10.0, 2, 4)
-    expect(found, 400.0, "with ten times the bandwidth: the tokens", 1e-6)
-    found = tokens_to_hide(40_000.0, 10.0, 2, 4)
-    expect(found, 4000.0, "on a device ten times as fast: the tokens", 1e-6)
+    found = tokens_to_hide(4000.0, 1.0, 4, 5)
+    what = (
+        "4,000 operations and 1 byte per second, gradients of 5 bytes, 4 ranks, so that a "
+        "ring sends 1.5 times the tensor: the tokens"
+    )
+    expect(found, 7500.0, what, 1e-6)
+    found = tokens_to_hide(4000.0, 10.0, 4, 5)
+    expect(found, 750.0, "with ten times the bandwidth: the tokens", 1e-6)
+    found = tokens_to_hide(40_000.0, 10.0, 4, 5)
+    expect(found, 7500.0, "on a device ten times as fast: the tokens", 1e-6)
 
 
 def counts_the_ring(tokens_to_hide: Callable) -> None:

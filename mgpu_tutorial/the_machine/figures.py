@@ -137,7 +137,7 @@ def roads() -> Drawing:
 
 def _node(drawing: Drawing, node: int, left: float) -> None:
     drawing.box(left, 26, 352, 274, INK, "#ffffff", 1.4)
-    drawing.label(left + 176, 18, f"node {node}", 14, weight="bold")
+    drawing.label(left + 50, 18, f"node {node}", 14, weight="bold")
     drawing.box(left + 14, 38, 324, 26, INK, "#e8e8e8", 1)
     drawing.label(left + 176, 56, "NVLink switch", 13)
     nvlink, memory, pcie, network = (tone(i).text for i in (0, 1, 2, 3))
@@ -155,9 +155,11 @@ def _node(drawing: Drawing, node: int, left: float) -> None:
         drawing.line(x, 284, x, 356, network, 2, "4 3")
     drawing.box(left + 14, 182, 324, 26, INK, "#e8e8e8", 1)
     drawing.label(left + 176, 200, "PCIe, and the host's processors and memory", 12)
+    words = "in each GPU: HBM 3,350 GB/s"  # no road to anywhere
+    drawing.label(left + 240, 18, words, 12, memory, weight="bold")
     for y, words, colour in (
         (86, "450 GB/s", nvlink),
-        (166, "HBM 3,350 GB/s", memory),
+        (166, "PCIe 64 GB/s", pcie),
         (236, "PCIe 64 GB/s", pcie),
         (322, "50 GB/s per card", network),
     ):

@@ -52,6 +52,16 @@ ANSWERS = [
         replace={ROOF: f"peak / 2 if flops * bandwidth == peak * nbytes else {ROOF}"},
         says="the rate: 50",
     ),
+    Wrong(
+        "attainable",
+        replace={ROOF: "min(peak, flops // nbytes * bandwidth)"},
+        says="1 operation on 10 bytes",
+    ),
+    Wrong(
+        "attainable",
+        replace={ROOF: "peak if flops > 300 * nbytes else flops / nbytes * bandwidth"},
+        says="500 operations a byte",
+    ),
     Right("replay_step", replace={"compute = link…": BY_MATCH}),
     Wrong(
         "replay_step",
@@ -123,6 +133,16 @@ ANSWERS = [
     ),
     Wrong(
         "replay_step",
+        replace={"compute = max(compute, a": "compute = link = max(compute, a"},
+        says="two messages of 4 s and a wait for the first",
+    ),
+    Wrong(
+        "replay_step",
+        replace={"arrived[place] = link": "arrived[len(arrived)] = link"},
+        says="which is no earlier message",
+    ),
+    Wrong(
+        "replay_step",
         replace={"compute = max(compute, arrived[event.of])": "pass"},
         says="a message of 4 s, a wait for it, a kernel of 3 s",
     ),
@@ -149,12 +169,12 @@ ANSWERS = [
         says="4,000 operations and 1 byte per second",
     ),
     Wrong(
-        "tokens_to_hide",
-        replace={RING: "(ranks - 1) * nbytes / bandwidth"},
-        says="8 ranks: the tokens",
+        "tokens_to_hide", replace={RING: "(ranks - 1) * nbytes / bandwidth"}, says="4 ranks"
     ),
     Wrong(
-        "tokens_to_hide", replace={RING: "nbytes / bandwidth"}, says="one rank: the tokens"
+        "tokens_to_hide",
+        replace={RING: "nbytes / bandwidth"},
+        says="the tokens: 5000, expected 7500",
     ),
     Wrong(
         "tokens_to_hide",
@@ -164,7 +184,7 @@ ANSWERS = [
     Wrong(
         "tokens_to_hide",
         replace={RING: "2 * (ranks - 1) / ranks * 4 / bandwidth"},
-        says="2 ranks: the tokens: 4000",
+        says="gradients of 5 bytes",
     ),
     Wrong(
         "tokens_to_hide",
