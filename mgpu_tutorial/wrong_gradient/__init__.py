@@ -4,6 +4,8 @@ from copy import deepcopy
 from functools import partial
 from importlib import import_module
 
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.wrong_gradient.job import disturbed
@@ -19,6 +21,27 @@ def check(rank: int, world_size: int, plan: str = "dp=2,tp=2") -> list[str]:
     In float64, with random numbers added to all parameters. Rank 0 prints three lines; every
     rank returns the names of the gradients that are wrong, or differ between copies.
     Raises ValueError on every rank, before anything is sent, for a plan that cannot be.
+    """
+    stage, mesh, first, right = step_of(plan, world_size)
+    found = whole_gradients(stage, mesh, first)
+    far = {n: ((found[n] - g).norm() / g.norm()).item() for n, g in right.items()}
+    wrong = [name for name in reversed(far) if not far[name] <= ROUNDING]
+    differ = copies_that_differ(stage, mesh, first)
+    if rank == 0:
+        print(f"one process: {len(wrong)} of {len(far)} gradients are off", *wrong[:1])
+        print(f"copies: {len(differ)} differ", *differ[:1])
+        norms = [sum(g.square().sum() for g in one.values()).sqrt() for one in (found, right)]
+        print(f"norm: {norms[0]:.6f} on {world_size} ranks, {norms[1]:.6f} on one process")
+    return wrong + [name for name in differ if name not in wrong]
+
+
+def step_of(
+    plan: str, world_size: int
+) -> tuple[nn.Sequential, DeviceMesh, int, dict[str, Tensor]]:
+    """A step of the language model on a plan and in one process, without the optimizer's.
+
+    Returns this rank's stage, which has its gradients, the mesh, the number of the stage's
+    first layer, and the gradients of one process.
     """
     trained = import_module(f"mgpu_tutorial.{MODEL}")
     plans, models, parts = trained.plans, trained.models, trained.PARTS
@@ -42,16 +65,7 @@ def check(rank: int, world_size: int, plan: str = "dp=2,tp=2") -> list[str]:
 
     blocks = (len(alone) - 2) // sizes.pp
     first = 1 + number * blocks if number else 0  # the embedding comes before the blocks
-    found = whole_gradients(stage, mesh, first)
-    far = {n: ((found[n] - g).norm() / g.norm()).item() for n, g in right.items()}
-    wrong = [name for name in reversed(far) if not far[name] <= ROUNDING]
-    differ = copies_that_differ(stage, mesh, first)
-    if rank == 0:
-        print(f"one process: {len(wrong)} of {len(far)} gradients are off", *wrong[:1])
-        print(f"copies: {len(differ)} differ", *differ[:1])
-        norms = [sum(g.square().sum() for g in one.values()).sqrt() for one in (found, right)]
-        print(f"norm: {norms[0]:.6f} on {world_size} ranks, {norms[1]:.6f} on one process")
-    return wrong + [name for name in differ if name not in wrong]
+    return stage, mesh, first, right
 
 
 def _ranks_for(plan: str = "dp=2,tp=2") -> int:

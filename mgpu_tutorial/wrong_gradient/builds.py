@@ -1,13 +1,15 @@
-"""What the tools must do that compare a run with one process."""
+"""What the tools must do that compare a run with one process, and what is dual to what."""
 
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
-from mgpu_tutorial.wrong_gradient import job, trials
+from mgpu_tutorial.lab.words import in_a_row
+from mgpu_tutorial.wrong_gradient import job, kinds, trials
 
 
 def _numbered(model: nn.Module) -> nn.Module:
@@ -159,6 +161,67 @@ def refuses_other_names(first_difference: Callable) -> None:
     raise AssertionError(f"without 1.mlp.up.bias: returned {said!r}")
 
 
+def _backward(rank: int, world_size: int) -> dict[str, tuple[float, list[float]]]:
+    """Of a number of each kind what this rank gets backward, and what one process does.
+
+    The loss is a sum over the ranks' own parts, or the same on all ranks.
+    """
+    group, ranks = dist.group.WORLD, range(world_size)
+    number = {kind: torch.ones((), requires_grad=True) for kind in kinds.DUALS}
+    weights = [2.0 + rank for rank in ranks]  # of each rank's own part of the loss
+    for kind in ("replicated", "varying"):
+        job.Sum.apply(weights[rank] * number[kind], group).backward()
+    (5 * job.Sum.apply(number["partial"], group)).backward()
+    (5 * number["invariant"]).backward()
+    whole = {
+        "replicated": [sum(weights)] * world_size,
+        "partial": [5.0] * world_size,
+        "varying": weights,  # each number has a gradient of its own
+        "invariant": [5.0] * world_size,
+    }
+    return {kind: (number[kind].grad.item(), whole[kind]) for kind in kinds.DUALS}
+
+
+def is_what_autograd_says(dual: Callable) -> None:
+    """name what two and three ranks get as the gradient of a number of each kind"""
+    for ranks in (2, 3):
+        results = launch(_backward, ranks).results
+        for kind in kinds.DUALS:
+            got, whole = [own[kind][0] for own in results], results[0][kind][1]
+            is_one = len(set(whole)) == 1
+            fits = {
+                "replicated": is_one and got == whole,
+                "partial": is_one and sum(got) == whole[0],
+                "varying": not is_one and got == whole,
+                "invariant": is_one and got == whole,
+            }
+            said = dual(kind)
+            assert said in fits, f"of {kind}: {said!r} is none of {', '.join(fits)}"
+            seen, right = (
+                in_a_row([f"{number:g}" for number in numbers])
+                for numbers in (got, whole[:1] if is_one else whole)
+            )
+            what = f"a number that is {kind}: the ranks get {seen}, and one process {right}"
+            assert fits[said], f"{what}. That is not {said}"
+
+
+def is_its_own_inverse(dual: Callable) -> None:
+    """give the kind back when it is asked for the dual of the dual"""
+    for kind in kinds.DUALS:
+        twice = dual(dual(kind))
+        assert twice == kind, f"of {kind} the dual's dual is {twice!r}"
+
+
+def refuses_other_words(dual: Callable) -> None:
+    """raise a ValueError for any other word"""
+    for word in ("sharded", ""):
+        try:
+            said = dual(word)
+        except ValueError:
+            continue
+        raise AssertionError(f"of {word!r}: returned {said!r}")
+
+
 ROWS = [passes_rounding, names_a_wrong_one, takes_the_limit_from_the_dtype]
 ROWS += [names_the_first, names_nan, refuses_other_names]
 build = Builder(
@@ -166,5 +229,6 @@ build = Builder(
     {
         trials.whole_gradients: [joins_shards, names_stages, mixes, refuses_none],
         trials.first_difference: ROWS,
+        kinds.dual: [is_what_autograd_says, is_its_own_inverse, refuses_other_words],
     },
 )

@@ -1,7 +1,5 @@
 """What a tensor is along the ranks of a tp group, and what its gradient must then be."""
 
-from collections.abc import Iterable
-
 DUALS = {
     "replicated": "partial",
     "partial": "replicated",
@@ -24,15 +22,3 @@ def dual(kind: str) -> str:
     if kind not in DUALS:
         raise ValueError(f"{kind!r} is no kind: expected one of {', '.join(DUALS)}")
     return DUALS[kind]
-
-
-def kinds_of(operations: Iterable[str], kind: str = "invariant") -> list[str]:
-    """The kinds of all outputs; TypeError where an operation can't take its input."""
-    kinds = []
-    for operation in operations:
-        if (operation, kind) not in RULES:
-            takes = [k for name, k in RULES if name == operation]
-            raise TypeError(f"{operation} gets what is {kind}, and takes what is {takes[0]}")
-        kind = RULES[operation, kind]
-        kinds.append(kind)
-    return kinds

@@ -1,4 +1,4 @@
-"""Eight hidden faults of the job, packed so that nobody reads one by accident.
+"""Eight hidden faults of the job, packed so that nobody reads one by accident; the judge.
 
 To change them: `json.loads(zlib.decompress(base64.b64decode(PACKED)))` is a list of
 lists of what `Hidden` holds, and the way back is
@@ -6,9 +6,15 @@ lists of what `Hidden` holds, and the way back is
 """
 
 import base64
+import inspect
 import json
 import zlib
+from pathlib import Path
 from typing import NamedTuple
+
+from mgpu_tutorial.lab.teach.checks import CORRECT, NOT_YET, verdict
+from mgpu_tutorial.lab.teach.verdict import Verdict
+from mgpu_tutorial.wrong_gradient import job
 
 PACKED = (
     "eNqdVE1vozAQ/SsjTqBS2lz2sFL20vteeiQocvGEWAHbaw9N01/fsSGku5DtB1IImnmejzdvXJbJzrij"
@@ -43,3 +49,30 @@ def hidden(name: str) -> Hidden:
     if name not in known:
         raise ValueError(f"fault {name!r}: expected one of FAULTS, or seed 1 to seed 8")
     return known[name]
+
+
+def judge(number: int, finding: object) -> None:
+    """Say whether a finding [function, line] names a hidden fault, and which tests tell."""
+    from IPython.display import display
+
+    fault = hidden(f"seed {number}")
+    lines = [line_of(text) for text in (fault.right, *fault.also)]
+    given = finding[1] if isinstance(finding, list | tuple) and len(finding) == 2 else None
+    expected = [fault.function, given if given in lines else lines[0]]
+    if given is not None and finding[0] in (fault.function, *fault.function.split(".")):
+        finding = [fault.function, given]  # "Sum" says as much as "Sum.backward"
+    said = verdict(finding, expected)
+    if said.is_right:
+        wrong = " ".join(fault.wrong.split())
+        said = Verdict(
+            CORRECT, True, f"it is now {wrong}. What tells: {', '.join(fault.tests)}"
+        )
+    elif isinstance(given, int) and finding[0] == fault.function:  # and not how far off
+        said = Verdict(NOT_YET, False, "the function is right, the line is not")
+    display(said)
+
+
+def line_of(text: str) -> int:
+    """The number of the line of the job in which a text begins."""
+    before = Path(inspect.getsourcefile(job)).read_text("utf-8").partition(text)[0]
+    return before.count("\n") + 1

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.shared.parameters import fingerprint
+from mgpu_tutorial.shared.parameters import fingerprint_of
 from mgpu_tutorial.wrong_gradient import job
 from mgpu_tutorial.wrong_gradient.faults import job_with
 
@@ -70,15 +70,14 @@ def copies_that_differ(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -
     for name, p in stage.named_parameters():
         layer, rest = name.split(".", 1)
         part = mesh["tp"].get_local_rank() if hasattr(p, "cut") else "whole"
-        bits = fingerprint(nn.ParameterList([nn.Parameter(p.grad)]))
-        mine[f"{int(layer) + first}.{rest}", part] = bits
+        given = [] if p.grad is None else [p.grad]  # none is refused later, on all ranks
+        mine[f"{int(layer) + first}.{rest}", part] = fingerprint_of(given)
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     bits = {}
-    for copies in everyone:
-        for key, fingerprint_of_one in copies.items():
-            bits.setdefault(key, set()).add(fingerprint_of_one)
-    return sorted({name for (name, _), values in bits.items() if len(values) > 1})
+    for key, digits in (pair for own in everyone for pair in own.items()):
+        bits.setdefault(key, set()).add(digits)
+    return sorted({name for (name, _), several in bits.items() if len(several) > 1})
 
 
 def one_step(
@@ -147,14 +146,3 @@ def first_difference(
         if not (found[name] - right[name]).double().norm() <= limit:  # NaN is never near
             return name
     return None
-
-
-def hunt(
-    rank: int, world_size: int, fault: str, whole: Callable = whole_gradients
-) -> tuple[Trial, Trial]:
-    """A step on dp=2,tp=2,pp=2 with nothing 0 or 1: without clipping, and clipped to 0.5."""
-    given = {"fault": fault, "random": True, "whole": whole}
-    plan = "dp=2,tp=2,pp=2"
-    return tuple(
-        one_step(rank, world_size, plan, most=most, **given) for most in (math.inf, 0.5)
-    )

@@ -111,5 +111,39 @@ EDITS = [
         replace={"found.keys() != right.keys()": "len(found) > len(right)"},
         says="KeyError",
     ),
+    Right("dual", replace={}),
+    Right(
+        "dual",
+        replace={
+            "return DUALS[kind]": """pairs = [("replicated", "partial")]
+    other = {one: two for pair in pairs for one, two in (pair, pair[::-1])}
+    return other.get(kind, kind)"""
+        },
+    ),
+    Wrong(
+        "dual",
+        replace={"return DUALS[kind]": "return kind"},
+        says="ranks get 2 and 3, and one process 5. That is not replicated",
+    ),
+    Wrong(
+        "dual",
+        replace={"return DUALS[kind]": "return dict(DUALS, varying='partial')[kind]"},
+        says="varying: the ranks get 2 and 3, and one process 2 and 3. That is not partial",
+    ),
+    Wrong(
+        "dual",
+        replace={"return DUALS[kind]": "return dict(DUALS, partial='invariant')[kind]"},
+        says="of replicated the dual's dual is 'invariant'",
+    ),
+    Wrong(
+        "dual",
+        replace={"return DUALS[kind]": "return dict(DUALS, varying='sharded')[kind]"},
+        says="of varying: 'sharded' is none of replicated",
+    ),
+    Wrong(
+        "dual",
+        replace={"    if kind not in DUALS:…": "    return DUALS.get(kind, kind)"},
+        says="of 'sharded': returned 'sharded'",
+    ),
 ]
 test_right, test_wrong = edited(build, EDITS)

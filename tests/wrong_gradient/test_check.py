@@ -1,6 +1,7 @@
 """The check of the language model's plans is silent where all is right, and not elsewhere."""
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.__main__ import main
@@ -30,12 +31,18 @@ def faulty(rank, world_size, plan, fault):
     def nothing(model, mesh):
         pass
 
-    plans.average_gradients = {"sums": sums, "nothing": nothing}[fault]
+    def nan(model, mesh):
+        for parameter in model.parameters():
+            parameter.grad.fill_(torch.nan)
+
+    plans.average_gradients = {"sums": sums, "nothing": nothing, "nan": nan}[fault]
     return check(rank, world_size, plan)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault, differ", [("sums", False), ("nothing", True)])
+@pytest.mark.parametrize(
+    "fault, differ", [("sums", False), ("nothing", True), ("nan", False)]
+)
 def test_a_wrong_gradient_is_named_and_so_are_copies(ranks, fault, differ):
     report = ranks(2, faulty, "dp=2", fault, timeout=100)
     assert all(len(wrong) == 54 for wrong in report.results)

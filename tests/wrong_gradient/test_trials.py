@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.wrong_gradient import curves, figures, job, kinds, trials
 from mgpu_tutorial.wrong_gradient.faults import FAULTS, job_with
-from mgpu_tutorial.wrong_gradient.seeds import hidden
+from mgpu_tutorial.wrong_gradient.seeds import hidden, judge, line_of
 
 HIDDEN = [f"seed {number}" for number in range(1, 9)]
 
@@ -104,12 +104,17 @@ def test_the_bias_tells_where_it_is_not_0(ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # five launches
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_hidden_fault_leaves_the_loss_and_the_tests_tell_what_the_judge_says(ranks, name):
     loss, right = one_process(random=True)
     norm = sum(g.square().sum() for g in right.values()).sqrt().item()
     clipped = {n: g * 0.5 / norm for n, g in right.items()}
-    free, cut = ranks(8, trials.hunt, name, timeout=60).results[0]
+    given = {"random": True, "timeout": 60}
+    free, cut = (
+        ranks(8, trials.one_step, "dp=2,tp=2,pp=2", name, most, **given).results[0]
+        for most in (math.inf, 0.5)
+    )
     told = []
     if off(free.gradients, right) > 1e-9:
         told.append("one process")
@@ -135,19 +140,21 @@ def test_every_fault_is_a_line_of_the_job_and_a_different_one():
     assert len(wrong) == len(faults) == 16
     for name in HIDDEN:
         for text in hidden(name).also:
-            assert job_with("") is job and figures.line_of(text) > 1
+            assert job_with("") is job and line_of(text) > 1
 
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_the_judge_takes_the_line_in_its_function_and_no_other(capsys, number):
     fault = hidden(f"seed {number}")
-    line = figures.line_of(fault.right)
-    figures.judge(number, [fault.function, line])
+    line = line_of(fault.right)
+    judge(number, [fault.function, line])
     assert fault.tests[0] in capsys.readouterr().out
-    figures.judge(number, [fault.function.split(".")[0], line])
+    judge(number, [fault.function.split(".")[0], line])
     assert fault.tests[0] in capsys.readouterr().out
-    for wrong in (..., [fault.function, line + 9], ["train", line], "clip", [fault.function]):
-        figures.judge(number, wrong)
+    judge(number, [fault.function, line + 9])
+    assert capsys.readouterr().out == "not yet: the function is right, the line is not\n"
+    for wrong in (..., [fault.function, "line"], ["train", line], "clip", [fault.function]):
+        judge(number, wrong)
         assert capsys.readouterr().out.startswith("not yet")
 
 
@@ -186,24 +193,49 @@ def test_only_plain_sgd_shows_a_factor(ranks, optimizer, apart):
     assert (far > 1e-3, far > 1e-5) == (apart, apart)
 
 
-def test_kinds_refuse_a_missing_f_and_a_bias_in_a_sum():
-    mlp = ["norm", "f", "columns", "gelu", "rows", "g", "bias"]
-    assert kinds.kinds_of(mlp)[1:6] == [
-        "replicated",
-        "varying",
-        "varying",
-        "partial",
-        "invariant",
-    ]
-    with pytest.raises(
-        TypeError, match="columns gets what is invariant, and takes what is repl"
-    ):
-        kinds.kinds_of(["norm", "columns"])
-    with pytest.raises(
-        TypeError, match="bias gets what is partial, and takes what is invariant"
-    ):
-        kinds.kinds_of(["f", "columns", "rows", "bias", "g"])
+def after(operations):
+    """The kind behind each operation, as far as each can take its input."""
+    kind, kinds_seen = "invariant", []
+    for operation in operations:
+        if (operation, kind) not in kinds.RULES:
+            return [*kinds_seen, f"no {operation} of {kind}"]
+        kind = kinds.RULES[operation, kind]
+        kinds_seen.append(kind)
+    return kinds_seen
+
+
+@pytest.mark.parametrize(
+    "operations, seen",
+    [
+        (
+            "norm f columns gelu rows g bias",
+            "invariant replicated varying varying partial invariant invariant",
+        ),
+        ("norm columns", "invariant no columns of invariant"),
+        ("f columns rows bias", "replicated varying partial no bias of partial"),
+        ("f g", "replicated no g of replicated"),
+    ],
+)
+def test_the_rules_refuse_a_missing_f_and_a_bias_in_a_sum(operations, seen):
+    assert " ".join(after(operations.split())) == seen
 
 
 def test_the_kind_of_a_gradient_of_a_gradient_is_the_kind():
     assert all(kinds.dual(kinds.dual(kind)) == kind for kind in kinds.DUALS)
+
+
+def test_clues_put_like_gradients_in_a_row_and_clip_the_right_ones():
+    right = {name: torch.tensor([3.0, 4.0], dtype=torch.float64) for name in "abcdefg"}
+    norm = 5 * 7**0.5
+    found = right | {"b": 2 * right["b"], "a": right["a"].flip(0), "c": 1.5 * right["c"]}
+    clues = figures.clues(trials.Trial(0.0, norm, found, []), right)
+    assert clues.rows == [
+        ["4: g, f, e, d", "right"],
+        ["1: c", "1.50 times"],
+        ["1: b", "2.00 times"],
+        ["1: a", "off by 28 %"],
+    ]
+    half = {name: g / norm / 2 for name, g in right.items()}
+    clues = figures.clues(trials.Trial(0.0, norm, half, []), right, 0.5)
+    assert clues.rows == [["7: g, f, e, …, a", "right"]]
+    assert "clipped to 0.5" in clues.header[1]
