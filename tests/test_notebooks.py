@@ -49,7 +49,7 @@ def verdicts(cell):
 
 
 # Three run no ranks; what the others run is the reader's, PyTorch's, or in their figures.
-WITHOUT_WORKERS = ("data_parallel", "model_parallel", "step_time", "sharding")
+WITHOUT_WORKERS = ("data_parallel", "model_parallel", "step_time")
 WITHOUT_WORKERS += ("tensor_parallel", "tensor_parallel_in_practice")
 
 

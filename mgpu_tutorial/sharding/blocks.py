@@ -1,6 +1,7 @@
 """ZeRO 3 with one flat tensor a block; the second class sends beside the compute."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -127,13 +128,29 @@ class ShardedBlock(FlatShard):
     What a block inside has already is left to it. The group is all ranks by default.
     """
 
+    recomputed, version_kept = False, None  # see `kept`
+
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         views = self.gathered()
         try:
-            with saved_tensors_hooks(self.pack, self.unpack):
+            with self.kept():
                 return functional_call(self.module, views, inputs, keywords)
         finally:
             self.reshard()
+
+    def kept(self) -> AbstractContextManager:
+        """What autograd would keep goes through pack; not in a block that is recomputed.
+
+        There the hooks of the checkpoint drop all of it, and would not see through ours. In
+        backward this forward runs again, and gathers again.
+        """
+        if not self.recomputed:
+            return saved_tensors_hooks(self.pack, self.unpack)
+        if backward_number() < 0:
+            self.version_kept = self.shard._version
+        else:
+            require_unmoved(self.shard, self.version_kept)
+        return nullcontext()
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Autograd would keep a tensor: of a view of `whole` it keeps the place only."""
@@ -269,7 +286,8 @@ class PrefetchingBlock(ShardedBlock):
         self.whole = None  # of a backward that never came to its end
         if backward_number() < 0:  # not called again inside a backward
             self.mean = self.scattering = None  # likewise
-        for block in (self, *self.after):
+        again = self.recomputed and backward_number() >= 0
+        for block in (self, *(self.before if again else self.after)):
             block.begin()
         return super().forward(*inputs, **keywords)
 

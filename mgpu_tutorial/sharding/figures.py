@@ -1,95 +1,99 @@
 """Apparatus, not the lesson: what the stages hold and send, and when."""
 
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from mgpu_tutorial.lab import Table, film, frame, launch, span
-from mgpu_tutorial.lab.draw.drawing import FAINT, INK
+from mgpu_tutorial.lab import Table, film, frame, launch
+from mgpu_tutorial.lab.colours import tone
+from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.lab.record.intervals import milliseconds, ring_passes, shortest_step
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.sharding.blocks import ShardedBlock, linked
-from mgpu_tutorial.sharding.stages import (
-    Prepared,
-    full_parameters,
-    loss_of,
-    new_tower,
-    prepare,
-)
-from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
-from mgpu_tutorial.shared.slow_link import slow_link
+from mgpu_tutorial.sharding.blocks import ShardedBlock
+from mgpu_tutorial.sharding.stages import loss_of, new_tower
+from mgpu_tutorial.shared.price.pricing import Priced
+
+FILLS = {"parameters": "#5e6b7a", "gradients": "#f2b36b"}  # of bytes, told apart in grey too
+FILLS |= {"master weights": "#b9d7a8", "moments": "#ffffff"}
+DASHES = ("", "7 3", "2 2", "9 3 2 3")
 
 
-def train(
-    rank: int, world_size: int, stages: Sequence[int], dtype: torch.dtype = torch.float32
-) -> list[tuple]:
-    """Ten steps at each stage: the bytes that are held, filmed too, and all parameters."""
-    found, parts = [], ("parameters", "gradients", "optimizer state")
-    for stage in stages:
-        prepared, held = prepare(stage, new_tower(dtype)), {}
-        for step in range(10):
-            prepared.model.zero_grad()
-            prepared.optimizer.zero_grad()
-            with span(f"ZeRO {stage}, step {step}"):
-                loss_of(prepared.model, step, rank, world_size).backward()
-                held = {"as backward ends": held_by(prepared)}
-                prepared.step()
-        if (after := held_by(prepared)) not in held.values():
-            held["after the step"] = after
-        for moment, nbytes in held.items():
-            says = f"ZeRO {stage}, {moment}: {sum(nbytes):,} bytes on a rank."
-            whole = [n >= dtype.itemsize * 132_352 for n in nbytes]
-            bricks = [range(world_size) if is_whole else [rank] for is_whole in whole]
-            frame(says, dict(zip(parts, bricks, strict=True)))
-        found.append((list(held.values()), full_parameters(prepared.model)))
-    return found
+def bars(held: Mapping[str, Mapping[str, float]], limit: float) -> Drawing:
+    """A bar for each row, of the GB of each kind; a dashed line where a GPU is full."""
+    totals = {name: sum(kinds.values()) for name, kinds in held.items()}
+    lines = [
+        f"{name}: {totals[name]:.1f} GB, "
+        + ", ".join(f"{kind} {gb:.1f}" for kind, gb in kinds.items())
+        for name, kinds in held.items()
+    ]
+    each = ", ".join(f"{name} {total:.1f}" for name, total in totals.items())
+    alt = f"GB on a rank beside the {limit:g} that it has: {each}."
+    left, wide, row = 150, 500, 26  # pixels
+    scale = wide / max(limit, *totals.values())
+    bottom = 44 + row * len(held)
+    drawing = Drawing(left + wide + 80, bottom + 22, "\n".join(lines), alt)
+    for i, (kind, fill) in enumerate(FILLS.items()):
+        drawing.box(left + 130 * i, 10, 13, 13, INK, fill, 0.6, radius=0)
+        drawing.label(left + 130 * i + 19, 21, kind, 13, anchor="start")
+    for i, (name, kinds) in enumerate(held.items()):
+        top, x = 38 + row * i, left
+        drawing.label(left - 10, top + 15, name, 13, anchor="end")
+        for kind, gb in kinds.items():
+            drawing.box(x, top, scale * gb, row - 7, INK, FILLS[kind], 0.6, radius=0)
+            x += scale * gb
+        drawing.label(
+            x + 8, top + 15, f"{totals[name]:.1f} GB", 13, INK, "start", "bold", True
+        )
+    full = left + scale * limit
+    drawing.line(full, 32, full, bottom, ALARM, 1.4, "5 3")
+    drawing.label(full, bottom + 15, f"{limit:g} GB", 13, ALARM)
+    return drawing
 
 
-def held_by(prepared: Prepared) -> list[int]:
-    """The bytes of parameters, gradients and Adam's moments on this rank."""
-    parameters, states = set(prepared.model.parameters()), prepared.optimizer.state.values()
-    stepped = {p for group in prepared.optimizer.param_groups for p in group["params"]}
-    gradients = [p.grad for p in parameters | stepped if p.grad is not None]
-    moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
-    return [sum(t.nbytes for t in tensors) for tensors in (parameters, gradients, moments)]
-
-
-def stage_film(*stages: int) -> Film:
-    """Launches four ranks that train at each of these stages; what they hold shrinks."""
-    report = launch(train, 4, stages, trace=True)
-    in_all = [sum(nbytes) for held, _ in report.results[0] for nbytes in held]
-    return film_with_curve(report, in_all)
-
-
-def traffic_table() -> Table:
-    """Launches two ranks; how often the model travels in a step of each stage."""
-    report, rows = launch(train, 2, range(4), trace=True), []
-    for stage in range(4):
-        passed = sorted(ring_passes(report, f"ZeRO {stage}, step 1").items())
-        models = {op: nbytes / (4 * 132_352) for op, nbytes in passed}
-        calls = ", ".join(f"{times:.2f} {op}" for op, times in models.items())
-        rows.append([f"ZeRO {stage}", calls, f"{sum(models.values()):.2f}"])
-    return Table(["", "times the model", "in all"], rows)
-
-
-def distances_table() -> Table:
-    """Launches three ranks; how far any parameter of each stage is from one process."""
-    ((_, alone),) = launch(train, 1, [0], torch.float64).results[0]
-    results = launch(train, 3, range(4), torch.float64).results
-    stages = {f"ZeRO {i}": [found[i][1] for found in results] for i in range(4)}
-    return distances(
-        ["3 ranks, float64", "from 1 process after 10 steps of Adam"], stages, alone
-    )
+def memory_curves(priced: Mapping[str, Priced]) -> Drawing:
+    """The bytes that a rank holds over its step, a curve for each way, on one axis."""
+    left, top, wide, high = 70, 14, 560, 190  # pixels
+    most = {name: found.fullest().total() for name, found in priced.items()}
+    seconds = max(found.seconds for found in priced.values())
+    lines = [f"{name}: {most[name] / 1e9:.1f} GB at most" for name in priced]
+    alt = f"Memory of rank 0 over a step of up to {1e3 * seconds:.0f} ms. {'; '.join(lines)}."
+    drawing = Drawing(left + wide + 170, top + high + 42, "\n".join(lines), alt)
+    x, y = wide / seconds, high / (1.05 * max(most.values()))
+    base = top + high
+    for i, (name, found) in enumerate(priced.items()):
+        colour, dash = tone(i).text, DASHES[i % len(DASHES)]
+        tops: dict[int, float] = {}  # by pixel, the most of it
+        for moment, kinds in found.memory():
+            pixel = round(x * moment)
+            tops[pixel] = max(tops.get(pixel, 0.0), y * kinds.total())
+        corners, last = [], 0.0
+        for pixel, tall in tops.items():
+            corners += [(pixel, last)] * bool(corners) + [(pixel, tall)]
+            last = tall
+        places = " ".join(f"{left + at},{base - tall:.1f}" for at, tall in corners)
+        drawing.parts.append(
+            f"<polyline points='{places}' fill='none' stroke='{colour}' stroke-width='1.8' "
+            f"stroke-dasharray='{dash}'/>"
+        )
+        middle = top + 16 + 40 * i
+        drawing.line(left + wide + 14, middle, left + wide + 40, middle, colour, 2.4, dash)
+        drawing.label(left + wide + 46, middle + 5, name, 14, colour, "start", "bold")
+        text = f"{most[name] / 1e9:.1f} GB at most"
+        drawing.label(left + wide + 46, middle + 21, text, 12, INK, "start")
+    drawing.line(left, base, left + wide, base)
+    drawing.line(left, top, left, base)
+    for i in range(6):
+        at = left + wide * i / 5
+        drawing.label(at, base + 18, f"{1e3 * seconds * i / 5:.0f} ms", 12)
+    step = 5e9
+    for i in range(1 + int(high / y / step)):
+        drawing.line(left - 4, base - y * step * i, left, base - y * step * i)
+        drawing.label(left - 8, base - y * step * i + 4, f"{5 * i} GB", 12, anchor="end")
+    return drawing
 
 
 def distances(head: list[str], found: dict[str, list], alone: dict) -> Table:
@@ -118,29 +122,6 @@ def film_with_curve(report: Report, most: Sequence[int]) -> Film:
         text = bytes_text(most[number])
         page.label(right + 10, bottom - 14, text, 14, INK, "start", "bold")
     return shown
-
-
-def watch_gathered(rank: int, world_size: int, shard: Callable) -> tuple[str, int]:
-    """The bytes of gathered tensors that are alive after forward; all gathers of a step."""
-    tower, gathered, gather = new_tower(), [], dist.all_gather_single
-    tower = shard(tower) or tower
-
-    def watch(whole: torch.Tensor, mine: torch.Tensor, **options: Any) -> None:
-        gathered.append((StorageWeakRef(whole.untyped_storage()), whole.nbytes))
-        gather(whole, mine, **options)
-
-    dist.all_gather_single = watch
-    loss = loss_of(tower, 0, rank, world_size)
-    time.sleep(0.2)  # a thread of the process group may let go a little later
-    alive = sum(nbytes for memory, nbytes in gathered if not memory.expired())
-    loss.backward()
-    return f"{alive:,}", len(gathered)
-
-
-def gathered_table(*ways: Callable) -> Table:
-    """Launches two ranks for each way to shard; what stays whole for backward, the calls."""
-    rows = [[way.__name__, *launch(watch_gathered, 2, way).results[0]] for way in ways]
-    return Table(["", "whole bytes between forward and backward", "all-gathers"], rows)
 
 
 def film_blocks(rank: int, world_size: int, kind: type[ShardedBlock]) -> list[int]:
@@ -191,34 +172,3 @@ def block_film(kind: type[ShardedBlock] = ShardedBlock) -> Film:
     """Launches two ranks, and shows which blocks of this kind are whole at each moment."""
     report = launch(film_blocks, 2, kind, trace=True)
     return film_with_curve(report, report.results[0])
-
-
-def wait(name: str, seconds: float) -> None:
-    """As if a device computed."""
-    with span(name):
-        time.sleep(seconds)
-
-
-def busy(layer: nn.Module, inputs: tuple, output: torch.Tensor, name: str) -> None:
-    """A layer that takes 20 ms in forward and 40 in backward."""
-    wait(f"{name} block forward", 20e-3)
-    output.register_hook(lambda _: wait(f"{name} block backward", 40e-3))
-
-
-def busy_steps(rank: int, world_size: int, kind: type[ShardedBlock]) -> None:
-    """Six steps of four busy blocks over a link of 5 ms a message and 5 MB/s."""
-    tower, link = new_tower(), Link(latency=5e-3, bandwidth=5e6)
-    for i, block in enumerate(tower):
-        block.up.register_forward_hook(partial(busy, name=f"{i}"))
-    model = linked([kind(block) for block in tower])
-    with slow_link(lambda nbytes: ring_seconds(nbytes, world_size, link)):
-        for step in range(6):
-            dist.barrier()
-            with span(f"step {step}"):
-                model(torch.randn(8, 64)).square().mean().backward()
-
-
-def prefetching(kind: type[ShardedBlock]) -> tuple[Report, float]:
-    """Launches two ranks; what they compute and send in their shortest step, and its ms."""
-    run = shortest_step(launch(busy_steps, 2, kind, trace=True))
-    return run, milliseconds(run, "shortest")

@@ -182,4 +182,5 @@ def shard_parameters(module: nn.Module) -> None:
 def recompute(block: nn.Module) -> None:
     """The block keeps its input only, and computes the rest again in backward."""
     require_no_batch_norm(block, "would count each batch twice")
+    block.recomputed = True  # a sharded block leaves to the checkpoint what is kept
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)

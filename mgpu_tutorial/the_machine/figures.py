@@ -169,11 +169,11 @@ def _node(drawing: Drawing, node: int, left: float) -> None:
 def price_each(
     worker: Callable, variants: Mapping[str, Mapping], machine: str
 ) -> dict[str, Priced]:
-    """`price` of a worker with each of these arguments on one GPU, in one process for all."""
-    jobs = [(1, (), dict(given)) for given in variants.values()]
+    """`price` of a worker with each of these arguments, in one process for all."""
     chosen = machine_of(machine)
+    jobs = [(chosen.gpus, (), dict(given)) for given in variants.values()]
     return {
-        name: Priced(worker, 1, (), job[2], tapes, chosen)
+        name: Priced(worker, chosen.gpus, (), job[2], tapes, chosen)
         for name, job, tapes in zip(
             variants, jobs, tape_all(worker, jobs, timeout=300), strict=True
         )
