@@ -28,7 +28,6 @@ from mgpu_tutorial.fully_shard.units import (
 from mgpu_tutorial.lab import Ledger, Table, launch, span
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import payload, ring_passes
-from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.sharding.figures import distances
 from mgpu_tutorial.shared.models import SmallTransformer
 
@@ -63,9 +62,39 @@ def prepared(model: nn.Module, changes: Sequence[Callable]) -> nn.Module:
 
 def measure(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, int]:
     """A step of Adam when these have prepared the model: the bytes on this rank."""
+    model = new_model()
+    wrapped = prepared(model, changes)  # what computes the loss: the model, or DDP around it
+    whole = watch_units(model)
+    with span("step"):
+        loss_of(wrapped, share_of_batch(rank, world_size)).backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = Adam(trained)
+    optimizer.step()
+    moments = [s[key] for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    return {f"as block {i} begins": nbytes for i, nbytes in enumerate(whole)} | {
+        "parameters": sum(here(p).nbytes for p in model.parameters()),
+        "gradients": sum(here(p.grad).nbytes for p in trained),
+        "Adam": sum(here(moment).nbytes for moment in moments),
+    }
+
+
+def compare(
+    ways: Mapping, *columns: str, ranks: int = 2, worker: Callable = measure
+) -> Table:
+    """Launches the worker for each way; bytes of rank 0, and how often the model travels."""
+    rows = []
+    for name, way in ways.items():
+        report = launch(worker, ranks, way, trace=True)
+        passed, found = ring_passes(report, "step"), report.results[0]
+        found |= {column: f"{passed[op] / MODEL:.2f}" for column, op in CALLS.items()}
+        rows.append([name, *(found[column] for column in columns)])
+    return Table(["", *columns], rows)
+
+
+def activations(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, int]:
+    """The most bytes that autograd keeps on this rank in a step, without parameters."""
     model, ledger = new_model(), Ledger()
     wrapped = prepared(model, changes)
-    whole = watch_units(model)
 
     def look(block: nn.Module, inputs: tuple) -> None:
         there = [p for p in model.parameters() if not isinstance(p, DTensor)]
@@ -75,33 +104,7 @@ def measure(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str
         block.register_forward_pre_hook(look)
     with ledger.saved_for_backward(), span("step"):
         loss_of(wrapped, share_of_batch(rank, world_size)).backward()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = Adam(trained)
-    optimizer.step()
-    states = optimizer.state.values()
-    moments = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
-    return {f"as block {i} begins": nbytes for i, nbytes in enumerate(whole)} | {
-        "activations": ledger.saved_peak(torch.get_default_device()),
-        "parameters": sum(here(p).nbytes for p in model.parameters()),
-        "gradients": sum(here(p.grad).nbytes for p in trained),
-        "Adam": sum(here(moment).nbytes for moment in moments),
-    }
-
-
-def table_of(title: str, reports: Mapping[str, Report], columns: Sequence[str]) -> Table:
-    """A row for each name: bytes of rank 0, and how often the model passes a ring."""
-    rows = []
-    for name, report in reports.items():
-        passed, found = ring_passes(report, "step"), report.results[0]
-        found |= {column: f"{passed[op] / MODEL:.2f}" for column, op in CALLS.items()}
-        rows.append([name, *(found[column] for column in columns)])
-    return Table([title, *columns], rows)
-
-
-def compare(ways: Ways, *columns: str, ranks: int = 2) -> Table:
-    """Launches each way to prepare the model; bytes of rank 0, and traffic in models."""
-    reports = {name: launch(measure, ranks, ways[name], trace=True) for name in ways}
-    return table_of("", reports, columns)
+    return {"activations": ledger.saved_peak(torch.get_default_device())}
 
 
 def accumulate(rank: int, world_size: int, way: Callable) -> dict[str, int]:
@@ -126,13 +129,6 @@ def held() -> int:
                     storage = here(tensor).untyped_storage()
                     storages[storage.data_ptr()] = storage.nbytes()
     return sum(nbytes for place, nbytes in storages.items() if place)
-
-
-def accumulation_table(*ways: Callable) -> Table:
-    """Launches two ranks with four micro-batches; what is sent, and what stays between."""
-    reports = {way.__name__: launch(accumulate, 2, way, trace=True) for way in ways}
-    columns = "gathered", "reduced", "bytes in between"
-    return table_of("four micro-batches", reports, columns)
 
 
 def step(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, torch.Tensor]:
