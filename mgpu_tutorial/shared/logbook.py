@@ -12,11 +12,12 @@ from torch import Tensor
 
 from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.shared.price import Priced
 
 LIMIT = 1e-5  # of a loss between 1 and 10, added up in another order
 COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "visible (ms)": ".0f"}
-COLUMNS |= {"GB at most": ".1f", "GB sent": ".1f"}
+COLUMNS |= {"GB at most": ".1f", "GB sent": ".1f", "tokens/s per GPU": ",.0f"}
 NOTED: dict[str, list] = {}  # rows of this process, which are kept without a file too
 
 
@@ -26,14 +27,16 @@ def note(
     alone: Sequence[Tensor],
     ranks: Sequence[Tensor],
     priced: Priced,
+    tokens: int,
 ) -> Table:
     """Add the row of one way, and return the rows so far, in the order of their names.
 
     `alone` and `ranks` are the losses of one process and of several, each on its share.
-    `wrapper` tells whose the way is. A second row of the same name replaces the first.
-    Raises ValueError for losses of none or several processes alone, and where the file is
-    no logbook.
+    `wrapper` tells whose the way is, and all GPUs together take `tokens` in the priced step.
+    A second row of the same name replaces the first. Raises ValueError for losses of none or
+    several processes alone, for no tokens, and where the file is no logbook.
     """
+    require_whole("tokens", tokens)
     if len(alone) != 1 or len(ranks) < 1:
         given = f"{len(alone)} losses of one process and {len(ranks)} of ranks"
         raise ValueError(f"{given}: expected one, and one of each rank")
@@ -41,8 +44,9 @@ def note(
     equal = "equal" if apart < LIMIT else f"{apart:.1g} apart"  # nan is not below
     whose = "yours" if mine.holds(wrapper) else "ours"
     numbers = map(max, zip(*map(priced.row, priced.tapes), strict=True))
+    rate = tokens / priced.seconds / priced.ranks
     rows = {row[0]: row for row in read()}  # which refuses before anything is noted
-    NOTED[way] = [way, whose, equal, *numbers]
+    NOTED[way] = [way, whose, equal, *numbers, rate]
     rows |= NOTED
     in_order = [rows[name] for name in sorted(rows)]
     if mine.FILE.exists():

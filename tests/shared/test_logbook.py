@@ -13,7 +13,7 @@ ALONE, SAME, OTHER = [torch.tensor(2.0)], torch.tensor([1.5, 2.5]), torch.tensor
 
 def priced(ms=300.0):
     rows = {0: [ms, 30.0, 40.0, 9.0], 1: [200.0, 50.0, 20.0, 8.0]}
-    return SimpleNamespace(tapes=rows, row=rows.get)
+    return SimpleNamespace(tapes=rows, row=rows.get, seconds=ms / 1e3, ranks=8)
 
 
 @pytest.fixture(autouse=True)
@@ -27,22 +27,25 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_row_says_whose_it_is_and_has_the_most_of_all_ranks():
     yours = mine.run(mine.FILE.read_text()).wrap
-    (row,) = logbook.note("08 buckets", yours, ALONE, SAME, priced()).rows
-    assert row == ["08 buckets", "yours", "equal", "300", "50", "40.0", "9.0"]
-    (row,) = logbook.note("08 buckets", priced, ALONE, SAME, priced()).rows
+    (row,) = logbook.note("08 buckets", yours, ALONE, SAME, priced(), 2400).rows
+    assert row == ["08 buckets", "yours", "equal", "300", "50", "40.0", "9.0", "1,000"]
+    (row,) = logbook.note("08 buckets", priced, ALONE, SAME, priced(), 2400).rows
     assert row[1] == "ours"
 
 
 def test_a_loss_that_is_another_is_said():
-    table = logbook.note("06 after", priced, ALONE, OTHER, priced())
+    table = logbook.note("06 after", priced, ALONE, OTHER, priced(), 2400)
     assert table.rows[0][2] == "0.05 apart"
     lost = torch.tensor([float("nan"), 2.0])
-    assert logbook.note("06 after", priced, ALONE, lost, priced()).rows[0][2] == "nan apart"
+    assert (
+        logbook.note("06 after", priced, ALONE, lost, priced(), 2400).rows[0][2]
+        == "nan apart"
+    )
 
 
 def test_rows_come_in_the_order_of_chapters_and_the_last_of_a_name_counts():
     for way, ms in (("15 shards", 1.0), ("06 after", 2.0), ("15 shards", 3.0)):
-        table = logbook.note(way, priced, ALONE, SAME, priced(1000 * ms))
+        table = logbook.note(way, priced, ALONE, SAME, priced(1000 * ms), 8)
     assert [(row[0], row[3]) for row in table.rows] == [
         ("06 after", "2000"),
         ("15 shards", "3000"),
@@ -52,7 +55,7 @@ def test_rows_come_in_the_order_of_chapters_and_the_last_of_a_name_counts():
 def test_without_a_library_of_the_readers_nothing_is_kept(folder):
     (folder / "mine.py").unlink()
     for way in ("08 buckets", "06 after"):
-        rows = logbook.note(way, priced, ALONE, SAME, priced()).rows
+        rows = logbook.note(way, priced, ALONE, SAME, priced(), 2400).rows
     assert [row[0] for row in rows] == ["06 after", "08 buckets"]
     assert not list(folder.iterdir())
 
@@ -61,10 +64,15 @@ def test_without_a_library_of_the_readers_nothing_is_kept(folder):
 def test_what_is_no_logbook_is_not_replaced(folder, text):
     (folder / "logbook.json").write_text(text)
     with pytest.raises(ValueError, match=r"logbook.json is no logbook .*move it away"):
-        logbook.note("06 after", priced, ALONE, SAME, priced())
+        logbook.note("06 after", priced, ALONE, SAME, priced(), 2400)
     assert (folder / "logbook.json").read_text() == text
 
 
 def test_losses_of_several_processes_alone_are_refused():
     with pytest.raises(ValueError, match="expected one, and one of each rank"):
-        logbook.note("06 after", priced, [*SAME], SAME, priced())
+        logbook.note("06 after", priced, [*SAME], SAME, priced(), 2400)
+
+
+def test_no_tokens_are_refused():
+    with pytest.raises(ValueError, match="tokens must be a whole number, 1 or more, got 0"):
+        logbook.note("06 after", priced, ALONE, SAME, priced(), 0)
