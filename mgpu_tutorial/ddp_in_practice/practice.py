@@ -65,13 +65,19 @@ def accumulate(
 
     A part is a tensor of samples, or a tuple of tensors such as images and labels.
     `loss_of(model, part)` is the mean loss of its samples, in which each counts once. The
-    model has a `no_sync`, as DistributedDataParallel and AccumulatingDDP have. The ranks ask
-    each other for the sizes of their parts before the first step of a model, and not again.
+    model has a `no_sync`, as DistributedDataParallel and AccumulatingDDP have; a BatchNorm in
+    it sees the parts. The ranks ask each other for the sizes of their parts before the first
+    step of a model, and not again.
     """
     if not hasattr(model, "no_sync"):
         raise TypeError(
             f"{type(model).__name__} has no no_sync, so it can't wait for the last part: "
             "wrap the model in AccumulatingDDP or DistributedDataParallel"
+        )
+    if not getattr(model, "require_backward_grad_sync", True):
+        raise RuntimeError(
+            "the model is inside no_sync, so no part would be averaged: call accumulate "
+            "outside of it, which waits for the last part by itself"
         )
     parts = list(parts)  # a generator would be used up by the first look
     sizes = [samples_in(part) for part in parts]

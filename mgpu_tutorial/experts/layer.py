@@ -85,7 +85,10 @@ def tokens_per_expert(chosen: Tensor, experts: int) -> Tensor:
 
 
 def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
-    """1 for equal loads, more if experts with a high load have high probabilities too."""
+    """1 for equal loads, more if experts with a high load have high probabilities too.
+
+    `counts` are those of all ranks together: with each rank's own it is another loss.
+    """
     if not len(scores) or scores.dim() != 2 or scores.shape[1:] != counts.shape:
         given = f"scores of shape {tuple(scores.shape)} and counts {tuple(counts.shape)}"
         raise ValueError(f"{given}: expected a token at least, and a count for each expert")

@@ -152,6 +152,15 @@ def with_gradients(model: ExpertModel, *sharing: Group) -> Experts:
     return model.experts
 
 
+def require_new(gradient: Tensor) -> None:
+    """RuntimeError for a gradient that `average_gradients` has made the ranks' already."""
+    if hasattr(gradient, "averaged"):
+        raise RuntimeError(
+            "these gradients are averaged already, and a second time would divide them "
+            "again: call zero_grad, by which they are None, and backward in between"
+        )
+
+
 def require_sharing(layer: Experts, experts: Group) -> None:
     """ValueError unless these are the ranks that share one copy of the experts."""
     sharing = layer.experts // len(layer.up)
@@ -165,6 +174,7 @@ def require_sharing(layer: Experts, experts: Group) -> None:
 def average_gradients(model: ExpertModel, copies: Group) -> None:
     """Sum over the ranks with a copy, divided by the ranks whose tokens it saw: all."""
     layer = with_gradients(model)
+    require_new(layer.up.grad)
     require_copies(layer, copies)
     for parameter in (model.below, layer.router):
         dist.all_reduce(parameter.grad)
@@ -172,10 +182,11 @@ def average_gradients(model: ExpertModel, copies: Group) -> None:
     for parameter in (layer.up, layer.down):
         dist.all_reduce(parameter.grad, group=copies)
         parameter.grad /= dist.get_world_size()
+    layer.up.grad.averaged = True  # a second average is refused
 
 
 def norm_of_all(model: ExpertModel, experts: Group) -> Tensor:
-    """The norm of the whole gradient, in which each parameter counts once."""
+    """The norm of the whole averaged gradient, in which each parameter counts once."""
     layer = with_gradients(model, experts)
     mine = layer.up.grad.square().sum() + layer.down.grad.square().sum()
     dist.all_reduce(mine, group=experts)  # the experts of one copy

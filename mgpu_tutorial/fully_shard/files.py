@@ -49,7 +49,7 @@ def read_weights(model: nn.Module, path: str) -> None:
 
 
 def require_fitting(whole: dict, model: nn.Module, path: str) -> None:
-    """ValueError where names, shapes or dtypes differ from the model's, or it isn't ready."""
+    """ValueError where names, shapes, dtypes or ties are not a ready model's."""
     for name, p in model.named_parameters():
         if not isinstance(p, DTensor) or p.is_meta:
             raise ValueError(f"`{name}` is not sharded, or without memory: use `empty_model`")
@@ -67,6 +67,15 @@ def require_fitting(whole: dict, model: nn.Module, path: str) -> None:
             raise ValueError(
                 f"`{name}` is {whole[name].dtype} in {path}, and {expected[name].dtype} in "
                 "the model. Nothing was changed: convert one to the other's dtype first"
+            )
+    first: dict[nn.Parameter, str] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        tied = first.setdefault(p, name)
+        one, other = whole[tied], whole[name]
+        if one.data_ptr() != other.data_ptr() and not torch.equal(one, other):
+            raise ValueError(
+                f"`{tied}` and `{name}` are one tensor in the model, and {path} has two that "
+                "differ. Nothing was changed: make the model without the tie"
             )
 
 

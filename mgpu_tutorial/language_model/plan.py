@@ -122,6 +122,17 @@ def cut_model(
     return nn.Sequential(*first, *blocks, *last)
 
 
+def require_equal_parts(inputs: Tensor, targets: Tensor) -> None:
+    """ValueError where the mean of two micro-batches' means isn't the mean of the batch."""
+    if len(inputs) % 2:
+        raise ValueError(f"{len(inputs)} sequences do not divide into two micro-batches")
+    if bool((targets == -100).any()):
+        raise ValueError(
+            "a target of -100 does not count in the mean of cross_entropy, so equal "
+            "micro-batches would have unequal counts: leave those sequences out of the batch"
+        )
+
+
 def forward_backward(
     model: nn.Module,
     mesh: DeviceMesh,
@@ -138,9 +149,8 @@ def forward_backward(
     ranks = dist.get_process_group_ranks(mesh["pp"].get_group())
     stage, last = mesh["pp"].get_local_rank(), len(ranks) - 1
     norm = next(model.parameters())  # of a later stage: as long as an activation is wide
+    require_equal_parts(inputs, targets)
     micro, xs, ys = 2, inputs.chunk(2), targets.chunk(2)
-    if len(inputs) % micro:  # the mean of unequal parts is not the mean of the batch
-        raise ValueError(f"{len(inputs)} sequences do not divide into two micro-batches")
     kept, sending, loss = {}, [], norm.new_zeros(())
     for task in order_of(stage, len(ranks), micro):
         i = int(task[1:])
@@ -187,7 +197,7 @@ def clip_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     total = sum(parameter.grad.square().sum() for parameter in counted)
     for name in ("tp", "pp"):
         dist.all_reduce(total, group=mesh[name].get_group())
-    factor = 1.0 / max(1.0, total.sqrt().item())
+    factor = 1.0 / total.sqrt().clamp(min=1.0).item()  # a NaN stays one, in all gradients
     for parameter in model.parameters():
         parameter.grad *= factor
 

@@ -36,11 +36,11 @@ def resume_or_start(
 
     The file has no state of the random generators: what a step draws, as dropout does, it
     draws from a seed of its own number, or a resumed run draws otherwise. Raises ValueError,
-    on every rank, for fewer steps than the file has.
+    on every rank, for fewer steps than the file has, and for a file without a `step`.
     """
     if not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every}: save after every step, 1, or more seldom")
-    state = checkpoint.load(path, model, optimizer)
+    state = checkpoint.load(path, model, optimizer, needs="step")
     first = state.get("step", 0)
     if first > steps:
         raise ValueError(f"steps={steps}, and {first} are done: ask for more steps in all")

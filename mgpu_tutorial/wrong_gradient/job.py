@@ -126,7 +126,7 @@ def clip(stage: nn.Module, mesh: DeviceMesh, most: float) -> float:
         dist.all_reduce(squares, group=mesh[name].get_group())
     norm = squares.sqrt().item()
     for p in stage.parameters():
-        p.grad *= min(1.0, most / norm)
+        p.grad *= min(most / norm, 1.0)  # of a NaN first, min is NaN
     return norm
 
 

@@ -66,6 +66,17 @@ def test_ranks_with_unequal_shares_are_refused_on_both(refused, second, wrapper)
     refused(2, words, accumulate_sizes, [[3, 3], second], wrapper, sent=True)
 
 
+def accumulate_inside(rank, world_size):
+    model = DistributedDataParallel(nn.Linear(3, 1))
+    with model.no_sync():
+        practice.accumulate(model, [torch.ones(2, 3)] * 2, sum_of_outputs)
+
+
+def test_parts_inside_no_sync_would_never_be_averaged(refused):
+    words = "inside no_sync, so no part would be averaged: call accumulate outside"
+    refused(2, words, accumulate_inside, sent=True)
+
+
 def accumulate_ignored(rank, world_size):
     model, labels = practice.AccumulatingDDP(nn.Linear(3, 2)), torch.tensor([0, -100])
     practice.accumulate(model, [(torch.ones(2, 3), labels)], sum_by_labels)

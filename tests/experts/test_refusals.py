@@ -137,6 +137,20 @@ def test_a_frozen_layer_is_refused_before_the_average(refused, function):
     refused(2, words, average_with_a_frozen_layer, function, sent=True)
 
 
+def average_twice(rank, world_size):
+    alone = [dist.new_group([r]) for r in range(world_size)][rank]
+    model = ExpertModel(ExpertParallel(4, 2))
+    for _ in range(2):  # a backward in between, of a step that zeroed its gradients
+        model.zero_grad()
+        run(model)
+        average_gradients(model, alone)
+    average_gradients(model, alone)
+
+
+def test_gradients_are_averaged_once(refused):
+    refused(2, "these gradients are averaged already", average_twice, sent=True)
+
+
 def norm_over(rank, world_size):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "experts"))
     model = ExpertModel(ExpertParallel(4, 2, mesh.get_group("experts")))

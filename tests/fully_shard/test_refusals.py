@@ -114,6 +114,8 @@ def change(weights, how):
         weights["norm.scale"] = weights["norm.bias"]
     if how == "other shape":  # which `copy_` would spread over all rows
         weights["position.weight"] = weights["position.weight"][:1]
+    if how == "untied":
+        weights["head.weight"] = weights["head.weight"] + 1
     if how in SHORT:
         weights["norm.bias"] = weights["norm.bias"].to(SHORT[how])
     if how == "checkpoint":
@@ -140,6 +142,7 @@ def file_of(tmp_path):
         ("integers", "`norm.bias` is torch.int64 in"),
         ("bfloat16", "`norm.bias` is torch.bfloat16 in"),
         ("float64", "`norm.bias` is torch.float64 in"),
+        ("untied", "`token.weight` and `head.weight` are one tensor in the model"),
         ("checkpoint", "it holds model, optimizer"),
     ],
 )

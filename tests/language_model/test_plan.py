@@ -1,5 +1,6 @@
 """Every plan takes the steps of one process, which are written out here."""
 
+import math
 from functools import cache, partial
 
 import pytest
@@ -95,6 +96,11 @@ def clipped(rank, world_size, *gradients):
 def test_gradients_of_all_stages_are_made_shorter_but_never_longer(ranks):
     assert ranks(2, clipped, 3.0, 4.0).results == pytest.approx([0.6, 0.8])
     assert ranks(2, clipped, 0.3, 0.4).results == pytest.approx([0.3, 0.4])
+
+
+def test_a_norm_that_is_nan_leaves_no_gradient_as_torch_leaves_none(ranks):
+    """Not the spike of the other stage at its full length."""
+    assert all(math.isnan(each) for each in ranks(2, clipped, 300.0, math.nan).results)
 
 
 def test_a_checkpoint_of_another_model_is_named(tmp_path):

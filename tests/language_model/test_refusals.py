@@ -160,6 +160,16 @@ def test_micro_batches_are_equal(refused):
     refused(2, words, three_sequences, sent=True)
 
 
+def an_ignored_target(rank, world_size):
+    inputs, targets = batch_of(0)
+    targets = targets.masked_fill(targets == targets[0, 0], -100)
+    return forward_backward(new_model(), mesh_of(Plan(dp=2)), inputs, targets, None)
+
+
+def test_each_target_counts_in_the_mean_of_its_micro_batch(refused):
+    refused(2, "a target of -100 does not count in the mean", an_ignored_target, sent=True)
+
+
 @pytest.mark.parametrize(
     "words, world_size, prompt, count",
     [

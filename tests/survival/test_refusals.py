@@ -63,6 +63,24 @@ def test_what_is_not_the_same_run_is_refused(
     refused(world_size, words, elastic.train, *given, sent=True)  # rank 0 sends the file
 
 
+def resume_without_a_step(rank, world_size, path, also):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    elastic.checkpoint.save(path, model, optimizer, **also)
+    elastic.resume_or_start(path, model, optimizer, None, 8)
+
+
+@pytest.mark.parametrize(
+    "also, words",
+    [
+        ({"epoch": 5}, "run.pt was saved without `step`, with epoch instead"),
+        ({}, "run.pt was saved without `step`, with nothing instead"),
+    ],
+)
+def test_a_file_without_its_step_is_not_started_anew(refused, tmp_path, also, words):
+    refused(2, words, resume_without_a_step, str(tmp_path / "run.pt"), also, sent=True)
+
+
 @pytest.mark.parametrize(
     "save, gpus, words",
     [

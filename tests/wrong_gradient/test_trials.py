@@ -69,6 +69,18 @@ def test_clipped_gradients_have_that_norm_and_no_other_direction(ranks, most, fa
     assert math.isclose(found.norm, norm, rel_tol=1e-12)
 
 
+def clip_nan(rank, world_size):
+    mesh = job.mesh_of("pp=2", world_size)
+    stage = torch.nn.Linear(1, 1, bias=False)
+    stage.weight.grad = torch.tensor([[(300.0, math.nan)[rank]]])
+    job.clip(stage, mesh, 1.0)
+    return stage.weight.grad.item()
+
+
+def test_a_norm_that_is_nan_leaves_no_gradient_as_torch_leaves_none(ranks):
+    assert all(math.isnan(each) for each in ranks(2, clip_nan).results)
+
+
 # One process, copies, twice the ranks; with biases of 0 and norms of 1.
 TOLD = {
     "times micro": (True, False, True),
