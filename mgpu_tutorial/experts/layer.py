@@ -85,10 +85,7 @@ def tokens_per_expert(chosen: Tensor, experts: int) -> Tensor:
 
 
 def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
-    """1 for equal loads, more if experts with a high load have high probabilities too.
-
-    `counts` are those of all ranks together: with each rank's own it is another loss.
-    """
+    """1 for equal `counts` of all ranks together, more where busy experts are likely too."""
     if not len(scores) or scores.dim() != 2 or scores.shape[1:] != counts.shape:
         given = f"scores of shape {tuple(scores.shape)} and counts {tuple(counts.shape)}"
         raise ValueError(f"{given}: expected a token at least, and a count for each expert")

@@ -152,13 +152,16 @@ def with_gradients(model: ExpertModel, *sharing: Group) -> Experts:
     return model.experts
 
 
-def require_new(gradient: Tensor) -> None:
-    """RuntimeError for a gradient that `average_gradients` has made the ranks' already."""
-    if hasattr(gradient, "averaged"):
+def with_own_gradients(model: ExpertModel, copies: Group) -> Experts:
+    """As `with_gradients`; RuntimeError where they are averaged already."""
+    layer = with_gradients(model)
+    if hasattr(layer.up.grad, "averaged"):
         raise RuntimeError(
             "these gradients are averaged already, and a second time would divide them "
             "again: call zero_grad, by which they are None, and backward in between"
         )
+    require_copies(layer, copies)
+    return layer
 
 
 def require_sharing(layer: Experts, experts: Group) -> None:
@@ -173,9 +176,7 @@ def require_sharing(layer: Experts, experts: Group) -> None:
 
 def average_gradients(model: ExpertModel, copies: Group) -> None:
     """Sum over the ranks with a copy, divided by the ranks whose tokens it saw: all."""
-    layer = with_gradients(model)
-    require_new(layer.up.grad)
-    require_copies(layer, copies)
+    layer = with_own_gradients(model, copies)
     for parameter in (model.below, layer.router):
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
