@@ -5,6 +5,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from mgpu_tutorial.collectives.ring import check_in_place
+
 
 def hierarchical(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     """Sum `tensor` in place over all ranks of a mesh of nodes: "across" and "inside" them.
@@ -13,7 +15,8 @@ def hierarchical(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     network card. The GPUs of a node must divide the length of `tensor`.
     """
     gpus, shape = mesh["inside"].size(), tuple(tensor.shape)
-    if len(shape) != 1 or len(tensor) % gpus or not tensor.is_contiguous():
+    check_in_place(tensor)
+    if len(shape) != 1 or len(tensor) % gpus:
         raise ValueError(f"{shape} does not divide among {gpus} GPUs: flatten it and pad it")
     inside, across = mesh["inside"].get_group(), mesh["across"].get_group()
     mine = tensor.new_empty(len(tensor) // gpus)

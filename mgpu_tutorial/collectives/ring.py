@@ -1,6 +1,7 @@
 """All-reduce out of send and receive: as a ring and the naive way."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -66,6 +67,12 @@ def check_chunks(chunks: Sequence[torch.Tensor], world_size: int) -> None:
             "chunks. Cut the tensor by tensor_split(world_size)"
         )
     check_in_place(*chunks)
+    places = sorted((c.data_ptr(), c.data_ptr() + c.nbytes) for c in chunks if c.nbytes)
+    if any(begin < end for (_, end), (begin, _) in pairwise(places)):
+        raise ValueError(
+            "chunks that share memory, of which each sum would change another one: "
+            "cut one tensor by tensor_split(world_size), or clone them"
+        )
 
 
 def check_in_place(*tensors: torch.Tensor) -> None:

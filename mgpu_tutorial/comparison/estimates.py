@@ -110,6 +110,8 @@ def seconds_at_least(
             f"{gpus} GPUs at {rate}, {memory} and {bandwidth} a second would take no time or "
             "less: give one GPU or more, and rates above zero"
         )
+    if not all(count >= 0 for count in step):  # nan is not
+        raise ValueError(f"{step}: counts of a step are numbers, 0 or more, as of count_step")
     computing = step.operations / gpus / rate
     keeping = 2 * step.saved / gpus / memory
     sending = 2 * (gpus - 1) / gpus * 4 * step.parameters / bandwidth

@@ -99,7 +99,10 @@ def rank_indices(
 def global_batches(
     rank: int, world_size: int, samples: int, batch: int, seed: int, epoch: int
 ) -> list[list[int]]:
-    """Cut every global batch between the ranks: all have the same number of batches."""
+    """Cut every global batch between the ranks: all have the same number of batches.
+
+    All ranks give the same `samples`, `batch`, `seed` and `epoch`: they cut the same order.
+    """
     check_rank(rank, world_size)
     check_order(samples, seed, epoch)
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:

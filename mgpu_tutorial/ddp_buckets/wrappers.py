@@ -108,10 +108,11 @@ class NaiveDDP(nn.Module):
     `group` are the ranks that train this model together; None is all of them. They start
     alike once, here: load into the module before it is wrapped, or on all ranks. A step
     without `finish_gradient_synchronization` isn't noticed here, and BucketedDDP refuses it.
-    Clip after it, when the gradients are means. gloo adds up before it divides, so float16
-    gradients whose sum is above 65,504 become inf, however small their mean. The mean is
-    that of one process where all ranks have equally many samples; a BatchNorm's statistics
-    stay those of each rank. Several models are finished in the same order on all ranks.
+    Unscale and clip after it, when the gradients are means. gloo adds up before it divides,
+    so float16 gradients whose sum is above 65,504 become inf, however small their mean. The
+    mean is that of one process where all ranks have equally many samples; a BatchNorm's
+    statistics stay those of each rank. Several models are finished in the same order on all
+    ranks.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -138,8 +139,8 @@ def into_buckets(
 ) -> list[list[nn.Parameter]]:
     """Lists of parameters, the last one first, each closed once it holds the cap in MiB."""
     parameters = list(parameters)
-    if not bucket_cap_mb >= 0:  # nan is not
-        raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: give a size in MiB, 0 or more")
+    if not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb >= 0:  # nan is not
+        raise ValueError(f"bucket_cap_mb is {bucket_cap_mb!r}: give a size in MiB, 0 or more")
     dtypes = sorted({str(p.dtype) for p in parameters})
     if len(dtypes) > 1:
         raise ValueError(

@@ -95,6 +95,8 @@ def train(
     A row of losses: each rank's mean over its share, then the mean over all samples. A run
     goes on from the file `checkpoint`, on any number of ranks. `double`: in float64.
     """
+    if not (isinstance(lr, float | int) and 0 < lr < float("inf")):
+        raise ValueError(f"lr={lr!r}: expected a number above 0, and not infinite")
     data = digits(dtype=torch.float64 if double else torch.float32)
     model, optimizer = new_model(lr=lr)
     model.to(data.images.dtype)

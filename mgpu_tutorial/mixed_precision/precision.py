@@ -162,6 +162,8 @@ def is_finite_everywhere(
     frozen or unused has None for a gradient, and None is finite. Raises ValueError on a rank
     that is not in the group, and TypeError for parameters in place of their gradients.
     """
+    if isinstance(gradients, torch.Tensor) and not gradients.dim():
+        raise TypeError("this is one number: give the gradients in a list, p.grad of each p")
     gradients = list(gradients)
     if any(isinstance(g, nn.Parameter) for g in gradients):
         raise TypeError("these are parameters: give their gradients, p.grad of each p")

@@ -134,8 +134,9 @@ def take_step(
 
     `loss_of` takes the output and the targets of a micro-batch, and gives their mean loss,
     in which each sample counts once: with weights or an ignored label the mean of the
-    micro-batches is not that of the batch, and nobody asks. An autocast around the call does
-    not reach the threads that compute: put it into the stages.
+    micro-batches is not that of the batch, and nobody asks. A BatchNorm sees micro-batches.
+    An autocast around the call does not reach the threads that compute: put it into the
+    stages.
     """
     if not torch.is_grad_enabled():
         raise RuntimeError(
@@ -147,6 +148,8 @@ def take_step(
             f"{type(model).__name__} has no stages and devices: cut it first, and give a "
             "model with a list of each, as ModelParallelResNet50 has"
         )
+    if not all(isinstance(device, torch.device) for device in model.devices):
+        raise TypeError(f"devices are {model.devices!r}: give each as a torch.device")
     step = MicroBatchStep(model, images, labels, micro, loss_of)
     order(step)
     for future in step.futures:

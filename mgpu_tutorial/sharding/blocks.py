@@ -180,7 +180,8 @@ def fully_sharded(
     """Each of these blocks of the model becomes sharded, and the root for what is in none.
 
     Returns the root, or the model itself where nothing is left for it. Inner blocks come
-    before those around them. All ranks begin with the same values. Raises ValueError where
+    before those around them. All ranks begin with the same values, and have equally many
+    samples in each step, or the mean is not that of the batch. Raises ValueError where
     a block is not inside the model, frozen, of several dtypes or tied to another one.
     """
     blocks = list(blocks)

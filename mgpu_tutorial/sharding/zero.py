@@ -1,7 +1,8 @@
 """The three stages of ZeRO, as the page has them (https://arxiv.org/abs/1910.02054).
 
 Stage 1 steps a parameter where it is owned, stage 2 a shard of all parameters in one flat
-tensor. At stage 3 a parameter is whole only while it is used.
+tensor. At stage 3 a parameter is whole only while it is used. All ranks have equally many
+samples in each step: the mean of their means is else not that of the batch.
 """
 
 from collections.abc import Callable, Iterable

@@ -33,12 +33,18 @@ def summed(rank, world_size, tensor):
 
 
 @pytest.mark.parametrize(
-    "tensor",
-    [torch.ones(7), torch.ones(2, 4), torch.ones(16)[::2], torch.tensor(1.0)],
-    ids=["odd", "two dimensions", "every second number", "a number"],
+    "words, tensor",
+    [
+        ("flatten it and pad it", torch.ones(7)),
+        ("flatten it and pad it", torch.ones(2, 4)),
+        ("flatten it and pad it", torch.tensor(1.0)),
+        ("a tensor that is not contiguous", torch.ones(16)[::2]),
+        ("a sum of torch.bool counts nothing", torch.ones(8, dtype=torch.bool)),
+        ("a tensor that autograd records", torch.ones(8, requires_grad=True)),
+    ],
 )
-def test_a_tensor_that_nodes_cannot_cut_is_refused(refused, tensor):
-    refused(4, "flatten it and pad it", summed, tensor, sent=True)
+def test_a_tensor_that_nodes_cannot_cut_is_refused(refused, words, tensor):
+    refused(4, words, summed, tensor, sent=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bfloat16])

@@ -29,6 +29,17 @@ def test_a_chunk_lies_in_one_place(half, refused):
     refused(2, "copy it back", strided, half)
 
 
+def alias(rank, world_size, half, shared):
+    memory = torch.ones(world_size + 1)
+    half([memory[:2] if shared == "one" else memory[i : i + 2] for i in range(world_size)])
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("shared", ["one", "neighbours"])
+def test_no_two_chunks_share_memory(half, shared, refused):
+    refused(3, "chunks that share memory", alias, half, shared)
+
+
 def sum_of(rank, world_size, method, make):
     method(make())
 

@@ -69,6 +69,12 @@ def test_gpus_are_whole_and_rates_are_numbers(given):
         estimates.seconds_at_least(STEP, *given)
 
 
+@pytest.mark.parametrize("counts", [(10, 10, NAN), (10, NAN, 10), (10, -10, 10), (-1, 0, 0)])
+def test_counts_of_a_step_are_0_or_more(counts):
+    with pytest.raises(ValueError, match="counts of a step are numbers, 0 or more"):
+        estimates.seconds_at_least(estimates.StepCost(*counts), 1, 1, 1, 1)
+
+
 @pytest.mark.parametrize("name", ["batch", "side"])
 @pytest.mark.parametrize("wrong", [0, -4, 2.5, "8"])
 def test_a_step_has_pictures_with_pixels(name, wrong):

@@ -96,6 +96,7 @@ def mixed():
         ("trained parameters of torch.float32 and torch.float64", mixed, 25),
         ("bucket_cap_mb is -1", Heads, -1),
         ("bucket_cap_mb is nan", Heads, math.nan),
+        ("bucket_cap_mb is '25'", Heads, "25"),
     ],
 )
 def test_buckets_that_cannot_be_are_refused(refused, words, make, cap):

@@ -193,6 +193,11 @@ def test_no_epochs_are_refused(refused, epochs):
     refused(2, f"epochs={epochs} trains nothing", sgd.train, epochs)
 
 
+@pytest.mark.parametrize("lr", [float("nan"), float("inf"), 0, -0.1, "0.1"])
+def test_a_step_has_a_length(refused, lr):
+    refused(2, f"lr={lr!r}: expected a number above 0", sgd.train, 1, 128, lr)
+
+
 def average_for_others(rank, world_size):
     groups = [dist.new_group([r]) for r in range(world_size)]
     layer = nn.Linear(1, 1)

@@ -76,6 +76,10 @@ def test_parameters_in_place_of_gradients_are_refused(refused, listed):
     refused(2, "these are parameters: give their gradients", asked_for_parameters, listed)
 
 
+def test_a_norm_in_place_of_gradients_is_refused(refused):
+    refused(2, "this is one number: give the gradients", asked, [torch.tensor(1.0)] * 2)
+
+
 ONE, INF = torch.ones(2), torch.tensor([[1.0, math.inf]])
 
 

@@ -73,6 +73,13 @@ def test_a_model_without_stages_is_refused(model):
         mb.take_step(model, *batch(4), 2)
 
 
+def test_devices_that_are_words_are_refused():
+    model = linear_stages(2)
+    model.devices = ["cpu", "cpu"]
+    with pytest.raises(TypeError, match="devices are .'cpu', 'cpu'.: give each as a torch"):
+        mb.take_step(model, *batch(4), 2)
+
+
 def test_a_step_under_no_grad_is_refused():
     """The threads compute with gradients all the same."""
     with torch.no_grad(), pytest.raises(RuntimeError, match="a training step under no_grad"):
