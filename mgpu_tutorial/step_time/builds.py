@@ -30,6 +30,8 @@ def hides_what_backward_can(seconds: Callable) -> None:
     step(seconds, (12.0, 13.0), "12 s of work and 1 s of sending", 0, 1, 4, 1e9)
     what = "four slots of 3 s of work and 0.75 s of messages, 5 s of sending"
     step(seconds, (17.5, 20.0), what, 0.75, 1, 4, 5e9)
+    what = "four micro-batches of 3.75 s through three stages, with 5 s of sending"
+    step(seconds, (25.0, 27.5), what, 0.75, 3, 4, 5e9)
 
 
 STEP = [repeats_the_slot, waits_for_the_pipeline, hides_what_backward_can]

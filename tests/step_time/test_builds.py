@@ -8,6 +8,7 @@ BY_BUBBLE = """slot = operations / rate + messages
     least = all - 2 / 3 * slot + max(gradients / link, 2 / 3 * slot)
     return [least, all + gradients / link]"""
 HIDDEN, MOST = "most - min(sending, backward), most", "working + waiting + sending"
+SENT = "stages, with 5 s of sending"  # a pipeline and gradients together
 STEP = [
     Right(
         "step_seconds",
@@ -45,6 +46,28 @@ STEP = [
             HIDDEN: "most + messages, most + messages",
         },
         says="0.5 s of messages",
+    ),
+    Wrong(
+        "step_seconds",
+        replace={HIDDEN: "most - min(sending, backward + waiting), most"},
+        says=SENT,
+    ),
+    Wrong(
+        "step_seconds",
+        replace={HIDDEN: "most - min(sending, backward * stages), most"},
+        says=SENT,
+    ),
+    Wrong("step_seconds", replace={"2 / 3 * slot": "2 / 3 * (slot + waiting)"}, says=SENT),
+    Wrong(
+        "step_seconds", replace={"gradients / link": "gradients * stages / link"}, says=SENT
+    ),
+    Wrong(
+        "step_seconds", replace={"gradients / link": "gradients / stages / link"}, says=SENT
+    ),
+    Wrong(
+        "step_seconds",
+        replace={HIDDEN: "most - min(sending, backward) * (stages == 1), most"},
+        says=SENT,
     ),
 ]
 test_right, test_wrong = edited(build, STEP)

@@ -105,3 +105,20 @@ def test_a_fit_finds_the_numbers_that_made_the_times():
     for few, passes in (([], 2.2), (runs[:1], None)):
         with pytest.raises(ValueError, match="too few"):
             published.fit_gpu(few, passes)
+
+
+def test_two_smaller_runs_are_enough():
+    """The summary: the two smallest of table 1 would have told the step of 175 billion."""
+    gpu = published.fit_gpu(published.runs_of("Megatron 2021, table 1")[:2])
+    run = published.runs_of("Megatron 2021, table 2")[0]
+    assert gpu[-2:] == pytest.approx((0.696, 2.82), rel=2e-3)
+    assert run.predicted(gpu).seconds == pytest.approx(77.8, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "share"), [({"interleaving": 1}, 0.775), ({"zero": 3}, 0.742)]
+)
+def test_a_slightly_wrong_plan_fits_in_silence(recwarn, wrong, share):
+    run = published.runs_of("NeMo on H100s")[0]
+    gpu = published.fit_gpu([run._replace(plan=run.plan._replace(**wrong))], 2.97)
+    assert gpu.matmul_efficiency == pytest.approx(share, abs=5e-4) and not recwarn.list
