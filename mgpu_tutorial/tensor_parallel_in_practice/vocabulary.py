@@ -28,7 +28,7 @@ def padded(whole: nn.Module, group: Group = None) -> nn.Module:
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """Every rank has the rows of some tokens and gives zeros for all others."""
+    """Every rank has some tokens' rows, and zeros for others; a tie to the head ends here."""
 
     g = SumOverRanks
 
