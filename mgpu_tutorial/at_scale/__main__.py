@@ -2,7 +2,9 @@
 
 python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512
 python -m mgpu_tutorial.at_scale --params 405e9 --gpus 16384 --sequence 8192 --between 25
-python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512 --flags megatron
+python -m mgpu_tutorial.at_scale --params 70e9 --gpus 64 --batch 512 --flags megatron
+
+The batch is counted in sequences: tokens per step / tokens per sequence.
 """
 
 import argparse
@@ -18,8 +20,10 @@ from mgpu_tutorial.at_scale.planner import (
     rank_plans,
     with_network,
 )
-from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
-from mgpu_tutorial.shared.cost_model.plans import model_of
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, Cluster
+from mgpu_tutorial.shared.cost_model.plans import Model, model_of
+
+BETTER = 1.1  # a nearby batch is named from so many times the MFU on
 
 
 def main(words: list[str] | None = None) -> int:
@@ -52,17 +56,26 @@ def main(words: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     asked = model, cluster, given.gpus, given.batch, given.context
-    choices = rank_plans(*asked)
+    choices, tokens = rank_plans(*asked), given.batch * given.sequence
     print(
         f"{model.parameters / 1e9:,.1f} billion parameters: {model.layers} layers of "
-        f"{model.hidden:,}, {model.heads} heads\n{given.gpus:,} × {cluster.gpu.name}\n"
+        f"{model.hidden:,}, {model.heads} heads\n{given.gpus:,} × {cluster.gpu.name}, "
+        f"a batch of {given.batch:,} sequences of {given.sequence:,} tokens\n"
     )
+    if not 1e5 <= tokens <= 1e8:
+        usual = "usual are 0.1 to 100 million, and --batch counts sequences"
+        print(f"That is {tokens:,} tokens per step: {usual}.")
     if not choices:
         fits = f"fits into {USABLE:.0%} of a GPU's {cluster.gpu.memory / 1e9:.0f} GB"
-        shares = "gives each GPU an equal share of heads, layers and batch"
-        print(f"No plan {fits if any(plans(*asked)) else shares}.")
+        print(f"No plan {fits if any(plans(*asked)) else unequal(*asked)}.")
+    else:
+        print(plan_table(choices[:8]))
+    nearby = rounded(given.batch, given.gpus)
+    other = [] if nearby == given.batch else rank_plans(*asked[:3], nearby, given.context)
+    if other and not (choices and other[0].step.mfu < BETTER * choices[0].step.mfu):
+        print(f"With --batch {nearby}: {other[0].plan}, {other[0].step.mfu:.0%} MFU.")
+    if not choices:
         return 1
-    print(plan_table(choices[:8]))
     if given.flags:
         try:
             command = programs[given.flags](model, choices[0].plan, given.batch)
@@ -77,6 +90,22 @@ def main(words: list[str] | None = None) -> int:
         f"{cost / 1e6:,.2f} million at {given.price:g} per GPU and hour."
     )
     return 0
+
+
+def rounded(batch: int, gpus: int) -> int:
+    """The batch within an eighth of this one that pipelines and replicas divide best."""
+    unit = gpus // (gpus & -gpus)  # what of the GPUs is not a power of two
+    while abs(round(batch / (2 * unit)) * 2 * unit - batch) <= batch / 8:
+        unit *= 2
+    return round(batch / unit) * unit or batch
+
+
+def unequal(model: Model, cluster: Cluster, gpus: int, batch: int, context: int) -> str:
+    """Why no plan can be run: with one sequence per GPU there is one, all of them DP."""
+    sizes = sorted({plan.dp for plan in plans(model, cluster, gpus, gpus, context)})
+    shown = ", ".join(map(str, sizes[:4])) + ", …" * (len(sizes) > 4)
+    shares = f"{model.heads} heads and {model.layers} layers leave DP {shown}"
+    return f"gives each GPU an equal share: {shares}. Give a --batch that one divides"
 
 
 if __name__ == "__main__":

@@ -21,10 +21,24 @@ def agree(splits: Callable, *limits: int) -> None:
     assert found is not None, f"{call}: nothing was returned. Is a `return` missing?"
     found = [tuple(one) for one in found]
     for one in found:
-        assert one in wanted, f"{call}: {one} is no plan"
+        assert one in wanted, f"{call}: {one} is no plan: {fault(one, *limits)}"
     for one in wanted:
         assert one in found, f"{call}: {one} is missing"
     expect(len(found), len(wanted), f"{call}: the plans, each once")
+
+
+def fault(mix: tuple, gpus: int, tensor: int, context: int, experts: int) -> str:
+    """What is wrong with a mix that is no plan."""
+    order = "the order is TP, PP, CP, DP, EP"
+    if len(mix) != 5:
+        return order
+    tp, pp, cp, dp, ep = mix
+    if tp * pp * cp * dp != gpus:
+        return f"TP · PP · CP · DP is {tp * pp * cp * dp}, not {gpus}"
+    for name, size, most in ("TP", tp, tensor), ("CP", cp, context):
+        if size > most:
+            return f"{name} is {size}, and at most {most} is allowed ({order})"
+    return f"EP {ep} must divide DP {dp} and the {experts} experts"
 
 
 def shares_out_a_few(splits: Callable) -> None:
@@ -36,6 +50,7 @@ def shares_out_a_few(splits: Callable) -> None:
 def keeps_the_limits(splits: Callable) -> None:
     """share matrices over TP and sequences over CP, up to what is allowed"""
     agree(splits, 24, 2, 4, 1)
+    agree(splits, 12, 4, 1, 1)  # TP 3 is allowed as well
 
 
 def puts_experts_on_replicas(splits: Callable) -> None:

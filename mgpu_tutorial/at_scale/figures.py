@@ -68,7 +68,10 @@ def plan_film(rank: int, world_size: int) -> None:
 
 
 def plan_map(choices: Sequence[Choice]) -> Drawing:
-    """The seconds of the best plan of each TP and PP, dark where it is fast."""
+    """The seconds of the best plan of each TP and PP, dark where it is fast.
+
+    A cell that would take more GPUs than there are says so.
+    """
     if not choices:
         raise ValueError("no plan to draw: give what rank_plans returned")
     best: dict[tuple[int, int], Choice] = {}
@@ -77,6 +80,7 @@ def plan_map(choices: Sequence[Choice]) -> Drawing:
     rows, columns = (sorted({key[i] for key in best}) for i in (0, 1))
     seconds = {key: choice.step.seconds for key, choice in best.items()}
     low, high = min(seconds.values()), max(seconds.values())
+    gpus = choices[0].plan.ranks
     table = [[f"TP {tp}"] for tp in rows]
     title = "Seconds of a step by TP and PP; DP, CP and ZeRO as they are best"
     drawing = Drawing(90 + 96 * len(columns), 74 + 44 * len(rows), "", title)
@@ -87,7 +91,8 @@ def plan_map(choices: Sequence[Choice]) -> Drawing:
         drawing.label(12, 80 + 44 * i, f"TP {tp}", anchor="start", weight="bold")
         for j, pp in enumerate(columns):
             found = seconds.get((tp, pp))
-            table[i].append("no plan" if found is None else f"{found:.1f}")
+            none = f"> {gpus:,} GPUs" if tp * pp > gpus else "no plan"
+            table[i].append(f"{found:.1f}" if found else none)
             slow = math.log(found / low) / (math.log(high / low) or 1) if found else 1.0
             fill = mixed(slow) if found else "#ffffff"
             ink = "#ffffff" if slow < 0.5 else INK

@@ -92,7 +92,8 @@ def rank_plans(
 ) -> list[Choice]:
     """The plans that fit, the fastest first; those within `TIE` of the first of a rank tie.
 
-    Of each TP, PP, CP, DP, EP and ZeRO 3 or not, there is the fastest variant only.
+    Of each TP, PP, CP, DP, EP and ZeRO 3 or not, there is the fastest variant only. The list
+    is empty where none fits, or none gives every GPU an equal share.
     """
     fastest: dict[tuple, tuple[Plan, PredictedStep]] = {}
     for plan in plans(model, cluster, gpus, batch, context):

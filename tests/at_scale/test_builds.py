@@ -30,12 +30,18 @@ YIELDED = """def splits(gpus, tensor, context, experts):
 """
 RIGHT = [splits(f"{LIMITS} and {EXPERTS}"), YIELDED]
 WRONG = [
-    (splits(f"cp <= context and {EXPERTS}"), "(3, 1, 1, 8, 1) is no plan"),
-    (splits(f"tp <= tensor and {EXPERTS}"), "is no plan"),
+    (splits(f"cp <= context and {EXPERTS}"), "no plan: TP is 3, and at most 2 is allowed"),
+    (
+        splits(f"tensor % tp == 0 and cp <= context and {EXPERTS}"),
+        "(3, 1, 1, 4, 1) is missing",
+    ),
+    (splits(f"tp <= tensor and {EXPERTS}"), "no plan: CP is 2, and at most 1 is allowed"),
     (splits(f"{LIMITS} and dp % ep == 0 and ep <= experts"), "(1, 1, 1, 24, 3) is no plan"),
-    (splits(f"{LIMITS} and experts % ep == 0"), "is no plan"),
+    (splits(f"{LIMITS} and experts % ep == 0"), "must divide DP 4 and the 8 experts"),
     (splits(f"{LIMITS} and ep == 1"), "is missing"),
-    (splits(f"{LIMITS} and {EXPERTS}", "tp * pp * cp * dp * ep == gpus"), "is no plan"),
+    (splits(f"{LIMITS} and {EXPERTS}", "tp * pp * cp * dp * ep == gpus"), "DP is 4, not 8"),
+    (RIGHT[0].replace("append((tp, pp", "append((pp, tp"), "order is TP, PP, CP, DP, EP"),
+    (RIGHT[0].replace("dp, ep))", "dp))"), "no plan: the order is TP, PP, CP, DP, EP"),
     (splits(f"{LIMITS} and {EXPERTS}", "gpus // tp // pp // cp == dp"), "is no plan"),
     (RIGHT[0].replace("return found", "return 2 * found"), "each once: 2, expected 1"),
 ]

@@ -159,13 +159,22 @@ def test_the_map_has_the_fastest_of_each_tp_and_pp():
         key = choice.plan.tp, choice.plan.pp
         seconds[key] = min(choice.step.seconds, seconds.get(key, math.inf))
     for line in drawing.text.splitlines()[2:]:
-        _, tp, *cells = re.split(r" +", line.replace("no plan", "-"))
+        _, tp, *cells = re.split(r" +", re.sub("no plan|> 16 GPUs", "-", line))
         columns = drawing.text.splitlines()[1].split("PP ")[1:]
         for pp, cell in zip(map(int, columns), cells, strict=True):
             found = seconds.pop((int(tp), pp), None)
             assert cell == ("-" if found is None else f"{found:.1f}")
             assert found is None or f">{found:.1f}</text>" in drawing.svg()
     assert not seconds
+
+
+def test_the_map_tells_too_many_gpus_from_too_little_memory():
+    rows = figures.plan_map(planner.rank_plans(SMALL, H100, 16, 64)).text.splitlines()
+    columns = [int(pp) for pp in rows[1].split("PP ")[1:]]
+    for row in rows[2:]:
+        cells = re.split("  +", row)
+        for pp, cell in zip(columns, cells[1:], strict=True):
+            assert (cell == "> 16 GPUs") == (int(cells[0][3:]) * pp > 16), row
 
 
 def test_what_is_written_on_a_colour_can_be_read():
@@ -216,12 +225,45 @@ def test_the_terminal_prints_the_best_plan_as_flags(capsys, name, flag):
     ("words", "message"),
     [
         ("--params 405e9 --gpus 8 --cluster A100", "No plan fits into 90% of a GPU's 80 GB."),
-        ("--gpus 7", "No plan gives each GPU an equal share of heads, layers and batch."),
+        (
+            "--gpus 7",
+            "No plan gives each GPU an equal share: 32 heads and 32 layers leave DP 7. "
+            "Give a --batch that one divides.\nWith --batch 448: DP 7, 57% MFU.",
+        ),
     ],
 )
 def test_the_terminal_says_why_there_is_no_plan(capsys, words, message):
     code, out = run(capsys, *words.split())
-    assert code == 1 and out.splitlines()[-1] == message
+    assert code == 1 and out.endswith(f"\n{message}\n")
+
+
+def test_the_terminal_says_the_batch_and_a_better_one_nearby(capsys):
+    """Four million tokens to the letter leave few plans."""
+    words = "--params", "70e9", "--gpus", "512", "--sequence", "8192"
+    _, out = run(capsys, *words, "--batch", "488")
+    assert "512 × H100 80GB, a batch of 488 sequences of 8,192 tokens" in out.splitlines()[1]
+    model = model_of(70e9, 8192)
+    best = planner.rank_plans(model, H100, 512, 512)[0]
+    assert f"With --batch 512: {best.plan}, {best.step.mfu:.0%} MFU." in out.splitlines()
+    assert "With --batch" not in run(capsys, *words)[1]
+
+
+def test_the_nearby_batch_is_one_that_gpus_divide():
+    assert [terminal.rounded(n, 512) for n in (488, 512, 1900, 768, 1)] == [
+        512,
+        512,
+        2048,
+        768,
+        1,
+    ]
+    assert terminal.rounded(512, 7) == 448 and terminal.rounded(2048, 1000) == 2000
+    assert terminal.rounded(1, 7) == 1
+
+
+@pytest.mark.parametrize("batch, tokens", [("4194304", "8,589,934,592"), ("8", "16,384")])
+def test_a_batch_in_tokens_or_a_tiny_one_is_remarked(capsys, batch, tokens):
+    _, out = run(capsys, "--batch", batch)
+    assert f"That is {tokens} tokens per step" in out
 
 
 @pytest.mark.slow
