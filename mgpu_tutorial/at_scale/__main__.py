@@ -93,7 +93,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def rounded(batch: int, gpus: int) -> int:
-    """The batch within an eighth of this one that pipelines and replicas divide best."""
+    """A batch near this one, within an eighth if there is one, that divides often by 2."""
     unit = gpus // (gpus & -gpus)  # what of the GPUs is not a power of two
     while abs(round(batch / (2 * unit)) * 2 * unit - batch) <= batch / 8:
         unit *= 2
