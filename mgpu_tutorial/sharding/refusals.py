@@ -238,6 +238,7 @@ def require_step(
     named: Mapping[str, nn.Parameter], optimizer: Optimizer, stepped: Iterable[nn.Parameter]
 ) -> None:
     """An error where a step would leave a gradient out, or a parameter that it must move."""
+    stepped = list(stepped)
     missing = [name for name, parameter in named.items() if parameter.grad is None]
     if missing:
         raise RuntimeError(
@@ -255,6 +256,20 @@ def require_step(
             "the optimizer lacks what this rank must step, so nothing would move: give it "
             "this rank's own part, after the sharding"
         )
+    for parameter in stepped:
+        if hasattr(parameter, "is_due"):
+            parameter.is_due = True
+
+
+def require_shards_of(optimizer: Optimizer, group: dist.ProcessGroup | None) -> None:
+    """ValueError unless what the optimizer steps are shards over as many ranks as `group`."""
+    ranks = dist.get_world_size(group)
+    for parameter in (p for options in optimizer.param_groups for p in options["params"]):
+        if getattr(parameter, "sharded", ranks) not in (0, True, ranks):
+            raise ValueError(
+                f"shards over {parameter.sharded} ranks and a group of {ranks}, which would "
+                "count gradients twice or not at all: give the group of the shards"
+            )
 
 
 def require_no_closure(kind: Any) -> None:
@@ -328,9 +343,23 @@ def require_unmoved(shard: nn.Parameter, version: int) -> None:
 def require_averaged(optimizer: Optimizer, *_: Any) -> None:
     """RuntimeError before a step that takes mean gradients of shards, and this rank's own.
 
-    Also before one of parameters that a block has taken out, which would move nothing.
+    Also before one of parameters that a block has taken out, which would move nothing, and
+    before one of a flat shard that does not come from its FlatParameters.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(not getattr(p, "is_due", True) for p in parameters):
+        raise RuntimeError(
+            "a step of a flat shard by itself, whose gradients nobody has averaged: call the "
+            "`step` of the FlatParameters, or of the ShardedOptimizer, that holds it"
+        )
+    if any(getattr(p, "sharded", 1) is True and p.grad is not None for p in parameters):
+        raise RuntimeError(
+            "this optimizer has parameters that are views of a flat one, with gradients of "
+            "this rank alone: make it of the FlatParameters' shard"
+        )
+    for parameter in parameters:
+        if hasattr(parameter, "is_due"):
+            parameter.is_due = False
     if all(getattr(p, "sharded", 1) == 1 for p in parameters):
         return  # no shards, or each is the whole of a group of one rank
     require_no_closure(optimizer)
@@ -355,9 +384,16 @@ def watch_steps() -> None:
     register_optimizer_step_pre_hook(require_averaged)
 
 
-def mark(shard: nn.Parameter, group: dist.ProcessGroup | None = None) -> None:
-    """Note over how many ranks it is a shard; a step refuses what nobody averages beside."""
+def mark(
+    shard: nn.Parameter, group: dist.ProcessGroup | None = None, *, flat: bool = False
+) -> None:
+    """Note over how many ranks it is a shard; a step refuses what nobody averages beside.
+
+    A `flat` one moves only in a step that `require_step` has let through.
+    """
     shard.sharded = dist.get_world_size(group)
+    if flat:
+        shard.is_due = False
     watch_steps()
 
 

@@ -36,6 +36,7 @@ from mgpu_tutorial.sharding.refusals import (
     require_own_step,
     require_same_layout,
     require_same_order,
+    require_shards_of,
     require_shared_out,
 )
 from mgpu_tutorial.sharding.zero import FlatParameters, Gather, owners, sharded_step
@@ -331,6 +332,7 @@ def clip_shards(
     require_shared_out(optimizer)
     if isinstance(optimizer, ShardedOptimizer):
         optimizer, group = optimizer.inner, group or optimizer.group
+    require_shards_of(optimizer, group)
 
     def clip(optimizer: Optimizer, *_: Any) -> None:
         held = [p for options in optimizer.param_groups for p in options["params"]]

@@ -102,7 +102,7 @@ class FlatParameters:
         self.flat = flatten(self.parameters, group)
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
         self.shard = nn.Parameter(shard_of(self.flat, group))  # a view: its step moves them
-        mark(self.shard, group)
+        mark(self.shard, group, flat=True)
         for parameter in self.parameters:
             parameter.sharded = True  # which `require_once` refuses from now on
 

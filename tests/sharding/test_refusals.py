@@ -580,6 +580,46 @@ def test_a_step_beside_a_layer_in_no_block_is_refused(refused, make):
     refused(2, "is in no block, beside shards", step_beside_a_layer, make, sent=True)
 
 
+def step_flat_directly(rank, world_size, before):
+    """A right step first, or none, then one that does not go through the flat parameters."""
+    module = plain()
+    flat = zero.FlatParameters(module)
+    adam = Adam([flat.shard])
+    if before:
+        with_gradients(module)
+        flat.step(adam)
+    with_gradients(module)
+    adam.step()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_flat_shard_is_stepped_by_its_flat_parameters(refused, before):
+    words = "call the `step` of the FlatParameters"
+    refused(2, words, step_flat_directly, before, sent=before)
+
+
+def step_views_of_flat(rank, world_size):
+    module = plain()
+    adam = Adam(module.parameters())
+    zero.FlatParameters(module)
+    with_gradients(module)
+    adam.step()
+
+
+def test_an_optimizer_of_the_views_of_a_flat_parameter_is_refused(refused):
+    refused(2, "make it of the FlatParameters' shard", step_views_of_flat)
+
+
+def clip_in_all(rank, world_size):
+    pairs = [dist.new_group(ranks) for ranks in ((0, 1), (2, 3))]
+    model = ShardedModel(nn.Sequential(plain()), group=pairs[rank // 2])
+    clip_shards(Adam(model.parameters()), 0.1)
+
+
+def test_shards_are_clipped_over_the_group_that_shares_them(refused):
+    refused(4, "shards over 2 ranks and a group of 4", clip_in_all, sent=True)
+
+
 def test_a_step_of_a_flat_shard_beside_a_layer_is_refused(refused):
     refused(2, "is in no block, beside shards", step_a_shard_beside_a_layer, sent=True)
 
