@@ -1,6 +1,6 @@
 """What the tools must do that compare a run with one process, and what is dual to what."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,19 @@ def _numbered(model: nn.Module) -> nn.Module:
 
 
 def _whole(
-    rank: int, world_size: int, whole: Callable, plan: str, lacking: str = ""
+    rank: int,
+    world_size: int,
+    whole: Callable,
+    plan: str,
+    lacking: str = "",
+    on: Collection[int] = (),
 ) -> object:
-    """The gradients are the numbers of the parameters, and one of them is missing."""
+    """The gradients are the numbers of the parameters, and one is missing on some ranks."""
     mesh = job.mesh_of(plan, world_size)
     stage, first = job.stage_of(_numbered(job.new_model()), mesh)
     for name, parameter in stage.named_parameters():
         layer, rest = name.split(".", 1)
-        if f"{int(layer) + first}.{rest}" != lacking:
+        if f"{int(layer) + first}.{rest}" != lacking or rank not in on:
             parameter.grad = parameter.detach().clone()
     try:
         return whole(stage, mesh, first)
@@ -69,10 +74,12 @@ def mixes(whole: Callable) -> None:
 
 
 def refuses_none(whole: Callable) -> None:
-    """raise a ValueError on all ranks where a parameter of one stage has no gradient"""
-    for lacking in ("3.1.bias", "2.mlp.up.weight"):
-        for rank, said in enumerate(launch(_whole, 4, whole, "tp=2,pp=2", lacking).results):
-            what = f"without a gradient of {lacking}, rank {rank} returned {said!r:.60}"
+    """raise a ValueError on all ranks where even one of them lacks a gradient"""
+    for lacking, on in (("3.1.bias", (2, 3)), ("2.mlp.up.weight", (3,))):
+        results = launch(_whole, 4, whole, "tp=2,pp=2", lacking, on).results
+        for rank, said in enumerate(results):
+            where = f"{lacking} on rank {' and '.join(map(str, on))}"
+            what = f"without a gradient of {where}, rank {rank} returned {said!r:.60}"
             assert str(said).startswith("ValueError"), what
 
 
@@ -150,15 +157,61 @@ def names_nan(first_difference: Callable) -> None:
 
 
 def refuses_other_names(first_difference: Callable) -> None:
-    """raise a ValueError where a gradient is missing"""
-    x = job.batch_of()[0]
-    found = _gradients_of(x)
-    del found["1.mlp.up.bias"]
-    try:
-        said = first_difference(found, _gradients_of, x)
-    except ValueError:
-        return
-    raise AssertionError(f"without 1.mlp.up.bias: returned {said!r}")
+    """raise a ValueError where a gradient is missing, or is one too many"""
+    x = _near_one(torch.float64)
+    right = _uneven(x)
+    cases = {
+        "without 1.calm": {"0.rough": right["0.rough"]},
+        "with 2.more": right | {"2.more": x},
+    }
+    for what, found in cases.items():
+        try:
+            said = first_difference(found, _uneven, x)
+        except ValueError:
+            continue
+        raise AssertionError(f"{what}: returned {said!r}")
+
+
+def _near_one(dtype: torch.dtype) -> Tensor:
+    """Numbers a thousandth above 1."""
+    return 1 + torch.linspace(0.0005, 0.0015, 16).to(dtype)
+
+
+def _uneven(x: Tensor) -> dict[str, Tensor]:
+    """Near 1 a unit in the last place moves the first a thousand times as far: it cancels."""
+    return {"0.rough": x - 1, "1.calm": 2 * x}
+
+
+def _off(dtype: torch.dtype, name: str, units: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """A batch, and its gradients, of which one is that many eps of its length too long."""
+    x = _near_one(dtype)
+    found = _uneven(x)
+    found[name] = found[name] * (1 + units * torch.finfo(dtype).eps)
+    return x, found
+
+
+def measures_each_gradient(first_difference: Callable) -> None:
+    """measure each gradient: one that cancels may be further off than one that doesn't"""
+    for dtype in (torch.float64, torch.float32):
+        for name, units, expected in (("0.rough", 1800, None), ("1.calm", 100, "1.calm")):
+            x, found = _off(dtype, name, units)
+            said = first_difference(found, _uneven, x)
+            of = "x - 1, near x = 1" if name == "0.rough" else "2 x"
+            what = f"{name} is {of}, and off by {units} eps, in {dtype}"
+            assert said == expected, f"{what}: {said!r}, expected {expected!r}"
+
+
+def counts_times(first_difference: Callable) -> None:
+    """let `times` decide how much further is too far, and leave x as it was"""
+    for name, units, times, expected in (
+        ("0.rough", 1800, 1.0, "0.rough"),
+        ("1.calm", 100, 1000.0, None),
+    ):
+        x, found = _off(torch.float64, name, units)
+        said = first_difference(found, _uneven, x, times)
+        what = f"{name} is off by {units} eps, times={times:g}"
+        assert said == expected, f"{what}: {said!r}, expected {expected!r}"
+        assert torch.equal(x, _near_one(torch.float64)), "x is changed afterwards"
 
 
 def _backward(rank: int, world_size: int) -> dict[str, tuple[float, list[float]]]:
@@ -223,6 +276,7 @@ def refuses_other_words(dual: Callable) -> None:
 
 
 ROWS = [passes_rounding, names_a_wrong_one, takes_the_limit_from_the_dtype]
+ROWS += [measures_each_gradient, counts_times]
 ROWS += [names_the_first, names_nan, refuses_other_names]
 build = Builder(
     "wrong_gradient",

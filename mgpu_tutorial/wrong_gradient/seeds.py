@@ -17,15 +17,16 @@ from mgpu_tutorial.lab.teach.verdict import Verdict
 from mgpu_tutorial.wrong_gradient import job
 
 PACKED = (
-    "eNqdVE1vozAQ/SsjTqBS2lz2sFL20vteeiQocvGEWAHbaw9N01/fsSGku5DtB1IImnmejzdvXJbJzrij"
-    "cHL7JOpD+EhySF5yOMEaDmipsMam2UYvmW9XoHbQIazX0ApPgK1HuB/QZcW/xGgE60yN3ocIdFQ1Au0R"
-    "nNAHD6I1ugFpr/usTaoYSTyjEw0GJJcMVjjRIaEDpcETe4rJ5NPs5yIutRBty2dCM7aQquPPX7CKMcpE"
-    "Kk+FaNutQ9nXmE4nisYJmUPjTB/r/9sBd2tmxu/LTSLtJqkKr14xzZIlVmpjFf6fn4GDx74r3s/JIfVO"
-    "Q8inUFMOvznyggNu5pj5fIYcdavsUFSvCSXPu7RDRx9Qt1OOJcAY5ZVmiA5k5fC452Kz6sshq8j+EHSi"
-    "kiKVDdK2NbXgmTBLnJ31dx8S+D+9cOgZ7/sunXGdg9gFJQR+z20uM05nxpe2IyrCo5bpy6iBeLTkRbiF"
-    "VZUtYYqnXWsErX6kWUGGjZJOFrOFo6PiHNbP6WVoE+wmwj6/W9P+PBh7WhIPGRLtTDnRCncQawl8H41r"
-    "5TaKuKbQE6s+u4hptiZj2IhbX058ofJpBudRBbFo1kfc5EELOWwSy/+Xff8XcGWLR6Wc1/f7Spn49YQR"
-    "BvyMd1UaVZ1H8fKlGDzauI7lGWK+9/LbeBqv2c/grmeJ7X6Y5vsNx8uoegNlIAvo"
+    "eJydVE1zmzAQ/Ss7nGBCSHzpoTPupfdecsSMR0FrW2OQFGmJ4/76rgTGaS03cTgYrH379fat6jrb"
+    "GHcQTq6fRbsPH1kJ2VsJR1jCHi1V1ti8WOnU8f0C1AZ6hOUSOuEJsPMIjyO6ziJOWIta5nnwLYqs"
+    "CQajEawzLXofwtJBtQi0Q3BC7z2IzugtSHvdZm3WxEjiFZ3YYkByH2CFEz0SOlAaPLGlmo98XnxP"
+    "4nIL8SztEzq0lVQ9f/6ARYxRZ1J5bq3r1g7l0GI+e1RbJ2QJW2eGWP/fBnhYMl1+V68yaVdZU3n1"
+    "G/M0K62xCv/Pz8jB09BX74fnkAanIeRTqKmEXxw5YYC7S0x9UcmYo+2UHYsaNKFkEdR27OgD6jbK"
+    "sS4Yo7zSDNGBrBKedlxs0dwcsonsj0FnKilSuUVad6YVPBNmibOzKB9DAv8yCIee8X7o83CijevD"
+    "39FQ+RdHeVEpwj4xixLEJigl8H+iIT0ROk0ktVJRMT6swtukkeha8/bcw6IpUpjqedMZQYtvXB0Z"
+    "PpR0tFgkXCdFOmxf8/NQZ9jdKcNxVsoMu2Un5737aewxJToyJLoLxcVTeIBYY5jTwbhOrqP4Wwq9"
+    "8rYUZxFerNcUNuKWZ48bKp9ncxphEJlmXcUbYNRQCavM8vt8T/wLuLL9k5BOa/91Bc38esIIA36m"
+    "Oy6P21BG0fMNGyyTjkPM91b+NZ6mO/szuOtZYrsfpvl6w/ESa/4ArDskvg=="
 )
 
 

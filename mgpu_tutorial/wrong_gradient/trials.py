@@ -42,7 +42,7 @@ def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> G
 
     `stage` holds the layers from number `first` on; a parameter with an attribute `cut` is a
     shard along that dimension. Raises ValueError, on every rank of its tp and pp groups, for
-    a parameter without a gradient, and for a mesh without tp or pp.
+    a parameter that has no gradient on one of them, and for a mesh without tp or pp.
     """
     if missing := [name for name in ("tp", "pp") if name not in (mesh.mesh_dim_names or ())]:
         raise ValueError(
@@ -53,10 +53,11 @@ def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> G
     shards, mine = gathered(own, mesh["tp"]), {}
     for name, parameter in stage.named_parameters():
         parts = [other[name] for other in shards]
-        is_shard = hasattr(parameter, "cut") and all(part is not None for part in parts)
+        is_everywhere = all(part is not None for part in parts)
+        is_shard = is_everywhere and hasattr(parameter, "cut")
         layer, rest = name.split(".", 1)
         whole = torch.cat(parts, parameter.cut) if is_shard else own[name]
-        mine[f"{int(layer) + first}.{rest}"] = whole
+        mine[f"{int(layer) + first}.{rest}"] = whole if is_everywhere else None
     stages = gathered(mine, mesh["pp"])
     every = {name: gradient for layers in stages for name, gradient in layers.items()}
     if lacking := [name for name, gradient in every.items() if gradient is None]:

@@ -4,7 +4,11 @@ from mgpu_tutorial.wrong_gradient.builds import build
 from tests.builds import Right, Wrong, edited
 
 WHOLE = "torch.cat(parts, parameter.cut) if is_shard else own[name]"
+ONE_RANK = "is_everywhere = own[name] is not None"
 LIMIT = "limit = times * (moved[name] - right[name]).double().norm()"
+FIXED = "limit = {} * torch.finfo(x.dtype).eps * right[name].double().norm()"
+LARGEST = """far = {n: (moved[n] - g).double().norm() / g.norm() for n, g in right.items()}
+        limit = times * max(far.values()) * right[name].double().norm()"""
 IS_FAR = "not (found[name] - right[name]).double().norm() <= limit"
 EDITS = [
     Right("whole_gradients", replace={}),
@@ -65,6 +69,11 @@ EDITS = [
         },
         says="returned {",
     ),
+    Wrong(
+        "whole_gradients",
+        replace={"is_everywhere = all(part is not None for part in parts)": ONE_RANK},
+        says="TypeError",
+    ),
     Right("first_difference", replace={}),
     Right("first_difference", replace={"times: float = 4.0": "times: float = 6.0"}),
     Right(
@@ -110,6 +119,36 @@ EDITS = [
         "first_difference",
         replace={"found.keys() != right.keys()": "len(found) > len(right)"},
         says="KeyError",
+    ),
+    Wrong(
+        "first_difference",
+        replace={"found.keys() != right.keys()": "right.keys() - found.keys()"},
+        says="with 2.more: returned",
+    ),
+    *(
+        Wrong(
+            "first_difference",
+            replace={LIMIT: FIXED.format(units)},
+            says="0.rough is x - 1, near x = 1, and off by 1800 eps",
+        )
+        for units in (32, 100)
+    ),
+    Wrong(
+        "first_difference", replace={LIMIT: LARGEST}, says="1.calm is 2 x, and off by 100 eps"
+    ),
+    Wrong(
+        "first_difference",
+        replace={LIMIT: LIMIT.replace("times", "4.0")},
+        says="times=1: None, expected '0.rough'",
+    ),
+    Wrong(
+        "first_difference",
+        replace={
+            "gradients_of(torch.nextafter(x, torch.full_like(x, math.inf)))": (
+                "gradients_of(x.copy_(torch.nextafter(x, torch.full_like(x, math.inf))))"
+            )
+        },
+        says="x is changed afterwards",
     ),
     Right("dual", replace={}),
     Right(

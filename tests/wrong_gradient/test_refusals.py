@@ -10,12 +10,12 @@ from mgpu_tutorial.wrong_gradient import check, curves, job, kinds, trials
 PLAN = "each of dp, tp, pp at most once and 1, 2 or 4"
 
 
-def without(rank, world_size, plan, lacking):
-    """Put gradients together of which the last stage lacks one."""
+def without(rank, world_size, plan, lacking, ranks=range(8)):
+    """Put gradients together of which some ranks lack one."""
     mesh = job.mesh_of(plan, world_size)
     stage, first = job.stage_of(job.new_model(), mesh)
     for name, parameter in stage.named_parameters():
-        if f"{first + int(name[0])}{name[1:]}" != lacking:
+        if f"{first + int(name[0])}{name[1:]}" != lacking or rank not in ranks:
             parameter.grad = parameter.detach().clone()
     return trials.whole_gradients(stage, mesh, first)
 
@@ -51,6 +51,13 @@ def test_refused(refused, world_size, words, worker, given):
 @pytest.mark.parametrize("lacking", ["3.1.bias", "2.mlp.up.weight", "0.attention.out.bias"])
 def test_a_missing_gradient_is_refused_on_every_stage(refused, lacking):
     refused(4, f"{lacking} has no gradient", without, "tp=2,pp=2", lacking, sent=True)
+
+
+@pytest.mark.parametrize("lacking", ["1.mlp.up.weight", "0.attention.out.bias"])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_gradient_that_one_rank_lacks_is_refused_by_all(refused, lacking, missing):
+    words = f"{lacking} has no gradient"
+    refused(2, words, without, "tp=2", lacking, (missing,), sent=True)
 
 
 def without_a_dimension(rank, world_size, *names):
