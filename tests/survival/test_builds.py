@@ -50,7 +50,7 @@ RESUME = [
     Wrong(
         "resume_or_start",
         replace={"step=step + 1": "epoch=1"},
-        says="the steps of the second life: 8 of them, expected 5",
+        says="was saved without `step`, with epoch instead",
     ),
     Wrong(
         "resume_or_start",
@@ -79,7 +79,7 @@ RESUME = [
     ),
     Wrong(
         "resume_or_start",
-        replace={"model, optimizer)": f"model, {FRESH})"},
+        replace={"model, optimizer, needs": f"model, {FRESH}, needs"},
         says="after a death in step 4: ",
     ),
     Wrong(
