@@ -33,15 +33,18 @@ def test_live_slides_run_ranks(browser, lab):
     shown = page.locator(".reveal .slides section.present:not(.stack)")
     shown.locator("h2", has_text="How do all ranks agree").wait_for()
     for _ in range(40):
-        code = shown.locator(".jp-CodeCell .cm-content").first
-        if code.count() and code.is_visible():
-            code.click()
+        cell = shown.locator(".jp-CodeCell").first
+        waits = "cell => cell.closest('.fragment:not(.visible)')"
+        if cell.count() and not cell.evaluate(waits):
+            code = cell.locator(".cm-content")
+            code.click()  # waits until the slide stands still
             page.keyboard.press("Control+Enter")
+            ran = re.compile(r"\[\d+\]")
+            cell.locator(".jp-InputPrompt", has_text=ran).first.wait_for(state="attached")
             if "movements(" in code.inner_text():
                 break
         page.evaluate("document.activeElement.blur()")
         page.keyboard.press("Space")
         page.wait_for_timeout(700)
-    page.wait_for_function("!document.body.innerText.includes('[*]')")
     shown.locator(".jp-OutputArea-output img").first.wait_for()
     page.close()
