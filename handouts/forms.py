@@ -203,12 +203,9 @@ class Paper(Form):
 
 class Screen(Form):
     def box(self, kind: str, blocks: list[dict]) -> list[dict]:
-        if self.name == HTML and kind in FOLDED:
+        if kind in FOLDED and (self.name == HTML or kind == "solution"):
             opening = f'<details class="{kind}"><summary>{FOLDED[kind]}</summary>'
             return [raw(opening, "html"), *blocks, raw("</details>", "html")]
-        if kind == "solution":
-            title = element("Para", [element("Strong", words("Solution"))])
-            return [div("solution", [title, *blocks])]
         if kind == "hint":
             first = [element("Emph", words("Hint:")), {"t": "Space"}, *blocks[0]["c"]]
             return [blocks[0] | {"c": first}, *blocks[1:]]

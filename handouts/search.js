@@ -8,32 +8,55 @@ function element(name, ...inside) {
   return made;
 }
 
+// Words that stand for each other.
+const same = ['fsdp|fully shard', 'oom|out of memory', 'moe|experts', 'amp|mixed precision',
+  'deadlock|hang', 'timeout|timed out', 'tp|tensor parallel', 'pp|pipeline', 'lr|learning rate',
+  'cp|long sequences', 'ep|experts', 'checkpointing|checkpoint', 'sharded|sharding',
+  'preemption|survival', 'gil|global interpreter'].map(group => group.split('|'));
+
+// A word as it may be written: all_reduce, all-reduce, all reduce and allreduce are one.
+function written(word) {
+  const each = [...word.replace(/[-_ ]/g, '')].map(c => /\w/.test(c) ? c : '\\' + c);
+  return each.join('[-_ ]?');
+}
+
+// What finds a word: at the beginning of words, or inside of them where no section begins so.
+function finder(word) {
+  const group = same.find(each => each.includes(word)) ?? [word];
+  const any = '(?:' + group.map(written).join('|') + ')';
+  const begins = new RegExp('(?<![a-z0-9])' + any, 'gi');
+  const there = sections.some(([, chapter, title, , text]) =>
+    (chapter + ' ' + title + ' ' + text).search(begins) >= 0);
+  return there ? begins : new RegExp(any, 'gi');
+}
+
 // How well a section fits: every word must be there, and one in a title counts most.
-function score([, chapter, title, , text], words) {
-  const head = (chapter + ' ' + title).toLowerCase(), low = text.toLowerCase();
-  const each = words.map(word =>
-    Math.min(low.split(word).length - 1, 9) + (head.includes(word) ? 20 : 0));
+function score([, chapter, title, , text], finders) {
+  const head = chapter + ' ' + title;
+  const each = finders.map(word =>
+    Math.min((text.match(word) ?? []).length, 9) + (head.search(word) >= 0 ? 20 : 0));
   return Math.min(...each) && each.reduce((a, b) => a + b);
 }
 
 // The words around the first hit, which is marked.
-function excerpt(text, words) {
-  const low = text.toLowerCase(), word = words.find(each => low.includes(each)) ?? '';
-  const at = Math.max(0, low.indexOf(word)), end = at + word.length;
+function excerpt(text, finders) {
+  const hit = finders.map(word => [...text.matchAll(word)][0]).find(Boolean);
+  const at = hit ? hit.index : 0, end = at + (hit ? hit[0].length : 0);
   return element('p', text.slice(Math.max(0, at - 60), at),
     element('mark', text.slice(at, end)), text.slice(end, at + 140));
 }
 
 function search() {
-  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = field.value.toLowerCase().split(/\s+/).filter(word => /[^-_]/.test(word));
   found.replaceChildren();
   if (!words.length) return;
-  const hits = sections.map(section => [score(section, words), section])
+  const finders = words.map(finder);
+  const hits = sections.map(section => [score(section, finders), section])
     .filter(([value]) => value).sort((a, b) => b[0] - a[0]);
   const items = hits.slice(0, 12).map(([, [id, chapter, title, anchor, text]]) => {
     const link = element('a', anchor ? chapter + ': ' + title : chapter);
     link.href = id + '.html' + (anchor ? '#' + anchor : '');
-    return element('li', link, excerpt(text, words));
+    return element('li', link, excerpt(text, finders));
   });
   found.append(element('p', hits.length ? hits.length + ' sections' : 'Nothing was found.'),
     element('ul', ...items));

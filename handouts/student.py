@@ -45,7 +45,18 @@ def student_copy(notebook: Notebook, stored: str) -> nbformat.NotebookNode:
 
 
 def contents(readme: str) -> str:
-    """The README as it reads from student/: notebooks are beside it, all else is above."""
+    """The README as it reads from student/: notebooks are beside it, all else is above.
+
+    The table of chapters comes first, and the commands that were given go.
+    """
+    head, *sections = re.split(r"^(?=## )", readme, flags=re.MULTILINE)
+    chapters = [s for s in sections if "](notebooks/00_" in s]
+    others = [
+        s for s in sections if s not in chapters and not s.startswith("## Two commands")
+    ]
+    if chapters:
+        title, opening, rest = head.split("\n\n", 2)
+        readme = "\n\n".join([title, opening, "".join([*chapters, rest, *others])])
     here = re.sub(r"\]\(notebooks/(?=\d\d_)", "](", readme)
     return re.sub(r"\]\((?!\w+://|#|\d\d_)", "](../", here)
 

@@ -81,7 +81,10 @@ def check_order(samples: int, seed: int, epoch: int) -> None:
 def rank_indices(
     rank: int, world_size: int, samples: int, seed: int, epoch: int, drop_last: bool
 ) -> list[int]:
-    """The sample numbers of this rank in one epoch, in the order of DistributedSampler."""
+    """The sample numbers of this rank in one epoch, in the order of DistributedSampler.
+
+    Only where all ranks give the same seed and epoch are they each sample's only rank.
+    """
     check_rank(rank, world_size)
     check_order(samples, seed, epoch)
     if not isinstance(drop_last, bool):

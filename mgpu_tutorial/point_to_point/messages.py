@@ -79,7 +79,11 @@ def late_receiver(
 
 
 def swap(mine: Tensor, peer: int) -> Tensor:
-    """Exchange tensors of one shape and dtype with `peer`: the lower rank sends first."""
+    """Exchange tensors of one shape and dtype with `peer`: the lower rank sends first.
+
+    The peer has to name this rank too, which neither of the two can see: else both wait until
+    their time is up. Raises ValueError for no other rank.
+    """
     if peer == dist.get_rank() or peer not in range(dist.get_world_size()):
         raise ValueError(f"peer must be the number of another rank, got {peer}")
     mine = mine.contiguous()  # gloo sends nothing else

@@ -101,7 +101,8 @@ def planned(
             heads = features // (3 * per_head if child == "qkv" else per_head)
             if heads % ranks:
                 raise ValueError(f"{ranks} ranks cannot share {heads} heads evenly: {path}")
-    require_unmixed(modules, {name: kind for name, kind, _ in rows})
+    kinds = {name: kind for name, kind, _ in rows}
+    require_unmixed(modules, kinds)
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         other = first.setdefault(id(parameter), name)
@@ -132,11 +133,37 @@ def planned(
                 "made: a plan names layers that are products or embeddings"
             )
         require_plain(name, kind, layer)
+    require_rows(modules, kinds)
     return rows
 
 
 MIXING = nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm
 MIXING += nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
+
+
+def require_rows(modules: dict[str, nn.Module], kinds: dict[str, type]) -> None:
+    """ValueError where columns have no rows beside them: nobody would add up what they make.
+
+    Beside means in the same module, or in the one that holds the columns' Sequential.
+    """
+    for name, kind in kinds.items():
+        home = name.rpartition(".")[0]
+        while home and isinstance(modules[home], nn.Sequential | nn.ModuleList):
+            home = home.rpartition(".")[0]
+        beside = (
+            other for n, other in kinds.items() if f".{n}".startswith(f".{home}.") or not home
+        )
+        if is_kind("Column", kind) and not any(is_kind("Row", other) for other in beside):
+            raise ValueError(
+                f"{name} is cut by columns, and nothing in {home or 'the model'} by rows: "
+                "each rank would go on with its share of the features; name a "
+                "RowParallelLinear too"
+            )
+
+
+def is_kind(word: str, kind: type) -> bool:
+    """True for a kind of columns or rows; a reader's own is known by its name."""
+    return any(word in base.__name__ for base in kind.__mro__)
 
 
 def require_unmixed(modules: dict[str, nn.Module], kinds: dict[str, type]) -> None:
@@ -145,9 +172,8 @@ def require_unmixed(modules: dict[str, nn.Module], kinds: dict[str, type]) -> No
         columns = ""
         for number, layer in row.named_children() if isinstance(row, nn.Sequential) else ():
             name = f"{path}.{number}".lstrip(".")
-            if name in kinds:  # a reader's own kind is known by its name
-                bases = [kind.__name__ for kind in kinds[name].__mro__]
-                columns = name if any("Column" in base for base in bases) else ""
+            if name in kinds:
+                columns = name if is_kind("Column", kinds[name]) else ""
             elif columns and (isinstance(layer, MIXING) or is_own(layer)):
                 raise ValueError(
                     f"{name} is a {type(layer).__name__}, which mixes the columns of "

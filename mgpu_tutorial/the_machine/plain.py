@@ -54,8 +54,10 @@ def replay_step(tape: Tape, machine: Machine) -> float:
 
     Kernels follow each other. Messages do too, on a link of their own. A kernel takes the
     longer of its two roads, a message its latencies and its bytes. Raises ValueError for a
-    wait that is not for an earlier message, and for numbers below 0.
+    wait that is not for an earlier message, for numbers below 0, and for what is no Machine.
     """
+    if not isinstance(machine, Machine):
+        raise ValueError(f"machine is {machine!r}: give a Machine, as machine_of makes one")
     compute = link = 0.0
     arrived: dict[int, float] = {}
     for place, event in enumerate(tape):

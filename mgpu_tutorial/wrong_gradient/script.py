@@ -5,12 +5,14 @@
 
 What comes after train.py is for the script. Give it the same seed and the same global batch
 in both runs. The first run writes one.pt, the second compares with it, and both end at their
-first step. Gradients are those before `clip_grad_norm_`, and random numbers are added to all
-parameters.
+first step. Gradients are those before a `clip_grad_…` of torch.nn.utils, and random numbers
+are added to all parameters.
 """
 
 import runpy
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from mgpu_tutorial.shared.parameters import fingerprint
@@ -32,16 +35,24 @@ class _FirstStep:
         self.file, self.names, self.before = file, {}, {}
         register_module_forward_pre_hook(lambda module, inputs: self.meet(module))
         register_optimizer_step_pre_hook(lambda optimizer, *given: self.end(optimizer))
-        clip, self.unclipped = nn.utils.clip_grad_norm_, {}
+        self.unclipped = {}
+        for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
+            keeping = self.keeping(getattr(nn.utils, name))
+            for home in (nn.utils, clip_grad):  # scripts import from either
+                setattr(home, name, keeping)
 
-        def keeping(parameters, *given, **more):
+    def keeping(self, clip: Callable) -> Callable:
+        """The same function, which keeps the gradients as they were before it."""
+
+        @wraps(clip)
+        def clips(parameters, *given, **more):
             each = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             for p in each:
                 if p.grad is not None and p not in self.unclipped:
                     self.unclipped[p] = p.grad.detach().clone()
             return clip(each, *given, **more)
 
-        nn.utils.clip_grad_norm_ = keeping
+        return clips
 
     def meet(self, module: nn.Module) -> None:
         """Name and disturb the parameters of a module when it is first called."""

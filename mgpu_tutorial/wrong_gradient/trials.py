@@ -42,7 +42,8 @@ def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> G
 
     `stage` holds the layers from number `first` on; a parameter with an attribute `cut` is a
     shard along that dimension. Raises ValueError, on every rank of its tp and pp groups, for
-    a parameter that has no gradient on one of them, and for a mesh without tp or pp.
+    a parameter that has no gradient on one of them, for a layer that two stages have, as
+    where `first` is forgotten, and for a mesh without tp or pp.
     """
     if missing := [name for name in ("tp", "pp") if name not in (mesh.mesh_dim_names or ())]:
         raise ValueError(
@@ -59,10 +60,24 @@ def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> G
         whole = torch.cat(parts, parameter.cut) if is_shard else own[name]
         mine[f"{int(layer) + first}.{rest}"] = whole if is_everywhere else None
     stages = gathered(mine, mesh["pp"])
+    require_apart(stages)
     every = {name: gradient for layers in stages for name, gradient in layers.items()}
     if lacking := [name for name, gradient in every.items() if gradient is None]:
         raise ValueError(f"{lacking[0]} has no gradient: is it frozen, or unused?")
     return every
+
+
+def require_apart(stages: list[Gradients]) -> None:
+    """ValueError where two stages have a parameter of the same name."""
+    seen: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        for name in stage:
+            if name in seen:
+                raise ValueError(
+                    f"stages {seen[name]} and {number} both have {name}: give `first`, the "
+                    "number of the stage's first layer"
+                )
+            seen[name] = number
 
 
 def copies_that_differ(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> list[str]:

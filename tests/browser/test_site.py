@@ -4,6 +4,7 @@ axe-core, which comes through npm, looks for violations of WCAG 2.1 AA; AXE name
 """
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,18 @@ def test_the_search_finds_a_section_and_says_so(page, pages):
     page.get_by_label("Search all chapters").fill("ring all_reduce")
     assert "Collectives" in page.locator("#found").inner_text()
     assert page.locator("#found mark").count() > 0
+    titles = {}
+    for sought in ("hang", "all_reduce", "allreduce", "fsdp", "out of memory", "aults"):
+        page.get_by_label("Search all chapters").fill(sought)
+        assert page.locator("#found mark").count() > 0, sought
+        titles[sought] = page.locator("#found a").all_inner_texts()
+    marks = page.locator("#found mark").all_inner_texts()
+    assert {mark.lower() for mark in marks} == {"aults"}  # inside, where no word begins so
+    page.get_by_label("Search all chapters").fill("hang")
+    for text in page.locator("#found p").all_inner_texts()[1:]:
+        assert re.search(r"(?<![a-z])hang", text, re.I), text  # and not a change
+    assert titles["all_reduce"] == titles["allreduce"]
+    assert any("ully" in title for title in titles["fsdp"])
     page.locator("#found a").first.click()
     assert page.locator("nav.toc").count() == 1
 

@@ -90,16 +90,19 @@ def test_instructors_see_an_answer_in_its_place_and_a_web_page_folds_it(small):
 
 
 def test_the_electronic_book_is_well_formed_and_its_links_lead_somewhere(built):
-    ids, links = set(), []
+    ids, links, folded = set(), [], []
     with zipfile.ZipFile(built / "book.epub") as book:
         for name in filter(lambda name: name.endswith(".xhtml"), book.namelist()):
             file = name.rpartition("/")[2]
             for element in ElementTree.fromstring(book.read(name)).iter():
                 ids.add(f"{file}#{element.get('id')}")
+                if element.tag.endswith("}details"):
+                    folded.append(element.get("class"))
                 if element.tag.endswith("}a") and "#" in element.get("href", ""):
                     target = element.get("href").rpartition("/")[2]
                     links.append(target if target[0] != "#" else file + target)
     assert links and set(links) <= ids
+    assert set(folded) == {"solution"}
 
 
 SVG = "<svg xmlns='http://www.w3.org/2000/svg' width='3000' height='9'><title>T</title></svg>"

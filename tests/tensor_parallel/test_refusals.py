@@ -384,3 +384,35 @@ def cut_a_fast_path(rank, world_size):
 
 def test_a_layer_that_reads_its_weights_itself_in_eval_is_refused(refused):
     refused(2, "is a TransformerEncoderLayer, whose fast path", cut_a_fast_path)
+
+
+FORGOTTEN = [
+    {"attention.qkv": ColumnParallelLinear},
+    {"mlp.up": ColumnParallelLinear, "mlp.down": ColumnParallelLinear},
+    PLAN | {"mlp.down": ColumnParallelLinear},
+]
+
+
+def cut_by(rank, world_size, plan):
+    parallelize(block.new_block(), plan)
+
+
+@pytest.mark.parametrize("plan", FORGOTTEN)
+def test_columns_without_rows_are_refused(refused, plan):
+    """Each rank would go on with its own features, and none would know."""
+    refused(2, "is cut by columns, and nothing in", cut_by, plan)
+
+
+def cut_a_perceptron_in_a_row(rank, world_size):
+    """Columns in an inner Sequential, rows in the one around it."""
+    model = nn.Sequential()
+    model.inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    model.down = nn.Linear(8, 4)
+    one = deepcopy(model.double())
+    parallelize(model, {"inner.0": ColumnParallelLinear, "down": RowParallelLinear})
+    x = torch.arange(8.0, dtype=torch.float64).view(2, 4)
+    return largest_difference(model(x), one(x))
+
+
+def test_rows_may_stand_around_the_columns(ranks):
+    assert max(ranks(2, cut_a_perceptron_in_a_row).results) < 1e-14

@@ -28,6 +28,10 @@ NODE = machine_of("8 x H100")
         (lambda: plain.replay_step([Message(1e9, -2)], NODE), "event 0 is Message"),
         (lambda: plain.replay_step([Message("1", 2)], NODE), "event 0 is Message"),
         (lambda: plain.replay_step([1e12], NODE), "event 0 is 1000000000000.0: give a Ker"),
+        (
+            lambda: plain.replay_step([Kernel(1, 1)], "8 x H100"),
+            "machine is '8 x H100': give",
+        ),
         (lambda: plain.plain_tape([Call("broadcast", 8, (0, 1))]), "expected all_reduce"),
         (lambda: plain.tokens_to_hide(0, 1, 2), "flops must be above 0, got 0"),
         (lambda: plain.tokens_to_hide(1, 0, 2), "bandwidth must be above 0, got 0"),

@@ -60,6 +60,19 @@ def test_a_gradient_that_one_rank_lacks_is_refused_by_all(refused, lacking, miss
     refused(2, words, without, "tp=2", lacking, (missing,), sent=True)
 
 
+def without_first(rank, world_size):
+    mesh = job.mesh_of("pp=2", world_size)
+    stage, first = job.stage_of(job.new_model(), mesh)
+    for parameter in stage.parameters():
+        parameter.grad = parameter.detach().clone()
+    return trials.whole_gradients(stage, mesh)
+
+
+def test_stages_without_their_number_are_refused(refused):
+    """Gradients of several layers would have one name, and the last one would be left."""
+    refused(2, "stages 0 and 1 both have 0.", without_first, sent=True)
+
+
 def without_a_dimension(rank, world_size, *names):
     mesh = init_device_mesh("cpu", (2,) + (1,) * (len(names) - 1), mesh_dim_names=names)
     return trials.whole_gradients(nn.Sequential(nn.Linear(1, 1)), mesh)

@@ -66,6 +66,43 @@ def test_a_right_script_passes_and_wrong_ones_are_named(tmp_path):
     assert code and "copies: 6 differ" in said
 
 
+IMPORTS = [
+    "from torch.nn.utils import clip_grad_norm_ as clip",
+    "from torch.nn.utils.clip_grad import clip_grad_norm_ as clip",
+    "from torch.nn.utils import clip_grads_with_norm_\n"
+    "def clip(p, most): clip_grads_with_norm_(p, most, torch.tensor(9.0))",
+    "from torch.nn.utils import clip_grad_value_ as clip",
+]
+ALONE = """
+import torch
+from torch import nn
+{}
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(2, 3)).sum().mul({}).backward()
+clip(list(model.parameters()), 0.01)
+optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", IMPORTS)
+def test_gradients_are_those_before_any_clip(tmp_path, line):
+    """Clipped ones have one length, whatever factor is wrong."""
+    (tmp_path / "train.py").write_text(ALONE.format(line, 1))
+    command = [sys.executable, "-m", "mgpu_tutorial.wrong_gradient.script", "one.pt"]
+    first = subprocess.run(
+        [*command, "train.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert first.returncode == 0, first.stderr
+    (tmp_path / "train.py").write_text(ALONE.format(line, 4))
+    four = subprocess.run(
+        [*command, "train.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert four.returncode == 1 and "4.00 times as long" in four.stdout, four.stderr
+
+
 GRADIENTS = {"a": torch.ones(3), "b": torch.arange(3.0)}
 
 

@@ -35,6 +35,11 @@ class Model(NamedTuple):
     @property
     def kv_width(self) -> float:
         """The numbers of a token's keys, and of its values."""
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(
+                f"{self.heads} heads cannot share {self.kv_heads} of keys and values: give a "
+                "number that divides the heads"
+            )
         return self.hidden * (self.kv_heads or self.heads) / self.heads
 
     @property
@@ -68,6 +73,8 @@ class Model(NamedTuple):
     # Operations of one token, forward: two per parameter that it uses
 
     def layer_flops(self) -> float:
+        if self.active > self.experts:
+            raise ValueError(f"a token cannot use {self.active} of {self.experts} experts")
         idle = self.experts - self.active
         return 2 * (self.layer_parameters - idle * self.mlp_parameters)
 

@@ -190,3 +190,11 @@ def test_a_model_has_about_so_many_parameters_or_is_refused():
         model_of(1e8, vocabulary=1_000_000)
     with pytest.raises(ValueError, match="^vocabulary must be a whole number, 1 or more"):
         model_of(1e8, vocabulary=-5)
+
+
+def test_a_count_refuses_what_no_model_has():
+    """Who counts without a plan is told too."""
+    with pytest.raises(ValueError, match="12 heads cannot share 24 of keys and values"):
+        _ = MODEL._replace(kv_heads=24).parameters
+    with pytest.raises(ValueError, match="a token cannot use 5 of 4 experts"):
+        MODEL._replace(active=5).flops_per_token()
