@@ -153,7 +153,7 @@ def test_a_task_is_drawn_when_and_where_it_ran():
     assert idle == [(0, 0, 6.0), (1, 0, 6.0)]
     assert sorted(tasks) == [(0, 0, 1.0), (0, 4.0, 2.0), (1, 1.0, 1.0), (1, 2.0, 2.0)]
     low, high = axes.get_ylim()
-    assert low > high and axes.get_title(loc="left") == "two stages: idle 50%"
+    assert low > high and axes.get_title(loc="left") == "two stages: 6000 ms, idle 50%"
 
 
 def test_no_picture_is_left_out():

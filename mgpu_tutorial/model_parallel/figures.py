@@ -5,11 +5,9 @@ computes nothing (https://docs.pytorch.org/docs/2.14/meta.html).
 """
 
 import re
-import time
-import timeit
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -83,12 +81,6 @@ def cut_table(measured: Mapping[str, Unit]) -> Table:
     return Table(["cut before", "fuller device", "work of stage 0", "sends"], rows)
 
 
-def processor_ms(action: Callable, *given: object) -> float:
-    """Milliseconds by the clock that stands still while others run: the least of three."""
-    run = partial(action, *given)
-    return 1e3 * min(timeit.repeat(run, timer=time.process_time, number=1, repeat=3))
-
-
 def tasks_of(report: Report, during: str | None = None) -> list[Task]:
     """The tasks of a traced launch, or of its span `during`, in the order of their begin.
 
@@ -125,41 +117,76 @@ LOOKS = {  # strength of the row's colour
 }
 
 
-def pipeline_chart(tasks: Sequence[Task], title: str, row_name: str = "rank") -> Plot:
-    """A box with its micro-batch for each task, a line for each stage: grey is idle time."""
-    from matplotlib.colors import to_rgb
+def pipeline_chart(
+    tasks: Sequence[Task],
+    title: str,
+    row_name: str = "rank",
+    *,
+    above: tuple[Sequence[Task], str] | None = None,
+    slot: float | None = None,
+    is_priced: bool = False,
+) -> Plot:
+    """A line for each row, a box with its micro-batch for each task: grey is idle time.
+
+    A row's second stage has a prime: 3' is micro-batch 3. `above` are other tasks and their
+    title, drawn over the same axis. Of tasks in slots `slot` is a slot's length; others are
+    in seconds, measured or priced.
+    """
     from matplotlib.figure import Figure  # a second to import: not for the ranks
 
+    charts = [*([above] if above else []), (tasks, title)]
+    heights = [0.5 + 0.36 * len({t.row for t in own}) for own, _ in charts]
+    figure = Figure(figsize=(9, 0.8 + sum(heights)), layout="constrained")
+    grid = {"height_ratios": heights}
+    panels = figure.subplots(len(charts), sharex=True, squeeze=False, gridspec_kw=grid)[:, 0]
+    texts = []
+    for axes, (own, name) in zip(panels, charts, strict=True):
+        length, rows = duration(own), sorted({t.row for t in own})
+        _draw_tasks(axes, own, row_name, length)
+        total = f"{length / slot:g} slots" if slot else f"{1e3 * length:.0f} ms"
+        says = f"{name}: {total}, idle {idle_share(own):.0%}"
+        axes.set_title(says, loc="left")
+        lines = (f"{row_name} {row}: {' '.join(in_order(own, row))}" for row in rows)
+        texts.append("\n".join([says if slot or is_priced else name, *lines]))
+    axes.set_xlim(0, max(duration(own) for own, _ in charts))
+    how = "priced, not measured" if is_priced else "measured on this machine"
+    axes.set_xlabel("slots" if slot else f"milliseconds ({how})")
+    axes.locator_params(axis="x", integer=bool(slot))
+    axes.xaxis.set_major_formatter(lambda at, _: f"{at / slot if slot else 1e3 * at:g}")
+    handles = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    options = {"ncols": 5, "frameon": False}
+    figure.legend(handles.values(), handles.keys(), loc="outside upper right", **options)
+    return Plot(figure, "\n".join(texts))
+
+
+def _draw_tasks(axes: Any, tasks: Sequence[Task], row_name: str, length: float) -> None:
+    """The boxes of one chart."""
+    from matplotlib.colors import to_rgb
+
     rows = sorted({t.row for t in tasks})
-    lines = sorted({(t.row, t.stage) for t in tasks})
-    figure = Figure(figsize=(9, 1.2 + 0.4 * len(lines)), layout="constrained")
-    axes = figure.subplots()
-    start, length = min(t.begin for t in tasks), duration(tasks)
-    axes.barh(range(len(lines)), length, 0.84, color="#e4e4e4", label="idle")
+    start = min(t.begin for t in tasks)
+    axes.barh(range(len(rows)), length, 0.84, color="#e4e4e4", label="idle")
+    stages = {row: sorted({t.stage for t in tasks if t.row == row}) for row in rows}
     for kind in dict.fromkeys(t.kind for t in sorted(tasks)):
         own, (strength, meaning) = [t for t in tasks if t.kind == kind], LOOKS[kind]
         lefts, widths = [t.begin - start for t in own], [t.end - t.begin for t in own]
-        places = [lines.index((t.row, t.stage)) for t in own]
+        places = [rows.index(t.row) for t in own]
         full = [to_rgb(tone(t.row).fill) for t in own]
         paler = [[1 - strength * (1 - part) for part in colour] for colour in full]
         look = {"color": paler, "edgecolor": INK, "linewidth": 0.7}
         bars = axes.barh(places, widths, 0.84, lefts, label=f"{kind}: {meaning}", **look)
-        fitting = [str(t.micro) if t.end - t.begin > 0.01 * length else "" for t in own]
-        axes.bar_label(bars, fitting, label_type="center", color=INK, fontweight="bold")
-    several = len(lines) > len(rows)
-    names = [f"{row_name} {row}" + f", stage {stage}" * several for row, stage in lines]
-    axes.set_yticks(range(len(lines)), names)
-    for (row, _), tick in zip(lines, axes.get_yticklabels(), strict=True):
+        names = [f"{t.micro}" + "'" * stages[t.row].index(t.stage) for t in own]
+        fitting = [n if w > 0.01 * length else "" for n, w in zip(names, widths, strict=True)]
+        size = 10 if max(widths) > 0.025 * length else 7
+        look = {"color": INK, "fontweight": "bold", "fontsize": size}
+        axes.bar_label(bars, fitting, label_type="center", **look)
+    axes.set_yticks(range(len(rows)), [f"{row_name} {row}" for row in rows])
+    for row, tick in zip(rows, axes.get_yticklabels(), strict=True):
         tick.set(color=tone(row).text, fontweight="bold")
-    axes.set(xlim=(0, length), ylim=(len(lines) - 0.5, -0.5))
-    axes.set_xlabel("milliseconds (measured on this machine)")
-    axes.xaxis.set_major_formatter(lambda seconds, _: f"{1e3 * seconds:g}")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.set_title(f"{title}: idle {idle_share(tasks):.0%}", loc="left")
-    figure.legend(loc="outside upper right", ncols=4, frameon=False)
-    text = "\n".join(f"{row_name} {row}: {' '.join(in_order(tasks, row))}" for row in rows)
-    return Plot(figure, f"{title}\n{text}")
 
 
 def within_rounding(found: Iterable, expected: Iterable, within: float) -> str:

@@ -108,7 +108,8 @@ def test_the_tasks_of_a_launch_are_read_from_its_spans():
 
 
 def test_each_task_has_a_box_where_and_when_it_was(monkeypatch):
-    """Two rows of two stages; times in seconds since the first task began."""
+    """Two rows of two stages; times in seconds since the first task began; a prime for each
+    row's second stage."""
     monkeypatch.setattr(figures, "Plot", lambda figure, text: (figure, text))
     places = [
         (0, 0, "F", 0),
@@ -121,9 +122,23 @@ def test_each_task_has_a_box_where_and_when_it_was(monkeypatch):
     figure, text = figures.pipeline_chart(tasks, "title", row_name="device")
     assert text == "title\ndevice 0: F7 F7 B7\ndevice 1: F7 B7"
     axes = figure.axes[0]
-    assert axes.get_title(loc="left") == "title: idle 75%"  # 2.5 of 2 rows times 5 seconds
-    bars = axes.patches[4:]  # after the grey of the four lines
+    # 2.5 of 2 rows times 5 seconds
+    assert axes.get_title(loc="left") == "title: 5000 ms, idle 75%"
+    bars = axes.patches[2:]  # after the grey of the two rows
     boxes = sorted((b.get_x(), b.get_x() + b.get_width(), b.get_y() + 0.42) for b in bars)
-    lines = [(0, 0), (0, 2), (1, 1), (1, 3)]
-    expected = [(at, at + 0.5, lines.index((row, s))) for row, s, _, at in places]
+    expected = [(at, at + 0.5, row) for row, s, _, at in places]
     assert boxes == [pytest.approx(box) for box in sorted(expected)]
+    names = [text.get_text() for text in axes.texts if text.get_text()]
+    assert sorted(names) == ["7", "7", "7'", "7'", "7'"]
+
+
+def test_two_charts_share_an_axis(monkeypatch):
+    monkeypatch.setattr(figures, "Plot", lambda figure, text: (figure, text))
+    short, long = [Task(0, 2, 0, 0, "F", 0)], [Task(1, 7, 0, 0, "F", 0)]
+    figure, text = figures.pipeline_chart(long, "long", above=(short, "short"), slot=2)
+    above, below = figure.axes
+    assert above.get_xlim() == below.get_xlim() == (0, 6)
+    assert text.split("\n") == [
+        *("short: 1 slots, idle 0%", "rank 0: F0"),
+        *("long: 3 slots, idle 0%", "rank 0: F0"),
+    ]

@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.model_parallel import micro_batches as mb
+from mgpu_tutorial.model_parallel import ranks as workers
 from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50, split
+from mgpu_tutorial.shared import small_and_large as sizes
 
 UNITS = dict.fromkeys(["conv1", "layer1", "layer2", "fc"])
 TWO = [torch.device("meta")] * 2
@@ -152,3 +154,17 @@ def test_a_step_lets_go_of_a_micro_batch_with_its_backward():
             task(step, 0, i, None)
             kept.append([i for _, i in sorted(step.saved)])
     assert kept == [[0], [0, 1], [1], []]
+
+
+@pytest.mark.parametrize(
+    "count, layers, words",
+    [
+        (1, 1, "two stages need two ranks, got 1"),
+        (3, 1, "two stages need two ranks, got 3"),
+        (2, 3, "rank 0 can have 0 to 2 of 2 layers, got 3"),
+        (2, -1, "got -1"),
+        (2, 0.5, "got 0.5"),
+    ],
+)
+def test_what_cannot_be_cut_in_two_is_refused(refused, count, layers, words):
+    refused(count, words, workers.train_split, layers, sizes.small, sizes.SMALL)
