@@ -38,7 +38,7 @@ def returns_what_one_computes(run: Callable) -> None:
         alone, wanted = figures.one_process(Narrowing(0.0), ranks, micro)
         lengths = [0] * (ranks - 1) + [micro]
         expect([len(own) for own in losses], lengths, f"{what} the numbers of losses")
-        expect(losses[-1], alone, f"{what} the losses in order", within=1e-6)
+        expect([*map(float, losses[-1])], alone, f"{what} the losses in order", within=1e-6)
         expect(gradients, wanted, f"{what} the gradients", within=1e-6)
 
 
@@ -55,7 +55,7 @@ def runs_in_a_group(run: Callable) -> None:
         losses, gradients = zip(*results[first::2], strict=True)
         alone, wanted = figures.one_process(Narrowing(0.0), 2, 2 + first)
         what = f"ranks {first} and {first + 2} as a group:"
-        expect(losses[-1], alone, f"{what} the losses in order", within=1e-6)
+        expect([*map(float, losses[-1])], alone, f"{what} the losses in order", within=1e-6)
         expect(gradients, wanted, f"{what} the gradients", within=1e-6)
 
 

@@ -29,28 +29,74 @@ def run_twice(rank: int, world_size: int, worker: Callable, *given: object) -> N
             worker(rank, world_size, *given)
 
 
-def lay_out(tasks: Sequence[Task], **slots: int) -> list[Task]:
-    """The same order in slots, so many for each kind of task, such as F=1, B=2.
+def lay_out(tasks: Sequence[Task], **slots: float | Sequence[float]) -> list[Task]:
+    """The same order in slots, so many for each kind of task; a list has one for each stage.
 
-    A task begins when its row is free and the neighbour has done its part: F waits for F of
-    the stage before, B for B of the stage behind.
+    F needs the F of the stage before, B and I those of the stage behind, W the own I.
     """
     free: Counter = Counter()  # when each row ends its latest task
     done: Counter = Counter()
     placed = []
     for task in tasks:
-        neighbour = task.stage - 1 if task.kind == "F" else task.stage + 1
-        begin = max(free[task.row], done[task.kind, neighbour, task.micro])
-        end = begin + slots[task.kind]
+        kind = "I" if task.kind == "W" else task.kind
+        needs = task.stage + {"F": -1, "W": 0}.get(task.kind, 1)
+        begin = max(free[task.row], done[kind, needs, task.micro])
+        length = slots[task.kind]
+        end = begin + (length[task.stage] if isinstance(length, Sequence) else length)
         free[task.row] = done[task.kind, task.stage, task.micro] = end
         placed.append(task._replace(begin=begin, end=end))
     return placed
 
 
-def in_slots(worker: Callable, *given: object) -> Report:
-    """A film's frames: five micro-batches on four ranks, a slot for a forward or backward."""
-    tasks = tasks_of(launch(worker, 4, Pauses(0.0), 5, *given, trace=True))
-    return launch(note_slots, 4, lay_out(tasks, F=1, B=1), trace=True)
+def tasks_in(orders: Sequence[Sequence[str]]) -> list[Task]:
+    """The tasks of ranks that work in these orders, each after what it needs.
+
+    Raises ValueError for a task that is missing or twice there, or that never comes.
+    """
+    for rank, order in enumerate(orders):
+        micro = [name[1:] for name in order if name[0] == "F"]
+        wholes = ([f"{kind}{i}" for i in micro for kind in kinds] for kinds in ("FB", "FIW"))
+        if sorted(order) not in map(sorted, wholes) or len(set(micro)) < len(micro):
+            raise ValueError(
+                f"rank {rank} must name each micro-batch once as F, and as B, or as I and W; "
+                f"its order is {' '.join(order)}"
+            )
+    todo, tasks, done = [list(order) for order in orders], [], set()
+
+    def is_ready(rank: int, name: str) -> bool:
+        kind, micro = name[0], name[1:]
+        needs = rank + {"F": -1, "W": 0}.get(kind, 1)
+        outside = needs not in range(len(orders))  # the first stage has the batch
+        if kind in "BI" and ("F", rank, micro) not in done:
+            return False
+        return outside or ("I" if kind == "W" else kind, needs, micro) in done
+
+    while any(todo):
+        before = len(tasks)
+        for rank, order in enumerate(todo):
+            while order and is_ready(rank, order[0]):
+                kind, micro = order[0][0], order.pop(0)[1:]
+                done.add((kind, rank, micro))
+                tasks.append(Task(0, 0, rank, rank, kind, int(micro)))
+        if len(tasks) == before:
+            rank, order = next((rank, order) for rank, order in enumerate(todo) if order)
+            raise ValueError(
+                f"rank {rank} never comes to {' '.join(order)}: what {order[0]} needs is "
+                "done by no rank before"
+            )
+    return tasks
+
+
+def in_slots(worker: Callable, micro: int, *given: object, **slots: int) -> list[Task]:
+    """What four ranks do that compute in no time, laid out in slots."""
+    work = Pauses(0.0, is_split="W" in slots)
+    report = launch(worker, 4, work, micro, *given, trace=True)
+    return lay_out(tasks_of(report), **slots)
+
+
+def slot_film(tasks: Sequence[Task]) -> Report:
+    """Four ranks slot by slot: what each does, and what it holds."""
+    return launch(note_slots, 4, tasks, trace=True)
 
 
 def note_slots(rank: int, world_size: int, tasks: Sequence[Task]) -> None:
@@ -59,8 +105,9 @@ def note_slots(rank: int, world_size: int, tasks: Sequence[Task]) -> None:
     last = int(duration(tasks))
     for slot in range(last):
         now = {t.row: t for t in tasks if t.begin == slot}
-        held = {i for i in range(5) if begin["F", i] <= slot <= begin["B", i]}
-        bricks = {"now": ()} | {f"holds {i}": str(i) if i in held else () for i in range(5)}
+        all_of = sorted({t.micro for t in tasks})
+        held = {i for i in all_of if begin["F", i] <= slot <= begin["B", i]}
+        bricks = {"now": ()} | {f"holds {i}": str(i) if i in held else () for i in all_of}
         came = {}
         if task := now.get(rank):
             bricks["now"] = f"{task.kind}{task.micro}"

@@ -1,30 +1,12 @@
 """PyTorch's schedules: https://docs.pytorch.org/docs/2.14/distributed.pipelining.html."""
 
 import torch
-from torch import nn
 from torch.distributed import pipelining as pp
 
 from mgpu_tutorial.model_parallel.micro_batches import equal_parts
 from mgpu_tutorial.pipelines.stages import require_work
 from mgpu_tutorial.pipelines.work import Work
 from mgpu_tutorial.shared.losses import require_mean_of_parts
-
-
-def run_linear_layers(rank: int, world_size: int, micro: int = 4) -> list[float]:
-    """One layer per rank, in the order of 1F1B; the last rank returns the losses."""
-    if not 2 <= world_size <= micro or 16 % micro:
-        wanted = "2 ranks or more, and micro-batches for each, into which 16 rows divide"
-        raise ValueError(f"expected {wanted}, got {world_size} ranks and micro={micro}")
-    torch.manual_seed(rank)
-    x, target = torch.linspace(-1, 1, 128).view(16, 8), torch.zeros(16, 8)
-    stage = pp.PipelineStage(nn.Linear(8, 8), rank, world_size, x.device)
-    schedule = pp.Schedule1F1B(stage, micro, loss_fn=nn.functional.mse_loss)
-    losses: list[torch.Tensor] = []
-    if rank == 0:
-        schedule.step(x)
-    else:
-        schedule.step(target=target, losses=losses)
-    return [loss.item() for loss in losses]
 
 
 def stages_on_rank(schedule: type, rank: int, world_size: int) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from mgpu_tutorial.model_parallel.micro_batches import equal_parts
 from mgpu_tutorial.pipelines.work import Work
@@ -26,11 +26,8 @@ class Stage:
         shapes = [work.shape(index, micro) for index in range(ranks + 1)]
         self.input_shape, self.output_shape = shapes[rank : rank + 2]
         self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
-        self.losses: list[float] = []
-        dtype, bits = torch.get_default_dtype(), fingerprint_of(batch)
-        task = {"micro-batches": micro, "shapes": shapes, "dtype": dtype, "batch": bits}
-        require_agreement(task, group)
-        require_mean_of_parts(self.loss, shapes[-1], self.parts)
+        self.losses: list[Tensor] = []
+        require_alike(self, {"micro-batches": micro, "shapes": shapes}, batch, group)
 
     def gradients(self) -> list[Tensor | None]:
         """Each parameter's gradient; None for one that is frozen, as in one process."""
@@ -57,7 +54,7 @@ def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
     output_tensor = stage.module(input_tensor)
     if stage.is_last:
         output_tensor = stage.loss(output_tensor, targets) / len(stage.parts)
-        stage.losses.append(output_tensor.item())
+        stage.losses.append(output_tensor.detach())
     else:
         stage.require_shape(output_tensor)
     stage.waiting[i] = input_tensor, output_tensor
@@ -82,7 +79,10 @@ def receive(shape: list[int], source: int, group: Group = None) -> Tensor | None
 
 
 def send(tensor: Tensor | None, target: int, group: Group = None) -> None:
-    """The tensor to rank `target` of the group, if there is one."""
+    """The tensor to rank `target` of the group, if there is one; returns once it has it.
+
+    So two ranks that send to each other before they receive wait forever: see `isend`.
+    """
     if 0 <= target < dist.get_world_size(group):
         dist.send(tensor, group=group, group_dst=target)
 
@@ -92,6 +92,29 @@ def isend(tensor: Tensor, target: int, group: Group = None) -> dist.Work | None:
     if 0 <= target < dist.get_world_size(group):
         return dist.isend(tensor, group=group, group_dst=target)
     return None
+
+
+def require_alike(stage: Stage, task: dict, batch: tuple, group: Group) -> None:
+    """ValueError, on every rank, for stages that cannot work together.
+
+    The ranks disagree, the loss is no mean, or a stage overwrites what it receives.
+    """
+    if dist.get_backend(group) == "fake":
+        return  # a priced rank has no others
+    dtype, bits = torch.get_default_dtype(), fingerprint_of(batch)
+    require_agreement(task | {"dtype": dtype, "batch": bits}, group)
+    require_mean_of_parts(stage.loss, task["shapes"][-1], stage.parts)
+    first = stage.module
+    while isinstance(first, nn.Sequential) and len(first):
+        first = first[0]
+    everyone: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, getattr(first, "inplace", False) and str(first), group)
+    for rank, name in enumerate(everyone[1:], 1):
+        if name:
+            raise ValueError(
+                f"stage {rank} begins with {name}, which would overwrite what it receives, "
+                "and rank - 1 waits for the gradient of that: take inplace=False there"
+            )
 
 
 def require_own_rank(rank: int, world_size: int, group: Group = None) -> None:
@@ -118,7 +141,7 @@ def require_work(work: Work) -> None:
 
 def run_gpipe(
     rank: int, world_size: int, work: Work, micro: int, group: Group = None
-) -> tuple[list[float], list[Tensor]]:
+) -> tuple[list[Tensor], list[Tensor | None]]:
     """All forwards, then all backwards; returns the losses and this rank's gradients.
 
     `rank` and `world_size` are those of the group, None for all ranks. As any backward it
@@ -177,8 +200,12 @@ def run_in_order(
     order_of: Callable,
     send_on: Callable,
     group: Group = None,
-) -> tuple[list[float], list[Tensor]]:
-    """Each rank in its own order; returns what `run_gpipe` does."""
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Each rank in its own order; returns what `run_gpipe` does.
+
+    `send_on` must go on before its message is received, as `isend` does. With `send` 1F1B
+    hangs: in its steady state two neighbours send to each other.
+    """
     orders = [order_of(r, world_size, micro) for r in range(world_size)]
     require_orders(orders, micro)
     require_work(work)
@@ -191,7 +218,8 @@ def run_in_order(
             requests.append(send_on(output_tensor, rank + 1, group))
         else:
             output_tensor_grad = receive(stage.output_shape, rank + 1, group)
-            send(backward_step(stage, i, output_tensor_grad), rank - 1, group)
+            gradient = backward_step(stage, i, output_tensor_grad)
+            requests.append(send_on(gradient, rank - 1, group))
     for request in filter(None, requests):
         request.wait()
     return stage.losses, stage.gradients()

@@ -10,8 +10,9 @@ from torch.distributed import pipelining as pp
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import RankFailed
-from mgpu_tutorial.pipelines import schedules, stages
+from mgpu_tutorial.pipelines import figures, llama, schedules, stages
 from mgpu_tutorial.pipelines.work import Pauses, ResNetStages
+from mgpu_tutorial.shared import small_and_large as sizes
 from tests.pipelines.linear_stages import LinearStages
 
 
@@ -62,9 +63,6 @@ FIRST = "F0 F1 B0 B1"
         (2, "rank 0 must do each of 2", in_order("B0 F0 F1 B1", FIRST)),
         (2, "does B0 B1 and rank 1 does B1 B0", in_order(FIRST, "F0 F1 B1 B0")),
         (2, "does F0 F1 and rank 1 does F1 F0", in_order(FIRST, "F1 F0 B0 B1")),
-        (2, "micro-batches for each, into which 16", (schedules.run_linear_layers, 3)),
-        (2, "got 2 ranks and micro=1", (schedules.run_linear_layers, 1)),
-        (1, "got 1 ranks and micro=4", (schedules.run_linear_layers, 4)),
     ],
 )
 def test_it_is_refused_on_every_rank(refused, count, words, call):
@@ -276,3 +274,59 @@ def by_the_global_rank(rank, world_size):
 def test_the_rank_is_that_within_the_group(refused):
     """Rank 2 of the world is 1 in its group: it would wait for itself."""
     refused(4, "within the group", by_the_global_rank, sent=True)
+
+
+class InPlace(LinearStages):
+    """The second stage begins with a layer that overwrites what it receives, or ends so."""
+
+    def __init__(self, place):
+        super().__init__(2)
+        self.stacks[1].insert(place, nn.Sequential(nn.ReLU(inplace=True)))
+
+
+@pytest.mark.parametrize("run", [stages.run_gpipe, by_1f1b])
+def test_a_stage_that_begins_in_place_is_refused(refused, run):
+    words = "stage 1 begins with ReLU(inplace=True), which would overwrite what it receives"
+    refused(2, words, run, InPlace(0), 2, sent=True)
+
+
+def test_a_stage_may_work_in_place_later(ranks):
+    def run(rank, world_size):
+        torch.set_default_dtype(torch.float64)
+        return stages.run_gpipe(rank, world_size, InPlace(1), 2)[0]
+
+    assert len(ranks(2, run).results[1]) == 2
+
+
+def cut_llama(rank, world_size, layers):
+    what = stages.run_gpipe, layers, sizes.small, sizes.SMALL
+    llama.train_stages(rank, world_size, *what)
+
+
+@pytest.mark.parametrize("layers", [[1, 2], [1, 0], [3, -1]])
+def test_layers_that_the_model_does_not_have_are_refused(refused, layers):
+    words = f"stages of {layers} layers are {sum(layers)}, and the model has 2"
+    refused(2, words, cut_llama, layers)
+
+
+@pytest.mark.parametrize("layers", [[2], [1, 1, 0]])
+def test_a_stage_for_each_rank_is_asked_for(refused, layers):
+    refused(2, f"{len(layers)} stages need {len(layers)} ranks, got 2", cut_llama, layers)
+
+
+@pytest.mark.parametrize(
+    "orders, words",
+    [
+        (["F0 I0 W0", "I0 F0 W0"], "rank 0 never comes to I0 W0: what I0 needs"),
+        (["B0 F0"], "rank 0 never comes to B0 F0"),
+        (["F0 B1 F1 B0", "F0 B0 F1 B1"], "rank 0 never comes to B1 F1 B0"),
+        (["F0 W0 I0"], "rank 0 never comes to W0 I0"),
+        (["F0 B0", "F0"], "rank 1 must name each micro-batch once as F, and as B, or as I"),
+        (["F0 I0"], "its order is F0 I0"),
+        (["F0 F0 B0 B0"], "its order is F0 F0 B0 B0"),
+        (["F0 B0 W0"], "its order is F0 B0 W0"),
+    ],
+)
+def test_an_order_that_never_ends_is_refused(orders, words):
+    with pytest.raises(ValueError, match=words):
+        figures.tasks_in([order.split() for order in orders])
