@@ -2,23 +2,26 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.lab import status
+from mgpu_tutorial.ddp_in_practice.practice import AccumulatingDDP
+from mgpu_tutorial.lab import span, status
 from mgpu_tutorial.language_model import model as models
 from mgpu_tutorial.language_model import plan as plans
-from mgpu_tutorial.long_sequences.ring import zigzag
+from mgpu_tutorial.language_model.rank import build_rank, new_adam, restore, said, take_step
+from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
-from mgpu_tutorial.sharding.zero import owners
+from mgpu_tutorial.sharding.blocks import fully_sharded
+from mgpu_tutorial.sharding.zero import owners, sharded_step
 from mgpu_tutorial.shared.losses import require_mean_of_parts
 from mgpu_tutorial.tensor_parallel import layers
 
-OURS = plans.cut_model, order_of_1f1b, owners, zigzag, layers.CopyToRanks, layers.SumOverRanks
+OURS = plans.cut_model, new_adam, take_step, AccumulatingDDP, order_of_1f1b
+OURS += owners, sharded_step, fully_sharded, zigzag, ring_attention
 OURS += layers.ColumnParallelLinear, layers.RowParallelLinear
 PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
 
@@ -35,6 +38,7 @@ def require_run(
     lr: float,
     parts: SimpleNamespace,
     loss_of: Callable,
+    text: Tensor | None,
 ) -> None:
     """ValueError for a run that would train nothing, or whose result could not be saved."""
     for name, number in {"steps": steps, "every": every}.items():
@@ -51,9 +55,11 @@ def require_run(
     missing = [name for name in vars(PARTS) if not hasattr(parts, name)]
     if missing:
         raise ValueError(f"parts lack {', '.join(missing)}: `library(*OURS)` has them all")
-    targets = models.batch_of(begin)[1].to(torch.get_default_device())
+    targets = models.batch_of(begin, text)[1].to(torch.get_default_device())
     each = targets.flatten().split(1)
-    require_mean_of_parts(loss_of, (1, 96), [(target, target) for target in each])
+    require_mean_of_parts(
+        loss_of, (1, models.CHARACTERS), [(target, target) for target in each]
+    )
     if save:
         models.require_place(save)
 
@@ -71,54 +77,36 @@ def train(
     parts: SimpleNamespace = PARTS,
     after_step: Callable[[int], None] = lambda step: None,
     loss_of: Callable = cross_entropy,
+    text: Tensor | None = None,
 ) -> list[float]:
     """Train up to step number `steps` on a plan such as "dp=2,tp=2"; returns the losses.
 
     `resume` names a checkpoint of any plan to go on from, `save` a file that is written each
     `every` steps and after the last. `parts` are those of OURS that the reader has made, and
-    `loss_of` gives the mean loss of scores (rows, 96) and targets (rows).
+    `loss_of` gives the mean loss of scores (rows, 96) and targets (rows). `text` is a text of
+    one's own, as `encode` gives it, instead of PyTorch's documentation.
     Raises ValueError on every rank, before anything is sent, for what cannot be.
     """
-    plan, device = plans.plan_of(plan, world_size), torch.get_default_device().type
+    sizes, device = plans.plan_of(plan, world_size), torch.get_default_device().type
     begin, updates, wholes = 0, 0, [models.new_model()]
-    if resume:
+    if resume:  # the model, and perhaps Adam's moments, as two more models
         begin, updates, wholes = models.load_checkpoint(resume)
-    require_run(begin, steps, save, every, dtype, lr, parts, loss_of)
-    mesh, share = plans.mesh_of(plan), partial(plans.share_products, parts=parts)
-    wholes = [whole.to(device, getattr(torch, dtype)) for whole in wholes]
-    model, *moments = [parts.cut_model(whole, mesh, share) for whole in wholes]
-    places = parts.zigzag(models.CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
-    if plan.cp > 1:
-        plans.share_sequence(model, places, mesh["cp"].get_group(), parts)
-    parameters, me = list(model.parameters()), mesh["dp"].get_local_rank()
-    owner = parts.owners(parameters, plan.dp) if plan.zero else [me] * len(parameters)
-    mine = [i for i, who in enumerate(owner) if who == me]
-    adam = torch.optim.AdamW([parameters[i] for i in mine], lr=lr)
+    require_run(begin, steps, save, every, dtype, lr, parts, loss_of, text)
+    whole, *moments = [each.to(device, getattr(torch, dtype)) for each in wholes]
+    job = build_rank(whole, sizes, plans.mesh_of(sizes), parts)
+    adam, owner = parts.new_adam(job, parts, lr)
     if moments:
-        first, second = (list(part.parameters()) for part in moments)
-        for i in mine:
-            state = {"exp_avg": first[i].data, "exp_avg_sq": second[i].data}
-            adam.state[parameters[i]] = {"step": torch.tensor(float(updates)), **state}
-    print(plans.said(plan, model, mesh))
+        restore(job, adam, moments, updates, parts)
+    print(said(job))
     losses = []
     for step in range(begin, steps):
-        inputs, targets = (part.to(device) for part in models.batch_of(step))
-        share = slice(me, None, plan.dp)  # every dp-th sequence
-        batch = inputs[share][:, places], targets[share][:, places]
-        loss = plans.forward_backward(model, mesh, *batch, parts.order_of_1f1b, loss_of)
-        plans.average_gradients(model, mesh)
-        plans.clip_gradients(model, mesh)
-        adam.step()
-        if plan.zero:  # rank owner[i] of each dp group has stepped parameter i
-            for parameter, source in zip(parameters, owner, strict=True):
-                dist.broadcast(parameter.data, group=mesh["dp"].get_group(), group_src=source)
-        model.zero_grad()
-        for name in ("pp", "dp", "cp"):  # only the last stage knows it, of its own share
-            dist.all_reduce(loss, group=mesh[name].get_group())
-        losses.append(loss.item() / plan.dp / plan.cp)
+        batch = [part.to(device) for part in models.batch_of(step, text)]
+        with span(f"step {step}"):
+            loss = parts.take_step(job, adam, owner, batch, parts, loss_of)
+        losses.append(loss.item())
         status(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
         if save and ((step + 1) % every == 0 or step + 1 == steps):
-            models.save_checkpoint(save, model, adam, mesh, step + 1)
+            models.save_checkpoint(save, job.stage, adam, job.mesh, step + 1)
         after_step(step)
     return losses
 

@@ -1,14 +1,18 @@
-"""What the function must do that cuts a model as a plan says."""
+"""What the functions must do that cut a model, make its optimizer, and take a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.language_model import PARTS, train
+from mgpu_tutorial.language_model.model import new_model
 from mgpu_tutorial.language_model.plan import cut_model, mesh_of, plan_of
+from mgpu_tutorial.language_model.rank import build_rank, new_adam, take_step
 
 
 def _parts(rank: int, world_size: int, cut: Callable, plan: str) -> tuple:
@@ -63,6 +67,87 @@ def trains_like_one(cut: Callable) -> None:
             expect(losses, one, what, within=1e-9)
 
 
+def _owned(rank: int, world_size: int, make: Callable, plan: str) -> tuple:
+    """The owners, the numbers of what Adam steps, its rate, and how many there are."""
+    sizes = plan_of(plan)
+    job = build_rank(new_model(), sizes, mesh_of(sizes), PARTS)
+    made = make(job, PARTS, 0.5)
+    assert isinstance(made, tuple) and len(made) == 2, (
+        f"expected adam and owner, got {made!r}"
+    )
+    adam, owner = made
+    (stepped,) = [group["params"] for group in adam.param_groups]
+    number = {id(p): i for i, p in enumerate(job.stage.parameters())}
+    return list(owner), [number[id(p)] for p in stepped], adam.defaults["lr"], len(number)
+
+
+def steps_all(make: Callable) -> None:
+    """give each rank all that it has to step, at the rate `lr`, where nothing is owned"""
+    for rank, (owner, mine, lr, count) in enumerate(launch(_owned, 2, make, "dp=2").results):
+        expect(owner, [rank] * count, f"dp=2, rank {rank}: the owners")
+        expect(mine, [*range(count)], f"dp=2, rank {rank}: what Adam steps")
+        expect(lr, 0.5, f"dp=2, rank {rank}: the rate")
+
+
+def steps_its_own(make: Callable) -> None:
+    """with zero=1 give each rank its own parameters, by the owners among `job.data`"""
+    for plan, ranks in ("dp=2,zero=1", 2), ("dp=2,tp=2,zero=1", 4), ("dp=2,cp=2,zero=1", 4):
+        sizes = plan_of(plan)
+        for rank, found in enumerate(launch(_owned, ranks, make, plan).results):
+            owner, mine, _, count = found
+            me = rank // sizes.tp % (sizes.dp * sizes.cp)
+            who = [owner.count(each) for each in range(sizes.dp * sizes.cp)]
+            where = f"{plan}, rank {rank}, which is rank {me} of job.data"
+            assert len(owner) == sum(who) == count and all(who), (
+                f"{where}: of {count} parameters its ranks own {who}"
+            )
+            wanted = [i for i, each in enumerate(owner) if each == me]
+            expect(mine, wanted, f"{where}: the numbers of what Adam steps")
+
+
+def _hundredfold(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss whose gradients are clipped in the first step."""
+    return 100 * cross_entropy(scores, targets)
+
+
+def _same_steps(plans: Sequence[str], **parts: Callable) -> None:
+    """Three steps in float64, in which gradients are clipped, as one process takes them."""
+    how = {"steps": 3, "dtype": "float64", "loss_of": _hundredfold}
+    (one,) = launch(train, 1, "dp=1", **how).results
+    own = SimpleNamespace(**vars(PARTS) | parts)
+    for plan in plans:
+        found = launch(train, plan_of(plan).ranks, plan, parts=own, **how).results
+        for rank, losses in enumerate(found):
+            for step, (loss, wanted) in enumerate(zip(losses, one, strict=True)):
+                what = f"{plan}, rank {rank}: the loss of step {step}, of one hundredfold"
+                expect(loss, wanted, what, within=1e-9)
+
+
+def clips(make: Callable) -> None:
+    """clip as one process does, before each step"""
+    _same_steps(["tp=2", "dp=2,zero=1", "dp=2,zero=3"], new_adam=make)
+
+
+def shares_the_batch(take: Callable) -> None:
+    """return the mean loss of the whole batch, where dp ranks share it"""
+    _same_steps(["dp=1", "dp=2"], take_step=take)
+
+
+def knows_the_loss(take: Callable) -> None:
+    """return it also where cp ranks share each sequence, and the last stage computes it"""
+    _same_steps(["cp=2", "pp=2"], take_step=take)
+
+
+def steps_owned(take: Callable) -> None:
+    """step by owners with zero=1, and with zero=3 what is sharded"""
+    _same_steps(["dp=2,zero=1", "dp=2,zero=3"], take_step=take)
+
+
 build = Builder(
-    "language_model", {cut_model: [cuts_into_stages, shares_its_blocks, trains_like_one]}
+    "language_model",
+    {
+        cut_model: [cuts_into_stages, shares_its_blocks, trains_like_one],
+        new_adam: [steps_all, steps_its_own, clips],
+        take_step: [shares_the_batch, knows_the_loss, steps_owned],
+    },
 )

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from mgpu_tutorial.lab import Table, curves
 from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.language_model.model import BATCH, BLOCKS, CONTEXT, WIDTH
 from mgpu_tutorial.language_model.plan import Plan, plan_of
 
 
@@ -17,21 +19,20 @@ def losses_plot(runs: Mapping[str, Sequence[float]]) -> Plot:
 
 
 def bytes_predicted(plan: Plan, numbers: int) -> dict[str, int]:
-    """What a rank of the first stage hands over in a step, with `numbers` float64 parameters.
+    """What a rank of the first stage sends in a step, with `numbers` float64 parameters.
 
     tp: an all-reduce of the activations twice forward and twice backward, in each of its
-    blocks and micro-batches. dp: an all-reduce of its gradients, and with ZeRO 1 broadcasts
-    of the new parameters. pp: its activations. cp: an all-reduce of the keys and values of
-    whole sequences forward and one backward, and one of its gradients.
+    blocks and micro-batches. gradients: an all-reduce of its own along dp and cp, and with
+    ZeRO 1 a reduce, and broadcasts of the new parameters. pp: its activations. cp: in each
+    block keys and values to all others forward, and their gradients backward.
     """
-    whole = 16 // plan.dp * 64 * 64 * 8  # activations of whole sequences
-    share, four = whole // plan.cp, 4 * 4 // plan.pp  # in each of four blocks
-    gradients = numbers * 8
+    sequences, blocks = BATCH // plan.dp, BLOCKS // plan.pp
+    activations = sequences * CONTEXT // plan.cp * WIDTH * 8  # of its positions, in a layer
     return {
-        "tp": four * share * (plan.tp > 1),
-        "dp": gradients * (plan.dp > 1) * (1 + plan.zero),
-        "pp": share * (plan.pp > 1),
-        "cp": (four * whole // plan.tp + gradients) * (plan.cp > 1),
+        "tp": blocks * 4 * activations * (plan.tp > 1),
+        "gradients": numbers * 8 * (plan.dp * plan.cp > 1) * (1 + (plan.zero == 1)),
+        "pp": activations * (plan.pp > 1),
+        "cp": blocks * 2 * 2 * (plan.cp - 1) * activations // plan.tp,
     }
 
 
@@ -41,17 +42,13 @@ def plan_table(reports: Mapping[str, Report]) -> Table:
     for name, report in reports.items():
         plan, numbers = plan_of(name), int(report.stdout[0].split()[1].replace(",", ""))
         predicted, counted = bytes_predicted(plan, numbers), Counter()
-        inner = plan.cp * plan.tp
-        of_group = {
-            (*range(plan.tp),): "tp",
-            (*range(0, inner, plan.tp),): "cp",
-            (*range(0, plan.dp * inner, inner),): "dp",
-        }
-        calls = [e for e in report.events if e.rank == 0 and len(e.group) > 1]
+        tp, cp = (*range(plan.tp),), (*range(0, plan.cp * plan.tp, plan.tp),)
+        calls = [e for e in events_of(report, "step 1") if e.rank == 0 and len(e.group) > 1]
         for e in calls:
-            if e.op in ("isend", "all_reduce", "broadcast") and e.nbytes > 8:  # no loss, norm
-                counted["pp" if e.op == "isend" else of_group[e.group]] += e.nbytes
-        steps = len(report.results[0])
-        cells = [f"{predicted[n]:,} / {counted[n] // steps:,}" for n in predicted]
+            if e.op == "isend":
+                counted["cp" if plan.cp > 1 and e.group == cp else "pp"] += e.nbytes
+            elif e.op in ("all_reduce", "reduce", "broadcast") and e.nbytes > 8:  # no loss
+                counted["tp" if plan.tp > 1 and e.group == tp else "gradients"] += e.nbytes
+        cells = [f"{predicted[n]:,} / {counted[n]:,}" for n in predicted]
         rows.append([name, f"{numbers:,}", *cells])
     return Table(["plan", "numbers on rank 0", *predicted], rows)

@@ -11,10 +11,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from mgpu_tutorial.sharding.blocks import views_of
 from mgpu_tutorial.shared.checkpoint import save_whole
 from mgpu_tutorial.tensor_parallel.block import Block, whole_of
 
-CONTEXT = 64  # characters, as in `new_model`
+BATCH, MICRO_BATCHES = (
+    16,
+    2,
+)  # sequences of a step, and in how many parts a rank takes its own
+CONTEXT, CHARACTERS = 64, 96  # in a sequence, and in the alphabet
+WIDTH, HEADS, BLOCKS = 64, 8, 4
 SHIPPED = Path(__file__).with_name("pretrained.pt")
 TEXT = Path(__file__).with_name("pytorch_docs.txt")
 
@@ -51,16 +57,19 @@ def decode(numbers: Tensor) -> str:
     return bytes((numbers + 31).tolist()).decode().replace("\x1f", "\n")
 
 
-def batch_of(step: int) -> tuple[Tensor, Tensor]:
+def batch_of(step: int, numbers: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The global batch of a step: (16, 64) characters, and those that follow them.
 
     It depends on the number of the step alone, so every plan trains on the same batches.
+    `numbers` are a text of one's own, as `encode` gives it.
     """
     if step < 0:
         raise ValueError(f"there is no step {step}: the first is 0")
+    numbers = encoded_text() if numbers is None else numbers
+    if len(numbers) < CONTEXT + 2:
+        raise ValueError(f"a text of {len(numbers)} characters: give {CONTEXT + 2} or more")
     generator = torch.Generator().manual_seed(step)
-    numbers = encoded_text()
-    starts = torch.randint(len(numbers) - CONTEXT - 1, (16, 1), generator=generator)
+    starts = torch.randint(len(numbers) - CONTEXT - 1, (BATCH, 1), generator=generator)
     places = starts + torch.arange(CONTEXT)
     return numbers[places], numbers[places + 1]
 
@@ -94,9 +103,10 @@ class Head(nn.Module):
 def new_model() -> nn.Sequential:
     """An embedding, four blocks, a head: 216,544 parameters, the same on every rank."""
     torch.manual_seed(0)
-    embedding = Embedding(characters=96, context=64, width=64)
-    blocks = [Block(width=64, heads=8) for _ in range(4)]
-    return nn.Sequential(embedding, *blocks, Head(characters=96, width=64))
+    blocks = [Block(WIDTH, HEADS) for _ in range(BLOCKS)]
+    return nn.Sequential(
+        Embedding(CHARACTERS, CONTEXT, WIDTH), *blocks, Head(CHARACTERS, WIDTH)
+    )
 
 
 def save_checkpoint(
@@ -109,8 +119,15 @@ def save_checkpoint(
     for name, p in model.named_parameters():
         if state := adam.state.get(p):  # with ZeRO 1 on its owner only
             layer, rest = name.split(".", 1)
-            parts = [whole_of(part, p) for part in (p, state["exp_avg"], state["exp_avg_sq"])]
-            mine[f"{int(layer) + skipped}.{rest}"] = [part.cpu() for part in parts]
+            prefix = f"{int(layer) + skipped}."
+            values = p, state["exp_avg"], state["exp_avg_sq"]
+            if hasattr(block := model[int(layer)], "shapes"):  # a layer's shard, of ZeRO 3
+                flats = [flat_of(part, block.group) for part in values]
+                named = [views_of(flat, block.shapes) for flat in flats]
+                for rest in block.shapes:
+                    mine[prefix + rest] = [part[rest].cpu() for part in named]
+            else:
+                mine[prefix + rest] = [whole_of(part, p).cpu() for part in values]
     every = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(mine, every)
     if every:
@@ -118,6 +135,13 @@ def save_checkpoint(
         updates = int(next(iter(adam.state.values()))["step"])
         save_whole(path, {"step": step, "updates": updates, "tensors": tensors})
     dist.barrier()
+
+
+def flat_of(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The shards of all ranks of a group, one behind the other."""
+    every = [torch.empty_like(shard) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, shard.detach(), group=group)
+    return torch.cat(every)
 
 
 def load_checkpoint(path: str) -> tuple[int, int, list[nn.Sequential]]:

@@ -1,6 +1,7 @@
 """A plan: who shares the batch, a product, a sequence, who has which layers; and a step."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.language_model.model import Embedding
+from mgpu_tutorial.language_model import model as models
 from mgpu_tutorial.tensor_parallel.block import Block
 from mgpu_tutorial.tensor_parallel.layers import Shard
 
@@ -19,7 +19,8 @@ from mgpu_tutorial.tensor_parallel.layers import Shard
 class Plan(NamedTuple):
     """How many ranks share the batch (dp), a product (tp), the layers (pp), a sequence (cp).
 
-    With `zero` = 1 each rank of a dp group keeps Adam's moments of its own parameters only.
+    Ranks along dp and cp have the same part. With `zero` = 1 each of them keeps Adam's
+    moments of its own parameters only, and with 3 a shard of each layer.
     """
 
     dp: int = 1
@@ -35,11 +36,12 @@ class Plan(NamedTuple):
 
 
 SHARED = {  # by the dimension of a plan: what its ranks share, and how many there are
-    "dp": (8, "sequences of a micro-batch"),
-    "tp": (8, "heads"),
-    "pp": (4, "blocks"),
-    "cp": (32, "pairs of characters"),
+    "dp": (models.BATCH // models.MICRO_BATCHES, "sequences of a micro-batch"),
+    "tp": (models.HEADS, "heads"),
+    "pp": (models.BLOCKS, "blocks"),
+    "cp": (models.CONTEXT // 2, "pairs of characters"),
 }
+OWNED = 12  # parameters of a block, which ZeRO 1 gives to owners
 
 
 def plan_of(words: str, world_size: int | None = None) -> Plan:
@@ -56,13 +58,23 @@ def plan_of(words: str, world_size: int | None = None) -> Plan:
     if world_size and plan.ranks != world_size:
         why = f"it takes {plan.ranks} ranks, and there are {world_size}"
         raise ValueError(f"plan {words}: {why}")
-    if plan.zero not in (0, 1):
-        raise ValueError(f"plan {words}: zero is 0 or 1")
+    if plan.zero not in (0, 1, 3):
+        raise ValueError(f"plan {words}: zero is 0, 1 or 3")
     for name, (count, what) in SHARED.items():
         if (ranks := getattr(plan, name)) < 1 or count % ranks:
             raise ValueError(
                 f"plan {words}: {ranks} ranks cannot share {count} {what} evenly"
             )
+    if plan.zero == 1 and plan.dp * plan.cp > (most := OWNED * models.BLOCKS // plan.pp):
+        why = f"{plan.dp * plan.cp} ranks own the {most} parameters of a stage's blocks"
+        raise ValueError(
+            f"plan {words}: {why}, so some would own none: use more blocks a stage"
+        )
+    if plan.zero == 3 and plan.tp > 1:
+        raise ValueError(
+            f"plan {words}: zero=3 puts copies and shards of a tp group into one tensor, and "
+            "the norm would count copies twice: take zero=1, or tp=1"
+        )
     return plan
 
 
@@ -70,6 +82,13 @@ def mesh_of(plan: Plan) -> DeviceMesh:
     """The ranks in four dimensions; a tp group has neighbouring numbers."""
     sizes, names = (plan.pp, plan.dp, plan.cp, plan.tp), ("pp", "dp", "cp", "tp")
     return init_device_mesh(torch.get_default_device().type, sizes, mesh_dim_names=names)
+
+
+def data_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """The ranks with the same part of the model as this one: along dp and cp together."""
+    every = mesh.mesh.permute(0, 3, 1, 2).reshape(-1, mesh["dp"].size() * mesh["cp"].size())
+    group, _ = dist.new_subgroups_by_enumeration(every.tolist())
+    return group
 
 
 def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
@@ -84,25 +103,16 @@ def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
 def share_sequence(
     model: nn.Sequential, places: Tensor, group: dist.ProcessGroup, parts: Any
 ) -> None:
-    """Each rank of a cp group has some `places` of each sequence, and attends to all.
-
-    g adds up the ranks' keys and values, forward; f adds up their gradients, backward.
-    """
-    f, g = parts.CopyToRanks.apply, parts.SumOverRanks.apply
-    length = len(places) * dist.get_world_size(group)
-    earlier = torch.arange(length, device=places.device) <= places[:, None]
+    """Each rank of a cp group has some `places` of each sequence; keys and values travel."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        batch, heads, _, size = q.shape
-        zeros = q.new_zeros(2, batch, heads, length, size)
-        mine = zeros.index_copy(3, places, torch.stack([k, v]))
-        k, v = f(g(mine, group), group)
-        return scaled_dot_product_attention(q, k, v, attn_mask=earlier)
+        out, _ = parts.ring_attention(q, k, v, parts.zigzag, group)
+        return out.to(q.dtype)
 
     for layer in model:
         if isinstance(layer, Block):
             layer.attention.attend = attend
-        elif isinstance(layer, Embedding):
+        elif isinstance(layer, models.Embedding):
             layer.forward = partial(layer.forward, places=places)
 
 
@@ -124,7 +134,7 @@ def cut_model(
 
 def require_equal_parts(inputs: Tensor, targets: Tensor) -> None:
     """ValueError where the mean of two micro-batches' means isn't the mean of the batch."""
-    if len(inputs) % 2:
+    if len(inputs) % models.MICRO_BATCHES:
         raise ValueError(f"{len(inputs)} sequences do not divide into two micro-batches")
     if bool((targets == -100).any()):
         raise ValueError(
@@ -144,20 +154,22 @@ def forward_backward(
     """Forward and backward of all micro-batches, in the order of this rank's stage; the loss.
 
     Activations go to the next stage, gradients come back. Only the last stage knows the
-    loss, the mean of `loss_of` scores (rows, 96) and targets (rows); the others return 0.
+    loss, the mean of `loss_of` scores (rows, 96) and targets (rows); the others return 0. A
+    model that has `no_sync` waits in it for its last backward.
     """
     ranks = dist.get_process_group_ranks(mesh["pp"].get_group())
     stage, last = mesh["pp"].get_local_rank(), len(ranks) - 1
-    norm = next(model.parameters())  # of a later stage: as long as an activation is wide
+    like = next(model.parameters())  # for the dtype and the device of activations
     require_equal_parts(inputs, targets)
-    micro, xs, ys = 2, inputs.chunk(2), targets.chunk(2)
-    kept, sending, loss = {}, [], norm.new_zeros(())
+    micro, no_sync = models.MICRO_BATCHES, getattr(model, "no_sync", nullcontext)
+    xs, ys = inputs.chunk(micro), targets.chunk(micro)
+    kept, sending, loss = {}, [], like.new_zeros(())
     for task in order_of(stage, len(ranks), micro):
         i = int(task[1:])
         if task[0] == "F":
             x = xs[i]
             if stage > 0:
-                x = norm.new_empty(*x.shape, len(norm))
+                x = like.new_empty(*x.shape, models.WIDTH)
                 dist.recv(x, ranks[stage - 1])
                 x.requires_grad_()
             y = model(x)
@@ -172,7 +184,8 @@ def forward_backward(
             gradient = torch.ones_like(y)  # of the loss
             if stage < last:
                 dist.recv(gradient, ranks[stage + 1])
-            y.backward(gradient)
+            with no_sync() if i < micro - 1 else nullcontext():
+                y.backward(gradient)
             if stage > 0:
                 sending.append(dist.isend(x.grad, ranks[stage - 1]))
     for work in sending:
@@ -180,37 +193,22 @@ def forward_backward(
     return loss
 
 
-def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Average all gradients at once, over the ranks with the same part of the model."""
-    gradients = [parameter.grad for parameter in model.parameters()]
-    flat = parameters_to_vector(gradients)
-    for name in ("dp", "cp"):
-        dist.all_reduce(flat, group=mesh[name].get_group())
-    copies = mesh["dp"].size() * mesh["cp"].size()
-    vector_to_parameters(flat / copies, gradients)
+def clip_gradients(
+    model: nn.Module, mesh: DeviceMesh, own: list[nn.Parameter] | None = None
+) -> None:
+    """Shorten all gradients to the norm 1; a copy counts on its tp group's first rank.
 
-
-def clip_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Shorten all gradients to the norm 1; a copy counts on its tp group's first rank."""
+    With ZeRO `own` are the parameters that only this rank steps: the others along dp and cp
+    add up the squares of theirs.
+    """
+    parameters = list(model.parameters()) if own is None else own
     first = mesh["tp"].get_local_rank() == 0
-    counted = [p for p in model.parameters() if first or isinstance(p, Shard)]
-    total = sum(parameter.grad.square().sum() for parameter in counted)
-    for name in ("tp", "pp"):
+    counted = [p.grad for p in parameters if first or isinstance(p, Shard)]
+    total = parameters[0].grad.new_zeros(())
+    for gradient in counted:
+        total += gradient.square().sum()
+    for name in ("tp", "pp") if own is None else ("tp", "pp", "dp", "cp"):
         dist.all_reduce(total, group=mesh[name].get_group())
     factor = 1.0 / total.sqrt().clamp(min=1.0).item()  # a NaN stays one, in all gradients
-    for parameter in model.parameters():
+    for parameter in parameters:
         parameter.grad *= factor
-
-
-def said(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> str:
-    """What this rank holds, and what it sends to whom, in three lines."""
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    layers = ", ".join(type(layer).__name__ for layer in model)
-    ranks = {n: dist.get_process_group_ranks(mesh[n].get_group()) for n in SHARED}
-    return (
-        f"holds {numbers:,} numbers: {layers}\n"
-        f"adds up activations with ranks {ranks['tp']}, gradients with {ranks['dp']}, "
-        f"keys and values with {ranks['cp']}\n"
-        f"is stage {mesh['pp'].get_local_rank()} of {plan.pp}: "
-        f"activations go along ranks {ranks['pp']}"
-    )

@@ -1,7 +1,6 @@
 """Right loss, wrong gradient: is a training run computing what it should?"""
 
 from copy import deepcopy
-from functools import partial
 from importlib import import_module
 
 from torch import Tensor, nn
@@ -53,19 +52,15 @@ def step_of(
     cross_entropy(alone(inputs).flatten(0, 1), targets.flatten()).backward()
     right = {name: p.grad for name, p in alone.named_parameters()}
 
-    share = partial(plans.share_products, parts=parts)
-    stage, number = parts.cut_model(whole, mesh, share), mesh["pp"].get_local_rank()
-    places = parts.zigzag(models.CONTEXT, mesh["cp"].get_local_rank(), sizes.cp)
-    if sizes.cp > 1:
-        plans.share_sequence(stage, places, mesh["cp"].get_group(), parts)
+    job = trained.build_rank(whole, sizes._replace(zero=0), mesh, parts)
     rows = slice(mesh["dp"].get_local_rank(), None, sizes.dp)
-    batch = inputs[rows][:, places], targets[rows][:, places]
-    plans.forward_backward(stage, mesh, *batch, parts.order_of_1f1b)
-    plans.average_gradients(stage, mesh)
+    batch = inputs[rows][:, job.places], targets[rows][:, job.places]
+    plans.forward_backward(job.model, mesh, *batch, parts.order_of_1f1b)
+    job.model.finish_gradient_synchronization()
 
-    blocks = (len(alone) - 2) // sizes.pp
+    blocks, number = (len(alone) - 2) // sizes.pp, mesh["pp"].get_local_rank()
     first = 1 + number * blocks if number else 0  # the embedding comes before the blocks
-    return stage, mesh, first, right
+    return job.stage, mesh, first, right
 
 
 def _ranks_for(plan: str = "dp=2,tp=2") -> int:

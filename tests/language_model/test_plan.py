@@ -41,8 +41,12 @@ def trained_by_hand():
     return losses, {name: p.detach() for name, p in model.named_parameters()}, moments
 
 
+PLANS = ["dp=1", "tp=2,pp=2,cp=2", "pp=4", "dp=2,tp=2,zero=1", "dp=2,cp=2,zero=1"]
+PLANS += ["dp=2,pp=2", "cp=2,pp=2,zero=3"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["dp=1", "tp=2,pp=2,cp=2", "pp=4", "dp=2,tp=2,zero=1"])
+@pytest.mark.parametrize("words", PLANS)
 def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
     file = str(tmp_path / "run.pt")
     how = {"steps": 2, "dtype": "float64", "save": file, "every": 2}
@@ -64,7 +68,7 @@ def test_another_loss_is_an_argument(ranks):
         assert found == pytest.approx(expected, abs=1e-12)
 
 
-TAKEN = {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4], "zero": [0, 1]}
+TAKEN = {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4], "zero": [0, 1, 3]}
 
 
 @pytest.mark.parametrize("name, taken", [*TAKEN.items(), ("cp", [1, 2, 4, 8, 16, 32])])

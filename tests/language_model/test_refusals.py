@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.language_model import PARTS, ask, train
+from mgpu_tutorial.language_model import PARTS, ask, own_text, train
 from mgpu_tutorial.language_model.model import (
     SHIPPED,
     batch_of,
@@ -20,7 +20,13 @@ from mgpu_tutorial.language_model.model import (
     load_checkpoint,
     new_model,
 )
-from mgpu_tutorial.language_model.plan import Plan, cut_model, forward_backward, mesh_of
+from mgpu_tutorial.language_model.plan import (
+    Plan,
+    cut_model,
+    forward_backward,
+    mesh_of,
+    plan_of,
+)
 
 WEIGHTS = new_model().state_dict()
 GOOD = {"step": 4, "updates": 4, "tensors": {name: [w] * 3 for name, w in WEIGHTS.items()}}
@@ -99,6 +105,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(
         ("lr=nan: expected", 2, {"lr": float("nan")}),
         ("lr=inf: expected", 2, {"lr": float("inf")}),
         ("parts lack zigzag", 2, {"parts": ["zigzag"]}),
+        ("a text of 65 characters: give 66", 2, {"text": torch.zeros(65, dtype=torch.int64)}),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(refused, words, steps, more):
@@ -230,3 +237,54 @@ def test_nobody_can_change_the_text_of_others():
     assert encode("Returns")[0] == ord("R") - 31 and torch.equal(batch_of(0)[0], first)
     with pytest.raises(ValueError, match="there is no step -1"):
         batch_of(-1)
+
+
+@pytest.mark.parametrize(
+    "plan, words",
+    [
+        ("zero=2", "zero is 0, 1 or 3"),
+        ("tp=2,zero=3", "the norm would count copies twice: take zero=1, or tp=1"),
+        ("dp=8,cp=4,pp=2,zero=1", "32 ranks own the 24 parameters of a stage's blocks"),
+    ],
+)
+def test_a_kind_of_zero_that_cannot_be_is_refused(plan, words):
+    with pytest.raises(ValueError, match=f"^plan {plan}: .*{words}"):
+        plan_of(plan)
+
+
+WORDS = "some words, and more of them, which are enough to train on. " * 20
+TEXTS = {
+    "short": (b"too short", "has 9 characters"),
+    "latin": (("caf\u00e9 " * 300).encode("latin-1"), "is no UTF-8: save it as plain text"),
+    "other letters": (("\u043c\u0438\u0440 " * 300).encode(), "the model does not know 900"),
+}
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_a_text_that_the_model_cannot_read_is_refused(refused, tmp_path, what):
+    content, words = TEXTS[what]
+    (tmp_path / "own.txt").write_bytes(content)
+    refused(2, words, own_text.train_on, str(tmp_path / "own.txt"))
+
+
+def test_a_text_that_is_not_there_is_refused(refused):
+    refused(2, "text='no.txt': cannot be read", own_text.train_on, "no.txt")
+
+
+@pytest.mark.parametrize("minutes", [0, -1, "3", float("nan"), float("inf")])
+def test_no_time_at_all_is_refused(refused, tmp_path, minutes):
+    (tmp_path / "own.txt").write_text(WORDS)
+    refused(
+        2,
+        "expected a number above 0",
+        own_text.train_on,
+        str(tmp_path / "own.txt"),
+        "dp=2",
+        minutes,
+    )
+
+
+@pytest.mark.parametrize("prompt, count, warmth", [("", 5, 1), ("a", -1, 1), ("a", 5, 0)])
+def test_what_cannot_be_said_is_refused(prompt, count, warmth):
+    with pytest.raises(ValueError, match="expected one or more, none or more, and above 0"):
+        own_text.talk("own.txt", prompt, count, warmth)

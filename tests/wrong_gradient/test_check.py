@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mgpu_tutorial import language_model
 from mgpu_tutorial.__main__ import main
+from mgpu_tutorial.ddp_in_practice.practice import AccumulatingDDP
 from mgpu_tutorial.language_model import plan as plans
 from mgpu_tutorial.wrong_gradient import check
 
@@ -24,18 +26,18 @@ def test_a_right_plan_has_no_wrong_gradient(ranks, plan):
 def faulty(rank, world_size, plan, fault):
     """The check, on a language model with a fault of which its loss knows nothing."""
 
-    def sums(model, mesh):
+    finish = AccumulatingDDP.finish_gradient_synchronization
+
+    def spoiled(model):
+        finish(model)
         for parameter in model.parameters():
-            dist.all_reduce(parameter.grad, group=mesh["dp"].get_group())
+            parameter.grad *= {"sums": world_size, "nan": torch.nan}[fault]
 
-    def nothing(model, mesh):
-        pass
-
-    def nan(model, mesh):
-        for parameter in model.parameters():
-            parameter.grad.fill_(torch.nan)
-
-    plans.average_gradients = {"sums": sums, "nothing": nothing, "nan": nan}[fault]
+    if fault == "nothing":  # each rank averages alone
+        own, _ = dist.new_subgroups(1)
+        language_model.rank.data_group = lambda mesh: own
+    else:
+        AccumulatingDDP.finish_gradient_synchronization = spoiled
     return check(rank, world_size, plan)
 
 

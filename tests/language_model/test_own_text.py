@@ -1,0 +1,35 @@
+"""A text of one's own: read, trained on, gone on with, and talked to."""
+
+import pytest
+import torch
+
+from mgpu_tutorial.language_model import own_text
+from mgpu_tutorial.language_model.model import batch_of, decode, encode
+
+TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 30
+
+
+def test_accents_and_quotes_become_ascii_and_the_rest_a_question_mark(tmp_path):
+    file = tmp_path / "own.txt"
+    file.write_text("\u201cd\u00e9j\u00e0\u201d\tvu \u2013 \u732b\r\n" + TEXT, "utf-8")
+    assert decode(own_text.read_text(str(file)))[:15] == '"deja" vu - ?\nT'
+
+
+def test_a_batch_is_of_the_text_that_is_given():
+    inputs, targets = batch_of(3, encode(TEXT))
+    assert all(decode(row) in TEXT for row in inputs)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+@pytest.mark.slow
+def test_a_second_run_goes_on_from_the_first(ranks, tmp_path):
+    file = tmp_path / "own.txt"
+    file.write_text(TEXT)
+    for steps in (10, 20):
+        losses = ranks(2, own_text.train_on, str(file), "dp=2", 1e-6, timeout=100).results
+        assert losses[0] == losses[1] and len(losses[0]) == 10
+        assert torch.load(tmp_path / "own.pt")["step"] == steps
+    assert losses[0][-1] < 3.5
+    said = own_text.talk(str(file), "The ", 20)
+    assert len(said) == 24 and said.startswith("The ")
+    assert own_text.talk(str(file), "The ", 20) == said
