@@ -1,6 +1,7 @@
 """What the functions must do that cut a model, make its optimizer, and take a step."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import SimpleNamespace
 
 import torch
@@ -73,7 +74,7 @@ def _owned(rank: int, world_size: int, make: Callable, plan: str) -> tuple:
     job = build_rank(new_model(), sizes, mesh_of(sizes), PARTS)
     made = make(job, PARTS, 0.5)
     assert isinstance(made, tuple) and len(made) == 2, (
-        f"expected adam and owner, got {made!r}"
+        f"expected adam and owner, got {made!r:.60}"
     )
     adam, owner = made
     (stepped,) = [group["params"] for group in adam.param_groups]
@@ -110,13 +111,20 @@ def _hundredfold(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return 100 * cross_entropy(scores, targets)
 
 
+STEPS = {"steps": 3, "dtype": "float64", "loss_of": _hundredfold, "timeout": 30}
+
+
+@cache
+def _alone() -> list[float]:
+    """The losses of one process."""
+    return launch(train, 1, "dp=1", **STEPS).results[0]
+
+
 def _same_steps(plans: Sequence[str], **parts: Callable) -> None:
     """Three steps in float64, in which gradients are clipped, as one process takes them."""
-    how = {"steps": 3, "dtype": "float64", "loss_of": _hundredfold}
-    (one,) = launch(train, 1, "dp=1", **how).results
-    own = SimpleNamespace(**vars(PARTS) | parts)
+    one, own = _alone(), SimpleNamespace(**vars(PARTS) | parts)
     for plan in plans:
-        found = launch(train, plan_of(plan).ranks, plan, parts=own, **how).results
+        found = launch(train, plan_of(plan).ranks, plan, parts=own, **STEPS).results
         for rank, losses in enumerate(found):
             for step, (loss, wanted) in enumerate(zip(losses, one, strict=True)):
                 what = f"{plan}, rank {rank}: the loss of step {step}, of one hundredfold"

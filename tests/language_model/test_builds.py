@@ -46,8 +46,13 @@ ADAM = [
     Wrong("new_adam", replace={", lr=lr": ""}, says="the rate: 0.001, expected 0.5"),
     Wrong("new_adam", replace={"(job.data)": "()"}, says="of job.data: of 54 parameters"),
     Wrong("new_adam", replace={OWN: "own = None"}, says="dp=2,zero=1, rank 0: the loss"),
-    Wrong("new_adam", replace={"return adam, owner": "return adam"}, says="the owners"),
+    Wrong(
+        "new_adam",
+        replace={"return adam, owner": "return adam"},
+        says="expected adam and owner",
+    ),
 ]
+OWN_ROWS = 'mesh["dp"].get_local_rank()'
 ZERO = "job.stage.zero_grad()"
 SUMS = """for name in ("pp", "dp", "cp"):
         dist.all_reduce(loss, group=mesh[name].get_group())"""
@@ -56,13 +61,14 @@ AVERAGE = "return loss / (plan.dp * plan.cp * plan.tp)"
 STEP = [
     Right("take_step", replace={SUMS: "dist.all_reduce(loss)", DP_CP: AVERAGE}),
     Right("take_step", replace={ZERO: "job.model.zero_grad()"}),
-    Wrong("take_step", replace={"None, plan.dp": "None"}, says="dp=2, rank 0: the loss"),
+    Wrong("take_step", replace={OWN_ROWS: "0"}, says="dp=2, rank 0: the loss of step 0"),
+    Wrong("take_step", replace={"None, plan.dp": "None"}, says="15 sequences do not divide"),
     Wrong("take_step", replace={ZERO: "adam.zero_grad()"}, says="averaged"),
-    Wrong("take_step", replace={ZERO: "pass"}, says="dp=1, rank 0: the loss of step 1"),
+    Wrong("take_step", replace={ZERO: "pass"}, says="dp=1, rank 0: the loss of step 2"),
     Wrong("take_step", replace={SUMS: "pass"}, says="dp=2, rank 0: the loss of step 0"),
     Wrong("take_step", replace={"(plan.dp * plan.cp)": "plan.dp"}, says="cp=2, rank 0"),
     Wrong("take_step", replace={'("pp", "dp"': '("dp"'}, says="pp=2, rank 0: the loss"),
-    Wrong("take_step", replace={"[rows][:, job.places]": "[rows]"}, says="cp=2"),
+    Wrong("take_step", replace={"[rows][:, job.places]": "[rows]"}, says="tensor a (64)"),
     Wrong("take_step", replace={"        adam.step()": "        pass"}, says="of step 1"),
 ]
 test_right, test_wrong = edited(build, [*CUT, *ADAM, *STEP])
