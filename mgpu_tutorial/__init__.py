@@ -34,4 +34,5 @@ CHAPTERS = (
     "at_scale",
     "wrong_gradient",
     "language_model",
+    "challenges",
 )

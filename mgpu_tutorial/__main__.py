@@ -5,6 +5,7 @@
     torchrun --nproc-per-node 2 --local-addr 127.0.0.1 \\
         -m mgpu_tutorial point_to_point.messages.blocking                 by torchrun
     python -m mgpu_tutorial mine                                          what you have built
+    python -m mgpu_tutorial challenges                                    your best scores
 
 A worker's own arguments follow as `--name value`; a value is a Python literal or plain text.
 """
@@ -17,6 +18,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from inspect import Parameter, isfunction, signature
+from pathlib import Path
 from typing import get_origin
 
 from mgpu_tutorial import CHAPTERS, __version__
@@ -118,14 +120,37 @@ def value(text: str) -> object:
         return text
 
 
+def enter_folder_of(file: Path) -> None:
+    """Go where a file of the reader's is, among the folders in which one may work."""
+    for folder in [f for f in (".", "student", "notebooks") if (Path(f) / file).exists()][:1]:
+        os.chdir(folder)
+
+
+def challenges(words: list[str]) -> int:
+    """Problems, targets and own scores; of a folder the table of a class."""
+    from mgpu_tutorial.challenges import score  # seldom asked for
+    from mgpu_tutorial.challenges.builds import build
+
+    try:
+        if len(words) > 1:
+            raise ValueError(f"give one folder, or none: got {' '.join(words)}")
+        if not words:
+            enter_folder_of(score.FILE)
+        print(score.class_table(Path(words[0]), build) if words else score.listing(build))
+    except ValueError as error:
+        print(f"mgpu_tutorial: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def main(words: list[str]) -> int:
     if not words:
         print(listing())
         return 0
+    if words[:1] == ["challenges"]:
+        return challenges(words[1:])
     if words == ["mine"]:
-        folders = [".", "student", "notebooks"]  # in which one may work
-        for folder in [f for f in folders if os.path.exists(os.path.join(f, mine.FILE))][:1]:
-            os.chdir(folder)
+        enter_folder_of(mine.FILE)
         print("\n".join(filter(None, [clean.clean(), mine.listing()])))
         return 0
     parser = argparse.ArgumentParser(

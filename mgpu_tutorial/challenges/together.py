@@ -1,0 +1,174 @@
+"""Experts on ranks, and the problems after part IV."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from mgpu_tutorial.at_scale.planner import can_run, divisors
+from mgpu_tutorial.challenges.score import SECONDS, Problem, require, whole
+from mgpu_tutorial.lab.run.launch import launch
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
+from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, model_of
+from mgpu_tutorial.shared.cost_model.step import predict_step
+
+QUESTIONS = 12
+LLAMA_70B = Model(80, 8192, 64, 8192, 128_256, kv_heads=8, ffn=28_672, gated=True, tied=False)
+MODELS = {"70B": LLAMA_70B, "30B": model_of(30e9, 4096), "13B": model_of(13e9, 4096)}
+
+
+class PlacedExperts(Problem):
+    """Experts on ranks, against the tokens that each was measured to get.
+
+    Each rank has `slots` places and takes a list of experts. An expert may stand on several
+    ranks: its tokens are then shared out equally among its places. The score is what the
+    fullest rank gets.
+    """
+
+    chapter = "experts"
+    unit = "tokens on the fullest rank"
+    axis = "tokens"
+    must = "place each expert at least once, and no more on a rank than it has places"
+    why = "The ranks share all tokens, and the fullest has no fewer than the mean."
+    shown = ([900, 410, 390, 260, 240, 210, 150, 140, 120, 90, 80, 70, 60, 40, 25, 15], 8, 3)
+    target = 420
+
+    def other(self, rng: random.Random) -> tuple:
+        ranks, slots = rng.choice([(4, 3), (4, 4), (6, 3), (8, 3), (8, 4)])
+        experts = ranks * slots - rng.randint(ranks // 2, ranks)
+        loads = sorted(
+            (1000 // (i + rng.randint(1, 3)) for i in range(experts)), reverse=True
+        )
+        rng.shuffle(loads)
+        return loads, ranks, slots
+
+    def bound(self, case: tuple) -> float:
+        return sum(case[0]) / case[1]
+
+    def shares(self, case: tuple, answer: Any) -> list[list[tuple[int, float]]]:
+        """The experts of each rank, with their tokens there."""
+        loads, ranks, slots = case
+        require(isinstance(answer, list), f"{answer!r:.60} is no list")
+        require(len(answer) == ranks, f"{len(answer)} lists for {ranks} ranks")
+        for rank, own in enumerate(answer):
+            require(isinstance(own, list), f"rank {rank}: {own!r:.60} is no list")
+            require(len(own) <= slots, f"rank {rank}: {len(own)} experts in {slots} places")
+            for expert in own:
+                whole(expert, len(loads), f"rank {rank}, an expert")
+        places = [expert for own in answer for expert in own]
+        lost = sorted(set(range(len(loads))) - set(places))
+        require(not lost, f"expert {lost[:1]} stands nowhere")
+        return [[(e, loads[e] / places.count(e)) for e in own] for own in answer]
+
+    def play(self, case: tuple, answer: Any) -> float:
+        shares = self.shares(case, answer)
+        return round(max(sum(tokens for _, tokens in own) for own in shares), 6)
+
+    def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
+        rows = []
+        for rank, own in enumerate(self.shares(case, answer)):
+            begin, bars = 0.0, []
+            for expert, tokens in own:
+                bars.append((begin, begin + tokens, f"e{expert}", expert))
+                begin += tokens
+            rows.append((f"rank {rank}", bars))
+        return rows
+
+
+@lru_cache
+def milliseconds(model: str, batch: int, *plan: Any) -> float | None:
+    """Of a step on H100s by the cost model; None where a plan can't run, or does not fit."""
+    tp, pp, dp, micro_batch, zero, recompute = plan
+    made = Plan(tp, pp, dp, micro_batch, zero=zero, recompute=recompute)
+    if not can_run(MODELS[model], made, batch):
+        return None
+    step = predict_step(MODELS[model], CLUSTERS["H100"], made, batch)
+    return round(1000 * step.seconds, 1) if step.fits else None
+
+
+@lru_cache
+def every_plan(gpus: int) -> list[tuple]:
+    """All plans that the problem allows: TP, PP, DP, micro-batch, ZeRO and recomputation."""
+    return [
+        (tp, pp, gpus // tp // pp, *rest)
+        for tp in (1, 2, 4, 8)
+        for pp in divisors(gpus // tp)
+        for rest in product((1, 2, 4), (1, 3) if pp == 1 else (1,), RECOMPUTATIONS)
+    ]
+
+
+class PlannedSteps(Problem):
+    """The plan for so many GPUs and a fixed batch, after a dozen questions.
+
+    `ask(plan)` gives the milliseconds of a step by the cost model of the chapter on scale, or
+    None where a plan can't run or does not fit. A plan is (tp, pp, dp, micro_batch, zero,
+    recompute). It may be asked QUESTIONS times.
+    """
+
+    chapter = "at_scale"
+    unit = "ms a step"
+    axis = "ms a step"
+    must = f"return a plan that runs and fits, after at most {QUESTIONS} questions"
+    why = "The judge has asked for every plan."
+    shown = ("70B", 512, 512)
+    target = 8032.6
+
+    def other(self, rng: random.Random) -> tuple:
+        model = rng.choice(list(MODELS))
+        gpus = rng.choice([128, 256, 512, 1024] if model == "70B" else [32, 64, 128, 256])
+        return model, gpus, gpus * rng.choice([1, 2, 4])
+
+    def bound(self, case: tuple) -> float:
+        model, gpus, batch = case
+        found = [milliseconds(model, batch, *plan) for plan in every_plan(gpus)]
+        return min(filter(None, found))
+
+    def ask(self, function: Callable, cases: Sequence[tuple]) -> list:
+        more = {"backend": "none", "device": "cpu", "timeout": SECONDS}
+        (text,) = launch(_planned, 1, function, list(cases), **more).results
+        return json.loads(text)
+
+    def play(self, case: tuple, answer: Any) -> float:
+        model, gpus, batch = case
+        plan, asked = answer
+        is_plan = isinstance(plan, list) and tuple(plan) in every_plan(gpus)
+        require(is_plan, f"{plan!r:.60} is no plan of {gpus} GPUs")
+        require(len(asked) <= QUESTIONS, f"{len(asked)} questions, expected {QUESTIONS}")
+        score = milliseconds(model, batch, *plan)
+        require(score is not None, f"{plan} can't run, or does not fit")
+        return score
+
+    def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
+        rows = []
+        for plan in [*answer[1], answer[0]]:
+            tp, pp, dp, *_ = plan
+            score = milliseconds(case[0], case[2], *plan) or 0
+            rows.append((f"{tp} · {pp} · {dp}", [(0, score, f"{score:,.0f}", 0)]))
+        rows[-1] = ("returned", rows[-1][1])
+        return rows
+
+    def named(self, case: tuple) -> str:
+        return f"{case[0]} on {case[1]} GPUs, batch {case[2]}"
+
+
+def _planned(rank: int, world_size: int, function: Callable, cases: Sequence[tuple]) -> str:
+    """In a process of its own: of each case the plan, and what was asked for."""
+    found = []
+    for model, gpus, batch in cases:
+        asked: list[tuple] = []
+
+        def ask(plan: Sequence, model=model, gpus=gpus, batch=batch, asked=asked):
+            plan = tuple(plan)
+            if plan not in every_plan(gpus):
+                raise ValueError(f"{plan} is no plan of {gpus} GPUs")
+            asked.append(plan)
+            if len(asked) > QUESTIONS:
+                raise RuntimeError(f"this is question {len(asked)} of {QUESTIONS}")
+            return milliseconds(model, batch, *plan)
+
+        shape = MODELS[model]
+        plan = function(shape.layers, shape.heads, gpus, batch, ask)
+        found.append([plan, asked])
+    return json.dumps(found)

@@ -1,0 +1,102 @@
+"""What comes to mind first, and attacks on the judge: sources of cells."""
+
+FIRST = {
+    "all_to_all_on_a_ring": """
+def all_to_all_on_a_ring(ranks):
+    rounds = []
+    for distance in range(1, ranks // 2 + 1):
+        for step in (1, -1) if 2 * distance < ranks else (1,):
+            for hop in range(distance):
+                at = [(r + step * hop) % ranks for r in range(ranks)]
+                end = [(r + step * distance) % ranks for r in range(ranks)]
+                own = range(ranks)
+                rounds.append([(at[r], (at[r] + step) % ranks, r, end[r]) for r in own])
+    return rounds
+""",
+    "all_reduce_over_nodes": """
+def all_reduce_over_nodes(nodes, per_node):
+    n = nodes * per_node
+    first = [[(r, (r + 1) % n, (r - s) % n) for r in range(n)] for s in range(n - 1)]
+    last = [[(r, (r + 1) % n, (r + 1 - s) % n) for r in range(n)] for s in range(n - 1)]
+    return first + last
+""",
+    "broadcast_in_chunks": """
+def broadcast_in_chunks(ranks, chunks):
+    last = range(ranks + chunks - 2)
+    links = range(ranks - 1)
+    return [[(s, s + 1, t - s) for s in links if 0 <= t - s < chunks] for t in last]
+""",
+    "buckets": """
+def buckets(ready, sizes, latency, per_mb):
+    return [1] * len(ready)
+""",
+    "TokenStream": """
+class TokenStream:
+    def __init__(self, lengths, open_document, length, rank, world_size, state=None):
+        self.documents = iter(range(len(lengths)))
+        self.open, self.length = open_document, length
+        self.rank, self.ranks = rank, world_size
+        self.tokens, self.begin, self.at = [], 0, state or 0
+
+    def next(self):
+        begin = self.at + self.rank * self.length
+        while len(self.tokens) < begin + self.length:
+            self.tokens += self.open(next(self.documents))
+        self.at += self.ranks * self.length
+        return self.tokens[begin : begin + self.length]
+
+    def state(self):
+        return self.at
+""",
+    "gathers": """
+def gathers(sizes, cap):
+    n, steps = len(sizes), [("gather", 0)]
+    for i in range(n):
+        steps += [("gather", i + 1)] if i < n - 1 else []
+        steps += [("F", i)] + ([("free", i)] if i < n - 2 else [])
+    for i in reversed(range(n)):
+        steps += [("gather", i - 1)] if 0 < i < n - 1 else []
+        steps += [("B", i), ("free", i)]
+    return steps
+""",
+    "orders_in_slots": """
+def orders_in_slots(stages, micro, held):
+    order = []
+    for begin in range(0, micro, held):
+        group = range(begin, min(micro, begin + held))
+        order += [f"F{i}" for i in group]
+        order += [name for i in group for name in (f"B{i}", f"W{i}")]
+    return [order] * stages
+""",
+    "rows_of_a_ring": """
+def rows_of_a_ring(lengths, ranks):
+    share = sum(lengths) // ranks
+    return [list(range(r * share, (r + 1) * share)) for r in range(ranks)]
+""",
+    "placed_experts": """
+def placed_experts(loads, ranks, slots):
+    placed = [[] for _ in range(ranks)]
+    for expert in range(len(loads)):
+        min(placed, key=len).append(expert)
+    return placed
+""",
+    "planned_step": """
+def planned_step(layers, heads, gpus, batch, ask):
+    for tp, pp, zero, recompute in (4, 2, 1, "full"), (8, 8, 1, "full"), (8, 1, 3, "full"):
+        plan = (tp, pp, gpus // tp // pp, 1, zero, recompute)
+        if ask(plan):
+            return plan
+""",
+}
+
+# by the name of the function: what is added, or stands instead, and what the row says
+ARGUMENTS = {
+    "all_to_all_on_a_ring": "ranks",
+    "all_reduce_over_nodes": "nodes, per_node",
+    "broadcast_in_chunks": "ranks, chunks",
+    "buckets": "ready, sizes, latency, per_mb",
+    "gathers": "sizes, cap",
+    "orders_in_slots": "stages, micro, held",
+    "rows_of_a_ring": "lengths, ranks",
+    "placed_experts": "loads, ranks, slots",
+}

@@ -1,0 +1,354 @@
+"""Our answers reach their targets, first attempts do not, and no attack on a judge passes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu_tutorial.challenges import batches, messages, models, score, solutions, together
+from mgpu_tutorial.challenges.builds import build
+from tests.challenges.first_attempts import ARGUMENTS, FIRST
+
+PROBLEMS = list(build.problems)
+
+
+def first_wrong(source, cell):
+    """The first row that does not hold, of a cell's last function or class."""
+    *_, function = cell(source)
+    return next((row for row in build.rows(function) if not row.holds), None)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_ours_reaches_the_target_and_not_more_than_the_bound(name):
+    problem, ours = build.problems[name], build.ours[name]
+    build.require(ours)
+    assert problem.score(ours) == problem.target >= problem.bound(problem.shown)
+
+
+# what a first attempt takes, as the page says it
+TAKES = {
+    "all_to_all_on_a_ring": 16,
+    "all_reduce_over_nodes": 56,
+    "broadcast_in_chunks": 18,
+    "buckets": 1440,
+    "TokenStream": 63,
+    "gathers": 2560,
+    "orders_in_slots": 42,
+    "rows_of_a_ring": 384,
+    "placed_experts": 1020,
+    "planned_step": 11420.4,
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_first_attempt_is_right_and_far_from_the_target(name, cell):
+    row = first_wrong(FIRST[name], cell)
+    problem = build.problems[name]
+    assert row.must.startswith("reach the target"), row
+    assert row.seen.startswith(problem.told(TAKES[name])), row
+    assert TAKES[name] >= 1.3 * problem.target
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_one_that_does_nothing_fails(name, cell):
+    source = f"def {name}({ARGUMENTS[name]}):\n    pass\n"
+    assert "None is no list" in first_wrong(source, cell).seen
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_one_that_has_an_empty_answer_fails(name, cell):
+    source = f"def {name}({ARGUMENTS[name]}):\n    return []\n"
+    assert not first_wrong(source, cell).must.startswith("reach")
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_answer_to_the_page_s_sizes_alone_fails(name, cell):
+    problem = build.problems[name]
+    answer = json.loads(json.dumps(build.ours[name](*problem.shown)))
+    source = f"def {name}({ARGUMENTS[name]}):\n    return {answer!r}\n"
+    assert problem.play(problem.shown, answer) == problem.target
+    assert first_wrong(source, cell).must.endswith("on 6 other sizes")
+
+
+def test_a_plan_costs_questions(cell):
+    """One that asks for every plan gets no answer to its thirteenth question."""
+    source = """
+def planned_step(layers, heads, gpus, batch, ask):
+    plans = [(t, 1, gpus // t, 1, 3, r) for t in (1, 2, 4, 8) for r in ("none", "full")]
+    plans += [(t, 2, gpus // t // 2, 1, 1, r) for t in (1, 2, 4, 8) for r in ("none", "full")]
+    return min(plans, key=lambda plan: ask(plan) or 1e9)
+"""
+    assert "this is question 13 of 12" in first_wrong(source, cell).seen
+    reads = "def planned_step(layers, heads, gpus, batch, ask):\n    return ask.__closure__\n"
+    assert "`__closure__` is a door" in first_wrong(reads, cell).seen
+
+
+@pytest.mark.parametrize("name", ["all_reduce_over_nodes", "placed_experts", "buckets"])
+def test_one_that_is_good_on_the_page_s_sizes_only_fails(name, cell):
+    problem = build.problems[name]
+    answer = json.loads(json.dumps(build.ours[name](*problem.shown)))
+    shown = json.loads(json.dumps(problem.shown))
+    slow = FIRST[name].replace(f"def {name}", "def slow")
+    source = f"{slow}\n\ndef {name}({ARGUMENTS[name]}):\n"
+    source += f"    if [{ARGUMENTS[name]}] == {shown!r}:\n        return {answer!r}\n"
+    source += f"    return slow({ARGUMENTS[name]})\n"
+    row = first_wrong(source, cell)
+    assert "about as good" in row.must and "the page's size comes out better" in row.seen
+
+
+OURS = "from mgpu_tutorial.challenges import solutions\n"
+DOORS = {
+    "ours by its module": (
+        f"{OURS}\n\ndef buckets(*given):\n    return solutions.buckets(*given)\n",
+        "`solutions` is of this course",
+    ),
+    "ours through a helper": (
+        "from mgpu_tutorial.challenges.solutions import buckets as theirs\n\n\n"
+        "def helper(*given):\n    return theirs(*given)\n\n\n"
+        "def buckets(*given):\n    return helper(*given)\n",
+        "`theirs` is of this course",
+    ),
+    "ours imported inside": (
+        "def buckets(*given):\n    from mgpu_tutorial.challenges import solutions\n"
+        "    return solutions.buckets(*given)\n",
+        "it imports mgpu_tutorial",
+    ),
+    "ours by name": (
+        'def buckets(*given):\n    ours = __import__("mgpu_tutorial.challenges.solutions")\n'
+        "    return ours.challenges.solutions.buckets(*given)\n",
+        "`__import__` is a door",
+    ),
+    "torch.distributed": (
+        "import torch\n\n\ndef buckets(*given):\n    torch.distributed.barrier()\n",
+        "`distributed` is a door",
+    ),
+    "torch.distributed by its own name": (
+        "import torch.distributed as dist\n\n\ndef buckets(*given):\n    dist.barrier()\n",
+        "`distributed` is a door",
+    ),
+    "pickled objects": (
+        "def buckets(*given):\n    import pickle\n    return pickle.loads(b'')\n",
+        "it imports pickle",
+    ),
+    "a file": (
+        'def buckets(*given):\n    return open("answer").read()\n',
+        "`open` is a door",
+    ),
+    "the judge's own frame": (
+        "def buckets(*given):\n    return buckets.__globals__\n",
+        "`__globals__` is a door",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", DOORS)
+def test_a_side_door_is_named(attack, cell):
+    source, says = DOORS[attack]
+    row = first_wrong(source, cell)
+    assert row.must.startswith("be written with Python and torch")
+    assert says in row.seen, row
+
+
+LIES = {
+    "a list that lies about its length": (
+        "class Short(list):\n    def __len__(self):\n        return 1\n\n\n"
+        "def broadcast_in_chunks(ranks, chunks):\n"
+        "    links = range(1, ranks)\n"
+        "    return Short([[(0, t, c)] for t in links for c in range(chunks)])\n",
+        "reach the target",
+    ),
+    "a number that equals everything": (
+        "class Any(int):\n    def __eq__(self, other):\n        return True\n\n"
+        "    def __hash__(self):\n        return 0\n\n\n"
+        "def broadcast_in_chunks(ranks, chunks):\n"
+        "    return [[(Any(0), Any(1), Any(0))]]\n",
+        "bring every chunk",
+    ),
+    "a judge that is replaced where the function runs": (
+        "def broadcast_in_chunks(ranks, chunks):\n"
+        "    import json\n    json.dumps = lambda answer: '[]'\n    return []\n",
+        "be written",
+    ),
+    "its own arguments changed": (
+        "def buckets(ready, sizes, latency, per_mb):\n"
+        "    n = len(ready)\n    ready[:] = sizes[:] = [0] * n\n    return [n]\n",
+        "be about as good",
+    ),
+    "True for 1": (
+        "def buckets(ready, sizes, latency, per_mb):\n    return [True] * len(ready)\n",
+        "put each gradient",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_no_lie_helps(lie, cell):
+    source, must = LIES[lie]
+    if "__" in source:  # what the first row finds by its text is judged all the same
+        *_, function = cell(source)
+        _, holds, fair, reach = build.behaviours[function.__name__]
+        with pytest.raises(AssertionError):
+            for behaviour in (holds, fair, reach):
+                behaviour(function)
+    else:
+        assert must in first_wrong(source, cell).must
+
+
+PLAYS = {
+    "no link": (messages.AllToAllOnARing(), (4,), [[[0, 2, 0, 2]]], "no link"),
+    "taken": (messages.AllToAllOnARing(), (4,), [[[0, 1, 0, 1], [0, 1, 0, 2]]], "is taken"),
+    "too early": (messages.AllToAllOnARing(), (4,), [[[1, 2, 0, 2]]], "rank 1 has it not"),
+    "not home": (messages.AllToAllOnARing(), (3,), [[[0, 1, 0, 1]]], "5 blocks are not"),
+    "two sent": (
+        messages.AllReduceOverNodes(),
+        (1, 3),
+        [[[0, 1, 0], [0, 2, 0]]],
+        "sends twice",
+    ),
+    "two got": (
+        messages.AllReduceOverNodes(),
+        (1, 3),
+        [[[0, 1, 0], [2, 1, 0]]],
+        "receives twice",
+    ),
+    "counted twice": (
+        messages.AllReduceOverNodes(),
+        (1, 3),
+        [[[0, 1, 0]], [[0, 2, 0]], [[1, 2, 0]]],
+        "the summand of rank [0] would count twice",
+    ),
+    "lost": (
+        messages.AllReduceOverNodes(),
+        (1, 2),
+        [[[0, 1, 0]]],
+        "rank 0 has of chunk 0 [0]",
+    ),
+    "to itself": (messages.BroadcastInChunks(), (3, 1), [[[0, 0, 0]]], "sends to itself"),
+    "no such rank": (messages.BroadcastInChunks(), (3, 1), [[[0, 3, 0]]], "from 0 to 2"),
+    "not there": (messages.BroadcastInChunks(), (3, 1), [[[1, 2, 0]]], "does not have it"),
+    "half a number": (messages.BroadcastInChunks(), (3, 1), [[[0, 1.0, 0]]], "1.0, expected"),
+    "no gradient": (batches.Buckets(), ([1, 2], [1, 1], 1, 1), [0, 2], "without a gradient"),
+    "too few": (batches.Buckets(), ([1, 2], [1, 1], 1, 1), [1], "1 gradients, expected 2"),
+    "above the cap": (
+        models.Gathers(),
+        ([5, 5, 5], 10),
+        [["gather", i] for i in range(3)],
+        "15",
+    ),
+    "not gathered": (
+        models.Gathers(),
+        ([5, 5, 5], 10),
+        [["gather", 0], ["F", 0]],
+        "not there",
+    ),
+    "B first": (
+        models.Gathers(),
+        ([5, 5, 5], 10),
+        [["gather", 0], ["B", 0]],
+        "expected ['F'",
+    ),
+    "all held": (
+        models.OrdersInSlots(),
+        (1, 2, 1),
+        [["F0", "F1", "B0", "W0", "B1", "W1"]],
+        "holds 2",
+    ),
+    "W before B": (models.OrdersInSlots(), (1, 1, 1), [["F0", "W0", "B0"]], "waits for ever"),
+    "twice F": (models.OrdersInSlots(), (1, 1, 1), [["F0", "F0", "B0", "W0"]], "too many"),
+    "unequal": (models.RowsOfARing(), ([2, 2], 2), [[0], [1, 2, 3]], "1 blocks, expected 2"),
+    "given twice": (models.RowsOfARing(), ([2, 2], 2), [[0, 1], [1, 2]], "given twice"),
+    "nowhere": (together.PlacedExperts(), ([2, 1], 2, 1), [[0], [0]], "stands nowhere"),
+    "no place": (together.PlacedExperts(), ([2, 1], 2, 1), [[0, 1], []], "2 experts in 1"),
+}
+
+
+@pytest.mark.parametrize("case", PLAYS)
+def test_a_judge_says_what_breaks_a_rule(case):
+    problem, sizes, answer, says = PLAYS[case]
+    with pytest.raises(AssertionError, match=says.replace("[", r"\[")):
+        problem.play(sizes, answer)
+
+
+@given(st.integers(3, 12))
+def test_the_bound_of_the_ring_is_a_count_of_links(ranks):
+    travelled = sum(min(d, ranks - d) for d in range(1, ranks)) * ranks
+    assert messages.AllToAllOnARing().bound((ranks,)) == -(-travelled // (2 * ranks))
+
+
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=7), st.integers(0, 30))
+def test_no_choice_of_blocks_passes_the_bound(sizes, room):
+    """Every set of blocks that could stay, tried one by one."""
+    last, cap = len(sizes) - 2, max(map(sum, zip(sizes, sizes[1:], strict=False))) + room
+    best = 0
+    for choice in range(1 << last):
+        kept = [i for i in range(last) if choice >> i & 1]
+        beside = (
+            sizes[j] + sizes[j + 1] + sum(sizes[i] for i in kept if i < j)
+            for j in range(last + 1)
+        )
+        if max(beside) <= cap:
+            best = max(best, sum(sizes[i] for i in kept))
+    assert models.Gathers().bound((sizes, cap)) == sum(sizes[:last]) - best
+    answer = json.loads(json.dumps(solutions.gathers(sizes, cap)))
+    assert models.Gathers().play((sizes, cap), answer) == sum(sizes[:last]) - best
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=7), st.integers(0, 30))
+def test_no_cut_passes_the_bound_of_the_buckets(sizes, latency):
+    ready = [7 * (i + 1) for i in range(len(sizes))]
+    problem, case = batches.Buckets(), (ready, sizes, latency, 1)
+    scores = []
+    for cuts in range(1 << (len(sizes) - 1)):
+        counts, count = [], 1
+        for i in range(len(sizes) - 1):
+            if cuts >> i & 1:
+                counts, count = [*counts, count], 0
+            count += 1
+        scores.append(problem.play(case, [*counts, count]))
+    assert problem.bound(case) == min(scores)
+
+
+def test_other_sizes_depend_on_the_text_alone(cell):
+    problem = build.problems["buckets"]
+    (one,) = cell(FIRST["buckets"])
+    (other,) = cell(FIRST["buckets"].replace("[1]", "[ 1]"))
+    assert problem.cases(one) == problem.cases(one) != problem.cases(other)
+
+
+def test_the_class_sees_the_best_first_and_ties_by_lines(tmp_path):
+    for who, best, lines in ("ada", 8, 20), ("bob", 8, 12), ("eve", 9, 3):
+        (tmp_path / who).mkdir()
+        row = {"all_to_all_on_a_ring": {"score": best, "lines": lines}}
+        (tmp_path / who / "challenges.json").write_text(json.dumps(row))
+    (tmp_path / "mallory").mkdir()
+    (tmp_path / "mallory" / "challenges.json").write_text("[1")
+    lines = score.class_table(tmp_path, build).splitlines()[1:]
+    assert [line.split()[-1] for line in lines] == ["bob", "ada", "eve"]
+    with pytest.raises(ValueError, match=r"no challenges\.json below"):
+        score.class_table(tmp_path / "ada" / "none", build)
+
+
+def test_the_best_score_is_kept(tmp_path, monkeypatch, cell, capsys):
+    monkeypatch.setattr(score, "FILE", tmp_path / "challenges.json")
+    (first,) = cell(FIRST["buckets"])
+    problem = build.problems["buckets"]
+    assert "best so far" in score.keep(first, problem)
+    (one,) = cell(FIRST["buckets"].replace("[1] * len(ready)", "[len(ready)]"))
+    assert "Your best stays 1,440" in score.keep(one, problem)
+    assert score.scores(score.FILE) == {"buckets": {"score": 1440, "lines": 2}}
+    assert "1,440 (2 lines)" in score.listing(build)
+
+
+def test_the_page_shows_rows_and_the_picture_and_keeps_ours_out(
+    tmp_path, monkeypatch, capsys, cell
+):
+    monkeypatch.setattr(score, "FILE", tmp_path / "challenges.json")
+    build(build.ours["buckets"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("correct: buckets") and "ours: 610 µs" in shown
+    assert not score.FILE.exists()
+    build(*cell(FIRST["buckets"]))
+    shown = capsys.readouterr().out
+    assert shown.startswith("not yet: buckets") and "buckets: 1,440 µs" in shown
+    assert score.FILE.exists()
