@@ -324,3 +324,9 @@ def linked(blocks: list[nn.Module]) -> nn.Sequential:
     for one, other in pairwise(blocks):
         one.after, other.before = (other,), (one,)
     return nn.Sequential(*blocks)
+
+
+def ahead(model: nn.Sequential) -> nn.Sequential:
+    """Stage 3 whose blocks, the parts of the model, gather and scatter beside compute."""
+    fully_sharded(model, list(model), kind=PrefetchingBlock)
+    return linked(list(model))
