@@ -1,9 +1,10 @@
-"""What `save_whole`, `resume_or_start` and `samples_of` must do."""
+"""What `save_whole`, `resume_or_start`, `leave_together` and `samples_of` must do."""
 
 import os
 import random
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
@@ -156,6 +158,72 @@ def ends_with_the_same_bits(resume: Callable) -> None:
         assert all(same), f"{sum(same)} of {len(same)} tensors have the same bits at the end"
 
 
+def _not_heard(number: int, frame: FrameType | None) -> None:
+    raise AssertionError("the SIGTERM came, and no handler of yours was set by then")
+
+
+def _leave(
+    rank: int, world_size: int, leave: Callable, told: int, at: int
+) -> tuple[list[int], list[tuple], Any]:
+    """Six steps in turn; rank `told` gets a SIGTERM in the middle of step `at`.
+
+    Returns the steps that were taken whole, each save with those before it, and the end.
+    """
+    taken: list[int] = []
+    saved: list[tuple] = []
+
+    def take_step(step: int) -> None:
+        if (rank, step) == (told, at):
+            os.kill(os.getpid(), signal.SIGTERM)
+        dist.all_reduce(torch.ones(1))
+        taken.append(step)
+
+    signal.signal(signal.SIGTERM, _not_heard)
+    step_once = leave(take_step, lambda step: saved.append((step, list(taken))))
+    assert callable(step_once), "no function came back. Is a `return` missing?"
+    try:
+        for step in range(6):
+            step_once(step)
+    except SystemExit as end:
+        return taken, saved, end.code or 0
+    return taken, saved, "it went on"
+
+
+def goes_on_untold(leave: Callable) -> None:
+    """take all steps and save nothing, where no rank is told to leave"""
+    for ranks in 1, 2:
+        for rank, (taken, saved, end) in enumerate(
+            launch(_leave, ranks, leave, -1, 0).results
+        ):
+            what = f"nobody was told, rank {rank} of {ranks}: "
+            expect(taken, list(range(6)), what + "the steps")
+            expect(saved, [], what + "the saves")
+            expect(end, "it went on", what + "the end")
+
+
+def _told(leave: Callable) -> Iterator[tuple[str, int, tuple]]:
+    """What each rank did, wherever and whenever one of them was told."""
+    for ranks, told, at in (1, 0, 2), (2, 1, 2), (3, 0, 0), (3, 2, 3):
+        results = launch(_leave, ranks, leave, told, at).results
+        for rank, found in enumerate(results):
+            what = f"rank {told} of {ranks} was told in step {at}, and on rank {rank} "
+            yield what, at, found
+
+
+def leaves_together(leave: Callable) -> None:
+    """end the step in which one rank is told, and then leave on every rank, with code 0"""
+    for what, at, (taken, _, end) in _told(leave):
+        expect(taken, list(range(at + 1)), what + "the whole steps")
+        expect(end, 0, what + "the exit code")
+
+
+def saves_once(leave: Callable) -> None:
+    """save once on every rank, after the whole step, with the number of the next one"""
+    for what, at, (_, saved, _) in _told(leave):
+        expect([step for step, _ in saved], [at + 1], what + "the numbers given to `save`")
+        expect(len(saved[0][1]), at + 1, what + "the whole steps before the save")
+
+
 def _all_of(samples_of: Callable, step: int, world_size: int, batch: int, samples: int):
     """The indices of each rank, as lists."""
     found = [samples_of(step, rank, world_size, batch, samples) for rank in range(world_size)]
@@ -235,6 +303,7 @@ build = Builder(
     {
         checkpoint.save_whole: [writes_what_can_be_read, survives_a_death],
         elastic.resume_or_start: [goes_on, refuses_fewer_steps, ends_with_the_same_bits],
+        elastic.leave_together: [goes_on_untold, leaves_together, saves_once],
         elastic.samples_of: SAMPLES,
     },
 )

@@ -103,6 +103,31 @@ def train_with_accident(rank: int, world_size: int, folder: str) -> int:
     return first
 
 
+def leave_together(take_step: Callable, save: Callable) -> Callable:
+    """`take_step`, after which all ranks save and leave if one of them has got a SIGTERM.
+
+    From now on that signal only sets a flag on its rank. After each step the ranks ask each
+    other for it, with one number; then `save(step)` gets the number of the step that comes
+    next, and SystemExit ends the process with code 0. Raises TypeError for what can't be
+    called. Python lets only the main thread of a process set this.
+    """
+    for name, given in {"take_step": take_step, "save": save}.items():
+        if not callable(given):
+            raise TypeError(f"{name} must be a function of a step's number, got {given!r}")
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+
+    def take_and_ask(step: int) -> None:
+        take_step(step)
+        leaving = torch.tensor(float(len(told) > 0))
+        dist.all_reduce(leaving, dist.ReduceOp.MAX)
+        if leaving:
+            save(step + 1)
+            sys.exit(0)
+
+    return take_and_ask
+
+
 def die_at_call(number: int) -> None:
     """This process kills itself at its next call number `number`, in Python or in C."""
     if not isinstance(number, int) or number < 1:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from mgpu_tutorial.lab import RankFailed, launch
-from mgpu_tutorial.shared.cost_model.failures import best_interval
-from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.survival import elastic
 from mgpu_tutorial.when_it_breaks.figures import shell
 
@@ -57,9 +55,3 @@ def run_on_two_nodes(command: str, **environment: str) -> None:
     errors, said = "".join(e.stderr for e in ends), "".join(e.stdout for e in ends)
     print("ranks killed:", errors.count("failed (exitcode: -9)"))
     print(*sorted(said.splitlines()), sep="\n")
-
-
-def best_minutes(save: float, gpus: int) -> float:
-    """How often to save on so many of the 16,384 GPUs, which failed 419 times in 54 days."""
-    require_whole("gpus", gpus)
-    return best_interval(save, 54 * 24 * 60 / 419 * 16384 / gpus)

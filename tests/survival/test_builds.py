@@ -157,4 +157,64 @@ SAMPLES = [
         says="the samples of all, and of one rank",
     ),
 ]
-test_right, test_wrong = edited(build, [*SAVE, *RESUME, *SAMPLES])
+GATHERED = """def take_and_ask(step):
+        take_step(step)
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, bool(told))
+        if any(everyone):
+            save(step + 1)
+            raise SystemExit
+    return take_and_ask"""
+BEFORE = """def ask_and_take(step):
+        leaving = torch.tensor(float(len(told) > 0))
+        dist.all_reduce(leaving)
+        if leaving:
+            save(step)
+            sys.exit()
+        take_step(step)
+    return ask_and_take"""
+ASK, SAVED = "dist.all_reduce(leaving, dist.ReduceOp.MAX)", "save(step + 1)"
+HANDLER = "signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))"
+AT_ONCE = "(told.append(0), save(len(told)), sys.exit(0))"
+LEAVE = [
+    Right("leave_together", replace={"def take_and_ask…": GATHERED}),
+    Right("leave_together", replace={"def take_and_ask…": BEFORE}),
+    Wrong("leave_together", replace={HANDLER: ""}, says="no handler of yours was set"),
+    Wrong("leave_together", replace={ASK: ""}, says="rank 0 was at"),
+    Wrong(
+        "leave_together",
+        replace={"ReduceOp.MAX": "ReduceOp.MIN"},
+        says="on rank 0 the whole steps: 6 of them, expected 3",
+    ),
+    Wrong(
+        "leave_together",
+        replace={"told.append(number)": AT_ONCE},
+        says="rank 0 of 1 was told in step 2, and on rank 0 the whole steps: 2 of them",
+    ),
+    Wrong(
+        "leave_together",
+        replace={"sys.exit(0)": "sys.exit(1)"},
+        says="the exit code: 1, expected 0",
+    ),
+    Wrong("leave_together", replace={"sys.exit(0)": "return"}, says="6 of them, expected 3"),
+    Wrong(
+        "leave_together",
+        replace={SAVED: "save(step)"},
+        says="the numbers given to `save`, entry 0 of 1: 2, expected 3",
+    ),
+    Wrong("leave_together", replace={SAVED: "pass"}, says="`save`: 0 of them, expected 1"),
+    Wrong(
+        "leave_together",
+        replace={SAVED: "dist.get_rank() or save(step + 1)"},
+        says="on rank 1 the numbers given to `save`: 0 of them",
+    ),
+    Wrong(
+        "leave_together",
+        replace={"if leaving": "if True"},
+        says="nobody was told, rank 0 of 1: the steps: 1 of them, expected 6",
+    ),
+    Wrong(
+        "leave_together", replace={"return take_and_ask": ""}, says="no function came back"
+    ),
+]
+test_right, test_wrong = edited(build, [*SAVE, *RESUME, *LEAVE, *SAMPLES])

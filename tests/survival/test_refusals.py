@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_tutorial.survival import elastic, figures
+from mgpu_tutorial.survival import elastic
 
 
 def indices(rank, world_size, *given):
@@ -23,7 +23,13 @@ def every(rank, world_size, number):
     return elastic.resume_or_start("/", None, None, None, 6, number)
 
 
+def leave(rank, world_size, *given):
+    return elastic.leave_together(*given)
+
+
 REFUSED = [
+    (2, "save must be a function of a step's number, got None", leave, (print, None)),
+    (2, "take_step must be a function of a step's number, got 6", leave, (6, print)),
     (1, "no step 0 of rank 2 of 2", indices, (0, 2, 2, 12, 50)),
     (1, "no step 0 of rank -1 of 2", indices, (0, -1, 2, 12, 50)),
     (1, "no step -1 of rank 0 of 2", indices, (-1, 0, 2, 12, 50)),
@@ -79,20 +85,6 @@ def resume_without_a_step(rank, world_size, path, also):
 )
 def test_a_file_without_its_step_is_not_started_anew(refused, tmp_path, also, words):
     refused(2, words, resume_without_a_step, str(tmp_path / "run.pt"), also, sent=True)
-
-
-@pytest.mark.parametrize(
-    "save, gpus, words",
-    [
-        (3, 0, "gpus must be a whole number, 1 or more, got 0"),
-        (3, "1024", "gpus must be a whole number"),
-        (1024, 3000, "`save` must be the shorter of the two, in the same unit"),
-        (-3, 1024, "both times must be above 0"),
-    ],
-)
-def test_a_run_that_never_ends_a_checkpoint_has_no_interval(save, gpus, words):
-    with pytest.raises(ValueError, match=words):
-        figures.best_minutes(save, gpus)
 
 
 @pytest.mark.parametrize("number", [0, "3", 1.5])
