@@ -22,6 +22,7 @@ BATCH, MICRO_BATCHES = (
 CONTEXT, CHARACTERS = 64, 96  # in a sequence, and in the alphabet
 WIDTH, HEADS, BLOCKS = 64, 8, 4
 SHIPPED = Path(__file__).with_name("pretrained.pt")
+AGES = Path(__file__).with_name("ages.json")  # what it wrote on the way there
 TEXT = Path(__file__).with_name("pytorch_docs.txt")
 
 

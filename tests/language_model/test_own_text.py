@@ -1,11 +1,15 @@
 """A text of one's own: read, trained on, gone on with, and talked to."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from mgpu_tutorial.language_model import own_text
-from mgpu_tutorial.language_model.model import batch_of, decode, encode
+from mgpu_tutorial.language_model.model import AGES, SHIPPED, batch_of, decode, encode
 
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "26_language_model.ipynb"
 TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 30
 
 
@@ -34,3 +38,15 @@ def test_a_second_run_goes_on_from_the_first(ranks, tmp_path):
     said = own_text.talk(str(file), "The ", 20)
     assert len(said) == 24 and said.startswith("The ")
     assert own_text.talk(str(file), "The ", 20) == said
+
+
+def test_the_four_lines_are_of_one_run_whose_checkpoint_is_shipped():
+    ages = json.loads(AGES.read_text("ascii"))
+    assert [age["step"] for age in ages] == [20, 100, 300, 3000]
+    assert torch.load(SHIPPED, weights_only=True)["step"] == 3000
+    assert len({age["plan"] for age in ages}) == 4
+    losses = [age["loss"] for age in ages]
+    assert losses == sorted(losses, reverse=True)
+    assert all(age["text"].startswith("Returns a new tensor ") for age in ages)
+    head = "".join(json.loads(NOTEBOOK.read_text("utf-8"))["cells"][0]["source"])
+    assert all(" ".join(age["text"].split("\n")).rstrip() in head for age in ages)
