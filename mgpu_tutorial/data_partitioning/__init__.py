@@ -42,6 +42,8 @@ def cut_alone(rank: int, world_size: int, samples: int, seed: int) -> list[int]:
 
 def part_ends(samples: int, sizes: Sequence[float]) -> list[int]:
     """Where each part ends. Rounding the running sum, not each part, loses nothing."""
+    if hasattr(sizes, "tolist"):
+        raise ValueError(f"expected a list of fractions, got {sizes}: give its .tolist()")
     numbers = isinstance(sizes, Sequence) and all(isinstance(s, float | int) for s in sizes)
     if not (numbers and sizes and all(s > 0 for s in sizes) and sum(sizes) <= 1 + 1e-9):
         what = "sizes must be positive fractions that add up to at most 1"

@@ -1,6 +1,8 @@
 """What cannot be cut is refused in one sentence; what can is in exactly one part."""
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +45,13 @@ REFUSED = [
     ("done=-1", dp.StreamShare, range(8), 0, 2, 4, -1),
     ("at most 1, got ['0.5', '0.5']", dp.DataPartitioner, range(10), ["0.5", "0.5"]),
     ("at most 1, got 0.5", dp.DataPartitioner, range(10), 0.5),
+    (
+        "got tensor([0.5000, 0.5000]): give its .tolist()",
+        dp.part_ends,
+        10,
+        torch.tensor([0.5, 0.5]),
+    ),
+    ("got [0.5 0.5]: give its .tolist()", dp.DataPartitioner, range(10), np.full(2, 0.5)),
     ("no part 0.5 of 1", dp.DataPartitioner(range(9), [1.0]).use, 0.5),
     ("no rank 1.0 of 2", dp.rank_indices, 1.0, 2, 10, 1, 0, False),
     ("samples=-3, seed=1 and epoch=0", dp.rank_indices, 0, 2, -3, 1, 0, False),
