@@ -71,8 +71,19 @@ def require_tensors_of_rows(inputs: Sequence[torch.Tensor]) -> None:
             )
 
 
+def require_tensors(outputs: Sequence[torch.Tensor]) -> None:
+    """TypeError for an output that can't be joined, such as a dict, a tuple or a float."""
+    if kinds := [type(o).__name__ for o in outputs if not isinstance(o, torch.Tensor)]:
+        what = f"an output of type {kinds[0]} can't be joined with those of other devices"
+        raise TypeError(f"{what}: let the module return one tensor")
+
+
 class DataParallel(nn.Module):
-    """The first device hands out pieces and copies, all compute, the first one collects."""
+    """The first device hands out pieces and copies, all compute, the first one collects.
+
+    Each replica's BatchNorm normalises its own piece, and the running statistics are those of
+    the first device. The module returns one tensor; PyTorch's joins tuples and dicts too.
+    """
 
     def __init__(self, module: nn.Module, devices: Devices) -> None:
         super().__init__()
@@ -90,7 +101,9 @@ class DataParallel(nn.Module):
         if len(pieces) == 1:
             return self.module(*pieces[0])
         replicas = replicate(self.module, self.devices[: len(pieces)])
-        return gather(parallel_apply(replicas, pieces), self.devices[0])
+        outputs = parallel_apply(replicas, pieces)
+        require_tensors(outputs)
+        return gather(outputs, self.devices[0])
 
 
 class WithLoss(nn.Module):

@@ -25,6 +25,21 @@ def test_an_input_that_is_no_tensor_of_rows_is_refused(d, other):
             wrapper.DataParallel(nn.Bilinear(2, 2, 1).to(d[0]), d)(*inputs)
 
 
+class Returns(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, rows):
+        return {"dict": {"rows": rows}, "tuple": (rows, rows), "float": 0.5}[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "float"])
+def test_an_output_that_is_no_tensor_is_refused(d, kind):
+    with pytest.raises(TypeError, match=f"of type {kind} can't be joined .*: let the module"):
+        wrapper.DataParallel(Returns(kind), d)(torch.ones(4, 2))
+
+
 @pytest.mark.parametrize("named", [[], ["cpu", "cpu"]])
 def test_a_device_has_one_replica(named):
     """Two on one would share the running statistics of a BatchNorm and move them twice."""
