@@ -276,7 +276,7 @@ class _Reader:
 def _asked_apart(piece: Piece) -> Iterator[Piece]:
     """A paragraph, cut before its prediction."""
     before, question, asked = piece.text.partition("**Predict")
-    if not question:
+    if not question or piece.blocks[0]["t"] != "Para":  # as in a list of advice
         yield piece
         return
     block = piece.blocks[0]

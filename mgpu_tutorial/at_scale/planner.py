@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from numbers import Real
 from typing import NamedTuple
 
 from mgpu_tutorial.lab.table import Table, formatted
@@ -133,6 +134,8 @@ def plan_table(choices: Sequence[Choice]) -> Table:
 
 def with_network(cluster: Cluster, gigabytes: float) -> Cluster:
     """The same cluster with `gigabytes` per second, GPU and direction between its nodes."""
+    if not isinstance(gigabytes, Real):
+        raise ValueError(f"gigabytes must be a number, got {gigabytes!r}")
     if not gigabytes > 0:
         raise ValueError(f"a network of {gigabytes} GB/s carries nothing: take more than 0")
     if gigabytes > 1e5:

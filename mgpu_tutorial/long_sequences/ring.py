@@ -136,6 +136,7 @@ def require_same_deal(deal: Callable, shape: tuple, dtype: str, group: Group) ->
 
     A rank that dealt otherwise would mask the wrong keys, without a word. While a group knows
     one deal and dtype only, it is asked once for each shape; with a second one, at each call.
+    (Where one rank alone comes with a second one, it asks, and waits for the others.)
     """
     asked = ASKED.setdefault(group, {})
     if len(asked) == 1 and shape in asked.get((deal, dtype), ()):

@@ -282,6 +282,8 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
     All start from rank 0's values, and call `step` of what is returned. Not `optimizer.step`,
     which is refused at stages 1 and 2. At stages 2 and 3 an optimizer that looks at rows or
     at a whole tensor, such as Adafactor, sees shards instead. Only stage 3 takes a closure.
+    Gradients are averaged in `step`, so `clip_grad_norm_` before it would clip each rank's
+    own: `clip_shards` clips at stages 1 to 3.
     """
     if stage not in range(4):
         raise ValueError(

@@ -31,8 +31,11 @@ def require_each_once(loss_of: Callable, output: Tensor, labels: Tensor) -> None
                 "out what counts in no loss, and out of `batch`"
             )
         if output.dim() > 1:
-            is_fixed = isinstance(loss_of, FunctionType | BuiltinFunctionType | partial)
-            # an object may have other weights by the next step, so it is tried each time
+            if output.shape[1] > MIDDLE:
+                require_no_weights(loss_of)
+            is_fixed = isinstance(loss_of, FunctionType | BuiltinFunctionType)
+            is_fixed = is_fixed and not getattr(loss_of, "__closure__", None)
+            # others may have other weights by the next step, so they are tried each time
             tried = require_equal_classes if is_fixed else require_equal_classes.__wrapped__
             tried(loss_of, output.shape[1], output.dtype, output.device)
     if len(labels) and (labels.is_floating_point() or labels.dim() > 1):
@@ -43,6 +46,17 @@ def require_each_once(loss_of: Callable, output: Tensor, labels: Tensor) -> None
                 f"the mean of this loss over labels {tuple(labels.shape)} is {mean:.4g}, and "
                 f"its sum over {len(labels)} samples {total:.4g}: let loss_of take the mean "
                 'of each sample first, by reduction="none" and .flatten(1).mean(1)'
+            )
+
+
+def require_no_weights(loss_of: Callable) -> None:
+    """ValueError for a partial whose keywords let classes count unequally."""
+    given = loss_of.keywords if isinstance(loss_of, partial) else {}
+    for name, usual in {"weight": None, "ignore_index": -100}.items():
+        if given.get(name, usual) is not usual and given[name] != usual:
+            raise ValueError(
+                f"this loss has a {name}, so the mean of one process would divide by what "
+                "counts, and not by the batch: leave weight and ignore_index out"
             )
 
 

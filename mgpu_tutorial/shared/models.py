@@ -55,6 +55,9 @@ class SmallTransformer(nn.Module):
             self.head.weight = self.token.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.shape[1] > self.position.num_embeddings:
+            most = self.position.num_embeddings
+            raise ValueError(f"{tokens.shape[1]} tokens, and there are {most} positions")
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(places)
         for block in self.blocks:
@@ -85,6 +88,8 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        if width % heads:
+            raise ValueError(f"{heads} heads cannot share {width} features evenly")
         self.per_head = width // heads
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)

@@ -103,6 +103,7 @@ def test_whole_numbers_may_have_a_point():
         (lambda: planner.rank_plans("7B", H100, 8, 8), "model must be a Model, such as"),
         (lambda: planner.rank_plans(SMALL, "H100", 8, 8), "cluster must be a Cluster"),
         (lambda: failures.lost(10**6, 600, 300), "`save` must be the shorter"),
+        (lambda: planner.with_network(H100, "50"), "gigabytes must be a number, got '50'"),
         (lambda: planner.with_network(H100, 0), "a network of 0 GB/s carries nothing"),
         (lambda: planner.with_network(H100, 50e9), "no network has 5e.10 GB/s: give giga"),
         (lambda: planner.with_network(H100, -1), "a network of -1 GB/s carries nothing"),

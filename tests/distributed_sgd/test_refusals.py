@@ -133,6 +133,32 @@ def test_an_ignored_class_in_the_middle_of_many_is_refused(refused, dtype):
     refused(2, words, loss_of_many, loss_of, dtype)
 
 
+MANY = 5000  # classes, of which the middle is not tried
+HEAVY = torch.ones(MANY).index_fill(0, torch.tensor(2000), 0.1)
+
+
+def loss_of_a_vocabulary(rank, world_size, given):
+    labels = torch.tensor([3, 2000])
+    sgd.shared_loss(torch.zeros(2, MANY), labels, 4, partial(cross_entropy, **given))
+
+
+@pytest.mark.parametrize("given", [{"ignore_index": 2000}, {"weight": HEAVY}])
+def test_a_class_deep_inside_a_vocabulary_is_not_left_out(refused, given):
+    refused(2, "leave weight and ignore_index out", loss_of_a_vocabulary, given)
+
+
+def weigh_in_place(rank, world_size):
+    weight = torch.ones(3)
+    loss_of = partial(cross_entropy, weight=weight)
+    for _ in range(2):
+        sgd.shared_loss(torch.zeros(2, 3), torch.tensor([0, 1]), 4, loss_of)
+        weight[1] = 5
+
+
+def test_weights_that_change_in_place_are_seen(refused):
+    refused(2, "leave weight and ignore_index out", weigh_in_place)
+
+
 class Weighed:
     """A loss whose weights may change from step to step."""
 

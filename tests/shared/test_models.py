@@ -40,3 +40,10 @@ def test_the_transformer_by_hand(heads, tied):
     head = p["token.weight"] if tied else p["head.weight"]
     expected = normed(x, p["norm.weight"], p["norm.bias"]) @ head.T
     torch.testing.assert_close(network(tokens[None])[0], expected)
+
+
+def test_heads_share_a_width_and_tokens_have_positions():
+    with pytest.raises(ValueError, match="5 heads cannot share 24 features evenly"):
+        SmallTransformer(10, width=24, heads=5)
+    with pytest.raises(ValueError, match="65 tokens, and there are 64 positions"):
+        SmallTransformer(10, width=8)(torch.zeros(1, 65, dtype=torch.long))

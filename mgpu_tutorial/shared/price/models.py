@@ -37,6 +37,11 @@ class Attention(nn.Module):
         self, width: int, heads: int, kv_heads: int, turns: Tensor | None = None
     ) -> None:
         super().__init__()
+        if width % heads or heads % kv_heads:
+            raise ValueError(
+                f"width {width}, {heads} heads and {kv_heads} of keys and values: each "
+                "number must divide the one before it"
+            )
         self.per_head, self.group, self.turns = width // heads, heads // kv_heads, turns
         kv_width = kv_heads * self.per_head
         self.query = nn.Linear(width, width, bias=False)

@@ -33,3 +33,8 @@ def test_a_token_sees_only_those_before_it():
 def test_a_model_has_some_layers_or_is_refused(model, layers):
     with pytest.raises(ValueError, match=f"layers must be a whole number, .*{layers!r}"):
         model(layers)
+
+
+def test_heads_must_divide():
+    with pytest.raises(ValueError, match="12 heads and 8 of keys and values: each number"):
+        llama(1, 96, 12, 64, kv_heads=8)
