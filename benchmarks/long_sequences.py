@@ -13,7 +13,7 @@ from common import all_turns, both_ways, median_ms, options, show
 
 from mgpu_tutorial.lab import Ledger
 from mgpu_tutorial.lab.words import bytes_text
-from mgpu_tutorial.long_sequences.figures import METHODS, sent_by_formula
+from mgpu_tutorial.long_sequences.others import METHODS, sent_by_formula
 from mgpu_tutorial.long_sequences.ring import contiguous, ring_attention
 
 WAYS = {

@@ -12,11 +12,9 @@ import torch
 import mgpu_tutorial
 from mgpu_tutorial.comparison import figures as comparison
 from mgpu_tutorial.ddp_reducer import figures as reducer
-from mgpu_tutorial.experts import figures as experts
 from mgpu_tutorial.lab.draw import plot
 from mgpu_tutorial.language_model import figures as language
 from mgpu_tutorial.long_sequences import figures as long
-from mgpu_tutorial.long_sequences.ring import contiguous, zigzag
 from mgpu_tutorial.mixed_precision import figures as precision
 from mgpu_tutorial.model_parallel import figures as model_parallel
 from mgpu_tutorial.tensor_parallel_in_practice import figures as practice
@@ -70,37 +68,16 @@ def test_losses_stand_at_their_steps():
     assert series(axes) == {"one": [(0, 3.0), (1, 2.0)], "two": [(0, 3.5), (1, 2.5)]}
 
 
-def test_each_rate_has_its_own_excess(monkeypatch):
-    monkeypatch.setattr(experts, "excess", lambda rate: [rate * step for step in range(400)])
-    (axes,) = experts.bias_at_work().axes
-    steps = range(0, 400, 8)
-    assert series(axes) == {
-        f"rate {rate:g}": [(step, rate * step) for step in steps] for rate in (0, 0.001, 0.01)
-    }
-
-
-def test_the_weights_of_two_halves_are_each_a_softmax():
-    alone, together = long.two_blocks().axes
-    heights = [[bar.get_height() for bar in axes.patches] for axes in (alone, together)]
-    scores = torch.tensor([2.0, 1.0, 0.5, 3.0, 1.5, 0.0]).exp()
-    halves = scores / scores.view(2, 3).sum(1).repeat_interleave(3)
-    assert heights[0] == pytest.approx(halves.tolist())
-    assert heights[1] == pytest.approx((scores / scores.sum()).tolist())
-    assert (alone.get_title(), together.get_title()) == ("each half alone", "all six")
-
-
-def test_query_0_is_at_the_top_has_one_key_and_its_rank_s_name():
-    deals = contiguous, zigzag
-    panels = long.triangles(*deals).axes
-    deals = contiguous, zigzag
-    panels = long.triangles(*deals).axes
-    for axes, deal in zip(panels, deals, strict=True):
+def test_query_0_is_at_the_top_with_one_square_and_its_rank_s_name():
+    ways = [0, 0, 1, 1], [0, 1, 1, 0]
+    for axes, owners in zip(long.squares(*ways).axes, ways, strict=True):
         low, high = axes.get_ylim()
-        assert low > high and axes.get_title() == deal.__name__
-        assert sorted(bars(axes)) == [(place, 0, place + 1) for place in range(16)]
-        owners = {text.get_position()[1]: text.get_text() for text in axes.texts}
-        dealt = {int(place): str(rank) for rank in range(4) for place in deal(16, rank, 4)}
-        assert owners == dealt
+        assert low > high
+        assert sorted(bars(axes)) == [(q, key, 1) for q in range(4) for key in range(q + 1)]
+        names = {text.get_position()[1]: text.get_text() for text in axes.texts}
+        assert names == {query: f"rank {rank}" for query, rank in enumerate(owners)}
+        colours = {(bar.get_y(), bar.get_facecolor()) for bar in axes.patches}
+        assert len(colours) == 4 and len({colour for _, colour in colours}) == 2
 
 
 def test_each_mark_is_of_its_own_series():

@@ -101,3 +101,21 @@ def move_bias(bias: Tensor, counts: Tensor, rate: float) -> Tensor:
         given = f"a bias of {tuple(bias.shape)}, counts of {tuple(counts.shape)}, {rate=}"
         raise ValueError(f"{given}: give one of each for each expert, a rate of 0 or more")
     return bias + rate * (counts.double().mean() - counts).sign()
+
+
+def skewed(batch: int) -> Tensor:
+    """Scores of 1,024 tokens in whole 1/1024, exact everywhere; later experts get more."""
+    generator = torch.Generator("cpu").manual_seed(batch)
+    parts = torch.randint(0, 257, (4, 1024, 16), generator=generator, device="cpu").sum(dim=0)
+    scores = (parts + 24 * torch.arange(16, device="cpu")).double() / 1024
+    return scores.to(torch.get_default_device())
+
+
+def excess(rate: float) -> list[float]:
+    """At each step, by how much the busiest expert exceeds the mean load, over the mean."""
+    bias, found = torch.zeros(16, dtype=torch.float64), []
+    for batch in range(400):
+        counts = tokens_per_expert(choose(skewed(batch) + bias, k=2), 16)
+        found.append(counts.max().item() / (counts.sum().item() / 16) - 1)
+        bias = move_bias(bias, counts, rate)
+    return found

@@ -1,6 +1,6 @@
 """Other ways to share attention: all keys gathered, tokens for heads, and PyTorch's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.long_sequences.ring import (
     Group,
+    RingAttention,
     attend,
     contiguous,
     require_alike,
@@ -76,11 +77,30 @@ def ulysses(
         text = f"{heads} heads and {kv_heads} of keys do not divide among {world_size} ranks"
         raise ValueError(f"{text}: take fewer ranks, or a ring, which cuts no head")
     require_same_deal(deal, k.shape, str(k.dtype), group)
-    require_neighbours(deal, q.shape[2] * world_size, world_size)
+    if dist.get_backend(group) != "fake":  # whose positions have no numbers
+        require_neighbours(deal, q.shape[2] * world_size, world_size)
     k, v = (spread(x, max(world_size, kv_heads)) for x in (k, v))
     q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return Exchange.apply(out, 2, 1, group)
+
+
+METHODS: Mapping[str, Callable] = {  # of queries, keys, values and a deal
+    "ring": RingAttention.apply,
+    "all-gather": gathered_attention,
+    "ulysses": lambda q, k, v, deal: ulysses(q, k, v, deal=deal),
+}
+
+
+def sent_by_formula(method: str, ranks: int, d: int, group: int, tokens: int) -> float:
+    """Numbers that a rank sends in forward for tokens of width `d`, by attention's method.
+
+    `group` queries share a head of keys, of which there are as many as ranks or more.
+    """
+    unit = tokens * d / ranks
+    if method == "ulysses":
+        return (ranks - 1) / ranks * unit * (2 + 2 / group)
+    return 2 * (ranks - 1) * unit / group
 
 
 def by_context_parallel(rank: int, world_size: int) -> float:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
-from mgpu_tutorial.experts import layer
+from mgpu_tutorial.experts import layer, mixture
 from mgpu_tutorial.experts.parallel import (
     ExpertModel,
     ExpertParallel,
@@ -19,6 +19,7 @@ from mgpu_tutorial.experts.parallel import (
     run,
     step,
 )
+from mgpu_tutorial.shared import small_and_large as sizes
 
 
 def send(rank, world_size, rows, which, experts=8):
@@ -264,3 +265,42 @@ def in_another_group(rank, world_size, call):
 def test_a_group_without_this_rank_is_refused(refused, call):
     """torch's calls would return at once, and leave each rank with its own part."""
     refused(2, "isn't in the group that it was given", in_another_group, call, sent=True)
+
+
+def mixed(rank, world_size, experts, sends=dispatch):
+    model = mixture.ExpertsDDP(sizes.small(), experts, sends, combine)
+    return model, model(sizes.SMALL[:, :-1])
+
+
+@pytest.mark.parametrize(
+    "words, given",
+    [
+        ("3 experts on 2 ranks: use a multiple of 2", (3,)),
+        ("0 experts on 2 ranks", (0,)),
+        ("that is right for a price only", (2, mixture.evenly)),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused(refused, words, given):
+    refused(2, words, mixed, *given)
+
+
+def average(rank, world_size, times):
+    model, output = mixed(rank, world_size, 2)
+    if times:
+        output.sum().backward()
+    for _ in range(times):
+        model.finish_gradient_synchronization()
+    model.finish_gradient_synchronization()
+
+
+@pytest.mark.parametrize("words, times", [("has no gradient", 0), ("an average already", 1)])
+def test_gradients_of_mixtures_are_averaged_once(refused, words, times):
+    refused(2, words, average, times, sent=True)
+
+
+def alone(rank, world_size):
+    mixed(rank, world_size, 1)
+
+
+def test_one_expert_is_too_few_for_two_choices(refused):
+    refused(1, "k is 2: a token needs 1 to 1 experts", alone)

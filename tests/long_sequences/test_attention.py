@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.long_sequences import figures, others, ring
+from mgpu_tutorial.long_sequences import others, ring
 from mgpu_tutorial.long_sequences.block import rotate
 from mgpu_tutorial.long_sequences.ring import contiguous, striped, zigzag
 
@@ -29,13 +29,13 @@ def distances(rank, world_size):
     """How far output and gradients of this rank's tokens are from these, by way and heads."""
     far = {}
     deals = contiguous, zigzag, striped
-    for method, deal, kv_heads in product(figures.METHODS, deals, (1, 2, 4)):
+    for method, deal, kv_heads in product(others.METHODS, deals, (1, 2, 4)):
         if method == "ulysses" and (deal is not contiguous or 4 % world_size):
             continue
         inputs, wanted = whole(kv_heads)
         mine = deal(24, rank, world_size)
         own = [x.detach()[:, :, mine].requires_grad_() for x in inputs]
-        out = figures.METHODS[method](*own, deal)
+        out = others.METHODS[method](*own, deal)
         (out * torch.arange(6)).square().sum().backward()
         found = [out, *(x.grad for x in own)]
         right = [x[:, :, mine] for x in (wanted, *(x.grad for x in inputs))]

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.long_sequences import block, figures, others, ring
+from mgpu_tutorial.long_sequences import block, others, ring
 from mgpu_tutorial.long_sequences.ring import contiguous, striped, zigzag
 
 
 def attend(rank, world_size, way, shapes, dtype=torch.float32):
     q, k, v = (torch.ones(shape, dtype=dtype) for shape in shapes)
-    return figures.METHODS[way](q, k, v, contiguous)
+    return others.METHODS[way](q, k, v, contiguous)
 
 
 def shapes(heads, kv_heads, tokens=4, keys=4):
@@ -61,7 +61,7 @@ def deal_otherwise(rank, world_size, way, what):
     heads = 1 if rank and what == "heads" else 2
     dtype = torch.float64 if rank and what == "dtype" else torch.float32
     q, k, v = (torch.ones(1, n, 4, 2, dtype=dtype) for n in (2, heads, heads))
-    return figures.METHODS[way](q, k, v, deal)
+    return others.METHODS[way](q, k, v, deal)
 
 
 @pytest.mark.parametrize("way", ["ring", "all-gather", "ulysses"])
@@ -87,7 +87,7 @@ def forget_some(length, rank, world_size):
 
 
 def deal_wrongly(rank, world_size, way, deal):
-    return figures.METHODS[way](*(torch.ones(1, 2, 4, 2) for _ in "qkv"), deal)
+    return others.METHODS[way](*(torch.ones(1, 2, 4, 2) for _ in "qkv"), deal)
 
 
 @pytest.mark.parametrize("way", ["ring", "all-gather", "ulysses"])
@@ -102,7 +102,7 @@ def deal_otherwise_later(rank, world_size, way):
     """Both deals are known to both ranks when one takes the first, the other the second."""
     qkv = [torch.ones(1, 2, 4, 2) for _ in "qkv"]
     for deal in contiguous, striped, (striped if rank else contiguous):
-        result = figures.METHODS[way](*qkv, deal)
+        result = others.METHODS[way](*qkv, deal)
     return result
 
 
@@ -165,7 +165,7 @@ def test_a_group_without_this_rank_is_refused(refused, way):
 
 def differentiate_twice(rank, world_size, way):
     parts = [torch.ones(1, 2, 4, 2, requires_grad=True) for _ in range(3)]
-    loss = figures.METHODS[way](*parts, contiguous).square().sum()
+    loss = others.METHODS[way](*parts, contiguous).square().sum()
     torch.autograd.grad(loss, parts, create_graph=True)
 
 
@@ -249,7 +249,7 @@ def distances(rank, world_size, dtype, turned):
 
     causal = lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
     right = [x[:, :, mine] for x in tried(inputs.double(), causal)]
-    for way, attention in figures.METHODS.items():
+    for way, attention in others.METHODS.items():
         parts = inputs[..., mine, :]
         if turned:  # the same numbers in another order of memory
             parts = parts.transpose(2, 4).contiguous().transpose(2, 4)

@@ -57,11 +57,14 @@ class Attention(nn.Module):
         )
         if self.turns is not None:
             q, k = rotated(q, self.turns), rotated(k, self.turns)
+        return self.out(self.attend(q, k, v).flatten(-2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(batch, tokens, heads, per head) both ways; all tokens are here, in order."""
         if self.group > 1:
             k, v = (part.repeat_interleave(self.group, dim=2) for part in (k, v))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(-2))
+        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 class GatedMLP(nn.Module):

@@ -1,0 +1,102 @@
+"""Experts in a model of Llama's kind: each perceptron becomes several, on several ranks."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mgpu_tutorial.experts.layer import choose
+from mgpu_tutorial.experts.parallel import Exchange, require_share
+from mgpu_tutorial.shared.price.models import GatedMLP
+
+
+class Mixture(nn.Module):
+    """A router, and this rank's share of some experts, of which two answer each token."""
+
+    def __init__(
+        self, mlp: GatedMLP, experts: int, dispatch: Callable, combine: Callable
+    ) -> None:
+        super().__init__()
+        require_share(experts, dist.get_world_size())
+        if experts < 1:
+            raise ValueError(f"{experts} experts on {dist.get_world_size()} ranks: use more")
+        share = experts // dist.get_world_size()
+        inside, width = mlp.up.weight.shape
+        self.experts, self.dispatch, self.combine = experts, dispatch, combine
+        torch.manual_seed(experts)  # the same on any number of ranks
+        self.router = nn.Linear(width, experts, bias=False)
+        self.own = nn.ModuleList(GatedMLP(width, inside) for _ in range(share))
+        for expert, mlp in enumerate(self.own):
+            torch.manual_seed(share * dist.get_rank() + expert)
+            for matrix in mlp.parameters():
+                nn.init.normal_(matrix, std=width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)  # (tokens, width)
+        scores = self.router(tokens)
+        chosen = choose(scores, k=2)  # (tokens, 2)
+        weights = scores.softmax(dim=1).gather(1, chosen)
+        rows = tokens.repeat_interleave(2, dim=0)
+        arrived, which, way = self.dispatch(rows, chosen.flatten(), self.experts)
+        results = torch.zeros_like(arrived)
+        for expert, mlp in enumerate(self.own):
+            # a price knows no numbers, so one expert takes all rows without a look
+            mine = which == expert if len(self.own) > 1 else slice(None)
+            results[mine] = mlp(arrived[mine])
+        return self.combine(results, way, weights).view_as(x)
+
+
+class ExpertsDDP(nn.Module):
+    """A model whose perceptrons became mixtures; what all ranks have is averaged."""
+
+    def __init__(
+        self, model: nn.Sequential, experts: int, dispatch: Callable, combine: Callable
+    ) -> None:
+        super().__init__()
+        for layer in model[1:-2]:  # between the embedding and the norm
+            layer.mlp = Mixture(layer.mlp, experts, dispatch, combine).to(model[0].weight)
+            for parameter in layer.mlp.own.parameters():
+                parameter.own, parameter.group = True, None  # no other rank has it
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens)
+
+    def finish_gradient_synchronization(self) -> None:
+        """The sum of all ranks, or an expert's own, over the ranks whose tokens it saw."""
+        require_fresh(self)
+        for parameter in self.parameters():
+            if not hasattr(parameter, "own"):
+                dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+            parameter.grad.averaged = True  # a second time is refused
+
+
+def require_fresh(model: nn.Module) -> None:
+    """RuntimeError unless each parameter has a gradient, which is not averaged yet."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None or hasattr(parameter.grad, "averaged"):
+            state = "no gradient" if parameter.grad is None else "an average already"
+            raise RuntimeError(
+                f"`{name}` has {state}: call backward first, and once for each step, with "
+                "zero_grad in between"
+            )
+
+
+def evenly(rows: Tensor, which: Tensor, experts: int) -> tuple:
+    """As `dispatch` with a perfect router: each rank gets as many rows, for a price."""
+    ranks = dist.get_world_size()
+    require_pretended(len(rows), ranks)
+    counts = [len(rows) // ranks] * ranks
+    order = which.argsort(stable=True)
+    return Exchange.apply(rows[order], counts, counts), which, (order, counts, counts)
+
+
+def require_pretended(rows: int, ranks: int) -> None:
+    """ValueError for ranks that are there, and for rows in unequal shares."""
+    if dist.get_backend() != "fake" or rows % ranks:
+        raise ValueError(
+            f"{rows} rows for {ranks} ranks, whatever their experts: that is right for a "
+            "price only, and in equal shares; where there are numbers, give dispatch"
+        )
