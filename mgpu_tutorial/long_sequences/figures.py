@@ -40,7 +40,7 @@ def squares(*pictures: Sequence[int]) -> Plot:
             look = {"color": own.fill, "edgecolor": INK, "lw": 1}
             axes.barh([query] * (query + 1), 1, 1, range(query + 1), **look)
             axes.text(-0.3, query, f"rank {rank}", ha="right", va="center", fontsize=11)
-        axes.set(xlim=(-2, len(owners)), xticks=[], yticks=[], aspect="equal")
+        axes.set(xlim=(-2, len(owners) + 0.1), xticks=[], yticks=[], aspect="equal")
         axes.set(xlabel="keys", ylabel="queries")
         axes.spines[:].set_visible(False)
         axes.invert_yaxis()

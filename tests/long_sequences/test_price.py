@@ -1,0 +1,22 @@
+"""A ring and exchanged heads have a price, whose bytes are those of the formulas."""
+
+import pytest
+import torch
+
+from mgpu_tutorial.long_sequences.others import METHODS, sent_by_formula
+from mgpu_tutorial.long_sequences.ring import contiguous
+from mgpu_tutorial.shared.price.pricing import price
+
+
+def there_and_back(rank, world_size, way):
+    shape = 1, 8, 16, 4  # 16 tokens on each rank
+    q = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True)
+    k, v = (q.detach()[:, :4].clone().requires_grad_() for _ in "kv")
+    METHODS[way](q, k, v, contiguous).sum().backward()
+
+
+@pytest.mark.parametrize("way, back", [("ring", 3 * 2 + 4 * 4), ("ulysses", 3 * 2)])
+def test_what_a_priced_rank_sends(way, back):
+    """Backward: the blocks, of 2 bytes, make 3 hops, and their gradients, of 4 bytes, 4."""
+    forward = 2 * sent_by_formula(way, 4, 8 * 4, 2, 64)
+    assert price(there_and_back, 4, way).sent() == forward * (1 + back / 6)
