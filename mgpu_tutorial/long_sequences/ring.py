@@ -141,9 +141,9 @@ def require_same_deal(deal: Callable, shape: tuple, dtype: str, group: Group) ->
     asked = ASKED.setdefault(group, {})
     if len(asked) == 1 and shape in asked.get((deal, dtype), ()):
         return  # no rank can have another deal without asking
+    ranks = size_of(group)
     if dist.get_backend(group) == "fake":
         return  # a pretended rank has no others, and its positions no numbers
-    ranks = size_of(group)
     dealt = [deal(shape[2] * ranks, rank, ranks).tolist() for rank in range(ranks)]
     require_each_position_once(dealt)
     require_agreement({"keys": shape, "dtype": dtype, "positions": dealt}, group)

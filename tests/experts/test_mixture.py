@@ -25,7 +25,8 @@ def test_the_second_loss_is_that_of_one_process(ranks, world_size):
     job = sizes.train, with_experts, small, sizes.SMALL, SGD
     (one,) = ranks(1, *job).results
     losses = ranks(world_size, *job).results
-    assert sum(losses) / world_size == pytest.approx(one, rel=0, abs=1e-12)
+    mean = sum(losses) / world_size
+    assert mean.item() == pytest.approx(one.item(), rel=0, abs=1e-12)
 
 
 def test_a_price_counts_the_trips_of_the_tokens_and_the_dense_gradients():
