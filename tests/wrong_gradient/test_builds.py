@@ -3,6 +3,7 @@
 from mgpu_tutorial.wrong_gradient.builds import build
 from tests.builds import Right, Wrong, edited
 
+UNASKED = {"    require_apart(stages)\n": ""}  # a reader's own need not ask for doubles
 WHOLE = "torch.cat(parts, parameter.cut) if is_shard else own[name]"
 ONE_RANK = "is_everywhere = own[name] is not None"
 LIMIT = "limit = times * (moved[name] - right[name]).double().norm()"
@@ -44,7 +45,7 @@ EDITS = [
     ),
     Wrong(
         "whole_gradients",
-        replace={'f"{int(layer) + first}.{rest}"': "name"},
+        replace=UNASKED | {'f"{int(layer) + first}.{rest}"': "name"},
         says="is not among",
     ),
     Wrong(
@@ -59,7 +60,7 @@ EDITS = [
     ),
     Wrong(
         "whole_gradients",
-        replace={'gathered(mine, mesh["pp"])': 'gathered(mine, mesh["tp"])'},
+        replace=UNASKED | {'gathered(mine, mesh["pp"])': 'gathered(mine, mesh["tp"])'},
         says="is not among",
     ),
     Wrong(
