@@ -95,7 +95,7 @@ class TokenStreams(Problem):
     chapter = "survival"
     unit = "documents opened"
     axis = "documents"
-    must = "give every token once and in order, across the kill, from a state of 60 letters"
+    must = "give every token once and in order, across a kill, from a state of 60 characters"
     why = "Each rank has to open each document of which it has a token."
     shown = ([30, 9, 64, 12, 5, 41, 17, 80, 22, 13, 7, 35, 51, 26, 10, 58], 16, 2, 6, 3)
     target = 35
@@ -153,7 +153,7 @@ class TokenStreams(Problem):
                         raise AssertionError(f"{said}: {got!r:.50}")
                 opened += own["opened"]
             letters = len(json.dumps(answer[run][0]["state"]))
-            require(letters <= 60, f"the state has {letters} letters")
+            require(letters <= 60, f"the state has {letters} characters")
         return opened
 
     def bound(self, case: tuple) -> float:

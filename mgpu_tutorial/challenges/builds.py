@@ -19,7 +19,7 @@ build = Challenges(
         solutions.placed_experts: together.PlacedExperts(),
         # after part IV
         solutions.planned_step: together.PlannedSteps(),
-        # after part III, and not solved
+        # after part III, with a bound that nobody reaches
         solutions.orders_in_slots: models.OrdersInSlots(),
     },
 )

@@ -56,7 +56,7 @@ class AllToAllOnARing(Problem):
                 what = f"round {number}, message {[source, target, *block]}"
                 require((target - source) % ranks in (1, ranks - 1), f"{what}: no link")
                 once(busy, (source, target), f"{what}: the link is taken in this round")
-                require(at.get(tuple(block)) == source, f"{what}: rank {source} has it not")
+                require(at.get(tuple(block)) == source, f"{what}: rank {source} lacks it")
                 moved[tuple(block)] = target
             at |= moved
         lost = [block for block, place in at.items() if place != block[1]]
@@ -152,8 +152,8 @@ class BroadcastInChunks(Problem):
     unit = "rounds"
     must = "bring every chunk of rank 0 to every rank"
     why = (
-        "Rank 0 sends one chunk a round, so one of them first leaves in round `chunks`, and "
-        "from then on the ranks that have it can only double in a round."
+        "Rank 0 sends one chunk a round, so the last leaves in round `chunks` at the "
+        "earliest, and from then on the ranks that have it can at most double in a round."
     )
     shown = (12, 8)
     target = 11

@@ -84,7 +84,8 @@ class OrdersInSlots(Problem):
 
     def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
         rows = [(f"stage {stage}", []) for stage in range(case[0])]
-        for (stage, name), begin in sorted(self.placed(case, answer).items()):
+        begins = self.placed(case, answer)
+        for (stage, name), begin in sorted(begins.items(), key=lambda task: task[1]):
             rows[stage][1].append((begin, begin + 1, name, "FBW".index(name[0])))
         return rows
 
@@ -102,7 +103,7 @@ class Gathers(Problem):
     unit = "MB gathered again"
     axis = "steps of work"
     must = (
-        "run all forwards, then all backwards, with each block and the next there, below cap"
+        "run all forwards, then all backwards, with each block and the next there, within cap"
     )
     why = (
         "Again is gathered what does not stay from forward to backward. What stays must fit "
@@ -166,7 +167,7 @@ class Gathers(Problem):
         return rows
 
     def named(self, case: tuple) -> str:
-        return f"blocks of {', '.join(map(str, case[0]))} MB below {case[1]}"
+        return f"blocks of {', '.join(map(str, case[0]))} MB within {case[1]}"
 
 
 class RowsOfARing(Problem):
@@ -183,7 +184,10 @@ class RowsOfARing(Problem):
     unit = "units of work"
     axis = "units of work"
     must = "give each block to one rank, and equally many to each"
-    why = "The ranks share all pairs, and can't do better than an equal share."
+    why = (
+        "The ranks share all pairs, and can't do better than an equal share. A pair counts "
+        "two, so the sum over the steps is even or odd as the number of a rank's blocks is."
+    )
     shown = ([20, 3, 9, 14, 6, 12], 4)
     target = 224
 
@@ -195,7 +199,9 @@ class RowsOfARing(Problem):
         return lengths, ranks
 
     def bound(self, case: tuple) -> float:
-        return -(-sum(length**2 for length in case[0]) // case[1])
+        lengths, ranks = case
+        share = -(-sum(length**2 for length in lengths) // ranks)
+        return share + (share - sum(lengths) // ranks) % 2
 
     def steps(self, case: tuple, answer: Any) -> list[list[int]]:
         """The work of each rank in each step."""

@@ -108,43 +108,36 @@ def broadcast_in_chunks(ranks, chunks):
 
 
 def orders_in_slots(stages, micro, held):
-    """Slot by slot a B, an F or a W of each stage, now and then not the first choice.
+    """All states that can be after each slot: how many F, B and W each stage has done.
 
-    The best of some tries. The first seed was the best of 60,000 for the sizes of the page.
+    Whatever can be done now need not wait, so a stage idles only where it can do nothing. At
+    other sizes than the page's there may be too many states: 1,000 with most work done stay.
     """
-    import random
-
-    def attempt(rng):
-        begins, orders, slot = {}, [[] for _ in range(stages)], 0
-        done = [{"F": 0, "B": 0, "W": 0} for _ in range(stages)]
-        first = [rng.choice(["BFW", "BFW", "FBW", "BWF"]) for _ in range(stages)]
-        while any(own["W"] < micro for own in done):
-            for stage, own in enumerate(done):
-                b, f, w = own["B"], own["F"], own["W"]
-                behind = (stage, f"F{b}") if stage == stages - 1 else (stage + 1, f"B{b}")
-                here = stage == 0 or begins.get((stage - 1, f"F{f}"), slot) < slot
-                can = {
-                    "B": b < f and begins.get(behind, slot) < slot,
-                    "F": f < micro and f - w < held and here,
-                    "W": w < b,
-                }
-                kinds = [kind for kind in first[stage] if can[kind]]
-                if kinds:
-                    changes = rng.random() < often
-                    kind = rng.choice([*kinds, None]) if changes else kinds[0]
-                    if kind:
-                        begins[stage, f"{kind}{own[kind]}"] = slot
-                        orders[stage].append(f"{kind}{own[kind]}")
-                        own[kind] += 1
-            slot += 1
-        return slot, orders
-
-    tries = []
-    for seed in (4149, *range(30)):
-        rng = random.Random(seed)
-        often = rng.choice([0, 0.02, 0.05, 0.1, 0.2])
-        tries.append(attempt(rng))
-    return min(tries)[1]
+    slots = [{((0, 0, 0),) * stages: None}]  # of each slot its states, and how they came
+    end = ((micro,) * 3,) * stages
+    while end not in slots[-1]:
+        new = {}
+        for state in slots[-1]:
+            ways = [()]
+            for stage, (f, b, w) in enumerate(state):
+                arrived = state[stage - 1][0] if stage else micro
+                back = state[stage + 1][1] if stage < stages - 1 else f
+                can = [(f, b + 1, w)] * (b < min(f, back))
+                can += [(f + 1, b, w)] * (f < min(arrived, w + held))
+                can += [(f, b, w + 1)] * (w < b)
+                ways = [(*way, one) for way in ways for one in can or [(f, b, w)]]
+            for way in ways:
+                new.setdefault(way, state)
+        most = sorted(new, key=lambda state: sum(map(sum, state)), reverse=True)
+        slots.append({state: new[state] for state in most[:1000]})
+    orders, state = [[] for _ in range(stages)], end
+    for states in reversed(slots[1:]):
+        before = states[state]
+        for order, old, own in zip(orders, before, state, strict=True):
+            done = zip("FBW", old, own, strict=True)
+            order += [f"{kind}{i}" for kind, i, j in done if i < j]
+        state = before
+    return [order[::-1] for order in orders]
 
 
 def gathers(sizes, cap):

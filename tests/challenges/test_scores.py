@@ -1,6 +1,7 @@
 """Our answers reach their targets, first attempts do not, and no attack on a judge passes."""
 
 import json
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -198,7 +199,7 @@ def test_no_lie_helps(lie, cell):
 PLAYS = {
     "no link": (messages.AllToAllOnARing(), (4,), [[[0, 2, 0, 2]]], "no link"),
     "taken": (messages.AllToAllOnARing(), (4,), [[[0, 1, 0, 1], [0, 1, 0, 2]]], "is taken"),
-    "too early": (messages.AllToAllOnARing(), (4,), [[[1, 2, 0, 2]]], "rank 1 has it not"),
+    "too early": (messages.AllToAllOnARing(), (4,), [[[1, 2, 0, 2]]], "rank 1 lacks it"),
     "not home": (messages.AllToAllOnARing(), (3,), [[[0, 1, 0, 1]]], "5 blocks are not"),
     "two sent": (
         messages.AllReduceOverNodes(),
@@ -307,6 +308,43 @@ def test_no_cut_passes_the_bound_of_the_buckets(sizes, latency):
             count += 1
         scores.append(problem.play(case, [*counts, count]))
     assert problem.bound(case) == min(scores)
+
+
+def test_30_slots_are_not_enough_for_the_pipeline():
+    """Every state of counts, with each way to wait: 28 is too low a bound, 31 is best."""
+    (stages, micro, held), slots = models.OrdersInSlots.shown, 30
+    states = {((0, 0, 0),) * stages}
+    for left in reversed(range(slots)):
+        new = set()
+        for state in states:
+            choices = []
+            for stage, (f, b, w) in enumerate(state):
+                can = [(f, b, w)]
+                if f < micro and f - w < held and (stage == 0 or state[stage - 1][0] > f):
+                    can.append((f + 1, b, w))
+                if b < f and (stage == stages - 1 or state[stage + 1][1] > b):
+                    can.append((f, b + 1, w))
+                if w < b:
+                    can.append((f, b, w + 1))
+                choices.append([one for one in can if 3 * micro - sum(one) <= left])
+            new.update(product(*choices))
+        states = new
+    assert not states
+
+
+def test_the_bounds_of_a_ring_and_of_experts_can_be_reached():
+    rows = [
+        [0, 6, 7, 13, 16, 18, 25, 26, 31, 37, 43, 46, 47, 50, 53, 58],
+        [4, 12, 14, 17, 20, 23, 32, 33, 35, 40, 45, 48, 54, 57, 61, 62],
+        [1, 3, 5, 8, 11, 19, 21, 24, 28, 29, 30, 38, 39, 51, 56, 63],
+    ]
+    rows.append(sorted(set(range(64)) - set().union(*rows)))
+    ring = models.RowsOfARing()
+    assert ring.play(ring.shown, rows) == ring.bound(ring.shown) == 218
+    placed = [[3, 5, 12], [0, 0, 13], [15, 1, 0], [6, 8, 1]]
+    placed += [[2, 3, 6], [9, 4, 11], [7, 0, 10], [14, 0, 2]]
+    experts = together.PlacedExperts()
+    assert experts.play(experts.shown, placed) == experts.bound(experts.shown) == 400
 
 
 def test_other_sizes_depend_on_the_text_alone(cell):
