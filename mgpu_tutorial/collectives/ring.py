@@ -82,6 +82,11 @@ def check_in_place(*tensors: torch.Tensor) -> None:
             "a tensor that is not contiguous can neither be sent nor received into: "
             "sum tensor.contiguous(), and copy it back"
         )
+    if any(tensor.is_neg() or tensor.is_conj() for tensor in tensors):
+        raise ValueError(
+            "a view that is negated or conjugated when it is read, of which the bytes would "
+            "travel as they lie: sum tensor.resolve_neg().resolve_conj(), and copy it back"
+        )
     if any(tensor.dtype == torch.bool for tensor in tensors):
         raise ValueError(
             "True + True is True, so a sum of torch.bool counts nothing: sum tensor.int()"

@@ -126,7 +126,8 @@ def sync_batch_norm(
     """Normalise each channel of (N, C, H, W) over the images of all ranks of `group`.
 
     Without a group these are all ranks. Raises ValueError for what are no such images, and on
-    a rank that is not in the group. All ranks have equally many channels.
+    a rank that is not in the group. All ranks have equally many channels. Sums of squares in
+    float64 have a variance to a percent where the mean is up to 10⁷ deviations from zero.
     """
     if dist.get_rank(group) < 0:
         raise ValueError("this rank is not in the group: only the group's own ranks call it")

@@ -48,7 +48,8 @@ def signs_with_feedback(
 ) -> torch.futures.Future[torch.Tensor]:
     """As `as_signs`, but what is left out of a gradient is added to the next one.
 
-    Karimireddy and others, 2019, https://arxiv.org/abs/1901.09847.
+    `group` must be the one DDP was given, which it does not tell its hook: bind it by
+    `partial`. Karimireddy and others, 2019, https://arxiv.org/abs/1901.09847.
     """
     if not isinstance(rest, dict):
         raise TypeError(f"{rest=}: give register_comm_hook a dictionary of its own, {{}}")

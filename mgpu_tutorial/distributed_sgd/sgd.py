@@ -28,6 +28,8 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) 
         what = f"{missing} of {len(trained)} parameters have no gradient on this rank"
         raise RuntimeError(f"{what}: its loss must use them, or freeze them on all ranks")
     for parameter in trained:
+        if not parameter.grad.is_contiguous():  # bytes travel in the order of memory
+            parameter.grad = parameter.grad.contiguous()
         parameter.grad /= size_of(group)  # first: in float16 a sum ends at 65,504
         dist.all_reduce(parameter.grad, group=group)
 
@@ -66,7 +68,10 @@ def flat_parameters(model: nn.Module) -> torch.Tensor:
 def train_epoch(
     model: nn.Module, optimizer: Optimizer, data: Digits, epoch: int, batch: int
 ) -> torch.Tensor:
-    """One pass over the data; returns the sum of this rank's losses and its sample count."""
+    """One pass over the data; returns the sum of this rank's losses and its sample count.
+
+    A BatchNorm would see each rank's share, so it isn't one process: `sync_batch_norm`.
+    """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shares = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
     seen = data.images.new_zeros(2)

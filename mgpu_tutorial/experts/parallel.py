@@ -147,6 +147,12 @@ def with_gradients(model: ExpertModel, *sharing: Group) -> Experts:
             f"no gradient in {', '.join(missing)}: backward comes first, and a part that is "
             "frozen on all ranks is not averaged by this function"
         )
+    known = {model.below, *model.experts.parameters()}
+    if others := [name for name, p in model.named_parameters() if p not in known]:
+        raise ValueError(
+            f"{', '.join(others)} would be averaged by nobody: this function knows the layer "
+            "below and the experts, so average the gradients of others beside it"
+        )
     for group in sharing:
         require_sharing(model.experts, group)
     return model.experts

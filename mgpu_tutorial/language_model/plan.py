@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.language_model import model as models
+from mgpu_tutorial.shared.losses import require_no_weights
 from mgpu_tutorial.tensor_parallel.block import Block
 from mgpu_tutorial.tensor_parallel.layers import Shard
 
@@ -161,6 +162,7 @@ def forward_backward(
     stage, last = mesh["pp"].get_local_rank(), len(ranks) - 1
     like = next(model.parameters())  # for the dtype and the device of activations
     require_equal_parts(inputs, targets)
+    require_no_weights(loss_of)
     micro, no_sync = models.MICRO_BATCHES, getattr(model, "no_sync", nullcontext)
     xs, ys = inputs.chunk(micro), targets.chunk(micro)
     kept, sending, loss = {}, [], like.new_zeros(())

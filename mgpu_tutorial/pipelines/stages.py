@@ -129,6 +129,8 @@ def require_own_rank(rank: int, world_size: int, group: Group = None) -> None:
 
 def require_work(work: Work) -> None:
     """TypeError for what is no Work, such as a model that nobody has cut into stages."""
+    if isinstance(work, type):
+        raise TypeError(f"{work.__name__} is a class: give one Work that it makes")
     missing = [
         name for name in ("module", "shape", "batch", "loss") if not hasattr(work, name)
     ]

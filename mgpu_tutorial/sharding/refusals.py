@@ -109,11 +109,25 @@ def require_same_order(
 
 
 def require_order(params: Iterable) -> None:
-    """TypeError for a set, whose order is another on each rank."""
+    """TypeError for a parameter alone, and a set, whose order is another on each rank."""
+    if isinstance(params, torch.Tensor):
+        raise TypeError(
+            "one parameter alone, of which rows would be taken: give a list, [it]"
+        )
     if isinstance(params, set | frozenset):
         raise TypeError(
             "a set of parameters has another order on each rank: give a list, or "
             "model.parameters()"
+        )
+
+
+def require_parameters(given: list) -> None:
+    """TypeError for what is no parameter, such as a pair of a name and one."""
+    kinds = {type(each).__name__ for each in given if not isinstance(each, torch.Tensor)}
+    if kinds:
+        raise TypeError(
+            f"expected parameters, got {' and '.join(sorted(kinds))}: give a list of them, "
+            "such as model.parameters()"
         )
 
 
@@ -410,6 +424,17 @@ def require_no_batch_norm(module: nn.Module, why: str) -> None:
     """ValueError where a module has a BatchNorm."""
     if any(isinstance(part, BATCH_NORMS) for part in module.modules()):
         raise ValueError(f"a BatchNorm {why}: use another norm, such as GroupNorm")
+
+
+def require_no_spectral_norm(module: nn.Module) -> None:
+    """ValueError where each forward changes what the next one computes with."""
+    kinds = (type(part).__name__ for part in module.modules())
+    names = (name for name, _ in module.named_buffers())  # of the older one: weight_u
+    if "_SpectralNorm" in kinds or any(name.endswith("weight_u") for name in names):
+        raise ValueError(
+            "a spectral norm takes a step in each forward, so the second would compute with "
+            "another weight: leave that block out"
+        )
 
 
 def require_equal_shares(samples: int, rank: int, world_size: int) -> None:

@@ -34,6 +34,7 @@ from mgpu_tutorial.sharding.refusals import (
     require_once,
     require_order,
     require_own_step,
+    require_parameters,
     require_same_layout,
     require_same_order,
     require_shards_of,
@@ -97,6 +98,7 @@ class ShardedOptimizer:
             require_order(options["params"])
         groups = [options | {"params": list(options["params"])} for options in groups]
         given = [parameter for options in groups for parameter in options["params"]]
+        require_parameters(given)
         every = [parameter for parameter in given if parameter.requires_grad]
         frozen = [i for i, parameter in enumerate(given) if not parameter.requires_grad]
         self.frozen = {f"parameter {i}": given[i] for i in frozen}

@@ -24,6 +24,7 @@ from mgpu_tutorial.sharding.refusals import (
     require_no_batch_norm,
     require_no_graph,
     require_no_max_norm,
+    require_no_spectral_norm,
     require_once,
     require_one_dtype,
     require_owners,
@@ -183,5 +184,6 @@ def shard_parameters(module: nn.Module) -> None:
 def recompute(block: nn.Module) -> None:
     """The block keeps its input only, and computes the rest again in backward."""
     require_no_batch_norm(block, "would count each batch twice")
+    require_no_spectral_norm(block)
     block.recomputed = True  # a sharded block leaves to the checkpoint what is kept
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)

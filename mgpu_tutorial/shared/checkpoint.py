@@ -182,8 +182,12 @@ def _another(
         {name: _kind(tensor) for name, tensor in tensors.items()}
         for tensors in (state["model"], model.state_dict())
     ]
+    decoupled = "decoupled_weight_decay"  # tells AdamW from Adam
     groups = [
-        [(len(group["params"]), *sorted(group)) for group in each["param_groups"]]
+        [
+            (len(group["params"]), group.get(decoupled), *sorted(group))
+            for group in each["param_groups"]
+        ]
         for each in (state["optimizer"], optimizer.state_dict())
     ]
     shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]

@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MOST = 10_000_000  # numbers of a batch's outputs up to which a loss is tried
 MIDDLE = 4096  # classes up to which all are tried; of more, both ends
@@ -19,6 +19,11 @@ def require_each_once(loss_of: Callable, output: Tensor, labels: Tensor) -> None
     sample too. Nothing is sent: class numbers are tried with equal scores, in which every
     rank sees the same, and other labels as they are.
     """
+    if isinstance(loss_of, nn.Module):
+        raise TypeError(
+            f"{type(loss_of).__name__} takes its reduction when it is made: give the "
+            "function of torch.nn.functional, such as cross_entropy"
+        )
     if not labels.is_floating_point():
         if bool((labels < 0).any()):
             raise ValueError(

@@ -35,8 +35,10 @@ def resume_or_start(
     """Take the steps that are left, and save after each `every`; returns the first one.
 
     The file has no state of the random generators: what a step draws, as dropout does, it
-    draws from a seed of its own number, or a resumed run draws otherwise. Raises ValueError,
-    on every rank, for fewer steps than the file has, and for a file without a `step`.
+    draws from a seed of its own number, or a resumed run draws otherwise. Nor has it that of
+    a scheduler: reckon the rate from the number of the step in `take_step`. Raises
+    ValueError, on every rank, for fewer steps than the file has, and for a file without a
+    `step`.
     """
     if not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every}: save after every step, 1, or more seldom")

@@ -91,7 +91,8 @@ def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
 def sum_copies(model: nn.Module, group: Group = None) -> nn.Module:
     """In each backward, sum the new gradients of the copies over the ranks.
 
-    Those of a copy that is frozen now and trained later too.
+    Those of a copy that is frozen now and trained later too. A deep copy of the model has no
+    hooks, as PyTorch copies none: copy first.
     """
     is_cut = getattr(model.token, "g", None) is ScatterSequence
     if not is_cut or hasattr(model, "sums_copies"):

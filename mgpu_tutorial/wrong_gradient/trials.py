@@ -50,6 +50,11 @@ def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> G
             f"the mesh has {mesh.mesh_dim_names}, and no {' and '.join(missing)}: make it "
             "with both, of one rank where nothing is shared"
         )
+    if not isinstance(stage, nn.Sequential):
+        raise TypeError(
+            f"the stage is {type(stage).__name__}, whose layers have no numbers: give the "
+            "Sequential of them"
+        )
     own = {name: p.grad for name, p in stage.named_parameters()}
     shards, mine = gathered(own, mesh["tp"]), {}
     for name, parameter in stage.named_parameters():
@@ -157,8 +162,14 @@ def first_difference(
     if found.keys() != right.keys():
         raise ValueError(f"{sorted(found)} are compared with {sorted(right)}")
     moved = gradients_of(torch.nextafter(x, torch.full_like(x, math.inf)))
+    moves = {name: (moved[name] - right[name]).double().norm() for name in right}
+    if not any(moves.values()):
+        raise ValueError(
+            "no gradient moved with x, so there is no limit: give a batch that the gradients "
+            "depend on, and not zeros"
+        )
     for name in reversed(right):
-        limit = times * (moved[name] - right[name]).double().norm()
+        limit = times * moves[name]
         if not (found[name] - right[name]).double().norm() <= limit:  # NaN is never near
             return name
     return None

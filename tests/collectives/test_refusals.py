@@ -52,6 +52,15 @@ def test_a_tensor_that_is_not_contiguous_is_not_summed(method, count, refused):
 
 
 @both
+def test_a_view_that_is_negated_when_it_is_read_is_not_summed(method, refused):
+    def imaginary():
+        return torch.ones(1, dtype=torch.complex64).conj().imag
+
+    assert imaginary().is_neg()
+    refused(2, "the bytes would travel as they lie", sum_of, method, imaginary)
+
+
+@both
 def test_a_tensor_that_autograd_records_is_not_summed(method, refused):
     refused(2, "sum its .grad", sum_of, method, lambda: torch.ones(5, requires_grad=True))
 

@@ -52,6 +52,21 @@ def test_the_mean_is_right_and_what_is_frozen_stays_without_gradient(ranks, worl
     assert ranks(world_size, average, kind).results == [expected] * world_size
 
 
+def average_of_another_layout(rank, world_size):
+    layer = nn.Conv2d(2, 2, 2)
+    gradient = torch.arange(16.0).reshape(2, 2, 2, 2)
+    layout = torch.channels_last if rank else torch.contiguous_format
+    layer.weight.grad = gradient.to(memory_format=layout)
+    layer.bias.grad = torch.ones(2)
+    sgd.average_gradients(layer)
+    return layer.weight.grad.flatten().tolist()
+
+
+def test_numbers_that_lie_in_another_order_on_one_rank_meet_their_own(ranks):
+    expected = [float(i) for i in range(16)]
+    assert ranks(2, average_of_another_layout).results == [expected] * 2
+
+
 def average_in_float16(rank, world_size):
     layer = nn.Linear(2, 1, bias=False).half()
     layer.weight.grad = torch.full_like(layer.weight, 40_000)
@@ -105,6 +120,15 @@ def loss_by(rank, world_size, name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_that_counts_classes_otherwise_is_refused_whatever_the_share(refused, name):
     refused(2, "leave weight and ignore_index out", loss_by, name)
+
+
+def loss_of_a_module(rank, world_size):
+    scores, labels = torch.ones(2, 3), torch.tensor([0, 1])
+    sgd.shared_loss(scores, labels, 4, nn.CrossEntropyLoss(reduction="sum"))
+
+
+def test_a_loss_that_is_a_module_is_refused(refused):
+    refused(2, "CrossEntropyLoss takes its reduction when it is made", loss_of_a_module)
 
 
 def loss_of_rows(rank, world_size):

@@ -138,6 +138,26 @@ def test_a_frozen_layer_is_refused_before_the_average(refused, function):
     refused(2, words, average_with_a_frozen_layer, function, sent=True)
 
 
+class WithAnother(ExpertModel):
+    def __init__(self, experts):
+        super().__init__(experts)
+        self.head = torch.nn.Linear(16, 16, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.head(super().forward(x))
+
+
+def average_with_another_layer(rank, world_size):
+    model = WithAnother(ExpertParallel(4, 2))
+    run(model)
+    average_gradients(model, [dist.new_group([r]) for r in range(world_size)][rank])
+
+
+def test_a_layer_that_nobody_would_average_is_refused(refused):
+    words = "head.weight, head.bias would be averaged by nobody"
+    refused(2, words, average_with_another_layer, sent=True)
+
+
 def average_twice(rank, world_size):
     alone = [dist.new_group([r]) for r in range(world_size)][rank]
     model = ExpertModel(ExpertParallel(4, 2))

@@ -177,6 +177,17 @@ def test_each_target_counts_in_the_mean_of_its_micro_batch(refused):
     refused(2, "a target of -100 does not count in the mean", an_ignored_target, sent=True)
 
 
+def an_ignored_class(rank, world_size):
+    ignoring = partial(cross_entropy, ignore_index=3)
+    return forward_backward(
+        new_model(), mesh_of(Plan(dp=2)), *batch_of(0), None, loss_of=ignoring
+    )
+
+
+def test_each_class_counts_in_the_mean_of_its_micro_batch(refused):
+    refused(2, "this loss has a ignore_index", an_ignored_class, sent=True)
+
+
 @pytest.mark.parametrize(
     "words, world_size, prompt, count",
     [

@@ -75,6 +75,11 @@ def test_a_model_that_nobody_has_cut_is_refused(refused, run):
     refused(2, words, run, nn.Sequential(nn.Linear(4, 4)), 2)
 
 
+@pytest.mark.parametrize("run", [stages.run_gpipe, by_1f1b])
+def test_the_class_of_a_work_is_none(refused, run):
+    refused(2, "LinearStages is a class: give one Work", run, LinearStages, 2)
+
+
 class Differing(LinearStages):
     """Ranks that do not agree: the micro-batches, the dtype, the inputs, the targets."""
 

@@ -186,6 +186,10 @@ def recompute_batch_norm(rank, world_size):
     zero.recompute(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
 
 
+def recompute_spectral(rank, world_size, norm):
+    zero.recompute(nn.Sequential(norm(nn.Linear(3, 3))))
+
+
 def cut_unevenly(rank, world_size):
     zero.shard_of(torch.ones(4))
 
@@ -246,6 +250,12 @@ def two_equal_layers():
 
 def own_equal_shapes_in_another_order(rank, world_size):
     ShardedOptimizer(two_equal_layers()[:: -1 if rank else 1], SGD, lr=0.1)
+
+
+def own_by(rank, world_size, how):
+    layer = plain()
+    given = {"named": layer.named_parameters(), "alone": layer.weight}
+    ShardedOptimizer(given[how], SGD, lr=0.1)
 
 
 def own_a_set(rank, world_size, in_a_group):
@@ -390,6 +400,12 @@ REFUSED = {
     "another optimizer, flat": ("the optimizer lacks", step_flat_by_another_optimizer),
     "converted, flat": ("`weight` has left the flat tensor", step_flat_after_a_conversion),
     "BatchNorm recomputed": ("would count each batch twice", recompute_batch_norm),
+    "a spectral norm recomputed": ("takes a step in each forward", recompute_spectral)
+    + (nn.utils.parametrizations.spectral_norm,),
+    "an older spectral norm recomputed": ("takes a step in each", recompute_spectral)
+    + (nn.utils.spectral_norm,),
+    "pairs of a name and one": ("expected parameters, got tuple", own_by, "named"),
+    "a parameter alone": ("one tensor, of which rows", own_by, "alone"),
     "LBFGS, stage 0": ("LBFGS computes gradients inside", prepare_by_closure, 0, LBFGS),
     "LBFGS, stage 1": ("LBFGS computes gradients inside", prepare_by_closure, 1, LBFGS),
     "LBFGS, stage 3": ("LBFGS computes gradients inside", prepare_by_closure, 3)

@@ -75,6 +75,11 @@ def load_another(rank, world_size, path, what):
     model, optimizer = new_run(seed=1)
     if what == "optimizer":
         optimizer = torch.optim.Adam(model.parameters())
+    if what == "decay":
+        train(model, adam := torch.optim.AdamW(model.parameters()), range(1))
+        checkpoint.save(path, model, adam, seed=7)
+        dist.barrier()
+        optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.01)
     if what == "order":
         optimizer = torch.optim.SGD(list(model.parameters())[::-1], lr=0.1, momentum=0.9)
     if what == "model":
@@ -93,6 +98,7 @@ def load_another(rank, world_size, path, what):
     [
         ("model", "another model. Nothing was changed"),
         ("optimizer", "another optimizer. Nothing was changed"),
+        ("decay", "another optimizer. Nothing was changed"),
         ("dtype", "another model. Nothing was changed"),
         ("order", "another optimizer. Nothing was changed"),
         ("seed", "saved with seed=7, now seed=8 is asked for"),

@@ -86,6 +86,23 @@ def test_a_mesh_without_a_dimension_is_refused(refused, names, lacking):
     refused(2, words, without_a_dimension, *names, sent=True)
 
 
+def one_layer(rank, world_size):
+    mesh = job.mesh_of("dp=1,tp=1", world_size)
+    trials.whole_gradients(torch.nn.Linear(2, 2), mesh)
+
+
+def test_a_stage_has_numbered_layers(refused):
+    refused(1, "the stage is Linear, whose layers have no numbers", one_layer)
+
+
+def test_a_batch_that_moves_nothing_sets_no_limit():
+    def constant(x):
+        return {"w": torch.ones(2)}
+
+    with pytest.raises(ValueError, match="no gradient moved with x"):
+        trials.first_difference({"w": torch.ones(2)}, constant, torch.zeros(2))
+
+
 def test_tokens_have_no_last_place():
     with pytest.raises(TypeError, match="x is torch.int64, of which no last place can be"):
         trials.first_difference({}, dict, torch.arange(3))

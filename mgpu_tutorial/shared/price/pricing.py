@@ -34,6 +34,8 @@ def price(
 ) -> "Priced":
     """What `worker(rank, ranks, *args, **kwargs)` would take on so many GPUs.
 
+    What it computes outside of PyTorch, as in NumPy, costs nothing here.
+
     The worker runs once, as rank 0 of a group that only pretends, on tensors that have shapes
     and no numbers; and once more for every rank with which that one exchanges messages. The
     last span whose name begins with "step" is priced, or all of the worker.
