@@ -42,11 +42,7 @@ def train_in_float16(
 
 
 def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """All ranks average the scaled gradients; then each unscales, clips, and steps alike.
-
-    Clips to the norm 1. The gradients are those of one backward, or of micro-batches that
-    were scaled alike: `scaler.update` comes after the last.
-    """
+    """All ranks average the scaled gradients; then each unscales, clips, and steps alike."""
     require_all_of(model, optimizer, scaler)
     average_gradients(model)
     scaler.unscale_(optimizer)
