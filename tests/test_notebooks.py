@@ -48,8 +48,8 @@ def verdicts(cell):
     return [data["text/plain"] for data in shown if MARK in data.get("text/html", "")]
 
 
-# Two run no ranks; what the others run is the reader's, PyTorch's, or in their figures.
-WITHOUT_WORKERS = ("data_parallel", "step_time")
+# Two run no ranks; what the others run is the reader's, PyTorch's, or in cells and figures.
+WITHOUT_WORKERS = ("data_parallel", "sharding", "step_time")
 WITHOUT_WORKERS += ("tensor_parallel", "tensor_parallel_in_practice")
 
 

@@ -26,13 +26,9 @@ from mgpu_tutorial.fully_shard.units import (
     watch_units,
 )
 from mgpu_tutorial.lab import Ledger, Table, launch, span
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import payload, ring_passes
-from mgpu_tutorial.sharding.figures import distances
-from mgpu_tutorial.shared.models import SmallTransformer
 
 MODEL = 4 * 41_888  # bytes in float32
-Ways = Mapping[str, Sequence[Callable]]  # by name, what prepares the model, in its order
 CALLS = {
     "gathered": "all_gather_single",
     "reduced": "reduce_scatter_single",
@@ -139,12 +135,6 @@ def step(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, t
     return gradients_of(model)
 
 
-def distances_table(ways: Ways, ranks: int) -> Table:
-    """Launches each way in float64; how far any gradient is from that of one process."""
-    found = {name: launch(step, ranks, changes).results for name, changes in ways.items()}
-    return distances([f"{ranks} ranks, float64", "from one process"], found, step(0, 1, ()))
-
-
 def every_rank_reads(path: str) -> nn.Module:
     """Each rank builds the whole model and reads the whole file, then shards."""
     model = new_model()
@@ -196,67 +186,3 @@ def loading_table() -> Table:
         sent = payload(report, load.__name__) / MODEL
         rows.append([load.__name__, f"{peak / MODEL:.1f}", f"{sent:.1f}"])
     return Table(["whole models", "peak of rank 0", "sent by rank 0"], rows)
-
-
-def save_once(rank: int, world_size: int, folder: str, whole: str) -> None:
-    """A step of training; then shards in a folder, and one whole file."""
-    model = new_model()
-    shard_blocks(model)
-    optimizer = Adam(model.parameters(), lr=0.01)
-    loss_of(model, share_of_batch(rank, world_size)).backward()
-    optimizer.step()
-    files.save(model, optimizer, folder)
-    files.write_whole(model, optimizer, whole)
-
-
-def resume_once(rank: int, world_size: int, folder: str, whole: str) -> None:
-    """The shards in a folder, as one whole file."""
-    model = files.empty_model(new_model)
-    optimizer = Adam(model.parameters(), lr=0.01)
-    files.resume(model, optimizer, folder)
-    files.write_whole(model, optimizer, whole)
-
-
-def resume_table() -> Table:
-    """Two ranks save after a step, three resume: how far the two whole files are apart."""
-    with tempfile.TemporaryDirectory() as folder:
-        shards, *whole = (f"{folder}/{name}" for name in ("shards", "a", "b"))
-        launch(save_once, 2, shards, whole[0])
-        launch(resume_once, 3, shards, whole[1])
-        saved, resumed = map(torch.load, whole)
-    moments = (file["optimizer"]["state"] for file in (saved, resumed))
-    weights = largest_difference(saved["model"], resumed["model"])
-    rows = [["parameters", weights], ["moments", largest_difference(*moments)]]
-    return Table(["saved by 2 ranks, resumed by 3", "largest difference"], rows)
-
-
-def graphs_of(rank: int, world_size: int) -> list[list]:
-    """Two steps of a model of 9.6 MB; how many operations each graph of the compiler has."""
-    rows, ddp = [], "compile(DDP(model))"
-    ways = {ddp: None, f"{ddp}, buckets of 1 MB": 1, "fully_shard, each block compiled": None}
-    for name, megabytes in ways.items():
-        lengths: list[int] = []
-
-        def count(graph, inputs, lengths=lengths) -> Callable:
-            """A backend that compiles nothing, and runs each graph as it is."""
-            lengths.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
-            return graph.forward
-
-        torch.compiler.reset()  # each way compiles anew
-        model: nn.Module = SmallTransformer(vocabulary=64, width=256, heads=4, depth=3)
-        if name.startswith(ddp):
-            model = DistributedDataParallel(model, bucket_cap_mb=megabytes)
-            model = torch.compile(model, backend=count)
-        else:
-            for block in model.blocks:
-                block.compile(backend=count)
-            shard_blocks(model)
-        for step in range(2):
-            loss_of(model, share_of_batch(0, 1, step)).backward()
-        rows.append([name, len(lengths), ", ".join(map(str, lengths))])
-    return rows
-
-
-def compile_table() -> Table:
-    """Launches one rank, for all get the same: the graphs that the compiler sees."""
-    return Table(["", "graphs", "operations in each"], launch(graphs_of, 1).results[0])

@@ -6,11 +6,10 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from mgpu_tutorial.lab import Table, film, frame, launch
+from mgpu_tutorial.lab import film, frame, launch
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
 from mgpu_tutorial.lab.draw.film import Film
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text
 from mgpu_tutorial.sharding.blocks import ShardedBlock
@@ -94,15 +93,6 @@ def memory_curves(priced: Mapping[str, Priced]) -> Drawing:
         drawing.line(left - 4, base - y * step * i, left, base - y * step * i)
         drawing.label(left - 8, base - y * step * i + 4, f"{5 * i} GB", 12, anchor="end")
     return drawing
-
-
-def distances(head: list[str], found: dict[str, list], alone: dict) -> Table:
-    """A row for each name: how far the tensors of any rank are from those of one process."""
-    rows = []
-    for name, of_ranks in found.items():
-        far = largest_difference(of_ranks, [alone] * len(of_ranks))
-        rows.append([name, "below 1e-12" if far < 1e-12 else f"{far:.0e}"])
-    return Table(head, rows)
 
 
 def film_with_curve(report: Report, most: Sequence[int]) -> Film:

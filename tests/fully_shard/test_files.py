@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mgpu_tutorial.fully_shard import figures
+from mgpu_tutorial.fully_shard import figures, files, units
 from tests.fully_shard.reference import new_model, train
 
 
@@ -25,20 +25,38 @@ def test_each_way_to_load_gives_the_weights_of_the_file(ranks, start, world_size
         torch.testing.assert_close(found, [expected] * 3, rtol=0, atol=0)
 
 
-def test_the_table_of_a_resumed_run_compares_two_files(monkeypatch):
-    def write(worker, ranks, *arguments):
-        state = {"w": {"exp_avg": torch.tensor(10.0 * ranks)}}
-        both = {"model": {"w": torch.tensor(1.0 * ranks)}, "optimizer": {"state": state}}
-        torch.save(both, arguments[-1])
+def save_once(rank, world_size, folder, whole):
+    model = units.new_model()
+    units.shard_blocks(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    units.loss_of(model, units.share_of_batch(rank, world_size)).backward()
+    optimizer.step()
+    files.save(model, optimizer, folder)
+    files.write_whole(model, optimizer, whole)
 
-    monkeypatch.setattr(figures, "launch", write)  # 2 ranks save, 3 resume
-    assert figures.resume_table().rows == [["parameters", 1], ["moments", 10]]
+
+def resume_once(rank, world_size, folder, whole):
+    model = files.empty_model(units.new_model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    files.resume(model, optimizer, folder)
+    files.write_whole(model, optimizer, whole)
+
+
+@pytest.mark.slow
+def test_three_ranks_resume_what_two_have_saved(ranks, tmp_path):
+    shards, *whole = (str(tmp_path / name) for name in ("shards", "saved", "resumed"))
+    ranks(2, save_once, shards, whole[0])
+    ranks(3, resume_once, shards, whole[1])
+    saved, resumed = map(torch.load, whole)
+    torch.testing.assert_close(resumed["model"], saved["model"], rtol=0, atol=0)
+    moments = (file["optimizer"]["state"] for file in (resumed, saved))
+    torch.testing.assert_close(*moments, rtol=0, atol=0)
 
 
 @pytest.mark.slow
 def test_the_whole_file_holds_what_one_process_would_save(ranks, tmp_path):
     whole = str(tmp_path / "whole.pt")
-    ranks(2, figures.save_once, str(tmp_path / "shards"), whole)
+    ranks(2, save_once, str(tmp_path / "shards"), whole)
     saved, model = torch.load(whole), new_model(torch.float32)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     train(model)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.sharding import figures, stages
+from mgpu_tutorial.sharding import stages
 from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer
 from mgpu_tutorial.shared.models import SmallTransformer
 
@@ -59,15 +59,6 @@ def test_steps_are_those_of_one_process(ranks, stage, frozen, world_size):
         optimizer.step()
     found = ranks(world_size, train, stage, frozen=frozen).results
     assert largest_difference(found, [dict(model.named_parameters())] * world_size) < 1e-12
-
-
-def test_a_table_of_distances_looks_at_every_rank():
-    here = {"weight": torch.ones(2)}
-    far = {"weight": torch.tensor([1.0, 3.0])}
-    table = figures.distances(
-        ["", "far"], {"right": [here, here], "wrong": [here, far]}, here
-    )
-    assert table.rows == [["right", "below 1e-12"], ["wrong", "2e+00"]]
 
 
 # What other programs rely on
