@@ -34,8 +34,9 @@ COLLECTIVES = (
     *("reduce_scatter_single", "reduce_scatter_tensor"),
     *("gather_single", "gather_into_tensor"),  # since PyTorch 2.14
     # of compiled and of tensor-parallel code only
-    *("all_gather_tensor", "all_gather_tensor_autograd"),
-    *("reduce_scatter_tensor_autograd", "all_to_all_single_autograd"),
+    *("all_gather_tensor", "all_gather_tensor_autograd", "all_gather_single_autograd"),
+    *("reduce_scatter_tensor_autograd", "reduce_scatter_single_autograd"),
+    "all_to_all_single_autograd",
 )
 
 

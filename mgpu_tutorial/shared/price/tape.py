@@ -26,11 +26,6 @@ from mgpu_tutorial.lab.record.trace import COLLECTIVES, POINT_TO_POINT, Recorder
 
 # The strongest first: a bucket is a buffer until it is seen to be a gradient.
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
-# Collectives whose first tensor is one rank's share of what is gathered or scattered.
-OF_SHARES = (
-    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
-    *("all_gather_tensor", "all_gather_tensor_autograd"),
-)
 # Kernels with far more work than the bytes that they move, which no counter here knows.
 UNCOUNTED = re.compile(
     r"_?linalg_(?!vector_norm|cross)|_fft_|_?thnn_|mkldnn_rnn|_cudnn_rnn|.*lstm|cholesky|ormqr"
@@ -179,12 +174,14 @@ class Taping(Recorder):
         """The recorded call, and a wait behind it unless it is asynchronous."""
         original = getattr(original, "original", original)  # for the second rank
         recorded = super().wrapped(op, original)
-        takes_whole = op == "reduce_scatter_tensor" and "functional" in original.__module__
+        # the first tensor of these is one rank's share of what is gathered or scattered
+        is_functional = "functional" in original.__module__  # takes the input first
+        of_shares = op.startswith("all_gather_" if is_functional else "reduce_scatter")
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             number = len(self.events)
-            self.is_share = op in OF_SHARES and not takes_whole
+            self.is_share = of_shares
             result = recorded(*args, **kwargs)
             self.is_share = False
             if len(self.events) == number or not isinstance(self.events[number], Call):

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
@@ -136,6 +137,19 @@ def test_calls_and_their_bytes(priced, wrapper, calls):
         found[event.name] = count + 1, nbytes + event.nbytes
     assert found == calls
     assert all(event.group == (0, 1, 2, 3) for event in events_of(priced(wrapper), Call))
+
+
+def scatter_and_gather(rank, world_size):
+    """A DTensor of 4,096 bytes: its parts are added up and dealt, and then gathered."""
+    mesh = init_device_mesh("cpu", (world_size,))
+    parts = DTensor.from_local(torch.ones(32, 32), mesh, [Partial()])
+    parts.redistribute(placements=[Shard(0)]).redistribute(placements=[Replicate()])
+
+
+def test_the_calls_of_a_dtensor_count_the_whole():
+    calls = events_of(price(scatter_and_gather, 4), Call)
+    found = {event.name: event.nbytes for event in calls}
+    assert found == {"reduce_scatter_single": 4096, "all_gather_single": 4096}
 
 
 def between_steps(found):
