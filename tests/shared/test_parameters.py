@@ -1,10 +1,11 @@
-"""A fingerprint stands for every bit of every parameter."""
+"""A fingerprint stands for every bit of every parameter; a pretended rank asks nobody."""
 
 import pytest
 import torch
 from torch import nn
 
-from mgpu_tutorial.shared.parameters import fingerprint
+from mgpu_tutorial.shared.parameters import fingerprint, require_agreement
+from mgpu_tutorial.shared.price.pricing import price
 
 
 def mixed():
@@ -21,3 +22,12 @@ def test_the_last_bit_of_any_parameter_counts(name):
     last = changed.get_parameter(name).data.view(-1)[-1:]
     last.copy_(torch.nextafter(last, torch.full_like(last, float("inf"))))
     assert fingerprint(changed) != fingerprint(mixed())
+
+
+def agree(rank, world_size):
+    require_agreement({"samples": [4, 4]})
+    torch.ones(2) + 1
+
+
+def test_a_pretended_rank_agrees_with_itself_and_sends_nothing():
+    assert price(agree, 8).sent() == 0
