@@ -278,15 +278,22 @@ class Prepared(NamedTuple):
 ADAM = partial(Adam, lr=0.01)
 
 
-def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
+def prepare(
+    stage: int,
+    module: nn.Module,
+    kind: Callable = ADAM,
+    group: dist.ProcessGroup | None = None,
+) -> Prepared:
     """A module at a stage of ZeRO; at stage 0 the gradients are averaged and all is whole.
 
     All start from rank 0's values, and call `step` of what is returned. Not `optimizer.step`,
     which is refused at stages 1 and 2. At stages 2 and 3 an optimizer that looks at rows or
     at a whole tensor, such as Adafactor, sees shards instead. Only stage 3 takes a closure.
     Gradients are averaged in `step`, so `clip_grad_norm_` before it would clip each rank's
-    own: `clip_shards` clips at stages 1 to 3.
+    own: `clip_shards` clips at stages 1 to 3. `group` are the ranks that train the module
+    together, all by default.
     """
+    require_member(group)
     if stage not in range(4):
         raise ValueError(
             f"there is no stage {stage}: ZeRO has 1, 2 and 3, and 0 shards nothing"
@@ -294,14 +301,14 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
     require_no_max_norm(module)
     require_no_closure(kind)
     if stage < 3:  # the third does so by itself
-        require_same_layout(module)
+        require_same_layout(module, group)
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+            dist.broadcast(tensor.detach(), group=group, group_src=0)
     if stage == 1:
-        optimizer = ShardedOptimizer(module.parameters(), kind)
+        optimizer = ShardedOptimizer(module.parameters(), kind, group=group)
         return Prepared(module, optimizer.inner, optimizer.step)
     if stage == 2:
-        flat = FlatParameters(module)
+        flat = FlatParameters(module, group)
         optimizer = kind([flat.shard])
         optimizer.register_step_pre_hook(require_own_step)
 
@@ -310,12 +317,12 @@ def prepare(stage: int, module: nn.Module, kind: Callable = ADAM) -> Prepared:
                 flat.step(optimizer)
 
         return Prepared(module, optimizer, step)
-    model = ShardedModel(module) if stage == 3 else module
+    model = ShardedModel(module, group=group) if stage == 3 else module
     optimizer = kind(model.parameters())
     if stage == 0:
         optimizer.has_every_gradient = True  # for clip_shards
         optimizer.register_step_pre_hook(refuse_closure)
-        optimizer.register_step_pre_hook(lambda *_: average_gradients(module))
+        optimizer.register_step_pre_hook(lambda *_: average_gradients(module, group))
     return Prepared(model, optimizer, optimizer.step)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adam
 
@@ -13,8 +14,8 @@ from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer, prepar
 STAGES = ("ZeRO 1", "ZeRO 2", "ShardedModel", "fully_sharded")
 
 
-def new_model():
-    torch.manual_seed(0)
+def new_model(seed=0):
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
@@ -63,6 +64,33 @@ def test_a_loaded_run_goes_on_as_one_process_does(ranks, world_size, tmp_path):
     expected = take_steps((model, optimizer, optimizer.step), range(3), 0, 1)
     for found in ranks(world_size, go_on, str(tmp_path)).results:
         assert largest_difference(found, [expected] * len(STAGES)) < 1e-12
+
+
+def two_pairs(rank, world_size, folder):
+    """Ranks 0 and 2 train one model, ranks 1 and 3 another; each goes on from its files."""
+    group = [dist.new_group(pair) for pair in ([0, 2], [1, 3])][rank % 2]
+    outputs = []
+    for stage in range(4):
+        run = prepare(stage, new_model(rank % 2), group=group)
+        take_steps(run, (rank % 2, 2), rank // 2, 2)
+        save_shards(folder[rank % 2], run.model, run.optimizer, group=group, steps=2)
+        run = prepare(stage, new_model(7), group=group)
+        load_shards(folder[rank % 2], run.model, run.optimizer, group=group)
+        outputs.append(take_steps(run, (3,), rank // 2, 2))
+    return outputs
+
+
+def test_two_pairs_of_ranks_work_side_by_side(ranks, tmp_path):
+    folders = [tmp_path / "even", tmp_path / "odd"]
+    for folder in folders:
+        folder.mkdir()
+    results = ranks(4, two_pairs, [str(folder) for folder in folders]).results
+    for rank, found in enumerate(results):
+        model = new_model(rank % 2)
+        optimizer = Adam(model.parameters(), lr=0.01)
+        run = model, optimizer, optimizer.step
+        expected = take_steps(run, (rank % 2, 2, 3), 0, 1)
+        assert largest_difference(found, [expected] * 4) < 1e-12
 
 
 def save_once(rank, world_size, folder, steps=1):

@@ -405,7 +405,7 @@ REFUSED = {
     "an older spectral norm recomputed": ("takes a step in each", recompute_spectral)
     + (nn.utils.spectral_norm,),
     "pairs of a name and one": ("expected parameters, got tuple", own_by, "named"),
-    "a parameter alone": ("one tensor, of which rows", own_by, "alone"),
+    "a parameter alone": ("one parameter alone, of which rows", own_by, "alone"),
     "LBFGS, stage 0": ("LBFGS computes gradients inside", prepare_by_closure, 0, LBFGS),
     "LBFGS, stage 1": ("LBFGS computes gradients inside", prepare_by_closure, 1, LBFGS),
     "LBFGS, stage 3": ("LBFGS computes gradients inside", prepare_by_closure, 3)
