@@ -13,11 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from mgpu_tutorial.ddp_buckets.experiments import (
-    Tower,
-    finish_gradient_synchronization,
-    shares,
-)
+from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.lab import Ledger, span
 from mgpu_tutorial.shared.parameters import require_agreement
@@ -148,7 +144,8 @@ def step_in_parts(
         ledger.add("the rest", [batch, *model.parameters()])  # is not counted below
         with span(f"step {step}"), ledger.saved_for_backward():
             method(model, batch.tensor_split(micro), mean_square)
-            finish_gradient_synchronization(model)  # of our wrappers
+            if wrapper is not DistributedDataParallel:
+                model.finish_gradient_synchronization()
     return ledger.saved_peak(batch.device)
 
 
