@@ -15,10 +15,12 @@ build = Challenges(
         solutions.TokenStream: batches.TokenStreams(),
         # after part III
         solutions.gathers: models.Gathers(),
+        solutions.shared_heads: models.SharedHeads(),
         solutions.rows_of_a_ring: models.RowsOfARing(),
         solutions.placed_experts: together.PlacedExperts(),
         # after part IV
         solutions.planned_step: together.PlannedSteps(),
+        solutions.cheapest_tests: together.CheapestTests(),
         # after part III, with a bound that nobody reaches
         solutions.orders_in_slots: models.OrdersInSlots(),
     },

@@ -90,6 +90,74 @@ class OrdersInSlots(Problem):
         return rows
 
 
+class SharedHeads(Problem):
+    """Attention's heads over ranks that don't divide them: pieces of heads, by rows.
+
+    Row r of a causal head is r + 1 blocks of work. A rank that computes any row of a head
+    also makes all its keys and values, which is as much as `keys` blocks. An answer has for
+    each rank its pieces [head, begin, end]. The score is what the fullest rank does.
+    """
+
+    chapter = "tensor_parallel"
+    unit = "blocks of work on the fullest rank"
+    axis = "blocks of work"
+    must = "give each row of each head to one rank"
+    why = (
+        "The rank with the most rows has the mean of the work or more, which is that of "
+        "heads / ranks whole heads. So it has rows of so many heads, rounded up, and makes "
+        "the keys of each."
+    )
+    shown = (12, 8, 64, 64)  # heads, ranks, rows of a head, work of its keys
+    target = 3248
+
+    def other(self, rng: random.Random) -> tuple:
+        ranks, rows = rng.randint(2, 8), rng.choice([15, 16, 32, 64])
+        return rng.randint(ranks // 2 + 1, 20), ranks, rows, rows * rng.randint(0, 2)
+
+    def bound(self, case: tuple) -> float:
+        heads, ranks, rows, keys = case
+        squares = heads * rows * (rows + 1) // 2
+        return -(-squares // ranks) + keys * -(-heads // ranks)
+
+    def shares(self, case: tuple, answer: Any) -> list[dict[int, int]]:
+        """Of each rank its heads, with the blocks of their rows there."""
+        heads, ranks, rows, _ = case
+        require(isinstance(answer, list), f"{answer!r:.60} is no list of ranks")
+        require(len(answer) == ranks, f"{len(answer)} lists for {ranks} ranks")
+        taken: set[tuple] = set()
+        shares: list[dict[int, int]] = []
+        for rank, pieces in enumerate(answer):
+            own: dict[int, int] = {}
+            for head, begin, end in rows_of(pieces, 3, f"rank {rank}"):
+                whole(head, heads, f"rank {rank}, a head")
+                whole(begin, rows, f"rank {rank}, head {head}, the first row")
+                whole(end, rows + 1, f"rank {rank}, head {head}, the row behind the last")
+                for row in range(begin, end):
+                    twice = (head, row) in taken
+                    require(not twice, f"row {row} of head {head} is given twice")
+                    taken.add((head, row))
+                    own[head] = own.get(head, 0) + row + 1
+            shares.append(own)
+        lost = heads * rows - len(taken)
+        require(not lost, f"{lost} of {heads * rows} rows are nobody's")
+        return shares
+
+    def play(self, case: tuple, answer: Any) -> float:
+        shares = self.shares(case, answer)
+        return max(sum(own.values()) + case[3] * len(own) for own in shares)
+
+    def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
+        rows = []
+        for rank, own in enumerate(self.shares(case, answer)):
+            at, bars = 0, []
+            for head, blocks in own.items():
+                bars.append((at, at + case[3], "", IDLE))  # its keys and values
+                bars.append((at + case[3], at + case[3] + blocks, f"h{head}", head))
+                at += case[3] + blocks
+            rows.append((f"rank {rank}", bars))
+        return rows
+
+
 class Gathers(Problem):
     """When a sharded model gathers and frees its blocks, so that little is gathered again.
 

@@ -309,3 +309,28 @@ def planned_step(layers, heads, gpus, batch, ask):
         before = best
         best = min([best, *neighbours(*best)], key=time_of)
     return min(known, key=known.get)
+
+
+def shared_heads(heads, ranks, rows, keys):
+    """The first row of a head with its last: such pairs are equal, and go out in turn."""
+    order = []
+    for i in range((rows + 1) // 2):
+        order += [i, rows - 1 - i] if i < rows - 1 - i else [i]
+    total, done = heads * rows * (rows + 1) // 2, 0
+    pieces = [[] for _ in range(ranks)]
+    for head in range(heads):
+        for row in order:
+            pieces[done * ranks // total].append((head, row, row + 1))
+            done += row + 1
+    return pieces
+
+
+def cheapest_tests(ranks, sees):
+    """The cheapest tests for each set of faults, from one test more to the next."""
+    best = {frozenset(): (0, [])}
+    for test, faults in enumerate(sees):
+        for seen, (cost, chosen) in list(best.items()):
+            more = seen.union(faults)
+            new = cost + ranks[test], [*chosen, test]
+            best[more] = min(best.get(more, new), new)
+    return best[frozenset().union(*sees)][1]

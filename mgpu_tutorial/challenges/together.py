@@ -15,6 +15,26 @@ from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, m
 from mgpu_tutorial.shared.cost_model.step import predict_step
 
 QUESTIONS = 12
+# The eight faults of the chapter on gradients, in its order, and which of them a test sees
+# where the parameters are disturbed first. A test runs one step on a plan, or on two.
+TESTS = {  # what it compares, on which plan: the ranks it takes in all, the faults it sees
+    "one process, dp=1": (2, [0, 1, 2, 3]),
+    "one process, dp=2": (3, [0, 1, 2, 3]),
+    "one process, dp=4": (5, [2, 3]),
+    "one process, tp=2": (3, [0, 1, 2, 3, 5, 6]),
+    "one process, pp=2": (3, [0, 1, 2, 3, 4]),
+    "one process, dp=2,pp=2": (5, [0, 1, 2, 3, 4]),
+    "one process, tp=2,pp=2": (5, [0, 1, 2, 3, 4, 5, 6]),
+    "one process, dp=4,tp=2": (9, [2, 3, 5, 6]),
+    "one process, dp=2,tp=2,pp=2": (9, [0, 1, 2, 3, 4, 5, 6]),
+    "copies, tp=2": (2, [5]),
+    "copies, dp=4": (4, [7]),
+    "copies, dp=4,tp=2": (8, [5, 7]),
+    "norm, dp=1 and dp=2": (3, [0, 1]),
+    "norm, dp=1 and tp=2": (3, [5, 6]),
+    "norm, dp=1 and pp=2": (3, [4]),
+    "norm, dp=1 and dp=2,tp=2,pp=2": (9, [0, 1, 4, 5, 6]),
+}
 LLAMA_70B = Model(80, 8192, 64, 8192, 128_256, kv_heads=8, ffn=28_672, gated=True, tied=False)
 MODELS = {"70B": LLAMA_70B, "30B": model_of(30e9, 4096), "13B": model_of(13e9, 4096)}
 
@@ -172,3 +192,56 @@ def _planned(rank: int, world_size: int, function: Callable, cases: Sequence[tup
         plan = function(shape.layers, shape.heads, gpus, batch, ask)
         found.append([plan, asked])
     return json.dumps(found)
+
+
+class CheapestTests(Problem):
+    """The tests that see every fault, on as few ranks in all as can be.
+
+    Test i takes `ranks[i]` ranks, and sees the faults whose numbers are in `sees[i]`. An
+    answer is a list of tests.
+    """
+
+    chapter = "wrong_gradient"
+    unit = "ranks in all"
+    must = "see every fault that any test sees"
+    why = "The judge has the cheapest tests for every set of faults."
+    shown = (
+        [ranks for ranks, _ in TESTS.values()],
+        [list(sees) for _, sees in TESTS.values()],
+    )
+    target = 9
+
+    def other(self, rng: random.Random) -> tuple:
+        faults = rng.randint(4, 10)
+        sees = [
+            sorted(rng.sample(range(faults), rng.randint(1, faults - 1)))
+            for _ in range(rng.randint(6, 18))
+        ]
+        return [len(each) + rng.randint(0, 3) for each in sees], sees
+
+    def bound(self, case: tuple) -> float:
+        best = {frozenset(): 0}  # what the cheapest tests take that see so much
+        for ranks, sees in zip(*case, strict=True):
+            for seen, cost in list(best.items()):
+                more = seen.union(sees)
+                best[more] = min(cost + ranks, best.get(more, cost + ranks))
+        return best[frozenset().union(*case[1])]
+
+    def play(self, case: tuple, answer: Any) -> float:
+        ranks, sees = case
+        require(isinstance(answer, list), f"{answer!r:.60} is no list of tests")
+        chosen = [whole(test, len(ranks), "a test") for test in answer]
+        lost = sorted(set().union(*sees) - set().union(*(sees[test] for test in chosen)))
+        require(not lost, f"fault {lost[:1]} is seen by no test")
+        return sum(ranks[test] for test in chosen)
+
+    def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
+        rows, at = [], 0
+        for test in answer:
+            ranks, sees = case[0][test], case[1][test]
+            rows.append((f"test {test}", [(at, at + ranks, " ".join(map(str, sees)), test)]))
+            at += ranks
+        return rows
+
+    def named(self, case: tuple) -> str:
+        return f"{len(case[0])} tests and {len(set().union(*case[1]))} faults"

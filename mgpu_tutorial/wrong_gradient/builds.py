@@ -1,6 +1,7 @@
 """What the tools must do that compare a run with one process, and what is dual to what."""
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ def _whole(
     plan: str,
     lacking: str = "",
     on: Collection[int] = (),
+    forgets: bool = False,
 ) -> object:
     """The gradients are the numbers of the parameters, and one is missing on some ranks."""
     mesh = job.mesh_of(plan, world_size)
@@ -38,7 +40,7 @@ def _whole(
         if f"{int(layer) + first}.{rest}" != lacking or rank not in on:
             parameter.grad = parameter.detach().clone()
     try:
-        return whole(stage, mesh, first)
+        return whole(stage, mesh, 0 if forgets else first)
     except ValueError as error:
         return f"ValueError: {error}"
 
@@ -83,6 +85,15 @@ def refuses_none(whole: Callable) -> None:
             assert str(said).startswith("ValueError"), what
 
 
+def refuses_one_name_twice(whole: Callable) -> None:
+    """raise a ValueError on all ranks where two stages give one name, as without `first`"""
+    results = launch(_whole, 2, whole, "pp=2", forgets=True).results
+    for rank, said in enumerate(results):
+        count = f"{len(said)} gradients" if isinstance(said, dict) else f"{said!r:.60}"
+        what = f"two stages with first = 0, rank {rank} returned {count}"
+        assert str(said).startswith("ValueError"), what
+
+
 def _gradients_of(x: Tensor) -> dict[str, Tensor]:
     """Those of one process, for a batch of any dtype."""
     return trials.alone(x, job.batch_of()[1], random=True)
@@ -98,7 +109,7 @@ def _in_parts(x: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-Case = tuple[torch.dtype, dict[str, float]]
+Case = tuple[Any, ...]  # a dtype, factors of gradients, and perhaps how large the batch is
 
 
 def _say(
@@ -106,8 +117,8 @@ def _say(
 ) -> list[object]:
     """What is said of gradients that are rounded differently, some of them times a factor."""
     said = []
-    for dtype, by in cases:
-        x = job.batch_of()[0].to(dtype)
+    for dtype, by, *size in cases:
+        x = job.batch_of()[0].to(dtype) * (size or [1])[0]
         found = {name: g * by.get(name, 1.0) for name, g in _in_parts(x).items()}
         said.append(first_difference(found, _gradients_of, x))
     return said
@@ -124,6 +135,9 @@ def passes_rounding(first_difference: Callable) -> None:
     every = _said(first_difference, *((dtype, {}) for dtype in dtypes))
     for dtype, said in zip(dtypes, every, strict=True):
         assert said is None, f"added up in four parts, in {dtype}: {said!r}, expected None"
+    (said,) = _said(first_difference, (torch.float64, {}, 100.0))
+    what = f"the same of a batch a hundred times as large: {said!r}, expected None"
+    assert said is None, what
 
 
 def names_a_wrong_one(first_difference: Callable) -> None:
@@ -281,7 +295,13 @@ ROWS += [names_the_first, names_nan, refuses_other_names]
 build = Builder(
     "wrong_gradient",
     {
-        trials.whole_gradients: [joins_shards, names_stages, mixes, refuses_none],
+        trials.whole_gradients: [
+            joins_shards,
+            names_stages,
+            mixes,
+            refuses_none,
+            refuses_one_name_twice,
+        ],
         trials.first_difference: ROWS,
         kinds.dual: [is_what_autograd_says, is_its_own_inverse, refuses_other_words],
     },

@@ -121,7 +121,7 @@ def clip(stage: nn.Module, mesh: DeviceMesh, most: float) -> float:
     """Shorten all gradients so that their norm is at most `most`; returns the norm before."""
     first = mesh["tp"].get_local_rank() == 0
     counted = [p.grad for p in stage.parameters() if first or isinstance(p, Shard)]
-    squares = sum(gradient.square().sum() for gradient in counted)
+    squares = sum((g.square().sum() for g in counted), next(stage.parameters()).new_zeros(()))
     for name in ("tp", "pp"):
         dist.all_reduce(squares, group=mesh[name].get_group())
     norm = squares.sqrt().item()

@@ -60,16 +60,21 @@ def judge(number: int, finding: object) -> None:
     lines = [line_of(text) for text in (fault.right, *fault.also)]
     given = finding[1] if isinstance(finding, list | tuple) and len(finding) == 2 else None
     expected = [fault.function, given if given in lines else lines[0]]
-    if given is not None and finding[0] in (fault.function, *fault.function.split(".")):
-        finding = [fault.function, given]  # "Sum" says as much as "Sum.backward"
+    if isinstance(given, int) and isinstance(finding[0], str):
+        named = finding[0].strip().removeprefix("job.").removesuffix("()")
+        if named in fault.function.split("."):  # "Sum" says as much as "Sum.backward"
+            named = fault.function
+        finding = [named, given]
     said = verdict(finding, expected)
     if said.is_right:
-        wrong = " ".join(fault.wrong.split())
+        wrong = "; ".join(line.strip() for line in fault.wrong.strip().split("\n"))
         said = Verdict(
             CORRECT, True, f"it is now {wrong}. What tells: {', '.join(fault.tests)}"
         )
     elif isinstance(given, int) and finding[0] == fault.function:  # and not how far off
         said = Verdict(NOT_YET, False, "the function is right, the line is not")
+    elif isinstance(given, int):
+        said = Verdict(NOT_YET, False, "the fault is in another function")
     display(said)
 
 

@@ -161,12 +161,16 @@ def first_difference(
     right = gradients_of(x)
     if found.keys() != right.keys():
         raise ValueError(f"{sorted(found)} are compared with {sorted(right)}")
+    for name, gradient in right.items():
+        if found[name].shape != gradient.shape:
+            shapes = f"{tuple(found[name].shape)} and {tuple(gradient.shape)}"
+            raise ValueError(f"{name}: gradients of shapes {shapes} are compared")
     moved = gradients_of(torch.nextafter(x, torch.full_like(x, math.inf)))
     moves = {name: (moved[name] - right[name]).double().norm() for name in right}
     if not any(moves.values()):
         raise ValueError(
-            "no gradient moved with x, so there is no limit: give a batch that the gradients "
-            "depend on, and not zeros"
+            "no gradient moved with x, so there is no limit: give a batch that they depend "
+            "on, not zeros, and of a model that is used twice clones of its .grad"
         )
     for name in reversed(right):
         limit = times * moves[name]

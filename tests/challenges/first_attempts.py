@@ -80,6 +80,19 @@ def placed_experts(loads, ranks, slots):
         min(placed, key=len).append(expert)
     return placed
 """,
+    "shared_heads": """
+def shared_heads(heads, ranks, rows, keys):
+    return [[(h, 0, rows) for h in range(r, heads, ranks)] for r in range(ranks)]
+""",
+    "cheapest_tests": """
+def cheapest_tests(ranks, sees):
+    missing, chosen = set().union(*sees), []
+    while missing:
+        new = [len(missing.intersection(s)) / r for s, r in zip(sees, ranks)]
+        chosen.append(new.index(max(new)))
+        missing -= set(sees[chosen[-1]])
+    return chosen
+""",
     "planned_step": """
 def planned_step(layers, heads, gpus, batch, ask):
     for tp, pp, zero, recompute in (4, 2, 1, "full"), (8, 8, 1, "full"), (8, 1, 3, "full"):
@@ -97,6 +110,8 @@ ARGUMENTS = {
     "buckets": "ready, sizes, latency, per_mb",
     "gathers": "sizes, cap",
     "orders_in_slots": "stages, micro, held",
+    "shared_heads": "heads, ranks, rows, keys",
     "rows_of_a_ring": "lengths, ranks",
     "placed_experts": "loads, ranks, slots",
+    "cheapest_tests": "ranks, sees",
 }

@@ -4,11 +4,12 @@ import json
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mgpu_tutorial.challenges import batches, messages, models, score, solutions, together
 from mgpu_tutorial.challenges.builds import build
+from mgpu_tutorial.wrong_gradient import faults, job, trials
 from tests.challenges.first_attempts import ARGUMENTS, FIRST
 
 PROBLEMS = list(build.problems)
@@ -39,6 +40,8 @@ TAKES = {
     "rows_of_a_ring": 384,
     "placed_experts": 1020,
     "planned_step": 11420.4,
+    "shared_heads": 4288,
+    "cheapest_tests": 12,
 }
 
 
@@ -260,6 +263,21 @@ PLAYS = {
     "unequal": (models.RowsOfARing(), ([2, 2], 2), [[0], [1, 2, 3]], "1 blocks, expected 2"),
     "given twice": (models.RowsOfARing(), ([2, 2], 2), [[0, 1], [1, 2]], "given twice"),
     "nowhere": (together.PlacedExperts(), ([2, 1], 2, 1), [[0], [0]], "stands nowhere"),
+    "no row": (models.SharedHeads(), (2, 2, 2, 1), [[[0, 0, 2]], []], "2 of 4 rows are nob"),
+    "a row twice": (
+        models.SharedHeads(),
+        (1, 2, 2, 1),
+        [[[0, 0, 2]], [[0, 1, 2]]],
+        "row 1 of head 0 is given twice",
+    ),
+    "no such head": (models.SharedHeads(), (1, 1, 2, 1), [[[1, 0, 2]]], "from 0 to 0"),
+    "unseen": (
+        together.CheapestTests(),
+        ([1, 1], [[0], [1]]),
+        [0],
+        "fault [1] is seen by no",
+    ),
+    "no such test": (together.CheapestTests(), ([1, 1], [[0], [1]]), [2], "from 0 to 1"),
     "no place": (together.PlacedExperts(), ([2, 1], 2, 1), [[0, 1], []], "2 experts in 1"),
 }
 
@@ -345,6 +363,60 @@ def test_the_bounds_of_a_ring_and_of_experts_can_be_reached():
     placed += [[2, 3, 6], [9, 4, 11], [7, 0, 10], [14, 0, 2]]
     experts = together.PlacedExperts()
     assert experts.play(experts.shown, placed) == experts.bound(experts.shown) == 400
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4))
+def test_no_share_of_the_heads_passes_the_bound(heads, ranks, rows, keys):
+    """Every way to give out the rows, where there are few."""
+    problem, case = models.SharedHeads(), (heads, ranks, rows, keys)
+    every = list(product(range(heads), range(rows)))
+    assume(ranks ** len(every) <= 3000)
+    scores = []
+    for owners in product(range(ranks), repeat=len(every)):
+        answer = [[] for _ in range(ranks)]
+        for (head, row), owner in zip(every, owners, strict=True):
+            answer[owner].append([head, row, row + 1])
+        scores.append(problem.play(case, answer))
+    assert problem.bound(case) <= min(scores)
+    ours = json.loads(json.dumps(solutions.shared_heads(*case)))
+    assert problem.play(case, ours) >= min(scores)
+
+
+@given(st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=7), st.data())
+def test_no_tests_are_cheaper_than_the_bound(sees, data):
+    problem = together.CheapestTests()
+    ranks = data.draw(st.lists(st.integers(1, 9), min_size=len(sees), max_size=len(sees)))
+    case, all_faults = (ranks, [sorted(each) for each in sees]), set().union(*sees)
+    subsets = product([False, True], repeat=len(sees))
+    chosen = [[i for i, taken in enumerate(one) if taken] for one in subsets]
+    enough = [c for c in chosen if set().union(*(sees[i] for i in c)) == all_faults]
+    best = min(sum(ranks[i] for i in c) for c in enough)
+    assert problem.bound(case) == best == problem.play(case, solutions.cheapest_tests(*case))
+
+
+@pytest.mark.parametrize("test", together.TESTS)
+def test_the_table_of_tests_is_what_the_faulty_job_shows(ranks, test):
+    """Each test on each fault, with the parameters disturbed."""
+    kind, plans = test.split(", ", 1)
+    cost, sees = together.TESTS[test]
+    sizes = [job.ranks_of(plan) for plan in plans.split(" and ")]
+    assert cost == sum(sizes) + (kind == "one process")
+    right, found = trials.alone(*job.batch_of(), random=True), []
+    for number, fault in enumerate(faults.FAULTS):
+        runs = [
+            ranks(size, trials.one_step, plan, fault, random=True).results[0]
+            for plan, size in zip(plans.split(" and "), sizes, strict=True)
+        ]
+        last = runs[-1]
+        tells = {
+            "copies": bool(last.differ),
+            "norm": abs(last.norm / runs[0].norm - 1) > 1e-13,
+            "one process": any(
+                (last.gradients[n] - g).norm() > 1e-13 * g.norm() for n, g in right.items()
+            ),
+        }
+        found += [number] * tells[kind]
+    assert found == sees
 
 
 def test_other_sizes_depend_on_the_text_alone(cell):

@@ -6,6 +6,7 @@ from tests.builds import Right, Wrong, edited
 UNASKED = {"    require_apart(stages)\n": ""}  # a reader's own need not ask for doubles
 WHOLE = "torch.cat(parts, parameter.cut) if is_shard else own[name]"
 ONE_RANK = "is_everywhere = own[name] is not None"
+NEXT = "torch.nextafter(x, torch.full_like(x, math.inf))"
 LIMIT = "limit = times * moves[name]"
 FIXED = "limit = {} * torch.finfo(x.dtype).eps * right[name].double().norm()"
 LARGEST = """far = {n: (moved[n] - g).double().norm() / g.norm() for n, g in right.items()}
@@ -13,6 +14,14 @@ LARGEST = """far = {n: (moved[n] - g).double().norm() / g.norm() for n, g in rig
 IS_FAR = "not (found[name] - right[name]).double().norm() <= limit"
 EDITS = [
     Right("whole_gradients", replace={}),
+    Wrong("whole_gradients", replace=UNASKED, says="two stages with first = 0"),
+    Wrong(
+        "first_difference",
+        replace={
+            "torch.nextafter(x, torch.full_like(x, math.inf))": "x + torch.finfo(x.dtype).eps"
+        },
+        says="a hundred times as large",
+    ),
     Right(
         "whole_gradients",
         replace={

@@ -39,6 +39,7 @@ PLANS = [
     "tp=4",
     "pp=4",
     "tp=2,pp=2",
+    "tp=2,pp=4",
     pytest.param("dp=2,tp=2,pp=2", id="once"),
 ]
 
@@ -165,6 +166,10 @@ def test_the_judge_takes_the_line_in_its_function_and_no_other(capsys, number):
     assert fault.tests[0] in capsys.readouterr().out
     judge(number, [fault.function, line + 9])
     assert capsys.readouterr().out == "not yet: the function is right, the line is not\n"
+    judge(number, [f"job.{fault.function}()", line])
+    assert fault.tests[0] in capsys.readouterr().out
+    judge(number, ["train", line])
+    assert capsys.readouterr().out == "not yet: the fault is in another function\n"
     for wrong in (..., [fault.function, "line"], ["train", line], "clip", [fault.function]):
         judge(number, wrong)
         assert capsys.readouterr().out.startswith("not yet")
