@@ -25,6 +25,7 @@ def run_schedule(rank: int, world_size: int, work: Work, micro: int, schedule: t
     count, stages = len(indices) * world_size, []
     parts = equal_parts(*work.batch(micro), micro)
     require_mean_of_parts(work.loss, work.shape(count, micro), parts)
+    # a stage for each of this rank's parts of the model, with the shapes at its borders
     for index in indices:
         module = work.module(index)
         goes_in = torch.empty(*work.shape(index, micro), requires_grad=index > 0)
@@ -32,6 +33,7 @@ def run_schedule(rank: int, world_size: int, work: Work, micro: int, schedule: t
         known = goes_in.device, goes_in, comes_out
         dw_builder = getattr(module, "dw_builder", None)
         stages.append(pp.PipelineStage(module, index, count, *known, dw_builder=dw_builder))
+    # the schedule cuts the batch: rank 0 gives the inputs, and the last one needs the targets
     runner = schedule(stages if len(stages) > 1 else stages[0], micro, loss_fn=work.loss)
     inputs, targets = work.batch(micro)
     given = [inputs] if rank == 0 else []

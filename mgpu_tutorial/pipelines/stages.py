@@ -212,7 +212,7 @@ def run_in_order(
     require_orders(orders, micro)
     require_work(work)
     stage, requests = Stage(work, micro, group), []
-    for name in orders[rank]:
+    for name in orders[rank]:  # such as F0 F1 B0 B1
         i = int(name[1:])
         if name[0] == "F":
             input_tensor = receive(stage.input_shape, rank - 1, group)
@@ -222,6 +222,7 @@ def run_in_order(
             output_tensor_grad = receive(stage.output_shape, rank + 1, group)
             gradient = backward_step(stage, i, output_tensor_grad)
             requests.append(send_on(gradient, rank - 1, group))
+    # what was sent must have left before its tensor goes
     for request in filter(None, requests):
         request.wait()
     return stage.losses, stage.gradients()

@@ -85,6 +85,7 @@ def planned(
     """
     ranks, modules = dist.get_world_size(group), dict(model.named_modules())
     rows = []
+    # each name in the plan has a layer, and no layer is cut twice
     for ending, kind in plan.items():
         fitting = [name for name in modules if f".{name}".endswith(f".{ending}")]
         if not fitting:
@@ -94,6 +95,7 @@ def planned(
     if any(isinstance(p, Shard) for _, _, layer in rows for p in layer.parameters()):
         raise ValueError("a layer of the plan has shards already: cut a model once")
     cut = {name for name, _, _ in rows}
+    # a rank has whole heads
     for name, _, layer in rows:
         path, _, child = name.rpartition(".")
         per_head = getattr(modules[path], "per_head", None)
@@ -102,6 +104,7 @@ def planned(
             heads = features // (3 * per_head if child == "qkv" else per_head)
             if heads % ranks:
                 raise ValueError(f"{ranks} ranks cannot share {heads} heads evenly: {path}")
+    # between columns and rows nothing mixes the columns, and no shard has a twin
     kinds = {name: kind for name, kind, _ in rows}
     require_unmixed(modules, kinds)
     first: dict[int, str] = {}
@@ -112,6 +115,7 @@ def planned(
                 f"{other} and {name} are one parameter, and their shards would be two: "
                 f"make the model without tied weights"
             )
+    # no module reads a weight past its layer, and each layer is a plain product
     for name, layer in modules.items():
         own = f"{name}.out_proj".lstrip(".")
         if isinstance(layer, nn.MultiheadAttention) and own in cut:
