@@ -22,7 +22,8 @@ def travel(rank: int, world_size: int) -> None:
         if step < world_size - 1:
             owner = ring.Shift.apply(owner)
             seen.append(int(owner))
-        says = f"Hop {step + 1}: a block arrives from the left and is merged."
+        hop = f"Hop {step + 1}: a block arrives from the left and is merged, "
+        says = f"{hop}with weight 0 where its keys are later than the queries."
 
 
 def squares(*pictures: Sequence[int]) -> Plot:

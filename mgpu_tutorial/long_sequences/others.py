@@ -1,4 +1,4 @@
-"""Other ways to share attention: all keys gathered, tokens for heads, and PyTorch's own."""
+"""Other ways to share attention: all keys gathered, and tokens for heads."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,21 +6,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
-from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.long_sequences.ring import (
     Group,
     RingAttention,
     attend,
     contiguous,
     require_alike,
-    require_chunks,
     require_same_deal,
     spread,
 )
@@ -67,10 +60,19 @@ def require_neighbours(deal: Callable, length: int, world_size: int) -> None:
         )
 
 
+def attend_by_heads(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
+    """Causal attention of neighbouring tokens: each rank has some heads of all tokens."""
+    kv_heads = max(size_of(group), k.shape[1])  # one for each rank at least
+    k, v = (spread(x, kv_heads) for x in (k, v))
+    q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return Exchange.apply(out, 2, 1, group)
+
+
 def ulysses(
     q: Tensor, k: Tensor, v: Tensor, group: Group = None, deal: Callable = contiguous
 ) -> Tensor:
-    """Causal attention of neighbouring tokens: each rank has some heads of all tokens."""
+    """`attend_by_heads`, for what divides and is dealt as neighbours; else ValueError."""
     require_alike(q, k, v)
     world_size, heads, kv_heads = size_of(group), q.shape[1], k.shape[1]
     if heads % world_size or (kv_heads % world_size and world_size % kv_heads):
@@ -79,10 +81,7 @@ def ulysses(
     require_same_deal(deal, k.shape, str(k.dtype), group)
     if dist.get_backend(group) != "fake":  # whose positions have no numbers
         require_neighbours(deal, q.shape[2] * world_size, world_size)
-    k, v = (spread(x, max(world_size, kv_heads)) for x in (k, v))
-    q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return Exchange.apply(out, 2, 1, group)
+    return attend_by_heads(q, k, v, group)
 
 
 METHODS: Mapping[str, Callable] = {  # of queries, keys, values and a deal
@@ -101,45 +100,3 @@ def sent_by_formula(method: str, ranks: int, d: int, group: int, tokens: int) ->
     if method == "ulysses":
         return (ranks - 1) / ranks * unit * (2 + 2 / group)
     return 2 * (ranks - 1) * unit / group
-
-
-def by_context_parallel(rank: int, world_size: int) -> float:
-    """How far PyTorch's output and gradients of this rank's tokens are from one process."""
-    require_chunks(32, 2 * world_size)  # of 32 tokens
-    let_context_parallel_run_on_cpu()
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 1, 4, 32, 8, dtype=torch.float64).unbind()
-    buffers = [q, k, v, *out_and_gradients(q, k, v)]
-    mesh = init_device_mesh("cpu", (world_size,))
-    with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 7):
-        return largest_difference(out_and_gradients(*buffers[:3]), buffers[3:])
-
-
-def out_and_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """The output of causal attention, and the gradients of q, k and v."""
-    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = functional.scaled_dot_product_attention(*inputs, is_causal=True)
-    out.square().sum().backward()
-    return [out.detach(), *(x.grad for x in inputs)]
-
-
-def let_context_parallel_run_on_cpu() -> None:
-    """Teach `context_parallel` the attention of CPUs: PyTorch's handlers know GPUs only."""
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    go_back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-    def on_ranks(ring: Callable, *given: Any) -> tuple[DTensor, ...]:
-        mesh, placements = given[-1].device_mesh, given[-1].placements
-        local = [x.to_local() if isinstance(x, DTensor) else x for x in given]
-        found = ring(mesh.get_group(), 2, *local, is_causal=True, dropout_p=0.0)
-        return tuple(DTensor.from_local(x, mesh, placements) for x in found)
-
-    def forward(operator, given, named):
-        return on_ranks(theirs._templated_ring_attention, attend, *given[:3])
-
-    def backward(operator, given, named):
-        ring = theirs._templated_ring_attention_backward
-        return on_ranks(ring, go_back, given[0], "grad_out", *given[1:6])
-
-    theirs.custom_ops |= {attend: forward, go_back: backward}
-    theirs._cp_options.convert_to_f32 = False  # results keep the queries' dtype

@@ -1,4 +1,4 @@
-"""A ring and exchanged heads have a price, whose bytes are those of the formulas."""
+"""Each way to share a sequence has a price, whose bytes are those of the formulas."""
 
 import pytest
 import torch
@@ -15,7 +15,9 @@ def there_and_back(rank, world_size, way):
     METHODS[way](q, k, v, contiguous).sum().backward()
 
 
-@pytest.mark.parametrize("way, back", [("ring", 3 * 2 + 4 * 4), ("ulysses", 3 * 2)])
+@pytest.mark.parametrize(
+    "way, back", [("ring", 3 * 2 + 4 * 4), ("all-gather", 3 * 2), ("ulysses", 3 * 2)]
+)
 def test_what_a_priced_rank_sends(way, back):
     """Backward: the blocks, of 2 bytes, make 3 hops, and their gradients, of 4 bytes, 4."""
     forward = 2 * sent_by_formula(way, 4, 8 * 4, 2, 64)

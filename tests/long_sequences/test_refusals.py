@@ -177,14 +177,6 @@ def test_a_second_derivative_is_refused(refused, way, operator):
     refused(2, words, differentiate_twice, way, sent=True)
 
 
-def by_context_parallel(rank, world_size):
-    return others.by_context_parallel(rank, world_size)
-
-
-def test_pytorch_s_way_is_not_asked_for_chunks_of_unequal_length(refused):
-    refused(3, "32 tokens does not divide into 6 equal chunks", by_context_parallel)
-
-
 def test_a_block_whose_tokens_do_not_divide_is_refused(refused):
     words = "32 tokens does not divide into 6 equal chunks"
     refused(3, words, block.loss_and_gradients)

@@ -106,11 +106,11 @@ def test_a_pipeline_waits_for_the_share_that_its_micro_batches_allow(micro):
 
 @pytest.mark.parametrize("group", [1, 4])
 def test_a_ring_of_blocks_hides_from_a_block_of_so_many_tokens(group):
-    """c = F / (g B): forward of 8 ranks, each sends a block on while it attends to it."""
+    """c = 2F / (g B): 8 ranks send a block on while they attend to the half not masked."""
 
     def share(tokens):
         block = 4 * tokens * 128 / group  # keys and values in 16 bits, per head of queries
-        attend = Operation("attend", flops=4 * tokens**2 * 128)
+        attend = Operation("attend", flops=2 * tokens**2 * 128)
         ring = []
         for _ in range(7):
             calls = [Call("isend", block, (), 1), Call("irecv", block, (), 7)]
@@ -118,7 +118,7 @@ def test_a_ring_of_blocks_hides_from_a_block_of_so_many_tokens(group):
             ring += [*calls, attend, Wait(begin), Wait(begin + 1)]
         return share_of([*ring, attend])
 
-    line = F / (group * B)
+    line = 2 * F / (group * B)
     assert share(1.01 * line) == pytest.approx(0)
     assert share(0.8 * line) == pytest.approx(7 / 8 * (1 / 0.8 - 1))
 
@@ -148,5 +148,5 @@ def test_the_page_has_these_numbers():
     assert round(F / card, -2) == 18_800 and round(F / (8 * card), -1) == 2350
     ranks = [1 + 4.5 * 0.3 * width * B / F for width in (4096, 16_384)]
     assert [2 ** int(math.log2(t)) for t in ranks] == [2, 8]
-    assert round(F / (4 * B), -1) == 520
+    assert round(2 * F / B, -2) == 4200 and round(2 * F / (4 * B), -1) == 1040
     assert round(4 * F / (9 * 0.1 * B), -2) == 9300
