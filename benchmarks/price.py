@@ -42,9 +42,10 @@ from mgpu_tutorial.lab import Table, span
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.run import server
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, linked
+from mgpu_tutorial.shared import small_and_large as sizes
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan
-from mgpu_tutorial.shared.price import Priced, explore, price, train_llama
+from mgpu_tutorial.shared.price import Priced, explore, price
 from mgpu_tutorial.shared.price.models import Layer, llama, mpt_7b
 from mgpu_tutorial.step_time.published import Run, fit_gpu, runs_of
 
@@ -210,9 +211,15 @@ def sharded(model):
     return linked([PrefetchingBlock(part) for part in model])
 
 
+def train_llama(rank, world_size, wrapper, layers=8, tokens=8192):
+    """The worker of the notebooks, with a number of tokens for each rank."""
+    sequences = torch.zeros(world_size * tokens // 8192, 8193, dtype=torch.long)
+    sizes.train(rank, world_size, wrapper, partial(sizes.large, layers), sequences)
+
+
 def ours() -> Table:
     """The course's own wrappers on four layers of Llama 3 8B, 8,192 tokens a GPU."""
-    wrappers = {"one GPU": None, "NaiveDDP": NaiveDDP, "BucketedDDP": BucketedDDP}
+    wrappers = {"one GPU": nn.Sequential, "NaiveDDP": NaiveDDP, "BucketedDDP": BucketedDDP}
     rows = []
     for name, wrapper in (wrappers | {"PrefetchingBlock": sharded}).items():
         found = price(train_llama, 8, wrapper, layers=4, timeout=900)
@@ -222,7 +229,8 @@ def ours() -> Table:
 
 def sliders() -> Table:
     """Milliseconds of a slider's move: the replay, and with the drawing."""
-    explored, rows = explore(price(train_llama, 8, BucketedDDP, timeout=900)), []
+    two = 2 * 8192  # in one sequence nothing is copied, so its tape could not be stretched
+    explored, rows = explore(price(train_llama, 8, BucketedDDP, 8, two, timeout=900)), []
     for name, slider in explored.sliders.items():
         moved = [partial(explored.at, **{name: value}) for value in slider.values]
         replayed = in_turns({i: lambda at=at: at().seconds for i, at in enumerate(moved)}, 3)

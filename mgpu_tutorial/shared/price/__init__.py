@@ -6,7 +6,7 @@
 `pricing.py`  `price(worker, 8, …, machine="8 x H100")`, and its result
 `picture.py`  the timeline of a rank, and its memory under it
 `sliders.py`  `explore`: bandwidth, latency, tokens, ranks; `explore.js` is theirs on a page
-`models.py`   models of full size in one line, and a worker that trains one
+`models.py`   models of full size in one line; `small_and_large.py` trains one
 
 What it carries: the count of operations is that of 23's formulas, so are the bytes of FSDP's
 messages, and memory is what tensors hold. What products reach of the peak differs between
@@ -16,10 +16,10 @@ no better than by the null guess. Not seen: kernels that a compiler fuses (a nor
 several, which newer PyTorch fuses on a GPU), kernels worse than the share, congestion, late
 ranks, processors that NCCL takes, and what the allocator reserves beside what tensors hold.
 
-    from mgpu_tutorial.shared.price import price, train_llama
-    price(train_llama, 8, BucketedDDP, layers=8, machine="8 x H100")
+    from mgpu_tutorial.shared.small_and_large import LARGE, large, train
+    price(train, 8, BucketedDDP, large, LARGE, machine="8 x H100")
 """
 
-from mgpu_tutorial.shared.price.models import llama_3_8b, train_llama
+from mgpu_tutorial.shared.price.models import llama_3_8b
 from mgpu_tutorial.shared.price.pricing import Priced, price
 from mgpu_tutorial.shared.price.sliders import explore

@@ -1,13 +1,12 @@
-"""Models of full size in one line, and a worker that trains one for two steps."""
+"""Models of full size in one line."""
 
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
-from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.cost_model.links import require_whole
 
 
@@ -150,34 +149,3 @@ def mpt_7b(layers: int = 32, width: int = 4096, heads: int = 32) -> nn.Sequentia
     ]
     head = nn.Linear(width, 50_368, bias=False)
     return nn.Sequential(nn.Embedding(50_368, width), *layer, norm(), head)
-
-
-def train_llama(
-    rank: int,
-    world_size: int,
-    wrapper: Callable[[nn.Sequential], nn.Module] | None = None,
-    layers: int = 8,
-    tokens: int = 8192,
-) -> None:
-    """Two steps of AdamW in bfloat16, each rank on `tokens` in sequences of 8,192.
-
-    `wrapper` makes the model of all ranks out of one of a rank; None is one process alone.
-    """
-    if tokens % 8192 or tokens < 1:
-        raise ValueError(f"tokens come in sequences of 8,192, got {tokens}")
-    torch.set_default_dtype(torch.bfloat16)
-    model = llama_3_8b(layers)
-    if wrapper:
-        model = wrapper(model)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    batch = torch.zeros(tokens // 8192, 8192, dtype=torch.long)
-    for step in range(2):
-        with span(f"step {step}"):
-            with span("forward"):
-                loss = cross_entropy(model(batch).flatten(0, 1), batch.flatten())
-            with span("backward"):
-                loss.backward()
-                getattr(model, "finish_gradient_synchronization", lambda: None)()
-            with span("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
