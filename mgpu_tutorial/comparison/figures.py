@@ -1,4 +1,4 @@
-"""Apparatus: the stored comparison as tables, and processor seconds as a picture.
+"""Apparatus: the stored comparison as tables, processor seconds and the logbook as pictures.
 
 `benchmarks/comparison.py` measured it and wrote comparison.json beside this file: for each
 kind first with what it was measured, and then the rows. A row of "parts" has the processor
@@ -60,6 +60,35 @@ def parts_picture(rows: Sequence[dict[str, Any]]) -> Plot:
         axes.margins(x=0.25)
         axes.tick_params(bottom=False, left=False, labelbottom=False, labelsize=11)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.invert_yaxis()
+    figure.legend(handles=[first, rest], loc="outside upper right", ncols=2, frameon=False)
+    return Plot(figure, "\n".join(lines))
+
+
+def logbook_picture(logbook: Table, tokens: int = 8192) -> Plot:
+    """A bar for each row: the milliseconds of that many tokens, computing and visible."""
+    from matplotlib.figure import Figure
+
+    rows = [dict(zip(logbook.header, row, strict=True)) for row in logbook.rows]
+    figure = Figure(figsize=(9, 0.7 + 0.42 * len(rows)), layout="constrained")
+    axes, lines = figure.subplots(), []
+    for row in rows:
+        ms, visible, rate = (
+            float(row[column].replace(",", ""))
+            for column in ("ms", "visible (ms)", "tokens/s per GPU")
+        )
+        whole = 1e3 * tokens / rate
+        hidden = whole * (1 - visible / ms)
+        first = axes.barh(row["way"], hidden, 0.72, label="computing", **FORWARD)
+        rest = axes.barh(
+            row["way"], whole - hidden, 0.72, hidden, label="visible", **BACKWARD
+        )
+        axes.bar_label(rest, [f"{whole:.0f}"], padding=6, fontsize=11, fontweight="bold")
+        lines.append(f"{row['way']}: {hidden:.0f} + {whole - hidden:.0f} ms")
+    axes.set_title(f"ms for {tokens:,} tokens of a GPU", loc="left", fontsize=11)
+    axes.margins(x=0.12)
+    axes.tick_params(left=False, labelsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.invert_yaxis()
     figure.legend(handles=[first, rest], loc="outside upper right", ncols=2, frameon=False)
     return Plot(figure, "\n".join(lines))

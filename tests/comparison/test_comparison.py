@@ -120,6 +120,15 @@ def test_backward_is_drawn_after_forward_with_the_share_of_one_device(monkeypatc
     assert bars == [(0, 1.0), (1.0, 2.5), (0, 0.5), (0.5, 1.0)]
 
 
+def test_each_way_of_the_logbook_is_drawn_for_the_same_tokens(monkeypatch):
+    monkeypatch.setattr(figures, "Plot", lambda *drawn: drawn)
+    rows = [["one", "400", "100", "1,000"], ["two parts", "800", "0", "2,000"]]
+    table = figures.Table(["way", "ms", "visible (ms)", "tokens/s per GPU"], rows)
+    figure, _ = figures.logbook_picture(table, tokens=400)
+    bars = [(bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches]
+    assert bars == [(0, 300), (300, 100), (0, 200), (200, 0)]
+
+
 def test_a_stored_kind_leaves_the_others(monkeypatch, tmp_path):
     monkeypatch.setattr(figures, "STORED", tmp_path / "stored.json")
     figures.STORED.write_text("{}")
