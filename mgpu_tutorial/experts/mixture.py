@@ -41,7 +41,7 @@ class Mixture(nn.Module):
         arrived, which, way = self.dispatch(rows, chosen.flatten(), self.experts)
         results = torch.zeros_like(arrived)
         for expert, mlp in enumerate(self.own):
-            # a price knows no numbers, so one expert takes all rows without a look
+            # pricing runs without real values, so one expert takes all rows unseen
             mine = which == expert if len(self.own) > 1 else slice(None)
             results[mine] = mlp(arrived[mine])
         return self.combine(results, way, weights).view_as(x)
