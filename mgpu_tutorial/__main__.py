@@ -179,6 +179,8 @@ def main(words: list[str]) -> int:
         how = {name: given.pop(name) for name in given.keys() & OPTIONS}
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             usual = getattr(worker, "ranks_for", lambda **_: 2)(**given)
+            if hasattr(worker, "timeout_for"):  # one that takes long by what is given
+                how = {"timeout": worker.timeout_for(**given)} | how
             print(launch(worker, how.pop("ranks", usual), **how, **given))
             return 0
     except LaunchError as error:
@@ -186,6 +188,9 @@ def main(words: list[str]) -> int:
             print(error.report)
         print(f"mgpu_tutorial: {error.args[0]}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt as error:
+        print(f"mgpu_tutorial: {error or 'interrupted'}", file=sys.stderr)
+        return 130  # as of a program that Ctrl-C ends
     except (TypeError, ValueError) as error:
         parser.error(error.args[0])
     if how:

@@ -10,8 +10,10 @@ import pytest
 
 import mgpu_tutorial
 from mgpu_tutorial import CHAPTERS
+from mgpu_tutorial import __main__ as command_line
 from mgpu_tutorial.__main__ import arguments_of, find, listing, main
 from mgpu_tutorial.data_partitioning import rank_indices
+from mgpu_tutorial.lab.run.errors import Interrupted
 
 BIN = Path(sys.executable).parent
 PACKAGE = Path(mgpu_tutorial.__file__).parent
@@ -93,6 +95,24 @@ def test_a_truth_is_read_as_one(word, last, capsys):
     lines = capsys.readouterr().out.splitlines()
     parts = [ast.literal_eval(line.split("returned ")[1]) for line in lines]
     assert [len(part) for part in parts] == [last] * 3
+
+
+def test_a_worker_that_takes_minutes_has_them(monkeypatch):
+    given = []
+    monkeypatch.setattr(command_line, "launch", lambda *_, **how: given.append(how))
+    words = ["language_model.own_text.train_on", "--text", "story.txt"]
+    assert main(words) == main([*words, "--minutes", "10"]) == 0
+    assert main([*words, "--timeout", "5"]) == 0
+    assert [how["timeout"] for how in given] == [280, 700, 5]
+
+
+def test_an_interrupt_is_said_in_a_sentence(monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise Interrupted("the launch was interrupted")
+
+    monkeypatch.setattr(command_line, "launch", stopped)
+    assert main(["point_to_point.messages.blocking"]) == 130
+    assert capsys.readouterr().err == "mgpu_tutorial: the launch was interrupted\n"
 
 
 def test_what_draws_and_judges_is_not_offered_nor_what_no_word_can_name():

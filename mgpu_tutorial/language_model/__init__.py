@@ -19,10 +19,11 @@ from mgpu_tutorial.sharding.blocks import fully_sharded
 from mgpu_tutorial.sharding.zero import owners, sharded_step
 from mgpu_tutorial.shared.losses import require_mean_of_parts
 from mgpu_tutorial.tensor_parallel import layers
+from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import parallel_cross_entropy
 
 OURS = plans.cut_model, new_adam, take_step, AccumulatingDDP, order_of_1f1b
 OURS += owners, sharded_step, fully_sharded, zigzag, ring_attention
-OURS += layers.ColumnParallelLinear, layers.RowParallelLinear
+OURS += layers.ColumnParallelLinear, layers.RowParallelLinear, parallel_cross_entropy
 PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
 
 
@@ -98,7 +99,7 @@ def train(
     if moments:
         restore(job, adam, moments, updates, parts)
     print(said(job))
-    losses = []
+    loss_of, losses = plans.loss_over(job.mesh["tp"].get_group(), loss_of, parts), []
     for step in range(begin, steps):
         batch = [part.to(device) for part in models.batch_of(step, text)]
         with span(f"step {step}"):

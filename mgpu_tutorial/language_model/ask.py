@@ -35,7 +35,7 @@ def require_prompt(prompt: Tensor) -> None:
 def write(
     rank: int, world_size: int, whole: nn.Sequential, prompt: Tensor, count: int, parts: Any
 ) -> tuple[Tensor, float]:
-    """All ranks share every product, and go on from `prompt` with the likeliest characters.
+    """All ranks share the blocks, and go on from `prompt` with the likeliest characters.
 
     Returns all characters, and the smallest gap between the best two. Raises ValueError for
     more characters than the model sees at once, and for no prompt.

@@ -22,14 +22,16 @@ def bytes_predicted(plan: Plan, numbers: int) -> dict[str, int]:
     """What a rank of the first stage sends in a step, with `numbers` float64 parameters.
 
     tp: an all-reduce of the activations twice forward and twice backward, in each of its
-    blocks and micro-batches. gradients: an all-reduce of its own along dp and cp, and with
+    blocks and micro-batches; where it has the head, once more backward, and three numbers a
+    character for the loss. gradients: an all-reduce of its own along dp and cp, and with
     ZeRO 1 a reduce, and broadcasts of the new parameters. pp: its activations. cp: in each
     block keys and values to all others forward, and their gradients backward.
     """
     sequences, blocks = BATCH // plan.dp, BLOCKS // plan.pp
-    activations = sequences * CONTEXT // plan.cp * WIDTH * 8  # of its positions, in a layer
+    rows = sequences * CONTEXT // plan.cp * 8  # a number for each of its characters
+    activations, head = rows * WIDTH, rows * (WIDTH + 3) * (plan.pp == 1)
     return {
-        "tp": blocks * 4 * activations * (plan.tp > 1),
+        "tp": (blocks * 4 * activations + head) * (plan.tp > 1),
         "gradients": numbers * 8 * (plan.dp * plan.cp > 1) * (1 + (plan.zero == 1)),
         "pp": activations * (plan.pp > 1),
         "cp": blocks * 2 * 2 * (plan.cp - 1) * activations // plan.tp,

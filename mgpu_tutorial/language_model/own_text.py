@@ -84,7 +84,9 @@ def train_on(
     return losses
 
 
-train_on.ranks_for = lambda plan="dp=2", **_: plan_of(plan).ranks  # for the command line
+# for the command line
+train_on.ranks_for = lambda plan="dp=2", **_: plan_of(plan).ranks
+train_on.timeout_for = lambda minutes=3.0, **_: 60 * max(minutes, 0) + 100
 
 
 @torch.no_grad()

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from mgpu_tutorial.language_model import model as models
 from mgpu_tutorial.shared.losses import require_no_weights
 from mgpu_tutorial.tensor_parallel.block import Block
-from mgpu_tutorial.tensor_parallel.layers import Shard
+from mgpu_tutorial.tensor_parallel.layers import Shard, SumOverRanks
 
 
 class Plan(NamedTuple):
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
 SHARED = {  # by the dimension of a plan: what its ranks share, and how many there are
     "dp": (models.BATCH // models.MICRO_BATCHES, "sequences of a micro-batch"),
-    "tp": (models.HEADS, "heads"),
+    "tp": (models.HEADS, "heads"),  # who can share them can share the characters
     "pp": (models.BLOCKS, "blocks"),
     "cp": (models.CONTEXT // 2, "pairs of characters"),
 }
@@ -101,6 +101,34 @@ def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
     mlp.down = parts.RowParallelLinear(mlp.down, group)
 
 
+def share_head(stage: nn.Sequential, group: dist.ProcessGroup, parts: Any) -> None:
+    """The scores by characters, where this stage has the head: a rank gets some of them."""
+    if isinstance(stage[-1], models.Head):
+        stage[-1].scores = parts.ColumnParallelLinear(stage[-1].scores, group)
+
+
+def loss_over(group: dist.ProcessGroup, loss_of: Callable, parts: Any) -> Callable:
+    """The same loss where each rank of a tp group has the scores of some characters.
+
+    Cross-entropy needs three numbers a row of them; another loss gets all scores.
+    """
+    require_no_weights(loss_of)
+    if dist.get_world_size(group) == 1:
+        return loss_of
+    if loss_of is cross_entropy:
+        return partial(parts.parallel_cross_entropy, group=group)
+    return partial(of_whole_scores, loss_of=loss_of, group=group)
+
+
+def of_whole_scores(
+    scores: Tensor, targets: Tensor, loss_of: Callable, group: dist.ProcessGroup
+) -> Tensor:
+    """A loss of all scores, which every rank puts together: zeros beside its own, then g."""
+    ranks, rank, mine = dist.get_world_size(group), dist.get_rank(group), scores.shape[-1]
+    beside = pad(scores, (rank * mine, (ranks - rank - 1) * mine))
+    return loss_of(SumOverRanks.apply(beside, group), targets)
+
+
 def share_sequence(
     model: nn.Sequential, places: Tensor, group: dist.ProcessGroup, parts: Any
 ) -> None:
@@ -144,25 +172,37 @@ def require_equal_parts(inputs: Tensor, targets: Tensor) -> None:
         )
 
 
+def require_loss(loss_of: Callable, mesh: DeviceMesh) -> None:
+    """ValueError for a loss that would take the scores of some characters for all."""
+    require_no_weights(loss_of)
+    given = loss_of.keywords if isinstance(loss_of, partial) else {}
+    if (ranks := mesh["tp"].size()) > 1 and "group" not in given:
+        raise ValueError(
+            f"each of {ranks} tp ranks has the scores of {models.CHARACTERS // ranks} "
+            "characters, which this loss would take for all: give "
+            'loss_over(mesh["tp"].get_group(), loss_of, parts)'
+        )
+
+
 def forward_backward(
     model: nn.Module,
     mesh: DeviceMesh,
     inputs: Tensor,
     targets: Tensor,
     order_of: Callable,
-    loss_of: Callable = cross_entropy,
+    loss_of: Callable,
 ) -> Tensor:
     """Forward and backward of all micro-batches, in the order of this rank's stage; the loss.
 
     Activations go to the next stage, gradients come back. Only the last stage knows the
-    loss, the mean of `loss_of` scores (rows, 96) and targets (rows); the others return 0. A
-    model that has `no_sync` waits in it for its last backward.
+    loss, the mean of `loss_of` scores (rows, 96 / tp) and targets (rows); the others return
+    0. A model that has `no_sync` waits in it for its last backward.
     """
     ranks = dist.get_process_group_ranks(mesh["pp"].get_group())
     stage, last = mesh["pp"].get_local_rank(), len(ranks) - 1
     like = next(model.parameters())  # for the dtype and the device of activations
     require_equal_parts(inputs, targets)
-    require_no_weights(loss_of)
+    require_loss(loss_of, mesh)
     micro, no_sync = models.MICRO_BATCHES, getattr(model, "no_sync", nullcontext)
     xs, ys = inputs.chunk(micro), targets.chunk(micro)
     kept, sending, loss = {}, [], like.new_zeros(())

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.language_model import model as models
 from mgpu_tutorial.language_model.plan import (
@@ -17,6 +16,7 @@ from mgpu_tutorial.language_model.plan import (
     clip_gradients,
     data_group,
     forward_backward,
+    share_head,
     share_products,
     share_sequence,
 )
@@ -42,6 +42,8 @@ def build_rank(
     device = next(whole.parameters()).device
     # pp: its stage; tp: its shards of the products in it
     stage = parts.cut_model(whole, mesh, partial(share_products, parts=parts))
+    if plan.tp > 1:
+        share_head(stage, mesh["tp"].get_group(), parts)
     # cp: its positions in each sequence
     places = parts.zigzag(models.CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
     if plan.cp > 1:
@@ -81,9 +83,12 @@ def take_step(
     owner: list[int],
     batch: tuple[Tensor, Tensor],
     parts: SimpleNamespace,
-    loss_of: Callable = cross_entropy,
+    loss_of: Callable,
 ) -> Tensor:
-    """A step on this rank's share of a global batch; returns the mean loss of all shares."""
+    """A step on this rank's share of a global batch; returns the mean loss of all shares.
+
+    `loss_of` is as `loss_over` gives it, for the scores that this rank has.
+    """
     plan, mesh = job.plan, job.mesh
     # its share: every dp-th sequence, and of those its positions
     rows = slice(mesh["dp"].get_local_rank(), None, plan.dp)

@@ -55,7 +55,8 @@ def step_of(
     job = trained.build_rank(whole, sizes._replace(zero=0), mesh, parts)
     rows = slice(mesh["dp"].get_local_rank(), None, sizes.dp)
     batch = inputs[rows][:, job.places], targets[rows][:, job.places]
-    plans.forward_backward(job.model, mesh, *batch, parts.order_of_1f1b)
+    loss_of = plans.loss_over(mesh["tp"].get_group(), cross_entropy, parts)
+    plans.forward_backward(job.model, mesh, *batch, parts.order_of_1f1b, loss_of)
     job.model.finish_gradient_synchronization()
 
     blocks, number = (len(alone) - 2) // sizes.pp, mesh["pp"].get_local_rank()

@@ -1,12 +1,18 @@
 """A text of one's own: read, trained on, gone on with, and talked to."""
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from mgpu_tutorial.language_model import own_text
+from mgpu_tutorial.lab import launch
+from mgpu_tutorial.language_model import own_text, train
 from mgpu_tutorial.language_model.model import AGES, SHIPPED, batch_of, decode, encode
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "26_language_model.ipynb"
@@ -38,6 +44,44 @@ def test_a_second_run_goes_on_from_the_first(ranks, tmp_path):
     said = own_text.talk(str(file), "The ", 20)
     assert len(said) == 24 and said.startswith("The ")
     assert own_text.talk(str(file), "The ", 20) == said
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_process_and_the_next_run_goes_on(ranks, tmp_path, request):
+    """Stopped in the middle, from the last tenth step, with the losses of a run in one."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, usual))
+    file, saved, during = tmp_path / "own.txt", tmp_path / "own.pt", []
+    file.write_text(TEXT)
+    ranks(1, idle)  # starts the server, which stays
+    before = set(psutil.Process().children(recursive=True))
+
+    def stop():
+        for _ in range(1800):
+            time.sleep(0.05)
+            if saved.exists() and torch.load(saved)["step"] >= 20:
+                break
+        time.sleep(0.2)
+        during.extend(set(psutil.Process().children(recursive=True)) - before)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(KeyboardInterrupt, match="rank 1 was at"):
+        launch(own_text.train_on, 2, str(file), "dp=2", 5.0, timeout=100)
+    stopper.join()
+    _, left = psutil.wait_procs(during, timeout=5)
+    assert len(during) >= 2 and not [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
+    done = torch.load(saved)["step"]
+    assert done >= 20 and done % 10 == 0
+    losses = launch(own_text.train_on, 2, str(file), "dp=2", 1e-6, timeout=100).results[0]
+    assert torch.load(saved)["step"] == done + 10
+    how = {"steps": done + 10, "lr": 2e-3, "text": encode(TEXT), "timeout": 100}
+    assert losses == pytest.approx(ranks(2, train, **how).results[0][-10:], abs=1e-5)
+
+
+def idle(rank, world_size):
+    """Nothing to do."""
 
 
 def test_the_four_lines_are_of_one_run_whose_checkpoint_is_shipped():

@@ -1,6 +1,7 @@
 """Every plan takes the steps of one process, which are written out here."""
 
 import math
+from collections import Counter
 from functools import cache, partial
 
 import pytest
@@ -9,8 +10,13 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
-from mgpu_tutorial.language_model import train
+from mgpu_tutorial.language_model import PARTS, train
 from mgpu_tutorial.language_model.model import (
+    BATCH,
+    BLOCKS,
+    CONTEXT,
+    MICRO_BATCHES,
+    WIDTH,
     batch_of,
     decode,
     encode,
@@ -18,7 +24,16 @@ from mgpu_tutorial.language_model.model import (
     new_model,
     text,
 )
-from mgpu_tutorial.language_model.plan import Plan, clip_gradients, mesh_of, plan_of
+from mgpu_tutorial.language_model.plan import (
+    Plan,
+    clip_gradients,
+    forward_backward,
+    loss_over,
+    mesh_of,
+    plan_of,
+)
+from mgpu_tutorial.language_model.rank import build_rank
+from mgpu_tutorial.tensor_parallel.block import whole_of
 
 
 @cache
@@ -42,7 +57,7 @@ def trained_by_hand():
 
 
 PLANS = ["dp=1", "tp=2,pp=2,cp=2", "pp=4", "dp=2,tp=2,zero=1", "dp=2,cp=2,zero=1"]
-PLANS += ["dp=2,pp=2", "cp=2,pp=2,zero=3"]
+PLANS += ["dp=2,pp=2", "cp=2,pp=2,zero=3", "tp=4", "tp=2,pp=2"]
 
 
 @pytest.mark.slow
@@ -59,13 +74,61 @@ def test_every_plan_trains_as_one_process(ranks, words, tmp_path):
     assert largest_difference({name: t[1] for name, t in tensors}, moments) < 1e-13
 
 
+SMOOTH = partial(cross_entropy, label_smoothing=0.3)
+
+
 def test_another_loss_is_an_argument(ranks):
-    smooth = partial(cross_entropy, label_smoothing=0.3)
     model, (inputs, targets) = new_model().double(), batch_of(0)
-    expected = smooth(model(inputs).flatten(0, 1), targets.flatten()).item()
-    how = {"steps": 1, "dtype": "float64", "loss_of": smooth}
-    for (found,) in ranks(2, train, "pp=2", **how).results:
-        assert found == pytest.approx(expected, abs=1e-12)
+    expected = SMOOTH(model(inputs).flatten(0, 1), targets.flatten()).item()
+    how = {"steps": 1, "dtype": "float64", "loss_of": SMOOTH}
+    for plan in "pp=2", "tp=2":
+        for (found,) in ranks(2, train, plan, **how).results:
+            assert found == pytest.approx(expected, abs=1e-12)
+
+
+def gradients_of_smooth(rank, world_size, plan):
+    """Those of a loss that needs all scores at once; whole, on every rank."""
+    sizes, (inputs, targets) = plan_of(plan), batch_of(0)
+    mesh = mesh_of(sizes)
+    job = build_rank(new_model().double(), sizes, mesh, PARTS)
+    loss_of = loss_over(mesh["tp"].get_group(), SMOOTH, PARTS)
+    forward_backward(job.model, mesh, inputs, targets, PARTS.order_of_1f1b, loss_of)
+    return {name: whole_of(p.grad, p) for name, p in job.stage.named_parameters()}
+
+
+def test_a_loss_of_all_scores_has_the_gradients_of_one_process(ranks):
+    model, (inputs, targets) = new_model().double(), batch_of(0)
+    SMOOTH(model(inputs).flatten(0, 1), targets.flatten()).backward()
+    right = {name: p.grad for name, p in model.named_parameters()}
+    for found in ranks(4, gradients_of_smooth, "tp=4").results:
+        assert largest_difference(found, right) < 1e-14
+
+
+def held_by_head(rank, world_size, plan):
+    sizes = plan_of(plan)
+    stage = build_rank(new_model(), sizes, mesh_of(sizes), PARTS).stage
+    scores = getattr(stage[-1], "scores", None)
+    return scores and (tuple(scores.weight.shape), scores.weight[0, 0].item())
+
+
+def test_ranks_of_a_tp_group_share_the_characters_of_the_last_stage(ranks):
+    weight = new_model()[-1].scores.weight[:, 0].tolist()
+    parts = [((48, 64), weight[0]), ((48, 64), weight[48])]
+    assert ranks(2, held_by_head, "tp=2").results == parts
+    assert ranks(4, held_by_head, "tp=2,pp=2").results == [None, None, *parts]
+
+
+def sent_by_the_loss(rank, world_size):
+    """Numbers in each all-reduce of forward, after those of the blocks."""
+    train(rank, world_size, "tp=2", 1)
+
+
+def test_the_loss_sends_three_numbers_a_character_and_no_scores(ranks):
+    report = ranks(2, sent_by_the_loss, trace=True)
+    sizes = Counter(e.nbytes // 4 for e in report.events if e.rank == 0 and e.nbytes > 8)
+    rows = BATCH * CONTEXT // MICRO_BATCHES
+    assert sizes[rows] == 3 * MICRO_BATCHES
+    assert sizes[rows * WIDTH] == (4 * BLOCKS + 1) * MICRO_BATCHES
 
 
 TAKEN = {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4], "zero": [0, 1, 3]}

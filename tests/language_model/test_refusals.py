@@ -27,6 +27,7 @@ from mgpu_tutorial.language_model.plan import (
     mesh_of,
     plan_of,
 )
+from mgpu_tutorial.language_model.rank import build_rank
 
 WEIGHTS = new_model().state_dict()
 GOOD = {"step": 4, "updates": 4, "tensors": {name: [w] * 3 for name, w in WEIGHTS.items()}}
@@ -159,7 +160,8 @@ def test_no_block_is_left_out(refused, world_size, blocks):
 
 def three_sequences(rank, world_size):
     inputs, targets = (part[:3] for part in batch_of(0))
-    return forward_backward(new_model(), mesh_of(Plan(dp=2)), inputs, targets, None)
+    given = inputs, targets, None, cross_entropy
+    return forward_backward(new_model(), mesh_of(Plan(dp=2)), *given)
 
 
 def test_micro_batches_are_equal(refused):
@@ -170,7 +172,8 @@ def test_micro_batches_are_equal(refused):
 def an_ignored_target(rank, world_size):
     inputs, targets = batch_of(0)
     targets = targets.masked_fill(targets == targets[0, 0], -100)
-    return forward_backward(new_model(), mesh_of(Plan(dp=2)), inputs, targets, None)
+    given = inputs, targets, None, cross_entropy
+    return forward_backward(new_model(), mesh_of(Plan(dp=2)), *given)
 
 
 def test_each_target_counts_in_the_mean_of_its_micro_batch(refused):
@@ -186,6 +189,18 @@ def an_ignored_class(rank, world_size):
 
 def test_each_class_counts_in_the_mean_of_its_micro_batch(refused):
     refused(2, "this loss has a ignore_index", an_ignored_class, sent=True)
+
+
+def a_loss_of_some(rank, world_size):
+    """Targets that the first rank's scores have too: nothing would look wrong there."""
+    mesh, (inputs, targets) = mesh_of(Plan(tp=2)), batch_of(0)
+    job = build_rank(new_model(), Plan(tp=2), mesh, PARTS)
+    forward_backward(job.model, mesh, inputs, targets.clamp(max=47), None, cross_entropy)
+
+
+def test_a_loss_that_would_take_some_scores_for_all_is_refused(refused):
+    words = "each of 2 tp ranks has the scores of 48 characters"
+    refused(2, words, a_loss_of_some, sent=True)
 
 
 @pytest.mark.parametrize(
