@@ -38,6 +38,7 @@ def count_operations(network: nn.Module, images: torch.Tensor) -> int:
     refuse_what_is_not_counted(network)
 
     def count(layer: nn.Module, args: tuple, named: dict, output: torch.Tensor) -> None:
+        require_grad(output)
         # each number that comes out is a sum over the weights of its channel
         forward = 2 * output.numel() * layer.weight[0].numel()
         (layer_input,) = [*args, *named.values()]
@@ -53,6 +54,14 @@ def count_operations(network: nn.Module, images: torch.Tensor) -> int:
         hook.remove()
     refuse_other_products(every.get_flop_counts()["Global"])
     return sum(counted)
+
+
+def require_grad(output: torch.Tensor) -> None:
+    """ValueError for a layer that backward will not reach."""
+    if not output.requires_grad:
+        raise ValueError(
+            "a layer works under no_grad, so it has no backward: count the network without it"
+        )
 
 
 def refuse_what_is_not_counted(network: nn.Module) -> None:

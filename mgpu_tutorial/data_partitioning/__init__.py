@@ -20,7 +20,7 @@ def check_rank(rank: int, world_size: int) -> None:
     """Refuse a rank that is not there: its part would be empty, or that of another rank."""
     whole = isinstance(world_size, int) and isinstance(rank, int)
     if not whole or rank not in range(world_size):
-        raise ValueError(f"there is no rank {rank} of {world_size}: they count from 0")
+        raise ValueError(f"there is no rank {rank!r} of {world_size!r}: they count from 0")
 
 
 def share(total: int, rank: int, world_size: int) -> int:

@@ -17,7 +17,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mgpu_tutorial.shared.groups import copy_in_group, order_of, require_same, require_whole
+from mgpu_tutorial.shared.groups import (
+    copy_in_group,
+    order_of,
+    require_dense,
+    require_same,
+    require_whole,
+)
 
 
 def require_replicable(module: nn.Module) -> None:
@@ -86,6 +92,7 @@ def require_alike(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     layout = [(n, order_of(t), str(t.dtype), t.requires_grad) for n, t in tensors]
     require_same("name, shape, dtype and requires_grad of each tensor", layout, group)
+    require_dense(tensors)
 
 
 def refuse_early_step(optimizer: Optimizer, *_: object) -> None:

@@ -13,7 +13,7 @@ from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.lab import status
 from mgpu_tutorial.shared import checkpoint as checkpoints
 from mgpu_tutorial.shared.data import Digits, digits
-from mgpu_tutorial.shared.groups import size_of
+from mgpu_tutorial.shared.groups import require_whole, size_of
 from mgpu_tutorial.shared.losses import require_each_once
 from mgpu_tutorial.shared.models import SmallConvNet
 
@@ -27,6 +27,7 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) 
     if missing := sum(parameter.grad is None for parameter in trained):
         what = f"{missing} of {len(trained)} parameters have no gradient on this rank"
         raise RuntimeError(f"{what}: its loss must use them, or freeze them on all ranks")
+    require_whole(model.named_parameters(), group)
     for parameter in trained:
         if not parameter.grad.is_contiguous():  # bytes travel in the order of memory
             parameter.grad = parameter.grad.contiguous()
@@ -43,6 +44,8 @@ def shared_loss(
 ) -> torch.Tensor:
     """This rank's part of the mean over a global batch; gradients are averaged later.
 
+    `batch` is the number of samples of all ranks together, which nobody can check here: with
+    this rank's own the gradients come out as many times too long as there are ranks.
     `loss_of(output, labels, reduction="sum")` adds up, as those of torch.nn.functional do.
     """
     if not len(labels) <= batch or batch < 1:

@@ -158,6 +158,17 @@ def with_gradients(model: ExpertModel, *sharing: Group) -> Experts:
     return model.experts
 
 
+def with_averaged_gradients(model: ExpertModel, experts: Group) -> Experts:
+    """As `with_gradients`; RuntimeError where they are not averaged yet."""
+    layer = with_gradients(model, experts)
+    if not hasattr(layer.up.grad, "averaged"):
+        raise RuntimeError(
+            "these are the gradients of this rank's own tokens, so each rank would find "
+            "another norm: call average_gradients first"
+        )
+    return layer
+
+
 def with_own_gradients(model: ExpertModel, copies: Group) -> Experts:
     """As `with_gradients`; RuntimeError where they are averaged already."""
     layer = with_gradients(model)
@@ -194,7 +205,7 @@ def average_gradients(model: ExpertModel, copies: Group) -> None:
 
 def norm_of_all(model: ExpertModel, experts: Group) -> Tensor:
     """The norm of the whole averaged gradient, in which each parameter counts once."""
-    layer = with_gradients(model, experts)
+    layer = with_averaged_gradients(model, experts)
     mine = layer.up.grad.square().sum() + layer.down.grad.square().sum()
     dist.all_reduce(mine, group=experts)  # the experts of one copy
     dense = model.below.grad.square().sum() + layer.router.grad.square().sum()

@@ -105,11 +105,20 @@ def save(model: nn.Module, optimizer: Adam, folder: str) -> None:
     checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
 
 
+def require_all_of(folder: str, weights: dict) -> None:
+    """ValueError where a checkpoint holds a weight that the model has not."""
+    held = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved = {name.removeprefix("model.") for name in held if name.startswith("model.")}
+    if more := sorted(saved - weights.keys()):
+        raise ValueError(f"the model has no `{more[0]}`, which {folder} holds")
+
+
 def resume(model: nn.Module, optimizer: Adam, folder: str) -> None:
     """Each rank reads its shards, however many ranks have written them."""
     require_own(model, optimizer)
     if not Path(folder, ".metadata").exists():
         raise ValueError(f"{folder} holds no checkpoint that `save` has finished")
     weights, state = get_state_dict(model, optimizer)
+    require_all_of(folder, weights)
     checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)

@@ -65,14 +65,25 @@ def watch_units(model: SmallTransformer) -> list[int]:
     return whole
 
 
+def require_equal(micro_batches: Sequence[torch.Tensor]) -> None:
+    """TypeError for what is no list; ValueError for several shapes, and for none."""
+    if not isinstance(micro_batches, list | tuple):
+        kind = type(micro_batches).__name__
+        raise TypeError(f"micro-batches are a {kind}: give a list, such as of chunk(4)")
+    shapes = {tuple(tokens.shape) for tokens in micro_batches}
+    if len(shapes) != 1:
+        raise ValueError(
+            f"micro-batches have the shapes {sorted(shapes)}: give one or more, all equal, "
+            "since unequal ones have another mean"
+        )
+
+
 def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
     """Backward of each micro-batch; the ranks add up their gradients with the last.
 
     All ranks give micro-batches of one shape: of unequal shares the mean is another, unasked.
     """
-    micro_batches = list(micro_batches)
-    if len({tokens.shape for tokens in micro_batches}) != 1:
-        raise ValueError("micro-batches must be equal: unequal ones have another mean")
+    require_equal(micro_batches)
     for i, tokens in enumerate(micro_batches):
         model.set_requires_gradient_sync(i == len(micro_batches) - 1)
         (loss_of(model, tokens) / len(micro_batches)).backward()

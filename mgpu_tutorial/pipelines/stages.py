@@ -211,6 +211,7 @@ def run_in_order(
     orders = [order_of(r, world_size, micro) for r in range(world_size)]
     require_orders(orders, micro)
     require_work(work)
+    require_own_rank(rank, world_size, group)
     stage, requests = Stage(work, micro, group), []
     for name in orders[rank]:  # such as F0 F1 B0 B1
         i = int(name[1:])

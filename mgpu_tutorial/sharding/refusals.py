@@ -13,7 +13,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from mgpu_tutorial.shared.groups import order_of, require_same, require_whole
+from mgpu_tutorial.shared.groups import order_of, require_dense, require_same, require_whole
 from mgpu_tutorial.shared.parameters import fingerprint_of
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
@@ -81,6 +81,7 @@ def require_same_layout(module: nn.Module, group: dist.ProcessGroup | None = Non
     tensors = [*module.named_parameters(), *module.named_buffers()]
     layout = [(name, order_of(t), str(t.dtype), t.requires_grad) for name, t in tensors]
     require_same("name, shape, dtype and requires_grad of each tensor", layout, group)
+    require_dense(tensors)
 
 
 def require_same_order(
@@ -92,9 +93,8 @@ def require_same_order(
     values that none of the others has come from another seed: rank 0's will replace them.
     """
     require_whole(((f"parameter {i}", p) for i, p in enumerate(parameters)), group)
-    require_same(
-        "shape and dtype", [(tuple(p.shape), str(p.dtype)) for p in parameters], group
-    )
+    require_same("shape and dtype", [(order_of(p), str(p.dtype)) for p in parameters], group)
+    require_dense((f"parameter {i}", p) for i, p in enumerate(parameters))
     if dist.get_backend(group) == "fake":
         return
     mine = [fingerprint_of([parameter]) for parameter in parameters]

@@ -118,8 +118,10 @@ class ShardedOptimizer:
             options["params"] = [p for p in options["params"] if p in mine]
         self.inner = optimizer_class(groups, **kwargs)
         self.inner.register_step_pre_hook(require_own_step)
+        self.inner.zero_grad = self.zero_grad  # of what others own too
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """None, on every rank, for the gradients of all parameters: never zeros."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -191,7 +193,9 @@ class ShardedModel(nn.Module):
     many samples. To freeze a block call its `requires_grad_`, not that of a layer inside. An
     optimizer that looks at rows or at a whole tensor, such as Adafactor, sees shards instead,
     and each shard has one dimension: no rule such as "decay what has two" finds one. A
-    GradScaler sees the infinities of this rank's shards only.
+    GradScaler sees the infinities of this rank's shards only, and `clip_grad_norm_` their
+    norm: use `clip_shards`. A parameter that no rank uses in a step gets zeros, so weight
+    decay and momentum move it, where one process leaves it alone: freeze it.
 
     Raises ValueError, before anything is sent, where a parameter is frozen, tied to another
     block or sharded already, where a block has several dtypes, and for a BatchNorm in
@@ -311,6 +315,7 @@ def prepare(
         flat = FlatParameters(module, group)
         optimizer = kind([flat.shard])
         optimizer.register_step_pre_hook(require_own_step)
+        optimizer.zero_grad = module.zero_grad  # the shard has none before the step
 
         def step() -> None:
             with own_step(optimizer):

@@ -31,6 +31,7 @@ from mgpu_tutorial.sharding.refusals import (
     require_same_start,
     require_step,
 )
+from mgpu_tutorial.shared.groups import require_whole
 
 
 def owners(parameters: list[nn.Parameter], world_size: int) -> list[int]:
@@ -58,6 +59,7 @@ def sharded_step(
     require_member(group)
     require_owners(parameters, owner, dist.get_world_size(group))
     pairs = list(zip(parameters, owner, strict=True))
+    require_whole(((f"parameter {i}", p) for i, p in enumerate(parameters)), group)
     mine = [parameter for parameter, rank in pairs if rank == dist.get_rank(group)]
     require_step({f"parameter {i}": p for i, p in enumerate(parameters)}, optimizer, mine)
     for i, parameter in enumerate(parameters):
@@ -91,7 +93,9 @@ class FlatParameters:
     """The trained parameters of a module in one flat tensor; the optimizer gets `shard`.
 
     All ranks begin with the same values. A step takes the gradients away: no `zero_grad` is
-    needed, and none can be kept for the next step.
+    needed after it, and none can be kept for the next step. What backward left without a step
+    goes by `module.zero_grad()`. Before the step each rank has the gradients of its own
+    samples, of which `clip_grad_norm_` would take another norm on each: use `clip_shards`.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -99,6 +103,7 @@ class FlatParameters:
         self.module, self.group = module, group
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         require_once(self.named)
+        require_whole(self.named.items(), group)
         self.parameters = list(self.named.values())
         self.flat = flatten(self.parameters, group)
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now

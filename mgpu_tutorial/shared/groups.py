@@ -62,6 +62,24 @@ def order_of(tensor: Tensor) -> tuple:
     return shape, "strides", [stride for size, stride in strides if size > 1]
 
 
+def require_dense(named: Iterable[tuple[str, Tensor]]) -> None:
+    """ValueError for a tensor with gaps in memory, or with numbers that share a place.
+
+    A message has bytes as they lie, so it would bring what stands in the gaps.
+    """
+    for name, tensor in named:
+        places = 1
+        pairs = zip(tensor.stride(), tensor.shape, strict=True)
+        for stride, size in sorted(pair for pair in pairs if pair[1] > 1):
+            if stride != places and tensor.numel():
+                raise ValueError(
+                    f"`{name}` is a view with gaps or repetitions in memory, strides "
+                    f"{tensor.stride()} for shape {tuple(tensor.shape)}, and a message would "
+                    "bring its bytes as they lie: make it of a .clone() of its own"
+                )
+            places *= size
+
+
 def require_whole(
     named: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
 ) -> None:

@@ -68,7 +68,8 @@ def parallelize(model: nn.Module, plan: dict[str, type], group: Group = None) ->
     From columns to rows each column, or head, must stay alone: a GLU or softmax over columns
     is refused in a Sequential, and in a forward nobody sees it. Where one layer makes
     queries, keys and values, they stand head by head, as in Attention. `clip_grad_norm_`
-    would take another norm on each rank: the squares of shards add up over the ranks.
+    would take another norm on each rank: the squares of shards add up over the ranks. Dropout
+    behind rows must draw the same on all ranks, and behind columns another mask on each.
     """
     for name, kind, layer in planned(model, plan, group):
         model.set_submodule(name, kind(layer, group))

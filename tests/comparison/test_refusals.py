@@ -160,3 +160,19 @@ def test_a_layer_used_twice_is_counted_twice():
     layer = nn.Linear(2, 2)
     twice = estimates.count_operations(nn.Sequential(layer, layer), torch.ones(1, 2))
     assert twice == 2 * 8 + 3 * 8
+
+
+class WithoutGradient(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            hidden = self.first(x)
+        return self.last(hidden)
+
+
+def test_a_layer_under_no_grad_is_not_counted_as_trained():
+    with pytest.raises(ValueError, match="a layer works under no_grad"):
+        estimates.count_operations(WithoutGradient(), torch.ones(2, 3))

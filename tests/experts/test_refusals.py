@@ -184,6 +184,16 @@ def test_a_norm_that_counts_copies_twice_is_refused(refused):
     refused(4, words, norm_over, sent=True)
 
 
+def norm_too_early(rank, world_size):
+    model = ExpertModel(ExpertParallel(4, 2))
+    run(model)
+    norm_of_all(model, None)
+
+
+def test_a_norm_before_the_average_is_refused(refused):
+    refused(2, "call average_gradients first", norm_too_early, sent=True)
+
+
 SCORES, ROWS = torch.ones(3, 4), torch.ones(3, 2)
 COUNTS, RATE = torch.tensor([3, 1, 0, 2]), "a rate of 0 or more"
 UP, DOWN = torch.ones(4, 2, 5), torch.ones(4, 5, 2)

@@ -35,6 +35,10 @@ def accumulate_nothing(rank, world_size):
     units.accumulate_gradients(sharded_model(), [])
 
 
+def accumulate_one_tensor(rank, world_size):
+    units.accumulate_gradients(sharded_model(), torch.zeros(4, 2, 8, dtype=torch.long))
+
+
 def shard_on_too_few(rank, world_size):
     units.shard_on_a_mesh(units.new_model(), 1, 1)
 
@@ -83,6 +87,7 @@ REFUSED = {
     "rank -1 of 2": ("no rank -1 of 2", share_24_sequences, -1),
     "unequal micro-batches": ("unequal ones have another mean", accumulate, 2),
     "shorter sequences": ("unequal ones have another mean", accumulate_lengths),
+    "a tensor of micro-batches": ("micro-batches are a Tensor", accumulate_one_tensor),
     "no micro-batch": ("unequal ones have another mean", accumulate_nothing),
     "a mesh of too few": ("1 × 1 does not hold 2 ranks", shard_on_too_few),
     "adapters of rank 0": ("an adapter of rank 0", adapt_by, 0),

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, SGD, Adam
 
+from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding import stages, zero
 from mgpu_tutorial.sharding.blocks import (
@@ -21,6 +22,7 @@ from mgpu_tutorial.sharding.blocks import (
 from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer, clip_shards
 from mgpu_tutorial.shared.checkpoint import save
 from mgpu_tutorial.tensor_parallel.block import PLAN, new_block, parallelize
+from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 
 class Tied(nn.Module):
@@ -258,6 +260,38 @@ def own_by(rank, world_size, how):
     ShardedOptimizer(given[how], SGD, lr=0.1)
 
 
+def with_gaps(*_):
+    module = plain()
+    module.weight = nn.Parameter(torch.randn(3, 6)[:, :3])  # cut from a wider one
+    return module
+
+
+def own_with_gaps(rank, world_size):
+    ShardedOptimizer(with_gaps().parameters(), SGD, lr=0.1)
+
+
+def cut_by_a_plan():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    return parallelize(model, {"0": ColumnParallelLinear, "2": RowParallelLinear})
+
+
+def lay_flat_what_is_cut(rank, world_size):
+    zero.FlatParameters(cut_by_a_plan())
+
+
+def step_what_is_cut(rank, world_size):
+    parameters = list(cut_by_a_plan().parameters())
+    zero.sharded_step(parameters, [0] * 4, SGD(parameters, lr=0.1))
+
+
+def average_what_is_cut(rank, world_size):
+    model = cut_by_a_plan()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    average_gradients(model)
+
+
 def own_a_set(rank, world_size, in_a_group):
     parameters = set(plain().parameters())
     ShardedOptimizer([{"params": parameters}] if in_a_group else parameters, SGD, lr=0.1)
@@ -357,6 +391,8 @@ def share_24_samples(rank, world_size, of=None):
 
 NORM = "an embedding with max_norm changes its weight in the forward"
 NONE, TIED = "there are no parameters to shard", "is tied to another layer or sharded already"
+GAPS = "`weight` is a view with gaps or repetitions in memory"
+PART = "`0.weight` is this rank's part of a layer"
 LAZY = "has no shape before its lazy layer has seen a batch"
 APART = "is tied to another block or sharded already"
 REFUSED = {
@@ -444,6 +480,13 @@ def test_unequal_parts_are_refused(refused, worker):
 
 SAME = "must be the same on all ranks, and rank 1 of the group has"
 REFUSED_LATER = {
+    "gaps, a model": (GAPS, shard_a_model, with_gaps),
+    "gaps, stage 0": (GAPS, prepare_stage, 0, with_gaps),
+    "gaps, stage 2": (GAPS, prepare_stage, 2, with_gaps),
+    "gaps, an optimizer": ("`parameter 0` is a view with gaps", own_with_gaps),
+    "a plan's shards, flat": (PART, lay_flat_what_is_cut),
+    "a plan's shards, by owner": ("is this rank's part of a layer", step_what_is_cut),
+    "a plan's shards, averaged": (PART, average_what_is_cut),
     "two dtypes, a model": (SAME, of_another_dtype, ShardedModel),
     "two dtypes, stage 0": (SAME, of_another_dtype, partial(stages.prepare, 0)),
     "two dtypes, stage 1": (SAME, of_another_dtype, partial(stages.prepare, 1)),
@@ -469,6 +512,35 @@ REFUSED_LATER = {
     "parameters sharded twice": (TIED, shard_again) + (zero.shard_parameters,) * 2,
     "sharded, then flat": (TIED, shard_again, zero.shard_parameters, zero.FlatParameters),
 }
+
+
+def skip_a_bad_batch(rank, world_size, stage):
+    ready = stages.prepare(stage, plain(), partial(SGD, lr=0.1))
+    ready.model(1000 * torch.ones(2, 3)).square().mean().backward()
+    ready.optimizer.zero_grad()  # of a batch that is skipped
+    ready.model(torch.ones(2, 3)).square().mean().backward()
+    ready.step()
+    ready.optimizer.zero_grad()
+    ready.model(torch.ones(2, 3)).square().mean().backward()  # the usual loop goes on
+    ready.step()
+    return ready.model(torch.ones(2, 3)).detach()
+
+
+def two_steps(rank, world_size):
+    module = plain()
+    optimizer = SGD(module.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(torch.ones(2, 3)).square().mean().backward()
+        optimizer.step()
+    return module(torch.ones(2, 3)).detach()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_grad_of_the_optimizer_takes_all_gradients_away(ranks, stage):
+    (one,) = ranks(1, two_steps).results
+    for found in ranks(2, skip_a_bad_batch, stage).results:
+        assert largest_difference(found, one) < 1e-6
 
 
 @pytest.mark.parametrize("case", REFUSED_LATER)

@@ -120,3 +120,12 @@ def test_other_names_are_not_compared():
 def test_another_word_is_no_kind(kind):
     with pytest.raises(ValueError, match="is no kind: expected one of replicated"):
         kinds.dual(kind)
+
+
+@pytest.mark.parametrize("found", [torch.ones(4, 1), torch.ones(16), None])
+def test_a_gradient_of_another_shape_is_not_stretched(found):
+    def right(x):
+        return {"w": 2 * x}
+
+    with pytest.raises(ValueError, match=r"w: .* is compared with torch.Size\(\[4, 4\]\)"):
+        trials.first_difference({"w": found}, right, torch.ones(4, 4))
