@@ -99,6 +99,7 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+        require_member(group)
         require_no_max_norm(module)
         self.module, self.group = module, group
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
