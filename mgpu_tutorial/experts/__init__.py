@@ -1,1 +1,1 @@
-"""Experts: a router sends each token to a few of many perceptrons, on other ranks too."""
+"""Experts: a router sends each token to a few of many MLPs, on other ranks too."""

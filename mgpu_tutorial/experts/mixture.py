@@ -1,4 +1,4 @@
-"""Experts in a model of Llama's kind: each perceptron becomes several, on several ranks."""
+"""Experts in a model of Llama's kind: each MLP becomes several, on several ranks."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ class Mixture(nn.Module):
 
 
 class ExpertsDDP(nn.Module):
-    """A model whose perceptrons became mixtures; what all ranks have is averaged."""
+    """A model whose MLPs became mixtures; what all ranks have is averaged."""
 
     def __init__(
         self, model: nn.Sequential, experts: int, dispatch: Callable, combine: Callable

@@ -66,7 +66,7 @@ class SmallTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of a transformer: attention, then a perceptron, each added to its input."""
+    """One layer of a transformer: attention, then an MLP, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron; each takes the normed input and adds its output to x."""
+    """Attention, then an MLP; each takes the normed input and adds its output to x."""
 
     def __init__(self, width: int = 48, heads: int = 12) -> None:
         super().__init__()

@@ -121,7 +121,7 @@ def bytes_table(*prepares: Callable) -> Table:
 
 
 def shuffled(model: SmallTransformer, seed: int) -> SmallTransformer:
-    """The same function with the features of its perceptrons in another order."""
+    """The same function with the features of its MLPs in another order."""
     generator = torch.Generator().manual_seed(seed)
     for mlp in (block.mlp for block in model.blocks):
         order = torch.randperm(mlp.up.out_features, generator=generator)

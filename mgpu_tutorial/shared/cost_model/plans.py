@@ -15,9 +15,9 @@ class Model(NamedTuple):
     """A decoder of equal layers; widths are in numbers, `sequence` in tokens.
 
     `kv_heads` is 0 where keys and values have as many heads as queries, and `ffn`, the width
-    inside the perceptron, where it is four times `hidden`. A `gated` perceptron has three
+    inside the MLP, where it is four times `hidden`. A `gated` MLP has three
     matrices, as in Llama, and no dropout. With `tied` the head shares the embedding. Of its
-    `experts` perceptrons per layer a token uses `active`. Norms and routers don't count.
+    `experts` MLPs per layer a token uses `active`. Norms and routers don't count.
     """
 
     layers: int
@@ -48,7 +48,7 @@ class Model(NamedTuple):
 
     @property
     def mlp_parameters(self) -> float:
-        """Of one perceptron, or of one expert."""
+        """Of one MLP, or of one expert."""
         return (3 if self.gated else 2) * self.hidden * self.ffn_width
 
     @property
@@ -58,7 +58,7 @@ class Model(NamedTuple):
 
     @property
     def expert_parameters(self) -> float:
-        """Of all experts of all layers; none where each layer has one perceptron."""
+        """Of all experts of all layers; none where each layer has one MLP."""
         return self.layers * self.experts * self.mlp_parameters * (self.experts > 1)
 
     @property

@@ -92,7 +92,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron, each behind a norm and added to its input."""
+    """Attention and an MLP, each behind a norm and added to its input."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module, norm: Callable) -> None:
         super().__init__()
