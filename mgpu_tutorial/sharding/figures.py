@@ -123,7 +123,7 @@ def film_blocks(rank: int, world_size: int, kind: type[ShardedBlock]) -> list[in
         for i, (block, gradient) in enumerate(zip(tower, gradients, strict=True)):
             bricks[f"block {i}"] = [rank] if block.whole is None else range(world_size)
             own = "whole" if gradient is not None else []
-            bricks[f"gradient {i}"] = own if block.shard.grad is None else "sum ½"
+            bricks[f"gradient {i}"] = own if block.shard.grad is None else "mean ½"
             held += block.shard, block.whole, gradient, block.shard.grad
         in_all.append(sum(t.nbytes for t in held if t is not None))
         frame(says, bricks)
@@ -146,7 +146,7 @@ def film_blocks(rank: int, world_size: int, kind: type[ShardedBlock]) -> list[in
 
         def scattered(self, shard: nn.Parameter) -> None:
             gradients[self.i] = None
-            says = "the gradients' sum, and its own shard only, by a reduce-scatter."
+            says = "the gradients' mean, and its own shard only, by a reduce-scatter."
             look(f"Block {self.i}, Gather.backward: {says}")
 
     for i in range(2):

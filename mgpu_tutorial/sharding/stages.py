@@ -132,6 +132,23 @@ class ShardedOptimizer:
             sharded_step(self.parameters, self.owner, self.inner, self.group)
 
 
+class FlatOptimizer:
+    """Stage 2 in the form of an optimizer: `FlatOptimizer(parameters, Adam, lr=1e-3)`.
+
+    All ranks give the same parameters, with the same values. Its step takes the gradients.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], kind: type, **options: Any) -> None:
+        self.flat = FlatParameters(nn.ParameterList(parameters))
+        self.inner = kind([self.flat.shard], **options)
+
+    def step(self) -> None:
+        self.flat.step(self.inner)
+
+    def zero_grad(self) -> None:
+        """Nothing is left to do: `step` has taken the gradients away."""
+
+
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:
     """Tensors of floats in this dtype, in tuples, lists and dicts too; all else as it is."""
     if isinstance(value, torch.Tensor):

@@ -120,3 +120,24 @@ def test_a_short_dtype_travels_and_a_long_one_stays(ranks):
 def test_other_suites_call_a_sharded_optimizer_like_this():
     signature(ShardedOptimizer).bind([], torch.optim.AdamW, lr=0.1, betas=(0.9, 0.99))
     assert {"zero_grad", "step"} <= set(dir(ShardedOptimizer))
+
+
+def train_flat(rank, world_size):
+    model = new_model()
+    optimizer = stages.FlatOptimizer(model.parameters(), SGD, lr=0.1, momentum=0.9)
+    for number in range(3):
+        loss_of(model, number, rank, world_size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
+
+
+def test_stage_2_in_the_form_of_an_optimizer_takes_the_steps_of_one_process(ranks):
+    model = new_model()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step, 0, 1).backward()
+        optimizer.step()
+    found = ranks(3, train_flat).results
+    assert largest_difference(found, [list(model.parameters())] * 3) < 1e-12
