@@ -24,7 +24,7 @@ ELSEWHERE = {
     "memory_bars",
     "timeline",
     "draw_trace",
-}  # tests/lab/draw; the last is a timeline
+, "logbook_picture"}  # tests/lab/draw; the last is a timeline
 
 
 @pytest.fixture(autouse=True)

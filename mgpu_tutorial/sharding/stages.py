@@ -138,7 +138,9 @@ class FlatOptimizer:
     All ranks give the same parameters, with the same values. Its step takes the gradients.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], kind: type, **options: Any) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], kind: type, **options: Any
+    ) -> None:
         self.flat = FlatParameters(nn.ParameterList(parameters))
         self.inner = kind([self.flat.shard], **options)
 
