@@ -24,7 +24,8 @@ ELSEWHERE = {
     "memory_bars",
     "timeline",
     "draw_trace",
-, "logbook_picture"}  # tests/lab/draw; the last is a timeline
+    "logbook_picture",
+}  # tests/lab/draw and tests/comparison
 
 
 @pytest.fixture(autouse=True)
