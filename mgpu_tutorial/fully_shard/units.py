@@ -1,6 +1,6 @@
 """A small transformer, the plans that shard it, accumulation, and adapters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -65,17 +65,18 @@ def watch_units(model: SmallTransformer) -> list[int]:
     return whole
 
 
-def require_equal(micro_batches: Sequence[torch.Tensor]) -> None:
-    """TypeError for what is no list; ValueError for several shapes, and for none."""
-    if not isinstance(micro_batches, list | tuple):
-        kind = type(micro_batches).__name__
-        raise TypeError(f"micro-batches are a {kind}: give a list, such as of chunk(4)")
+def equal_ones(micro_batches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """They as a list; TypeError for one tensor, ValueError for several shapes, and none."""
+    if isinstance(micro_batches, torch.Tensor):
+        raise TypeError("micro-batches are one tensor: give a list, such as of chunk(4)")
+    micro_batches = list(micro_batches)
     shapes = {tuple(tokens.shape) for tokens in micro_batches}
     if len(shapes) != 1:
         raise ValueError(
             f"micro-batches have the shapes {sorted(shapes)}: give one or more, all equal, "
             "since unequal ones have another mean"
         )
+    return micro_batches
 
 
 def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
@@ -83,7 +84,7 @@ def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor
 
     All ranks give micro-batches of one shape: of unequal shares the mean is another, unasked.
     """
-    require_equal(micro_batches)
+    micro_batches = equal_ones(micro_batches)
     for i, tokens in enumerate(micro_batches):
         model.set_requires_gradient_sync(i == len(micro_batches) - 1)
         (loss_of(model, tokens) / len(micro_batches)).backward()

@@ -87,7 +87,7 @@ REFUSED = {
     "rank -1 of 2": ("no rank -1 of 2", share_24_sequences, -1),
     "unequal micro-batches": ("unequal ones have another mean", accumulate, 2),
     "shorter sequences": ("unequal ones have another mean", accumulate_lengths),
-    "a tensor of micro-batches": ("micro-batches are a Tensor", accumulate_one_tensor),
+    "a tensor of micro-batches": ("micro-batches are one tensor", accumulate_one_tensor),
     "no micro-batch": ("unequal ones have another mean", accumulate_nothing),
     "a mesh of too few": ("1 × 1 does not hold 2 ranks", shard_on_too_few),
     "adapters of rank 0": ("an adapter of rank 0", adapt_by, 0),
