@@ -99,7 +99,7 @@ class SharedHeads(Problem):
     """
 
     chapter = "tensor_parallel"
-    unit = "blocks of work on the fullest rank"
+    unit = "blocks of work on the busiest rank"
     axis = "blocks of work"
     must = "give each row of each head to one rank"
     why = (
@@ -107,12 +107,14 @@ class SharedHeads(Problem):
         "heads / ranks whole heads. So it has rows of so many heads, rounded up, and makes "
         "the keys of each."
     )
+    slack = 1.25
     shown = (12, 8, 64, 64)  # heads, ranks, rows of a head, work of its keys
     target = 3248
 
     def other(self, rng: random.Random) -> tuple:
-        ranks, rows = rng.randint(2, 8), rng.choice([15, 16, 32, 64])
-        return rng.randint(ranks // 2 + 1, 20), ranks, rows, rows * rng.randint(0, 2)
+        ranks, rows = rng.choice([4, 6, 8]), rng.choice([15, 16, 32, 64])
+        heads = rng.randint(-(-5 * ranks // 4), 3 * ranks // 2)
+        return heads, ranks, rows, rows * rng.randint(0, 1)
 
     def bound(self, case: tuple) -> float:
         heads, ranks, rows, keys = case
@@ -132,6 +134,9 @@ class SharedHeads(Problem):
                 whole(head, heads, f"rank {rank}, a head")
                 whole(begin, rows, f"rank {rank}, head {head}, the first row")
                 whole(end, rows + 1, f"rank {rank}, head {head}, the row behind the last")
+                require(
+                    begin < end, f"rank {rank}, head {head}: no rows from {begin} to {end}"
+                )
                 for row in range(begin, end):
                     twice = (head, row) in taken
                     require(not twice, f"row {row} of head {head} is given twice")
@@ -145,6 +150,9 @@ class SharedHeads(Problem):
     def play(self, case: tuple, answer: Any) -> float:
         shares = self.shares(case, answer)
         return max(sum(own.values()) + case[3] * len(own) for own in shares)
+
+    def named(self, case: tuple) -> str:
+        return "{} heads on {} ranks, {} rows, {} for the keys".format(*case)
 
     def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
         rows = []

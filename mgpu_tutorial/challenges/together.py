@@ -48,7 +48,7 @@ class PlacedExperts(Problem):
     """
 
     chapter = "experts"
-    unit = "tokens on the fullest rank"
+    unit = "tokens on the busiest rank"
     axis = "tokens"
     must = "place each expert at least once, and no more on a rank than it has places"
     why = "The ranks share all tokens, and the fullest has no fewer than the mean."
@@ -204,6 +204,7 @@ class CheapestTests(Problem):
     chapter = "wrong_gradient"
     unit = "ranks in all"
     must = "see every fault that any test sees"
+    slack = 1.2
     why = "The judge has the cheapest tests for every set of faults."
     shown = (
         [ranks for ranks, _ in TESTS.values()],
@@ -231,6 +232,7 @@ class CheapestTests(Problem):
         ranks, sees = case
         require(isinstance(answer, list), f"{answer!r:.60} is no list of tests")
         chosen = [whole(test, len(ranks), "a test") for test in answer]
+        require(len(set(chosen)) == len(chosen), "a test stands there twice")
         lost = sorted(set().union(*sees) - set().union(*(sees[test] for test in chosen)))
         require(not lost, f"fault {lost[:1]} is seen by no test")
         return sum(ranks[test] for test in chosen)

@@ -88,7 +88,10 @@ def planned_step(layers, heads, gpus, batch, ask):
     assert "`__closure__` is a door" in first_wrong(reads, cell).seen
 
 
-@pytest.mark.parametrize("name", ["all_reduce_over_nodes", "placed_experts", "buckets"])
+@pytest.mark.parametrize(
+    "name",
+    ["all_reduce_over_nodes", "buckets", "placed_experts", "shared_heads", "cheapest_tests"],
+)
 def test_one_that_is_good_on_the_page_s_sizes_only_fails(name, cell):
     problem = build.problems[name]
     answer = json.loads(json.dumps(build.ours[name](*problem.shown)))
@@ -126,6 +129,10 @@ DOORS = {
     "torch.distributed": (
         "import torch\n\n\ndef buckets(*given):\n    torch.distributed.barrier()\n",
         "`distributed` is a door",
+    ),
+    "a module inside a module": (
+        "import random\n\n\ndef buckets(*given):\n    return random._os.listdir()\n",
+        "`_os` is a door",
     ),
     "torch.distributed by its own name": (
         "import torch.distributed as dist\n\n\ndef buckets(*given):\n    dist.barrier()\n",
@@ -270,6 +277,7 @@ PLAYS = {
         [[[0, 0, 2]], [[0, 1, 2]]],
         "row 1 of head 0 is given twice",
     ),
+    "no rows": (models.SharedHeads(), (1, 1, 2, 1), [[[0, 1, 1]]], "no rows from 1 to 1"),
     "no such head": (models.SharedHeads(), (1, 1, 2, 1), [[[1, 0, 2]]], "from 0 to 0"),
     "unseen": (
         together.CheapestTests(),
@@ -277,6 +285,7 @@ PLAYS = {
         [0],
         "fault [1] is seen by no",
     ),
+    "a test twice": (together.CheapestTests(), ([1, 1], [[0], [1]]), [0, 1, 0], "twice"),
     "no such test": (together.CheapestTests(), ([1, 1], [[0], [1]]), [2], "from 0 to 1"),
     "no place": (together.PlacedExperts(), ([2, 1], 2, 1), [[0, 1], []], "2 experts in 1"),
 }
@@ -417,6 +426,15 @@ def test_the_table_of_tests_is_what_the_faulty_job_shows(ranks, test):
         }
         found += [number] * tells[kind]
     assert found == sees
+
+
+def test_numbers_of_numpy_are_numbers_and_a_set_is_no_list(cell):
+    source = FIRST["buckets"].replace("[1] * len(ready)", "np.ones(len(ready), int)")
+    *_, function = cell("import numpy as np\n" + source)
+    assert build.problems["buckets"].score(function) == 1440
+    (function,) = cell(FIRST["buckets"].replace("[1] * len(ready)", "set(ready)"))
+    row = next(row for row in build.rows(function) if not row.holds)
+    assert "the answer has a set in it" in row.seen
 
 
 def test_other_sizes_depend_on_the_text_alone(cell):
