@@ -121,7 +121,7 @@ class _Edition:
         steps = _steps(piece)
         said = f"Step by step, in {len(steps)} drawings."
         if piece.text.startswith('<div class="explore"'):
-            said = "The same step at other settings. On the web page sliders move it."
+            said = "At other settings. On the web page sliders move it."
         caption = piece.about.get("caption", said)
         if self.print and len(steps) > STRIP:
             caption += f" (Here are {STRIP} of the steps 0 to {len(steps) - 1}.)"

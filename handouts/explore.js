@@ -106,42 +106,21 @@ const priced = {
     return this.tag("svg", { viewBox: all, width: "100%", "aria-hidden": true, ...look }, parts.join(""));
   },
   open(place) {
-    const data = JSON.parse(place.dataset.tape), at = {};
-    const make = (kind, parent, more) => {
-      const made = Object.assign(document.createElement(kind), more);
-      parent.append(made);
-      return made;
-    };
-    place.replaceChildren();
-    const outputs = data.sliders.map((slider) => {
-      const row = make("label", place, { className: "bar" });
-      make("span", row, { textContent: slider.says });
-      at[slider.name] = slider.at;
-      const input = make("input", row, {
-        type: "range", min: 0, max: slider.values.length - 1, value: slider.at,
-        oninput: () => { at[slider.name] = +input.value; show(); },
-      });
-      const said = make("output", row);
-      return () => {
-        said.textContent = (+slider.values[at[slider.name]].toPrecision(4)).toLocaleString("en");
-        input.setAttribute("aria-valuetext", said.textContent);
-      };
+    const data = JSON.parse(place.dataset.tape);
+    const rows = data.sliders.map(({ says, at, values }) => {
+      return { says, at, labels: values.map((value) => (+value.toPrecision(4)).toLocaleString("en")) };
     });
-    const screen = make("div", place, { className: "screen", tabIndex: 0, ariaLabel: "timeline" });
-    screen.setAttribute("role", "group");
-    const words = make("p", place, { ariaLive: "polite" });
-    const show = () => {
-      outputs.forEach((output) => output());
-      const set = Object.fromEntries(data.sliders.map((s) => [s.name, s.values[at[s.name]]]));
-      const played = this.replay(data, set), full = data.full[at.tokens ?? 0][at.ranks ?? 0];
+    sliders.bars(place, rows, "timeline", (at, screen, words) => {
+      const set = Object.fromEntries(data.sliders.map((slider, i) => [slider.name, slider.values[at[i]]]));
+      const of = (name) => at[data.sliders.findIndex((slider) => slider.name === name)] ?? 0;
+      const played = this.replay(data, set), full = data.full[of("tokens")][of("ranks")];
       const share = 100 * played.visible / (played.seconds || 1);
       screen.innerHTML = this.draw(played);
       const [all, seen] = [played.seconds, played.visible].map((time) => (1e3 * time).toFixed(0) + " ms");
       const fits = full > data.memory ? ": it does not fit." : ".";
       words.textContent = all + ", of which " + seen + " are visible messages (" + share.toFixed(0) +
         " %). At most " + full.toFixed(1) + " GB of " + data.memory + " GB" + fits;
-    };
-    show();
+    });
   },
 };
-if (typeof document !== "undefined") document.querySelectorAll(".explore").forEach((place) => priced.open(place));
+if (typeof document !== "undefined") document.querySelectorAll("[data-tape]").forEach((place) => priced.open(place));

@@ -1,9 +1,11 @@
 """Pictures and times for the notebook on collectives; no lesson is in here."""
 
 import inspect
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -186,6 +188,98 @@ def _digits(number: torch.Tensor) -> list[int]:
     """The ranks whose parts are in a sum of powers of ten."""
     digits = reversed(str(number.item()))
     return [rank for rank, digit in enumerate(digits) if digit != "0"]
+
+
+def by_size(
+    ways: Mapping[str, Callable[[float, int, float], float]], ranks: int, latency: float
+) -> Drawing:
+    """The seconds of each way for 1 kB to 10 GB, and which is the fastest where.
+
+    A way is a function of bytes, ranks and latency. Both axes are logarithmic, and the same
+    for all settings, so that what moves is the network's doing.
+    """
+    low, high, fast, slow = 3, 10, -5, 1  # powers of ten: bytes, and seconds
+    left, top, x, y = 78, 12, 70, 34  # pixels, and of a power of ten
+    right, base = left + x * (high - low), top + y * (slow - fast)
+
+    def cost(name: str, power: float) -> float:
+        return ways[name](10**power, ranks, latency)
+
+    def fastest(power: float) -> str:
+        return min(ways, key=lambda name: cost(name, power))
+
+    def change(below: float, above: float) -> float:
+        """Where the fastest way is another, by halving."""
+        for _ in range(30):
+            middle = (below + above) / 2
+            same = fastest(middle) == fastest(below)
+            below, above = (middle, above) if same else (below, middle)
+        return below
+
+    dashes = "", " stroke-dasharray='8 4'"
+    grid = [low + i / 20 for i in range(20 * (high - low) + 1)]
+    changes = [change(a, b) for a, b in pairwise(grid) if fastest(a) != fastest(b)]
+    edges = [low, *changes, high]
+    spans = [(a, b, fastest((a + b) / 2)) for a, b in pairwise(edges)]
+    runs = [f"{way} up to {_decimal(10**b)}" for _, b, way in spans[:-1]]
+    each = ", ".join(f"{1e3 * cost(name, 7):.3g} ms by {name}" for name in ways)
+    says = (
+        f"{ranks:,} ranks, {1e6 * latency:g} µs: the fastest is "
+        f"{', '.join([*runs, ('then ' if runs else '') + spans[-1][2]])}. "
+        f"10 MB take {each}."
+    )
+    drawing = Drawing(right + 80, base + 74, says, says)
+    for power in range(low, high + 1):
+        at = left + x * (power - low)
+        drawing.line(at, top, at, base, "#dddddd", 1)
+    for power in range(fast, slow + 1):
+        at = base - y * (power - fast)
+        drawing.line(left, at, right, at, "#dddddd", 1)
+        unit = "µs" if power < -3 else "ms" if power < 0 else "s"
+        many = 10 ** (power + {"µs": 6, "ms": 3, "s": 0}[unit])
+        drawing.label(left - 8, at + 4, f"{many:g} {unit}", 12, anchor="end")
+    at = left + x * (7 - low)
+    drawing.line(at, top, at, base, INK, 1, "2 3")
+    for i, name in enumerate(ways):
+        places = []
+        for power in grid[::4]:
+            tall = y * (math.log10(cost(name, power)) - fast)
+            if 0 <= tall <= base - top:
+                places.append((left + x * (power - low), base - tall))
+        corners = " ".join(f"{across:g},{down:.1f}" for across, down in places)
+        drawing.parts.append(
+            f"<polyline points='{corners}' fill='none' stroke='{tone(i).fill}' "
+            f"stroke-width='2.6'{dashes[i % 2]}/>"
+        )
+        end, down = places[-1]
+        drawing.label(end + 6, down + 4, name, 14, tone(i).text, "start", "bold")
+    for a, b, way in spans:
+        i = list(ways).index(way)
+        begin, wide = left + x * (a - low), x * (b - a)
+        drawing.box(begin, base + 30, wide, 22, "#ffffff", tone(i).fill, 1, radius=0)
+        if wide > 10 * len(way):
+            drawing.label(begin + wide / 2, base + 45, way, 13, tone(i).on, weight="bold")
+    drawing.label(left - 8, base + 45, "fastest", 12, anchor="end")
+    for power in changes:
+        at, down = (
+            left + x * (power - low),
+            y * (math.log10(cost(fastest(power), power)) - fast),
+        )
+        drawing.line(at, base - down, at, base + 52, INK, 1.2)
+        drawing.box(at - 4, base - down - 4, 8, 8, INK, INK, 1, radius=4)
+        drawing.label(at, base + 67, _decimal(10**power), 13, weight="bold")
+    for power in range(low, high + 1):
+        at = left + x * (power - low)
+        drawing.label(at, base + 18, _decimal(10**power), 12, halo=True)
+    drawing.label(left - 36, base + 18, "tensor", 12, anchor="end")
+    return drawing
+
+
+def _decimal(nbytes: float) -> str:
+    """Bytes in powers of a thousand, to two digits."""
+    power = min(math.floor(math.log10(nbytes) + 1e-9) // 3, 3)
+    number = float(f"{nbytes / 1000**power:.2g}")
+    return f"{number:g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 def race(*methods: Callable[[torch.Tensor], None]) -> Table:

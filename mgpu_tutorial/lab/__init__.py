@@ -12,6 +12,7 @@ from mgpu_tutorial.lab.draw.film import film, frame
 from mgpu_tutorial.lab.draw.memory_bars import memory_bars
 from mgpu_tutorial.lab.draw.plot import curves
 from mgpu_tutorial.lab.draw.sequence_chart import sequence_chart
+from mgpu_tutorial.lab.draw.sliders import sliders
 from mgpu_tutorial.lab.draw.timeline import timeline
 from mgpu_tutorial.lab.record.intervals import traffic
 from mgpu_tutorial.lab.record.memory import Ledger

@@ -6,6 +6,7 @@ axe-core, which comes through npm, looks for violations of WCAG 2.1 AA; AXE name
 import os
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
@@ -16,6 +17,7 @@ from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.shared.price import explore, price
 from mgpu_tutorial.shared.price.sliders import words
 from tests.handouts.conftest import shown, write
+from tests.lab.draw import test_sliders as small
 from tests.shared.price.test_sliders import train
 
 AXE = Path(os.environ.get("AXE", ROOT / ".venv" / "axe-core" / "package" / "axe.min.js"))
@@ -142,18 +144,27 @@ def test_the_search_finds_a_section_and_says_so(page, pages):
     assert page.locator("nav.toc").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_sliders_of_a_price_replay_it_in_the_page(page, tmp_path, scheme):
+@pytest.fixture(params=["light", "dark"])
+def moving(page, tmp_path, request):
+    """Opens a page with the sliders that a cell has shown, narrow, in light and in dark."""
+
+    def opened(html):
+        head = "# Title\n\nA reason. **is it seven?** About 5 minutes."
+        cells = [new_markdown_cell(head), new_code_cell("x", outputs=shown(html))]
+        folder = write(tmp_path, cells).parent
+        for make, given, path in Plan(tmp_path / "out", (), folder).pages():
+            make(*given, path)
+        page.set_viewport_size({"width": 390, "height": 900})
+        page.emulate_media(color_scheme=request.param)
+        page.goto((tmp_path / "out" / "00_small.html").as_uri())
+        return page.locator(".explore")
+
+    return opened
+
+
+def test_the_sliders_of_a_price_replay_it_in_the_page(page, moving):
     explored = explore(price(train, 4, BucketedDDP, tokens=2**20))
-    head = "# Title\n\nA reason. **is it seven?** About 5 minutes."
-    cells = [new_markdown_cell(head), new_code_cell("x", outputs=shown(explored.still()))]
-    folder = write(tmp_path, cells).parent
-    for make, given, path in Plan(tmp_path / "out", (), folder).pages():
-        make(*given, path)
-    page.set_viewport_size({"width": 390, "height": 900})
-    page.emulate_media(color_scheme=scheme)
-    page.goto((tmp_path / "out" / "00_small.html").as_uri())
-    place = page.locator(".explore")
+    place = moving(explored.still())
     assert place.locator("svg text").first.is_visible() and place.locator("img").count() == 0
     names = list(explored.sliders)
     said = page.locator(".explore p").inner_text
@@ -161,4 +172,28 @@ def test_the_sliders_of_a_price_replay_it_in_the_page(page, tmp_path, scheme):
     place.locator("input").nth(names.index("inside")).press("Home")
     slow = explored.at(inside=explored.sliders["inside"].values[0])
     assert before == words(explored.at()) and said() == words(slow)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_sliders_show_the_frame_that_was_drawn_for_their_setting(page, moving):
+    place = moving(small.moved()._repr_mimebundle_()["text/html"])
+
+    def shows(ranks, link, *labels):
+        drawing = small.draw(ranks, link)
+        picture = place.locator("img")
+        assert picture.count() == 1 and picture.is_visible()
+        _, svg = picture.get_attribute("src").split(",", 1)
+        assert unquote(svg) == small.without_title(drawing)
+        assert picture.get_attribute("alt") == drawing.alt == place.locator("p").inner_text()
+        assert place.locator("output").all_inner_texts() == [*labels]
+
+    shows(2, 7, "2", "fast < 10")
+    page.get_by_label("ranks").press("End")
+    shows(1000, 7, "1,000", "fast < 10")
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowLeft")  # the link
+    shows(1000, 2, "1,000", "slow")
+    assert page.get_by_label("the link").get_attribute("aria-valuetext") == "slow"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "screen"
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -6,12 +6,12 @@ plus a part that grows with the tokens, and one that shrinks as 1 / ranks, so tw
 all others. A web page has the tape in its `data-tape`, and `explore.js` replays it there.
 """
 
-import html
 import inspect
 import json
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from mgpu_tutorial.lab.draw import sliders
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.shared.cost_model.links import require_message, require_whole
 from mgpu_tutorial.shared.price.machine import Machine
@@ -32,8 +32,9 @@ class Slider(NamedTuple):
     values: list[float]
     at: int
 
-    def label(self, value: float) -> str:
-        return f"{value:,g}" if value >= 1000 else f"{value:.3g}"
+    def moving(self) -> sliders.Slider:
+        labels = [f"{value:,g}" if value >= 1000 else f"{value:.3g}" for value in self.values]
+        return sliders.Slider(self.says, labels, self.values, self.at)
 
 
 def explore(priced: Priced) -> "Explored":
@@ -148,55 +149,32 @@ class Explored:
 
     def stills(self) -> list[tuple[str, Drawing]]:
         """Three settings with their pictures, for paper."""
-        sliders, found = self.sliders, [("as priced", {})]
-        if link := sliders.get(
+        moved, found = self.sliders, [("as priced", {})]
+        if link := moved.get(
             "between"
             if self.priced.machine.nodes(tuple(range(self.priced.ranks))) > 1
             else "inside"
         ):
             found.append(("with an eighth of the bandwidth", {link.name: link.values[1]}))
         for name in ("tokens", "ranks"):
-            if name in sliders and len(found) < 3:
-                value = sliders[name].values[
-                    min(sliders[name].at + 3, len(sliders[name].values) - 1)
-                ]
-                found.append((f"with {value:,.0f} {sliders[name].says}", {name: value}))
+            if name in moved and len(found) < 3:
+                values = moved[name].values
+                value = values[min(moved[name].at + 3, len(values) - 1)]
+                found.append((f"with {value:,.0f} {moved[name].says}", {name: value}))
         return [(says, self.at(**given).drawing()) for says, given in found]
 
     def widget(self):
         """Sliders above the picture; each move replays the tape and draws it again."""
-        import ipywidgets as widgets
 
-        moved = {
-            slider.name: widgets.SelectionSlider(
-                options=[(slider.label(value), value) for value in slider.values],
-                index=slider.at,
-                description=slider.says,
-                style={"description_width": "150px"},
-                layout={"width": "420px"},
-            )
-            for slider in self.sliders.values()
-        }
-        picture = widgets.HTML()
+        def show(*values: float) -> str:
+            found = self.at(**dict(zip(self.sliders, values, strict=True)))
+            return f"{found.drawing().html()}<p>{words(found)}</p>"
 
-        def draw(_: object = None) -> None:
-            found = self.at(**{name: slider.value for name, slider in moved.items()})
-            picture.value = f"{found.drawing().html()}<p>{words(found)}</p>"
-
-        for slider in moved.values():
-            slider.observe(draw, "value")
-        draw()
-        return widgets.VBox([*moved.values(), picture])
+        return sliders.moving([slider.moving() for slider in self.sliders.values()], show)
 
     def still(self) -> str:
         """The stills side by side, with the tape for the script of a web page."""
-        figures = "".join(
-            f'<figure style="display:inline-block;width:47%;min-width:280px;margin:4px">'
-            f"<figcaption>{says}</figcaption>{drawing.html()}</figure>"
-            for says, drawing in self.stills()
-        )
-        tape = html.escape(json.dumps(self.data(), separators=(",", ":")))
-        return f'<div class="explore" data-tape="{tape}">{figures}</div>'
+        return sliders.page(self.stills(), tape=self.data())
 
     def __repr__(self) -> str:
         return "\n".join(f"{says}: {drawing.text}" for says, drawing in self.stills())
