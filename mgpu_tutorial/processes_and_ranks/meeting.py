@@ -38,7 +38,7 @@ def by_environment(rank: int, world_size: int, port: int) -> float:
 
 
 def one_too_few(rank: int, world_size: int, port: int, patience: float) -> str:
-    """One rank more is announced than comes; returns what PyTorch says after `patience` s."""
+    """Announces one rank more than comes; returns what PyTorch says after `patience` s."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ["WORLD_SIZE"] = str(world_size + 1)
     try:
@@ -60,7 +60,7 @@ def main_worker(local_rank: int, world_size: int, path: str, numbers: list[int])
     dist.init_process_group(
         "gloo", init_method=f"file://{path}", rank=local_rank, world_size=world_size
     )
-    numbers = torch.tensor(numbers)  # of one dtype on all ranks, also where a share is empty
+    numbers = torch.tensor(numbers)  # one dtype on all ranks, even if a share is empty
     share = numbers[local_rank::world_size]
     total = share.sum()
     dist.all_reduce(total)
