@@ -27,21 +27,21 @@ def attainable(flops: float, nbytes: float, peak: float, bandwidth: float) -> fl
 
 
 class Kernel(NamedTuple):
-    """Computes: so many operations, and so many bytes of the GPU's own memory."""
+    """Does `flops` operations, and moves `nbytes` bytes of the GPU's own memory."""
 
     flops: float
     nbytes: float
 
 
 class Message(NamedTuple):
-    """Begins to send so many bytes in so many steps, and lets the GPU compute on."""
+    """Begins to send `nbytes` bytes in `steps` steps, and lets the GPU compute on."""
 
     nbytes: float
     steps: int
 
 
 class Wait(NamedTuple):
-    """Stands still until the message at this place of the tape has arrived."""
+    """Stands still until the message at place `of` of the tape has arrived."""
 
     of: int
 
