@@ -8,10 +8,10 @@ from torch import nn
 
 from mgpu_tutorial.lab import film, frame, launch
 from mgpu_tutorial.lab.colours import tone
-from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
+from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.words import bytes_text
+from mgpu_tutorial.lab.words import bytes_text, in_a_row
 from mgpu_tutorial.sharding.blocks import ShardedBlock
 from mgpu_tutorial.sharding.stages import loss_of, new_tower
 from mgpu_tutorial.shared.price.pricing import Priced
@@ -22,34 +22,45 @@ DASHES = ("", "7 3", "2 2", "9 3 2 3")
 
 
 def bars(held: Mapping[str, Mapping[str, float]], limit: float) -> Drawing:
-    """A bar for each row, of the GB of each kind; a dashed line where a GPU is full."""
+    """A bar for each row, of the GB of each kind; a dashed line where a GPU is full.
+
+    The axis ends at three times the limit, whatever is held, so that pictures compare.
+    """
     totals = {name: sum(kinds.values()) for name, kinds in held.items()}
     lines = [
-        f"{name}: {totals[name]:.1f} GB, "
-        + ", ".join(f"{kind} {gb:.1f}" for kind, gb in kinds.items())
+        f"{name}: {totals[name]:,.1f} GB, "
+        + ", ".join(f"{kind} {gb:,.1f}" for kind, gb in kinds.items())
         for name, kinds in held.items()
     ]
-    each = ", ".join(f"{name} {total:.1f}" for name, total in totals.items())
-    alt = f"GB on a rank beside the {limit:g} that it has: {each}."
-    left, wide, row = 150, 500, 26  # pixels
-    scale = wide / max(limit, *totals.values())
-    bottom = 44 + row * len(held)
-    drawing = Drawing(left + wide + 80, bottom + 22, "\n".join(lines), alt)
+    each = ", ".join(f"{name} {total:,.1f}" for name, total in totals.items())
+    fits = [name for name, total in totals.items() if total <= limit]
+    alt = f"GB on a rank beside the {limit:g} that it has: {each}. "
+    alt += f"It fits with {in_a_row(fits)}." if fits else "Nothing fits."
+    left, wide, row = 80, 500, 26  # pixels
+    scale, bottom = wide / (3 * limit), 44 + row * len(held)
+    drawing = Drawing(left + wide + 90, bottom + 22, "\n".join(lines), alt)
     for i, (kind, fill) in enumerate(FILLS.items()):
         drawing.box(left + 130 * i, 10, 13, 13, INK, fill, 0.6, radius=0)
         drawing.label(left + 130 * i + 19, 21, kind, 13, anchor="start")
+    labels = []
     for i, (name, kinds) in enumerate(held.items()):
         top, x = 38 + row * i, left
         drawing.label(left - 10, top + 15, name, 13, anchor="end")
         for kind, gb in kinds.items():
-            drawing.box(x, top, scale * gb, row - 7, INK, FILLS[kind], 0.6, radius=0)
-            x += scale * gb
-        drawing.label(
-            x + 8, top + 15, f"{totals[name]:.1f} GB", 13, INK, "start", "bold", True
-        )
+            length = min(scale * gb, left + wide - x)
+            drawing.box(x, top, length, row - 7, INK, FILLS[kind], 0.6, radius=0)
+            x += length
+        cut = scale * totals[name] > wide
+        if cut:  # there is more than the axis has room for
+            for at in (x - 14, x - 8):
+                drawing.line(at - 4, top + row - 5, at + 4, top - 2, PAPER, 3)
+        text = f"{totals[name]:,.0f} GB →" if cut else f"{totals[name]:.1f} GB"
+        labels.append((x + 8, top + 15, text))
     full = left + scale * limit
     drawing.line(full, 32, full, bottom, ALARM, 1.4, "5 3")
     drawing.label(full, bottom + 15, f"{limit:g} GB", 13, ALARM)
+    for label in labels:
+        drawing.label(*label, 13, INK, "start", "bold", halo=True)
     return drawing
 
 
