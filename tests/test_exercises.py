@@ -20,7 +20,7 @@ EXERCISES = {
     },
     "point_to_point": {
         "ranks = 7": "correct",
-        "ranks = 6": "the token, 15.0, is off by 29 %",
+        "ranks = 6": "the token, 15.0, is off by 29%",
         "ranks = 7.0": "world_size must be a whole number",
     },
     "nonblocking": {
@@ -31,8 +31,8 @@ EXERCISES = {
     "collectives": {
         "bytes_sent = (5 - 1) / 5 * SIZE": "correct",
         "bytes_sent = 4 * SIZE // 5": "correct",
-        "bytes_sent = (4 - 1) / 4 * SIZE": "off by 6.2 %",
-        "bytes_sent = 2 * 4 / 5 * SIZE": "off by 100 %",
+        "bytes_sent = (4 - 1) / 4 * SIZE": "off by 6.2%",
+        "bytes_sent = 2 * 4 / 5 * SIZE": "off by 100%",
     },
     "data_partitioning": {
         "sizes = [0.5, 0.25, 0.25]": "correct",

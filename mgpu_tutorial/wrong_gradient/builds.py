@@ -154,7 +154,7 @@ def takes_the_limit_from_the_dtype(first_difference: Callable) -> None:
     by, dtypes = {"1.mlp.up.weight": 1.001}, (torch.float32, torch.bfloat16)
     every = _said(first_difference, *((dtype, by) for dtype in dtypes))
     for dtype, said, expected in zip(dtypes, every, ("1.mlp.up.weight", None), strict=True):
-        assert said == expected, f"off by 0.1 % in {dtype}: {said!r}, expected {expected!r}"
+        assert said == expected, f"off by 0.1% in {dtype}: {said!r}, expected {expected!r}"
 
 
 def names_the_first(first_difference: Callable) -> None:

@@ -36,7 +36,7 @@ def how_wrong(found: Gradients, right: Gradients) -> dict[str, str]:
         factor = (one @ other / (other @ other)).item()
         far = ((one - other).norm() / other.norm()).item()
         rest = ((one - factor * other).norm() / other.norm()).item()
-        words = f"off by {100 * far:.1f} %" if far < 0.1 else f"off by {100 * far:.0f} %"
+        words = f"off by {100 * far:.1f}%" if far < 0.1 else f"off by {100 * far:.0f}%"
         words = f"{factor:.2f} times" if rest < 1e-9 else words
         said[name] = "right" if far < 1e-9 else words
     return said
@@ -71,5 +71,5 @@ def _range(words: list[str]) -> str:
     """One word for all, such as "right", or from how much to how much they are off."""
     if len(set(words)) == 1:
         return words[0]
-    numbers = sorted(float(word.split()[2]) for word in words)
-    return f"off by {numbers[0]:g} to {numbers[-1]:g} %"
+    numbers = sorted(float(word.split()[2].rstrip("%")) for word in words)
+    return f"off by {numbers[0]:g} to {numbers[-1]:g}%"

@@ -140,7 +140,7 @@ def _compared(
             factor = (one @ other / (other @ other)).item()
             exact = (one - factor * other).norm() <= limit * one.norm()
             far = (100 * (one - other).norm() / other.norm()).item()
-            how = f"{factor:.2f} times as long" if exact else f"off by {far:.2g} %"
+            how = f"{factor:.2f} times as long" if exact else f"off by {far:.2g}%"
             off.append(f"{name} is {how}")
     if not off:
         return "no gradient is off by more than rounding", False

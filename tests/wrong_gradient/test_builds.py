@@ -98,7 +98,7 @@ EDITS = [
     Wrong(
         "first_difference",
         replace={LIMIT: "limit = 0.05 * right[name].double().norm()"},
-        says="off by 0.1 % in torch.float32: None",
+        says="off by 0.1% in torch.float32: None",
     ),
     Wrong(
         "first_difference",
@@ -126,7 +126,7 @@ EDITS = [
     Wrong(
         "first_difference",
         replace={"torch.nextafter(x, torch.full_like(x, math.inf))": "x * 1.1"},
-        says="off by 0.1 % in torch.float32: None",
+        says="off by 0.1% in torch.float32: None",
     ),
     Wrong(
         "first_difference",

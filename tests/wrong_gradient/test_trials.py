@@ -250,7 +250,7 @@ def test_clues_put_like_gradients_in_a_row_and_clip_the_right_ones():
         ["4: g, f, e, d", "right"],
         ["1: c", "1.50 times"],
         ["1: b", "2.00 times"],
-        ["1: a", "off by 28 %"],
+        ["1: a", "off by 28%"],
     ]
     half = {name: g / norm / 2 for name, g in right.items()}
     clues = figures.clues(trials.Trial(0.0, norm, half, []), right, 0.5)

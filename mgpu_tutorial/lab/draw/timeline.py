@@ -37,7 +37,7 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     widths = [max(map(_end, es)) - min(e.begin for e in es) for es in (events, *others)]
     width = max(widths) * 1e3 * 1.02
     axes.set_xlim(0, width)
-    thinnest = 4 * (last - start)  # of what could not be seen: in milliseconds, 0.4 %
+    thinnest = 4 * (last - start)  # of what could not be seen: in milliseconds, 0.4%
     for event in events:
         end = _end(event) if event.end else last
         length = max(1e3 * (end - event.begin), thinnest)

@@ -92,7 +92,7 @@ def _difference(
         return f"{said}: expected 0"
     share = 100 * abs((answer - expected) / expected)
     percent = f"{share:.2g}" if share < 99.5 else f"{share:.0f}"
-    return f"{name}, {_shown(answer)}, is off by {percent} %"
+    return f"{name}, {_shown(answer)}, is off by {percent}%"
 
 
 def _is_number(value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mgpu_tutorial.shared.cost_model.links import Link, require_message, require_whole
 
 LINK_SHARE = 0.70  # of a link's nominal bandwidth, reached by collectives; set, not fitted
-USABLE = 0.90  # of the memory: what was measured is up to 9 % above the estimate
+USABLE = 0.90  # of the memory: what was measured is up to 9% above the estimate
 MEMORY_SHARE = 0.85  # of the memory's nominal bandwidth; set, not fitted
 
 

@@ -10,8 +10,8 @@
 
 What it carries: the count of operations is that of 23's formulas, so are the bytes of FSDP's
 messages, and memory is what tensors hold. What products reach of the peak differs between
-programs from 47 to 69 %, and no tape tells it: fit `flops` to one step of your own program.
-Then the published rows come out within 4 % (`benchmarks/price.md`), on other numbers of GPUs
+programs from 47 to 69%, and no tape tells it: fit `flops` to one step of your own program.
+Then the published rows come out within 4% (`benchmarks/price.md`), on other numbers of GPUs
 no better than by the null guess. Not seen: kernels that a compiler fuses (a norm is taped as
 several, which newer PyTorch fuses on a GPU), kernels worse than the share, congestion, late
 ranks, processors that NCCL takes, and what the allocator reserves beside what tensors hold.

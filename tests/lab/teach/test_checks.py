@@ -39,10 +39,10 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
 @pytest.mark.parametrize(
     ("answer", "expected", "reason"),
     [
-        (1_600_001, 1_600_000, "your answer, 1600001, is off by 6.3e-05 %"),
+        (1_600_001, 1_600_000, "your answer, 1600001, is off by 6.3e-05%"),
         (4, 3, "your answer, 4, is not right"),
         (2e-5, 0.0, "your answer, 2e-05, is not right: expected 0"),
-        (math.nan, 2.0, "your answer, nan, is off by nan %"),
+        (math.nan, 2.0, "your answer, nan, is off by nan%"),
         (True, 1, "your answer, True, is not right: return a number"),
         (1, True, "your answer, 1, is not right: return a bool"),
         ("abd", "abc", "your answer, 'abd', is not right"),
@@ -52,7 +52,7 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
             [[0, 1], [0, 1]],
             "your answer[1][1], 'x', is not right: return a number",
         ),
-        (torch.ones(3, 2).sum(1), [2.0, 4.0, 2.0], "your answer[1], 2.0, is off by 50 %"),
+        (torch.ones(3, 2).sum(1), [2.0, 4.0, 2.0], "your answer[1], 2.0, is off by 50%"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_distance(capsys, answer, expected, reason):
