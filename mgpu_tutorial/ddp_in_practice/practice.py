@@ -171,7 +171,7 @@ def profile_step(rank: int, world_size: int, folder: str, late: float = 0.0) -> 
 
 
 def read_trace(folder: str, rank: int, name: str) -> list[tuple[float, float]]:
-    """From when to when operations whose name begins so ran, in ms, by a rank's trace."""
+    """When the operations whose names begin with `name` began and ended in a trace, in ms."""
     text = Path(folder, f"rank{rank}.json").read_text(encoding="utf-8")
     return [
         (event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3)

@@ -99,7 +99,9 @@ def train_with_accident(rank: int, world_size: int, folder: str) -> int:
     if life is None or world_size < 2:
         raise ValueError("start it by torchrun, which counts the lives, on 2 ranks or more")
     dies = rank == 1 and life == "0"
-    first = train(rank, world_size, folder, resume_or_start, 8 if dies else 12)
+    last = 7 if dies else 11
+    first = train(rank, world_size, folder, resume_or_start, last + 1)
+    print(f"rank {rank}: steps {first} to {last}" + ", then death" * dies, flush=True)
     if dies:
         os.kill(os.getpid(), signal.SIGKILL)
     return first
