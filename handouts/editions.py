@@ -12,7 +12,7 @@ from handouts.convert import Unprintable
 from handouts.forms import HTML, INSTRUCTOR, STUDENT, Book
 from handouts.notebook import Notebook, Piece, elements, place, slug, stringify
 
-STRIP = 6  # drawings of a film on paper
+STRIP = 8  # drawings of a film on paper
 
 
 def edition(notebook: Notebook, name: str, book: Book | None = None) -> list[dict]:
@@ -124,7 +124,8 @@ class _Edition:
             said = "At other settings. On the web page sliders move it."
         caption = piece.about.get("caption", said)
         if self.print and len(steps) > STRIP:
-            caption += f" (Here are {STRIP} of the steps 0 to {len(steps) - 1}.)"
+            first, *_, last = (forms.parts_of(step)[2] for step in steps)
+            caption += f" (Here are {STRIP} of {len(steps)}, from {first} to {last}.)"
             steps = _that_matter(steps)
         return self.form.film(steps, piece.blocks, self._numbered(caption, i))
 

@@ -58,7 +58,7 @@ const priced = {
     const found = [], close = seconds / this.WIDE;
     let last = null;
     events.forEach(([kind, stream, ...about], i) => {
-      if (kind === "call") found.push({ lane: 2, fill: "#D55E00", begin: begins[i], end: ends[i] });
+      if (kind === "call") found.push({ lane: 2, fill: "#C35000", begin: begins[i], end: ends[i] });
       if (kind !== "kernel" || stream) return;
       const bar = { lane: 1, fill: about[2][0] ? "#0072B2" : "#9cc4e4", begin: begins[i], end: ends[i] };
       const own = last ? last.end - last.begin : 0, short = Math.min(own, bar.end - bar.begin) < close / 2;
@@ -98,7 +98,7 @@ const priced = {
       text(LEFT + WIDE * i / 5, 3 * LANE + 18, +at + " ms");
     }
     ["products", "other kernels", "messages"].forEach((says, i) => {
-      box(LEFT + 180 * i, 3 * LANE + 28, 12, 12, ["#0072B2", "#9cc4e4", "#D55E00"][i]);
+      box(LEFT + 180 * i, 3 * LANE + 28, 12, 12, ["#0072B2", "#9cc4e4", "#C35000"][i]);
       text(LEFT + 180 * i + 18, 3 * LANE + 39, says, "start");
     });
     const all = [0, 0, LEFT + WIDE + 60, 3 * LANE + 48].join(" ");

@@ -6,6 +6,8 @@ for (const film of document.querySelectorAll(".film")) {
     parent.append(made);
     return made;
   };
+  const names = steps.map((figure) => figure.querySelector("figcaption").textContent.trim());
+  const [unit, last] = names.at(-1).split(" ");
   const bar = make("div", "", film, { className: "bar" });
   let at = 0, playing = 0;
   const stop = () => { clearInterval(playing); playing = 0; play.textContent = "\u25b6 play"; };
@@ -13,15 +15,15 @@ for (const film of document.querySelectorAll(".film")) {
     at = Math.max(0, Math.min(step, steps.length - 1));
     steps.forEach((figure, i) => { figure.style.display = i === at ? "block" : "none"; });
     slider.value = at;
-    said.textContent = "step " + at + " of " + (steps.length - 1);
+    said.textContent = names[at] + " of " + last;
     slider.setAttribute("aria-valuetext", said.textContent);
   };
   const go = (step) => { stop(); show(step); };
-  make("button", "\u25c0", bar, { title: "one step back", onclick: () => go(at - 1) });
+  make("button", "\u25c0", bar, { title: "one " + unit + " back", onclick: () => go(at - 1) });
   const slider = make("input", "", bar, {
-    type: "range", min: 0, max: steps.length - 1, ariaLabel: "step", oninput: () => go(+slider.value),
+    type: "range", min: 0, max: steps.length - 1, ariaLabel: unit, oninput: () => go(+slider.value),
   });
-  make("button", "\u25b6", bar, { title: "one step on", onclick: () => go(at + 1) });
+  make("button", "\u25b6", bar, { title: "one " + unit + " on", onclick: () => go(at + 1) });
   const play = make("button", "", bar, { onclick: () => {
     if (playing) return stop();
     if (at === steps.length - 1) show(0);

@@ -18,7 +18,11 @@ def travel(rank: int, world_size: int) -> None:
     def say(says: str, rows: torch.Tensor, came_from: Sequence[int] = ()) -> None:
         numbered = list(enumerate(rows.tolist()))
         tokens = {str(i): (f"{row[0]}→e{row[1]}", row[0] // 3) for i, row in numbered}
-        came = {str(i): (came_from[i], str(row[2])) for i, row in numbered if came_from}
+        came = {
+            str(i): (came_from[i], str(row[2])) if row[0] < 3 else None
+            for i, row in numbered
+            if came_from
+        }
         frame(says, tokens, came)
 
     mine = torch.arange(12).tensor_split(world_size)[rank]
@@ -29,9 +33,9 @@ def travel(rank: int, world_size: int) -> None:
     say(says, rows)
     say("Each rank sorts its tokens by expert.", rows[order])
     arrived, _, way = dispatch(rows, chosen.flatten(), world_size)
-    says = "Each token goes to the rank of its expert, and is answered there."
+    says = "Each token goes to its expert's rank. The arrows follow the tokens of rank 0."
     say(says, arrived, (arrived[:, 0] // 3).tolist())
     arrived[:, 2] = torch.arange(len(arrived))
     back = combine(arrived, way, torch.ones_like(chosen))
-    says = "The answers come home, and go to the places that the tokens had before the sort."
+    says = "The answers come home, to the places that the tokens had before the sort."
     say(says, back, chosen.flatten().tolist())

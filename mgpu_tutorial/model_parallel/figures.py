@@ -111,9 +111,9 @@ def in_order(tasks: Sequence[Task], row: int) -> list[str]:
 
 LOOKS = {  # strength of the row's colour
     "F": (0.22, "forward"),
-    "B": (0.85, "backward"),
-    "I": (0.85, "backward, input"),
-    "W": (0.5, "backward, weights"),
+    "B": (1, "backward"),
+    "I": (1, "backward, input"),
+    "W": (0.45, "backward, weights"),
 }
 
 
@@ -179,8 +179,10 @@ def _draw_tasks(axes: Any, tasks: Sequence[Task], row_name: str, length: float) 
         names = [f"{t.micro}" + "'" * stages[t.row].index(t.stage) for t in own]
         fitting = [n if w > 0.01 * length else "" for n, w in zip(names, widths, strict=True)]
         size = 10 if max(widths) > 0.025 * length else 7
-        look = {"color": INK, "fontweight": "bold", "fontsize": size}
-        axes.bar_label(bars, fitting, label_type="center", **look)
+        look = {"fontweight": "bold", "fontsize": size}
+        labels = axes.bar_label(bars, fitting, label_type="center", **look)
+        for label, task in zip(labels, own, strict=True):
+            label.set_color(tone(task.row).on if strength > 0.8 else INK)
     axes.set_yticks(range(len(rows)), [f"{row_name} {row}" for row in rows])
     for row, tick in zip(rows, axes.get_yticklabels(), strict=True):
         tick.set(color=tone(row).text, fontweight="bold")

@@ -115,7 +115,7 @@ def note_slots(rank: int, world_size: int, tasks: Sequence[Task]) -> None:
             if 0 <= source < world_size:
                 came["now"] = source, "now"
         idle = ", ".join(f"rank {r}" for r in range(world_size) if r not in now) or "none"
-        frame(f"Slot {slot + 1} of {last}. Idle: {idle}.", bricks, came, slot)
+        frame(f"Idle: {idle}.", bricks, came, slot, unit="slot")
 
 
 def held(tasks: Sequence[Task]) -> str:

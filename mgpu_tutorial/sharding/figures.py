@@ -115,6 +115,7 @@ def film_with_curve(report: Report, most: Sequence[int]) -> Film:
         across = (right - left) / (len(most) - 1)
         at = [(left + across * i, bottom - 38 * n / max(most)) for i, n in enumerate(most)]
         page.line(left, bottom, right, bottom, FAINT, 1)
+        page.label(left - 6, bottom + 4, "0", 11, anchor="end")
         for before, after in pairwise(at):
             page.line(*before, *after, INK, 2)
         x, y = at[number]

@@ -75,7 +75,7 @@ class Drawing:
 SECONDS, ROUNDS, HELD = 1.6, 3, 2  # a frame's time; how often all are shown; the last one's
 
 
-def animated(frames: list[Drawing]) -> Drawing:
+def animated(frames: list[Drawing], rounds: int | str = ROUNDS) -> Drawing:
     """One drawing that shows the frames in turn by itself; where nothing moves, the last."""
     last, turns = len(frames) - 1, len(frames) - 1 + HELD
     alt = f"A film of {last} steps. " + " ".join(frame.alt for frame in frames)
@@ -90,7 +90,7 @@ def animated(frames: list[Drawing]) -> Drawing:
         after = f"{end:.3f}%,100%{{visibility:hidden}}" if i < last else ""
         style += (
             f"@keyframes k{i}{{{before}{begin:.3f}%,{end:.3f}%{{visibility:visible}}{after}}}"
-            f".f{i}{{animation:k{i} {turns * SECONDS:g}s step-end {ROUNDS} both}}"
+            f".f{i}{{animation:k{i} {turns * SECONDS:g}s step-end {rounds} both}}"
         )
         hidden = "" if i == last else " visibility='hidden'"
         own = "".join(part for part in frame.parts if part not in always)

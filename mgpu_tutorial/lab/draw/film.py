@@ -19,8 +19,8 @@ recorder saw.
 
 Every frame names all that the rank holds. One sentence a frame, of 60 letters for each slot;
 at most six slots, eight ranks and a dozen steps. The film is a cell's result: it steps in
-JupyterLab and on web pages, plays by itself where no script runs, and is a strip of at most
-six frames in print.
+JupyterLab and on web pages, can be played where no script runs, and is a strip of at most
+eight frames in print.
 """
 
 import html
@@ -37,64 +37,96 @@ from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing, animated
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import current
 
-PART, BRICK, ROW, HEAD, LEFT, GAP, LINE = 17, 28, 46, 24, 64, 34, 19  # pixels
+PART, BRICK, ROW, HEAD, LEFT, GAP, LINE, APART = 17, 28, 46, 24, 64, 29, 19, 6  # pixels
 Brick = tuple  # of the parts' numbers, or of a text and the rank whose colour it has
 
 
 def frame(
     says: str,
     bricks: Mapping[str, Iterable[int] | str | tuple[str, int]],
-    came: Mapping[str, tuple[int, str]] | None = None,
+    came: Mapping[str, tuple[int, str] | None] | None = None,
     step: int | None = None,
+    unit: str = "step",
 ) -> None:
     """Note what this rank holds after a step, for the film.
 
     `says` is the sentence of the step; where ranks differ, the lowest rank's counts. `bricks`
     has for each slot the ranks whose parts are in it, or a text in this rank's colour, or a
     text and the rank whose colour it has. `came` names the rank and slot that a brick came
-    from, where the slots differ. Ranks that do different things number their steps, from 0.
+    from, where the slots differ, or None where no arrow is to lead to it. Ranks that do
+    different things number their steps, from 0. A film of another `unit` counts it from 1.
     """
     if recorder := current():
         rank = int(os.environ["RANK"])
         own = {slot: (b, rank) for slot, b in bricks.items() if isinstance(b, str)}
         held = {slot: list(brick) for slot, brick in (bricks | own).items()}
         fields = {"says": says, "bricks": held, "came": came or {}, "step": step}
+        fields["unit"] = unit
         recorder.end(recorder.begin("frame", note=json.dumps(fields)))
 
 
 class Film:
     """Frames to step through by slider and arrow keys; an image where nothing runs."""
 
-    def __init__(self, frames: list[Drawing]) -> None:
-        self.frames = frames
+    def __init__(
+        self, frames: list[Drawing], unit: str = "step", still: int | None = None
+    ) -> None:
+        self.frames, self.unit, self.first = frames, unit, int(unit != "step")
+        self.at = len(frames) - 1 if still is None else still  # the frame that stands alone
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.unit} {i}" for i, _ in enumerate(self.frames, self.first)]
 
     def __repr__(self) -> str:
-        return "\n".join(f"step {i}\n{frame.text}" for i, frame in enumerate(self.frames))
+        pairs = zip(self.names, self.frames, strict=True)
+        return "\n".join(f"{name}\n{frame.text}" for name, frame in pairs)
 
     def widget(self):
         """The frames sit in the page, and stepping needs no answer from the kernel."""
         import ipywidgets as widgets
 
-        last = len(self.frames) - 1
-        stack = widgets.Stack([widgets.HTML(frame.html()) for frame in self.frames])
-        stack.selected_index = 0
-        play = widgets.Play(min=0, max=last, interval=1500, tooltip="play the steps")
-        slider = widgets.IntSlider(0, 0, last, description="step", continuous_update=True)
+        first, last = self.first, self.first + len(self.frames) - 1
+        pages = [widgets.HTML(frame.html()) for frame in self.frames]
+        stack = widgets.Stack([widgets.HTML()] * first + pages, selected_index=first)
+        words = f"play the {self.unit}s, or stop"
+        play = widgets.Play(first, first, last, interval=1500, tooltip=words, show_repeat=False)
+        slider = widgets.IntSlider(first, first, last, description=self.unit)
+        look = {"layout": {"width": "2.8em"}}
+        back = widgets.Button(description="◀", tooltip=f"one {self.unit} back", **look)
+        on = widgets.Button(description="▶", tooltip=f"one {self.unit} on", **look)
         widgets.jslink((play, "value"), (slider, "value"))
         widgets.jslink((slider, "value"), (stack, "selected_index"))
-        return widgets.VBox([widgets.HBox([play, slider]), stack])
+        for button, way in ((back, -1), (on, 1)):
+
+            def go(_: object, way: int = way) -> None:
+                slider.value += way
+
+            button.on_click(go)
+        return widgets.VBox([widgets.HBox([play, back, slider, on]), stack])
 
     def still(self) -> str:
-        """An image that plays by itself, and the frames: a web page's script steps them."""
+        """A frame, and all of them folded; a web page's script steps through them.
+
+        Nothing moves until the reader opens a fold, and closing it ends that.
+        """
         figures = "".join(
             f'<figure style="display:inline-block;width:47%;min-width:280px;margin:4px">'
-            f"<figcaption>step {i}</figcaption>{frame.html()}</figure>"
-            for i, frame in enumerate(self.frames)
+            f"<figcaption>{name}</figcaption>{frame.html()}</figure>"
+            for name, frame in zip(self.names, self.frames, strict=True)
         )
-        steps = f"<details><summary>The steps side by side</summary>{figures}</details>"
         said = f"<pre>{html.escape(repr(self))}</pre>"  # where a viewer takes pictures out
-        words = f"<details><summary>The steps in words</summary>{said}</details>"
-        return f'<div class="film">{animated(self.frames).html()}{steps}{words}</div>'
+        folded = {
+            f"Play the {self.unit}s": animated(self.frames, rounds="infinite").html(),
+            f"The {self.unit}s side by side": figures,
+            f"The {self.unit}s in words": said,
+        }
+        folds = "".join(
+            f"<details><summary>{name}</summary>{shown}</details>"
+            for name, shown in folded.items()
+        )
+        where = f"<p>{self.names[self.at].capitalize()} of {self.names[-1].split()[1]}.</p>"
+        return f'<div class="film">{self.frames[self.at].html()}{where}{folds}</div>'
 
     def _repr_mimebundle_(self, **_: object) -> dict:
         own = {"text/plain": repr(self), "text/html": self.still()}
@@ -109,7 +141,8 @@ def film(report: Report) -> Film:
     steps = _steps(report)
     if not steps:
         return Film(sequence_chart.frames(report))
-    return Film([_Frame(steps, i).draw() for i in range(len(steps))])
+    frames = [_Frame(steps, i).draw() for i in range(len(steps))]
+    return Film(frames, steps[0].unit, still=len(frames) // 2)
 
 
 @dataclass
@@ -120,6 +153,7 @@ class Step:
     held: list[dict[str, Brick]]  # by rank
     moves: list[tuple[int, str, int, str]] = field(default_factory=list)
     lit: set[tuple[int, str]] = field(default_factory=set)
+    unit: str = "step"
 
 
 def _steps(report: Report) -> list[Step]:
@@ -141,7 +175,8 @@ def _steps(report: Report) -> list[Step]:
     steps = [Step("", [{}] * report.world_size)]
     for number, now in sorted(noted.items()):
         says = next((fields["says"] for fields in now.values() if fields["says"]), "")
-        steps.append(Step(says, list(steps[-1].held)))
+        unit = next(iter(now.values()))["unit"]
+        steps.append(Step(says, list(steps[-1].held), unit=unit))
         for rank, fields in now.items():
             bricks = {slot: brick for slot, brick in fields["bricks"].items() if brick}
             steps[-1].held[rank] = {
@@ -162,7 +197,7 @@ def _compare(before: Step, step: Step, noted: dict, sent: set[tuple[int, int]]) 
             if brick != old or slot in came:
                 step.lit.add((rank, slot))
             if slot in came:
-                step.moves.append((*came[slot], rank, slot))
+                step.moves += [(*came[slot], rank, slot)] if came[slot] else []
             elif brick != old:
                 for other, earlier in enumerate(before.held):
                     there = earlier.get(slot)
@@ -185,12 +220,15 @@ class _Frame:
         self.slots = list(dict.fromkeys(slot for held in holdings for slot in held))
         bricks = [brick for held in holdings for brick in held.values()]
         longest = max((len(b[0]) for b in bricks if isinstance(b[0], str)), default=0)
-        self.wide = max(PART * self.ranks if longest == 0 else 0, 9 * longest + 12, 44)
+        title = 7.4 * max(map(len, self.slots)) + 8 - GAP
+        self.wide = max(PART * self.ranks if longest == 0 else 0, 9 * longest + 12, 44, title)
         width = max(LEFT + (self.wide + GAP) * len(self.slots), 400)
         words = [textwrap.wrap(step.says, int(width / 8.7)) for step in steps]
         self.words, self.top = words[number], LINE * max(map(len, words)) + 14 + HEAD
         moved = self._said()
-        alt = f"Step {number}. {self.step.says} {'; '.join(moved)}".strip()
+        unit = self.step.unit
+        name = f"{unit.capitalize()} {number + (unit != 'step')}."
+        alt = f"{name} {self.step.says} {'; '.join(moved)}".strip()
         height = self.top + ROW * self.ranks + 4
         self.drawing = Drawing(width, height, self._text(moved), alt)
 
@@ -246,17 +284,20 @@ class _Frame:
             lanes[slot].append(tuple(set().union(*ranks) for ranks in joined))
         for slot, columns in lanes.items():
             for i, (sources, targets) in enumerate(columns):
-                self._beside(slot, sources, targets, 9 + 6 * (i % 4))
+                self._beside(slot, sources, targets, 8 + 5 * (i % 4))
 
     def _beside(self, slot: str, sources: set[int], targets: set[int], off: int) -> None:
         x = self._corner(0, slot)[0] + self.wide
-        ys = {rank: self._corner(rank, slot)[1] + BRICK / 2 for rank in sources | targets}
+        middle = BRICK / 2
+        leaves = [self._corner(rank, slot)[1] + middle - APART for rank in sorted(sources)]
+        enters = [self._corner(rank, slot)[1] + middle + APART for rank in sorted(targets)]
         ink = tone(min(sources)).text if len(sources) == 1 else INK
-        self.drawing.line(x + off, min(ys.values()), x + off, max(ys.values()), ink, 2.4)
-        for rank, y in ys.items():
-            into = rank in targets
-            ends = (x + off, x + 1) if into else (x, x + off)
-            self.drawing.line(ends[0], y, ends[1], y, ink, 2.4, arrow=into)
+        ends = min(leaves + enters), max(leaves + enters)
+        self.drawing.line(x + off, ends[0], x + off, ends[1], ink, 2.4)
+        for y in leaves:
+            self.drawing.line(x, y, x + off, y, ink, 2.4)
+        for y in enters:
+            self.drawing.line(x + off, y, x + 1, y, ink, 2.4, arrow=True)
 
     def _across(self, rank: int, slot: str, target: int, into: str) -> None:
         (x1, y1), (x2, y2) = self._corner(rank, slot), self._corner(target, into)

@@ -52,5 +52,7 @@ def curves(
     axes.set(xscale=scale, yscale=scale, xlabel=xlabel, ylabel=ylabel)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=11)
+    beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # many names would cover marks
+    many = len(measured) + len(fitted) > 6
+    axes.legend(frameon=False, fontsize=11, **(beside if many else {}))
     return Plot(figure, f"{ylabel} against {xlabel}: {', '.join([*measured, *fitted])}")

@@ -192,7 +192,8 @@ class _Sheet:
         self._collectives()
         messages = [m for m in self.log.messages if m[1] in self.keys]
         for source, target in messages:
-            self.drawing.line(*self._ends(source, target), colour(source[0]), 2.2, arrow=True)
+            ink = tone(source[0]).text
+            self.drawing.line(*self._ends(source, target), ink, 2.2, arrow=True)
         self._events()
         for source, target in messages:
             self._label(source, target)

@@ -12,7 +12,7 @@ from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.lab.words import bytes_text
 
-HATCHES = ("//", "\\\\", "xx", "++")  # of the collectives, in the order of their first calls
+HATCHES = ("//", "||", "xx", "oo")  # of the collectives, in the order of their first calls
 
 
 def timeline(report: Report, like: Report | None = None, during: str | None = None) -> Plot:
@@ -24,6 +24,8 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
     With `during`, only what began inside the span of that name is drawn; with `like`, the
     time axis is at least as long as the other report's. ValueError where there is nothing.
     """
+    from matplotlib.patheffects import withStroke
+
     events = _with_messages_on_their_way(events_of(report, during))
     start, last = min(event.begin for event in events), max(map(_end, events))
     rows = rows_in_flight(events)
@@ -49,8 +51,9 @@ def timeline(report: Report, like: Report | None = None, during: str | None = No
         if name and inches >= 0.16:  # nine points are an eighth of an inch
             place = (left, top + 0.43 / lanes), (4, 0)
             style = {"textcoords": "offset points", "va": "center_baseline", "fontsize": 9}
-            box = None if event.kind == "span" else {"facecolor": "white", "lw": 0, "pad": 1}
-            axes.annotate(name, *place, color=INK, bbox=box, **style)
+            text = axes.annotate(name, *place, color=INK, **style)
+            if event.kind != "span":  # a rim in place of a plate, which would cover the bar
+                text.set_path_effects([withStroke(linewidth=3, foreground="white")])
     shown = ", ".join(dict.fromkeys(e.note or e.op for e in events))
     counts = f"{report.world_size} ranks, {len(events)} intervals"
     return Plot(figure, f"timeline of {counts}: {shown}")
