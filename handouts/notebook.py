@@ -30,6 +30,8 @@ ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
 SOLUTION = re.compile(r"# Solution.*\n")  # the line that folds it in the lab
+# A picture of the README is dark by itself on GitHub; pages turn every picture round.
+OWN_DARK = re.compile(rb'<style media="\(prefers-color-scheme: dark\)">.*?</style>')
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
 
 
@@ -262,7 +264,10 @@ class _Reader:
         if not file.is_file():
             self._problem(f"no such picture: {source}")
             return source
-        return self._keep(file.suffix[1:], file.read_bytes())
+        content = file.read_bytes()
+        if file.suffix == ".svg":
+            content = OWN_DARK.sub(b"", content)
+        return self._keep(file.suffix[1:], content)
 
     def _keep(self, suffix: str, content: bytes) -> str:
         name = f"{hashlib.sha256(content).hexdigest()[:16]}.{suffix}"
@@ -321,6 +326,8 @@ def without_hint(source: str) -> tuple[str, str]:
 
 def _with_our_font(svg: str) -> str:
     """A drawing names fonts of a system; on paper it has ours, smaller as it is wider."""
-    svg = re.sub(r"font-family=(['\"]).*?\1", "font-family='DejaVu Sans'", svg)
+    fonts = {True: "font-family='DejaVu Sans Mono'", False: "font-family='DejaVu Sans'"}
+    family = re.compile(r"font-family=(['\"]).*?\1")
+    svg = family.sub(lambda found: fonts["mono" in found[0].lower()], svg)
     size = re.compile(r"font-size=(['\"])([\d.]+)\1")
     return size.sub(lambda found: f"font-size='{float(found[2]) * 0.9:g}'", svg)

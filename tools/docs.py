@@ -1,16 +1,19 @@
 """Write what programs write under docs/: `python -m tools.docs`.
 
-published_runs.md has the rows of 23 Step time. ring.svg, the picture of the README, is the
-film of 03: four ranks sum their numbers around a ring. A browser plays it three times and
-stays on the last frame; with reduced motion, and in print, it stands still.
+published_runs.md has the rows of 23 Step time. cell.svg and ring.svg are the pictures of the
+README: a build of 01 that hangs and is mended, and the film of 03, in which four ranks sum
+their numbers around a ring. A browser plays cell.svg once, ring.svg three times, and stays on
+what comes last; with reduced motion, and in print, they stand still. Both are dark in a dark
+theme.
 """
 
 from pathlib import Path
 
 from mgpu_tutorial.collectives.figures import ring_film
 from mgpu_tutorial.lab import film, launch
-from mgpu_tutorial.lab.draw.drawing import animated
+from mgpu_tutorial.lab.draw.drawing import Drawing, animated
 from mgpu_tutorial.step_time import published
+from tools import cell_picture
 
 PAGE = Path(__file__).parent.parent / "docs" / "published_runs.md"
 
@@ -44,8 +47,20 @@ def page() -> str:
     return "\n".join([*lines, ""])
 
 
+DARK = (  # the filter of the pages; they have it already, and leave this out
+    '<style media="(prefers-color-scheme: dark)">'
+    "svg{filter:invert(0.9) hue-rotate(180deg)}</style>"
+)
+
+
+def write(name: str, drawing: Drawing) -> None:
+    """Write a picture that looks after a dark theme by itself, as GitHub's."""
+    picture = drawing.svg().replace("</title>", f"</title>{DARK}", 1)
+    PAGE.with_name(name).write_text(picture + "\n", "utf-8")
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
     report = launch(ring_film, 4, trace=True, device="cpu")
-    picture = animated(film(report).frames).svg()
-    PAGE.with_name("ring.svg").write_text(picture + "\n", "utf-8")
+    write("ring.svg", animated(film(report).frames))
+    write("cell.svg", cell_picture.draw())

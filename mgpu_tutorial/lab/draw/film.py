@@ -90,7 +90,9 @@ class Film:
         pages = [widgets.HTML(frame.html()) for frame in self.frames]
         stack = widgets.Stack([widgets.HTML()] * first + pages, selected_index=first)
         words = f"play the {self.unit}s, or stop"
-        play = widgets.Play(first, first, last, interval=1500, tooltip=words, show_repeat=False)
+        play = widgets.Play(
+            first, first, last, interval=1500, tooltip=words, show_repeat=False
+        )
         slider = widgets.IntSlider(first, first, last, description=self.unit)
         look = {"layout": {"width": "2.8em"}}
         back = widgets.Button(description="◀", tooltip=f"one {self.unit} back", **look)
