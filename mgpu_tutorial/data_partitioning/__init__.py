@@ -17,7 +17,7 @@ from torch.utils.data import (
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Refuse a rank that is not there: its part would be empty, or that of another rank."""
+    """Refuse a rank that does not exist: its part would be empty, or that of another rank."""
     whole = isinstance(world_size, int) and isinstance(rank, int)
     if not whole or rank not in range(world_size):
         raise ValueError(f"there is no rank {rank!r} of {world_size!r}: they count from 0")
@@ -144,10 +144,10 @@ def new_loader(
 
 
 class StreamShare(IterableDataset):
-    """This rank's part of each global batch, but for the first `done` of every pass.
+    """This rank's part of each global batch, without the first `done` batches of every pass.
 
-    The stream comes in the same order in each pass and process. What it yields are batches
-    already, so a DataLoader takes batch_size=None: with a number it would join several steps.
+    The stream comes in the same order in each pass and process. It yields finished batches,
+    so a DataLoader takes batch_size=None: with a number it would join several steps.
     Samples at the end that do not fill a batch are left out.
     """
 
