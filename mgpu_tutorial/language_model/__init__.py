@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.ddp_in_practice.practice import AccumulatingDDP
+from mgpu_tutorial.experts.parallel import combine, dispatch
 from mgpu_tutorial.lab import span, status
 from mgpu_tutorial.language_model import model as models
 from mgpu_tutorial.language_model import plan as plans
+from mgpu_tutorial.language_model.mixture import require_experts
 from mgpu_tutorial.language_model.rank import build_rank, new_adam, restore, said, take_step
 from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
@@ -24,6 +26,7 @@ from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import parallel_cross_
 OURS = plans.cut_model, new_adam, take_step, AccumulatingDDP, order_of_1f1b
 OURS += owners, sharded_step, fully_sharded, zigzag, ring_attention
 OURS += layers.ColumnParallelLinear, layers.RowParallelLinear, parallel_cross_entropy
+OURS += dispatch, combine
 PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
 
 
@@ -79,19 +82,23 @@ def train(
     after_step: Callable[[int], None] = lambda step: None,
     loss_of: Callable = cross_entropy,
     text: Tensor | None = None,
+    experts: int = 0,
 ) -> list[float]:
     """Train up to step number `steps` on a plan such as "dp=2,tp=2"; returns the losses.
 
     `resume` names a checkpoint of any plan to go on from, `save` a file that is written each
     `every` steps and after the last. `parts` are those of OURS that the reader has made, and
     `loss_of` gives the mean loss of scores (rows, 96) and targets (rows). `text` is a text of
-    one's own, as `encode` gives it, instead of PyTorch's documentation.
+    one's own, as `encode` gives it, instead of PyTorch's documentation. With `experts` each
+    block has so many instead of its MLP.
     Raises ValueError on every rank, before anything is sent, for what cannot be.
     """
     sizes, device = plans.plan_of(plan, world_size), torch.get_default_device().type
-    begin, updates, wholes = 0, 0, [models.new_model()]
+    require_experts(sizes, experts)
+    begin, updates, wholes = 0, 0, [models.new_model(experts)]
     if resume:  # the model, and perhaps Adam's moments, as two more models
         begin, updates, wholes = models.load_checkpoint(resume)
+        models.require_as_many(resume, wholes[0], experts)
     require_run(begin, steps, save, every, dtype, lr, parts, loss_of, text)
     whole, *moments = [each.to(device, getattr(torch, dtype)) for each in wholes]
     job = build_rank(whole, sizes, plans.mesh_of(sizes), parts)

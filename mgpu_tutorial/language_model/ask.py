@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from mgpu_tutorial.language_model.model import experts_of
 from mgpu_tutorial.language_model.plan import plan_of, share_products
 from mgpu_tutorial.tensor_parallel.block import Attention
 
@@ -22,13 +23,22 @@ def attend_one(attention: Attention, x: Tensor, cache: list[Tensor]) -> Tensor:
     return attention.out(mixed.transpose(1, 2).flatten(-2))
 
 
-def require_prompt(prompt: Tensor) -> None:
-    """TypeError for what are no numbers of characters, such as the text itself."""
+def require_writing(whole: nn.Sequential, prompt: Tensor, count: int) -> None:
+    """TypeError for what are no numbers of characters, ValueError for what has no place."""
     if not isinstance(prompt, Tensor) or prompt.dim() != 1 or prompt.dtype != torch.int64:
         raise TypeError(
             f"the prompt is {prompt!r:.40}: expected a row of whole numbers, one for each "
             "character, such as encode(text) gives"
         )
+    if experts := experts_of(whole):
+        raise ValueError(
+            f"a model with {experts} experts in each block: these ranks share products, so "
+            "let it write with own_text.talk, in one process"
+        )
+    if len(prompt) + count > (most := whole[0].position.num_embeddings):
+        raise ValueError(f"{len(prompt)} + {count} characters: the model sees {most}")
+    if not len(prompt) or count < 0:
+        raise ValueError(f"{len(prompt)} characters to go on from, and {count} to write")
 
 
 @torch.no_grad()
@@ -40,13 +50,9 @@ def write(
     Returns all characters, and the smallest gap between the best two. Raises ValueError for
     more characters than the model sees at once, and for no prompt.
     """
-    require_prompt(prompt)
+    require_writing(whole, prompt, count)
     plan_of(f"tp={world_size}")  # refuses ranks that cannot share the heads
     embedding, *blocks, head = whole
-    if len(prompt) + count > (most := embedding.position.num_embeddings):
-        raise ValueError(f"{len(prompt)} + {count} characters: the model sees {most}")
-    if not len(prompt) or count < 0:
-        raise ValueError(f"{len(prompt)} characters to go on from, and {count} to write")
     for block in blocks:
         share_products(block, None, parts)
     caches, written, margin = [[] for _ in blocks], prompt, float("inf")

@@ -7,8 +7,10 @@ from mgpu_tutorial.lab import Table, curves
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.language_model.model import BATCH, BLOCKS, CONTEXT, WIDTH
 from mgpu_tutorial.language_model.plan import Plan, plan_of
+from mgpu_tutorial.shared import logbook
 
 
 def losses_plot(runs: Mapping[str, Sequence[float]]) -> Plot:
@@ -54,3 +56,38 @@ def plan_table(reports: Mapping[str, Report]) -> Table:
         cells = [f"{predicted[n]:,} / {counted[n]:,}" for n in predicted]
         rows.append([name, f"{numbers:,}", *cells])
     return Table(["plan", "numbers on rank 0", *predicted], rows)
+
+
+PLANS = {  # what a chapter's way is here
+    "08 in buckets": "dp=2",
+    "15 ZeRO 3": "dp=2,zero=3",
+    "18 1F1B": "pp=2",
+    "19 tensor parallel": "tp=2",
+    "22 experts": "dp=2,ep=2",
+    "26 ZeRO 1": "dp=2,zero=1",
+}
+LIMIT = 1e-14
+
+
+def whole_logbook(far: Mapping[str, float]) -> Table:
+    """The logbook's rows, and by how much the gradients of a way that is a plan here are off.
+
+    `far` has the largest difference from one process by plan. Plans that no chapter has
+    priced come last.
+    """
+    first, *columns = [*logbook.COLUMNS]
+    head = [first, *columns[:2], "plan here", "its gradients", *columns[2:]]
+    rows, left = [], dict(far)
+    for way, whose, equal, *numbers in formatted(logbook.COLUMNS, logbook.whole()).rows:
+        plan = PLANS.get(way, "")
+        rows.append([way, whose, equal, plan, said_of(left.pop(plan, None)), *numbers])
+    blank = [""] * (len(head) - 5)
+    rows += [["26", "", "", plan, said_of(off), *blank] for plan, off in left.items()]
+    return Table(head, rows)
+
+
+def said_of(off: float | None) -> str:
+    """A difference of gradients in words that are the same on every machine."""
+    if off is None:
+        return ""
+    return "equal" if off < LIMIT else f"{off:.0e} off"

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from mgpu_tutorial.experts.layer import Experts
 from mgpu_tutorial.sharding.blocks import views_of
 from mgpu_tutorial.shared.checkpoint import save_whole
 from mgpu_tutorial.tensor_parallel.block import Block, whole_of
@@ -101,13 +102,37 @@ class Head(nn.Module):
         return self.scores(self.norm(x))
 
 
-def new_model() -> nn.Sequential:
-    """An embedding, four blocks, a head: 216,544 parameters, the same on every rank."""
+class ExpertsMLP(Experts):
+    """Experts in place of a block's MLP: two of them answer each character."""
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__(experts, 2, width, 4 * width)
+        for weights in self.parameters():  # (..., inputs, outputs)
+            bound = weights.shape[-2] ** -0.5  # as nn.Linear begins
+            weights.data = torch.empty(weights.shape).uniform_(-bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1)).view_as(x)
+
+
+def new_model(experts: int = 0) -> nn.Sequential:
+    """An embedding, four blocks, a head: 216,544 parameters, the same on every rank.
+
+    With `experts` each block has so many instead of its MLP.
+    """
     torch.manual_seed(0)
     blocks = [Block(WIDTH, HEADS) for _ in range(BLOCKS)]
+    for block in blocks if experts else ():
+        block.mlp = ExpertsMLP(WIDTH, experts)
     return nn.Sequential(
         Embedding(CHARACTERS, CONTEXT, WIDTH), *blocks, Head(CHARACTERS, WIDTH)
     )
+
+
+def experts_of(model: nn.Sequential) -> int:
+    """How many experts a whole model has in each block, 0 where it has an MLP."""
+    mlp = model[1].mlp
+    return mlp.experts if isinstance(mlp, Experts) else 0
 
 
 def save_checkpoint(
@@ -152,8 +177,10 @@ def load_checkpoint(path: str) -> tuple[int, int, list[nn.Sequential]]:
     is no checkpoint, or one of another model.
     """
     state, models = read_checkpoint(path), []
+    router = state["tensors"].get("1.mlp.router", [torch.empty(0, 0)])[0]
+    experts = router.shape[-1] if router.dim() else 0
     for tensors in zip(*state["tensors"].values(), strict=True):  # parameters, each moment
-        models.append(new_model())
+        models.append(new_model(experts))
         named = dict(zip(state["tensors"], tensors, strict=True))
         try:
             models[-1].load_state_dict(named, assign=True)
@@ -187,6 +214,12 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     if why:
         raise ValueError(f"{path} is no checkpoint to go on from: {why}")
     return state
+
+
+def require_as_many(path: str, model: nn.Sequential, experts: int) -> None:
+    """ValueError where a checkpoint has other experts than the run that goes on with it."""
+    if (there := experts_of(model)) != experts:
+        raise ValueError(f"{path} has {there} experts in each block: give experts={there}")
 
 
 def require_place(path: str) -> None:

@@ -59,12 +59,13 @@ def train_on(
     plan: str = "dp=2",
     minutes: float = 3.0,
     parts: SimpleNamespace = PARTS,
+    experts: int = 0,
 ) -> list[float]:
     """Train on a file for some minutes, on from its checkpoint if there is one; the losses.
 
     Ten steps tell how many more there is time for. The checkpoint has the text's name, with
-    .pt at its end, and is written every ten steps. Raises ValueError, on every rank, for what
-    cannot be.
+    .pt at its end, and is written every ten steps. With `experts` each block has so many
+    instead of its MLP. Raises ValueError, on every rank, for what cannot be.
     """
     plan_of(plan, world_size)
     if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):
@@ -72,7 +73,7 @@ def train_on(
     numbers, save = read_text(text), str(Path(text).with_suffix(".pt"))
     there = Path(save).exists()
     done = read_checkpoint(save)["step"] if there else 0
-    how = {"save": save, "lr": 2e-3, "parts": parts, "text": numbers}
+    how = {"save": save, "lr": 2e-3, "parts": parts, "text": numbers, "experts": experts}
     start = time.monotonic()
     losses = train(rank, world_size, plan, done + 10, save if there else "", **how)
     # the slowest rank decides, so that all take the same steps

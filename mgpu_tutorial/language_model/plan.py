@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy, pad
 
+from mgpu_tutorial.experts.layer import Experts
 from mgpu_tutorial.language_model import model as models
 from mgpu_tutorial.shared.losses import require_no_weights
 from mgpu_tutorial.tensor_parallel.block import Block
@@ -21,7 +22,8 @@ class Plan(NamedTuple):
     """How many ranks share the batch (dp), a product (tp), the layers (pp), a sequence (cp).
 
     Ranks along dp and cp have the same part. With `zero` = 1 each of them keeps Adam's
-    moments of its own parameters only, and with 3 a shard of each layer.
+    moments of its own parameters only, and with 3 a shard of each layer. In a model with
+    experts `ep` neighbours along dp share them.
     """
 
     dp: int = 1
@@ -29,6 +31,7 @@ class Plan(NamedTuple):
     pp: int = 1
     cp: int = 1
     zero: int = 0
+    ep: int = 1
 
     @property
     def ranks(self) -> int:
@@ -76,6 +79,14 @@ def plan_of(words: str, world_size: int | None = None) -> Plan:
             f"plan {words}: zero=3 puts copies and shards of a tp group into one tensor, and "
             "the norm would count copies twice: take zero=1, or tp=1"
         )
+    if plan.ep < 1 or plan.dp % plan.ep:
+        why = f"{plan.ep} ranks cannot share experts where {plan.dp} share the batch"
+        raise ValueError(f"plan {words}: {why}: ep must divide dp")
+    if plan.ep > 1 and plan.zero:
+        raise ValueError(
+            f"plan {words}: ZeRO shares out what the dp ranks have alike, and with ep their "
+            "experts differ: take zero=0, or ep=1"
+        )
     return plan
 
 
@@ -97,6 +108,8 @@ def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
     attention, mlp = block.attention, block.mlp
     attention.qkv = parts.ColumnParallelLinear(attention.qkv, group)
     attention.out = parts.RowParallelLinear(attention.out, group)
+    if isinstance(mlp, Experts):  # they stay whole
+        return
     mlp.up = parts.ColumnParallelLinear(mlp.up, group)
     mlp.down = parts.RowParallelLinear(mlp.down, group)
 
@@ -238,18 +251,21 @@ def forward_backward(
 def clip_gradients(
     model: nn.Module, mesh: DeviceMesh, own: list[nn.Parameter] | None = None
 ) -> None:
-    """Shorten all gradients to the norm 1; a copy counts on its tp group's first rank.
+    """Shorten all gradients to the norm 1, in which each parameter counts once.
 
     With ZeRO `own` are the parameters that only this rank steps: the others along dp and cp
     add up the squares of theirs.
     """
     parameters = list(model.parameters()) if own is None else own
-    first = mesh["tp"].get_local_rank() == 0
-    counted = [p.grad for p in parameters if first or isinstance(p, Shard)]
-    total = parameters[0].grad.new_zeros(())
-    for gradient in counted:
-        total += gradient.square().sum()
-    for name in ("tp", "pp") if own is None else ("tp", "pp", "dp", "cp"):
+    squares = {None: parameters[0].grad.new_zeros(())}  # of copies; of shards by their group
+    for p in parameters:
+        group = p.group if isinstance(p, Shard) else None
+        squares[group] = squares.get(group, 0) + p.grad.square().sum()
+    for group, part in squares.items():
+        if group:
+            dist.all_reduce(part, group=group)
+    total = sum(squares.values())
+    for name in ("pp",) if own is None else ("pp", "dp", "cp"):
         dist.all_reduce(total, group=mesh[name].get_group())
     factor = 1.0 / total.sqrt().clamp(min=1.0).item()  # a NaN stays one, in all gradients
     for parameter in parameters:

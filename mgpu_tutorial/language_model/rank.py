@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mgpu_tutorial.language_model import model as models
+from mgpu_tutorial.language_model.mixture import (
+    ExpertsDDP,
+    expert_groups,
+    require_experts,
+    share_experts,
+)
 from mgpu_tutorial.language_model.plan import (
     Plan,
     clip_gradients,
@@ -20,6 +26,7 @@ from mgpu_tutorial.language_model.plan import (
     share_products,
     share_sequence,
 )
+from mgpu_tutorial.tensor_parallel.block import Block
 
 BUCKET_MB = 0.25  # the gradients of a block, about
 
@@ -39,6 +46,7 @@ def build_rank(
     whole: nn.Sequential, plan: Plan, mesh: DeviceMesh, parts: SimpleNamespace
 ) -> Job:
     """This rank's part of a whole model, which is the same on every rank."""
+    require_experts(plan, models.experts_of(whole))
     device = next(whole.parameters()).device
     # pp: its stage; tp: its shards of the products in it
     stage = parts.cut_model(whole, mesh, partial(share_products, parts=parts))
@@ -48,10 +56,18 @@ def build_rank(
     places = parts.zigzag(models.CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
     if plan.cp > 1:
         share_sequence(stage, places, mesh["cp"].get_group(), parts)
+    # ep: its experts in each block, which some other ranks have too
+    copies = None
+    if plan.ep > 1:
+        sharing, copies = expert_groups(mesh, plan.ep)
+        share_experts(stage, sharing, parts)
     # dp and cp: who has the same part averages its gradients
     model, data = stage, data_group(mesh)
-    if plan.zero == 0:
-        model = parts.AccumulatingDDP(stage, bucket_cap_mb=BUCKET_MB, group=data)
+    wrap = partial(parts.AccumulatingDDP, bucket_cap_mb=BUCKET_MB)
+    if plan.zero == 0 and plan.ep > 1:
+        model = ExpertsDDP(stage, plan.ep, wrap, data, copies)
+    elif plan.zero == 0:
+        model = wrap(stage, group=data)
     elif plan.zero == 3:
         model = parts.fully_sharded(stage, list(stage), data)
     return Job(plan, mesh, data, stage, model, places)
@@ -127,16 +143,22 @@ def restore(
 
 
 def said(job: Job) -> str:
-    """What this rank holds, and what it sends to whom, in three lines."""
+    """What this rank holds, and what it sends to whom, in three lines or four."""
     numbers = sum(parameter.numel() for parameter in job.stage.parameters())
     layers = ", ".join(type(getattr(one, "module", one)).__name__ for one in job.stage)
     groups = {name: job.mesh[name].get_group() for name in ("tp", "cp", "pp")}
     ranks = {n: dist.get_process_group_ranks(g) for n, g in groups.items()}
     data = dist.get_process_group_ranks(job.data)
     stage, stages = job.mesh["pp"].get_local_rank(), job.plan.pp
+    blocks = [layer for layer in job.stage if isinstance(layer, Block)]
+    sharing = ""
+    if job.plan.ep > 1:
+        up = blocks[0].mlp.up
+        here = f"{len(up)} of {blocks[0].mlp.experts} experts in each block"
+        sharing = f"\nhas {here}, with {dist.get_process_group_ranks(up.group)}"
     return (
         f"holds {numbers:,} numbers: {layers}\n"
         f"adds up activations with ranks {ranks['tp']}, gradients with {data}, and passes "
         f"keys and values around {ranks['cp']}\n"
-        f"is stage {stage} of {stages}: activations go along ranks {ranks['pp']}"
+        f"is stage {stage} of {stages}: activations go along ranks {ranks['pp']}{sharing}"
     )

@@ -18,6 +18,7 @@ from mgpu_tutorial.shared.price import Priced
 LIMIT = 1e-5  # of a loss between 1 and 10, added up in another order
 COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "visible (ms)": ".0f"}
 COLUMNS |= {"GB at most": ".1f", "GB sent": ".1f", "tokens/s per GPU": ",.0f"}
+PRINTED = Path(__file__).with_name("logbook.json")  # by `python -m tools.logbook`
 NOTED: dict[str, list] = {}  # rows of this process, which are kept without a file too
 
 
@@ -52,6 +53,17 @@ def note(
     if mine.FILE.exists():
         write(in_order)
     return formatted(COLUMNS, in_order)
+
+
+def whole() -> list[list]:
+    """A row for each way of the course, in the order of their names.
+
+    The reader's own where there is one, else that which the way's chapter prints. Raises
+    ValueError where the reader's file is no logbook.
+    """
+    rows = {row[0]: row for row in json.loads(PRINTED.read_text("utf-8"))}
+    rows |= {row[0]: row for row in read()} | NOTED
+    return [rows[name] for name in sorted(rows)]
 
 
 def file() -> Path:

@@ -271,11 +271,58 @@ def test_nobody_can_change_the_text_of_others():
         ("zero=2", "zero is 0, 1 or 3"),
         ("tp=2,zero=3", "the norm would count copies twice: take zero=1, or tp=1"),
         ("dp=8,cp=4,pp=2,zero=1", "32 ranks own the 24 parameters of a stage's blocks"),
+        ("dp=2,ep=2,zero=1", "with ep their experts differ: take zero=0, or ep=1"),
+        ("dp=2,ep=2,zero=3", "with ep their experts differ: take zero=0, or ep=1"),
     ],
 )
 def test_a_kind_of_zero_that_cannot_be_is_refused(plan, words):
     with pytest.raises(ValueError, match=f"^plan {plan}: .*{words}"):
         plan_of(plan)
+
+
+@pytest.mark.parametrize(
+    "plan", ["ep=2", "dp=4,ep=3", "dp=2,ep=4", "dp=2,ep=0", "dp=2,ep=-1"]
+)
+def test_experts_are_shared_by_ranks_that_share_the_batch(plan):
+    with pytest.raises(ValueError, match=f"^plan {plan}: .* ep must divide dp"):
+        plan_of(plan)
+
+
+def of_experts(rank, world_size, plan, experts, resume=""):
+    train(rank, world_size, plan, 3001, resume, experts=experts)
+
+
+@pytest.mark.parametrize(
+    "plan, experts, words",
+    [
+        ("dp=2,ep=2", 0, "experts=0, and ep=2 ranks are to share them"),
+        ("dp=2,ep=2", 3, "experts=3, and ep=2 ranks are to share them"),
+        ("dp=2", 1, "experts=1: expected 0 for none, or a number from 2 on"),
+        ("dp=2", -2, "experts=-2: expected 0"),
+        ("dp=2", "4", "experts='4': expected 0"),
+        ("dp=2", 4.0, "experts=4.0: expected 0"),
+    ],
+)
+def test_experts_that_ranks_cannot_share_are_refused(refused, plan, experts, words):
+    refused(2, words, of_experts, plan, experts)
+
+
+def test_a_checkpoint_has_the_experts_of_the_run(refused):
+    words = "has 0 experts in each block: give experts=0"
+    refused(2, words, of_experts, "dp=2,ep=2", 4, str(SHIPPED))
+
+
+def test_ranks_that_share_products_do_not_write_with_experts(refused):
+    words = "a model with 4 experts in each block"
+    refused(2, words, ask.write, new_model(4), encode("Returns"), 5, PARTS)
+
+
+def stage_of_experts(rank, world_size):
+    build_rank(new_model(), Plan(dp=2, ep=2), mesh_of(Plan(dp=2)), PARTS)
+
+
+def test_a_whole_model_without_experts_is_not_cut_among_them(refused):
+    refused(2, "experts=0, and ep=2 ranks", stage_of_experts, sent=True)
 
 
 WORDS = "some words, and more of them, which are enough to train on. " * 20

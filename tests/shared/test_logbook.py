@@ -7,6 +7,7 @@ import torch
 
 from mgpu_tutorial.lab.teach import mine
 from mgpu_tutorial.shared import logbook
+from tools.logbook import printed
 
 ALONE, SAME, OTHER = [torch.tensor(2.0)], torch.tensor([1.5, 2.5]), torch.tensor([1.5, 2.6])
 
@@ -76,3 +77,18 @@ def test_losses_of_several_processes_alone_are_refused():
 def test_no_tokens_are_refused():
     with pytest.raises(ValueError, match="tokens must be a whole number, 1 or more, got 0"):
         logbook.note("06 after", priced, ALONE, SAME, priced(), 0)
+
+
+def test_the_whole_logbook_has_what_the_notebooks_print():
+    said = "run `python -m tools.logbook`, and store the notebook that shows all rows"
+    assert logbook.whole() == printed(), said
+
+
+def test_a_row_of_ones_own_takes_the_place_of_the_printed_one():
+    yours = mine.run(mine.FILE.read_text()).wrap
+    logbook.note("08 in buckets", yours, ALONE, SAME, priced(), 2400)
+    logbook.note("99 another", yours, ALONE, SAME, priced(), 2400)
+    rows = logbook.whole()
+    assert [row[0] for row in rows] == sorted([*(row[0] for row in printed()), "99 another"])
+    (own,) = [row for row in rows if row[0] == "08 in buckets"]
+    assert own[1:4] == ["yours", "equal", 300.0]
