@@ -237,8 +237,7 @@ class Screen(Form):
     def _image(self, image: dict) -> list[dict]:
         attributes, alt, (file, title) = image["c"]
         if self.name == HTML:  # a page needs no other file
-            data = base64.b64encode((self.book.media / file).read_bytes()).decode()
-            file = f"data:{MIMES[Path(file).suffix]};base64,{data}"
+            file = in_page(self.book, file)
         return [element("Image", [attributes, alt, [file, title]])]
 
     def _figure(self, block: dict) -> list[dict]:
@@ -254,6 +253,12 @@ class Screen(Form):
         if formula["c"][0]["t"] == "InlineMath":
             return [formula]
         return [reached("Span", "formula", [formula])]
+
+
+def in_page(book: Book, file: str) -> str:
+    """A picture as an address that needs no other file."""
+    data = base64.b64encode((book.media / file).read_bytes()).decode()
+    return f"data:{MIMES[Path(file).suffix]};base64,{data}"
 
 
 def reached(kind: str, what: str, content: list[dict]) -> dict:

@@ -6,6 +6,7 @@ what its cell says for the hall (`"handout": {"slide": …}`), and other prose i
 speaker. A cell stands with what it showed; what answers a prediction comes when it is run.
 """
 
+import ast
 import copy
 import re
 import shutil
@@ -21,6 +22,8 @@ from handouts.notebook import ROOT, Notebook, Piece, chosen, elements, read, str
 
 LINES = 26  # of code and outputs, on one slide
 PICTURE = 15  # lines that a picture takes
+TALL = 22  # and one that is nearly as high as it is wide
+SIZE = re.compile(r"<svg [^>]*width='([\d.]+)' height='([\d.]+)'")
 HEADING = 5
 DRAWINGS = "drawings"  # the folder beside the decks
 CHECKED = "Many ranks must get what one process gets, and we do not take it for granted."
@@ -100,7 +103,10 @@ class Deck:
                 self._show(f"> {piece.text}")
                 self.asked = True
             elif self._belongs(piece):
-                self._show(piece.text)
+                lines = 1 + int(1.4 * _rows(piece)) + len(piece.text) // 80
+                if self.lines + lines > LINES and self.lines > HEADING:
+                    self._again()
+                self._show(piece.text, lines=lines)
             else:
                 self._note(piece.text)
         if note := about.get("note"):
@@ -134,24 +140,27 @@ class Deck:
         if role or steps or pieces[0].cell in self.cleared:
             cell.outputs, cell.execution_count = [], None
             pieces = pieces[:1]
-        if cell.source.startswith("edit("):
+        if cell.source.startswith("edit(") or steps and _is_call(cell.source):
             self._add(cell, "skip", 0)
+            self._steps(steps, self.asked)
+            self.asked = False
             return
         if any(piece.kind == "listing" for piece in pieces):  # the call is of no interest
             self._listing([piece for piece in pieces if piece.kind == "listing"])
             return
-        lines = sum(map(_lines, pieces))
+        lines = sum(map(_lines, pieces)) + (TALL - PICTURE) * _is_tall(cell)
         if role == "solution" or self.lines + lines > LINES and self.lines > HEADING + 1:
             self._again()
         self._add(cell, "fragment" if self.asked else "", lines)
         self.asked = False
         self._steps(steps)
 
-    def _steps(self, figures: list[dict]) -> None:
+    def _steps(self, figures: list[dict], apart: bool = True) -> None:
         """What a slider moves through in the notebook; RISE has none, so a page a step."""
         for figure in figures:
             image = next(e for e in elements(figure) if e["t"] == "Image")
-            self._again()
+            if apart or self.lines > HEADING:
+                self._again()
             self.drawings.append(image["c"][2][0])
             self._show(f"![{stringify(image)}]({DRAWINGS}/{self.drawings[-1]})", lines=LINES)
 
@@ -159,11 +168,40 @@ class Deck:
         """Whole functions, as many on a slide as have room."""
         for piece in pieces:
             language = (piece.blocks[0]["c"][0][1] or [""])[0]
-            for part in piece.text.split("\n\n\n"):
+            for part in (p for whole in piece.text.split("\n\n\n") for p in _fitting(whole)):
                 lines = part.count("\n") + 2
                 if self.lines + lines > LINES and self.lines > HEADING + 1:
                     self._again()
                 self._show(f"```{language}\n{part.strip(chr(10))}\n```", lines=lines)
+
+
+def _fitting(listing: str) -> list[str]:
+    """A function, or the parts of one that is too long for a slide: it breaks at a method."""
+    parts, rest = [], listing.strip("\n").split("\n")
+    while len(rest) > LINES - 3:
+        room = range(8, LINES - 3)
+        ends = [i for i in room if re.match(r" +(def|@|class)\b", rest[i])]
+        ends = ends or [i for i in room if not rest[i].strip()] or [LINES - 4]
+        parts.append("\n".join(rest[: ends[-1]]).rstrip())
+        rest = rest[ends[-1] :]
+    return [*parts, "\n".join(rest)]
+
+
+def _is_call(source: str) -> bool:
+    """Whether a cell does nothing but show a film: its drawings are slides of their own."""
+    (*others, last) = ast.parse(source).body
+    return not others and isinstance(last, ast.Expr)
+
+
+def _is_tall(cell: nbformat.NotebookNode) -> bool:
+    shown = [str(output.get("data", {}).get("image/svg+xml", "")) for output in cell.outputs]
+    sizes = [found for svg in shown if (found := SIZE.match(svg))]
+    return any(float(size[2]) > 0.75 * float(size[1]) for size in sizes)
+
+
+def _rows(piece: Piece) -> int:
+    """The rows of the tables of a text."""
+    return sum(line.startswith("|") for line in piece.text.splitlines())
 
 
 def _lines(piece: Piece) -> int:

@@ -2,13 +2,14 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from handouts import convert
 from handouts.editions import edition
-from handouts.forms import HTML, Book, Screen, raw
+from handouts.forms import HTML, Book, Screen, in_page, parts_of, raw
 from handouts.notebook import Notebook, elements, slug, stringify
 
 BRANCH = "gh-pages"  # where `make publish` puts the site, the copies with it
@@ -96,7 +97,7 @@ def index(notebooks: list[Notebook], about: list[dict], book: Book, path: Path) 
         said = {"id": n.id, "headline": n.headline, "minutes": n.minutes}
         inlines = [e for block in question for e in block["c"][1][0]["c"]]
         said["question"] = {"t": "MetaInlines", "c": inlines}
-        parts[-1]["chapters"].append(said | {"forms": _forms(book, n.id)})
+        parts[-1]["chapters"].append(said | {"picture": _picture(n, book)})
     found = [[n.id, n.headline, *section] for n in notebooks for section in _sections(n)]
     data = json.dumps(found, ensure_ascii=False).replace("<", "\\u003c")
     words = {
@@ -108,6 +109,14 @@ def index(notebooks: list[Notebook], about: list[dict], book: Book, path: Path) 
     _write(path, Screen(HTML, "index", Path("README.md"), book).made(about), words)
 
 
+def _picture(notebook: Notebook, book: Book) -> str:
+    """The address of a chapter's first film, in its middle, or else of its first picture."""
+    films = ([e for e in elements(p.blocks) if e["t"] == "Figure"] for p in notebook.pieces)
+    files = [parts_of(film[len(film) // 2])[0]["c"][2][0] for film in films if film]
+    files += [piece.text for piece in notebook.pieces if piece.kind == "image"]
+    return in_page(book, files[0]) if files else ""
+
+
 def _write(path: Path, body: list[dict], words: dict) -> None:
     """Fill the template of a page."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,4 +124,6 @@ def _write(path: Path, body: list[dict], words: dict) -> None:
         font = convert.ROOM / "fonts" / "math.woff"  # many a phone has none
         words = words | {"math-font": base64.b64encode(font.read_bytes()).decode()}
     form = ("-t", "html5", "--mathml", "--template", convert.ROOM / "page.html")
-    convert.pandoc(body, *form, "-o", path, "--toc", "--toc-depth=3", **words)
+    made = convert.pandoc(body, *form, "--toc", "--toc-depth=3", **words)
+    made = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", made)  # a header that says nothing
+    path.write_text(made, encoding="utf-8")

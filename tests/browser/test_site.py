@@ -103,22 +103,56 @@ def test_a_film_is_stepped_by_the_keyboard_alone(page, pages, name):
     shows(0)
 
 
-def test_where_no_script_runs_a_film_plays_by_itself(browser, pages):
+def test_where_no_script_runs_a_film_stands_still_until_it_is_asked_to_play(browser, pages):
     page = browser.new_page(java_script_enabled=False)
     page.goto((pages / "03_collectives.html").as_uri())
     page.locator("details.answer:has(.film) > summary").first.click()
     film = page.locator(".film").first
     film.scroll_into_view_if_needed()
-    seen = set()
-    for _ in range(3):
-        seen.add(film.locator("> *").first.screenshot())
-        page.wait_for_timeout(1600)
-    assert len(seen) == 3
+
+    def seen(picture):
+        shots = set()
+        for _ in range(3):
+            shots.add(picture.screenshot())
+            page.wait_for_timeout(1600)
+        return len(shots)
+
+    assert seen(film.locator("> *").first) == 1
     film.locator("summary").first.click()
+    assert seen(film.locator("details[open] img")) == 3
+    film.locator("summary").first.click()
+    film.locator("summary").nth(1).click()
     assert film.locator("figure img:visible").count() == 7
     film.locator("summary").last.click()
     assert "rank 3: chunk 0 {3}" in film.locator("pre:visible").inner_text()
     page.close()
+
+
+def test_the_keyboard_stops_only_at_what_is_wider_than_its_place(page, pages):
+    page.goto((pages / "03_collectives.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    reached = """() => [...document.querySelectorAll("main [tabindex='0']:not(.screen)")]
+      .map(e => e.scrollWidth - e.clientWidth)"""
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.wait_for_timeout(300)
+    assert all(more > 0 for more in page.evaluate(reached))
+    few = len(page.evaluate(reached))
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.wait_for_timeout(300)
+    assert len(page.evaluate(reached)) > few
+
+
+def test_a_card_of_the_index_is_one_link_with_a_picture(page, pages):
+    page.goto((pages / "index.html").as_uri())
+    cards = page.locator("main > ol > li")
+    assert cards.count() == len(NAMES)
+    for card, name in zip(cards.all(), NAMES, strict=True):
+        assert [a.get_attribute("href") for a in card.locator("a").all()] == [f"{name}.html"]
+    decode = (
+        "all => Promise.all(all.map(e => (e.loading = 'eager', e.decode().then(() => 1))))"
+    )
+    shown = cards.locator("img").evaluate_all(decode)
+    assert len(shown) > 20 and page.locator("th:empty").count() == 0
 
 
 def test_the_search_finds_a_section_and_says_so(page, pages):
