@@ -65,6 +65,17 @@ def test_the_rules_of_slides(small, tmp_path):
     assert all(said in notes for said in (SAID, "First words.", "Ask *twice*.", "**Change**"))
 
 
+def test_a_listing_too_long_for_a_slide_breaks_between_its_methods():
+    methods = [[f"    def method_{i}(self):", *["        pass"] * 8, ""] for i in range(5)]
+    listing = "\n".join(["class Long:", *(line for lines in methods for line in lines)])
+    parts = slides._fitting(listing)
+    assert len(parts) > 1 and all(part.count("\n") < slides.LINES for part in parts)
+    assert all(part.lstrip().startswith("def") for part in parts[1:])
+    assert [line for part in parts for line in part.splitlines() if line] == [
+        line for line in listing.splitlines() if line
+    ]
+
+
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_chapter_in_each_form(path, tmp_path):
     notebook, stored = read(path, tmp_path), nbformat.read(path, 4)
@@ -93,6 +104,6 @@ def test_a_chapter_in_each_form(path, tmp_path):
     whole = "\n".join(cell.source for cell in deck.cells)
     for piece in pieces:
         if piece.kind == "listing":
-            assert all(part.strip("\n") in shown for part in piece.text.split("\n\n\n"))
+            assert all(line in shown for line in piece.text.splitlines())
         elif piece.kind in ("prose", "predict") and piece.cell != pieces[-1].cell:
             assert piece.text in whole
