@@ -65,7 +65,7 @@ def require_run(
         loss_of, (1, models.CHARACTERS), [(target, target) for target in each]
     )
     if save:
-        models.require_place(save)
+        models.make_place(save)
 
 
 def train(

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mgpu_tutorial.experts.layer import Experts
 from mgpu_tutorial.sharding.blocks import views_of
-from mgpu_tutorial.shared.checkpoint import save_whole
+from mgpu_tutorial.shared.checkpoint import remove_drafts, save_whole
 from mgpu_tutorial.tensor_parallel.block import Block, whole_of
 
 BATCH, MICRO_BATCHES = (
@@ -222,8 +222,13 @@ def require_as_many(path: str, model: nn.Sequential, experts: int) -> None:
         raise ValueError(f"{path} has {there} experts in each block: give experts={there}")
 
 
-def require_place(path: str) -> None:
-    """ValueError now, and not after the first steps, where no file can be written."""
+def make_place(path: str) -> None:
+    """ValueError now, and not after the first steps, where no file can be written.
+
+    Rank 0 removes what a run that was killed in the middle of saving has left there.
+    """
     folder = Path(path).resolve().parent
     if not (folder.is_dir() and os.access(folder, os.W_OK)) or Path(path).is_dir():
         raise ValueError(f"save={path!r}: no such file can be written in {folder}")
+    if dist.get_rank() == 0:
+        remove_drafts(path)

@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -120,7 +121,8 @@ def save_whole(path: str, state: dict[str, Any]) -> None:
     """Replace a file whole: a death at any moment leaves the old one or the new one.
 
     Each save writes a draft with a name of its own beside the file, so two runs never write
-    into one. A save that fails takes its draft away; only that of a killed process stays.
+    into one. A save that fails takes its draft away; that of a killed process stays until
+    `remove_drafts`.
     """
     draft = Path(f"{path}.{uuid4().hex}.draft")
     try:
@@ -129,6 +131,16 @@ def save_whole(path: str, state: dict[str, Any]) -> None:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)  # of a full disk, say
+
+
+def remove_drafts(path: str) -> None:
+    """Remove what killed saves to this path have left; call it before a run's first save.
+
+    A notebook that is interrupted kills its ranks, in the middle of a save too.
+    """
+    whole = Path(path)
+    for draft in whole.parent.glob(f"{escape(whole.name)}.{'[0-9a-f]' * 32}.draft"):
+        draft.unlink(missing_ok=True)
 
 
 def load(

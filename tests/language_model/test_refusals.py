@@ -1,6 +1,7 @@
 """A run that cannot be is refused at once on every rank; one that can be is right."""
 
 import os
+import signal
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.language_model import PARTS, ask, own_text, train
 from mgpu_tutorial.language_model.model import (
     SHIPPED,
@@ -145,6 +147,33 @@ def test_the_last_step_is_saved_and_updates_are_counted_from_the_weights(
     for losses, *found in ranks(2, saved, str(tmp_path), "dp=2,zero=1", dtype).results:
         assert found == [3002, 2, ["run.pt"]]
         assert len(losses) == 2 and max(losses) < 1.6
+
+
+def die_while_saving(rank, world_size, file):
+    """As a notebook's interrupt, which kills the ranks, but at a place that is certain."""
+
+    save = torch.save
+
+    def half(state, to, **options):
+        if not str(getattr(to, "name", "")).endswith(".draft"):
+            return save(state, to, **options)
+        to.write(b"half of it")
+        to.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = half
+    train(rank, world_size, "dp=2", 1, save=file)
+
+
+def test_the_next_run_removes_the_draft_of_one_that_died_while_saving(ranks, tmp_path):
+    file, others = tmp_path / "run.pt", ["run.pt.draft", "other.pt.1f.draft"]
+    for name in others:
+        (tmp_path / name).touch()
+    with pytest.raises(RankFailed):
+        ranks(2, die_while_saving, str(file))
+    assert len(os.listdir(tmp_path)) == 3 and not file.exists()
+    ranks(2, train, "dp=2", 1, save=str(file))
+    assert sorted(os.listdir(tmp_path)) == sorted(["run.pt", *others])
 
 
 def cut(rank, world_size, blocks):
