@@ -12,8 +12,9 @@ from mgpu_tutorial.lab import Table, frame
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.lab.words import bytes_text
+from mgpu_tutorial.lab.words import bytes_text, in_a_row
 
+FRAME = "#E69F00"  # of the best plan, seen on a dark and on a pale cell
 FORWARD = [
     "Two replicas: ranks 0, 1 and ranks 2, 3 compute on different sequences.",
     "TP: in every layer a pair adds up its products, inside the node.",
@@ -67,23 +68,33 @@ def plan_film(rank: int, world_size: int) -> None:
     )
 
 
-def plan_map(choices: Sequence[Choice]) -> Drawing:
+def plan_map(choices: Sequence[Choice], sizes: Sequence[int] = ()) -> Drawing:
     """The seconds of the best plan of each TP and PP, dark where it is fast.
 
-    A cell that would take more GPUs than there are says so.
+    The best has a frame, and what ties with it a dotted one. A cell that would take more GPUs
+    than there are says so. `sizes` are those of TP and PP to show, without them all that run.
     """
     if not choices:
         raise ValueError("no plan to draw: give what rank_plans returned")
     best: dict[tuple[int, int], Choice] = {}
     for choice in choices:  # the fastest first
         best.setdefault((choice.plan.tp, choice.plan.pp), choice)
-    rows, columns = (sorted({key[i] for key in best}) for i in (0, 1))
-    seconds = {key: choice.step.seconds for key, choice in best.items()}
+    rows, columns = (sizes or sorted({key[i] for key in best}) for i in (0, 1))
+    seconds = {
+        key: choice.step.seconds
+        for key, choice in best.items()
+        if key[0] in rows and key[1] in columns
+    }
     low, high = min(seconds.values()), max(seconds.values())
-    gpus = choices[0].plan.ranks
+    first = choices[0]
+    gpus, (_, *near) = first.plan.ranks, best.values()
+    tied = [str(choice.plan) for choice in near if choice.rank == first.rank]
     table = [[f"TP {tp}"] for tp in rows]
     title = "Seconds of a step by TP and PP; DP, CP and ZeRO as they are best"
-    drawing = Drawing(90 + 96 * len(columns), 74 + 44 * len(rows), "", title)
+    wins = f"The best is {first.plan} with ZeRO {first.plan.zero}, {first.step.seconds:.1f} s"
+    wins += f", and {in_a_row(tied)} ties with it" if len(tied) == 1 else ""
+    wins += f", and {in_a_row(tied)} tie with it" if len(tied) > 1 else ""
+    drawing = Drawing(90 + 96 * len(columns), 74 + 44 * len(rows), "", f"{title}. {wins}.")
     for j, pp in enumerate(columns):
         drawing.label(128 + 96 * j, 46, f"PP {pp}", weight="bold")
     drawing.label(12, 20, title, anchor="start")
@@ -99,14 +110,18 @@ def plan_map(choices: Sequence[Choice]) -> Drawing:
             place, dash = (82 + 96 * j, 56 + 44 * i), "" if found else "4 3"
             drawing.box(*place, 92, 40, FAINT, fill, 1, dash)
             drawing.label(place[0] + 46, place[1] + 25, table[i][-1], colour=ink)
+            if found and best[tp, pp].rank == first.rank:
+                dash = "" if best[tp, pp] is first else "3 3"
+                inside = place[0] + 3, place[1] + 3, 86, 34
+                drawing.box(*inside, FRAME, "none", 4 if not dash else 2.5, dash, 3)
     names = ["", *(f"PP {pp}" for pp in columns)]
-    drawing.text = f"{title}\n{Table(names, table)}"
+    drawing.text = f"{title}\n{Table(names, table)}\n{wins}."
     return drawing
 
 
 def mixed(share: float) -> str:
-    """From a dark blue (0) to a pale one (1), without those on which no ink can be read."""
-    share = (0, 0.15, 0.3, 0.55, 0.78, 1)[min(int(6 * share), 5)]
+    """From dark blue (0) to a pale one (1), without those where an ink fails in a theme."""
+    share = (0, 0.15, 0.3, 0.7, 0.85, 1)[min(int(6 * share), 5)]
     ends = (0x0B, 0x3D, 0x6B), (0xE3, 0xEE, 0xF7)
     channels = (round(a + share * (b - a)) for a, b in zip(*ends, strict=True))
     return "#" + "".join(f"{channel:02x}" for channel in channels)

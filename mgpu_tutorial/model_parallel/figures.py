@@ -117,6 +117,15 @@ LOOKS = {  # strength of the row's colour
 }
 
 
+EDGE = {"edgecolor": INK, "linewidth": 0.7}
+
+
+def paler(row: int, strength: float) -> str:
+    """The colour of a row, mixed with white."""
+    channels = (int(tone(row).fill[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in channels)
+
+
 def pipeline_chart(
     tasks: Sequence[Task],
     title: str,
@@ -133,6 +142,7 @@ def pipeline_chart(
     in seconds, measured or priced.
     """
     from matplotlib.figure import Figure  # a second to import: not for the ranks
+    from matplotlib.patches import Patch
 
     charts = [*([above] if above else []), (tasks, title)]
     heights = [0.5 + 0.36 * len({t.row for t in own}) for own, _ in charts]
@@ -153,29 +163,28 @@ def pipeline_chart(
     axes.set_xlabel("slots" if slot else f"milliseconds ({how})")
     axes.locator_params(axis="x", integer=bool(slot))
     axes.xaxis.set_major_formatter(lambda at, _: f"{at / slot if slot else 1e3 * at:g}")
-    handles = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-    handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    options = {"ncols": 5, "frameon": False}
-    figure.legend(handles.values(), handles.keys(), loc="outside upper right", **options)
+    kinds = dict.fromkeys(t.kind for own, _ in charts for t in sorted(own))
+    handles = [Patch(facecolor="#e4e4e4", label="idle")]
+    for kind in kinds:  # in the colour of the first row
+        strength, meaning = LOOKS[kind]
+        label = f"{kind}: {meaning}"
+        handles.append(Patch(facecolor=paler(0, strength), label=label, **EDGE))
+    figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False)
     return Plot(figure, "\n".join(texts))
 
 
 def _draw_tasks(axes: Any, tasks: Sequence[Task], row_name: str, length: float) -> None:
     """The boxes of one chart."""
-    from matplotlib.colors import to_rgb
-
     rows = sorted({t.row for t in tasks})
     start = min(t.begin for t in tasks)
-    axes.barh(range(len(rows)), length, 0.84, color="#e4e4e4", label="idle")
+    axes.barh(range(len(rows)), length, 0.84, color="#e4e4e4")
     stages = {row: sorted({t.stage for t in tasks if t.row == row}) for row in rows}
     for kind in dict.fromkeys(t.kind for t in sorted(tasks)):
-        own, (strength, meaning) = [t for t in tasks if t.kind == kind], LOOKS[kind]
+        own, (strength, _) = [t for t in tasks if t.kind == kind], LOOKS[kind]
         lefts, widths = [t.begin - start for t in own], [t.end - t.begin for t in own]
         places = [rows.index(t.row) for t in own]
-        full = [to_rgb(tone(t.row).fill) for t in own]
-        paler = [[1 - strength * (1 - part) for part in colour] for colour in full]
-        look = {"color": paler, "edgecolor": INK, "linewidth": 0.7}
-        bars = axes.barh(places, widths, 0.84, lefts, label=f"{kind}: {meaning}", **look)
+        look = {"color": [paler(t.row, strength) for t in own], **EDGE}
+        bars = axes.barh(places, widths, 0.84, lefts, **look)
         names = [f"{t.micro}" + "'" * stages[t.row].index(t.stage) for t in own]
         fitting = [n if w > 0.01 * length else "" for n, w in zip(names, widths, strict=True)]
         size = 10 if max(widths) > 0.025 * length else 7

@@ -9,10 +9,22 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_tutorial.lab import frame, launch, span
+from mgpu_tutorial.lab.colours import tone
+from mgpu_tutorial.lab.draw.drawing import INK, Drawing
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.model_parallel.figures import duration, tasks_of, within_rounding
+from mgpu_tutorial.lab.words import in_a_row
+from mgpu_tutorial.model_parallel.figures import (
+    LOOKS,
+    duration,
+    idle_share,
+    paler,
+    tasks_of,
+    within_rounding,
+)
 from mgpu_tutorial.model_parallel.micro_batches import Task
 from mgpu_tutorial.pipelines.work import Pauses, Work
+
+GREY = "#e4e4e4"  # idle
 
 
 def timed(worker: Callable, *given: object) -> list[Task]:
@@ -119,10 +131,63 @@ def note_slots(rank: int, world_size: int, tasks: Sequence[Task]) -> None:
 
 
 def held(tasks: Sequence[Task]) -> str:
-    """The most micro-batches that each of four ranks held; a stage counts its part."""
+    """The most micro-batches that each rank held; a stage counts its part."""
     counts, stages = {"F": 1, "B": -1, "I": -1, "W": 0}, len({t.stage for t in tasks})
-    rows = [[counts[t.kind] for t in tasks if t.row == rank] for rank in range(4)]
-    return ", ".join(f"{4 * max(accumulate(row)) / stages:g}" for row in rows)
+    ranks = 1 + max(t.row for t in tasks)
+    rows = [[counts[t.kind] for t in tasks if t.row == rank] for rank in range(ranks)]
+    return ", ".join(f"{ranks * max(accumulate(row)) / stages:g}" for row in rows)
+
+
+def slot_chart(tasks: Sequence[Task]) -> Drawing:
+    """A row for each rank, a box for each task, grey where it is idle, and what it holds.
+
+    All pictures are as wide, however many slots there are, so that shares compare.
+    """
+    left, top, wide, high = 70, 36, 540, 176  # pixels
+    most, slots, idle = held(tasks).split(", "), duration(tasks), idle_share(tasks)
+    ranks, micro = len(most), len({t.micro for t in tasks})
+    many = f"{micro} micro-batch{'es' * (micro > 1)}"
+    alt = f"{ranks} ranks, {many}: {slots:g} slots, {idle:.0%} idle. "
+    alt += f"Ranks 0 to {ranks - 1} hold at most {in_a_row(most)}."
+    drawing = Drawing(left + wide + 84, top + high + 8, alt, alt)
+    row, slot = min(high / ranks, 44), wide / slots
+    looks = {kind: LOOKS[kind] for kind in "FBIW" if kind in {t.kind for t in tasks}}
+    for i, (strength, meaning) in enumerate(looks.values()):
+        drawing.box(left + 100 * i, 8, 14, 14, INK, paler(0, strength), 0.7, radius=0)
+        drawing.label(left + 100 * i + 20, 20, meaning, 13, anchor="start")
+    drawing.box(left + 100 * len(looks), 8, 14, 14, GREY, GREY, 0, radius=0)
+    drawing.label(left + 100 * len(looks) + 20, 20, "idle", 13, anchor="start")
+    head = f"{slots:g} slots, {idle:.0%} idle"
+    drawing.label(left + wide, 20, head, 14, anchor="end", weight="bold")
+    for rank in range(ranks):
+        y, tall = top + row * rank, row - 4
+        drawing.box(left, y, wide, tall, GREY, GREY, 0, radius=0)
+        name = tone(rank).text, "end", "bold"
+        drawing.label(left - 8, y + tall / 2 + 5, f"rank {rank}", 13, *name)
+        drawing.label(
+            left + wide + 8, y + tall / 2 + 5, f"holds {most[rank]}", 13, anchor="start"
+        )
+        for kind, (strength, _) in looks.items():
+            own = [t for t in tasks if t.row == rank and t.kind == kind]
+            fill, ink = paler(rank, strength), tone(rank).on if strength > 0.5 else INK
+            if slot > 12 and micro < 10:  # its number fits into a box
+                for t in own:
+                    x, length = left + slot * t.begin, slot * (t.end - t.begin)
+                    drawing.box(
+                        round(x, 1), y, round(length, 1), tall, INK, fill, 0.6, radius=0
+                    )
+                    middle = round(x + length / 2), y + round(tall / 2) + 4
+                    drawing.label(*middle, t.micro, 12, ink)
+                continue
+            boxes = "".join(
+                f"M{left + slot * t.begin:.1f} {y:g}h{slot * (t.end - t.begin):.1f}v{tall:g}"
+                f"h{-slot * (t.end - t.begin):.1f}z"
+                for t in own
+            )
+            drawing.parts.append(
+                f"<path d='{boxes}' fill='{fill}' stroke='{INK}' stroke-width='0.6'/>"
+            )
+    return drawing
 
 
 def beside_one(results: Sequence[tuple], work: Work, micro: int) -> str:

@@ -15,6 +15,8 @@ from mgpu_tutorial.at_scale import commands, failures, figures, planner
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan, model_of
 from mgpu_tutorial.shared.cost_model.step import predict_step
+from tests.lab.draw.test_contrast import in_the_dark
+from tests.lab.test_colours import contrast
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "estimates.md").read_text("utf-8")
@@ -158,7 +160,7 @@ def test_the_map_has_the_fastest_of_each_tp_and_pp():
     for choice in choices:
         key = choice.plan.tp, choice.plan.pp
         seconds[key] = min(choice.step.seconds, seconds.get(key, math.inf))
-    for line in drawing.text.splitlines()[2:]:
+    for line in drawing.text.splitlines()[2:-1]:
         _, tp, *cells = re.split(r" +", re.sub("no plan|> 16 GPUs", "-", line))
         columns = drawing.text.splitlines()[1].split("PP ")[1:]
         for pp, cell in zip(map(int, columns), cells, strict=True):
@@ -171,21 +173,34 @@ def test_the_map_has_the_fastest_of_each_tp_and_pp():
 def test_the_map_tells_too_many_gpus_from_too_little_memory():
     rows = figures.plan_map(planner.rank_plans(SMALL, H100, 16, 64)).text.splitlines()
     columns = [int(pp) for pp in rows[1].split("PP ")[1:]]
-    for row in rows[2:]:
+    for row in rows[2:-1]:
         cells = re.split("  +", row)
         for pp, cell in zip(columns, cells[1:], strict=True):
             assert (cell == "> 16 GPUs") == (int(cells[0][3:]) * pp > 16), row
 
 
+def test_the_map_frames_the_best_and_dots_what_ties_with_it():
+    choices = planner.rank_plans(SMALL, H100, 16, 64)
+    cells = {(c.plan.tp, c.plan.pp): c for c in reversed(choices)}.values()
+    others = [choice for choice in cells if choice is not choices[0]]
+    drawing = figures.plan_map(choices)
+    assert f"The best is {choices[0].plan} with ZeRO {choices[0].plan.zero}, " in drawing.alt
+    ties = [choice for choice in others if choice.rank == 1]
+    assert all(str(choice.plan) in drawing.alt for choice in ties)
+    frames = [part for part in drawing.parts if figures.FRAME in part]
+    assert len(frames) == 1 + len(ties)
+    assert sum("dasharray" in part for part in frames) == len(ties)
+    shown = figures.plan_map(choices, sizes=(1, 2))
+    assert shown.text.splitlines()[1].split() == ["PP", "1", "PP", "2"]
+    assert len(shown.text.splitlines()) == 5
+
+
 def test_what_is_written_on_a_colour_can_be_read():
-    """At least 4.5 to 1, as WCAG 2.1 AA asks for."""
+    """At least 4.5 to 1, as WCAG 2.1 AA asks for, in light and in dark."""
     for hundredth in range(101):
-        fill = figures.mixed(hundredth / 100)
-        light = [int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in light]
-        light = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
-        ink = 1.0 if hundredth < 50 else 0.0103  # white, and #1a1a1a
-        assert (max(light, ink) + 0.05) / (min(light, ink) + 0.05) >= 4.5, hundredth
+        pair = figures.mixed(hundredth / 100), "#ffffff" if hundredth < 50 else "#1a1a1a"
+        assert contrast(*pair) >= 4.5, hundredth
+        assert contrast(*map(in_the_dark, pair)) >= 4.5, hundredth
 
 
 # The command line

@@ -132,6 +132,20 @@ def test_each_task_has_a_box_where_and_when_it_was(monkeypatch):
     assert sorted(names) == ["7", "7", "7'", "7'", "7'"]
 
 
+def test_the_legend_has_one_colour_that_of_the_first_row(monkeypatch):
+    """A pale and a strong one, though the last row begins the backwards."""
+    monkeypatch.setattr(figures, "Plot", lambda figure, text: figure)
+    places = ("F", 0, 0), ("F", 1, 1), ("B", 2, 1), ("B", 3, 0)
+    tasks = [Task(at, at + 1, row, row, kind, 0) for kind, at, row in places]
+    figure = figures.pipeline_chart(tasks, "title")
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["idle", "F: forward", "B: backward"]
+    shown = [patch.get_facecolor() for patch in legend.get_patches()]
+    boxes = {bar.get_x(): bar.get_facecolor() for bar in figure.axes[0].patches[2:]}
+    assert shown[1:] == [boxes[0], boxes[3]]
+
+
 def test_two_charts_share_an_axis(monkeypatch):
     monkeypatch.setattr(figures, "Plot", lambda figure, text: (figure, text))
     short, long = [Task(0, 2, 0, 0, "F", 0)], [Task(1, 7, 0, 0, "F", 0)]

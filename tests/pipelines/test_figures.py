@@ -1,5 +1,7 @@
 """Slots and orders, counted by hand; a model of Llama's kind in stages."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -38,6 +40,27 @@ def test_a_w_waits_for_its_own_i_and_a_stage_may_have_slots_of_its_own():
         *(Task(1, 3, 1, 1, "F", 0), Task(3, 6, 1, 1, "I", 0), Task(6, 7, 1, 1, "W", 0)),
     ]
     assert sorted(tasks) == sorted(wanted)
+
+
+def order_of_gpipe(rank, ranks, micro):
+    return [f"{kind}{i}" for kind in "FB" for i in range(micro)]
+
+
+@pytest.mark.parametrize("order", [order_of_gpipe, stages.order_of_1f1b])
+@pytest.mark.parametrize("ranks, micro", [(2, 1), (4, 8), (8, 4), (8, 32)])
+def test_the_chart_of_slots_shows_the_bubble_and_what_is_held(order, ranks, micro):
+    orders = [order(rank, ranks, micro) for rank in range(ranks)]
+    drawing = figures.slot_chart(figures.lay_out(figures.tasks_in(orders), F=1, B=2))
+    bubble = (ranks - 1) / (micro + ranks - 1)
+    assert f"{3 * (micro + ranks - 1)} slots, {bubble:.0%} idle" in drawing.alt
+    most = [micro if order is order_of_gpipe else min(micro, ranks - r) for r in range(ranks)]
+    svg = drawing.svg()
+    assert re.findall(r">holds (\d+)<", svg) == [str(each) for each in most]
+    paths = re.findall(r"M[\d.]+ [\d.]+h([\d.]+)v", svg)  # where no number fits
+    rects = re.findall(r"width='([\d.]+)' height='[\d.]+' rx='0' stroke='#1a1a1a'", svg)[2:]
+    boxes = list(map(float, paths or rects))  # first those of rank 0, its forwards before
+    assert len(boxes) == 2 * ranks * micro
+    assert boxes[micro] == pytest.approx(2 * boxes[0], abs=0.11)
 
 
 @pytest.mark.parametrize("layers", [[1, 1], [2, 0], [0, 2]])

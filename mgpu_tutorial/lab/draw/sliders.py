@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from mgpu_tutorial.lab.draw.drawing import Drawing
 
 MOST = 200  # settings
+CUTS = re.compile("(?<=>)(?=<)|(?= (?:y|font-size|rx)=)")  # frames share most parts between
 
 
 class Slider(NamedTuple):
@@ -70,7 +71,7 @@ class Sliders:
             for still in stills
         ]
         self.rows = [
-            Slider(name.replace("_", " "), list(map(_words, each)), [*values], begin)
+            Slider(_named(name), list(map(_words, each)), [*values], begin)
             for (name, choice), each, begin in zip(
                 choices.items(), offered, self.stills[0], strict=True
             )
@@ -91,7 +92,7 @@ class Sliders:
         frames = []
         for frame in self.frames.values():
             svg = re.sub("<title>.*?</title>", "", frame.svg(), count=1)
-            each = re.split("(?<=>)(?=<)", svg)
+            each = CUTS.split(svg)
             frames.append([frame.alt, [parts.setdefault(part, len(parts)) for part in each]])
         rows = [{"says": row.says, "labels": row.labels, "at": row.at} for row in self.rows]
         return {"sliders": rows, "parts": list(parts), "frames": frames}
@@ -122,6 +123,10 @@ class Sliders:
 
     def __repr__(self) -> str:
         return "\n".join(f"{says}\n{frame.text}" for says, frame in self.named())
+
+
+def _named(choice: str) -> str:
+    return choice.replace("_", " ").replace("gpus", "GPUs").replace("micro b", "micro-b")
 
 
 def _words(value: object) -> str:
@@ -161,7 +166,12 @@ def page(stills: Sequence[tuple[str, Drawing]], **data: object) -> str:
         for says, drawing in stills
     )
     kept = "".join(
-        f' data-{name}="{html.escape(json.dumps(value, separators=(",", ":")))}"'
+        f' data-{name}="{_quoted(json.dumps(value, separators=(",", ":")))}"'
         for name, value in data.items()
     )
     return f'<div class="explore"{kept}>{figures}</div>'
+
+
+def _quoted(text: str) -> str:
+    """As an attribute in double quotes; the many single ones of an SVG need no escape."""
+    return html.escape(text, quote=False).replace('"', "&quot;")
