@@ -82,7 +82,8 @@ def equal_ones(micro_batches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
     """Backward of each micro-batch; the ranks add up their gradients with the last.
 
-    All ranks give micro-batches of one shape: of unequal shares the mean is another, unasked.
+    All ranks give micro-batches of the same shape. Between ranks that is not checked, and
+    unequal shares would have a different mean.
     """
     micro_batches = equal_ones(micro_batches)
     for i, tokens in enumerate(micro_batches):

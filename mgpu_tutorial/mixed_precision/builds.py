@@ -62,7 +62,7 @@ def _asked(rank: int, world_size: int, ask: Callable, numbers: list[float | None
 
 
 def says_the_same(ask: Callable) -> None:
-    """be true where all gradients of all ranks are finite; else false on every rank, also on
+    """be True where all gradients of all ranks are finite; else False on every rank, even on
     one without gradients
     """
     every = [[0.5], [0.5, 0.5], [0.5, None, 0.5], [INFINITE, -INFINITE]]
@@ -81,7 +81,7 @@ def _of_unused(rank: int, world_size: int, ask: Callable, number: float) -> bool
 
 
 def takes_none(ask: Callable) -> None:
-    """take None for a gradient that is not there, as of a frozen or an unused layer"""
+    """accept None for a gradient that is missing, such as that of a frozen or unused layer"""
     for number, expected in ((0.5, True), (INFINITE, False)):
         found = launch(_of_unused, 2, ask, number).results
         expect(found, [expected] * 2, f"{number} and a None on rank 1: what the ranks say")

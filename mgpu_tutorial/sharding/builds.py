@@ -81,7 +81,7 @@ def steps_like_one(step: Callable) -> None:
 
 
 def steps_in_a_group(step: Callable) -> None:
-    """do so in a group: ranks 0 and 2 step one model, ranks 1 and 3 another one"""
+    """do so in a group: ranks 0 and 2 train one model, ranks 1 and 3 another one"""
     _as_one(step, 4, SGD, in_pairs=True)
 
 
@@ -219,7 +219,7 @@ def computes_like_one(layers: Callable) -> None:
 
 
 def gathers_one_by_one(layers: Callable) -> None:
-    """gather a weight only when x has come to it"""
+    """gather a weight only when x has reached it"""
     events = launch(_chain, 2, layers, trace=True).events
     calls = [e.note if e.kind == "note" else e.op for e in events if e.rank == 0]
     gathers = sum("all_gather" in call for call in calls[: calls.index("layer")])

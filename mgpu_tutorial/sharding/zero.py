@@ -155,7 +155,7 @@ def chain(
     layer: Callable,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Layers one after the other; each weight is gathered when `x` has come to it."""
+    """Layers one after the other; each weight is gathered when `x` has reached it."""
     for shard in shards:
         weight = Gather.apply(shard, group)[: shape.numel()].view(shape)
         x = layer(x, weight)

@@ -121,8 +121,8 @@ def _expect_steps(
 
 
 def goes_on(resume: Callable) -> None:
-    """take all steps, after a death those from the last save on, with its momentum, and none
-    past the last; save after every third, or as often as `every` says
+    """take all steps and none past the last, and after a death go on from the last save, with
+    its momentum; save after every third step, or as often as `every` says
     """
     with TemporaryDirectory() as folder:  # the last but one has ended
         for steps, death, saved, n in (8, 4, 3, 3), (8, 7, 6, 3), (6, 6, 6, 3), (8, 5, 4, 2):
@@ -245,7 +245,7 @@ def shares_a_batch(samples_of: Callable) -> None:
 
 
 def sees_each_sample_once(samples_of: Callable) -> None:
-    """show each sample once in an epoch, in another order in the next"""
+    """show each sample once in an epoch, in a different order in the next"""
     steps = [sum(_all_of(samples_of, step, 2, 12, 48), []) for step in range(8)]
     for epoch in (0, 1):
         seen = set(sum(steps[4 * epoch :][:4], []))
