@@ -19,7 +19,7 @@ def parts(rule: Callable, ranks: int, samples: int, epoch: int, drop_last: bool)
 
 
 def loses_none(function: Callable) -> None:
-    """give all three ranks equally many samples, and lose none but by drop_last"""
+    """give all three ranks equally many samples, and lose none except by drop_last"""
     for samples, drop_last in product((9, 10), (False, True)):
         each = samples // 3 if drop_last else -(-samples // 3)
         found = parts(function, 3, samples, 0, drop_last)
@@ -37,7 +37,7 @@ def shuffles_anew(function: Callable) -> None:
 
 
 def as_pytorch(function: Callable) -> None:
-    """agree with DistributedSampler, sample by sample, also on more ranks than samples"""
+    """agree with DistributedSampler, sample by sample, even with more ranks than samples"""
     cases = (3, 10, 4, False), (3, 10, 4, True), (5, 2, 1, False)
     for ranks, samples, epoch, drop_last in cases:
         for rank, found in enumerate(parts(function, ranks, samples, epoch, drop_last)):
@@ -58,7 +58,7 @@ def leaves_others_alone(function: Callable) -> None:
 
 
 def refuses(function: Callable) -> None:
-    """say so when it is asked for a rank that is not there"""
+    """say so when it is asked for a rank that does not exist"""
     for rank in (2, -1):
         try:
             found = function(rank, 2, 10, 7, 0, False)
