@@ -80,9 +80,11 @@ def whole_logbook(far: Mapping[str, float]) -> Table:
     rows, left = [], dict(far)
     for way, whose, equal, *numbers in formatted(logbook.COLUMNS, logbook.whole()).rows:
         plan = PLANS.get(way, "")
-        rows.append([way, whose, equal, plan, said_of(left.pop(plan, None)), *numbers])
+        far_off = said_of(left.pop(plan, None))
+        rows.append([way, whose, equal, plan.replace(",", ", "), far_off, *numbers])
     blank = [""] * (len(head) - 5)
-    rows += [["26", "", "", plan, said_of(off), *blank] for plan, off in left.items()]
+    for plan, off in left.items():
+        rows.append(["26", "", "", plan.replace(",", ", "), said_of(off), *blank])
     return Table(head, rows)
 
 
