@@ -175,8 +175,25 @@ class TokenStreams(Problem):
                 rows.append((name, bars))
         return rows
 
+    def arguments(self, case: tuple) -> tuple:
+        """What rank 0 gets before the kill."""
+        lengths, length, ranks, *_ = case
+        return lengths, opening_of(lengths, []), length, 0, ranks
+
     def named(self, case: tuple) -> str:
-        return f"{case[2]} ranks, then {case[4]}, sequences of {case[1]}"
+        _, length, before, steps, after = case
+        return f"{before} ranks, {steps} steps, then {after} ranks, sequences of {length}"
+
+
+def opening_of(lengths: Sequence[int], opened: list[int]) -> Callable:
+    """A function that returns the tokens of a document, and notes that it did."""
+    documents = TokenStreams.documents(lengths)
+
+    def open_document(number: int) -> list[int]:
+        opened.append(number)
+        return list(documents[number])
+
+    return open_document
 
 
 def _read(rank: int, world_size: int, stream: Callable, jobs: Sequence[tuple]) -> str:
@@ -186,13 +203,9 @@ def _read(rank: int, world_size: int, stream: Callable, jobs: Sequence[tuple]) -
         if rank >= ranks:
             found.append({})
             continue
-        documents, opened = TokenStreams.documents(lengths), []
-
-        def open_document(number: int, documents=documents, opened=opened) -> list[int]:
-            opened.append(number)
-            return list(documents[number])
-
-        one = stream(list(lengths), open_document, length, rank, ranks, state)
+        opened: list[int] = []
+        opening = opening_of(lengths, opened)
+        one = stream(list(lengths), opening, length, rank, ranks, state)
         tokens = [[int(token) for token in one.next()] for _ in range(steps)]
         more = {"opened": len(opened), "which": opened, "state": one.state()}
         found.append({"tokens": tokens} | more)

@@ -1,6 +1,13 @@
 """The problems by the name of the function that a reader writes."""
 
-from mgpu_tutorial.challenges import batches, messages, models, solutions, together
+from mgpu_tutorial.challenges import (
+    batches,
+    messages,
+    models,
+    solutions,
+    together,
+    whole_steps,
+)
 from mgpu_tutorial.challenges.score import Challenges
 
 build = Challenges(
@@ -23,5 +30,7 @@ build = Challenges(
         solutions.cheapest_tests: together.CheapestTests(),
         # after part III, with a bound that nobody reaches
         solutions.orders_in_slots: models.OrdersInSlots(),
+        # after parts III and IV, by price
+        solutions.ShardedTrainer: whole_steps.WholeSteps(),
     },
 )

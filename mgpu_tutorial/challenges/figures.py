@@ -6,13 +6,17 @@ from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, PAPER, Drawing
 
 WIDTH, LEFT, LANE = 640, 110, 24
+MOST_LANES, MOST_BARS = 64, 400  # that are drawn, and of each lane
 IDLE = -1  # the colour of a bar that only waits
 
 Bar = tuple[float, float, str, int]  # begin, end, text, colour of a rank or IDLE
 
 
 def lanes(rows: Sequence[tuple[str, Sequence[Bar]]], title: str, unit: str) -> Drawing:
-    """Bars on lanes, all on one scale."""
+    """Bars on lanes, all on one scale; of an enormous answer only the beginning."""
+    if len(rows) > MOST_LANES or any(len(bars) > MOST_BARS for _, bars in rows):
+        title += f" (drawn: {MOST_LANES} lanes of up to {MOST_BARS} bars)"
+        rows = [(name, bars[:MOST_BARS]) for name, bars in rows[:MOST_LANES]]
     last = max((bar[1] for _, bars in rows for bar in bars), default=1) or 1
     scale, height = WIDTH / last, 34 + LANE * len(rows)
     words = [f"{name}: " + " ".join(bar[2] for bar in bars if bar[2]) for name, bars in rows]

@@ -9,6 +9,7 @@ import ast
 import html
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,20 +18,28 @@ from typing import Any
 import cloudpickle
 
 from mgpu_tutorial.challenges.figures import lanes
+from mgpu_tutorial.lab import RanksHung
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.lab.run.launch import launch
 from mgpu_tutorial.lab.teach import mine, solution
 from mgpu_tutorial.lab.teach.build import PACKAGE, Behaviour, Builder, Outcome, is_readable
 from mgpu_tutorial.lab.teach.source import namespace_of, source_of
 
+DIST = "torch.distributed"
 FILE = Path("challenges.json")  # in the folder where a notebook's kernel works
 SLACK = 2.0  # where other sizes do not divide
 DRAWN = 6  # other sizes
 SECONDS = 60  # a function's, for all of its sizes
+LETTERS = 5_000_000  # of an answer as text
 IMPORTS = {"torch", "math", "itertools", "collections", "functools", "heapq", "bisect"}
 IMPORTS |= {"random", "operator", "typing", "dataclasses", "copy", "statistics", "numpy"}
 DOORS = {"open", "eval", "exec", "compile", "globals", "vars", "getattr", "setattr", "sys"}
 DOORS |= {"os", "gc", "inspect", "importlib", "ctypes", "pickle", "subprocess", "builtins"}
+INSIDE = {"os", "sys", "gc", "inspect", "importlib", "ctypes", "pickle", "subprocess"}
+INSIDE |= {"builtins", "save", "load", "hub", "from_file", "fromfile", "tofile", "memmap"}
+INSIDE |= {"gi_frame", "cr_frame", "ag_frame", "tb_frame", "f_back", "f_globals", "f_locals"}
+INSIDE |= {"f_builtins", "f_code"}  # attributes, of whatever it is
+TABLE = 16  # numbers that may stand in one list: more would be an answer, not a method
 OBJECTS = {"all_gather_object", "broadcast_object_list", "gather_object", "send_object_list"}
 OBJECTS |= {"recv_object_list", "scatter_object_list"}
 READY = {"DistributedDataParallel", "DataParallel", "fully_shard", "replicate"}
@@ -70,10 +79,12 @@ class Problem:
     axis = ""  # of the picture, where it is not the unit
     must = ""  # what an answer must do, as a row of a build has it
     why = ""  # nobody can pass the bound
+    limit = ""  # in words, where the bound is not what can be reached
     shown: tuple = ()
     target: float = 0
     allowed: frozenset[str] = frozenset()  # names of DOORS and OBJECTS, or modules
     slack: float = SLACK  # how much worse other sizes may come out than the page's
+    failed: tuple | None = None  # the case that failed last
 
     def other(self, rng: random.Random) -> tuple:
         """Other arguments, drawn."""
@@ -94,7 +105,7 @@ class Problem:
     def ask(self, function: Callable, cases: Sequence[tuple]) -> list:
         """What the function answers, as plain values, from a process of its own."""
         more = {"backend": "none", "device": "cpu", "timeout": SECONDS}
-        (texts,) = launch(_answers, 1, function, list(cases), **more).results
+        (texts,) = returned(launch, _answers, 1, function, list(cases), **more).results
         return [json.loads(text) for text in texts]
 
     # What is judged of every problem
@@ -137,22 +148,26 @@ class Problem:
         def holds(function: Callable) -> None:
             for case, answer in self.answers(function):
                 try:
-                    self.play(case, answer)
+                    score, least = self.play(case, answer), self.bound(case)
+                    says = f"{self.told(score)}, below {least:,.10g}, which nobody can be"
+                    require(score > least - 1e-6, f"{says}: it went around the judge")
                 except AssertionError as error:
-                    raise AssertionError(f"{self.named(case)}: {error}") from None
+                    raise AssertionError(f"{self.blamed(case)}: {error}") from None
 
         def fair(function: Callable) -> None:
             (shown, answer), *others = self.answers(function)
             share = self.slack * max(1, self.play(shown, answer) / self.bound(shown))
             for case, other in others:
                 score, least = self.play(case, other), self.bound(case)
-                says = f"{self.named(case)}: {self.told(score)}, where {least:g} is the bound"
-                require(score <= share * least, f"{says}; the page's size comes out better")
+                if score > share * least:
+                    says = f"{self.told(score)}, where {least:g} is the bound"
+                    better = "the page's size comes out better"
+                    raise AssertionError(f"{self.blamed(case)}: {says}; {better}")
 
         def reach(function: Callable) -> None:
             score = self.score(function)
             bound = self.bound(self.shown)
-            says = f"{self.told(score)}; nobody gets below {bound:,.10g}"
+            says = f"{self.told(score)}; {self.limit or f'nobody gets below {bound:,.10g}'}"
             require(round(score, 9) <= self.target, says)
 
         alone.__doc__ = "be written with Python and torch, and nothing of this course"
@@ -160,6 +175,15 @@ class Problem:
         fair.__doc__ = "be about as good on those other sizes"
         reach.__doc__ = f"reach the target, {self.told(self.target)}"
         return [alone, holds, fair, reach]
+
+    def arguments(self, case: tuple) -> tuple:
+        """What the function gets in a case."""
+        return case
+
+    def blamed(self, case: tuple) -> str:
+        """A case in words, which `build.case` has from now on."""
+        self.failed = case
+        return f"{self.named(case)} (build.case)"
 
     def named(self, case: tuple) -> str:
         """A case in words."""
@@ -169,10 +193,29 @@ class Problem:
 _asked: dict[bytes, list] = {}
 
 
+def returned(call: Callable, *given: Any, **more: Any) -> Any:
+    """What a launch returns; AssertionError where the function took too long."""
+    try:
+        return call(*given, **more)
+    except RanksHung:
+        raise AssertionError(
+            f"it had not answered after {more['timeout']} s, for the page's sizes and others"
+        ) from None
+
+
 def _answers(rank: int, world_size: int, function: Callable, cases: list[tuple]) -> list[str]:
     """In a process of its own: each answer as text, so that only plain values come back."""
     asked = [json.loads(json.dumps(case)) for case in cases]
-    return [json.dumps(function(*case), default=_plain) for case in asked]
+    return [_text_of(function(*case)) for case in asked]
+
+
+def _text_of(answer: Any) -> str:
+    """An answer as JSON; ValueError for an enormous one."""
+    text = json.dumps(answer, default=_plain)
+    if len(text) > LETTERS:
+        count = f"{len(text):,} letters as text, expected {LETTERS:,} or fewer"
+        raise ValueError(f"the answer has {count}: leave out what does nothing")
+    return text
 
 
 def _plain(value: Any) -> Any:
@@ -188,8 +231,14 @@ def is_ours(function: Callable) -> bool:
     return function.__module__.startswith(PACKAGE)
 
 
-def require_own(function: Callable, allowed: frozenset[str] = frozenset()) -> None:
+def require_own(
+    function: Callable,
+    allowed: frozenset[str] = frozenset(),
+    require_text: Callable[[str], None] | None = None,
+) -> None:
     """AssertionError for an attempt that uses this course, or a way around the judge.
+
+    `require_text` is given each text too, and may refuse more.
 
     Helpers of the reader's own are followed. It finds what stands in the text, not what
     somebody hides: the rule is for people, and a person reads the best attempts of a class.
@@ -202,6 +251,8 @@ def require_own(function: Callable, allowed: frozenset[str] = frozenset()) -> No
         seen.add(thing)
         text = source_of(thing)
         _require_text(text, allowed)
+        if require_text:
+            require_text(text)
         around = namespace_of(thing)
         for name in sorted(mine.names_in(text) & around.keys()):
             value = around[name]
@@ -213,8 +264,10 @@ def require_own(function: Callable, allowed: frozenset[str] = frozenset()) -> No
                 waiting.append(value)
             if type(value) is type(ast):
                 _require_module(home, allowed)
-            sends = "distributed" in home.split(".") and "distributed" not in allowed
-            require(not sends, f"`{name}` is of torch.distributed, a door beside the judge")
+            if "distributed" in home.split("."):
+                is_fine = "distributed" in allowed and (name, home) == ("dist", DIST)
+                says = f"`{name}` is of torch.distributed, a door beside the judge"
+                require(is_fine, says)
 
 
 def _require_text(text: str, allowed: frozenset[str]) -> None:
@@ -227,13 +280,23 @@ def _require_text(text: str, allowed: frozenset[str]) -> None:
             OBJECTS
             | READY
             | {"distributed"}
-            | (DOORS if isinstance(node, ast.Name) else set())
+            | (DOORS if isinstance(node, ast.Name) else INSIDE)
         )
         is_own = getattr(getattr(node, "value", None), "id", "") == "self"
         is_hidden = name.startswith("__") and name != "__init__"
         is_hidden |= isinstance(node, ast.Attribute) and name.startswith("_") and not is_own
         is_door = is_hidden or name in doors
         require(not is_door or name in allowed, f"`{name}` is a door beside the judge")
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        is_hidden = is_text and re.search(r"__\w", node.value)
+        require(not is_hidden, "a text with `__` in it is a door beside the judge")
+        is_list = isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
+        parts = list(ast.walk(node)) if is_list else []
+        plain = ast.Constant | ast.List | ast.Tuple | ast.expr_context
+        if parts and all(isinstance(part, plain) for part in parts[1:]):
+            count = sum(isinstance(part, ast.Constant) for part in parts)
+            says = f"a table of {count} values, expected {TABLE} or fewer: compute them"
+            require(count <= TABLE, says)
 
 
 def _require_module(name: str, allowed: frozenset[str]) -> None:
@@ -251,6 +314,7 @@ class Challenges(Builder):
         each = {ours: problem.behaviours() for ours, problem in problems.items()}
         super().__init__(chapter, each)
         self.problems = {ours.__name__: problem for ours, problem in problems.items()}
+        self.case: tuple = ()  # the arguments on which the last answer failed
 
     def __call__(self, *functions: Callable) -> None:
         """Try one function, show its rows and its picture, and keep its score."""
@@ -260,11 +324,15 @@ class Challenges(Builder):
             super().__call__()  # which says what it wants
             return
         (function,) = functions
+        problem = self.problems.get(function.__name__)
+        if problem:
+            problem.failed = None
         rows = self.rows(function)
+        if problem and problem.failed:
+            self.case = problem.arguments(problem.failed)
         display(Outcome([function.__name__], rows, []))
-        if function.__name__ not in self.problems or not all(r.holds for r in rows[:2]):
+        if not problem or not all(r.holds for r in rows[:2]):
             return
-        problem = self.problems[function.__name__]
         display(problem.drawing(function))
         if is_ours(function):  # whoever asks for it may read it too
             text = source_of(function)
@@ -273,6 +341,10 @@ class Challenges(Builder):
         if solution.running or is_ours(function) or not all(r.holds for r in rows[:-1]):
             return
         print(keep(function, problem))
+        if (score := problem.score(function)) < problem.target:
+            is_best = score <= problem.bound(problem.shown)
+            more = ", and nobody can do better" if is_best else ""
+            print(f"Better than ours, which takes {problem.told(problem.target)}{more}.")
         if rows[-1].holds:
             print(self._kept(functions))
 

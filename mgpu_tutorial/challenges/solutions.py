@@ -161,47 +161,58 @@ def gathers(sizes, cap):
 
 
 def rows_of_a_ring(lengths, ranks):
-    """Deal out the blocks of a document to and fro, then swap what makes the ring shorter."""
+    """Swaps that make the ring shorter, and at first, while it is warm, some that do not."""
+    import math
     import random
 
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
     document = [d for d, length in enumerate(lengths) for _ in range(length)]
-    owner = [0] * len(document)
-    for i in range(len(document)):
-        lap, place = divmod(i, ranks)
-        owner[i] = place if lap % 2 == 0 else ranks - 1 - place
-    work = [[0] * ranks for _ in range(ranks)]  # by step and rank
+    begins = [sum(lengths[:d]) for d in document]
+    owner = [
+        i % ranks if i // ranks % 2 == 0 else -1 - i % ranks for i in range(len(document))
+    ]
+    owner = [rank % ranks for rank in owner]
+    work = [[0] * ranks for _ in range(ranks)]  # by the ranks of queries and of keys
 
-    def count(block, sign):
-        """Add, or take away, the pairs of a block."""
-        begin = starts[document[block]]
-        for other in range(begin, begin + lengths[document[block]]):
-            query, key = max(block, other), min(block, other)
-            step = (owner[query] - owner[key]) % ranks
-            work[step][owner[query]] += sign * (2 if other != block else 1)
+    def count(block, sign, earlier=False):
+        """Add, or take away, the pairs of a block; or only those with earlier keys."""
+        begin, own = begins[block], owner[block]
+        end = block if earlier else begin + lengths[document[block]]
+        for other in range(begin, end):
+            if other < block:
+                work[own][owner[other]] += 2 * sign
+            elif other > block:
+                work[owner[other]][own] += 2 * sign
+        work[own][own] += sign
 
-    def move(block, rank):
-        count(block, -1)
-        owner[block] = rank
-        count(block, 1)
+    def units():
+        each = range(ranks)
+        return sum(max(work[r][r - step] for r in each) for step in each)
 
-    for block in range(len(document)):  # each pair once
-        begin = starts[document[block]]
-        for key in range(begin, block + 1):
-            step = (owner[block] - owner[key]) % ranks
-            work[step][owner[block]] += 2 if key < block else 1
-    rng, best = random.Random(0), sum(map(max, work))
-    for _ in range(900):
+    def swap(a, b):
+        for block, rank in (a, owner[b]), (b, owner[a]):
+            count(block, -1)
+            owner[block] = rank
+            count(block, 1)
+
+    for block in range(len(owner)):
+        count(block, 1, earlier=True)
+    rng, now, tries = random.Random(0), units(), 120_000
+    least = -(-sum(length**2 for length in lengths) // ranks)
+    best, kept = now, list(owner)
+    for i in range(tries):
         a, b = rng.randrange(len(owner)), rng.randrange(len(owner))
-        mine, yours = owner[a], owner[b]
-        if mine != yours:
-            move(a, yours), move(b, mine)
-            now = sum(map(max, work))
-            if now <= best:
-                best = now
+        if owner[a] != owner[b]:
+            swap(a, b)
+            new, warm = units(), 3 * (1 - i / tries) ** 2 + 0.1
+            if rng.random() < math.exp(min(0, (now - new) / warm)):
+                now = new
+                if now < best:
+                    best, kept = now, list(owner)
             else:
-                move(a, mine), move(b, yours)
-    return [[i for i, own in enumerate(owner) if own == rank] for rank in range(ranks)]
+                swap(a, b)
+        if best <= least + 1:
+            break
+    return [[i for i, own in enumerate(kept) if own == rank] for rank in range(ranks)]
 
 
 def placed_experts(loads, ranks, slots):
@@ -334,3 +345,105 @@ def cheapest_tests(ranks, sees):
             new = cost + ranks[test], [*chosen, test]
             best[more] = min(best.get(more, new), new)
     return best[frozenset().union(*sees)][1]
+
+
+class ShardedTrainer:
+    """A layer is a bucket; its share steps in backward, and every third is gathered there.
+
+    All other layers are gathered when the next step begins, those that it needs first at the
+    head, because there is more room on the link under the forward of late layers. Four
+    layers keep only their input, so that it fits.
+    """
+
+    def __init__(self, model, rank, world_size, optimizer):
+        import torch
+
+        self.layers, self.ranks = list(model), world_size
+        self.whole, self.shares, self.optimizers = [], [], []
+        for number, layer in enumerate(self.layers):
+            parameters = list(layer.parameters())
+            whole = self.joined([p.data for p in parameters])
+            pieces = whole.split([p.numel() for p in parameters] + [self.rest(parameters)])
+            for p, piece in zip(parameters, pieces, strict=False):
+                p.data = piece.view_as(p)
+                p.register_post_accumulate_grad_hook(lambda p, n=number: self.reduce(n))
+            layer.register_forward_pre_hook(lambda *_, n=number: self.arrive(n))
+            share = torch.nn.Parameter(whole.chunk(world_size)[rank].clone())
+            self.whole.append(whole)
+            self.shares.append(share)
+            self.optimizers.append(optimizer([share]))
+        self.reduces, self.gathers, self.waiting = {}, {}, set()
+
+    def rest(self, tensors):
+        """So many numbers are missing until all ranks have equally many."""
+        return -sum(t.numel() for t in tensors) % self.ranks
+
+    def joined(self, tensors):
+        import torch
+
+        empty = tensors[0].new_zeros(self.rest(tensors))
+        return torch.cat([*(t.flatten() for t in tensors), empty])
+
+    def reduce(self, number):
+        """Send a layer's gradients when all are there; the layer three before it steps."""
+        import torch
+        import torch.distributed as dist
+
+        parameters = list(self.layers[number].parameters())
+        if any(p.grad is None for p in parameters):
+            return
+        gradients = self.joined([p.grad for p in parameters])
+        for p in parameters:
+            p.grad = None
+        share = self.shares[number]
+        share.grad = torch.empty_like(share)
+        work = dist.reduce_scatter_single(share.grad, gradients, async_op=True)
+        self.reduces[number] = work
+        if number + 3 in self.reduces:
+            self.update(number + 3)
+
+    def update(self, number):
+        """Step a share whose gradient has arrived, and gather every third layer at once."""
+        self.reduces.pop(number).wait()
+        self.shares[number].grad /= self.ranks
+        self.optimizers[number].step()
+        self.shares[number].grad = None
+        self.waiting.add(number)
+        if number % 3 == 0:
+            self.gather(number)
+
+    def gather(self, number):
+        import torch.distributed as dist
+
+        self.waiting.remove(number)
+        whole, share = self.whole[number], self.shares[number].data
+        self.gathers[number] = dist.all_gather_single(whole, share, async_op=True)
+
+    def arrive(self, number):
+        if number in self.gathers:
+            self.gathers.pop(number).wait()
+
+    def step(self, tokens, targets):
+        from torch.nn.functional import cross_entropy
+        from torch.utils.checkpoint import checkpoint
+
+        for number in sorted(self.waiting):
+            self.gather(number)
+        x = tokens
+        for number, layer in enumerate(self.layers):
+            if 0 < number < 5:
+                x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x)
+        loss = cross_entropy(x.mT, targets)
+        loss.backward()
+        for number in list(self.reduces):
+            self.update(number)
+        return loss.detach()
+
+    def weights(self):
+        for number in sorted(self.waiting):
+            self.gather(number)
+        for number in range(len(self.layers)):
+            self.arrive(number)
+        return [p.data for layer in self.layers for p in layer.parameters()]

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from mgpu_tutorial.at_scale.planner import can_run, divisors
-from mgpu_tutorial.challenges.score import SECONDS, Problem, require, whole
+from mgpu_tutorial.challenges.score import SECONDS, Problem, require, returned, whole
 from mgpu_tutorial.lab.run.launch import launch
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, model_of
@@ -147,7 +147,7 @@ class PlannedSteps(Problem):
 
     def ask(self, function: Callable, cases: Sequence[tuple]) -> list:
         more = {"backend": "none", "device": "cpu", "timeout": SECONDS}
-        (text,) = launch(_planned, 1, function, list(cases), **more).results
+        (text,) = returned(launch, _planned, 1, function, list(cases), **more).results
         return json.loads(text)
 
     def play(self, case: tuple, answer: Any) -> float:
@@ -163,14 +163,35 @@ class PlannedSteps(Problem):
     def lanes(self, case: tuple, answer: Any) -> list[tuple[str, list[tuple]]]:
         rows = []
         for plan in [*answer[1], answer[0]]:
-            tp, pp, dp, *_ = plan
+            tp, pp, dp, micro, zero, recompute = plan
             score = milliseconds(case[0], case[2], *plan) or 0
-            rows.append((f"{tp} · {pp} · {dp}", [(0, score, f"{score:,.0f}", 0)]))
+            name = f"{tp}·{pp}·{dp} m{micro} z{zero} {recompute[0]}"
+            rows.append((name, [(0, score, f"{score:,.0f}", 0)]))
         rows[-1] = ("returned", rows[-1][1])
         return rows
 
+    def arguments(self, case: tuple) -> tuple:
+        """What the function gets, with a dozen new questions."""
+        shape = MODELS[case[0]]
+        return shape.layers, shape.heads, *case[1:], asking(*case, [])
+
     def named(self, case: tuple) -> str:
         return f"{case[0]} on {case[1]} GPUs, batch {case[2]}"
+
+
+def asking(model: str, gpus: int, batch: int, asked: list[tuple]) -> Callable:
+    """A function that answers QUESTIONS questions, and notes them."""
+
+    def ask(plan: Sequence) -> float | None:
+        plan = tuple(plan)
+        if plan not in every_plan(gpus):
+            raise ValueError(f"{plan} is no plan of {gpus} GPUs")
+        asked.append(plan)
+        if len(asked) > QUESTIONS:
+            raise RuntimeError(f"this is question {len(asked)} of {QUESTIONS}")
+        return milliseconds(model, batch, *plan)
+
+    return ask
 
 
 def _planned(rank: int, world_size: int, function: Callable, cases: Sequence[tuple]) -> str:
@@ -178,16 +199,7 @@ def _planned(rank: int, world_size: int, function: Callable, cases: Sequence[tup
     found = []
     for model, gpus, batch in cases:
         asked: list[tuple] = []
-
-        def ask(plan: Sequence, model=model, gpus=gpus, batch=batch, asked=asked):
-            plan = tuple(plan)
-            if plan not in every_plan(gpus):
-                raise ValueError(f"{plan} is no plan of {gpus} GPUs")
-            asked.append(plan)
-            if len(asked) > QUESTIONS:
-                raise RuntimeError(f"this is question {len(asked)} of {QUESTIONS}")
-            return milliseconds(model, batch, *plan)
-
+        ask = asking(model, gpus, batch, asked)
         shape = MODELS[model]
         plan = function(shape.layers, shape.heads, gpus, batch, ask)
         found.append([plan, asked])
