@@ -39,7 +39,6 @@ INSIDE = {"os", "sys", "gc", "inspect", "importlib", "ctypes", "pickle", "subpro
 INSIDE |= {"builtins", "save", "load", "hub", "from_file", "fromfile", "tofile", "memmap"}
 INSIDE |= {"gi_frame", "cr_frame", "ag_frame", "tb_frame", "f_back", "f_globals", "f_locals"}
 INSIDE |= {"f_builtins", "f_code"}  # attributes, of whatever it is
-TABLE = 16  # numbers that may stand in one list: more would be an answer, not a method
 OBJECTS = {"all_gather_object", "broadcast_object_list", "gather_object", "send_object_list"}
 OBJECTS |= {"recv_object_list", "scatter_object_list"}
 READY = {"DistributedDataParallel", "DataParallel", "fully_shard", "replicate"}
@@ -290,13 +289,6 @@ def _require_text(text: str, allowed: frozenset[str]) -> None:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         is_hidden = is_text and re.search(r"__\w", node.value)
         require(not is_hidden, "a text with `__` in it is a door beside the judge")
-        is_list = isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
-        parts = list(ast.walk(node)) if is_list else []
-        plain = ast.Constant | ast.List | ast.Tuple | ast.expr_context
-        if parts and all(isinstance(part, plain) for part in parts[1:]):
-            count = sum(isinstance(part, ast.Constant) for part in parts)
-            says = f"a table of {count} values, expected {TABLE} or fewer: compute them"
-            require(count <= TABLE, says)
 
 
 def _require_module(name: str, allowed: frozenset[str]) -> None:

@@ -41,6 +41,7 @@ TAKES = {
     "placed_experts": 1020,
     "planned_step": 11420.4,
     "shared_heads": 4288,
+    "ShardedTrainer": 1905,
     "cheapest_tests": 12,
 }
 
@@ -266,7 +267,7 @@ PLAYS = {
         "holds 2",
     ),
     "W before B": (models.OrdersInSlots(), (1, 1, 1), [["F0", "W0", "B0"]], "waits for ever"),
-    "twice F": (models.OrdersInSlots(), (1, 1, 1), [["F0", "F0", "B0", "W0"]], "too many"),
+    "twice F": (models.OrdersInSlots(), (1, 1, 1), [["F0", "F0", "B0", "W0"]], "2 times"),
     "unequal": (models.RowsOfARing(), ([2, 2], 2), [[0], [1, 2, 3]], "1 blocks, expected 2"),
     "given twice": (models.RowsOfARing(), ([2, 2], 2), [[0, 1], [1, 2]], "given twice"),
     "nowhere": (together.PlacedExperts(), ([2, 1], 2, 1), [[0], [0]], "stands nowhere"),
