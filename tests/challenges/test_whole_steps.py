@@ -86,10 +86,14 @@ DOORS = {
     "a name of its own": ("dist.all_gather_single(", "dist.group.WORLD.a(", "`dist.group`"),
     "an import": (
         "        import torch.distributed as dist\n\n        self.waiting",
-        "        from torch.distributed import *\n\n        self.waiting",
+        "        from torch.distributed import all_reduce\n\n        self.waiting",
         "write `import torch.distributed as dist`",
     ),
-    "another name": ("dist.all_gather_single(", "[d := dist](", "`dist` is only for calls"),
+    "another name": (
+        "dist.all_gather_single(",
+        "[d := dist][0].a(",
+        "`dist` is only for calls",
+    ),
     "an operation": ("dist.all_gather_single(", "torch.ops.c10d.a(", "`ops`"),
     "DDP": ("dist.all_gather_single(", "dist.fsdp.fully_shard(", "is a door"),
 }
