@@ -119,7 +119,7 @@ const priced = {
       const [all, seen] = [played.seconds, played.visible].map((time) => (1e3 * time).toFixed(0) + " ms");
       const fits = full > data.memory ? ": it does not fit." : ".";
       words.textContent = all + ", of which " + seen + " are visible messages (" + share.toFixed(0) +
-        " %). At most " + full.toFixed(1) + " GB of " + data.memory + " GB" + fits;
+        "%). At most " + full.toFixed(1) + " GB of " + data.memory + " GB" + fits;
     });
   },
 };

@@ -32,6 +32,17 @@ def test_every_picture_has_words_for_who_does_not_see_it(path):
                 assert re.search(r"<title>[^<]{10,}</title>", data["image/svg+xml"])
 
 
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *TEXTS], ids=lambda path: path.stem)
+def test_per_cents_are_written_as_the_code_prints_them(path):
+    """70%, in prose too, so that a text and the table under it look alike."""
+    texts = [path.read_text(encoding="utf-8")]
+    if path.suffix == ".ipynb":
+        cells = nbformat.read(path, 4).cells
+        texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    found = [m[0] for text in texts for m in re.finditer(r".{0,30}\d %", text)]
+    assert not found
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_links_of_the_texts_lead_to_files(path):
     """To files: JupyterLab, where the README is the first page, cannot open a folder."""

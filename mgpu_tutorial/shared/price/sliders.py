@@ -190,7 +190,7 @@ def words(found: Priced) -> str:
     share = found.visible / found.seconds if found.seconds else 0
     return (
         f"{1e3 * found.seconds:.0f} ms, of which {1e3 * found.visible:.0f} ms are visible "
-        f"messages ({100 * share:.0f} %). At most {full:.1f} GB of {most:g} GB"
+        f"messages ({100 * share:.0f}%). At most {full:.1f} GB of {most:g} GB"
         f"{': it does not fit' if full > most else ''}."
     )
 
