@@ -300,9 +300,7 @@ def require_calls(text: str) -> None:
     inside = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and "distributed" in ast.unparse(node):
-            raise AssertionError(
-                "`from torch.distributed`: write `dist.`, where the judge looks"
-            )
+            raise AssertionError("write `import torch.distributed as dist`")
         if isinstance(node, ast.Import):
             fine = [a.name != "torch.distributed" or a.asname == "dist" for a in node.names]
             require(all(fine), "write `import torch.distributed as dist`")
