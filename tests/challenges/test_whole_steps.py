@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.challenges import solutions, whole_steps
 from mgpu_tutorial.challenges.builds import build
+from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.price import price
 from mgpu_tutorial.shared.price.tape import Operation
 from tests.challenges.first_attempts import FIRST
@@ -36,12 +37,12 @@ def test_a_first_attempt_is_right_and_takes_nearly_twice_as_long(cell):
 def test_whole_gradients_do_not_fit(cell):
     source = FIRST["ShardedTrainer"].replace("0 < number < 5", "number < 0")
     row = first_wrong(source, cell)
-    assert row.must.startswith("hold at most 80 GB") and "it holds 83.6 GB" in row.seen, row
+    assert row.must.startswith("hold at most 80 GB") and "it holds 85.7 GB" in row.seen, row
 
 
 ATTACKS = {  # what is replaced, and what the row says
     "it never waits for the gathers": (WAIT, WAIT.removesuffix(".wait()"), "a loss of"),
-    "the sum for the mean": (MEAN, "", "is off by"),
+    "the sum for the mean": (MEAN, "", "a loss of"),
     "no step at all": ("        self.optimizers[number].step()\n", "", "a loss of"),
     "one rank's gradient": (
         MEAN,
@@ -110,7 +111,10 @@ def test_a_door_beside_the_judge_is_named(door, cell):
 def plain(rank, world_size):
     """Forward and backward of the whole model, and nothing else."""
     model, text = whole_steps.llama_in_16_bits(), torch.zeros(1, 8193, dtype=torch.long)
-    cross_entropy(model(text[:, :-1]).mT, text[:, 1:]).backward()
+    for step in range(2):
+        with span(f"step {step}"):
+            cross_entropy(model(text[:, :-1]).mT, text[:, 1:]).backward()
+        model.zero_grad()
 
 
 @pytest.mark.slow
