@@ -63,14 +63,14 @@ def draw() -> Drawing:
     drawing = Drawing(RIGHT + WIDE + 14, 0, "\n".join(words), ALT)
     new = set(MENDED.splitlines()) - set(FIRST.splitlines())
     begin = _cell(drawing, LEFT, "your first try", FIRST, set(), 0)
-    low = _verdict(drawing, LEFT, begin, first, 1.5, 3)
+    low = _verdict(drawing, LEFT, begin, first, 1, 1)
     begin = _cell(drawing, RIGHT, "mended", MENDED, new, 6)
     low = max(low, _verdict(drawing, RIGHT, begin, mended, 8, 0.8))
     drawing.height = low + 12
     times = sorted({float(at) for part in drawing.parts for at in re.findall(AT, part)})
     style = "".join(
         f"@keyframes a{i}{{0%,{100 * at / SECONDS:.2f}%{{opacity:0}}}}"
-        f"[data-at='{at:g}']{{animation:a{i} {SECONDS}s step-end both}}"
+        f"[data-at='{at:g}']{{animation:a{i} {SECONDS}s step-start both}}"
         for i, at in enumerate(times)
         if at
     )
