@@ -69,7 +69,7 @@ def new_chapter(name: str, after: str = "") -> list[Path]:
     subprocess.run(ruff, cwd=ROOT, check=True)
     insert(ROOT / "mgpu_tutorial" / "__init__.py", f'"{before.stem[3:]}",', f'    "{stem}",')
     row = f"| [{headline}](notebooks/{book}) | 30 min | say here what it teaches |"
-    insert(ROOT / "README.md", f"](notebooks/{before.name})", row)
+    insert(ROOT / "README.md", f"](notebooks/{before.name}) |", row)  # in the table
     lead_on(before, f" Next comes [{headline}]({book}).")
     store.store(files["notebook.py"])
     return written

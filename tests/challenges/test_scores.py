@@ -481,3 +481,10 @@ def test_the_page_shows_rows_and_the_picture_and_keeps_ours_out(
     shown = capsys.readouterr().out
     assert shown.startswith("not yet: buckets") and "buckets: 1,440 µs" in shown
     assert score.FILE.exists()
+
+
+def test_a_score_that_nobody_can_have_is_refused(monkeypatch):
+    problem = build.problems["buckets"]
+    monkeypatch.setattr(problem, "bound", lambda case: 10_000)
+    _, holds, *_ = build.rows(solutions.buckets)
+    assert "below 10,000, which nobody can be: it went around the judge" in holds.seen

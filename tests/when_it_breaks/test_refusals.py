@@ -86,7 +86,7 @@ def test_the_page_asks_for_nine_findings_in_eight_jobs_and_four_runs():
     faulty = {*figures.FAULTS, jobs.spread_points, jobs.draw_epoch}
     assert (len(findings), len(faulty), len(figures.CAUSES)) == (9, 8, 4)
     assert "nine findings" in text[0] and "Eight jobs follow" in text[2]
-    assert "four trainings" in text[2]
+    assert "four training runs" in text[2]
     assert all(any(job.__name__ in words for words in text) for job in faulty)
 
 
