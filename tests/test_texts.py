@@ -84,7 +84,8 @@ def test_the_findings_and_the_hours_are_counted():
     assert "nine findings" in (ROOT / "docs/path.md").read_text("utf-8")
     minutes = [int(number) for number in re.findall(r"\.ipynb\) \| (\d+) min \|", README)]
     assert len(minutes) == len(NOTEBOOKS)
-    assert f"About {round(sum(minutes) / 60)} hours." in README
+    hours = f"About {round(sum(minutes) / 60)} hours."
+    assert hours in README, f"the README's rows add up to: {hours}"
 
 
 def test_citation_and_changes_name_this_version():

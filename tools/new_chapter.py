@@ -137,4 +137,5 @@ if __name__ == "__main__":
         print(*new_chapter(*sys.argv[1:]), sep="\n")
     except ValueError as problem:
         sys.exit(str(problem))
-    print("Write your chapter over the example, see CONTRIBUTING.md; then run make test.")
+    print("Write your chapter over the example, see CONTRIBUTING.md. `make check NAME=…`")
+    print("while you write, `make quick` for what others quote, and `make test` at the end.")
