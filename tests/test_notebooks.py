@@ -251,4 +251,4 @@ def test_the_head_and_the_readme_say_how_long_it_takes(notebook, path):
     assert abs(said - minutes_of(notebook)) <= 5, says
     readme = (ROOT / "README.md").read_text("utf-8")
     row = re.search(rf"^\| \[\d\d .*\]\(notebooks/{path.name}\).*$", readme, flags=re.M)[0]
-    assert f"| {said} min |" in row, row
+    assert f"| {said}&nbsp;min |" in row, row

@@ -82,7 +82,9 @@ def test_the_findings_and_the_hours_are_counted():
             words = f"{NUMBERS[findings - 6]} findings"
             assert words in re.search(rf"notebooks/{path.name}.*", README)[0]
     assert "nine findings" in (ROOT / "docs/path.md").read_text("utf-8")
-    minutes = [int(number) for number in re.findall(r"\.ipynb\) \| (\d+) min \|", README)]
+    minutes = [
+        int(number) for number in re.findall(r"\.ipynb\) \| (\d+)&nbsp;min \|", README)
+    ]
     assert len(minutes) == len(NOTEBOOKS)
     hours = f"About {round(sum(minutes) / 60)} hours."
     assert hours in README, f"the README's rows add up to: {hours}"
