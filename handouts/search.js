@@ -25,6 +25,7 @@ function finder(word) {
   const group = same.find(each => each.includes(word)) ?? [word];
   const any = '(?:' + group.map(written).join('|') + ')';
   const begins = new RegExp('(?<![a-z0-9])' + any, 'gi');
+  begins.typed = new RegExp('(?<![a-z0-9])' + written(word), 'gi');
   const there = sections.some(([, chapter, title, , text]) =>
     (chapter + ' ' + title + ' ' + text).search(begins) >= 0);
   return there ? begins : new RegExp(any, 'gi');
@@ -38,12 +39,17 @@ function score([, chapter, title, , text], finders) {
   return Math.min(...each) && each.reduce((a, b) => a + b);
 }
 
-// The words around the first hit, which is marked.
+// Whole words around the first hit, which is marked: of what was typed, or else of a synonym.
 function excerpt(text, finders) {
-  const hit = finders.map(word => [...text.matchAll(word)][0]).find(Boolean);
+  const first = word => word && [...text.matchAll(word)][0];
+  const hit = finders.map(word => first(word.typed)).find(Boolean) ??
+    finders.map(first).find(Boolean);
   const at = hit ? hit.index : 0, end = at + (hit ? hit[0].length : 0);
-  return element('p', text.slice(Math.max(0, at - 60), at),
-    element('mark', text.slice(at, end)), text.slice(end, at + 140));
+  const before = text.slice(0, at), after = text.slice(end);
+  const said = before.length > 60 ? '… ' + before.slice(before.indexOf(' ', at - 60) + 1) : before;
+  const cut = after.length > 140 ? after.lastIndexOf(' ', 140) : after.length;
+  return element('p', said, element('mark', text.slice(at, end)),
+    cut < after.length ? after.slice(0, Math.max(cut, 0)) + ' …' : after);
 }
 
 function search() {

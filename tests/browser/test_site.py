@@ -172,6 +172,9 @@ def test_the_search_finds_a_section_and_says_so(page, pages):
     page.get_by_label("Search all chapters").fill("hang")
     for text in page.locator("#found p").all_inner_texts()[1:]:
         assert re.search(r"(?<![a-z])(hang|deadlock)", text, re.I), text  # and not a change
+    texts = page.evaluate("sections.map(section => ' ' + section[4] + ' ')")
+    for text in page.locator("#found p").all_text_contents()[1:]:  # no word is cut
+        assert any(f" {text.strip(' …')} " in whole for whole in texts), text
     assert titles["all_reduce"] == titles["allreduce"]
     assert any("ully" in title for title in titles["fsdp"])
     page.locator("#found a").first.click()
