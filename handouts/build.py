@@ -152,7 +152,7 @@ def _linked(notebooks: list[Notebook], root: Path) -> dict[Path, str]:
     """The pages of text that the notebooks speak of, with a name: they come as appendices."""
     texts = [(n.path.parent, piece.text) for n in notebooks for piece in n.pieces]
     links = {(home / link).resolve() for home, text in texts for link in LINK.findall(text)}
-    links.add(root / "README.md")
+    links |= {root / "README.md", root / "docs" / "path.md"}  # the index leads to both
     found = sorted(p for p in links if p.is_file() and p.is_relative_to(root))
     named = [p.parent if p.stem == "README" and p.parent != root else p for p in found]
     return {p: place.stem.lower() for p, place in zip(found, named, strict=True)}

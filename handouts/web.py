@@ -16,10 +16,11 @@ BRANCH = "gh-pages"  # where `make publish` puts the site, the copies with it
 FORMS = {
     "PDF for students": "student/{0}.pdf",
     "for instructors": "instructor/{0}.pdf",
-    "live slides": "slides/{0}.ipynb",
-    "notebook": "notebooks/{0}.ipynb",
-    "with open predictions": "open/{0}.ipynb",
+    "slides for JupyterLab (.ipynb)": "slides/{0}.ipynb",
+    "notebook (.ipynb)": "notebooks/{0}.ipynb",
+    "with open predictions (.ipynb)": "open/{0}.ipynb",
 }
+SAVED = {"slides": "_slides", "open": "_open"}  # what a file's name gets, by its folder
 BOOKS = {
     "Student's book": "student/book.pdf",
     "Instructor's book": "instructor/book.pdf",
@@ -56,7 +57,14 @@ def _forms(book: Book, name: str) -> list[dict]:
 
 
 def _links(targets: dict[str, str], name: str = "") -> list[dict]:
-    return [{"name": label, "to": to.format(name)} for label, to in targets.items()]
+    """Links; a notebook is saved under a name that says which form it is."""
+    links = []
+    for label, to in targets.items():
+        links.append({"name": label, "to": to.format(name)})
+        if to.endswith("/{0}.ipynb"):
+            more = SAVED.get(to.partition("/")[0], "")
+            links[-1]["save"] = f"{name}{more}.ipynb"
+    return links
 
 
 def _sections(notebook: Notebook) -> Iterator[tuple[str, str, str]]:
@@ -83,7 +91,9 @@ def page(notebook: Notebook, beside: list[tuple[str, str]], book: Book, path: Pa
     ]
     nav = [way for way in ways if way["to"]]
     forms = _forms(book, notebook.id) if notebook.number else []
-    words = {"series": book.series, "heading": notebook.headline, "forms": forms, "nav": nav}
+    words = {"heading": notebook.headline, "series": book.series, "forms": forms, "nav": nav}
+    if notebook.path == book.root / "README.md":  # its title is that of all
+        words |= {"heading": book.series, "series": ""}
     _write(path, edition(notebook, HTML, book), words)
 
 
@@ -100,13 +110,41 @@ def index(notebooks: list[Notebook], about: list[dict], book: Book, path: Path) 
         parts[-1]["chapters"].append(said | {"picture": _picture(n, book)})
     found = [[n.id, n.headline, *section] for n in notebooks for section in _sections(n)]
     data = json.dumps(found, ensure_ascii=False).replace("<", "\\u003c")
+    made = Screen(HTML, "index", Path("README.md"), book).made(about)
     words = {
         "heading": book.series,
+        "lead": {"t": "MetaBlocks", "c": made[:1]},
         "parts": parts,
+        "start": notebooks[0].id if notebooks else "",
+        "number": notebooks[0].number if notebooks else "",
+        "total": _total(notebooks),
+        "ways": _ways(book),
         "books": _links(BOOKS),
         "sections": {"t": "MetaBlocks", "c": [raw(data, "html")]},
     }
-    _write(path, Screen(HTML, "index", Path("README.md"), book).made(about), words)
+    _write(path, made[1:], words)
+
+
+def _total(notebooks: list[Notebook]) -> str:
+    """How many chapters and hours; a test holds the hours to those of the README."""
+    minutes = sum(n.minutes for n in notebooks)
+    hours = round(minutes / 60)
+    time = f"about {hours} hours" if hours > 1 else f"{minutes} minutes"
+    return f"{len(notebooks)} chapters, {time}"
+
+
+def _ways(book: Book) -> list[dict]:
+    """Where the README says how to run it, and the routes, where there are such pages."""
+    said = {
+        "run it: two commands": ("README.md", "two-commands"),
+        "routes for a day, a week, a semester": ("docs/path.md", "three-ways-through"),
+    }
+    ways = {}
+    for words, (file, anchor) in said.items():
+        page, anchors = book.targets.get(file, ("", set()))
+        if anchor in anchors:
+            ways[words] = f"{page}.html#{anchor}"
+    return _links(ways)
 
 
 def _picture(notebook: Notebook, book: Book) -> str:

@@ -56,11 +56,14 @@ def test_the_search_finds_no_solution_and_a_page_folds_it(site):
     assert "3 + 4" not in data and json.loads(data)[-1][4].endswith('print("</script>")')
     for file in ("student/book.pdf", "instructor/book.pdf", "book.epub", "notebooks.zip"):
         assert f'href="{file}"' in page and (site / file).stat().st_size > 1000
+    assert '2 chapters, 10 minutes · start with <a href="00_small.html">00</a>' in page
     for folder in ("notebooks", "open", "doors", "slides"):
         assert list((site / folder).glob("00_small.*")), folder
     page = (site / "00_small.html").read_text(encoding="utf-8")
     assert re.search(r'<details class="answer">\s*<summary>.*?</summary>\s*<pre', page)
     assert re.search(r'<details class="solution">\s*<summary>Solution</summary>', page)
+    for kind in ("_slides", "_open", ""):  # each form is saved under a name of its own
+        assert f'download="00_small{kind}.ipynb"' in page
     for kind in ("table", "formula"):  # what is wide is reached by a key
         assert re.search(rf'<\w+ class="{kind}"[^>]*tabindex="0"', page)
 
