@@ -21,7 +21,7 @@ from mgpu_tutorial.lab.run.launch import launch as launch_ranks
 from mgpu_tutorial.lab.teach import mine, solution
 from mgpu_tutorial.lab.teach.limit import NotReturned, limited
 from mgpu_tutorial.lab.teach.source import namespace_of, source_of
-from mgpu_tutorial.lab.teach.verdict import MARK, page_of
+from mgpu_tutorial.lab.teach.verdict import MARK, page_of, written
 from mgpu_tutorial.lab.words import in_a_row
 
 Behaviour = Callable[[Callable], None]
@@ -250,8 +250,8 @@ class Outcome(NamedTuple):
         names = in_a_row([f"<code>{html.escape(name)}</code>" for name in self.names])
         body = f"<tr><th {style}>{names} must</th><th {style}></th></tr>"
         for row in self.rows:
-            must = html.escape(row.must)
+            must = written(row.must)
             seen = page_of(WORDS[row.holds], row.holds, row.seen)
             body += f"<tr><td {style}>{must}</td><td {style}>{seen}</td></tr>"
-        last = f"<p>{html.escape(self._last)}</p>" if self._last else ""
+        last = f"<p>{written(self._last)}</p>" if self._last else ""
         return f'{MARK}<div style="overflow-x:auto"><table>{body}</table></div>{last}</div>'

@@ -16,11 +16,11 @@ def page_of(word: str, is_right: bool | None, reason: str) -> str:
     style = f"background:{background};color:#ffffff;font-weight:bold"
     page = f'<span style="{style};padding:1px 8px;border-radius:4px">{mark}{word}</span>'
     first, _, rest = reason.partition("\n")
-    page += f" {_written(first)}" if first else ""
-    return page + (f"{PRE}{_written(rest)}</pre>" if rest else "")
+    page += f" {written(first)}" if first else ""
+    return page + (f"{PRE}{written(rest)}</pre>" if rest else "")
 
 
-def _written(text: str) -> str:
+def written(text: str) -> str:
     """HTML of a text in which code stands between backticks."""
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(text))
 
@@ -41,5 +41,5 @@ class Verdict:
     def _repr_html_(self) -> str:
         body = page_of(self.word, self.is_right, self.reason)
         if self.hint:
-            body += f"<br><i>hint: {_written(self.hint)}</i>"
+            body += f"<br><i>hint: {written(self.hint)}</i>"
         return f"{MARK}{body}</div>"
