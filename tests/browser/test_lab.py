@@ -14,7 +14,7 @@ def test_lab_opens_on_the_contents_which_lead_to_a_notebook_and_back(opened):
     table.wait_for()
     rows = table.locator("tbody tr", has=page.locator("a")).all_inner_texts()
     for path, text in zip(PATHS, rows, strict=True):
-        assert path.stem[:2] in text and re.search(r"\b\d+ min\b", text), text
+        assert path.stem[:2] in text and re.search(r"\b\d+\smin\b", text), text
     table.locator("a").first.click()
     page.wait_for_selector(".jp-Notebook .jp-CodeCell")
     assert page.evaluate(where) == f"student/{PATHS[0].name}"
