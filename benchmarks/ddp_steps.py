@@ -1,4 +1,4 @@
-"""08's wrappers and torch's DDP by model size, from latency-bound to bandwidth-bound.
+"""The course's wrappers and torch's DDP by model size, from latency-bound to bandwidth-bound.
 
     python benchmarks/ddp_steps.py [--ranks 2] [--steps 15] [--repeats 5]
 

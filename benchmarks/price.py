@@ -4,9 +4,9 @@
 
 A worker with `fully_shard` is taped with two and with four layers, and each further layer
 counts as much as these two differ by. One number is fitted: in the first row of each family
-the share of the peak that matrix products reach, as 22 fits its formulas. All other rows are
-predicted with it: other numbers of GPUs, other recomputation, other sizes of model. Beside
-them stand the formulas of 23, fitted to the same row, and the null guess, by which a GPU
+the share of the peak that matrix products reach, as `step_time` fits its formulas. All other
+rows are predicted with it: other numbers of GPUs, other recomputation, other sizes of model.
+Beside them stand those formulas, fitted to the same row, and the null guess, by which a GPU
 computes as many of the taped operations per second as in that row. torchtitan recomputes
 every second product, which the formulas' "selective" does not count.
 

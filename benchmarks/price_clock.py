@@ -1,4 +1,4 @@
-"""A replay beside a clock: the steps of 08 on its imitated link, priced and run.
+"""A replay beside a clock: the steps of DDP's chapter on its imitated link, priced and run.
 
     python benchmarks/price_clock.py
 
@@ -59,4 +59,4 @@ if __name__ == "__main__":
         )
         clock = min(on_the_clock(wrapper, **given) for _ in range(repeats))
         rows.append([name, f"{priced:.0f}", f"{clock:.0f}", f"{clock / priced:.2f}"])
-    print(Table(["07 on its link", "priced ms", "clock ms", "clock / priced"], rows))
+    print(Table(["DDP on its link", "priced ms", "clock ms", "clock / priced"], rows))

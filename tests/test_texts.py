@@ -1,6 +1,9 @@
 """What the README and its neighbours say holds, and every picture has words."""
 
+import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import nbformat
@@ -12,6 +15,7 @@ from tools.open_jupyterlab import arguments
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 TEXTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+ROOMS = "mgpu_tutorial", "tests", "tools", "handouts", "benchmarks"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -88,6 +92,34 @@ def test_the_findings_and_the_hours_are_counted():
     assert len(minutes) == len(NOTEBOOKS)
     hours = f"About {round(sum(minutes) / 60)} hours."
     assert hours in README, f"the README's rows add up to: {hours}"
+
+
+def test_minutes_beside_a_course_are_the_sum_of_its_chapters():
+    """Chapters stand as two digits in the third column; the fourth begins with their sum."""
+    rows = re.findall(r"ipynb\) \| (\d+)&nbsp;min \|", README)
+    minutes = dict(zip(re.findall(r"\| \[(\d\d) ", README), map(int, rows), strict=True))
+    page = (ROOT / "docs/courses.md").read_text("utf-8")
+    table = page.split("## Alongside three courses")[1].split("\n## ")[0]
+    found = re.findall(r"\| ([^|]*\b\d\d\b[^|]*) \| (\d+)[^|]*\|$", table, flags=re.M)
+    assert len(found) == len(re.findall(r"^\|", table, flags=re.M)) - 2
+    for take, said in found:
+        assert int(said) == sum(minutes[n] for n in re.findall(r"\b\d\d\b", take)), take
+
+
+def test_comments_name_a_chapter_by_its_module():
+    """A number in a comment stays behind where a new chapter moves the others."""
+    number = re.compile(r".*(?<![\w.\"[])0\d\b(?![.\d]).*")
+    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        text = path.read_text("utf-8")
+        if not number.search(text):
+            continue
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        words = [each.string for each in tokens if each.type == tokenize.COMMENT]
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                words.append(ast.get_docstring(node) or "")
+        found = number.findall("\n".join(words))
+        assert not found, f"{path}: {found}"
 
 
 def test_citation_and_changes_name_this_version():

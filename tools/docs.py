@@ -1,10 +1,10 @@
 """Write what programs write under docs/: `python -m tools.docs`.
 
-published_runs.md has the rows of 23 Step time. cell.svg and ring.svg are the pictures of the
-README: a build of 01 that hangs and is mended, and the film of 03, in which four ranks sum
-their numbers around a ring. A browser plays cell.svg once, ring.svg three times, and stays on
-what comes last; with reduced motion, and in print, they stand still. Both are dark in a dark
-theme.
+published_runs.md has the rows of `step_time`. cell.svg and ring.svg are for the README:
+a build of `point_to_point` that hangs and is mended, and the film of `collectives`, in which
+four ranks sum their numbers around a ring. A browser plays cell.svg once, ring.svg three
+times, and stays on what comes last; with reduced motion, and in print, they stand still. Both
+are dark in a dark theme.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two wrappers on the way to DistributedDataParallel, as the reader of 08 builds them.
+"""Two wrappers on the way to DistributedDataParallel, as the reader builds them.
 
 In every backward each rank uses all parameters that are trained, of one dtype. What else a
 wrapper is given it refuses, in the functions `require_…` and `refuse_…`.

@@ -1,4 +1,4 @@
-"""The worker of 08 with stages: two steps of a model of Llama's kind in a pipeline."""
+"""Two steps of a model of Llama's kind in a pipeline: `sizes.train` with stages."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate

@@ -32,7 +32,7 @@ def share_of(events, machine=NODE):
 
 
 def sharded(rank, world_size, tokens):
-    """The blocks of 15 that gather ahead, each one product."""
+    """The blocks of `sharding` that gather ahead, each one product."""
     torch.set_default_dtype(torch.bfloat16)
     model = linked([PrefetchingBlock(nn.Linear(512, 512, bias=False)) for _ in range(12)])
     with span("step"):
@@ -40,7 +40,7 @@ def sharded(rank, world_size, tokens):
 
 
 def tensor_parallel(rank, world_size, width):
-    """The products of a layer by columns and rows, as in 19: of attention and perceptron."""
+    """The products of a layer by columns and rows: of attention and perceptron."""
     torch.set_default_dtype(torch.bfloat16)
     sizes = [(width, 3 * width, width), (width, 4 * width, 4 * width)]
     pairs = [
@@ -88,7 +88,7 @@ def test_messages_of_tensor_parallelism_take_the_share_that_is_allowed(width):
 
 @pytest.mark.parametrize("micro", [1, 3, 4, 6, 30])
 def test_a_pipeline_waits_for_the_share_that_its_micro_batches_allow(micro):
-    """m = (p - 1) / s: the schedule of 18, backward twice as long, messages for nothing."""
+    """m = (p - 1) / s: GPipe's schedule, backward twice as long, messages for nothing."""
     stages, tapes = 4, {}
     for rank in range(stages):
         events = tapes[rank] = []

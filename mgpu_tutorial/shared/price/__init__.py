@@ -8,7 +8,7 @@
 `sliders.py`  `explore`: bandwidth, latency, tokens, ranks; `explore.js` is theirs on a page
 `models.py`   models of full size in one line; `small_and_large.py` trains one
 
-What it carries: the count of operations is that of 23's formulas, so are the bytes of FSDP's
+What it carries: the count of operations is that of the formulas, so are the bytes of FSDP's
 messages, and memory is what tensors hold. What products reach of the peak differs between
 programs from 47 to 69%, and no tape tells it: fit `flops` to one step of your own program.
 Then the published rows come out within 4% (`benchmarks/price.md`), on other numbers of GPUs

@@ -1,4 +1,4 @@
-"""The tape beside the formulas of 23 on the same plan: a part of Llama 3, sharded by FSDP."""
+"""The tape beside the formulas on the same plan: a part of Llama 3, sharded by FSDP."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_products_and_messages_are_those_of_22(ranks):
 def test_kernels_between_products_take_longer_than_in_22():
     """Its passes were fitted to fused kernels; PyTorch without a compiler fuses nothing.
 
-    A norm is several kernels on the tape, and so is the rotary embedding, which 22 has not.
+    A norm is several kernels on the tape. So is the rotary embedding, which they don't have.
     """
     plan = Plan(dp=8, zero=3, micro_batch=4, recompute="none", gradient_bytes=2)
     found = price(train, 8)

@@ -47,7 +47,7 @@ def test_a_call_under_a_kernel_takes_the_longer_of_both(seconds, nbytes):
 
 @given(st.lists(st.tuples(SECONDS, SIZES), min_size=1, max_size=9))
 def test_buckets_queue_for_the_link(layers):
-    """As 07 computes a step: a bucket leaves when it is ready and the link is free."""
+    """As `ddp_buckets` has it: a bucket leaves when it is ready and the link is free."""
     events, ready, free = [], 0.0, 0.0
     for seconds, nbytes in layers:
         events += [kernel(seconds), Call("all_reduce", nbytes, EVERYBODY)]

@@ -159,7 +159,7 @@ def between_steps(found):
 
 @pytest.mark.parametrize(("wrapper", "copies"), [(whole, 1), (BucketedDDP, 2)])
 def test_a_replica_holds_sixteen_bytes_per_parameter(priced, wrapper, copies):
-    """As 14 counts: 4 of the parameter, 4 of the gradient, 8 of Adam's moments.
+    """As `comparison` counts: 4 of the parameter, 4 of the gradient, 8 of Adam's moments.
 
     A bucket is a second copy of its gradients, and here there is one bucket.
     """
@@ -189,11 +189,11 @@ def test_fsdp_gathers_ahead_on_streams_of_its_own(priced):
     assert {call.stream for call in calls}.isdisjoint({0})
 
 
-LINK = Link(latency=2.5e-3, bandwidth=20e6)  # that of 07
+LINK = Link(latency=2.5e-3, bandwidth=20e6)  # that of `ddp_buckets`
 
 
 def backward(rank, world_size, wrapper, tower=Tower, **options):
-    """The step of 08, whose layers sleep in backward, without its forward."""
+    """The step of `ddp_buckets`, whose layers sleep in backward, without its forward."""
     module = tower(256, 6)
     for layer in module.body:
         layer.register_full_backward_pre_hook(lambda layer, gradient: time.sleep(0.02))
