@@ -63,6 +63,7 @@ def batch_of(step: int, numbers: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The global batch of a step: (16, 64) characters, and those that follow them.
 
     It depends on the number of the step alone, so every plan trains on the same batches.
+    The text's last character is never asked for: another range would draw other batches.
     `numbers` are a text of one's own, as `encode` gives it.
     """
     if step < 0:

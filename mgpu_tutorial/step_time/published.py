@@ -119,7 +119,8 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
         gpu = gpu_at(numbers)
         return numbers.new_tensor([r.predicted(gpu).seconds / r.seconds for r in runs])
 
-    at = torch.tensor([1.3, activation_passes or 3.0], dtype=torch.float64)
+    passes = 3.0 if activation_passes is None else activation_passes
+    at = torch.tensor([1.3, passes], dtype=torch.float64)
     for _ in range(20):
         now, steps = ratios(at), torch.diag(0.001 * at)[:free]
         slopes = [(ratios(at + step) - now) / step.sum() for step in steps]

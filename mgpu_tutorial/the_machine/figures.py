@@ -49,7 +49,7 @@ def ring_or_tree() -> Film:
 
 
 LEFT, TOP, WIDE, HIGH = 78, 44, 560, 250  # pixels
-LOOKS = {"ring": (tone(0).text, ""), "tree": (tone(1).text, "7 4")}
+LOOKS = {"ring": (tone(0).text, ""), "tree": (tone(1).text, "6 4")}
 LOOKS |= {"by nodes": (tone(2).text, "2 3")}
 
 
@@ -90,7 +90,7 @@ def _frame(ranks: int, place: str) -> Drawing:
         colour, dash = LOOKS[name]
         corners = [(x(size), y(seconds(size))) for size in SIZES]
         for (x1, y1), (x2, y2) in zip(corners, corners[1:], strict=False):
-            drawing.line(x1, y1, x2, y2, colour, 2.6, "" if dash != "7 4" else "6 4")
+            drawing.line(x1, y1, x2, y2, colour, 2.6, dash)
         end = corners[-1][1]
         while any(abs(end - other) < 17 for other in low.values()):
             end += 4

@@ -88,7 +88,8 @@ def replay_step(tape: Tape, machine: Machine) -> float:
 def plain_tape(events: Sequence[Event]) -> list[Kernel | Message | Wait]:
     """A tape of the instrument in these three words, for all-reduces inside of a node.
 
-    Raises ValueError for any other message.
+    Raises ValueError for any other message, and for a second stream, which these words don't
+    have.
     """
     tape: list[Kernel | Message | Wait] = []
     places: dict[int, int] = {-1: -1}
@@ -102,8 +103,14 @@ def plain_tape(events: Sequence[Event]) -> list[Kernel | Message | Wait]:
             places[place] = len(tape)
             sent = 2 * others / len(event.group) * event.nbytes
             tape.append(Message(sent, 2 * others))
-        elif isinstance(event, Waited) and places[event.of] >= 0:
-            tape.append(Wait(places[event.of]))
+        elif isinstance(event, Waited):
+            if event.of not in places:
+                raise ValueError(
+                    f"event {place} waits for a mark of a stream, and a plain tape has one "
+                    "stream: give the tape of a worker that makes no other"
+                )
+            if event.of >= 0:
+                tape.append(Wait(places[event.of]))
     return tape
 
 

@@ -102,6 +102,11 @@ def test_a_fit_finds_the_numbers_that_made_the_times():
         runs.append(run._replace(published=run.predicted(wanted).seconds))
     assert published.fit_gpu(runs) == pytest.approx(wanted)
     assert published.fit_gpu(runs[:1], activation_passes=2.2) == pytest.approx(wanted)
+    run = runs[0]._replace(
+        published=runs[0].predicted(wanted._replace(activation_passes=0)).seconds
+    )
+    without = published.fit_gpu([run], activation_passes=0.0)  # none is a number too
+    assert without[-2:] == pytest.approx((0.61, 0.0))
     for few, passes in (([], 2.2), (runs[:1], None)):
         with pytest.raises(ValueError, match="too few"):
             published.fit_gpu(few, passes)

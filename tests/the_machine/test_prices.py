@@ -181,6 +181,19 @@ def test_a_frame_names_the_fastest_way_for_each_size(ranks, place):
         assert said.split("; ")[place_of_name].startswith(fastest), (said, place)
 
 
+def test_each_way_has_a_stroke_of_its_own():
+    """Ring, tree and by nodes can be told apart without their colours."""
+    frame = figures.ring_or_tree().frames[-1]
+    strokes = {}
+    for name, (colour, _) in figures.LOOKS.items():
+        curve = [
+            part for part in frame.parts if f"stroke='{colour}' stroke-width='2.6'" in part
+        ]
+        strokes[name] = {part.partition("stroke-dasharray=")[2] for part in curve}
+        assert len(curve) == len(figures.SIZES) - 1
+    assert len(set(map(frozenset, strokes.values()))) == 3, strokes
+
+
 def test_this_machine_is_measured(ranks):
     work = ranks(1, laptop.products, 8, 64).results[0]
     assert {name: found[:2] for name, found in work.items()} == {

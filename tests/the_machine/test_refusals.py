@@ -5,7 +5,8 @@ import pytest
 from mgpu_tutorial.collectives import ring
 from mgpu_tutorial.shared.price import price
 from mgpu_tutorial.shared.price.machine import machine_of
-from mgpu_tutorial.shared.price.tape import Call
+from mgpu_tutorial.shared.price.tape import Call, Mark
+from mgpu_tutorial.shared.price.tape import Wait as Waited
 from mgpu_tutorial.the_machine import laptop, memory, plain, together
 from mgpu_tutorial.the_machine.plain import Kernel, Message, Wait
 
@@ -33,6 +34,7 @@ NODE = machine_of("8 x H100")
             "machine is '8 x H100': give",
         ),
         (lambda: plain.plain_tape([Call("broadcast", 8, (0, 1))]), "expected all_reduce"),
+        (lambda: plain.plain_tape([Mark(1), Waited(0)]), "a mark of a stream"),
         (lambda: plain.tokens_to_hide(0, 1, 2), "flops must be above 0, got 0"),
         (lambda: plain.tokens_to_hide(1, 0, 2), "bandwidth must be above 0, got 0"),
         (lambda: plain.tokens_to_hide(1, 1, 0), "ranks must be a whole number"),

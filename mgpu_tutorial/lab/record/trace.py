@@ -222,9 +222,11 @@ def span(name: str) -> Iterator[None]:
     """Mark a phase of a worker, such as `with span("backward"):`, for the timeline."""
     recorder = current()
     index = recorder.begin("span", note=name) if recorder else None
-    yield
-    if recorder:
-        recorder.end(index)
+    try:
+        yield
+    finally:
+        if recorder:
+            recorder.end(index)
 
 
 def note(text: object) -> None:

@@ -83,7 +83,7 @@ def _difference(
     if not _is_number(answer):
         return f"{said}: return a number"
     is_whole = isinstance(expected, int)
-    limit = tolerance or (EXACT if is_whole else TOLERANCE)
+    limit = (EXACT if is_whole else TOLERANCE) if tolerance is None else tolerance
     if math.isclose(answer, expected, rel_tol=limit, abs_tol=0.0 if expected else limit):
         return ""
     if is_whole and abs(expected) < 100:  # a rank or a count

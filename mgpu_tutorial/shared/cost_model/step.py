@@ -163,11 +163,13 @@ def layer_messages(
     forwards, links = 2 if plan.recompute == "full" else 1, cluster.reached()
     nbytes = WEIGHT * tokens * model.hidden
     one_sum = 2 * all_gather_seconds(nbytes, plan.tp, cluster.gpus_per_node, *links)
-    # ranks that share a matrix stand next to each other; those of other groups are tp apart
+    # ranks that share a matrix stand next to each other, those that share a sequence are
+    # tp apart, and those that share the experts tp · cp
     per_node = max(1, cluster.gpus_per_node // plan.tp)
+    apart = max(1, per_node // plan.cp)
     kept = 2 * WEIGHT * tokens * plan.cp * model.kv_width / plan.tp
     share = plan.tp if plan.sequence_parallel else 1  # of a token's width, on each rank
-    exchange = all_to_all_seconds(nbytes * model.active / share, plan.ep, per_node, *links)
+    exchange = all_to_all_seconds(nbytes * model.active / share, plan.ep, apart, *links)
     return {
         "tensor": (2 * forwards + 2 + plan.sequence_parallel) * one_sum,
         "context": (forwards + 1) * all_gather_seconds(kept, plan.cp, per_node, *links),
@@ -196,7 +198,8 @@ def data_seconds(model: Model, cluster: Cluster, plan: Plan, micro_batches: floa
     per_node = max(1, cluster.gpus_per_node // plan.tp) if plan.share_node else 1
     experts = model.expert_parameters / plan.ep / (plan.tp * plan.pp)
     dense = stage_parameters(model, plan) - experts
-    copies = plan.shards // plan.ep, max(1, per_node // plan.ep)
+    together = min(plan.cp, per_node) * max(1, per_node // plan.cp // plan.ep)
+    copies = plan.shards // plan.ep, together
     units = model.layers / plan.pp if plan.zero == 3 else 1
 
     def seconds(nbytes: float) -> float:

@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,17 @@ def lists(rank, world_size):
     pair = dist.new_group([1, 2])
     if rank in (1, 2):
         dist.broadcast(mine, group=pair, group_src=1)
+
+
+def fails_in_a_span(rank, world_size):
+    with suppress(ZeroDivisionError), span("a step"):
+        rank / 0
+    note("after it")
+
+
+def test_a_span_that_fails_ends_too(ranks):
+    step, remark = ranks(1, fails_in_a_span, device="cpu", trace=True).events
+    assert step.end is not None and step.end <= remark.begin
 
 
 def test_an_event_has_its_peer_its_tag_its_bytes_and_its_place_in_the_span(ranks):

@@ -36,6 +36,12 @@ def test_what_is_right_is_right_in_any_dress(capsys, answer, expected):
     assert said(capsys, answer, expected, "a hint") == "correct"
 
 
+def test_a_tolerance_of_nothing_asks_for_the_very_number(capsys):
+    assert said(capsys, 0.1 + 0.2, 0.3).startswith("correct")
+    assert said(capsys, 0.1 + 0.2, 0.3, tolerance=0).startswith("not yet")
+    assert said(capsys, 0.3, 0.3, tolerance=0).startswith("correct")
+
+
 @pytest.mark.parametrize(
     ("answer", "expected", "reason"),
     [

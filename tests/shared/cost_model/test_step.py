@@ -218,6 +218,21 @@ def test_experts_by_hand():
     assert step.data_seconds(model, CLUSTER, plan, 1) == pytest.approx(sent)
 
 
+def test_experts_beside_parts_of_a_sequence():
+    """CP 2 and EP 4 on nodes of four: neighbours share a sequence, so two of the four ranks
+    of an exchange are in each node, and both copies of an expert."""
+    model = MODEL._replace(experts=8, active=2)
+    plan = Plan(cp=2, dp=4, ep=4)
+    nbytes = 16 * 8 * 2 * 2  # 16 tokens of 8 numbers of 2 bytes, to two experts each
+    between = SLOW.latency + nbytes * 2 / 4 / SLOW.bandwidth
+    found = step.layer_messages(model, CLUSTER, plan, 16)["experts"]
+    assert found == pytest.approx(4 * between)
+    dense, mine = 4 * 4 * 8 * 8 + 32 * 8, 4 * 8 * 2 * 8 * 32 / 4
+    sent = 2 * all_gather_seconds(4 * dense, 8, 4, FAST, SLOW)
+    sent += 2 * all_gather_seconds(4 * mine, 2, 2, FAST, SLOW)
+    assert step.data_seconds(model, CLUSTER, plan, 1) == pytest.approx(sent)
+
+
 @given(PLANS)
 def test_a_step_is_the_sum_of_its_parts(plan):
     result = step.predict_step(MODEL, CLUSTER, plan, BATCH)
