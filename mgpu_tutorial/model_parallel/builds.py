@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache, lru_cache
 from itertools import product
 from types import SimpleNamespace
 
@@ -29,15 +28,9 @@ CUTS = ["layer1.0", "layer3.0", "fc"]
 # ModelParallelResNet50
 
 
-@lru_cache(1)
 def _split(model_class: Callable) -> nn.Module:
-    """Four stages of ten classes; to draw the weights takes the most time."""
+    """Four stages of ten classes. They are not kept: with gradients they take 0.4 GB."""
     return model_class(devices(4), num_classes=10, cuts=CUTS).double()
-
-
-@cache
-def _whole() -> nn.Module:
-    return torchvision.models.resnet50(num_classes=10).double()
 
 
 def has_stages_on_devices(model_class: Callable) -> None:
@@ -63,7 +56,8 @@ def refuses_other_numbers_of_devices(model_class: Callable) -> None:
 
 def computes_as_one_network(model_class: Callable) -> None:
     """give the whole network's output on the last device, and leave all 161 gradients"""
-    network, whole = _split(model_class), _whole()
+    network = _split(model_class)
+    whole = torchvision.models.resnet50(num_classes=10).double()
     names = (sorted(model.state_dict()) for model in (network, whole))
     expect(*names, "the names in the state_dict")
     network.load_state_dict(whole.state_dict())
