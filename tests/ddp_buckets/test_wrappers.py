@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mgpu_tutorial.ddp_buckets import experiments
 from mgpu_tutorial.ddp_buckets.experiments import WRAPPERS
 from mgpu_tutorial.ddp_buckets.figures import count_calls, record_steps
-from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP, into_buckets
 from mgpu_tutorial.lab.record.intervals import events_of, payload
 from mgpu_tutorial.shared.cost_model.links import Link
 
@@ -30,6 +30,13 @@ def one_process(steps):
                 v.copy_(0.9 * v + gradient)
                 p -= 0.1 * v
     return [list(gradients), [p.detach() for p in parameters]]
+
+
+def test_a_cap_is_in_mebibytes():
+    """The last parameter has more than a million bytes, and less than one MiB."""
+    parameters = [nn.Parameter(torch.empty(n)) for n in (5, 20_000, 250_001)]
+    buckets = into_buckets(parameters, 1)
+    assert [[p.numel() for p in bucket] for bucket in buckets] == [[250_001, 20_000], [5]]
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

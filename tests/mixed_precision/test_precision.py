@@ -82,3 +82,14 @@ def test_ranks_that_leave_out_as_many_averages_differ_and_nobody_waits(ranks):
     assert not torch.equal(zero[-1][2], one[-1][2])
     assert [scale for _, scale, _ in zero] == [2.0**19, 2.0**19, 2.0**18, 2.0**18]
     assert [scale for _, scale, _ in one] == [2.0**19, 2.0**18, 2.0**18, 2.0**18]
+
+
+def ask(rank, world_size, number):
+    """Rank 1 has this number among its gradients."""
+    mine = torch.tensor([1.0, number if rank == 1 else 2.0])
+    return precision.is_finite_everywhere([torch.ones(2), mine])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 3.0])
+def test_every_rank_knows_of_a_number_that_is_not_finite(ranks, number):
+    assert ranks(2, ask, number).results == [math.isfinite(number)] * 2

@@ -145,17 +145,21 @@ def test_what_averages_goes_together_with_a_shared_sequence(ranks, attend):
         like_one([of_rank], expected[:, contiguous(6, rank, 2)])
 
 
-def clipped(rank, world_size):
+def clipped(rank, world_size, longest):
     outputs, samples = {}, slice(2 * rank, 2 * rank + 2)
     for piece in (*WITHOUT_BUCKETS, "BucketedDDP"):
-        model, step = prepared(piece, new_model(), None, clip_shards_by=0.1)
-        clip = 0.1 if piece in WRAPPERS else None
+        model, step = prepared(piece, new_model(), None, clip_shards_by=longest)
+        clip = longest if piece in WRAPPERS else None
         outputs[piece] = two_steps(model, step, samples, clip=clip)
     return outputs
 
 
 def test_whole_gradients_are_clipped_after_their_average_and_shards_by_all(ranks):
-    like_one(ranks(2, clipped).results, alone(clip=0.1))
+    like_one(ranks(2, clipped, 0.1).results, alone(clip=0.1))
+
+
+def test_gradients_shorter_than_the_norm_stay_as_they_are(ranks):
+    like_one(ranks(2, clipped, 100.0).results, alone())
 
 
 def clip_by_nothing(rank, world_size):
