@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from mgpu_tutorial import data_partitioning as dp
 
@@ -94,3 +94,42 @@ def test_a_stream_is_taken_once_and_goes_on_where_it_stopped(ranks, world_size, 
         steps = [sorted(sum(parts, [])) for parts in zip(*results, strict=True)]
         assert steps == [list(range(6 * i, 6 * i + 6)) for i in range(done, 3)]
         assert all(len(batch) == 6 // world_size for part in results for batch in part)
+
+
+def epochs_after_a_restart(rank, world_size, processes, kept):
+    share = dp.StreamShare(range(16), rank, world_size, batch=4, done=2)
+    options = {"num_workers": processes, "persistent_workers": kept}
+    loader = DataLoader(share, batch_size=None, **options)
+    return [[number for batch in loader for number in batch] for _ in range(3)]
+
+
+@pytest.mark.parametrize("processes, kept", [(0, False), (2, False), (2, True)])
+def test_only_the_epoch_that_was_begun_is_short(ranks, processes, kept):
+    for rank, epochs in enumerate(ranks(2, epochs_after_a_restart, processes, kept).results):
+        whole = list(range(rank, 16, 2))
+        assert epochs == [whole[4:], whole, whole]
+
+
+class Counted(Dataset):
+    """Its samples are the epoch that it was told."""
+
+    epoch = 0
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return self.epoch
+
+
+def tell_the_data_set(rank, world_size):
+    data, heard = Counted(), []
+    loader = DataLoader(data, num_workers=1, persistent_workers=True)
+    for data.epoch in (1, 2):
+        heard.append([epoch.item() for epoch in loader])
+    return heard
+
+
+def test_a_loader_process_that_is_kept_does_not_hear_a_new_epoch(ranks):
+    """As 05 says under `persistent_workers`."""
+    assert ranks(1, tell_the_data_set).results == [[[1, 1], [1, 1]]]

@@ -144,7 +144,7 @@ def new_loader(
 
 
 class StreamShare(IterableDataset):
-    """This rank's part of each global batch, without the first `done` batches of every pass.
+    """This rank's part of each global batch; the first pass leaves out `done` batches.
 
     The stream comes in the same order in each pass and process. It yields finished batches,
     so a DataLoader takes batch_size=None: with a number it would join several steps.
@@ -158,11 +158,15 @@ class StreamShare(IterableDataset):
         refuse_bad_stream(stream, world_size, batch, done)
         self.stream, self.rank, self.world_size = stream, rank, world_size
         self.batch, self.done = batch, done
+        begun = torch.zeros(256, dtype=torch.bool, device="cpu")
+        self.begun = begun.share_memory_()  # by which loader process: all of them see it
 
     def __iter__(self) -> Iterator[list]:
         info = get_worker_info()  # of the loader process; None in the rank itself
         process, processes = (info.id, info.num_workers) if info else (0, 1)
-        samples = islice(self.stream, self.done * self.batch, None)
+        done = 0 if self.begun[process] else self.done
+        self.begun[process] = True
+        samples = islice(self.stream, done * self.batch, None)
         for step in count():
             whole = list(islice(samples, self.batch))
             if len(whole) < self.batch:
