@@ -131,5 +131,5 @@ def tell_the_data_set(rank, world_size):
 
 
 def test_a_loader_process_that_is_kept_does_not_hear_a_new_epoch(ranks):
-    """As 05 says under `persistent_workers`."""
+    """It has a copy from before, as the notebook says under `persistent_workers`."""
     assert ranks(1, tell_the_data_set).results == [[[1, 1], [1, 1]]]
