@@ -6,6 +6,7 @@
         -m mgpu_tutorial point_to_point.messages.blocking                 by torchrun
     python -m mgpu_tutorial mine                                          what you have built
     python -m mgpu_tutorial challenges                                    your best scores
+    python -m mgpu_tutorial prove 4 train.py --lr 0.1                     a script of your own
 
 A worker's own arguments follow as `--name value`; a value is a Python literal or plain text.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import get_origin
 
 from mgpu_tutorial import CHAPTERS, __version__
+from mgpu_tutorial.instruments.prove import proof
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.rank import under_torchrun
@@ -149,6 +151,8 @@ def main(words: list[str]) -> int:
         return 0
     if words[:1] == ["challenges"]:
         return challenges(words[1:])
+    if words[:1] == ["prove"]:
+        return proof.main(words[1:])
     if words == ["mine"]:
         enter_folder_of(mine.FILE)
         print("\n".join(filter(None, [clean.clean(), mine.listing()])))

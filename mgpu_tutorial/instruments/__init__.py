@@ -1,0 +1,1 @@
+"""What a reader calls by name: `prove`, which asks whether a parallel job is right."""

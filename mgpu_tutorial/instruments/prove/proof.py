@@ -1,0 +1,878 @@
+"""Does a parallel job compute what one process computes? One file, which needs torch alone.
+
+    python proof.py 4 train.py --its --own=words
+
+starts a training script by torchrun on one rank, on one rank with every number a unit in the
+last place off, which says how far rounding goes, and on four, and compares the tensors of its
+first two steps. In a notebook `prove(train, 4, …)` does the same with a worker.
+
+The job runs unchanged. What a rank computes is noted while it runs, and put together when it
+has ended: till then nothing is sent. A model is seen where `watched(model)` is called, before
+it is wrapped or cut, else at its first forward. There it takes a dtype, and small random
+numbers are added to its parameters, since faults do not show where a weight is 0 or 1.
+
+Whole tensors come from DTensors, from a parameter with `cut` and `group` (this rank's part
+along that dimension), and from any module with a method `whole_tensors(own)`. It gets its own
+parameters, or tensors of their shapes, by name, and returns whole ones by the names that they
+have in one process. All ranks of its group call it together.
+"""
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import math
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules import module as hooks
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
+
+NOISE = 0.05  # is added to all parameters, in units of a standard normal number
+BOUNDS = 1e-12, 1e-9, 1e-6, 1e-4, 1e-2, 0.1, 1.0, math.inf  # of what is printed
+TIMES = 8  # as far as rounding moves a tensor, so many times may it be off
+ROWS = 512  # of each output of a module are kept
+AROUND = "module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
+HOME = "path_in_one_process"  # an attribute of modules, which deep copies keep
+
+Groups = dict[str, list[list[int]]]  # by a name, the ranks that belong together
+Whole = dict[str, list[Tensor | None]]  # by a name, what one rank has of it: mostly one
+
+
+# What one rank notes
+
+
+class Step(NamedTuple):
+    """Whole gradients before an optimizer's step, and whole parameters after it."""
+
+    gradients: Whole
+    parameters: Whole
+
+
+class Notes(NamedTuple):
+    """What one rank has seen of a job."""
+
+    steps: list[Step]
+    outputs: dict[str, Tensor]  # of modules, in the forward of the first step: rows
+    buffers: Whole
+    returned: list[Tensor]
+    alike: dict[str, str]  # the other names of tied parameters
+    facts: set[str]  # what often is a cause
+    groups: Groups
+    eps: float  # of the coarsest numbers inside
+
+
+_watches: list["Watch"] = vars(sys).setdefault("watches_of_a_proof", [])
+
+
+class Enough(BaseException):
+    """The steps that were asked for are done. No program catches it by mistake."""
+
+
+def watched(model: nn.Module) -> nn.Module:
+    """The same model, whole, before it is wrapped or cut; noted in a proof alone."""
+    return _watches[-1].begin(model) if _watches else model
+
+
+@contextlib.contextmanager
+def watching(
+    dtype: torch.dtype | None = None, moved: bool = False, steps: int = 0
+) -> Iterator["Watch"]:
+    """Watch the job that runs inside.
+
+    dtype   of models, and the usual one; None leaves both as they are
+    moved   each parameter begins a unit in the last place off, and operations are looked at
+    steps   after so many the job is left by `Enough`; 0: never
+    """
+    watch, usual = Watch(dtype, moved, steps), torch.get_default_dtype()
+    if dtype:
+        torch.set_default_dtype(dtype)
+    handles = [
+        hooks.register_module_forward_pre_hook(watch.enters),
+        hooks.register_module_forward_hook(watch.leaves, always_call=True),
+        register_optimizer_step_pre_hook(watch.before_step),
+    ]
+    _watches.append(watch)
+    try:
+        with watch.seeing if moved else contextlib.nullcontext():
+            yield watch
+    finally:
+        _watches.pop()
+        torch.set_default_dtype(usual)
+        for handle in handles:
+            handle.remove()
+
+
+class Watch:
+    """Looks at models and optimizers of this process; `notes()` says what it has seen."""
+
+    def __init__(self, dtype: torch.dtype | None, moved: bool, steps: int) -> None:
+        self.dtype, self.moved, self.enough = dtype, moved, steps
+        self.models: list[nn.Module] = []
+        self.entered: set[nn.Module] = set()  # modules that this rank computes with
+        self.depth = 0  # of the forwards that run
+        self.alike: dict[str, str] = {}
+        self.gradients: dict[Tensor, list[Tensor | None]] = {}  # one for each step
+        self.values: list[dict[Tensor, Tensor]] = []  # of all parameters, after each step
+        self.stepped: list[Optimizer] = []  # in the step that runs
+        self.outputs: dict[str, list[Tensor]] = {}
+        self.facts: set[str] = set()
+        self.seeing = Seeing(self)
+
+    # While the job runs
+
+    def begin(self, model: nn.Module, is_whole: bool = True) -> nn.Module:
+        """Name the parameters of a model and disturb them, once."""
+        if any(model is other for other in self.models):
+            return model
+        known = {p for other in self.models for p in other.parameters()}
+        self.models.append(model)
+        if is_whole and self.dtype:
+            model.to(self.dtype)
+        for path, part in model.named_modules():
+            vars(part).setdefault(HOME, plain(path))
+        names: dict[Tensor, str] = {}
+        for path, p in model.named_parameters(remove_duplicate=False):
+            if p in names:
+                self.alike[plain(path)] = names[p]
+            elif p not in known and not p.is_meta and p.is_floating_point():
+                names[p] = plain(path)
+                self.disturb(p, names[p])
+        return model
+
+    def disturb(self, parameter: nn.Parameter, name: str) -> None:
+        """Add the numbers that belong to a name: the same, on whatever ranks it lies."""
+        numbers = torch.Generator().manual_seed(seed_of(name))
+        shape, ranks = list(parameter.shape), 1
+        if hasattr(parameter, "cut"):
+            ranks = size_of(parameter.group)
+            shape[parameter.cut] *= ranks
+        more = {"generator": numbers, "device": "cpu"}
+        noise = NOISE * torch.randn(shape, dtype=torch.float64, **more)
+        signs = torch.randint(2, shape, **more).double() * 2 - 1
+        mine = parameter.data
+        if isinstance(mine, DTensor):
+            mesh, places = mine.device_mesh, mine.placements
+            mine = mine.to_local()
+            noise, signs = (
+                distribute_tensor(
+                    t.to(mine.device), mesh, places, src_data_rank=None
+                ).to_local()
+                for t in (noise, signs)
+            )
+        elif ranks > 1:
+            rank = dist.get_rank(parameter.group)
+            noise, signs = (t.chunk(ranks, parameter.cut)[rank] for t in (noise, signs))
+        mine += noise.to(mine)
+        if self.moved:
+            mine.copy_(torch.nextafter(mine, (math.inf * signs).to(mine)))
+
+    def enters(self, module: nn.Module, inputs: Any) -> None:
+        """A forward begins."""
+        if self.depth == 0:
+            self.begin(module, is_whole=False)
+        self.depth += 1
+        self.entered.add(module)
+        if module.training and "BatchNorm" in type(module).__name__:
+            self.facts.add("BatchNorm")
+        if getattr(module, "max_norm", None) and isinstance(module, nn.Embedding):
+            self.facts.add("max_norm")
+
+    def leaves(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """A forward ends: keep rows of its output in the first step."""
+        self.depth -= 1
+        home = vars(module).get(HOME)
+        if home is None or self.values or self.stepped or not torch.is_grad_enabled():
+            return
+        for t in tensors_in(output)[:1]:
+            if t.dim() and t.is_floating_point() and not isinstance(t, DTensor):
+                rows = t.detach().reshape(-1, t.shape[-1])[:ROWS].cpu().clone()
+                self.outputs.setdefault(home, []).append(rows)
+
+    def before_step(self, optimizer: Optimizer, *given: Any) -> None:
+        """An optimizer is about to step: keep the gradients of its parameters."""
+        if any(optimizer is other for other in self.stepped):  # so another step begins
+            self.note_values()
+            self.stepped.clear()
+            if len(self.values) == self.enough:
+                raise Enough
+        self.stepped.append(optimizer)
+        now = len(self.values)
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                kept = self.gradients.setdefault(p, [])
+                kept += [None] * (now - len(kept))
+                if len(kept) == now:
+                    kept.append(None if p.grad is None else kept_of(p.grad))
+
+    def note_values(self) -> None:
+        """Keep all parameters as a step has left them; owners have sent theirs by now."""
+        every = [p for model in self.models for p in model.parameters()]
+        every = dict.fromkeys([*every, *self.gradients])
+        self.values.append({p: kept_of(p) for p in every})
+
+    # When the job has ended
+
+    def notes(self, returned: Any = None) -> Notes:
+        """Put whole tensors together; every rank calls it, once."""
+        self.note_values()
+        if not self.gradients:  # no optimizer of torch has stepped: what there is at the end
+            every = (p for model in self.models for p in model.parameters())
+            self.gradients = {p: [kept_of(p.grad)] for p in every if p.grad is not None}
+        steps = []
+        for number, values in enumerate(self.values):
+            own = {p: g[number] for p, g in self.gradients.items() if len(g) > number}
+            steps.append(Step(self.whole(own), self.whole(values)))
+        outputs = {}
+        for name, several in self.outputs.items():
+            if len({rows.shape[1] for rows in several}) == 1:
+                outputs[name] = torch.cat(several)
+        given = [t.detach().cpu() for t in tensors_in(returned)]
+        about = self.alike, self.facts, groups_of_meshes(), self.seeing.eps
+        return Notes(steps, outputs, self.buffers(), given, *about)
+
+    def buffers(self) -> Whole:
+        """The floating buffers, by their names in one process."""
+        found: Whole = {}
+        for part in (part for model in self.models for part in model.modules()):
+            for name, t in part.named_buffers(recurse=False):
+                if t.is_floating_point() and not isinstance(t, DTensor) and not t.is_meta:
+                    found.setdefault(
+                        joined(vars(part).get(HOME, ""), name), [t.cpu().clone()]
+                    )
+        return found
+
+    def whole(self, kept: dict[Tensor, Tensor | None]) -> Whole:
+        """Whole tensors by their names in one process, of what was kept of parameters."""
+        found: Whole = {}
+        done: set[Tensor] = set()
+
+        def walk(module: nn.Module, path: str) -> None:
+            path = vars(module).get(HOME, path)
+            own = {n: p for n, p in own_parameters(module).items() if p in kept}
+            own = {n: p for n, p in own.items() if p not in done}
+            done.update(own.values())
+            if own and (
+                module in self.entered or any(p in self.gradients for p in own.values())
+            ):
+                if hasattr(type(module), "whole_tensors"):
+                    given = {
+                        n: zeros(p) if kept[p] is None else kept[p] for n, p in own.items()
+                    }
+                    for name, t in module.whole_tensors(given).items():
+                        found.setdefault(home_of(module, path, name), []).append(t.cpu())
+                else:
+                    for name, p in own.items():
+                        whole = put_together(p, kept[p])
+                        found.setdefault(joined(path, name), []).append(whole)
+            for name, child in module.named_children():
+                walk(child, joined(path, name))
+
+        # what is stepped comes first: it may be a copy of what was watched
+        trained = [m for m in self.models if any(p in self.gradients for p in m.parameters())]
+        for model in [*trained, *self.models]:
+            walk(model, "")
+        rest = [p for p in kept if p not in done and p in self.gradients]
+        return found | {f"parameter {i} in no module": [kept[p]] for i, p in enumerate(rest)}
+
+
+class Seeing(TorchDispatchMode):
+    """Sees operations: the coarsest numbers inside, random ones, and how losses count."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch, self.eps = watch, 0.0
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Do what was asked for, and look at it."""
+        out, name, facts = op(*args, **(kwargs or {})), str(op), self.watch.facts
+        if "nll_loss" in name and "backward" not in name:
+            target, weight, reduction, ignored = args[1:5]
+            if weight is not None:
+                facts.add("weights")
+            if reduction == 2:
+                facts.add("sum")
+            if bool((target == ignored).any()):
+                facts.add("ignored")
+        if not self.watch.depth and ("_foreach_norm" in name or "vector_norm" in name):
+            facts.add("clip")
+        if self.watch.depth:
+            if any(word in name for word in ("bernoulli", "dropout", "aten.rand")):
+                facts.add("random")
+            for t in tensors_in(out):
+                if t.is_floating_point() and t.numel() > 1:
+                    self.eps = max(self.eps, torch.finfo(t.dtype).eps)
+        return out
+
+
+def plain(path: str) -> str:
+    """A path without what wrappers add to it."""
+    path = f"{path}."
+    for word in AROUND:
+        path = path.replace(f".{word}", ".").removeprefix(word)
+    return path.removesuffix(".")
+
+
+def joined(path: str, name: str) -> str:
+    """The name of a part of what stands at a path."""
+    return plain(f"{path}.{name}" if path else name)
+
+
+def seed_of(name: str) -> int:
+    """A number that stands for a name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+
+
+def size_of(group: Any = None) -> int:
+    """The number of ranks in a group; 1 where there is none at all."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def kept_of(t: Tensor) -> Tensor:
+    """A tensor as it is now; of a DTensor this rank's part as one."""
+    return t.detach().clone()
+
+
+def zeros(parameter: Tensor) -> Tensor:
+    """A gradient of nothing."""
+    return torch.zeros_like(parameter.detach())
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A module's own; with `whole_tensors` those below too, but for others like it."""
+    if not hasattr(type(module), "whole_tensors"):
+        return dict(module.named_parameters(recurse=False))
+    below = [part for part in module.modules() if part is not module]
+    units = [part for part in below if hasattr(type(part), "whole_tensors")]
+    theirs = {p for unit in units for p in unit.parameters()}
+    return {name: p for name, p in module.named_parameters() if p not in theirs}
+
+
+def home_of(module: nn.Module, path: str, name: str) -> str:
+    """The name in one process of what a module gives, by the part in which it stands."""
+    parent, _, last = name.rpartition(".")
+    for root in (module, getattr(module, "module", None)):
+        with contextlib.suppress(AttributeError, KeyError):
+            return joined(vars(root.get_submodule(parent))[HOME], last)
+    return joined(path, name)
+
+
+def put_together(parameter: Tensor, own: Tensor | None) -> Tensor | None:
+    """The whole of this rank's part of a parameter, or of its gradient."""
+    if isinstance(parameter, DTensor):
+        return (zeros(parameter) if own is None else own).full_tensor().cpu()
+    if own is None or not hasattr(parameter, "cut"):
+        return None if own is None else own.cpu()
+    parts = [torch.empty_like(own) for _ in range(size_of(parameter.group))]
+    dist.all_gather(parts, own.contiguous(), group=parameter.group)
+    return torch.cat(parts, parameter.cut).cpu()
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors and floats in nested lists, tuples and dicts, in their order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, float):
+        return [torch.tensor(value, dtype=torch.float64)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [t for part in value for t in tensors_in(part)]
+    return []
+
+
+def groups_of_meshes() -> Groups:
+    """The dimensions of this process's meshes over all ranks, by their names."""
+    found: Groups = {}
+    for mesh in [each for each in gc.get_objects() if type(each) is DeviceMesh]:
+        names = mesh.mesh_dim_names or ()
+        if mesh.mesh.numel() == size_of() and len(names) == mesh.mesh.dim():
+            for number, name in enumerate(names):
+                rows = mesh.mesh.movedim(number, -1).reshape(-1, mesh.mesh.shape[number])
+                found[name] = rows.tolist()
+    return found
+
+
+# The ranks beside one process
+
+
+SUSPECTS = {
+    "BatchNorm": "a BatchNorm sees the samples of one rank: SyncBatchNorm sees all",
+    "max_norm": "an Embedding with max_norm changes its weight in forward",
+    "weights": "a mean over ranks is wrong where each divided by its own sum of weights",
+    "ignored": "targets are ignored, and a mean of means is wrong where counts differ",
+    "clip": "gradients are clipped, and of parts a rank knows only its own squares",
+    "sum": "the loss is a sum, which a mean over ranks divides by their number",
+}
+RANDOM = (
+    "random numbers are drawn in forward, as dropout does, and ranks draw others than one "
+    "process: prove it without them, for behind them nothing can be told"
+)
+
+
+class Row(NamedTuple):
+    """One tensor at one moment: how far off it is, and if it is wrong what it is."""
+
+    when: str  # "gradients of step 1"
+    name: str
+    off: float  # in parts of its norm in one process
+    limit: float
+    kind: str = ""  # "" if it is right
+    more: str = ""  # what would be right, or whose
+
+
+class Proof:
+    """The outcome: `right`, all `rows` in the order of the job, and `str()` of it."""
+
+    def __init__(self, ranks: int, rows: list[Row], remarks: list[str]) -> None:
+        self.ranks, self.rows, self.remarks = ranks, rows, remarks
+        self.wrong = [row for row in rows if row.kind]
+        self.right = not self.wrong
+
+    @property
+    def first(self) -> Row | None:
+        """The first wrong tensor: of the first moment with one, the nearest to the loss."""
+        return self.wrong[0] if self.wrong else None
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors of the model were compared."""
+        return len(
+            {r.name for r in self.rows if r.when.startswith(("gradients", "parameters"))}
+        )
+
+    def furthest(self, moments: str) -> float:
+        """How far off the furthest tensor is, at all moments whose names begin like this."""
+        return max((r.off for r in self.rows if r.when.startswith(moments)), default=0.0)
+
+    def lines(self) -> list[str]:
+        """One line if all is right, else the first moment's wrong tensors by their kinds."""
+        if self.right:
+            words = [w for w in ("gradients", "parameters") if self.of(w)]
+            words = words or ["values returned"]
+            far = ", ".join(
+                f"{w} within {bound_of(self.furthest(w.split()[0]))}" for w in words
+            )
+            what = f"{self.tensors} tensors " if self.tensors else ""
+            return [
+                f"{what}as one process on {count(self.ranks, 'rank')}: {far}",
+                *self.remarks,
+            ]
+        there = self.of(self.first.when)
+        kinds: dict[str, list[Row]] = {}
+        for row in (row for row in there if row.kind):
+            kinds.setdefault(row.kind, []).append(row)
+        wrong = sum(map(len, kinds.values()))
+        lines = [f"not as one process: {wrong} of {len(there)} {self.first.when}"]
+        for kind, rows in list(kinds.items())[:3]:
+            others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+            more = f": {rows[0].more}" if rows[0].more else ""
+            lines.append(f"  {rows[0].name}{others}: {kind}{more}")
+        if len(kinds) > 3:
+            lines.append(f"  and {count(len(kinds) - 3, 'kind')} more")
+        return lines + self.remarks
+
+    def of(self, moments: str) -> list[Row]:
+        """The rows of all moments whose names begin like this."""
+        return [row for row in self.rows if row.when.startswith(moments)]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    __repr__ = __str__
+
+
+class Limits(NamedTuple):
+    """What is known of the ranks and of rounding while tensors are compared."""
+
+    eps: float  # of the coarsest numbers inside
+    groups: Groups
+    ranks: int
+
+    def of(self, right: Tensor, moved: Tensor | None, largest: float = 0.0) -> float:
+        """How far off a tensor can be by rounding."""
+        limit = self.eps * (TIMES * norm_of(right) + largest / TIMES) + 1e-300
+        if moved is not None and moved.shape == right.shape:
+            limit += TIMES * norm_of(moved.double() - right.double())
+        return limit
+
+
+def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
+    """One process, the same with every number moved, and the ranks of a job."""
+    there = [t for step in one.steps for each in step for ts in each.values() for t in ts]
+    there = [t for t in (*there, *one.returned) if t is not None and t.is_floating_point()]
+    eps = max(moved.eps, *(torch.finfo(t.dtype).eps for t in there), 2.0**-52)
+    groups = {name: rows for notes in ranks for name, rows in notes.groups.items()}
+    limits, rows = Limits(eps, groups, len(ranks)), []
+    for number in range(min(len(notes.steps) for notes in (one, *ranks))):
+        for kind, when in enumerate(("gradients of", "parameters after")):
+            first, other = (notes.steps[number][kind] for notes in (one, moved))
+            own = [by_first_name(notes.steps[number][kind], one.alike) for notes in ranks]
+            rows += rows_of(f"{when} step {number + 1}", first, other, own, limits)
+    buffers = [
+        {n: t for n, t in notes.buffers.items() if n in one.buffers} for notes in ranks
+    ]
+    rows += rows_of("buffers", one.buffers, moved.buffers, buffers, limits, is_strict=False)
+    rows += rows_returned(one, moved, ranks, limits)
+    remarks = []
+    if any(row.kind for row in rows):
+        facts = one.facts.union(moved.facts, *(notes.facts for notes in ranks))
+        remarks += in_forward(one, moved, ranks, limits)
+        remarks += [f"suspect: {says}" for fact, says in SUSPECTS.items() if fact in facts]
+        remarks = [RANDOM] if "random" in facts else remarks
+    elif one.steps[0].gradients and len(one.steps) < 2:
+        remarks.append("one step was seen: take two, for what begins at the second")
+    return Proof(len(ranks), rows, remarks)
+
+
+def by_first_name(own: Whole, alike: dict[str, str]) -> Whole:
+    """The same, where the second name of a tied parameter stands for the first."""
+    found: Whole = {}
+    for name, tensors in own.items():
+        found.setdefault(alike.get(name, name), []).extend(tensors)
+    return found
+
+
+def rows_of(
+    when: str,
+    one: Whole,
+    moved: Whole,
+    ranks: list[Whole],
+    limits: Limits,
+    is_strict: bool = True,
+) -> list[Row]:
+    """A row for each tensor, beginning with the last, which is nearest to the loss.
+
+    Where it is not strict, a rank may have none of a tensor, and others.
+    """
+    rows = []
+    largest = max(
+        (norm_of(t) for ts in one.values() for t in ts if t is not None), default=0.0
+    )
+    for name, (right, *_) in reversed(one.items()):
+        found = [(r, t) for r, own in enumerate(ranks) for t in own.get(name, [])]
+        given = [t for _, t in found if t is not None]
+        is_nothing = all(t is None or not t.any() for t in (right, *given))
+        if is_nothing and (found or right is None):
+            rows.append(Row(when, name, 0.0, 0.0))
+        elif right is None:
+            why = "one process gives it none: is it frozen there, or unused?"
+            rows.append(Row(when, name, math.inf, 0.0, "has a gradient", why))
+        elif not given and is_strict:
+            kind = "not there" if when.startswith("parameters") else "no gradient"
+            why = "is it frozen, unused, in no optimizer, or under another name?"
+            rows.append(Row(when, name, math.inf, 0.0, kind, why))
+        elif given:
+            limit = limits.of(right, moved.get(name, [None])[0], largest)
+            kind, more = kind_of(right, found, limit, limits)
+            far = [
+                norm_of(t.double() - right.double()) for t in given if t.shape == right.shape
+            ]
+            norm = norm_of(right) or 1.0
+            rows.append(
+                Row(when, name, max(far, default=math.inf) / norm, limit / norm, kind, more)
+            )
+    others = dict.fromkeys(name for own in ranks for name in own if name not in one)
+    for name in others if is_strict else ():
+        if any(t is not None and t.any() for own in ranks for t in own.get(name, [])):
+            why = "one process has none of that name"
+            rows.append(Row(when, name, math.inf, 0.0, "another name", why))
+    return rows
+
+
+def kind_of(
+    right: Tensor, found: list[tuple[int, Tensor | None]], limit: float, limits: Limits
+) -> tuple[str, str]:
+    """What the ranks have in place of one tensor, and what would be right; "" if it is."""
+    for _, t in found:
+        if t is not None and t.shape != right.shape:
+            return "another shape", f"{tuple(t.shape)}, expected {tuple(right.shape)}"
+    bits = [(r, torch.zeros_like(right) if t is None else t) for r, t in found]
+    r, every = right.double(), [(rank, t.double()) for rank, t in bits]
+    strange = [rank for rank, t in every if not t.isfinite().all()]
+    if strange and r.isfinite().all():
+        return "not finite", f"on {the_ranks(strange)}"
+    near = [norm_of(t - r) <= limit for _, t in every]
+    differ = [rank for rank, t in bits if not torch.equal(t, bits[0][1])]
+    if all(near):
+        if not differ:
+            return "", ""
+        return "right, but not the same bits", f"{the_ranks(differ)} beside rank {bits[0][0]}"
+    if differ:
+        if over := over_which(every, r, limit, limits):
+            return over
+        if (
+            len({rank for rank, _ in every}) == 1
+            and norm_of(sum(t for _, t in every) - r) <= limit
+        ):
+            return "two tensors where one was tied", "the sum of both would be right"
+        if any(near):
+            bad = [pair for pair, is_near in zip(every, near, strict=True) if not is_near]
+            kind, more = kind_of_one(r, bad[0][1], limit, limits)
+            where = f"on {the_ranks([rank for rank, _ in bad])}"
+            return f"{kind} {where}", more or "right on the others"
+    kind, more = kind_of_one(r, every[0][1], limit, limits)
+    return kind, f"{more}, and the ranks differ".removeprefix(", ") if differ else more
+
+
+def over_which(
+    every: list[tuple[int, Tensor]], r: Tensor, limit: float, limits: Limits
+) -> tuple[str, str] | None:
+    """The group whose sum or mean would be right, if there is one."""
+    for name, rows in (limits.groups | unnamed(limits.ranks)).items():
+        parts = [[t for rank, t in every if rank in row] for row in rows]
+        parts = [part for part in parts if part]
+        if any(len(part) < 2 for part in parts):
+            continue
+        over = f"the {len(parts[0])} ranks of {name}" if name in limits.groups else name
+        sums = [sum(part) for part in parts]
+        if all(norm_of(s - r) <= limit * len(p) for s, p in zip(sums, parts, strict=True)):
+            return "never summed", f"the sum over {over} would be right"
+        if all(norm_of(s / len(p) - r) <= limit for s, p in zip(sums, parts, strict=True)):
+            return "never averaged", f"the mean over {over} would be right"
+    return None
+
+
+def kind_of_one(r: Tensor, t: Tensor, limit: float, limits: Limits) -> tuple[str, str]:
+    """One rank's tensor beside the right one: a factor, some rows, or a direction."""
+    square = norm_of(r) ** 2
+    factor = (t * r).sum().item() / square if square else 0.0
+    if not t.any():
+        return "all zeros", ""
+    if square and norm_of(t - factor * r) <= limit * max(abs(factor), 1.0):
+        how = "too long" if factor > 1 else "as long"
+        return f"{factor:.4g} times {how}", name_of_factor(factor, limits)
+    if r.dim() and len(r) > 1:
+        far, size = ((x.reshape(len(r), -1)).norm(dim=1) for x in (t - r, r))
+        counts = [i for i in range(len(r)) if size[i] > limit]  # of zeros nothing is known
+        bad = [i for i in range(len(r)) if far[i] > limit]
+        good = len(counts) - len(set(bad) & set(counts))
+        if bad and 4 * good >= len(counts):
+            return f"right in {len(r) - len(bad)} of {len(r)} rows", whose(
+                bad, len(r), limits
+            )
+    return "another direction", f"{100 * norm_of(t - r) / (norm_of(r) or 1.0):.2g}% off"
+
+
+def name_of_factor(factor: float, limits: Limits) -> str:
+    """Which number of the plan a factor is."""
+    size = abs(factor) if abs(factor) > 1 else 1 / (abs(factor) or math.inf)
+    if size < 1.5 or abs(size - round(size)) > 1e-2:
+        return ""
+    named = [name for name, rows in limits.groups.items() if len(rows[0]) == round(size)]
+    if not named and round(size) == limits.ranks:
+        named = ["all ranks"]
+    what = f"{round(size)} is the size of {' or of '.join(named)}" if named else ""
+    if abs(factor) < 1:
+        return f"divided once too often: {what}".removesuffix(": ")
+    return what or f"are there {round(size)} micro-batches?"
+
+
+def whose(bad: list[int], length: int, limits: Limits) -> str:
+    """The rows that are wrong; and whose share they are, if they are one rank's."""
+    is_run = bad[-1] - bad[0] + 1 == len(bad)
+    dots = " …" if len(bad) > 4 else ""
+    says = f"wrong are {bad[0]} to {bad[-1]}" if is_run else ""
+    says = says or f"wrong are {', '.join(map(str, bad[:4]))}{dots}"
+    for parts in range(limits.ranks, 1, -1):
+        shares = torch.arange(length).chunk(parts)
+        for number, share in enumerate(shares):
+            if len(shares) == parts and share.tolist() == bad:
+                return f"{says}, part {number} of {parts}"
+    return says
+
+
+def unnamed(ranks: int) -> Groups:
+    """Groups that ranks may form without a name: all, neighbours, and those apart."""
+    found = {f"the {ranks} ranks": [list(range(ranks))]}
+    for size in (size for size in range(2, ranks) if ranks % size == 0):
+        neighbours = torch.arange(ranks).view(-1, size)
+        found[f"{size} neighbours"] = neighbours.tolist()
+        found[f"{ranks // size} ranks that are {size} apart"] = neighbours.T.tolist()
+    return found
+
+
+def rows_returned(
+    one: Notes, moved: Notes, ranks: Sequence[Notes], limits: Limits
+) -> list[Row]:
+    """What is returned: each rank's, their mean or sum, their parts in a row, or one's."""
+    rows, every = [], [own for own in (notes.returned for notes in ranks) if own]
+    for number, (right, other) in enumerate(zip(one.returned, moved.returned, strict=False)):
+        own = [tensors[number].double() for tensors in every if len(tensors) > number]
+        if not own or not right.is_floating_point():
+            continue
+        r, limit = right.double(), limits.of(right, other)
+        norm, ways = norm_of(r) or 1.0, ways_of(own, r)
+        off = {way: norm_of(t - r) for way, t in ways.items() if t.shape == r.shape}
+        way = min(off, key=off.get, default="")
+        far, name = off.get(way, math.inf), f"number {number + 1}"
+        kind = more = ""
+        if not far <= limit:
+            kind, more = (
+                "another value",
+                "no rank's, nor the mean, the sum or the parts of all",
+            )
+            if not r.dim() and way:
+                more = f"{way} is {ways[way].item():.6g}, expected {r.item():.6g}"
+        rows.append(Row("values returned", name, far / norm, limit / norm, kind, more))
+    return rows
+
+
+def ways_of(own: list[Tensor], r: Tensor) -> dict[str, Tensor]:
+    """How the values of several ranks can be the one value of one process."""
+    ways = {}
+    if all(t.shape == own[0].shape for t in own):
+        ways["the mean of the ranks"] = sum(own) / len(own)
+        ways["the sum of the ranks"] = sum(own)
+        if all(norm_of(t - own[0]) <= 1e-3 * norm_of(own[0]) for t in own):
+            ways["each rank's"] = max(
+                own, key=lambda t: norm_of(t - r) if t.shape == r.shape else 0
+            )
+    for dim in range(r.dim()):
+        rests = {t.shape[:dim] + t.shape[dim + 1 :] for t in own if t.dim() == r.dim()}
+        if len(rests) == 1 and all(t.dim() == r.dim() for t in own):
+            ways[f"the ranks' parts along {dim}"] = torch.cat(own, dim)
+    said = [(rank, t) for rank, t in enumerate(own) if t.any()]
+    if len(said) == 1:
+        ways[f"rank {said[0][0]}'s"] = said[0][1]
+    return ways
+
+
+def in_forward(one: Notes, moved: Notes, ranks: Sequence[Notes], limits: Limits) -> list[str]:
+    """A sentence on the first module, from the front, with a row that one process has not."""
+    right = 0
+    for name, rows in one.outputs.items():
+        largest = rows.double().norm(dim=1).max().item()
+        limit, other = TIMES * limits.eps * largest, moved.outputs.get(name)
+        if other is not None and other.shape == rows.shape:
+            limit += TIMES * (other.double() - rows.double()).norm(dim=1).max().item()
+        for rank, notes in enumerate(ranks):
+            own = notes.outputs.get(name)
+            if own is None or own.shape[1] != rows.shape[1]:
+                continue  # not here, or a part of the features
+            how = "donot_use_mm_for_euclid_dist"
+            far = torch.cdist(own.double(), rows.double(), compute_mode=how).amin(1)
+            if bad := int((far > limit).sum()):
+                what = f"{bad} of {len(own)} rows on rank {rank}"
+                return [
+                    f"in forward the first is the output of {name or 'the model'}: {what}"
+                ]
+            right += rank == 0
+    return [f"forward is right, in {count(right, 'module')}"] if right else []
+
+
+def bound_of(off: float) -> str:
+    """The next of a few round numbers: the digits below them differ between processors."""
+    return f"{next(bound for bound in BOUNDS if off <= bound):.0e}".replace("e-0", "e-")
+
+
+def norm_of(t: Tensor) -> float:
+    """The norm in float64."""
+    return t.double().norm().item()
+
+
+def count(number: int, word: str) -> str:
+    """A number of things in words."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def the_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words, the first four of them."""
+    each = sorted(set(ranks))
+    dots = " …" if len(each) > 4 else ""
+    return f"rank{'s' if len(each) > 1 else ''} {', '.join(map(str, each[:4]))}{dots}"
+
+
+# A script, by torchrun
+
+
+def run_script(folder: Path, moved: bool, given: argparse.Namespace) -> None:
+    """As one rank of torchrun: run the script for its first steps, and keep the notes."""
+    sys.argv = [given.script, *given.words]
+    sys.path.insert(0, str(Path(given.script).resolve().parent))
+    destroy, dist.destroy_process_group = dist.destroy_process_group, lambda *group: None
+    with watching(dtype_of(given), moved, given.steps) as watch:
+        try:
+            runpy.run_path(given.script, run_name="__main__")
+        except Enough:
+            pass
+        except SystemExit as end:
+            if end.code:
+                raise
+    steps, *rest = watch.notes()  # as plain tuples, which this file as a program can load
+    torch.save(([tuple(step) for step in steps], *rest), folder / f"{os.environ['RANK']}.pt")
+    if dist.is_initialized():
+        dist.barrier()
+        destroy()
+
+
+def dtype_of(given: argparse.Namespace) -> torch.dtype | None:
+    """The dtype that the command line names; None for "own"."""
+    return None if given.dtype == "own" else getattr(torch, given.dtype)
+
+
+def prove_script(given: argparse.Namespace) -> Proof:
+    """Run a script three times by torchrun; raises SystemExit where a run fails."""
+    with tempfile.TemporaryDirectory() as home:
+        notes = []
+        for name, ranks in ("one", 1), ("moved", 1), ("ranks", given.ranks):
+            folder = Path(home) / name
+            folder.mkdir()
+            run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+            run += [str(ranks), "--local-addr", "127.0.0.1"]
+            how = [f"--steps={given.steps}", f"--dtype={given.dtype}", f"--into={folder}"]
+            own = [str(given.ranks), given.script, *given.words]
+            done = subprocess.run([sys.executable, *run, __file__, *how, *own], check=False)
+            if done.returncode:
+                raise SystemExit(f"the run on {count(ranks, 'rank')} failed, see above")
+            files = [folder / f"{rank}.pt" for rank in range(ranks)]
+            notes.append([load_notes(file) for file in files])
+    (one,), (moved,), ranks = notes
+    if not one.steps[0].gradients:
+        raise SystemExit("no optimizer of torch has stepped, and nothing is proved")
+    return compare(one, moved, ranks)
+
+
+def load_notes(file: Path) -> Notes:
+    """What a rank of a script has kept."""
+    steps, *rest = torch.load(file, weights_only=False)
+    return Notes([Step(*step) for step in steps], *rest)
+
+
+def main(words: Sequence[str]) -> int:
+    """The command line; 0 if the job computes what one process computes."""
+    parser = argparse.ArgumentParser("prove", description="Is a job what one process is?")
+    parser.add_argument("--steps", type=int, default=2, help="of the optimizer (2)")
+    own = "own: as the script has it"
+    parser.add_argument(
+        "--dtype", default="own", choices=["float64", "float32", "own"], help=own
+    )
+    parser.add_argument("--into", help=argparse.SUPPRESS)  # of a rank
+    parser.add_argument("ranks", type=int, help="of the job")
+    parser.add_argument("script", help="its own words come after it")
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    given = parser.parse_args(words)
+    if given.into:
+        run_script(Path(given.into), Path(given.into).name == "moved", given)
+        return 0
+    proof = prove_script(given)
+    print(proof)
+    return 0 if proof.right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
