@@ -36,11 +36,15 @@ def train(
 ) -> Tensor:
     """Two steps on this rank's sequences; returns the loss of the second.
 
+    One process trains the plain model, and several wrap it.
+
     `tokens` are (sequences, length), in equal shares for all ranks. Raises ValueError for
     others.
     """
     require_whole(f"sequences for each of {world_size} ranks", len(tokens) / world_size)
-    model = wrapper(model_of())
+    model = model_of()
+    if world_size > 1:
+        model = wrapper(model)
     stepping = optimizer(model.parameters(), foreach=True)
     mine = tokens.chunk(world_size)[rank]
     for step in range(2):

@@ -54,6 +54,11 @@ def tied():
     return model
 
 
+def net_of_this_rank():
+    torch.manual_seed(dist.get_rank())
+    return Net()
+
+
 def batch_of(step, ragged=False):
     """Tokens and their targets; of ragged ones later sequences count longer."""
     generator = torch.Generator().manual_seed(step + 3)
@@ -226,6 +231,11 @@ def halve_at_second(model, step):
 
 def double_half_of_the_rows(model, step):
     model.module.layers[1].up.weight.grad[2 * WIDTH :] *= 2
+
+
+def average_all(model, step):
+    for p in model.parameters():
+        dist.all_reduce(p.grad, dist.ReduceOp.AVG)
 
 
 def average_all_but_the_head(model, step):

@@ -60,6 +60,14 @@ WRONG = {
         *(2, jobs.alone, {"before_step": jobs.average_all_but_the_head}),
         *("head.weight", "never averaged", "2 ranks"),
     ),
+    "started apart": (
+        *(
+            2,
+            jobs.alone,
+            {"before_step": jobs.average_all, "model_of": jobs.net_of_this_rank},
+        ),
+        *("head.weight", "on rank 1", "at the start"),
+    ),
     "halved": (2, DDP, {"before_step": jobs.halve}, "head.weight", "0.5 times", ""),
     "halved at the second step": (
         *(2, DDP, {"before_step": jobs.halve_at_second}, "head.weight"),

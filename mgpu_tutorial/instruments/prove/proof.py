@@ -41,7 +41,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
 
 NOISE = 0.05  # is added to all parameters, in units of a standard normal number
-BOUNDS = 1e-12, 1e-9, 1e-6, 1e-4, 1e-2, 0.1, 1.0, math.inf  # of what is printed
+BOUNDS = 1e-12, 1e-4, 0.1, 1.0, math.inf  # of what is printed
 TIMES = 8  # as far as rounding moves a tensor, so many times may it be off
 ROWS = 512  # of each output of a module are kept
 AROUND = "module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
@@ -64,6 +64,7 @@ class Step(NamedTuple):
 class Notes(NamedTuple):
     """What one rank has seen of a job."""
 
+    start: Whole  # parameters before the first step
     steps: list[Step]
     outputs: dict[str, Tensor]  # of modules, in the forward of the first step: rows
     buffers: Whole
@@ -125,7 +126,8 @@ class Watch:
         self.depth = 0  # of the forwards that run
         self.alike: dict[str, str] = {}
         self.gradients: dict[Tensor, list[Tensor | None]] = {}  # one for each step
-        self.values: list[dict[Tensor, Tensor]] = []  # of all parameters, after each step
+        self.start: dict[Tensor, Tensor] = {}  # all parameters, before the first step
+        self.values: list[dict[Tensor, Tensor]] = []  # and after each
         self.stepped: list[Optimizer] = []  # in the step that runs
         self.outputs: dict[str, list[Tensor]] = {}
         self.facts: set[str] = set()
@@ -204,10 +206,12 @@ class Watch:
     def before_step(self, optimizer: Optimizer, *given: Any) -> None:
         """An optimizer is about to step: keep the gradients of its parameters."""
         if any(optimizer is other for other in self.stepped):  # so another step begins
-            self.note_values()
+            self.values.append(self.parameters())
             self.stepped.clear()
             if len(self.values) == self.enough:
                 raise Enough
+        if not self.start:
+            self.start = self.parameters()
         self.stepped.append(optimizer)
         now = len(self.values)
         for group in optimizer.param_groups:
@@ -217,17 +221,17 @@ class Watch:
                 if len(kept) == now:
                     kept.append(None if p.grad is None else kept_of(p.grad))
 
-    def note_values(self) -> None:
-        """Keep all parameters as a step has left them; owners have sent theirs by now."""
+    def parameters(self) -> dict[Tensor, Tensor]:
+        """All parameters as a step has left them; owners have sent theirs by now."""
         every = [p for model in self.models for p in model.parameters()]
         every = dict.fromkeys([*every, *self.gradients])
-        self.values.append({p: kept_of(p) for p in every})
+        return {p: kept_of(p) for p in every}
 
     # When the job has ended
 
     def notes(self, returned: Any = None) -> Notes:
         """Put whole tensors together; every rank calls it, once."""
-        self.note_values()
+        self.values.append(self.parameters())
         if not self.gradients:  # no optimizer of torch has stepped: what there is at the end
             every = (p for model in self.models for p in model.parameters())
             self.gradients = {p: [kept_of(p.grad)] for p in every if p.grad is not None}
@@ -241,7 +245,7 @@ class Watch:
                 outputs[name] = torch.cat(several)
         given = [t.detach().cpu() for t in tensors_in(returned)]
         about = self.alike, self.facts, groups_of_meshes(), self.seeing.eps
-        return Notes(steps, outputs, self.buffers(), given, *about)
+        return Notes(self.whole(self.start), steps, outputs, self.buffers(), given, *about)
 
     def buffers(self) -> Whole:
         """The floating buffers, by their names in one process."""
@@ -518,6 +522,8 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     eps = max(moved.eps, *(torch.finfo(t.dtype).eps for t in there), 2.0**-52)
     groups = {name: rows for notes in ranks for name, rows in notes.groups.items()}
     limits, rows = Limits(eps, groups, len(ranks)), []
+    starts = [by_first_name(notes.start, one.alike) for notes in ranks]
+    rows += rows_of("parameters at the start", one.start, moved.start, starts, limits, False)
     for number in range(min(len(notes.steps) for notes in (one, *ranks))):
         for kind, when in enumerate(("gradients of", "parameters after")):
             first, other = (notes.steps[number][kind] for notes in (one, moved))
@@ -813,8 +819,10 @@ def run_script(folder: Path, moved: bool, given: argparse.Namespace) -> None:
         except SystemExit as end:
             if end.code:
                 raise
-    steps, *rest = watch.notes()  # as plain tuples, which this file as a program can load
-    torch.save(([tuple(step) for step in steps], *rest), folder / f"{os.environ['RANK']}.pt")
+    start, steps, *rest = watch.notes()  # plain tuples, which this file as a program can load
+    torch.save(
+        (start, [tuple(step) for step in steps], *rest), folder / f"{os.environ['RANK']}.pt"
+    )
     if dist.is_initialized():
         dist.barrier()
         destroy()
@@ -849,8 +857,8 @@ def prove_script(given: argparse.Namespace) -> Proof:
 
 def load_notes(file: Path) -> Notes:
     """What a rank of a script has kept."""
-    steps, *rest = torch.load(file, weights_only=False)
-    return Notes([Step(*step) for step in steps], *rest)
+    start, steps, *rest = torch.load(file, weights_only=False)
+    return Notes(start, [Step(*step) for step in steps], *rest)
 
 
 def main(words: Sequence[str]) -> int:
