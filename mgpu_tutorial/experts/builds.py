@@ -69,27 +69,37 @@ def _returns(
     found = [None, None]
     if getattr(output, "requires_grad", False):
         found = torch.autograd.grad(output.sum(), inputs, allow_unused=True)
-    return [(output, expected), *zip(found, wanted, strict=True)]
+    return [(chosen, x.detach()), (output, expected), *zip(found, wanted, strict=True)]
 
 
 def _expect_returned(dispatch: Callable, combine: Callable, groups: Sequence = ()) -> None:
     """AssertionError unless output and gradients are those of a plain weighed sum."""
     for world_size in [4] if groups else SHARES:
         results = launch(_returns, world_size, dispatch, combine, groups).results
-        for rank, (output, *gradients) in enumerate(results):
+        for rank, (sent, output, *gradients) in enumerate(results):
             who = f"on rank {rank} of {world_size}" + " in groups of two" * bool(groups)
-            _expect_tokens(*output, f"{who} the output")
+            _expect_tokens(*output, f"{who} the output", *sent)
             for name, (found, wanted) in zip(("tokens", "weights"), gradients, strict=True):
                 assert found is not None, f"{who}: no gradient reaches the {name}"
-                _expect_tokens(found, wanted, f"{who} the gradient of the {name}")
+                _expect_tokens(found, wanted, f"{who} the gradient of the {name}", *sent)
 
 
-def _expect_tokens(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+def _expect_tokens(
+    found: torch.Tensor,
+    wanted: torch.Tensor,
+    what: str,
+    chosen: torch.Tensor,
+    tokens: torch.Tensor,
+) -> None:
     """Compare token by token, so that the row names the first that is wrong."""
     if found is None or found.shape != wanted.shape:
         expect(found, wanted, what)
-    for token, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        expect(one, other, f"{what} of token {token}, a name and a 1", within=1e-9)
+    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        token, (a, b) = tokens[i].int().tolist(), chosen[i].tolist()
+        how = (
+            f"times {a + 1} from expert {a}, times {b + 1} from expert {b}, weights 1 and 100"
+        )
+        expect(one, other, f"{what} of token {i}, {token} ({how})", within=1e-9)
 
 
 def lets_gradients_back(dispatch: Callable) -> None:

@@ -43,13 +43,14 @@ def any_pair(function: Callable) -> None:
 
 def any_size(function: Callable) -> None:
     """swap tensors of any shape and dtype, such as a million whole numbers"""
+    _swap(function, [1, 0], torch.tensor(0.0))
     _swap(function, [1, 0], torch.arange(1_000_000).view(1000, 1000))
 
 
 def one_message(function: Callable) -> None:
     """send one message to its peer and receive one from it, and nothing else"""
     peers = [2, 3, 0, 1]
-    report = _swap(function, peers, torch.zeros(1))
+    report = _swap(function, peers, torch.zeros(3, 2))  # three rows, and one message
     for rank, peer in enumerate(peers):
         calls = [e for e in report.events if e.rank == rank and e.kind != "wait"]
         called = ", then ".join(
@@ -61,4 +62,4 @@ def one_message(function: Callable) -> None:
         assert is_swap, f"rank {rank} of 4, whose peer is {peer}: {called or 'no message'}"
 
 
-build = Builder("point_to_point", {swap: [any_pair, any_size, one_message]})
+build = Builder("point_to_point", {swap: [any_pair, one_message, any_size]})

@@ -67,7 +67,7 @@ NAIVE = [
     Wrong(
         "NaiveDDP",
         replace={SEND: "dist.broadcast(tensor.detach(), src=0, group=group)"},
-        says="raised ValueError",
+        says="Global rank 0 is not part of the group of ranks 1 and 3",
     ),
     Wrong(
         "NaiveDDP",

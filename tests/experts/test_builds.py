@@ -74,7 +74,7 @@ COMBINE = [
     Wrong(
         "combine",
         replace={PLACED: "sorted_rows[order]"},
-        says="on rank 0 of 1 the output of token 0, a name and a 1: [",
+        says="the output of token 0, [0, 1] (times 8 from expert 7, times 1 from expert 0",
     ),
     Wrong("combine", replace={", group)": ")"}, says="rank"),
     Wrong(

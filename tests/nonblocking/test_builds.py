@@ -30,6 +30,11 @@ WORK_MEANWHILE = [
     ),
     Wrong(
         "work_meanwhile",
+        replace={"dist.isend(buffer, dst=1)": "dist.isend(buffer, 0)"},
+        says="rank 0 raised RuntimeError: Pair is not connected: this rank sends to itself",
+    ),
+    Wrong(
+        "work_meanwhile",
         replace={"isend": "send", "irecv": "recv", WAIT: ""},
         says="rank 0 called send, then work: it stood still before",
     ),

@@ -14,6 +14,14 @@ BATCH = """every = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, o
 GATHERED = """every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
     return every[peer]"""
+BY_ROWS = """for i in range(len(mine)):
+        if dist.get_rank() < peer:
+            dist.send(mine[i : i + 1], peer)
+            dist.recv(other[i : i + 1], peer)
+        else:
+            dist.recv(other[i : i + 1], peer)
+            dist.send(mine[i : i + 1], peer)
+    return other"""
 NEXT = "peer = (dist.get_rank() + dist.get_world_size() // 2) % dist.get_world_size()"
 SWAP = [
     Right(
@@ -57,6 +65,16 @@ SWAP = [
         replace={RETURN: f"extra = dist.isend(mine, peer)\n    {RETURN}"},
         says="recv from rank 2, then isend to rank 2",
     ),
+    Wrong(
+        "swap",
+        replace={"if dist…": BY_ROWS},
+        says="send to rank 2, then recv from rank 2, then send",
+    ),
+    Wrong(
+        "swap",
+        replace={"empty_like(mine)": "empty(len(mine), *mine.shape[1:], dtype=mine.dtype)"},
+        says="len() of a 0-d tensor",
+    ),
     Wrong("swap", replace={RETURN: ""}, says="Is a `return` missing?"),
     Wrong(
         "swap",
@@ -68,9 +86,13 @@ SWAP = [
         replace={RETURN: "return mine.copy_(other)"},
         says="after it, rank 0's own tensor is: [1]",
     ),
-    Wrong("swap", replace={"torch.empty_like(mine)": "torch.zeros(1)"}, says="SIGABRT"),
     Wrong(
-        "swap", replace={"torch.empty_like(mine)": "torch.empty(mine.shape)"}, says="SIGABRT"
+        "swap", replace={"torch.empty_like(mine)": "torch.zeros(1)"}, says="bytes came where"
+    ),
+    Wrong(
+        "swap",
+        replace={"torch.empty_like(mine)": "torch.empty(mine.shape)"},
+        says="bytes came where",
     ),
     Wrong(
         "swap",

@@ -15,6 +15,13 @@ HELLO = [
     Right("hello", replace={"total =…": OBJECTS}),
     Right("hello", replace={f"rank, world_size = {WHO}": BY_TORCHRUN}),
     Right("hello", replace={"torch.tensor([rank])": "torch.tensor([float(rank)])"}),
+    Right("hello", replace={REDUCE: f'print("rank", rank, "begins"); {REDUCE}'}),
+    Right("hello", replace={REDUCE: f'{REDUCE}; print("debug", total)'}),
+    Wrong(
+        "hello",
+        replace={"print(": 'for i in range(20_000):\n        print("line", i)\n    str('},
+        says="characters) …",
+    ),
     Wrong(
         "hello",
         replace={REDUCE: "total = sum(range(world_size)) + 0 * total"},
@@ -32,12 +39,12 @@ HELLO = [
         replace={'dist.init_process_group("gloo")': ""},
         says="has not been initialized",
     ),
-    Wrong("hello", replace={REDUCE: ""}, says="up to 0', expected 0, 2 and last 1 in it"),
+    Wrong("hello", replace={REDUCE: ""}, says="up to 0', expected 0, 2 and last 1 in a line"),
     Wrong("hello", replace={REDUCE: f"total = {REDUCE}"}, says="NoneType"),
     Wrong(
         "hello",
         replace={REDUCE: f"{REDUCE[:-1]}, dist.ReduceOp.MAX)"},
-        says="up to 2', expected 0, 3 and last 3 in it",
+        says="up to 2', expected 0, 3 and last 3 in a line",
     ),
     Wrong(
         "hello",

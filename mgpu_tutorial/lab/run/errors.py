@@ -4,6 +4,7 @@ import re
 import signal
 import textwrap
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.record.report import Report, printed_lines
 from mgpu_tutorial.lab.record.source_lines import SourceLine
 from mgpu_tutorial.lab.record.trace import Event
+from mgpu_tutorial.lab.run import meaning
 from mgpu_tutorial.lab.words import in_a_row
 
 KEPT = 110  # characters kept of each end of a very long line
@@ -139,7 +141,7 @@ def outcome_of(error: BaseException) -> dict[str, Any]:
     """How a rank ended whose worker raised `error`; written by that rank."""
     stack = traceback.extract_tb(error.__traceback__)
     frames = [SourceLine(f.filename, f.lineno or 0, f.name) for f in stack]
-    said = borrowed.safe_text(error, "exception")
+    said = meaning.said_by(error)
     lines = [said, *getattr(error, "__notes__", [])]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause:
@@ -217,8 +219,16 @@ def _headlines(causes: list[RankOutcome]) -> list[str]:
     return [f"{_ranks([c.rank for c in e])} {e[0].what(len(e) > 1)}" for e in same.values()]
 
 
-def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHung:
-    """Compose the error: where each rank waits, and for whom when the trace can tell."""
+def hang(
+    outcomes: list[RankOutcome],
+    timeout: float,
+    report: Report,
+    earlier: Sequence[Event] | None = None,
+) -> RanksHung:
+    """Compose the error: where each rank waits, and for whom when the trace can tell.
+
+    `earlier` are the events of a look a moment ago: a rank that went on since isn't stuck.
+    """
     each = [outcome.line() for outcome in outcomes]
     if absent := [outcome for outcome in outcomes if not outcome.joined]:
         some = f"{len(absent)} of {len(outcomes)} ranks had not joined"
@@ -226,7 +236,8 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
     stuck = [outcome for outcome in outcomes if outcome.kind == "stopped"]
     head = f"{len(stuck)} of {len(outcomes)} ranks had not returned after {timeout:g} s"
     lines = [head, *each]
-    pending = [event for event in report.events if event.end is None]
+    moving = _moving(report.events, earlier)
+    pending = [e for e in report.events if e.end is None and e.rank not in moving]
     waits = {e.rank: e for e in pending if e.kind in ("p2p", "collective")}
     lines += [f"  rank {rank} waits {_whom(waits[rank])}" for rank in sorted(waits)]
     if dropped := _dropped(report):
@@ -235,10 +246,21 @@ def hang(outcomes: list[RankOutcome], timeout: float, report: Report) -> RanksHu
         lines.append(f"  deadlock: {' → '.join(map(str, circle))}")
     if meeting := [o.rank for o in stuck if o.waits_in == "init_process_group"]:
         lines.append(f"  {IN_A_MEETING[0 not in meeting]}")
+    elif moving:
+        sent = sum(event.sends for event in report.events)
+        so_far = f"{sent:,} messages" if sent else f"{len(report.events):,} calls"
+        lines.append(f"  {_ranks(moving)} went on all the time: {so_far} so far")
     elif calls := {outcome.waits_in for outcome in stuck} - {""}:
         way = "send" if calls <= {"send", "isend"} else "recv"
         lines.append(f"  {IN_A_REAL_JOB.format(way)}")
     return RanksHung("\n".join(lines), report)
+
+
+def _moving(events: Sequence[Event], earlier: Sequence[Event] | None) -> list[int]:
+    """The ranks that have begun something since an earlier look."""
+    before = Counter(event.rank for event in (events if earlier is None else earlier))
+    now = Counter(event.rank for event in events)
+    return [rank for rank in sorted(now) if now[rank] > before[rank]]
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -285,4 +307,5 @@ def _circle(waits: dict[int, int | None]) -> list[int]:
 def last_words(stderr: str) -> str:
     """The message of a C++ exception that ended a rank, without its place in the build."""
     found = re.search(r"what\(\):\s*(.*)", stderr)
-    return re.sub(r"\S*?(\w+\.\w+):\d+", r"\1", found.group(1)).strip() if found else ""
+    text = re.sub(r"\S*?(\w+\.\w+):\d+", r"\1", found.group(1)).strip() if found else ""
+    return meaning.with_lengths(text)

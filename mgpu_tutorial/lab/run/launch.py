@@ -13,12 +13,14 @@ import torch.distributed as dist
 from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record import trace as recorder
 from mgpu_tutorial.lab.record.report import Report
+from mgpu_tutorial.lab.record.trace import Event
 from mgpu_tutorial.lab.run import errors, files, server, transfer
 from mgpu_tutorial.lab.run.files import Job, text_of, workspace
 from mgpu_tutorial.lab.run.interrupts import Interrupts
 from mgpu_tutorial.lab.run.ranks import Ranks
 
 MAX_RANKS = 64
+LOOK = 0.05  # seconds between two looks at ranks that hang: who is only slow goes on
 
 
 def launch(
@@ -73,6 +75,8 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
         ranks.start([_environment(job) for job in jobs])
         with interrupts.allowed():
             end, seconds = ranks.watch(timeout)
+            earlier = _events(jobs, origin) if end == "hung" else []
+            time.sleep(LOOK if earlier else 0)
             outcomes = [] if end == "ended" else ranks.outcomes()
     except KeyboardInterrupt:
         lines = [outcome.line() for outcome in ranks.outcomes()]
@@ -84,7 +88,7 @@ def _run(jobs: list[Job], timeout: float, interrupts: Interrupts) -> Report:
         if end == "failed":
             raise errors.failure(outcomes, report)
         if end == "hung":
-            raise errors.hang(outcomes, timeout, report)
+            raise errors.hang(outcomes, timeout, report, earlier)
         report.results = _results(jobs, report)
     return report
 
@@ -94,8 +98,14 @@ def _report(jobs: list[Job], origin: float, seconds: float) -> Report:
     for job in jobs:
         report.stdout.append(text_of(job.home / files.STDOUT))
         report.stderr.append(text_of(job.home / files.STDERR))
-        report.events += recorder.read(job.home / files.EVENTS, job.rank, origin)
+    report.events = _events(jobs, origin)
     return report
+
+
+def _events(jobs: list[Job], origin: float) -> list[Event]:
+    """What all ranks have recorded until now."""
+    each = (recorder.read(job.home / files.EVENTS, job.rank, origin) for job in jobs)
+    return [event for events in each for event in events]
 
 
 def _results(jobs: list[Job], report: Report) -> list:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mgpu_tutorial.lab.run.errors import Interrupted, LaunchError, outcome_of
+from mgpu_tutorial.lab.run.errors import Interrupted, LaunchError, RankFailed, outcome_of
 from mgpu_tutorial.lab.run.launch import launch as launch_ranks
 from mgpu_tutorial.lab.teach import mine, solution
 from mgpu_tutorial.lab.teach.limit import NotReturned, limited
@@ -44,8 +44,10 @@ def expect(found: Any, expected: Any, what: str, within: float = 0.0) -> None:
     two numbers, or of two tensors, that is still right.
     """
     if found is None and expected is not None:
-        why = "it was not set, or nothing was returned. Is a `return` missing?"
-        raise AssertionError(f"{what}: None. Either {why}")
+        why = "Either it was not set, or nothing was returned. Is a `return` missing?"
+        if "gradient" in what:
+            why = "Nothing came back in backward. Is it cut off, or a `return` missing?"
+        raise AssertionError(f"{what}: None. {why}")
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
         count = len(expected)
         assert len(found) == count, f"{what}: {len(found)} of them, expected {count}"
@@ -77,6 +79,13 @@ def _short(value: Any, with_shape: bool) -> str:
     numbers = [f"{number:g}" for number in value.flatten()[:6].tolist()]
     text = ", ".join([*numbers, "…"] if value.numel() > 6 else numbers)
     return f"[{text}]" + (f" of shape {tuple(value.shape)}" if with_shape else "")
+
+
+def cut(text: str, length: int = 2000) -> str:
+    """A text, or of a very long one its beginning and its end."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length // 2]} … ({len(text):,} characters) … {text[-length // 4 :]}"
 
 
 class Row(NamedTuple):
@@ -190,8 +199,13 @@ def _try(behaviour: Behaviour, function: Callable) -> tuple[bool, str]:
     try:
         with limited(except_in=launch_ranks):
             behaviour(function)
+    except RankFailed as error:
+        ranks = error.report.world_size
+        return False, cut(
+            f"on {ranks} rank{'s' * (ranks > 1)}: {OUR_LINE.sub('', str(error))}"
+        )
     except (AssertionError, LaunchError) as error:
-        return False, OUR_LINE.sub("", str(error)).strip() or "it does not"
+        return False, cut(OUR_LINE.sub("", str(error)).strip()) or "it does not"
     except NotReturned as error:
         return False, f"{error}{_place_of(error)}"
     except Interrupted:  # of a launch, which says where each rank was
@@ -199,7 +213,8 @@ def _try(behaviour: Behaviour, function: Callable) -> tuple[bool, str]:
     except KeyboardInterrupt as error:
         raise Interrupted(f"the build was stopped{_place_of(error)}") from None
     except (Exception, SystemExit) as error:  # the reader's code: anything can happen
-        return False, OUR_LINE.sub("", f"{type(error).__name__}: {error}{_place_of(error)}")
+        said = f"{type(error).__name__}: {error}{_place_of(error)}"
+        return False, cut(OUR_LINE.sub("", said))
     return True, ""
 
 

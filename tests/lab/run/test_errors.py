@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as some
@@ -37,6 +38,18 @@ def test_a_circle_is_told_in_its_direction_where_there_is_one_and_only_there(pee
         circle = list(map(int, circle))
         assert circle[0] == circle[-1] and len(set(circle)) == len(circle) - 1
         assert [peers[rank] for rank in circle[:-1]] == circle[1:]
+
+
+@pytest.mark.parametrize("went_on", [0, 1])
+def test_ranks_that_are_only_slow_are_no_deadlock(went_on):
+    """A look earlier one of two ranks was in a call that has come to its end since."""
+    sends = [Event(rank, 4, "send", 0.0, peer=1 - rank) for rank in (0, 1)]
+    stuck = [RankOutcome(rank, "stopped", waits_in="send") for rank in (0, 1)]
+    report = Report(2, events=sends)
+    assert "deadlock" in str(errors.hang(stuck, 3, report, earlier=sends))
+    said = str(errors.hang(stuck, 3, report, earlier=[sends[1 - went_on]]))
+    assert "deadlock" not in said and "Timed out" not in said
+    assert f"rank {went_on} went on" in said and "2 messages" in said
 
 
 def test_a_rank_that_computes_does_not_wait_for_an_answer():
@@ -119,3 +132,42 @@ def test_each_rank_has_the_gpu_of_its_number_unless_one_is_named():
     assert [_device_of(rank, "cuda") for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
     assert [_device_of(rank, "cuda:1") for rank in range(2)] == ["cuda:1", "cuda:1"]
     assert _device_of(2, "cpu") == "cpu"
+
+
+PAIRS = [[0, 2], [1, 3]]
+
+
+def sends_to_its_neighbour_in_the_group(rank, world_size, how):
+    group, _ = dist.new_subgroups_by_enumeration(PAIRS)
+    right = (dist.get_rank(group) + 1) % 2
+    if rank == 1:
+        how(torch.ones(1), right, group)
+
+
+@pytest.mark.parametrize(
+    "how, says",
+    [
+        (lambda t, right, group: dist.isend(t, right), "(dst=1; did you mean group_dst?)"),
+        (lambda t, right, group: dist.send(t, right), "(dst=1; did you mean group_dst?)"),
+        (lambda t, right, group: dist.recv(t, right), "(src=1; did you mean group_src?)"),
+        (lambda t, right, group: dist.irecv(t, group_src=1).wait(), "(group_src=1)"),
+        (lambda t, right, group: dist.broadcast(t, 0, group), "the group of ranks 1 and 3"),
+    ],
+)
+def test_a_rank_of_a_group_that_was_taken_for_one_of_the_job_is_named(how, says):
+    with pytest.raises(errors.RankFailed) as caught:
+        launch(sends_to_its_neighbour_in_the_group, 4, how)
+    first, *_ = str(caught.value).splitlines()
+    assert first.startswith("rank 1 raised") and says in first and "0x" not in first
+
+
+def sends_whole_numbers(rank, world_size):
+    if rank == 0:
+        dist.send(torch.ones(3, dtype=torch.int64), dst=1)
+    else:
+        dist.recv(torch.ones(3), src=0)
+
+
+def test_a_message_that_finds_no_room_is_told_in_bytes():
+    with pytest.raises(errors.RankFailed, match="24 bytes came .* room for 12"):
+        launch(sends_whole_numbers, 2)
