@@ -12,12 +12,15 @@ import symtable
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from logging import Logger
 from types import FunctionType, ModuleType, SimpleNamespace, UnionType
 from typing import Any, NamedTuple
 
 import torch
 
-from mgpu_tutorial.lab.teach.source import namespace_of, source_of
+from mgpu_tutorial.lab.teach.source import cells, namespace_of, source_of
 
 OURS = __name__.partition(".")[0]
 MINE = "mine"  # the module that is the reader's file
@@ -94,7 +97,7 @@ class _Search:
     def followed(self, text: str, name: str, around: Mapping) -> tuple[str, dict]:
         """The text with the imports that must stand inside it, and what its names mean."""
         uses = {}
-        for used in sorted((names_in(text) - {name}) & around.keys()):
+        for used in sorted((names_in(text) - {name, "__name__"}) & around.keys()):
             value, parts = around[used], _attributes(text, used)
             is_space = isinstance(value, SimpleNamespace) or _is_ours(value)
             if is_space and parts is not None:  # of `stages.send` the function is written
@@ -135,6 +138,10 @@ class _Search:
             return self.add(("value", chapter, text, name), chapter, kind, name, text, uses)
         if module := _module_of(home, own or name, value):
             return self.imported(name, module, own or name)
+        if text := "" if is_lent else _made_in_cell(name, value, around):
+            key = ("statement", chapter, text)
+            text, uses = self.followed(text, name, around)
+            return self.add(key, chapter, kind, name, text, uses)
         if is_lent:
             return self.imported(name, where, name)
         raise NotKept(
@@ -204,6 +211,36 @@ def _literal(value: Any) -> str | None:
         return repr(value) if same == value and type(same) is type(value) else None
     except Exception:  # a repr that is no source, a comparison that is no truth
         return None
+
+
+def _made_in_cell(name: str, value: Any, around: Mapping) -> str | None:
+    """The statement of a notebook that makes a value, as it stands there.
+
+    That is an alias of what has a name elsewhere, a partial or a logger: made anew it is the
+    same. What any other call returns may be large, or may have been changed since.
+    """
+    for source in reversed(cells()):
+        with suppress(Exception):  # a magic of IPython; a name that is gone
+            for node in reversed(ast.parse(source).body):
+                is_made = isinstance(node, ast.Assign | ast.AnnAssign)
+                if not is_made or root(node) != {name} or not _is_plain(node.value, value):
+                    continue
+                made = eval(compile(ast.Expression(node.value), "cell", "eval"), {**around})
+                if _means(made) == _means(value):
+                    return ast.get_source_segment(source, node)
+    return None
+
+
+def _is_plain(node: ast.expr, value: Any) -> bool:
+    """Whether an expression calls nothing, or makes a partial or a logger of such."""
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+    return not calls or (calls == [node] and isinstance(value, partial | Logger))
+
+
+def _means(value: Any) -> Any:
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    return value
 
 
 def _assignments(name: str, value: Any, where: str) -> Iterator[tuple[str, str]]:

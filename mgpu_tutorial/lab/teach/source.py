@@ -98,11 +98,20 @@ def _has(file: Path, made: type) -> ast.AST | None:
 
 def _cell(made: type) -> Path:
     """The last cell that makes this class, which has no functions and so no line."""
-    cells = [
+    found = (Path(name) for name in reversed(_cells()) if _makes(Path(name), made))
+    return next(found, Path())
+
+
+def _cells() -> list[str]:
+    """The names of all cells that were run."""
+    return [
         name for name, entry in linecache.cache.items() if len(entry) == 4 and not entry[1]
     ]
-    found = (Path(name) for name in reversed(cells) if _makes(Path(name), made))
-    return next(found, Path())
+
+
+def cells() -> list[str]:
+    """The texts of all cells that were run."""
+    return ["".join(linecache.getlines(name)) for name in _cells()]
 
 
 def _makes(file: Path, made: type) -> bool:

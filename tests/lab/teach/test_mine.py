@@ -103,7 +103,7 @@ def test_what_library_returns_passes_the_build_again(cell, file, steps):
     ("head", "used", "says"),
     [
         ("import torch\nG = torch.Generator()\n", "G.initial_seed() * 0 + 42", "G of your"),
-        ("import enum\nclass E(enum.IntEnum):\n    A = 42\nX = E.A\n", "int(X)", "X of your"),
+        ("from collections import Counter\nX = Counter([42])\n", "max(X)", "X of your"),
         ("f = lambda: 42; g = 1\n", "f()", "f of your notebook cannot"),
         (
             "import functools\ndef f():\n    return 42\nf = functools.cache(f)\n",
@@ -122,6 +122,45 @@ def test_what_cannot_be_written_is_named_and_nothing_is_kept(cell, file, head, u
     heard = said(BUILDS["point_to_point"], swap)
     assert heard.startswith("correct: swap") and f"stays as it was: {says}" in heard
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("imports", "line", "used"),
+    [
+        (
+            "from typing import Optional, TypeAlias\nimport torch.distributed as dist",
+            "Group: TypeAlias = Optional[dist.ProcessGroup]",
+            "cast(Group, 42)",
+        ),
+        (
+            "import torch.distributed as dist",
+            "Group = dist.ProcessGroup | None",
+            "Group and 42",
+        ),
+        ("import logging", "log = logging.getLogger(__name__)", "log.debug('here') or 42"),
+        ("from functools import partial", "at = partial(max, 42, key=abs)", "at(1)"),
+        ("import torch.distributed as dist", "AVG = dist.ReduceOp.AVG", "AVG and 42"),
+        ("import enum\nclass E(enum.IntEnum):\n    A = 42", "X = E.A", "int(X)"),
+    ],
+)
+def test_an_alias_a_logger_and_a_partial_are_kept_as_they_stand_in_the_cell(
+    cell, file, imports, line, used
+):
+    head = f"from typing import cast\n{imports}\n"
+    cell(f"{head}{line}  # with a remark\n")
+    *_, swap = cell(f"def swap():\n    return {used}\n")
+    assert "from mine import swap" in said(BUILDS["point_to_point"], swap)
+    assert f"\n{line}\n" in file.read_text()
+    gives_42(kept("swap"))
+
+
+def test_of_two_statements_of_a_name_the_one_that_made_its_value_is_kept(cell, file):
+    cell("from functools import partial\nat = partial(max, 42)\n")
+    cell("at = partial(max, 43)\n")
+    cell("at = partial(max, 42)\n")
+    *_, swap = cell("def swap():\n    return at(1)\n")
+    said(BUILDS["point_to_point"], swap)
+    assert "at = partial(max, 42)" in file.read_text()
 
 
 @pytest.mark.parametrize(
