@@ -65,7 +65,7 @@ def _beside_one(
         out.square().sum().backward()
     right = [full[..., mine, :] for full in (*one, *whole.grad)]
     names = "output", "log-sum-exp", *(f"gradient of {name}" for name in "qkv")
-    whats = [f"{name} with {deal.__name__}" for name in names]
+    whats = [f"{name} of tokens {mine.tolist()}" for name in names]
     return list(zip(whats, (*found, *part.grad), right, strict=True))
 
 
@@ -95,7 +95,8 @@ def sees_what_is_before(function: Callable) -> None:
     """let each query attend to the keys up to its own place, and to no other"""
     deals = (1, ring.contiguous), (2, ring.contiguous), (3, ring.striped), (4, ring.zigzag)
     for n, deal in deals:
-        _expect_seen(f"{n} rank(s), {deal.__name__}", n, function, deal, [])
+        dealt = ", ".join(str(deal(2 * n, rank, n).tolist()) for rank in range(n))
+        _expect_seen(f"{n} rank(s) with tokens {dealt}", n, function, deal, [])
 
 
 def works_in_a_group(function: Callable) -> None:

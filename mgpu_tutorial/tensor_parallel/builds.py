@@ -122,6 +122,29 @@ def needs_no_bias(layer: type) -> None:
     compare(_beside_whole, layer, False, False, groups=[(2, 2)])
 
 
+def _freeze(rank: int, world_size: int, layer: type, size: int) -> Rows:
+    """Which parameters are trained if one of the whole layer's is frozen."""
+    rows = []
+    for frozen in "weight", "bias":
+        whole = nn.Linear(12, 24)
+        whole.get_parameter(frozen).requires_grad = False
+        made = layer(whole)
+        rows += [
+            (
+                f"{name}'s requires_grad, with a frozen {frozen}",
+                p.requires_grad,
+                name != frozen,
+            )
+            for name, p in made.named_parameters()
+        ]
+    return rows
+
+
+def stays_frozen(layer: type) -> None:
+    """leave frozen what is frozen, and train the rest"""
+    compare(_freeze, layer, groups=[(2, 2)])
+
+
 def _train(rank: int, world_size: int, layer: type, size: int) -> Rows:
     """Five steps of SGD with a shared block and with a whole one; their parameters."""
     group, _ = dist.new_subgroups(size)
@@ -148,7 +171,12 @@ build = Builder(
     {
         layers.CopyToRanks: [hands_on_its_input, sums_gradients],
         layers.SumOverRanks: [sums_its_input, hands_on_gradients],
-        layers.ColumnParallelLinear: [has_its_columns, needs_no_bias, trains_like_one],
-        layers.RowParallelLinear: [has_the_sum, needs_no_bias, trains_like_one],
+        layers.ColumnParallelLinear: [
+            has_its_columns,
+            needs_no_bias,
+            stays_frozen,
+            trains_like_one,
+        ],
+        layers.RowParallelLinear: [has_the_sum, needs_no_bias, stays_frozen, trains_like_one],
     },
 )

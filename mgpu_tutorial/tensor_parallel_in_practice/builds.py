@@ -37,8 +37,10 @@ def _lose(
         loss = loss_of(mine, targets, group)
     if loss is not None:  # the row says what is missing
         loss.backward()
-    its = whole.grad.chunk(size, -1)[rank % size]
-    return [("loss", loss, expected), ("logits' gradient", mine.grad, its)]
+    its, what = whole.grad.chunk(size, -1)[rank % size], "logits' gradient"
+    if mine.grad is not None and mine.grad.isnan().any():
+        what += " (does one flow through the maximum? It needs none)"
+    return [("loss", loss, expected), (what, mine.grad, its)]
 
 
 def is_the_mean_loss(loss_of: Callable) -> None:

@@ -3,17 +3,21 @@
 from mgpu_tutorial.collectives.builds import build
 from tests.builds import Right, Wrong, edited
 
-EVEN_FIRST = """if rank % 2:
-            dist.recv(incoming, group=group, group_src=left)
-            dist.send(outgoing, group=group, group_dst=right)
-        else:
-            receiving = dist.irecv(incoming, group=group, group_src=left)
-            dist.send(outgoing, group=group, group_dst=right)
-            receiving.wait()
+ASKED_FIRST = """receiving = dist.irecv(incoming, group=group, group_src=left)
+        dist.send(outgoing, group=group, group_dst=right)
+        receiving.wait()
+        target += incoming"""
+BATCH = """ops = [
+            dist.P2POp(dist.isend, outgoing, group=group, group_peer=right),
+            dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
         target += incoming"""
 ADD, EMPTY = "target += incoming", "incoming = torch.empty_like(target)"
 SCATTER = [
-    Right("reduce_scatter_ring", replace={"sending =…": EVEN_FIRST}),
+    Right("reduce_scatter_ring", replace={"sending =…": ASKED_FIRST}),
+    Right("reduce_scatter_ring", replace={"sending =…": BATCH}),
     Wrong(
         "reduce_scatter_ring", replace={ADD: "target = target + incoming"}, says="on 2 ranks"
     ),
@@ -30,7 +34,7 @@ SCATTER = [
     Wrong(
         "reduce_scatter_ring",
         replace={EMPTY: "incoming = torch.empty_like(outgoing)"},
-        says="24 vs 16",
+        says="24 bytes came where there was room for 16",
     ),
     Wrong(
         "reduce_scatter_ring",
@@ -50,16 +54,39 @@ GATHER = [
     Wrong(
         "all_gather_ring",
         replace={RECV: f"{ARRIVES}target.add_(incoming - target)"},
-        says="are not what was sent",
+        says="is not what was sent, but off by",
     ),
     Wrong(
         "all_gather_ring",
         replace={RECV: RECV.replace("target", "target.clone()")},
-        says="not what",
+        says="on 2 ranks, chunk 0 of rank 0",
     ),
-    Wrong("all_gather_ring", replace={"(rank + 1 - step)": "(rank - step)"}, says="not what"),
+    Wrong(
+        "all_gather_ring",
+        replace={"(rank + 1 - step)": "(rank - step)"},
+        says="on 2 ranks, chunk 0 of rank 0",
+    ),
 ]
 LAST, COUNT = "all_gather_ring(chunks, group)", "dist.get_world_size(group)"
+RIGHT = "(dist.get_rank(group) + 1) % dist.get_world_size(group)"
+ONE_MORE = f"dist.isend(tensor, group=group, group_dst={RIGHT}).wait()"
+STARTED = """sending = dist.isend(outgoing, group=group, group_dst=right)
+        dist.recv(incoming, group=group, group_src=left)
+        sending.wait()"""
+BY_HAND = f"""rank, size = dist.get_rank(group), dist.get_world_size(group)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * size - 2):
+        outgoing, target = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        incoming = torch.empty_like(target)
+        {STARTED}
+        target.copy_(target + incoming if step < size - 1 else incoming)"""
+BY_TURNS = """if rank % 2:
+            dist.recv(incoming, group=group, group_src=left)
+            dist.send(outgoing, group=group, group_dst=right)
+        else:
+            dist.send(outgoing, group=group, group_dst=right)
+            dist.recv(incoming, group=group, group_src=left)"""
 OWN_ORDER = """rank, world_size = dist.get_rank(), dist.get_world_size()
     every = [torch.empty_like(tensor) for _ in range(world_size)]
     dist.all_gather(every, tensor)
@@ -93,6 +120,22 @@ RING = [
         "ring_all_reduce",
         replace={"chunks =…": OWN_ORDER},
         says="numbers differ between ranks 0 and 1",
+    ),
+    Right("ring_all_reduce", replace={"chunks =…": BY_HAND}),
+    Wrong(
+        "ring_all_reduce",
+        replace={"chunks =…": BY_HAND.replace("group=group, group_dst=right", "right")},
+        says="sends to itself (dst=1; did you mean group_dst?)",
+    ),
+    Wrong(
+        "ring_all_reduce",
+        replace={LAST: f"{LAST}\n    {ONE_MORE}"},
+        says="on 1 rank: rank 0 raised RuntimeError: Pair is not connected",
+    ),
+    Wrong(
+        "ring_all_reduce",
+        replace={"chunks =…": BY_HAND.replace(STARTED, BY_TURNS)},
+        says="on 6 ranks 20 messages travel one after another, expected 10",
     ),
     Wrong(
         "ring_all_reduce",

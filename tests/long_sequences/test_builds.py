@@ -45,7 +45,7 @@ RING = [
     Wrong(
         "ring_attention",
         replace={"rank - step": "rank + step"},
-        says="3 rank(s), striped, rank 1: query 1 attends to keys",
+        says="3 rank(s) with tokens [0, 3], [1, 4], [2, 5], rank 1: query 1",
     ),
     Wrong(
         "ring_attention",
@@ -55,9 +55,13 @@ RING = [
     Wrong(
         "ring_attention",
         replace={HOP: "kv = Shift.apply(kv.detach(), 1, group)"},
-        says="rank 0 of 2: the gradient of k with contiguous",
+        says="rank 0 of 2: the gradient of k of tokens [0, 1, 2",
     ),
-    Wrong("ring_attention", replace={DEAL: NEIGHBOURS}, says="3 rank(s), striped, rank"),
+    Wrong(
+        "ring_attention",
+        replace={DEAL: NEIGHBOURS},
+        says="3 rank(s) with tokens [0, 3], [1, 4]",
+    ),
     Wrong(
         "ring_attention",
         replace={"return out, lse": "Shift.apply(kv); return out, lse"},

@@ -53,6 +53,7 @@ NETWORK = [
 
 FORWARD, BACKWARD = "forward_stage, s, i, after=task", "backward_stage, s, i, after=task"
 SECOND = "for i in micro_batches:\n        task = None\n        for s in reversed"
+LAST_FIRST = SECOND.replace("in micro_batches", "in reversed(micro_batches)")
 BY_STAGE = """tasks = {}
     for s in stages:
         for i in micro_batches:
@@ -63,6 +64,12 @@ BY_STAGE = """tasks = {}
             tasks[s, i] = step.queue(backward_stage, s, i, after)"""
 ORDER = [
     Right("forward_backward", replace={"# all forwards…": BY_STAGE}),
+    Right("forward_backward", replace={SECOND: LAST_FIRST}),
+    Wrong(
+        "forward_backward",
+        replace={SECOND: SECOND.replace("in micro_batches", "in [*micro_batches[1:], 0]")},
+        says="the order of device 0: 'F0 F1 F2 B1 B2 B0'",
+    ),
     Wrong(
         "forward_backward",
         replace={"# all backwards…": ""},

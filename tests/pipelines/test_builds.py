@@ -42,6 +42,11 @@ GPIPE = [
     ),
     Wrong(
         "run_gpipe",
+        replace={"stage.output_shape, rank + 1": "stage.output_shape, rank - 1"},
+        says="from the rank that got the output",
+    ),
+    Wrong(
+        "run_gpipe",
         replace={"stage.output_shape": "stage.input_shape"},
         says="Mismatch in shape",
     ),

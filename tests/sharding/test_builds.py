@@ -43,20 +43,25 @@ STEP = [
     Wrong(
         "sharded_step",
         replace={REDUCE: f"{OWNS} and {REDUCE}"},
-        says="a distributed collective mismatch",
+        says="or meant for a different call",
     ),
 ]
 LEAST = "owner[i] = owned.index(min(owned))"
+IS_LARGE = "parameters[i].numel() > max(p.numel() for p in parameters) / 100"
 IN_A_ROW = "[i // -(-len(parameters) // world_size) for i in range(len(parameters))]"
 OWNERS = [
     Right(
         "owners",
         replace={LEAST: "owner[i] = min(range(world_size), key=lambda rank: owned[rank])"},
     ),
+    Right(
+        "owners",  # the fullest rank has 33,280: 0.6% above the best
+        replace={LEAST: f"{LEAST} if {IS_LARGE} else world_size - 1"},
+    ),
     Wrong(
         "owners",
         replace={LEAST: "owner[i] = i % world_size"},
-        says="the fullest has: 65536, expected 33088",
+        says="the fullest has 65536, expected at most 33418",
     ),
     Wrong(
         "owners",
@@ -71,12 +76,12 @@ OWNERS = [
     Wrong(
         "owners",
         replace={"parameters[i].numel()\n    ret…": "1\n    return owner"},
-        says="the fullest has: 11, expected 9",
+        says="the fullest has 11, expected at most 9",
     ),
     Wrong(
         "owners",
         replace={"return owner": f"return {IN_A_ROW}"},
-        says="the fullest has: 17, expected 16",
+        says="the fullest has 17, expected at most 16",
     ),
     Wrong("owners", replace={"return owner": ""}, says="Is a `return` missing?"),
 ]
@@ -214,21 +219,40 @@ BLOCK = [
     ),
     Wrong(
         "ShardedBlock",
+        replace={COMPUTE: COMPUTE.replace(", keywords", "")},
+        says="the output of block(x, scale=2.0)",
+    ),
+    Wrong(
+        "ShardedBlock",
         replace={COMPUTE: COMPUTE.replace("return", "")},
         says="forward returns None, no tensor",
     ),
 ]
 PATHS, FOUND = "model.set_submodule(path, sharded)", "remove_duplicate=False"
+SHARDED = "sharded = kind(block, group)"
+LISTED = "paths = [path for path, part in every if part is block]"
+LOOP = f"for path in paths:\n            {PATHS}"
+WHILE = f"""for path, part in every:
+            if part is block:
+                {PATHS.replace("sharded", "kind(block, group)")}"""
 REST = "return kind(model, group) if places_of(model) else model"
 ANY = [
-    Right("fully_sharded", replace={FOUND: ""}),
     Right("fully_sharded", replace={REST: "return kind(model, group)"}),
     Wrong(
         "fully_sharded",
         replace={REST: "return model"},
-        says="4 parameters stay whole on each rank: `token.weight`",
+        says="`inner`, which is in no block, stays whole",
     ),
-    Wrong("fully_sharded", replace={PATHS: "pass"}, says="no attribute 'weight'"),
+    Wrong("fully_sharded", replace={PATHS: "pass"}, says="no sharded block is at `first`"),
+    Wrong("fully_sharded", replace={FOUND: ""}, says="no sharded block is at `last`"),
+    Wrong(
+        "fully_sharded",
+        replace={PATHS: PATHS.replace("sharded", "kind(block, group)"), SHARDED: ""},
+        says="no parameters",
+    ),
+    Wrong(
+        "fully_sharded", replace={SHARDED: "", LISTED: "", LOOP: WHILE}, says="no parameters"
+    ),
     Wrong(
         "fully_sharded",
         replace={"sharded = kind(block, group)": "sharded = kind(block)"},

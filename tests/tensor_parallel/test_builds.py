@@ -92,6 +92,7 @@ COLUMNS = [
 ]
 PART = "linear(part, self.weight)"
 TOTAL = f"self.g.apply({PART}, self.group)"
+BIAS = "self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())"
 MAYBE = "total if self.bias is None else total + self.bias"
 ROWS = [
     Right("RowParallelLinear", replace={PART: "part @ self.weight.T"}),
@@ -122,7 +123,12 @@ ROWS = [
     Wrong(
         "RowParallelLinear",
         replace={"whole.bias": "whole.bias.detach()"},
-        says="rank 0 of 3: the bias's gradient where all numbers are 1: None",
+        says="the bias's gradient where all numbers are 1: None. Nothing came back",
+    ),
+    Wrong(
+        "RowParallelLinear",
+        replace={"self.bias = whole.bias": BIAS},
+        says="the bias's requires_grad, with a frozen bias: True, expected False",
     ),
 ]
 test_right, test_wrong = edited(build, [*F, *G, *COLUMNS, *ROWS])
