@@ -18,7 +18,7 @@ recorder saw.
     film(launch(worker, 4, trace=True))
 
 Every frame names all that the rank holds. One sentence a frame, of 60 letters for each slot;
-at most six slots, eight ranks and a dozen steps. The film is a cell's result: it steps in
+at most seven slots, eight ranks and a dozen steps. The film is a cell's result: it steps in
 JupyterLab and on web pages, can be played where no script runs, and is a strip of at most
 eight frames in print.
 """
