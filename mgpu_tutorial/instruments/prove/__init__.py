@@ -1,6 +1,7 @@
 """Does a parallel job compute what one process computes? `prove(worker, 4, …)` says it.
 
-`proof.py` notes what a rank computes, and compares; it needs torch alone, for use at work.
+`proof.py`    notes what a rank computes, and compares; it needs torch alone, for use at work
+`picture.py`  draws which tensors are wrong, in a notebook
 """
 
 import functools
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map  # noqa: PLC2701
 
+from mgpu_tutorial.instruments.prove.picture import Shown
 from mgpu_tutorial.instruments.prove.proof import (
     Notes,
     Proof,
@@ -56,7 +58,8 @@ def prove(
     one = launch(watch_worker, 1, first, args, kwargs, dtype, False, **how).results
     moved = launch(watch_worker, 1, first, *off, dtype, True, **how).results
     every = launch(watch_worker, ranks, worker, args, kwargs, dtype, False, **how).results
-    return compare(*one, *moved, every)
+    proof = compare(*one, *moved, every)
+    return Shown(proof.ranks, proof.rows, proof.remarks)
 
 
 def is_floating(value: Any) -> bool:

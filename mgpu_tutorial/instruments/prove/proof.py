@@ -140,17 +140,18 @@ class Watch:
         if any(model is other for other in self.models):
             return model
         known = {p for other in self.models for p in other.parameters()}
+        known |= {p for part in model.modules() for p in parts_in(part)}
         self.models.append(model)
         if is_whole and self.dtype:
             model.to(self.dtype)
-        for path, part in model.named_modules():
-            vars(part).setdefault(HOME, plain(path))
+        name_homes(model)
         names: dict[Tensor, str] = {}
         for path, p in model.named_parameters(remove_duplicate=False):
             if p in names:
                 self.alike[plain(path)] = names[p]
-            elif p not in known and not p.is_meta and p.is_floating_point():
-                names[p] = plain(path)
+                continue
+            names[p] = plain(path)
+            if p not in known and not p.is_meta and p.is_floating_point():
                 self.disturb(p, names[p])
         return model
 
@@ -329,6 +330,19 @@ def plain(path: str) -> str:
     for word in AROUND:
         path = path.replace(f".{word}", ".").removeprefix(word)
     return path.removesuffix(".")
+
+
+def name_homes(module: nn.Module, path: str = "") -> None:
+    """Give each module its path in one process, unless it has one."""
+    path = vars(module).setdefault(HOME, path)
+    for name, child in module.named_children():
+        name_homes(child, joined(path, name))
+
+
+def parts_in(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module that alone knows how they become whole."""
+    knows = hasattr(type(module), "whole_tensors")
+    return list(own_parameters(module).values()) if knows else []
 
 
 def joined(path: str, name: str) -> str:
