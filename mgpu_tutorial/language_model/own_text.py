@@ -28,6 +28,17 @@ PLAIN = str.maketrans("‘’‚“”„«»–—−\u2026\t", '\'\'\'"""""---
 LEAST = 1000  # characters, with which sixteen sequences of a step are not all the same
 
 
+def plain(words: str) -> str:
+    """Without accents and typographic marks, as the model reads a text and a prompt."""
+    words = unicodedata.normalize("NFKD", words.replace("\r\n", "\n").translate(PLAIN))
+    return "".join(letter for letter in words if not unicodedata.combining(letter))
+
+
+def ascii_of(words: str) -> str:
+    """The same text with a ? for each character that the model doesn't know."""
+    return "".join(c if c == "\n" or " " <= c <= "~" else "?" for c in words)
+
+
 def read_text(path: str) -> Tensor:
     """A file as numbers; accents go, and what has no ASCII beside it becomes a ?.
 
@@ -40,16 +51,15 @@ def read_text(path: str) -> Tensor:
         raise ValueError(f"text={path!r}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ValueError(f"text={path!r} is no UTF-8: save it as plain text first") from None
-    words = unicodedata.normalize("NFKD", words.replace("\r\n", "\n").translate(PLAIN))
-    words = "".join(letter for letter in words if not unicodedata.combining(letter))
-    plain = "".join(c if c == "\n" or " " <= c <= "~" else "?" for c in words)
-    changed = sum(a != b for a, b in zip(plain, words, strict=True))
-    if len(plain) < LEAST or 10 * changed > len(plain):
+    words = plain(words)
+    known = ascii_of(words)
+    changed = sum(a != b for a, b in zip(known, words, strict=True))
+    if len(known) < LEAST or 10 * changed > len(known):
         raise ValueError(
-            f"text={path!r} has {len(plain):,} characters, of which the model does not know "
+            f"text={path!r} has {len(known):,} characters, of which the model does not know "
             f"{changed:,}: give at least {LEAST:,}, nine of ten in ASCII"
         )
-    return encode(plain)
+    return encode(known)
 
 
 def train_on(
@@ -100,7 +110,7 @@ def talk(text: str, prompt: str, count: int = 200, warmth: float = 0.7, seed: in
         given = f"{len(prompt)} characters to go on from, {count} to write, warmth={warmth}"
         raise ValueError(f"{given}: expected one or more, none or more, and above 0")
     _, _, (whole, *_) = load_checkpoint(str(Path(text).with_suffix(".pt")))
-    generator, written = torch.Generator().manual_seed(seed), encode(prompt)
+    generator, written = torch.Generator().manual_seed(seed), encode(ascii_of(plain(prompt)))
     for _ in range(count):
         scores = whole.float()(written[None, -CONTEXT:])[0, -1]
         chances = (scores / warmth).softmax(-1)

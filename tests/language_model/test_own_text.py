@@ -44,6 +44,7 @@ def test_a_second_run_goes_on_from_the_first(ranks, tmp_path):
     said = own_text.talk(str(file), "The ", 20)
     assert len(said) == 24 and said.startswith("The ")
     assert own_text.talk(str(file), "The ", 20) == said
+    assert own_text.talk(str(file), "Größe", 3).startswith("Gro?e")  # as a text is read
 
 
 @pytest.mark.slow
