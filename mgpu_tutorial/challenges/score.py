@@ -308,12 +308,14 @@ class Challenges(Builder):
         self.problems = {ours.__name__: problem for ours, problem in problems.items()}
         self.case: tuple = ()  # the arguments on which the last answer failed
 
-    def __call__(self, *functions: Callable) -> None:
+    def _judge(self, *functions: Callable) -> None:
         """Try one function, show its rows and its picture, and keep its score."""
         from IPython.display import display
 
         if len(functions) != 1 or not is_readable(functions[0]):
-            super().__call__()  # which says what it wants
+            super()._judge(
+                *(functions if len(functions) == 1 else ())
+            )  # it says what it wants
             return
         (function,) = functions
         problem = self.problems.get(function.__name__)

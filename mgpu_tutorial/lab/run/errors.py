@@ -158,6 +158,12 @@ def outcome_of(error: BaseException) -> dict[str, Any]:
     }
 
 
+def alone(error: Exception) -> Exception:
+    """The same error; a notebook shows its sentence, without the frames of the launcher."""
+    error._render_traceback_ = lambda: _wrapped(f"{type(error).__name__}: {error}")
+    return error
+
+
 def _wrapped(message: str) -> list[str]:
     """The lines of a message, the long ones broken at spaces instead of inside of words."""
     lines: list[str] = []

@@ -50,12 +50,15 @@ def launch(
     timeout; TypeError or ValueError for arguments that cannot work, and
     CannotTravel for a worker or an argument that cannot be sent to a process.
     """
-    _check(worker)
-    _check_names(worker, device=device, backend=backend, timeout=timeout, trace=trace)
-    world_size = _whole_number(world_size)
-    if isinstance(timeout, str | None) or not 0 < timeout < float("inf"):
-        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
-    device = _choose_device(device, world_size)
+    try:
+        _check(worker)
+        given = {"device": device, "backend": backend, "timeout": timeout, "trace": trace}
+        _check_names(worker, given)
+        world_size = _whole_number(world_size)
+        _check_timeout(timeout)
+        device = _choose_device(device, world_size)
+    except (TypeError, ValueError, RuntimeError) as refusal:
+        raise errors.alone(refusal) from None
     backend = backend or ("nccl" if device == "cuda" else "gloo")
     with Interrupts() as interrupts, workspace(world_size) as folder:
         with interrupts.allowed():
@@ -163,7 +166,7 @@ def _check(worker: Any) -> None:
         )
 
 
-def _check_names(worker: Callable, **given: Any) -> None:
+def _check_names(worker: Callable, given: dict[str, Any]) -> None:
     """Refuse an option that the worker may have been meant to get: it never would."""
     try:
         theirs = inspect.signature(worker).parameters
@@ -186,6 +189,11 @@ def _whole_number(world_size: Any) -> int:
             "each rank is a process on this machine. For more machines see torchrun."
         )
     return int(world_size)
+
+
+def _check_timeout(timeout: Any) -> None:
+    if isinstance(timeout, str | None) or not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}.")
 
 
 def _choose_device(device: Any, world_size: int) -> str:

@@ -5,12 +5,15 @@ cell go by value (cloudpickle), package functions by reference, so that a rank a
 text that is on disk now.
 """
 
+import inspect
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
 import torch
 
+from mgpu_tutorial.lab.run import errors
 from mgpu_tutorial.lab.run.files import require_private
 
 
@@ -31,12 +34,29 @@ def write(value: object, path: Path, parts: dict[str, Any]) -> None:
                 cloudpickle.dumps(part)
             except Exception as error:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
-                raise CannotTravel(
-                    f"{name} ({type(part).__name__}) cannot be sent between processes: "
+                used = "".join(f", for it uses `{each}`" for each in _stuck_on(part))
+                refusal = CannotTravel(
+                    f"{name} ({type(part).__name__}) cannot be sent between processes{used}: "
                     f"{reason}. Send numbers, strings, tensors, or lists and dicts of them, "
                     "and make everything else inside the worker."
-                ) from None
+                )
+                raise errors.alone(refusal) from None
         raise  # of the disk
+
+
+def _stuck_on(part: Any, above: tuple = ()) -> list[str]:
+    """The innermost name in a function's text whose value no pickle can hold, if any."""
+    if not isinstance(part, FunctionType) or part in above:
+        return []
+    used = inspect.getclosurevars(part)
+    for name, value in {**used.nonlocals, **used.globals}.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            inner = _stuck_on(value, (*above, part))
+            if inner or not isinstance(value, FunctionType):
+                return inner or [name]
+    return []
 
 
 def read(path: Path) -> object:

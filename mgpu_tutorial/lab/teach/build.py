@@ -9,8 +9,10 @@ import ast
 import functools
 import html
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -31,6 +33,7 @@ ITSELF = (
     "get the function itself, build(name), with no quotes or brackets around the name; a "
     "cell makes it with def or class"
 )
+NAMELESS = "get a function that has a name: write it with def, because a lambda has none"
 PACKAGE = f"{__name__.partition('.')[0]}."  # whose functions are ours
 WORDS = {True: "yes", False: "no", None: "not tried"}
 
@@ -110,8 +113,21 @@ class Builder:
         """Try functions or classes of the reader, show each behaviour, keep what passes."""
         from IPython.display import display
 
+        try:
+            self._judge(*functions)
+        except Exception as error:  # of the reader's code nothing gets here
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            at = f"{Path(place.filename).name}:{place.lineno}"
+            seen = f"a mistake of this course, not of yours: {type(error).__name__}: {error}"
+            display(Outcome(["build"], [Row("judge it", None, f"{seen}, at {at}")], []))
+
+    def _judge(self, *functions: Callable) -> None:
+        from IPython.display import display
+
         if not functions or not all(map(is_readable, functions)):
-            display(Outcome(["build"], [Row(ITSELF, False)], []))
+            nameless = [f for f in functions if getattr(f, "__name__", "") == "<lambda>"]
+            must = NAMELESS if nameless else ITSELF
+            display(Outcome(["build"], [Row(must, False)], []))
             return
         names = [function.__name__ for function in functions]
         with self._lent(functions) as lent:
@@ -141,7 +157,8 @@ class Builder:
             )
             return f"{words} right, but {mine.FILE.name} stays as it was: {what}."
         taken = f"from {mine.FILE.stem} import {', '.join(names)}"
-        return "\n".join([f"{words} now in {mine.FILE.name}. To use it: {taken}", *notes])
+        where = "/".join(mine.FILE.resolve().parts[-2:])  # of the notebook's copy, too
+        return "\n".join([f"{words} now in {where}. To use it: {taken}", *notes])
 
     def rows(self, *functions: Callable) -> list[Row]:
         """Each behaviour of each function, as far as they hold. Nothing is raised."""
@@ -159,7 +176,7 @@ class Builder:
         """Put ours for the builds that the reader has not made, and yield those in use."""
         around = namespace_of(functions[0])
         own = {function.__name__ for function in functions}
-        passed = self.passed | {name for name, value in around.items() if mine.holds(value)}
+        passed = {name for name, value in around.items() if self._has_passed(name, value)}
         needed, waiting = set(), list(functions)
         while waiting:
             used = mine.names_in(source_of(waiting.pop())) & self.ours.keys() - needed - own
@@ -172,8 +189,12 @@ class Builder:
             yield sorted(needed)
         finally:
             for name in needed:
-                del around[name]
+                around.pop(name, None)
             around.update(before)
+
+    def _has_passed(self, name: str, value: Any) -> bool:
+        """Whether a name still means what has passed; it may mean a number by now."""
+        return (name in self.passed or mine.holds(value)) and is_readable(value)
 
     def _tried(self, functions: Sequence[Callable]) -> list[Row]:
         rows: list[Row] = []

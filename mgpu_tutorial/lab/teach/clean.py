@@ -93,7 +93,11 @@ def stub_of(name: str, chapter: str) -> str:
             text = "".join(cell["source"])
             if "exercise" not in cell["metadata"].get("tags", []) or "build(" not in text:
                 continue
-            for node in ast.parse(text).body:
+            try:
+                body = ast.parse(text).body
+            except SyntaxError:  # half typed, or with a magic
+                continue
+            for node in body:
                 if getattr(node, "name", "") == name and ast.get_docstring(node):
                     return dedent(" " * 4 + ast.get_source_segment(text, node.body[0]))
     return ""

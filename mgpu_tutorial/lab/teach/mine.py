@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 
 from mgpu_tutorial import CHAPTERS
 from mgpu_tutorial.lab.teach.needs import (
@@ -211,8 +211,12 @@ def cannot(error: BaseException) -> str:
 
 
 def holds(thing: object) -> bool:
-    """Whether a function or class came from the reader's library."""
-    return getattr(thing, "__module__", "") == MINE and file_of(thing) == FILE.resolve()
+    """Whether it is a function or class that came from the reader's library.
+
+    An object of such a class has its `__module__` too. No other thing is asked for anything.
+    """
+    is_made = issubclass(type(thing), type | FunctionType)
+    return is_made and thing.__module__ == MINE and file_of(thing) == FILE.resolve()
 
 
 def library(*ours: Callable) -> SimpleNamespace:

@@ -404,8 +404,25 @@ def in_a_cell(source: str):
     ],
 )
 def test_what_cannot_travel_is_named(worker, args, part):
-    with pytest.raises(CannotTravel, match=part):
+    with pytest.raises(CannotTravel, match=part) as refused:
         launch(worker, 2, *args)
+    assert "transfer.py" not in "".join(refused.value._render_traceback_())
+
+
+def test_what_a_function_uses_and_cannot_travel_is_named_whoever_calls_it():
+    worker = in_a_cell("""
+import threading
+LOCK = threading.Lock()
+def even(n):
+    return n == 0 or odd(n - 1)
+def odd(n):
+    with LOCK:
+        return n != 0 and even(n - 1)
+def worker(rank, world_size):
+    return even(rank)
+""")
+    with pytest.raises(CannotTravel, match="uses `LOCK`"):
+        launch(worker, 2)
 
 
 def test_what_a_worker_of_a_cell_uses_travels_with_it():
@@ -444,5 +461,6 @@ def worker(rank, world_size, *, shift):
 def test_a_launch_that_cannot_work_is_refused(monkeypatch, worker, size, options, kind, says):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("MGPU_DEVICE", "gpu")
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=says) as refused:
         launch(worker, size, **options)
+    assert "\n".join(refused.value._render_traceback_()).count("\n") < 5  # no frame of ours

@@ -96,7 +96,7 @@ def test_an_error_outside_of_a_launch_names_its_line_too(cell):
 
 
 ENDLESS = {
-    "works": ("while True:\n        pass", "2  while True:"),
+    "works": ("while True: pass", "2  while True: pass"),
     "sleeps": ("while True:\n        time.sleep(9)", "3  time.sleep(9)"),
     "swallows": (
         "while True:\n        try:\n            time.sleep(9)\n        except Exception:\n"
@@ -186,12 +186,27 @@ def said(build, *functions):
     return shown.stdout.strip()
 
 
-NO_FUNCTIONS = ["add_up"], [None], [len], [partial(print)], [lambda number: number], [Mean()]
+NO_FUNCTIONS = ["add_up"], [None], [len], [partial(print)], [Mean()]
 
 
 @pytest.mark.parametrize("given", [[], *NO_FUNCTIONS])
 def test_what_is_no_function_is_one_sentence(build, given):
     assert "must get the function itself, build(name)" in said(build, *given)
+
+
+def test_a_lambda_is_told_that_it_has_no_name(build):
+    assert "a lambda has none" in said(build, lambda number: number)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_of_torch_is_judged_without_a_warning(build):
+    assert "must have a name of this chapter" in said(build, dist.broadcast)
+
+
+def test_a_mistake_of_ours_is_a_verdict_too(cell, build, monkeypatch):
+    monkeypatch.setattr(mine, "holds", lambda thing: thing.no_such_thing)
+    heard = said(build, *cell(RIGHT))
+    assert heard.startswith("not yet: build") and "a mistake of this course" in heard
 
 
 def test_what_is_ours_is_not_kept(build):
@@ -224,7 +239,8 @@ def test_what_passes_is_kept_with_its_imports_and_a_second_pass_replaces_it(cell
     )
     assert not mine.FILE.exists()
     heard = said(build, *cell(RIGHT))
-    assert heard.endswith("add_up is now in mine.py. To use it: from mine import add_up")
+    where = f"{mine.FILE.parent.name}/mine.py"  # which tells a student's copy from ours
+    assert heard.endswith(f"add_up is now in {where}. To use it: from mine import add_up")
     assert mine.FILE.read_text().count("import torch.distributed as dist\n") == 1
     said(build, *cell(RIGHT.replace("return number", "return number + ZERO") + "ZERO = 0\n"))
     text = mine.FILE.read_text()
@@ -251,6 +267,15 @@ def test_an_earlier_build_is_lent_until_the_reader_has_made_it(cell, build, monk
     space = {}
     exec(text, space)
     assert space["Mean"].of and space["add_up"] is not add_up
+
+
+@pytest.mark.parametrize("by_now", ["add_up = 3", "del add_up"])
+def test_what_has_passed_and_means_something_else_by_now_is_lent(cell, build, by_now):
+    mean_ = cell(RIGHT + MEAN)[1]
+    said(build, sys.modules["__main__"].add_up)
+    exec(by_now, mean_.__globals__)
+    assert "Tried with our add_up." in said(build, mean_)
+    assert mean_.__globals__.get("add_up") == (3 if "3" in by_now else None)
 
 
 def test_functions_of_one_build_that_call_each_other_are_kept_once(

@@ -65,8 +65,10 @@ build(swap)
 def test_imports_chapters_and_docstrings(tmp_path, monkeypatch):
     monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
     mine.FILE.write_text(BEFORE)
-    cell = {"source": STUB.splitlines(keepends=True), "metadata": {"tags": ["exercise"]}}
-    (tmp_path / "01_point_to_point.ipynb").write_text(json.dumps({"cells": [cell]}))
+    half_typed = "def swap(:\n    build(swap)\n"
+    texts = [text.splitlines(keepends=True) for text in (half_typed, STUB)]
+    cells = [{"source": text, "metadata": {"tags": ["exercise"]}} for text in texts]
+    (tmp_path / "01_point_to_point.ipynb").write_text(json.dumps({"cells": cells}))
     assert clean.clean().splitlines() == [
         "Not used, and gone: torch",
         "The chapters are in the order of the course.",

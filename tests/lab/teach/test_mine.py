@@ -266,6 +266,18 @@ def test_what_came_from_the_library_passes_and_stays_there(cell, file):
     assert "Tried with our" not in heard and file.read_text() == text
 
 
+def test_an_object_of_a_class_of_the_library_is_no_thing_of_it(cell, file):
+    swap = "class swap:\n    def __call__(self):\n        return 42\n"
+    (made,) = cell(swap)
+    mine.keep("point_to_point", [made])
+    with capture_output():
+        own = mine.library(BUILDS["point_to_point"].ours["swap"])
+    assert mine.holds(own.swap) and not mine.holds(own.swap())
+    (wait,) = cell("def wait():\n    return 42\n")
+    wait.__globals__["model"] = own.swap()
+    assert said(BUILDS["nonblocking"], wait).startswith("correct: wait")
+
+
 def test_what_came_from_the_library_is_called_by_a_later_build_as_what_it_is(cell, file):
     said(BUILDS["point_to_point"], *cell("def swap():\n    return 42\n"))
     with capture_output():
