@@ -1,11 +1,15 @@
 """The equipment of the notebooks: launch ranks, trace them, draw them, check answers."""
 
-from mgpu_tutorial.lab.run import server
+from mgpu_tutorial.lab.run import progress, server
 
 if kernel := server.notebook_kernel():  # first: the fork server imports torch while we do
     server.stay_on_this_machine()
     server.start()
     server.end_with(kernel)
+_importing = progress.Line()
+_importing.draw(
+    progress.AFTER, "PyTorch is imported: some seconds, once in each notebook".format
+)
 
 from mgpu_tutorial.lab.devices import devices, place
 from mgpu_tutorial.lab.draw.film import film, frame
@@ -27,3 +31,4 @@ from mgpu_tutorial.lab.teach.solution import register
 from mgpu_tutorial.lab.teach.source import edit, show_source
 
 register()
+_importing.__exit__()

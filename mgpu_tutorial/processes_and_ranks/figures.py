@@ -96,7 +96,7 @@ def torchrun(function: Callable, ranks: int) -> None:
 
 
 def spawn_alone(function: Callable) -> str:
-    """Hand `function` to a fresh Python as "spawn" does; returns the end of its complaint."""
+    """Hand `function` to a fresh Python as "spawn" does; returns its kind of complaint."""
     call = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
     by_name = pickle.dumps(function)
     child = subprocess.run(
@@ -105,5 +105,6 @@ def spawn_alone(function: Callable) -> str:
         capture_output=True,
         env=os.environ | PLAIN,
     )
-    lines = child.stderr.decode().splitlines() or ["no complaint"]
-    return f"exit code {child.returncode}, {lines[-1].split(' on <')[0]}"
+    said = (child.stderr.decode().splitlines() or ["no complaint"])[-1].split(" on <")[0]
+    kind, _, words = said.partition(": ")  # which differ between versions of Python
+    return ": ".join([f"exit code {child.returncode}, {kind}", *re.findall("'\\w+'$", words)])

@@ -1,4 +1,4 @@
-"""What the ranks are doing: a line that a worker says of it, and the bar that shows it.
+"""What a cell waits for: a line and a bar under it, and what each rank says of its work.
 
 It stands in a notebook only, and is emptied at the end, so that what is stored does not
 depend on how long a cell took. It starts as a blank image, which nbval does not compare.
@@ -6,6 +6,7 @@ depend on how long a cell took. It starts as a blank image, which nbval does not
 
 import html
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -27,29 +28,42 @@ def status(text: str) -> None:
         files.write_whole(Path(folder, files.STATUS), text)
 
 
-class ProgressBar(AbstractContextManager):
-    """Shows what the ranks last said; `show` is called often and draws seldom."""
+class Line(AbstractContextManager):
+    """A line under a cell, from a second after its begin; emptied at its end."""
 
-    def __init__(self, homes: list[Path], timeout: float) -> None:
-        self._homes, self._timeout = homes, timeout
+    def __init__(self) -> None:
         self._next, self._handle = AFTER, None
 
     def __exit__(self, *error: object) -> None:
         if self._handle is not None:
             self._handle.update({}, raw=True)
 
-    def show(self, seconds: float) -> None:
-        """Draw the state after `seconds`, if it is time to draw."""
-        from IPython.display import display
-
+    def draw(self, seconds: float, page: Callable[[float], str]) -> None:
+        """Draw what `page` says of so many seconds, if it is time to draw."""
         if seconds < self._next or not notebook_kernel():
             return
+        from IPython.display import display  # half a second, where there is no notebook
+
         self._next = seconds + EVERY
         self._handle = self._handle or display(BLANK, raw=True, display_id=True)
-        limit = f"{seconds:.0f} s of at most {self._timeout:g} s"
-        bar = f"<progress></progress> the ranks are at work, {limit}"
+        self._handle.update({"text/html": f"<progress></progress> {page(seconds)}"}, raw=True)
+
+
+class ProgressBar(Line):
+    """Shows what the ranks last said; `show` is called often and draws seldom."""
+
+    def __init__(self, homes: list[Path], timeout: float) -> None:
+        super().__init__()
+        self._homes, self._timeout = homes, timeout
+
+    def show(self, seconds: float) -> None:
+        """Draw the state after `seconds`, if it is time to draw."""
+        self.draw(seconds, self._page)
+
+    def _page(self, seconds: float) -> str:
+        bar = f"the ranks are at work, {seconds:.0f} s of at most {self._timeout:g} s"
         for rank, home in enumerate(self._homes):
             edge = f"border-left:0.5em solid {colour(rank)};padding-left:0.4em"
             if line := html.escape(files.text_of(home / files.STATUS)):
                 bar += f'<br><b style="{edge}">rank {rank}</b> {line}'
-        self._handle.update({"text/html": bar}, raw=True)
+        return bar

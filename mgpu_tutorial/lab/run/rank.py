@@ -81,8 +81,10 @@ def _run(job: Job, trail: int) -> dict[str, Any]:
 
 def prepare(device: str) -> None:
     """The same seed on every rank, and the rank's device as default."""
-    # Processes of its own start as the platform starts them, not by another fork server.
-    multiprocessing.set_start_method(None, force=True)
+    # A rank is a fork of a server, and what it starts is a fork of the rank where forks are
+    # safe. Python's own default there is a server too from 3.14 on: its processes would
+    # import torch again, and could not load what a cell has made.
+    multiprocessing.set_start_method("fork" if sys.platform == "linux" else None, force=True)
     random.seed(SEED)
     np.random.seed(SEED)
     if torch.accelerator.is_available():

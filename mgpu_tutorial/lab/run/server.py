@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
@@ -25,16 +26,15 @@ PRELOAD = [
     "mgpu_tutorial.lab.run.server",
     "torch",
     "torch.distributed",
-    "torch._dynamo",  # with the next one: two seconds less for a rank's first DDP
-    "torch.nn.parallel.distributed",
-    "torch.distributed.pipelining",
     "torch.utils.serialization.config",  # torch.load imports it at its first call
     "mgpu_tutorial.lab.run.rank",
-    f"{__name__.partition('.')[0]}.preload",  # what the chapters import slowly
+    f"{__name__.partition('.')[0]}.preload",  # what the ranks of a chapter need
 ]
 KERNEL = "MGPU_KERNEL"  # in the server's environment: the kernel's process and folder
+CELL = "MGPU_CELL"  # there too: the text of the cell that starts the server
 # In the server's environment too: glibc asks for huge pages, so that a rank is forked sooner.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+STARTS = "the fork server imports PyTorch: some seconds, once in each notebook ({:.0f})"
 LOOK = 0.5  # seconds between two looks of the server whether the kernel still lives
 FORKS = mp.get_context("forkserver")
 _warm: set[int | None] = set()  # servers that have done their imports and forked a process
@@ -45,7 +45,7 @@ def start() -> None:
     FORKS.set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # now: its start lifts the mask that is set below
     (kernel_folder() / files.LOG).write_text("")
-    given = {KERNEL: f"{os.getpid()}:{kernel_folder()}", **HUGE_PAGES}
+    given = {KERNEL: f"{os.getpid()}:{kernel_folder()}", CELL: running_cell(), **HUGE_PAGES}
     given = {name: text for name, text in given.items() if name not in os.environ}
     os.environ.update(given)
     # Ctrl-C is for the kernel; the server's first instructions would die of it.
@@ -60,15 +60,32 @@ def start() -> None:
 
 def await_server() -> None:
     """Start the server and wait for its imports; Ctrl-C may reach this wait."""
+    from mgpu_tutorial.lab.run.progress import Line  # which imports this module
+
     start()
     if borrowed.fork_server_pid() in _warm:
         return
-    if notebook_kernel():  # meanwhile, what the next cells need and what takes long
-        import matplotlib.figure  # noqa: F401
-        import sympy  # noqa: F401  torch.testing.assert_close needs it
     first = FORKS.Process(target=time.sleep, args=(0,), daemon=True, name="the fork server")
-    fork([first])
-    first.join()
+    failed: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            fork([first])
+            first.join()
+        except Exception as error:
+            failed.append(error)
+
+    asking = threading.Thread(
+        target=ask, daemon=True
+    )  # so that this one can say why it waits
+    asking.start()
+    begin = time.monotonic()
+    with Line() as line:
+        while asking.is_alive():
+            line.draw(time.monotonic() - begin, STARTS.format)
+            asking.join(LOOK / 10)
+    if failed:
+        raise failed[0]
     _warm.add(borrowed.fork_server_pid())
 
 
@@ -99,6 +116,13 @@ def notebook_kernel() -> Any:
     """The Jupyter kernel that this process is, or None."""
     ipython = sys.modules.get("IPython")
     return getattr(ipython and ipython.get_ipython(), "kernel", None)
+
+
+def running_cell() -> str:
+    """How the cell begins that runs at this moment; "" outside of IPython."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    return (shell.user_ns.get("In") or [""])[-1][:9999] if shell else ""
 
 
 def stay_on_this_machine() -> None:
@@ -174,8 +198,9 @@ class KernelWatch:
             time.sleep(0.01)
 
 
-# Only the server itself, not whatever else has inherited the variable.
-if KERNEL in os.environ and "multiprocessing.forkserver" in sys.orig_argv[-1]:
+# Only the server itself, not whatever else has inherited the variable. From Python 3.14 on
+# the program's own arguments come after the server's.
+if KERNEL in os.environ and "multiprocessing.forkserver" in " ".join(sys.orig_argv):
     _kernel, _folder = os.environ.pop(KERNEL).split(":", 1)  # no rank inherits it
     KernelWatch(int(_kernel), Path(_folder)).begin()
     gc.disable()  # a fifth sooner; a rank then freezes all that was imported

@@ -1,6 +1,7 @@
 """The launcher: what comes back, Ctrl-C, and nothing left behind."""
 
 import gc
+import multiprocessing
 import os
 import random
 import re
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.lab.run import files, server
 from mgpu_tutorial.lab.run import ranks as running
+from mgpu_tutorial.lab.run.rank import prepare
 from tests.lab.ranks import launch_ten_in_three_threads, sleeper, total
 from tests.lab.run.conftest import after, start
 
@@ -65,6 +67,17 @@ def test_a_rank_has_one_thread_the_seed_0_and_the_environment_of_this_moment(mon
     for rank, found in enumerate(launch(settings, 2, device="cpu").results):
         assert found == (1, "gloo", drawn, [str(rank)] * 2 + ["2", "2", "1", "now"], True)
     assert launch(total, 4).results == [6.0] * 4
+
+
+def starts_another(rank, world_size):
+    usual = multiprocessing.context._default_context
+    usual._default_context = multiprocessing.get_context("forkserver")  # as from 3.14 on
+    prepare("cpu")
+    return multiprocessing.get_start_method()
+
+
+def test_what_a_rank_starts_is_a_fork_whatever_is_usual():
+    assert launch(starts_another, 1).results == ["fork"]
 
 
 def what_it_is_told(rank, world_size):
