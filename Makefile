@@ -169,7 +169,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) with $(PYTHON): a few minutes, once."
 	@{ test "`cat $(HERE) 2>/dev/null`" = "$(MADE)" && \
 		test "`cat $(VENV)/python 2>/dev/null`" = "$(PYTHON)" && $(BIN)/python -c '' 2>/dev/null; } || \
-		$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+		if test -L $(VENV); then \
+			echo "make: $(VENV) is a link, and a new environment would clear the folder at its other end. Remove the link, and make sets one up here."; exit 1; \
+		else $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1; fi || { \
 		echo "make: $(PYTHON) -m venv failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "$(MADE)" > $(HERE)
 	@echo "$(PYTHON)" > $(VENV)/python

@@ -19,6 +19,7 @@ def test_a_student_gets_open_questions(small, tmp_path):
     cells = nbformat.read(tmp_path / "student" / small.name, 4).cells
     assert [len(c.outputs) for c in cells if c.cell_type == "code"][1:4] == [0, 0, 1]
     assert "[The notebook with all outputs](../notebooks/00_small.ipynb)" in cells[0].source
+    assert {c.execution_count for c in cells if c.cell_type == "code"} == {None}
     fold = re.search(r"<details>.*</details>", cells[6].source, re.S)
     assert SAID in fold[0] and "Here is the function:" not in fold[0]
     assert cells[6].source.endswith("**Change** the four.")
@@ -33,14 +34,27 @@ def test_the_links_of_a_students_contents_lead_somewhere(tmp_path):
         folder = "notebooks" if re.match(r"\d\d_", target) else "student"
         assert (ROOT / folder / target).resolve().exists(), target
     assert text.index("](00_") < text.index("../docs/ring.svg")  # chapters come first
+    assert "cell.svg" not in text and "This cell is" not in text  # it shows a solution
     assert "git clone" not in text and "](../docs/path.md)" in text
     assert student.contents("[below](#start)") == "[below](#start)"
 
 
-def test_the_work_of_a_student_is_kept(small, tmp_path):
-    (tmp_path / small.name).write_text("mine")
-    (said,) = student.write(tmp_path, folder=small.parent)
-    assert said.startswith("1 kept") and (tmp_path / small.name).read_text() == "mine"
+def test_what_a_student_changed_is_kept_and_what_nobody_changed_is_renewed(small, tmp_path):
+    out, copy = tmp_path / "student", tmp_path / "student" / small.name
+
+    def updated(word):
+        small.write_text(small.read_text().replace("First words", word))
+        return "\n".join(student.write(out, folder=small.parent))
+
+    assert "00_small.ipynb is written" in updated("First words")
+    assert updated("First words") == ""  # nothing is to be done
+    assert "00_small.ipynb is renewed" in updated("Other words")
+    assert "Other words" in copy.read_text()
+    copy.write_text(copy.read_text() + " ")
+    assert "kept, since changed: 00_small.ipynb" in updated("Last words")
+    assert "Other words" in copy.read_text()
+    (out / student.WRITTEN).unlink()  # as a copy of before there was such a file
+    assert "kept, since changed: 00_small.ipynb" in updated("Last words")
 
 
 def kind(cell):
