@@ -63,7 +63,7 @@ def take_a_step(control):
 @pytest.mark.parametrize(
     "selector, move",
     [
-        (".widget-play button:first-child", lambda control: control.click()),
+        (".widget-toggle-button:has-text('Play')", lambda control: control.click()),
         (".widget-dropdown select", lambda control: control.select_option(index=1)),
         (".widget-slider .noUi-handle", take_a_step),
     ],
@@ -80,7 +80,7 @@ def test_each_control_changes_the_picture(notebook, selector, move):
             arg=[area.element_handle(), before],
             timeout=MOVE_SECONDS * 1000,
         )
-        if "play" in selector:
+        if "Play" in selector:
             control.click()  # it plays on: stop it
         page.wait_for_function("look.idle()")
 

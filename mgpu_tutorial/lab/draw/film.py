@@ -89,14 +89,14 @@ class Film:
         first, last = self.first, self.first + len(self.frames) - 1
         pages = [widgets.HTML(frame.html()) for frame in self.frames]
         stack = widgets.Stack([widgets.HTML()] * first + pages, selected_index=first)
+        play = widgets.Play(first, first, last, interval=1500, layout={"display": "none"})
         words = f"play the {self.unit}s, or stop"
-        play = widgets.Play(
-            first, first, last, interval=1500, tooltip=words, show_repeat=False
-        )
+        run = widgets.ToggleButton(description="Play", tooltip=words, layout={"width": "4em"})
         slider = widgets.IntSlider(first, first, last, description=self.unit)
         look = {"layout": {"width": "2.8em"}}
         back = widgets.Button(description="◀", tooltip=f"one {self.unit} back", **look)
         on = widgets.Button(description="▶", tooltip=f"one {self.unit} on", **look)
+        widgets.jslink((run, "value"), (play, "playing"))  # whose own buttons have no names
         widgets.jslink((play, "value"), (slider, "value"))
         widgets.jslink((slider, "value"), (stack, "selected_index"))
         for button, way in ((back, -1), (on, 1)):
@@ -105,7 +105,7 @@ class Film:
                 slider.value += way
 
             button.on_click(go)
-        return widgets.VBox([widgets.HBox([play, back, slider, on]), stack])
+        return widgets.VBox([widgets.HBox([run, back, slider, on, play]), stack])
 
     def still(self) -> str:
         """A frame, and all of them folded; a web page's script steps through them.
