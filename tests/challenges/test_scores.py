@@ -1,6 +1,8 @@
 """Our answers reach their targets, first attempts do not, and no attack on a judge passes."""
 
+import importlib
 import json
+import sys
 from itertools import product
 
 import pytest
@@ -85,8 +87,6 @@ def planned_step(layers, heads, gpus, batch, ask):
     return min(plans, key=lambda plan: ask(plan) or 1e9)
 """
     assert "this is question 13 of 12" in first_wrong(source, cell).seen
-    reads = "def planned_step(layers, heads, gpus, batch, ask):\n    return ask.__closure__\n"
-    assert "`__closure__` is a door" in first_wrong(reads, cell).seen
 
 
 @pytest.mark.parametrize(
@@ -120,36 +120,34 @@ DOORS = {
     "ours imported inside": (
         "def buckets(*given):\n    from mgpu_tutorial.challenges import solutions\n"
         "    return solutions.buckets(*given)\n",
-        "it imports mgpu_tutorial",
-    ),
-    "ours by name": (
-        'def buckets(*given):\n    ours = __import__("mgpu_tutorial.challenges.solutions")\n'
-        "    return ours.challenges.solutions.buckets(*given)\n",
-        "`__import__` is a door",
+        "`mgpu_tutorial.challenges.solutions` is of this course",
     ),
     "torch.distributed": (
         "import torch\n\n\ndef buckets(*given):\n    torch.distributed.barrier()\n",
-        "`distributed` is a door",
-    ),
-    "a module inside a module": (
-        "import random\n\n\ndef buckets(*given):\n    return random._os.listdir()\n",
-        "`_os` is a door",
+        "`torch.distributed` is of torch.distributed",
     ),
     "torch.distributed by its own name": (
         "import torch.distributed as dist\n\n\ndef buckets(*given):\n    dist.barrier()\n",
-        "`distributed` is a door",
+        "`dist` is of torch.distributed",
     ),
-    "pickled objects": (
-        "def buckets(*given):\n    import pickle\n    return pickle.loads(b'')\n",
-        "it imports pickle",
+    "a class of torch.distributed": (
+        "def buckets(*given):\n    from torch.nn.parallel import DistributedDataParallel\n",
+        "`torch.nn.parallel.DistributedDataParallel` is of torch.distributed",
     ),
-    "a file": (
-        'def buckets(*given):\n    return open("answer").read()\n',
-        "`open` is a door",
+    "a clock": (
+        "import time\n\n\ndef buckets(*given):\n    return time.time()\n",
+        "it imports time",
     ),
-    "the judge's own frame": (
-        "def buckets(*given):\n    return buckets.__globals__\n",
-        "`__globals__` is a door",
+    "a library that has the answer": (
+        "def buckets(*given):\n    import networkx\n",
+        "it imports networkx",
+    ),
+    "ours behind a cache": (
+        "from functools import lru_cache\n\n"
+        "from mgpu_tutorial.challenges import solutions\n\n\n"
+        "@lru_cache\ndef helper(n):\n    return solutions.buckets\n\n\n"
+        "def buckets(*given):\n    return helper(1)(*given)\n",
+        "`solutions` is of this course",
     ),
 }
 
@@ -160,6 +158,64 @@ def test_a_side_door_is_named(attack, cell):
     row = first_wrong(source, cell)
     assert row.must.startswith("be written with Python and torch")
     assert says in row.seen, row
+
+
+HONEST = """
+from fractions import Fraction
+from functools import lru_cache, singledispatch
+from typing import NamedTuple
+
+
+class Bin(NamedTuple):
+    load: Fraction
+
+
+@lru_cache
+def half(count):
+    return count // 2 if count < 2 else half(count // 2) + half(count - count // 2)
+
+
+@singledispatch
+def listed(counts):
+    return [counts]
+
+
+@listed.register
+def _(counts: list):
+    return counts
+
+
+class Later:
+    def __lt__(self, other):
+        return type(self).__name__ < type(other).__name__
+
+
+def buckets(ready, sizes, latency, per_mb):
+    open, bins = [], [Bin(Fraction(size, 3)) for size in sizes]
+    if sum(bin.load for bin in bins) and half(len(bins)) >= 0 and not Later() < Later():
+        open += [1] * len(ready)
+    return listed(open)
+"""
+
+
+def test_honest_words_are_no_doors(cell):
+    row = first_wrong(HONEST, cell)
+    assert row.must.startswith("reach the target") and row.seen.startswith("1,440 µs"), row
+
+
+def test_an_edited_module_is_judged_anew(tmp_path, monkeypatch):
+    """What was judged is what is on the screen: wrong, then right, then wrong again."""
+    file = tmp_path / "own_buckets.py"
+    wrong = "def buckets(ready, sizes, latency, per_mb):\n    return []\n"
+    right = wrong.replace("[]", "[1] * len(ready)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file.write_text(wrong)
+    own = importlib.import_module("own_buckets")
+    for text in (wrong, right, wrong):
+        file.write_text(text)
+        importlib.reload(own)
+        assert [row.holds for row in build.rows(own.buckets)][1] is (text == right)
 
 
 LIES = {
@@ -197,14 +253,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_no_lie_helps(lie, cell):
     source, must = LIES[lie]
-    if "__" in source:  # what the first row finds by its text is judged all the same
-        *_, function = cell(source)
-        _, holds, fair, reach = build.behaviours[function.__name__]
-        with pytest.raises(AssertionError):
-            for behaviour in (holds, fair, reach):
-                behaviour(function)
-    else:
-        assert must in first_wrong(source, cell).must
+    assert must in first_wrong(source, cell).must
 
 
 PLAYS = {
@@ -360,7 +409,7 @@ def test_30_slots_are_not_enough_for_the_pipeline():
     assert not states
 
 
-def test_the_bounds_of_a_ring_and_of_experts_can_be_reached():
+def test_the_bound_of_a_ring_can_be_reached():
     rows = [
         [0, 6, 7, 13, 16, 18, 25, 26, 31, 37, 43, 46, 47, 50, 53, 58],
         [4, 12, 14, 17, 20, 23, 32, 33, 35, 40, 45, 48, 54, 57, 61, 62],
@@ -369,10 +418,52 @@ def test_the_bounds_of_a_ring_and_of_experts_can_be_reached():
     rows.append(sorted(set(range(64)) - set().union(*rows)))
     ring = models.RowsOfARing()
     assert ring.play(ring.shown, rows) == ring.bound(ring.shown) == 218
-    placed = [[3, 5, 12], [0, 0, 13], [15, 1, 0], [6, 8, 1]]
-    placed += [[2, 3, 6], [9, 4, 11], [7, 0, 10], [14, 0, 2]]
-    experts = together.PlacedExperts()
-    assert experts.play(experts.shown, placed) == experts.bound(experts.shown) == 400
+
+
+def test_the_first_blocks_that_fit_are_not_the_best():
+    """What the page says of them: each is kept that fits beside the two widest neighbours."""
+    sizes, cap = models.Gathers.shown
+    room = cap - max(map(sum, zip(sizes, sizes[1:], strict=False)))
+    last, kept = len(sizes) - 2, []
+    for i in range(last):
+        if sum(sizes[k] for k in kept) + sizes[i] <= room:
+            kept.append(i)
+    stays, steps = {*kept, last, last + 1}, [["gather", 0]]
+    for i in range(last + 2):
+        steps += [["gather", i + 1]] if i <= last else []
+        steps += [["F", i]] + ([["free", i]] if i not in stays else [])
+    for i in reversed(range(last + 2)):
+        steps += [["gather", i - 1]] if i and i - 1 not in stays else []
+        steps += [["B", i], ["free", i]]
+    assert cap - room == 740 and kept == [0, 1, 2, 4]
+    assert models.Gathers().play((sizes, cap), steps) == 1440
+
+
+def test_eight_fixed_questions_find_every_plan():
+    """As the page says, a list is enough: the greedy one, for all that the judge can draw."""
+    problem = together.PlannedSteps()
+    cases = [
+        (model, gpus, gpus * more)
+        for model in together.MODELS
+        for gpus in ([128, 256, 512, 1024] if model == "70B" else [32, 64, 128, 256])
+        for more in (1, 2, 4)
+    ]
+
+    bounds = {case: problem.bound(case) for case in cases}
+
+    def off(choice, case):
+        tp, pp, *rest = choice
+        plan = tp, pp, case[1] // tp // pp, *rest
+        took = together.milliseconds(case[0], case[2], *plan) if plan[2] else None
+        return min(5, (took or float("inf")) / bounds[case])
+
+    choices = {(p[0], p[1], *p[3:]) for p in together.every_plan(1024)}
+    table = {choice: [off(choice, case) for case in cases] for choice in sorted(choices)}
+    best, asked = [5.0] * len(cases), 0
+    while max(best) > 1:
+        ways = [list(map(min, best, row)) for row in table.values()]
+        best, asked = min(ways, key=sum), asked + 1
+    assert asked == 8 < together.QUESTIONS
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4))
@@ -446,16 +537,38 @@ def test_other_sizes_depend_on_the_text_alone(cell):
 
 
 def test_the_class_sees_the_best_first_and_ties_by_lines(tmp_path):
-    for who, best, lines in ("ada", 8, 20), ("bob", 8, 12), ("eve", 9, 3):
+    kept = ("ada", 8, 20), ("bob", 8, 12), ("cleo", 8, 12), ("eve", 9, 3)
+    for who, best, lines in kept:
         (tmp_path / who).mkdir()
         row = {"all_to_all_on_a_ring": {"score": best, "lines": lines}}
         (tmp_path / who / "challenges.json").write_text(json.dumps(row))
     (tmp_path / "mallory").mkdir()
     (tmp_path / "mallory" / "challenges.json").write_text("[1")
-    lines = score.class_table(tmp_path, build).splitlines()[1:]
-    assert [line.split()[-1] for line in lines] == ["bob", "ada", "eve"]
+    rows = [line.split() for line in score.class_table(tmp_path, build).splitlines()[1:]]
+    assert rows[0][-1] == "mallory" and "damaged" in rows[0]
+    assert [(row[1], row[-1]) for row in rows[1:]] == [
+        ("1", "bob"),
+        ("1", "cleo"),
+        ("3", "ada"),
+        ("4", "eve"),
+    ]
     with pytest.raises(ValueError, match=r"no challenges\.json below"):
         score.class_table(tmp_path / "ada" / "none", build)
+
+
+def test_a_damaged_file_is_named_and_stays(tmp_path, monkeypatch, cell):
+    monkeypatch.setattr(score, "FILE", tmp_path / "challenges.json")
+    score.FILE.write_text("[1")
+    (first,) = cell(FIRST["buckets"])
+    assert "challenges.json is damaged" in score.keep(first, build.problems["buckets"])
+    assert score.FILE.read_text() == "[1"
+
+
+def test_a_long_line_counts_as_several(cell):
+    numbers = " + ".join(["len(ready)"] * 30)
+    source = FIRST["buckets"].replace("[1] * len(ready)", numbers)
+    assert len(numbers) > 3 * score.WIDE
+    assert score.lines_of(*cell(source)) == 5
 
 
 def test_the_best_score_is_kept(tmp_path, monkeypatch, cell, capsys):

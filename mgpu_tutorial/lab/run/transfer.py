@@ -6,9 +6,14 @@ text that is on disk now.
 """
 
 import inspect
+import io
+import sys
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import cloudpickle
 import torch
@@ -21,17 +26,40 @@ class CannotTravel(TypeError):
     """An argument or a result that no pickle can hold; the message names it."""
 
 
+def _reduce_cached(function: Any) -> str | tuple:
+    """A cached function of a cell by value, with nothing in its cache; others by name."""
+    if function.__module__ in sys.modules.keys() - {"__main__"}:
+        return function.__reduce__()
+    return _cached, (function.__wrapped__, *function.cache_parameters().values())
+
+
+def _cached(function: Callable, maxsize: int | None, typed: bool) -> Callable:
+    return lru_cache(maxsize, typed)(function)
+
+
+class Pickler(cloudpickle.Pickler):
+    """Holds also what `lru_cache` and `singledispatch` make of a function of a cell."""
+
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(
+        {
+            type(lru_cache(len)): _reduce_cached,
+            WeakKeyDictionary: lambda known: (WeakKeyDictionary, (dict(known),)),
+            MappingProxyType: lambda view: (MappingProxyType, (dict(view),)),
+        }
+    )
+
+
 def write(value: object, path: Path, parts: dict[str, Any]) -> None:
     """Store `value` at `path`; tensors keep their aliasing.
 
     Raises CannotTravel, which names the one of its `parts` that no pickle can hold.
     """
     try:
-        torch.save(value, path, pickle_module=cloudpickle)
+        torch.save(value, path, pickle_module=sys.modules[__name__])
     except Exception:
         for name, part in parts.items():
             try:
-                cloudpickle.dumps(part)
+                Pickler(io.BytesIO()).dump(part)
             except Exception as error:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 used = "".join(f", for it uses `{each}`" for each in _stuck_on(part))
