@@ -11,7 +11,7 @@ import inspect
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -319,9 +319,10 @@ class Challenges(Builder):
         if problem and problem.failed:
             self.case = problem.arguments(problem.failed)
         display(Outcome([function.__name__], rows, []))
-        if not problem or not all(r.holds for r in rows[:-2]):
+        if not problem or not all(r.holds for r in rows[:2]):
             return
-        display(problem.drawing(function))
+        with suppress(AssertionError):  # of a whole step without a price
+            display(problem.drawing(function))
         if is_ours(function):  # whoever asks for it may read it too
             text = source_of(function)
             page = f"<pre>{html.escape(text)}</pre>"

@@ -216,41 +216,30 @@ def rows_of_a_ring(lengths, ranks):
 
 
 def placed_experts(loads, ranks, slots):
-    """Copies by lot, more of large experts; then each rank is filled to just the mean.
+    """Free places go to the largest part, that to the emptiest rank; then swaps."""
+    copies = [1] * len(loads)
+    for _ in range(ranks * slots - len(loads)):
+        copies[max(range(len(loads)), key=lambda e: loads[e] / copies[e])] += 1
+    parts = [(loads[e] / copies[e], e) for e in range(len(loads)) for _ in range(copies[e])]
+    placed = [[] for _ in range(ranks)]
+    for part in sorted(parts, reverse=True):
+        free = [own for own in placed if len(own) < slots]
+        min(free, key=lambda own: sum(tokens for tokens, _ in own)).append(part)
 
-    Into a rank goes the largest part that is left, then any, and last the two that come
-    nearest to what is missing. Of many attempts the best stays.
-    """
-    import random
+    def total(own):
+        return sum(tokens for tokens, _ in own)
 
-    rng, mean = random.Random(0), sum(loads) / ranks
-    best, kept = float("inf"), None
-    for _ in range(6000):
-        experts = range(len(loads))
-        left = [*experts, *rng.choices(experts, loads, k=ranks * slots - len(loads))]
-        tokens = [loads[e] / left.count(e) for e in experts]
-        left.sort(key=tokens.__getitem__)
-        placed, most = [], 0
-        while left and most < best:
-            own = [left.pop()]
-            own += [left.pop(rng.randrange(len(left))) for _ in range(slots - 3)]
-            missing = mean - sum(tokens[e] for e in own)
-            low, high, nearest = 0, len(left) - 1, (float("inf"),)
-            while low < high:  # from both ends: a sum too small needs a larger part
-                total = tokens[left[low]] + tokens[left[high]]
-                pair = round(abs(total - missing), 6), rng.random(), left[low], left[high]
-                nearest = min(nearest, pair)
-                low, high = (low + 1, high) if total < missing else (low, high - 1)
-            for expert in nearest[2:]:
-                left.remove(expert)
-                own.append(expert)
-            placed.append(own)
-            most = max(most, sum(tokens[e] for e in own))
-        if most < best:
-            best, kept = most, placed
-        if best <= mean + 1e-6:
-            break
-    return kept
+    better = True
+    while better:
+        better, full = False, max(placed, key=total)
+        for own in placed:
+            for i in range(len(full)):
+                for j in range(len(own)):
+                    gain = full[i][0] - own[j][0]
+                    if own is not full and gain > 0 and total(own) + gain < total(full):
+                        full[i], own[j] = own[j], full[i]
+                        better, full = True, max(placed, key=total)
+    return [[expert for _, expert in own] for own in placed]
 
 
 def buckets(ready, sizes, latency, per_mb):

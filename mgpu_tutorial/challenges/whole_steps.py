@@ -56,10 +56,7 @@ class WholeSteps(Problem):
 
     chapter = "fully_shard"
     unit = "ms a step"
-    must = (
-        f"train on {RANKS} ranks as one process does, with a small model of few layers and "
-        f"one of {LAYERS}"
-    )
+    must = f"train on {RANKS} ranks as one process does, with two small models"
     why = "The link is never idle, and carries no more than gradients and parameters."
     target = 1013
     sends = True
@@ -92,7 +89,7 @@ class WholeSteps(Problem):
     def play(self, case: tuple, answer: Any) -> float:
         """The price in whole milliseconds."""
         *_, priced = answer
-        require(isinstance(priced, Priced), f"{priced}")
+        require(isinstance(priced, Priced), f"at full size: {priced}")
         return round(1000 * priced.seconds)
 
     def compare(self, ranks: Sequence[tuple], losses: list, weights: list[Tensor]) -> None:
@@ -125,11 +122,9 @@ class WholeSteps(Problem):
                 except AssertionError as error:
                     raise AssertionError(f"{self.named(case)}: {error}") from None
 
-        def runs(function: Callable) -> None:
-            self.score(function)
-
         def fits(function: Callable) -> None:
             (_, (*_, priced)), *_ = self.answers(function)
+            require(isinstance(priced, Priced), f"at full size: {priced}")
             full = priced.fullest(0).total()
             require(full <= MEMORY, f"it holds {full / 1e9:.1f} GB at its fullest")
             kernels = [e for e in priced.tapes[0].events if isinstance(e, Operation)]
@@ -141,15 +136,14 @@ class WholeSteps(Problem):
             require(sent >= SENDS - 1e6, says)
 
         calls.__doc__, proved.__doc__ = alone.__doc__, self.must
-        runs.__doc__ = f"touch nothing that is on its way at full size, on {GPUS} GPUs"
-        fits.__doc__ = "hold at most 80 GB there, and do all that a step needs"
-        return [calls, proved, runs, fits, reach]
+        fits.__doc__ = "hold at most 80 GB at full size, and do there all that a step needs"
+        return [calls, proved, fits, reach]
 
     def drawing(self, function: Callable) -> Drawing:
         """The priced step; `build.picture` asks for no more than that, and proves nothing."""
         answers = asked.get((self, function))
         priced = answers[0][1][-1] if answers else priced_step(function)
-        require(isinstance(priced, Priced), f"{priced}")
+        require(isinstance(priced, Priced), f"at full size: {priced}")
         return priced.drawing()
 
     def named(self, case: tuple) -> str:

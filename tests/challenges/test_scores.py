@@ -409,7 +409,7 @@ def test_30_slots_are_not_enough_for_the_pipeline():
     assert not states
 
 
-def test_the_bound_of_a_ring_can_be_reached():
+def test_the_bounds_of_a_ring_and_of_experts_can_be_reached():
     rows = [
         [0, 6, 7, 13, 16, 18, 25, 26, 31, 37, 43, 46, 47, 50, 53, 58],
         [4, 12, 14, 17, 20, 23, 32, 33, 35, 40, 45, 48, 54, 57, 61, 62],
@@ -418,6 +418,10 @@ def test_the_bound_of_a_ring_can_be_reached():
     rows.append(sorted(set(range(64)) - set().union(*rows)))
     ring = models.RowsOfARing()
     assert ring.play(ring.shown, rows) == ring.bound(ring.shown) == 218
+    placed = [[3, 5, 12], [0, 0, 13], [15, 1, 0], [6, 8, 1]]
+    placed += [[2, 3, 6], [9, 4, 11], [7, 0, 10], [14, 0, 2]]
+    experts = together.PlacedExperts()
+    assert experts.play(experts.shown, placed) == experts.bound(experts.shown) == 400
 
 
 def test_the_first_blocks_that_fit_are_not_the_best():

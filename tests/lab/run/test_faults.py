@@ -436,6 +436,24 @@ def worker(rank, world_size, *, shift):
     assert launch(worker, 2, shift=lambda rank: rank + 1).results == [6766, 6777]
 
 
+def test_a_cached_and_a_dispatched_function_of_a_cell_travel():
+    worker = in_a_cell("""
+from functools import cache, singledispatch
+@cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+@singledispatch
+def doubled(value):
+    return 2 * value
+@doubled.register
+def _(value: str):
+    return f"{value} {value}"
+def worker(rank, world_size):
+    return fibonacci(20), doubled(rank), doubled("a")
+""")
+    assert launch(worker, 2).results == [(6765, 0, "a a"), (6765, 2, "a a")]
+
+
 # What cannot work
 
 
