@@ -11,7 +11,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from mgpu_tutorial.lab import note
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding import zero
-from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
+from mgpu_tutorial.sharding.blocks import (
+    PrefetchingBlock,
+    ShardedBlock,
+    fully_sharded,
+    linked,
+)
 
 
 def new_layers():
@@ -202,3 +207,16 @@ def test_a_scatter_runs_beside_the_next_block_and_ends_with_backward(ranks):
 
     beside = [[False] * 3, [False, False, True], [False, True, False], [False] * 3]
     assert ranks(2, watch).results == [(beside, [True] * 3)] * 2
+
+
+def with_decay(rank, world_size):
+    """How many parameters have two dimensions, before a model is sharded and after it."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    before = sum(p.dim() > 1 for p in model.parameters())
+    sharded = fully_sharded(model, [model[0], model[2]])
+    return before, sum(p.dim() > 1 for p in sharded.parameters())
+
+
+def test_the_usual_filter_for_weight_decay_finds_no_flat_shard(ranks):
+    """So the notebook and docs/mine.md warn of it."""
+    assert ranks(2, with_decay).results == [(2, 0)] * 2

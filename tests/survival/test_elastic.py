@@ -6,7 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
 
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.survival import elastic, figures
@@ -43,3 +48,38 @@ def save_without_a_cpu(rank, world_size, folder):
 def test_saving_in_the_background_needs_a_backend_for_the_cpu(ranks, tmp_path):
     with pytest.raises(RankFailed, match="A CPU backend must be enabled"):
         ranks(2, save_without_a_cpu, str(tmp_path), backend="none")
+
+
+def six_steps(rank, world_size, wrapper, restart):
+    """The parameters; with `restart` a new wrapper goes on from the third step's state."""
+
+    def new():
+        torch.manual_seed(0)
+        layers = [m for _ in range(6) for m in (nn.Linear(96, 96), nn.Tanh())]
+        model = nn.Sequential(*layers, nn.Linear(96, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model, optimizer, wrapper(model, bucket_cap_mb=0.05)
+
+    model, optimizer, wrapped = new()
+    for step in range(6):
+        if restart and step == 3:
+            states = model.state_dict(), optimizer.state_dict()
+            model, optimizer, wrapped = new()
+            for part, state in zip((model, optimizer), states, strict=True):
+                part.load_state_dict(state)
+        x = torch.randn(8, 96, generator=torch.Generator().manual_seed(10 * step + rank))
+        cross_entropy(wrapped(x), torch.arange(8)).backward()
+        getattr(wrapped, "finish_gradient_synchronization", lambda: None)()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrapper, is_same", [(BucketedDDP, True), (DistributedDataParallel, False)]
+)
+def test_the_last_bits_of_a_resumed_run_are_those_of_our_buckets(ranks, wrapper, is_same):
+    through, resumed = (ranks(3, six_steps, wrapper, on).results[0] for on in (False, True))
+    assert torch.equal(through, resumed) == is_same
+    assert (through - resumed).abs().max() < 1e-6
