@@ -174,6 +174,18 @@ def cut_model(
     return nn.Sequential(*first, *blocks, *last)
 
 
+def require_untied(model: nn.Module, plan: Plan) -> None:
+    """ValueError for a tied weight that a stage, or a shard of the head, would copy."""
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        tied = first.setdefault(parameter, name)
+        if tied != name and plan.pp * plan.tp > 1:
+            raise ValueError(
+                f"`{tied}` and `{name}` are one weight, and pp or tp would make two of it, "
+                "whose gradients nobody adds: make the model without tied weights"
+            )
+
+
 def require_equal_parts(inputs: Tensor, targets: Tensor) -> None:
     """ValueError where the mean of two micro-batches' means isn't the mean of the batch."""
     if len(inputs) % models.MICRO_BATCHES:

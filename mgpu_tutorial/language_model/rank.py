@@ -22,6 +22,7 @@ from mgpu_tutorial.language_model.plan import (
     clip_gradients,
     data_group,
     forward_backward,
+    require_untied,
     share_head,
     share_products,
     share_sequence,
@@ -46,6 +47,7 @@ def build_rank(
     whole: nn.Sequential, plan: Plan, mesh: DeviceMesh, parts: SimpleNamespace
 ) -> Job:
     """This rank's part of a whole model, which is the same on every rank."""
+    require_untied(whole, plan)
     require_experts(plan, models.experts_of(whole))
     device = next(whole.parameters()).device
     # pp: its stage; tp: its shards of the products in it

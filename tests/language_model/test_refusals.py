@@ -354,6 +354,22 @@ def test_a_whole_model_without_experts_is_not_cut_among_them(refused):
     refused(2, "experts=0, and ep=2 ranks", stage_of_experts, sent=True)
 
 
+def tied_over(rank, world_size, words):
+    model, sizes = new_model(), plan_of(words)
+    model[-1].scores.weight = model[0].character.weight
+    job = build_rank(model, sizes, mesh_of(sizes), PARTS)
+    return job.stage[-1].scores.weight is job.stage[0].character.weight
+
+
+@pytest.mark.parametrize("words", ["pp=2", "tp=2"])
+def test_a_tied_head_is_not_made_two_weights(refused, words):
+    refused(2, "`0.character.weight` and `5.scores.weight`", tied_over, words, sent=True)
+
+
+def test_ranks_that_share_the_batch_keep_a_tied_head(ranks):
+    assert ranks(2, tied_over, "dp=2").results == [True, True]
+
+
 WORDS = "some words, and more of them, which are enough to train on. " * 20
 TEXTS = {
     "short": (b"too short", "has 9 characters"),
