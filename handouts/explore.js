@@ -27,6 +27,7 @@ const priced = {
     const links = ["inside", "between"].map((name, i) => [
       data.links[i][0] * (set.latency ?? 1), name in set ? 1e9 * set[name] : data.links[i][1],
     ]);
+    links[0][1] /= Math.min(data.shared ?? 1, ranks, perNode);
     const tokens = data.sliders.find((slider) => slider.name === "tokens");
     const more = set.tokens ? set.tokens / tokens.values[0] - 1 : 0;
     const wider = 2 * (1 - data.ranks / ranks);

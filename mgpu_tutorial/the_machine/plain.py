@@ -5,7 +5,7 @@ from numbers import Real
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.price.machine import Machine
-from mgpu_tutorial.shared.price.tape import Call, Event, Operation
+from mgpu_tutorial.shared.price.tape import HALF, Call, Event, Operation
 from mgpu_tutorial.shared.price.tape import Wait as Waited
 
 
@@ -86,16 +86,18 @@ def replay_step(tape: Tape, machine: Machine) -> float:
 
 
 def plain_tape(events: Sequence[Event]) -> list[Kernel | Message | Wait]:
-    """A tape of the instrument in these three words, for all-reduces inside of a node.
+    """A tape of the instrument in these three words: 16 bits, all-reduces inside of a node.
 
-    Raises ValueError for any other message, and for a second stream, which these words don't
-    have.
+    Raises ValueError for any other message, for products of other numbers, and for a second
+    stream, which these words don't have.
     """
     tape: list[Kernel | Message | Wait] = []
     places: dict[int, int] = {-1: -1}
     for place, event in enumerate(events):
         if isinstance(event, Operation):
-            tape.append(Kernel(event.flops * event.slowdown, event.nbytes))
+            if event.numbers != HALF:
+                raise ValueError(f"a product of {event.numbers}, expected {HALF}")
+            tape.append(Kernel(event.flops, event.nbytes))
         elif isinstance(event, Call):
             if not event.name.startswith("all_reduce"):
                 raise ValueError(f"the tape has a call of {event.name}, expected all_reduce")

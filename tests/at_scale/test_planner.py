@@ -15,6 +15,7 @@ from mgpu_tutorial.at_scale import commands, failures, figures, planner
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan, model_of
 from mgpu_tutorial.shared.cost_model.step import predict_step
+from mgpu_tutorial.step_time import published
 from tests.lab.draw.test_contrast import in_the_dark
 from tests.lab.test_colours import contrast
 
@@ -206,12 +207,17 @@ def test_what_is_written_on_a_colour_can_be_read():
 # The command line
 
 
+def test_the_range_is_that_of_a_program_that_had_no_row():
+    (row,) = published.predict("SmolLM3")
+    assert 1 + row.error == pytest.approx(terminal.BORROWED, abs=0.03)
+
+
 def run(capsys, *words):
     code = terminal.main(["--params", "7e9", "--gpus", "64", "--batch", "512", *words])
     return code, capsys.readouterr().out
 
 
-def test_the_terminal_prints_plans_days_and_cost(capsys):
+def test_the_terminal_prints_plans_and_a_range_of_days_and_cost(capsys):
     small = planner.rank_plans(SMALL, H100, 64, 512)
     code, out = run(capsys, "--tokens", "2e12", "--price", "3")
     assert code == 0 and "6.7 billion parameters: 32 layers of 4,096, 32 heads" in out
@@ -219,8 +225,10 @@ def test_the_terminal_prints_plans_days_and_cost(capsys):
     assert len(lines) == 8
     assert all(str(c.plan) in line for c, line in zip(small[:8], lines, strict=True))
     hours = 2e12 / small[0].step.tokens_per_second / 64 / 3600
-    cost = f"{hours / 24:,.1f} days, {64 * hours * 3 / 1e6:,.2f} million"
-    assert f"2e+12 tokens with the first: {cost}" in out
+    most = terminal.BORROWED * hours
+    days = f"{hours / 24:,.1f} to {most / 24:,.1f} days"
+    cost = f"{64 * hours * 3 / 1e6:,.2f} to {64 * most * 3 / 1e6:,.2f} million"
+    assert f"2e+12 tokens with the first: {days}, {cost}" in out
     code, out = run(capsys, "--sequence", "131072", "--batch", "16", "--context", "8")
     assert code == 0 and "CP 4" in out
 

@@ -1,4 +1,7 @@
-"""GPUs and clusters: what their makers say, and two numbers that measurements add."""
+"""GPUs and clusters: what their makers say, and what measurements add.
+
+Each bandwidth, latency, peak and share of the course has its place here; 04 prints them.
+"""
 
 from numbers import Real
 from typing import NamedTuple
@@ -24,6 +27,21 @@ class GPU(NamedTuple):
     memory_bandwidth: float
     matmul_efficiency: float
     activation_passes: float
+
+
+class Taped(NamedTuple):
+    """What a GPU adds to the tape of a program, whose every kernel is counted.
+
+    A tape's products reach another `share` of the peak than those of the formula, whose
+    passes stand for what a compiler fuses. `seen` are the lowest and the highest share that
+    fit published steps (`benchmarks/price.md`). The peaks of products of 32 bits are those of
+    the data sheet, with TF32 and without.
+    """
+
+    share: float
+    seen: tuple[float, float]
+    tensor_float: float
+    exact: float
 
 
 class Cluster(NamedTuple):
@@ -73,8 +91,11 @@ def check_cluster(cluster: Cluster) -> None:
 
 # Latencies of a step are set, among those that NCCL takes for a ring's (src/graph/tuning.cc):
 # 0.5 to 3.4 µs over NVLink and 2.7 to 9.6 over a network, by protocol.
-NVLINK_3, NVLINK_4 = Link(2e-6, 300e9), Link(2e-6, 450e9)
+NVLINK_3, NVLINK_4, NVLINK_5 = (Link(2e-6, rate) for rate in (300e9, 450e9, 900e9))
 HDR, NDR = Link(5e-6, 25e9), Link(5e-6, 50e9)  # 200 and 400 Gb/s per GPU
+
+PCIE_4, PCIE_5 = 32e9, 64e9  # bytes per second to the host's memory, 16 lanes, one way
+HOST_SHARE = 0.80  # of PCIe's nominal bandwidth, reached by one long copy; set, not fitted
 
 # The last two numbers are fitted; each line says to what. The tests fit them again.
 # Korthikanti et al. 2022, table 5, rows 22B and 175B (four times)
@@ -87,6 +108,8 @@ A100_40GB = GPU("A100 40GB", 312e12, 40e9, 1.555e12, 0.738, 2.97)
 H100 = GPU("H100 80GB", 989e12, 80e9, 3.35e12, 0.664, 2.97)
 # torchtitan, table 1, 8B on 8 GPUs: not compiled, and with less power
 H100_500W = GPU("H100 96GB, 500 W", 989e12, 96e9, 2.4e12, 0.346, 2.97)
+# No row tells its numbers: they are the H100's
+B200 = GPU("B200 180GB", 2250e12, 180e9, 8e12, 0.664, 2.97)
 
 CLUSTERS = {
     "A100": Cluster(A100, NVLINK_3, HDR),
@@ -94,4 +117,19 @@ CLUSTERS = {
     "A100-2021": Cluster(A100_2021, NVLINK_3, HDR),
     "H100": Cluster(H100, NVLINK_4, NDR),
     "H100-500W": Cluster(H100_500W, NVLINK_4, NDR),
+    "B200": Cluster(B200, NVLINK_5, NDR),
+}
+
+# Four programs were taped on A100s: 64, 66, 67 and 69%. Four on H100s, FSDP without a
+# compiler: 44, 46 and 50%, and 47 with 500 W. Other H100s keep the share of the formula, that
+# of Llama 3 405B: tape and formula count its products alike, and no program at its pace was
+# taped. So a price on H100s is that of a very good program.
+ON_A100, ON_H100 = (0.64, 0.69), (0.44, 0.66)
+TAPED = {
+    "A100": Taped(0.66, ON_A100, 156e12, 19.5e12),
+    "A100-40GB": Taped(0.641, ON_A100, 156e12, 19.5e12),
+    "A100-2021": Taped(0.66, ON_A100, 156e12, 19.5e12),
+    "H100": Taped(0.664, ON_H100, 494.5e12, 67e12),
+    "H100-500W": Taped(0.473, ON_H100, 494.5e12, 67e12),
+    "B200": Taped(0.664, ON_H100, 1125e12, 75e12),
 }

@@ -12,8 +12,8 @@ from mgpu_tutorial.shared.cost_model.links import (
     require_message,
     require_whole,
 )
-from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
-from mgpu_tutorial.shared.price.tape import Call, Operation
+from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, TAPED
+from mgpu_tutorial.shared.price.tape import EXACT, TENSOR_FLOAT, Call, Operation
 
 KERNEL = 4e-6  # seconds that the shortest kernel takes; set, not fitted
 
@@ -23,6 +23,11 @@ class Machine(NamedTuple):
 
     `inside` joins the GPUs of a node, `between` is each GPU's network card. `flops` are in
     16 bits, `memory` is in bytes. `_replace(flops=…)` tries another number.
+
+    tensor_float, exact   how many times as long a product of 32 bits takes, with TF32 or not
+    shared                so many GPUs of a node share one `inside` link
+    peak                  operations per second of the data sheet; 0 where nobody asks
+    seen                  the lowest and the highest share of it that published programs reach
     """
 
     name: str
@@ -34,6 +39,25 @@ class Machine(NamedTuple):
     inside: Link
     between: Link
     kernel: float = KERNEL
+    tensor_float: float = 2.0
+    exact: float = 16.0
+    shared: int = 1
+    peak: float = 0.0
+    seen: tuple[float, float] | str = ""
+
+    def says(self) -> str:
+        """The pace of its products: a price is no better than this number."""
+        if not self.peak:
+            return f"products at {self.flops / 1e12:.0f} TFLOP/s"
+        share = f"products at {self.flops / self.peak:.0%} of the peak"
+        if isinstance(self.seen, str):
+            return f"{share}{', ' * bool(self.seen)}{self.seen}"
+        return f"{share}, published programs {100 * self.seen[0]:.0f} to {self.seen[1]:.0%}"
+
+    def part(self) -> Link:
+        """A GPU's part of the link inside its node, while all that share it send."""
+        sharing = min(self.shared, self.gpus, self.per_node)
+        return self.inside._replace(bandwidth=self.inside.bandwidth / sharing)
 
     def of(self, gpus: int) -> "Machine":
         """The same with more or fewer GPUs; ValueError where they are no whole nodes."""
@@ -47,7 +71,7 @@ class Machine(NamedTuple):
 
     def link(self, ranks: tuple[int, ...]) -> Link:
         """The slowest link between these ranks."""
-        return self.between if self.nodes(ranks) > 1 else self.inside
+        return self.between if self.nodes(ranks) > 1 else self.part()
 
 
 @lru_cache
@@ -69,8 +93,10 @@ def _require_machine(machine: Machine) -> None:
     for name in ("flops", "memory_rate", "memory"):
         if not (isinstance(value := getattr(machine, name), Real) and value > 0):
             raise ValueError(f"{machine.name}: {name} must be above 0, got {value}")
-    if not machine.kernel >= 0:
-        raise ValueError(f"{machine.name}: kernel must be 0 or more, got {machine.kernel}")
+    for name, least in (("kernel", 0), ("tensor_float", 1), ("exact", 1), ("peak", 0)):
+        if not (value := getattr(machine, name)) >= least:
+            raise ValueError(f"{machine.name}: {name} must be {least} or more, got {value}")
+    require_whole(f"{machine.name}: shared", machine.shared)
     _require_nodes(machine.gpus, machine.per_node)
     require_message(0, 1, machine.inside, machine.between)
 
@@ -88,17 +114,21 @@ def machine_of(text: "str | Machine") -> Machine:
     if not found or found[2] not in CLUSTERS:
         known = ", ".join(CLUSTERS)
         raise ValueError(f'machine must be like "8 x H100", of one of {known}, got {text!r}')
-    gpus, cluster = int(found[1]), CLUSTERS[found[2]]
+    gpus, cluster, taped = int(found[1]), CLUSTERS[found[2]], TAPED[found[2]]
     _require_nodes(gpus, cluster.gpus_per_node)
     return Machine(
         name=f"{gpus} x {found[2]}",
         gpus=gpus,
         per_node=cluster.gpus_per_node,
-        flops=cluster.gpu.peak * cluster.gpu.matmul_efficiency,
+        flops=cluster.gpu.peak * taped.share,
         memory_rate=cluster.memory_rate(),
         memory=cluster.gpu.memory,
         inside=cluster.reached()[0],
         between=cluster.reached()[1],
+        tensor_float=cluster.gpu.peak / taped.tensor_float,
+        exact=cluster.gpu.peak / taped.exact,
+        peak=cluster.gpu.peak,
+        seen=taped.seen,
     )
 
 
@@ -106,8 +136,14 @@ def operation_seconds(operation: Operation, machine: Machine) -> float:
     """The longer of its two roads, products or memory; never less than a kernel takes."""
     if operation.seconds:
         return operation.seconds
-    products = operation.flops * operation.slowdown / machine.flops
+    products = operation.flops * slowdown(operation, machine) / machine.flops
     return max(products, operation.nbytes / machine.memory_rate, machine.kernel)
+
+
+def slowdown(operation: Operation, machine: Machine) -> float:
+    """How many times as long its products take as those of 16 bits."""
+    slower = {TENSOR_FLOAT: machine.tensor_float, EXACT: machine.exact}
+    return slower.get(operation.numbers, 1)
 
 
 def call_seconds(call: Call, rank: int, machine: Machine) -> float:
@@ -118,7 +154,7 @@ def call_seconds(call: Call, rank: int, machine: Machine) -> float:
     ranks, nodes, link = len(call.group), machine.nodes(call.group), machine.link(call.group)
     if ranks < 2:
         return 0.0
-    size = ranks, -(-ranks // nodes), machine.inside, machine.between
+    size = ranks, -(-ranks // nodes), machine.part(), machine.between
     if call.name.startswith("all_reduce"):
         return 2 * all_gather_seconds(call.nbytes, *size)
     if call.name.startswith("all_to_all"):

@@ -1,4 +1,4 @@
-"""A process that pretends: streams of a GPU, a sleep without time, and many ranks.
+"""A process that pretends: streams of a GPU, a sleep without time, many ranks, no numbers.
 
 What is replaced here stays so until the process ends.
 """
@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import optimizer
-from torch.utils import flop_counter
 
 from mgpu_tutorial.lab import borrowed
+from mgpu_tutorial.shared.price import ddp
 from mgpu_tutorial.shared.price.tape import Kernels, Mark, Tape, Taping, Wait
 
 
@@ -103,11 +104,17 @@ def tape_worker(rank: int, worker: Callable, ranks: int, args: tuple, kwargs: di
 
 
 def pretend() -> None:
-    """Give this process streams, a sleep that takes no time, and counts of attention."""
-    flop_counter.flop_registry |= {
-        borrowed.flash.thing: flash_flops(flop_counter.sdpa_flop_count, 0),
-        borrowed.flash_backward.thing: flash_flops(flop_counter.sdpa_backward_flop_count, 1),
-    }
+    """Give this process streams, a sleep that takes no time, and DDP without its C++.
+
+    What fills parameters with first numbers does nothing: there are none, and some of it asks
+    for them, as `trunc_normal_` does, which draws until all are inside.
+    """
+    ddp.pretend()
+    for name, function in vars(nn.init).items():
+        if name.endswith("_") and inspect.isfunction(function) and not function.__closure__:
+            # its code, because many modules have imported the function itself
+            function.__code__ = nothing.__code__
+            function.__defaults__ = function.__kwdefaults__ = None
     torch.cpu.Stream, torch.cpu.Event = Stream, StreamEvent
     torch.cpu.current_stream, torch.cpu.stream = current_stream, on_stream
     sleep, resize = time.sleep, torch.UntypedStorage.resize_
@@ -136,17 +143,9 @@ def pretend() -> None:
             setattr(dist.DeviceMesh, name, with_numbers(method))
 
 
-def flash_flops(count: Callable, gradients: int) -> Callable:
-    """Of the CPU's attention, which PyTorch's counter leaves out; half if causal."""
-
-    def counted(*given: Any, is_causal: bool = False, **_: Any) -> float:
-        shapes = [tuple(tensor.shape) for tensor in given[: 3 + gradients]]
-        # behind q, k, v (dropout), behind their gradient's (out, logsumexp, dropout)
-        place = 4 + 3 * gradients
-        is_causal = given[place] if len(given) > place else is_causal
-        return count(*shapes) / (2 if is_causal else 1)
-
-    return counted
+def nothing(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """In place of what fills a tensor: a priced one has no numbers."""
+    return tensor
 
 
 def with_numbers(method: Callable) -> Callable:

@@ -1,9 +1,12 @@
 """`price`: one call about as short as `launch`, and its result, which draws itself."""
 
+import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 from mgpu_tutorial.lab import RanksHung, launch
@@ -15,12 +18,16 @@ from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.shared.price import pretended
 from mgpu_tutorial.shared.price.machine import Machine, bytes_sent, machine_of
 from mgpu_tutorial.shared.price.picture import draw
+from mgpu_tutorial.shared.price.products import Unpriced
 from mgpu_tutorial.shared.price.replay import Played, replay
 from mgpu_tutorial.shared.price.tape import ELSEWHERE, Call, Tape
 
 MOST = 64  # ranks of a chain of messages that are taped, one after the other
 NO_NUMBER = ("DataDependentOutputException", "DynamicOutputShapeException")
 NO_MEMORY = ("data is not allocated", "data pointer", "numpy")
+# Files of PyTorch through which every call goes, so that their names say nothing
+MACHINERY = ("_subclasses", "_ops.py", "utils/_", "_prims", "_refs", "_decomp", "_library")
+MACHINERY += ("_meta_registrations", "overrides.py", "_tensor.py", "_compile.py", "_dynamo")
 NO_GPU = (ELSEWHERE, "CUDA", "NVIDIA")
 
 
@@ -42,7 +49,9 @@ def price(
 
     machine  such as "8 x H100", which is also what None stands for, with a GPU for each
              rank; the names are those of `cost_model`.
-    timeout  seconds until the worker must have returned.
+    timeout  seconds until the worker must have returned; a model of full size takes minutes.
+
+    A worker with a whole number `tokens`, those of a rank and step, has a rate of them too.
 
     Raises ValueError for a machine that is unknown or has another number of GPUs, and for a
     worker that asks for numbers; RuntimeError for one that fails, or does not return.
@@ -58,7 +67,48 @@ def price(
             f"{chosen.gpus}: give one a GPU for each rank"
         )
     (tapes,) = tape_all(worker, [(ranks, args, kwargs)], timeout)
-    return Priced(worker, ranks, args, kwargs, tapes, chosen, timeout)
+    tokens = tokens_of(worker, args, kwargs)
+    return Priced(worker, ranks, args, kwargs, tapes, chosen, timeout, tokens)
+
+
+def given_to(worker: Callable, args: tuple, kwargs: Mapping) -> inspect.BoundArguments:
+    """All arguments of the worker, its defaults among them."""
+    given = inspect.signature(worker).bind(0, 0, *args, **kwargs)
+    given.apply_defaults()
+    return given
+
+
+def tokens_of(worker: Callable, args: tuple, kwargs: Mapping) -> int | None:
+    """How many tokens a rank has, where the worker's argument `tokens` is a whole number."""
+    tokens = given_to(worker, args, kwargs).arguments.get("tokens")
+    return tokens if isinstance(tokens, int) and tokens > 0 else None
+
+
+def fit(priced: "Priced", seconds: float) -> Machine:
+    """The machine of a price, with the share of the peak at which its step takes `seconds`.
+
+    Measure one step of your own program, and give the machine to its other prices. Raises
+    ValueError for seconds in which what is no product would not be over, and for a share
+    above the peak.
+    """
+    if not (isinstance(seconds, Real) and 0 < seconds < math.inf):
+        raise ValueError(f"seconds must be those of a measured step, got {seconds!r}")
+    machine = priced.machine
+    least = priced.on(machine._replace(flops=1e30)).seconds
+    if seconds <= least:
+        raise ValueError(
+            f"{1e3 * least:.3g} ms pass beside the products, so no share of the peak gives "
+            f"{1e3 * seconds:.3g} ms: is it the same step, on links and memory like these?"
+        )
+    low, high = machine.flops / 1e3, machine.flops * 1e3
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        is_slow = priced.on(machine._replace(flops=middle)).seconds > seconds
+        low, high = (middle, high) if is_slow else (low, middle)
+    if machine.peak and high > machine.peak:
+        share = f"{high / machine.peak:.0%} of the peak of {machine.name}"
+        raise ValueError(f"{1e3 * seconds:.3g} ms need {share}: is it the same step?")
+    return machine._replace(flops=high, seen=f"fitted to {1e3 * seconds:.3g} ms")
 
 
 def tape_all(
@@ -70,7 +120,8 @@ def tape_all(
         (found,) = launch(_tape_here, 1, worker, jobs, **call).results
     except RanksHung as error:
         raise RuntimeError(
-            f"the worker did not return within {timeout:g} s, so there is no price: {error}"
+            f"the worker did not return within {timeout:g} s, so there is no price: give "
+            f"price(…, timeout={5 * timeout:g}) for a large model ({error})"
         ) from None
     if isinstance(found, str):
         raise (ValueError if found.startswith("what") else RuntimeError)(found)
@@ -102,16 +153,22 @@ def _tape_here(rank: int, world_size: int, worker: Callable, jobs: list) -> list
 
 def _reason(error: Exception, rank: int) -> str:
     """One sentence: what was asked of a pretended rank, where, and what to do."""
-    frames, trace = [], error.__traceback__
+    frames, trace, asked = [], error.__traceback__, ""
     while trace:
         code = trace.tb_frame.f_code
+        if code.co_filename.startswith(source_lines.TORCH):
+            inside = code.co_filename.removeprefix(source_lines.TORCH)
+            asked = asked if inside.startswith(MACHINERY) else code.co_qualname
         if not code.co_filename.startswith(__file__.rpartition("pricing")[0]):
             line = source_lines.SourceLine(code.co_filename, trace.tb_lineno, code.co_name)
             frames.append(line)
         trace = trace.tb_next
     place = source_lines.innermost(frames)
-    at = f" (`{place.text}`, {place})" if place else ""
+    within = f", in PyTorch's {asked}" if asked else ""
+    at = f" (`{place.text}`, {place}{within})" if place else ""
     said = next(iter(str(error).splitlines()), "")
+    if isinstance(error, Unpriced):
+        return said + at
     if type(error).__name__ in NO_NUMBER or any(words in said for words in NO_MEMORY):
         return (
             f"what this line asks for depends on numbers{at}, and a priced tensor has a "
@@ -140,6 +197,7 @@ class Priced:
     tapes: Mapping[int, Tape] = field(repr=False)
     machine: Machine
     timeout: float = 120.0
+    tokens: float | None = None  # of a rank
 
     def on(self, machine: str | Machine) -> "Priced":
         """The same on another machine; the worker runs again only for more or fewer GPUs."""
@@ -195,7 +253,7 @@ class Priced:
         return sum(bytes_sent(event) for event in events if isinstance(event, Call))
 
     def row(self, rank: int) -> list[float]:
-        """Milliseconds, those of visible messages, GB at the fullest and GB sent."""
+        """Milliseconds, those of visible messages, GB at the fullest, GB sent."""
         player, full = self.played[rank], self.fullest(rank).total()
         return [1e3 * player.seconds, 1e3 * player.visible, full / 1e9, self.sent(rank) / 1e9]
 
@@ -208,7 +266,11 @@ class Priced:
             "GB at most": ".1f",
             "GB sent": ".2f",
         }
-        return formatted(columns, [[f"rank {rank}", *self.row(rank)] for rank in self.tapes])
+        rows = [[f"rank {rank}", *self.row(rank)] for rank in self.tapes]
+        if self.tokens:
+            columns["tokens/s"] = ",.0f"
+            rows = [[*row, self.tokens / self.seconds] for row in rows]
+        return formatted(columns, rows)
 
     def says(self) -> str:
         """Where this is, and whether it fits."""
@@ -216,9 +278,9 @@ class Priced:
         fits = (
             ""
             if full <= self.machine.memory
-            else (f": {full / 1e9:.0f} GB do not fit into {self.machine.memory / 1e9:.0f}")
+            else (f"; {full / 1e9:.0f} GB do not fit into {self.machine.memory / 1e9:.0f}")
         )
-        return f"priced on {self.machine.name}, not measured{fits}"
+        return f"priced on {self.machine.name}, not measured: {self.machine.says()}{fits}"
 
     def __repr__(self) -> str:
         return f"{self.says()}\n{self.table()!r}"

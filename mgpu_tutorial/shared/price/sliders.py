@@ -6,7 +6,6 @@ plus a part that grows with the tokens, and one that shrinks as 1 / ranks, so tw
 all others. A web page has the tape in its `data-tape`, and `explore.js` replays it there.
 """
 
-import inspect
 import json
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,8 +13,8 @@ from typing import Any, NamedTuple
 from mgpu_tutorial.lab.draw import sliders
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.shared.cost_model.links import require_message, require_whole
-from mgpu_tutorial.shared.price.machine import Machine
-from mgpu_tutorial.shared.price.pricing import Priced, tape_all
+from mgpu_tutorial.shared.price.machine import Machine, slowdown
+from mgpu_tutorial.shared.price.pricing import Priced, given_to, tape_all
 from mgpu_tutorial.shared.price.tape import Call, Event, Mark, Operation, Tape, Wait
 
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of a link's bandwidth
@@ -110,7 +109,8 @@ class Explored:
             require_message(0, ranks, link)
             machine = machine._replace(**{name: link})
         tape = _mixed(self.base, [(self.twice[n], w) for n, w in weights.items()], ranks)
-        return replace(priced, ranks=ranks, machine=machine, tapes={0: tape})
+        tokens = values.get("tokens", priced.tokens)
+        return replace(priced, ranks=ranks, machine=machine, tapes={0: tape}, tokens=tokens)
 
     def data(self) -> dict[str, Any]:
         """What a web page needs: sliders, machine, and the tape, whose kinds stand once."""
@@ -134,6 +134,7 @@ class Explored:
         return {
             "sliders": [slider._asdict() for slider in self.sliders.values()],
             "machine": [machine.flops, machine.memory_rate, machine.kernel, machine.per_node],
+            "shared": machine.shared,
             "links": [[*machine.inside], [*machine.between]],
             "memory": machine.memory / 1e9,
             "ranks": self.priced.ranks,
@@ -197,12 +198,11 @@ def words(found: Priced) -> str:
 
 def _with_twice(priced: Priced) -> tuple[int | None, dict[str, Tape]]:
     """How many tokens a rank has, and tapes with twice as many, and with twice the ranks."""
-    given = inspect.signature(priced.worker).bind(0, 0, *priced.args, **priced.kwargs)
-    given.apply_defaults()
-    tokens, jobs = given.arguments.get("tokens"), {}
+    tokens, jobs = priced.tokens, {}
     if priced.ranks > 1:
         jobs["ranks"] = 2 * priced.ranks, priced.args, priced.kwargs
-    if isinstance(tokens, int) and tokens > 0:
+    if tokens:
+        given = given_to(priced.worker, priced.args, priced.kwargs)
         given.arguments["tokens"] = 2 * tokens
         jobs["tokens"] = priced.ranks, given.args[2:], given.kwargs
     found = tape_all(priced.worker, list(jobs.values()), priced.timeout)
@@ -263,7 +263,8 @@ def _packed(
 
     if isinstance(event, Operation):
         sizes = [three("flops"), three("nbytes")]
-        return json.dumps(["kernel", event.stream, event.slowdown, event.seconds, *sizes])
+        times = slowdown(event, machine)
+        return json.dumps(["kernel", event.stream, times, event.seconds, *sizes])
     if isinstance(event, Call):
         size = len(event.group)
         group = [0, 0] if size == n else [size, machine.nodes(event.group)]

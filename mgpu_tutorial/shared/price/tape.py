@@ -8,7 +8,6 @@ it belongs into a process that is thrown away. `pretended.py` prepares that proc
 
 import functools
 import os
-import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,25 +17,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer
-from torch.utils import flop_counter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record.trace import COLLECTIVES, POINT_TO_POINT, Recorder, TracedWork
+from mgpu_tutorial.shared.price import products
 
 # The strongest first: a bucket is a buffer until it is seen to be a gradient.
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
-# Kernels with far more work than the bytes that they move, which no counter here knows.
-UNCOUNTED = re.compile(
-    r"_?linalg_(?!vector_norm|cross)|_fft_|_?thnn_|mkldnn_rnn|_cudnn_rnn|.*lstm|cholesky|ormqr"
-)
 LOOK_UPS = ("embedding", "index", "index_select", "gather")  # read no more than they write
 ELSEWHERE = "no device of a priced rank"  # which is on the CPU, whatever its machine
-EXACT, TENSOR_FLOAT = 16, 2  # how much longer a product of 32 bits takes than one of 16
+HALF, TENSOR_FLOAT, EXACT = "16 bits", "TF32", "32 bits"  # the numbers of a product
 
 
 class Operation(NamedTuple):
-    """A kernel: `flops`, which take `slowdown` times as long as in 16 bits, and `nbytes`.
+    """A kernel: the `flops` of its products, of such `numbers`, and `nbytes`.
 
     The bytes are those that it reads and writes in the GPU's memory. A sleep has `seconds`.
     """
@@ -44,7 +39,7 @@ class Operation(NamedTuple):
     name: str
     flops: float = 0
     nbytes: float = 0
-    slowdown: float = 1
+    numbers: str = HALF
     seconds: float = 0
     stream: int = 0
 
@@ -203,11 +198,6 @@ class Taping(Recorder):
         name, made = func.overloadpacket.__name__, tensors_of(out)
         if other := {tensor.device.type for tensor in made} - {"cpu", "meta"}:
             raise ValueError(f"{min(other)} is {ELSEWHERE}")
-        if not flops and UNCOUNTED.match(name):
-            raise ValueError(
-                f"the work of {name} is not counted, so it would have no price: write it as "
-                "matrix products, or leave it out"
-            )
         known = {id(t.untyped_storage()) for t in given}
         is_view = all(id(t.untyped_storage()) in known for t in made)
         is_empty = "empty" in name
@@ -226,8 +216,8 @@ class Taping(Recorder):
         for tensor in made:
             self.hold(tensor, is_empty)
         if nbytes or flops:
-            slowdown = slowdown_of(given[0]) if flops else 1
-            self.add(Operation(name, flops, nbytes, slowdown, 0, self.stream))
+            numbers = numbers_of(given[0]) if flops else HALF
+            self.add(Operation(name, flops, nbytes, numbers, 0, self.stream))
 
     def sleep(self, seconds: float) -> None:
         self.add(Operation("sleep", seconds=seconds, stream=self.stream))
@@ -290,11 +280,12 @@ class Kernels(borrowed.dispatch_mode.thing):
                 if isinstance(tensor, nn.Parameter):
                     self.taping.see_parameter(tensor)
             return NotImplemented  # a DTensor calls what its local tensors need
-        out, flops = func(*args, **kwargs), 0
-        if func.namespace == "aten" or func.namespace == "fsdp":
-            if count := flop_counter.flop_registry.get(func.overloadpacket):
-                flops = count(*args, **kwargs, out_val=out)
+        out = func(*args, **kwargs)
+        if func.namespace in ("aten", "fsdp"):
+            flops = products.flops_of(func, args, kwargs, out)
             self.taping.operation(func, given, out, flops)
+        elif not products.is_free(func.namespace):
+            raise products.uncounted(f"{func.namespace}::{func.overloadpacket.__name__}")
         return out
 
 
@@ -315,9 +306,9 @@ def bytes_of(tensor: Tensor) -> int:
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())
 
 
-def slowdown_of(tensor: Tensor) -> float:
-    """Of a matrix product of such numbers; those of 8 bits count as 16."""
+def numbers_of(tensor: Tensor) -> str:
+    """Of which numbers a product of this tensor is; those of 8 bits count as 16."""
     if tensor.dtype.itemsize <= 2:
-        return 1
+        return HALF
     is_exact = torch.get_float32_matmul_precision() == "highest"
     return EXACT if is_exact or tensor.dtype == torch.float64 else TENSOR_FLOAT
