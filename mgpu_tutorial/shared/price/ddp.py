@@ -3,8 +3,9 @@
 Its reducer is C++ and looks at numbers, so the class is given other insides, which send what
 that sends: a broadcast of parameters and buffers where it wraps; buffers before each forward;
 and gradients in buckets, each copied in, all-reduced under backward, and copied back at its
-end. In the first step all gradients are one bucket. From the second step on they are filled
-in the order in which the first one made them, up to 25 MiB each, the first up to 1 MiB.
+end. In the first step all gradients are one bucket, with `static_graph` in the second too.
+Later they are filled in the order in which backward made them, until they have 25 MiB, and
+the first of them 1 MiB.
 
 Left out: a few bytes by which the ranks compare shapes and agree on that order. Its hooks for
 communication, `join` and mixed precision have no price here: the course's `BucketedDDP` has.
@@ -45,6 +46,7 @@ class Reducer:
     def __init__(self, ddp: nn.Module, parameters: list[nn.Parameter], limits: Sequence[int]):
         self.ddp, self.limits, self.order = ddp, limits, list[nn.Parameter]()
         self.is_rebuilt, self.expects, self.sent = ddp.find_unused_parameters, False, 0
+        self.before = 2 if ddp.static_graph else 1  # steps until it knows the order
         first = limits if ddp.find_unused_parameters else [sys.maxsize]
         self.fill(list(reversed(buckets_of(parameters, first))))
         for parameter in parameters:
@@ -61,7 +63,7 @@ class Reducer:
                 "DistributedDataParallel: a parameter had no gradient in the step before: "
                 "give find_unused_parameters=True"
             )
-        if self.order and not self.is_rebuilt:
+        if self.before == 0 and not self.is_rebuilt:
             self.fill(buckets_of(self.order, self.limits))
             self.is_rebuilt = True
         for bucket in self.buckets:
@@ -106,6 +108,7 @@ class Reducer:
                 if parameter.grad is not None and not self.ddp.gradient_as_bucket_view:
                     parameter.grad.copy_(view)
         self.expects = False
+        self.before = max(0, self.before - 1)
 
 
 def buckets_of(parameters: Iterable[nn.Parameter], limits: Sequence[int]) -> list[list]:
