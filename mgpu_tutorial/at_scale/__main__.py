@@ -23,7 +23,7 @@ from mgpu_tutorial.at_scale.planner import (
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, Cluster
 from mgpu_tutorial.shared.cost_model.plans import Model, model_of
 
-BORROWED = 1.4  # so many times as long took SmolLM3, whose program had no fitted row (23)
+BORROWED = 1.4  # so many times as long took SmolLM3, whose program has no fitted row
 BETTER = 1.1  # a nearby batch is named from so many times the MFU on
 
 

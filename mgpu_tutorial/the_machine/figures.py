@@ -33,12 +33,12 @@ def ways(ranks: int) -> dict[str, Callable[[float], float]]:
     """Seconds of an all-reduce by its bytes, for each way to do it on so many H100s."""
     nodes = -(-ranks // 8)
     link = H100S.between if nodes > 1 else H100S.inside
+    size = nodes, min(ranks, 8), H100S.inside, H100S.between
     found = {
-        "ring": lambda nbytes: links.ring_seconds(nbytes, ranks, link),
+        "ring": lambda nbytes: links.flat_ring_seconds(nbytes, *size),
         "tree": lambda nbytes: links.tree_seconds(nbytes, ranks, link),
     }
     if nodes > 1:
-        size = nodes, 8, H100S.inside, H100S.between
         found["by nodes"] = lambda nbytes: links.hierarchical_seconds(nbytes, *size)
     return found
 
@@ -108,12 +108,16 @@ def _frame(ranks: int, place: str) -> Drawing:
 
 def all_reduce_table(laptop: Link, sizes: tuple[float, ...] = (1e4, 1e7, 1e9)) -> Table:
     """Ring and tree on this machine's link, on NVLink and over 16 nodes, in milliseconds."""
-    places = {"this machine, 4 ranks": (4, laptop), "NVLink, 8 GPUs": (8, H100S.inside)}
-    places["16 nodes, 128 GPUs"] = 128, H100S.between
+    here = {
+        "ring": lambda nbytes: links.ring_seconds(nbytes, 4, laptop),
+        "tree": lambda nbytes: links.tree_seconds(nbytes, 4, laptop),
+    }
+    places = {"this machine, 4 ranks": here, "NVLink, 8 GPUs": ways(8)}
+    places["16 nodes, 128 GPUs"] = ways(128)
     rows = [
-        [f"{name}, {way}", *(1e3 * cost(size, *place) for size in sizes)]
-        for name, place in places.items()
-        for way, cost in (("ring", links.ring_seconds), ("tree", links.tree_seconds))
+        [f"{name}, {way}", *(1e3 * found[way](size) for size in sizes)]
+        for name, found in places.items()
+        for way in ("ring", "tree")
     ]
     return formatted({"ms": ""} | {metric(size): ",.2f" for size in sizes}, rows)
 

@@ -12,9 +12,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from mgpu_tutorial.lab import borrowed, span
 from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared.cost_model.machines import HOST_4
 from mgpu_tutorial.shared.price import llama_3_8b
-
-PCIE = 0.8 * 32e9  # bytes per second to the host's memory, one way: 16 lanes of PCIe 4
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -51,7 +50,7 @@ def to_host(tensor: Tensor) -> Tensor | tuple:
     """Takes as long as the copy; a priced tensor has no numbers, so its shape is kept."""
     if isinstance(borrowed.base_of(tensor), nn.Parameter) or isinstance(tensor, nn.Parameter):
         return tensor  # no activation: it stays where it is
-    time.sleep(tensor.nbytes / PCIE)  # the price takes it for a kernel of that length
+    time.sleep(tensor.nbytes / HOST_4)  # the price takes it for a kernel of that length
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
@@ -61,7 +60,7 @@ def from_host(packed: Tensor | tuple) -> Tensor:
         return packed
     shape, stride, dtype = packed
     tensor = torch.empty_strided(shape, stride, dtype=dtype)
-    time.sleep(tensor.nbytes / PCIE)
+    time.sleep(tensor.nbytes / HOST_4)
     return tensor
 
 

@@ -40,6 +40,23 @@ def ring_seconds(nbytes: float, ranks: int, link: Link) -> float:
     return 2 * (ranks - 1) * (link.latency + nbytes / ranks / link.bandwidth)
 
 
+def flat_ring_seconds(
+    nbytes: float, nodes: int, per_node: int, inside: Link, between: Link
+) -> float:
+    """The same around nodes, by one card of each, as NCCL reckons it.
+
+    All bytes pass the slowest link, but a step has the latency of its own.
+    """
+    require_message(nbytes, 1, inside, between)
+    require_whole("nodes", nodes)
+    require_whole("per_node", per_node)
+    ranks = nodes * per_node
+    if nodes == 1:
+        return ring_seconds(nbytes, ranks, inside)
+    latency = (ranks - nodes) * inside.latency + (nodes - 1) * between.latency
+    return 2 * (latency + (ranks - 1) / ranks * nbytes / between.bandwidth)
+
+
 def tree_seconds(nbytes: float, ranks: int, link: Link) -> float:
     """The same up and down a binary tree, the whole tensor on each of log2 N levels."""
     require_message(nbytes, ranks, link)

@@ -134,6 +134,7 @@ def test_a_cluster_that_cannot_be_is_refused(gpu, cluster, words):
 COLLECTIVES = [
     lambda nbytes, ranks, link: links.ring_seconds(nbytes, ranks, link),
     lambda nbytes, ranks, link: links.tree_seconds(nbytes, ranks, link),
+    lambda nbytes, ranks, link: links.flat_ring_seconds(nbytes, ranks, 8, LINK, link),
     lambda nbytes, ranks, link: links.hierarchical_seconds(nbytes, ranks, 8, LINK, link),
     lambda nbytes, ranks, link: links.all_gather_seconds(nbytes, ranks, 8, LINK, link),
     lambda nbytes, ranks, link: links.all_to_all_seconds(nbytes, ranks, 8, link, LINK),
