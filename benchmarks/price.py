@@ -55,6 +55,7 @@ HEADER = [
     *("null guess", "messages visible", "GiB held", "GiB reserved, published"),
 ]
 TITAN, DOCS, MPT = "torchtitan 8B", "torchtitan, docs of 2024", "MPT, FSDP"
+SIZES = "7B on 8", "13B on 16"
 RESERVED = {(TITAN, "8 GPUs"): 82.4, (TITAN, "128 GPUs"): 67.0}  # GiB, where published
 
 
@@ -80,11 +81,37 @@ def documented() -> list[Run]:
     ]
 
 
+def newer() -> dict[str, list[Run]]:
+    """MPT's other tables, in which nothing is repeated: A100s of 80 GB, and H100s.
+
+    `scripts/train/benchmarking/README.md` of https://github.com/mosaicml/llm-foundry, at
+    061f2c7ce64e655100286584a7629e2a09f827ba. Gradients are reduced in 32 bits there.
+    """
+    small, large = (next(r.model for r in runs_of(MPT) if r.name == n) for n in SIZES)
+    rows = {
+        "MPT on A100s of 80 GB": ("A100", (small, 8, 6, 2, 4641), (large, 8, 2, 3, 2262)),
+        "MPT on H100s": (
+            "H100",
+            *((small, 8, 6, 1, 10_643), (large, 8, 2, 1, 4792), (large, 64, 2, 1, 4800)),
+        ),
+    }
+    found: dict[str, list[Run]] = {}
+    for family, (cluster, *runs) in rows.items():
+        for model, gpus, micro, parts, published in runs:
+            name = f"{'7B' if model is small else '13B'} on {gpus}"
+            plan = Plan(dp=gpus, zero=3, micro_batch=micro, recompute="none")
+            given = name, model, CLUSTERS[cluster], plan, gpus * micro * parts, published
+            found.setdefault(family, []).append(
+                Run(*given, "tokens/s", not found.get(family))
+            )
+    return found
+
+
 def families() -> dict[str, list[Run]]:
     """The rows by program; the first of each is the fitted one."""
     few = "7B on 8", "7B on 32", "7B on 128", "13B on 16", "13B on 128"
     mpt = [run for run in runs_of(MPT) if run.name in few]
-    return {TITAN: runs_of(TITAN), DOCS: documented(), MPT: mpt}
+    return {TITAN: runs_of(TITAN), DOCS: documented(), MPT: mpt} | newer()
 
 
 def every_second_product():
@@ -115,7 +142,8 @@ def network_of(run: Run, layers: int) -> nn.Sequential:
     options = {"use_reentrant": False, "preserve_rng_state": False}
     if run.plan.recompute == "selective":
         options["context_fn"] = every_second_product
-    for layer in list(network)[1 : -2 : 2 if "layers" in run.name else 1]:
+    repeated = [] if run.plan.recompute == "none" else list(network)[1:-2]
+    for layer in repeated[:: 2 if "layers" in run.name else 1]:
         layer.forward = partial(checkpoint, layer.forward, **options)
     return network
 
@@ -123,7 +151,8 @@ def network_of(run: Run, layers: int) -> nn.Sequential:
 def train(rank, world_size, run, layers):
     """Two steps as the published programs do them: parameters in 32 bits, products in 16."""
     network = network_of(run, layers)
-    reduced = torch.float32 if run.model.gated else torch.bfloat16
+    is_pure = not run.model.gated and run.plan.recompute == "full"
+    reduced = torch.bfloat16 if is_pure else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
     parts = [part for part in network if isinstance(part, Layer)]
     for part in parts:  # the last is needed again at once

@@ -47,8 +47,7 @@ def flat_ring_seconds(
 
     All bytes pass the slowest link, but a step has the latency of its own.
     """
-    require_message(nbytes, 1, inside, between)
-    require_whole("nodes", nodes)
+    require_message(nbytes, nodes, inside, between)
     require_whole("per_node", per_node)
     ranks = nodes * per_node
     if nodes == 1:
