@@ -13,10 +13,11 @@
 What it carries: the count of operations is that of the formulas, so are the bytes of FSDP's
 messages, and memory is what tensors hold. What products reach of the peak differs between
 programs from 44 to 69%, and no tape tells it: `fit` it to one step of your own program.
-Then the published rows come out within 4% (`benchmarks/price.md`), on other numbers of GPUs
-no better than by the null guess. Not seen: kernels that a compiler fuses (a norm is taped as
-several, which newer PyTorch fuses on a GPU), kernels worse than the share, congestion, late
-ranks, processors that NCCL takes, and what the allocator reserves beside what tensors hold.
+Then published rows come out within 4%, one program's on H100s within 10%
+(`benchmarks/price.md`), on other numbers of GPUs no better than by the null guess. Not seen:
+kernels that a compiler fuses (a norm is taped as several, which newer PyTorch fuses on a
+GPU), kernels worse than the share, congestion, late ranks, processors that NCCL takes, and
+what the allocator reserves beside what tensors hold.
 
     from mgpu_tutorial.shared.small_and_large import LARGE, large, train
     price(train, 8, BucketedDDP, large, LARGE, machine="8 x H100")
