@@ -24,7 +24,6 @@ import hashlib
 import math
 import os
 import runpy
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import run as torchrun
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules import module as hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -847,26 +848,37 @@ def dtype_of(given: argparse.Namespace) -> torch.dtype | None:
     return None if given.dtype == "own" else getattr(torch, given.dtype)
 
 
-def prove_script(given: argparse.Namespace) -> Proof:
-    """Run a script three times by torchrun; raises SystemExit where a run fails."""
+def prove_script(given: argparse.Namespace) -> tuple[Proof, int]:
+    """Run a script three times by torchrun; the outcome, and how many steps were seen.
+
+    Raises ValueError where nothing is proved.
+    """
+    cores = (os.cpu_count() or 1) // given.ranks
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores, 1)))  # alike in all three
     with tempfile.TemporaryDirectory() as home:
-        notes = []
-        for name, ranks in ("one", 1), ("moved", 1), ("ranks", given.ranks):
-            folder = Path(home) / name
-            folder.mkdir()
-            run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-            run += [str(ranks), "--local-addr", "127.0.0.1"]
-            how = [f"--steps={given.steps}", f"--dtype={given.dtype}", f"--into={folder}"]
-            own = [str(given.ranks), given.script, *given.words]
-            done = subprocess.run([sys.executable, *run, __file__, *how, *own], check=False)
-            if done.returncode:
-                raise SystemExit(f"the run on {count(ranks, 'rank')} failed, see above")
-            files = [folder / f"{rank}.pt" for rank in range(ranks)]
-            notes.append([load_notes(file) for file in files])
-    (one,), (moved,), ranks = notes
-    if not one.steps[0].gradients:
-        raise SystemExit("no optimizer of torch has stepped, and nothing is proved")
-    return compare(one, moved, ranks)
+        (one,) = run_ranks(given, 1, Path(home) / "one")
+        if not one.steps[0].gradients:
+            raise ValueError(f"{given.script} took no step of an optimizer of torch")
+        (moved,) = run_ranks(given, 1, Path(home) / "moved")
+        ranks = run_ranks(given, given.ranks, Path(home) / "ranks")
+    return compare(one, moved, ranks), min(len(run.steps) for run in (one, moved, *ranks))
+
+
+def run_ranks(given: argparse.Namespace, ranks: int, folder: Path) -> list[Notes]:
+    """Run the script on so many ranks, and read what they have noted in a folder."""
+    how = ", with every number a unit in the last place off" if folder.name == "moved" else ""
+    print(f"{given.script} on {count(ranks, 'rank')}{how}:", file=sys.stderr, flush=True)
+    folder.mkdir()
+    run = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", __file__]
+    run += [f"--steps={given.steps}", f"--dtype={given.dtype}", f"--into={folder}"]
+    own = [str(given.ranks), given.script, *given.words]
+    try:  # its agent runs in this process, which saves an interpreter
+        torchrun.run(torchrun.parse_args(run + own))
+    except ChildFailedError:
+        alone = ": it has to run on one too, with meshes of size 1" if ranks == 1 else ""
+        says = f"{given.script} failed on {count(ranks, 'rank')}, as said above{alone}"
+        raise ValueError(says) from None
+    return [load_notes(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
 def load_notes(file: Path) -> Notes:
@@ -876,23 +888,43 @@ def load_notes(file: Path) -> Notes:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command line; 0 if the job computes what one process computes."""
-    parser = argparse.ArgumentParser("prove", description="Is a job what one process is?")
-    parser.add_argument("--steps", type=int, default=2, help="of the optimizer (2)")
-    own = "own: as the script has it"
+    """The command line: 0 if the job is right, 1 if it is not, 2 if nothing was proved."""
+    parser = argparse.ArgumentParser(
+        "prove",
+        usage="%(prog)s [--steps N] [--dtype D] ranks script …",
+        description="Does a training script compute on several ranks what it computes on "
+        "one? It is run three times, until its first steps: on one rank, on one rank with "
+        "every number a unit in the last place off, and on as many as you ask for.",
+        epilog="ends with 0 if all tensors are those of one process, with 1 if one is not, "
+        "and with 2 if nothing was proved",
+    )
+    parser.add_argument("ranks", type=int, help="on which the script is proved")
+    parser.add_argument("script", help="as torchrun starts it; its own words come after it")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=2, help="of its optimizer (2)")
     parser.add_argument(
-        "--dtype", default="own", choices=["float64", "float32", "own"], help=own
+        "--dtype",
+        default="own",
+        choices=["float64", "float32", "own"],
+        help="of its models; own: as the script has them (own)",
     )
     parser.add_argument("--into", help=argparse.SUPPRESS)  # of a rank
-    parser.add_argument("ranks", type=int, help="of the job")
-    parser.add_argument("script", help="its own words come after it")
-    parser.add_argument("words", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
     if given.into:
         run_script(Path(given.into), Path(given.into).name == "moved", given)
         return 0
-    proof = prove_script(given)
+    if not Path(given.script).is_file():
+        parser.error(f"there is no script {given.script}")
+    try:
+        proof, steps = prove_script(given)
+    except ValueError as error:
+        print(f"nothing is proved: {error}", file=sys.stderr)
+        return 2
     print(proof)
+    if proof.right and steps < given.steps:
+        says = f"{given.script} took {count(steps, 'step')}, and {given.steps} were asked for"
+        print(f"not all is proved: {says}", file=sys.stderr)
+        return 2
     return 0 if proof.right else 1
 
 
