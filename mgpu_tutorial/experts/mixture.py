@@ -32,6 +32,17 @@ class Mixture(nn.Module):
             for matrix in mlp.parameters():
                 nn.init.normal_(matrix, std=width**-0.5)
 
+    def whole_tensors(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The experts of all ranks, or their gradients, by their names on one."""
+        whole = {name: t for name, t in own.items() if not name.startswith("own.")}
+        for name in [name for name in own if name not in whole]:
+            _, expert, rest = name.split(".", 2)
+            every = [torch.empty_like(own[name]) for _ in range(dist.get_world_size())]
+            dist.all_gather(every, own[name])
+            for rank, part in enumerate(every):
+                whole[f"own.{rank * len(self.own) + int(expert)}.{rest}"] = part
+        return whole
+
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)  # (tokens, width)
         scores = self.router(tokens)

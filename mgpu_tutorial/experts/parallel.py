@@ -70,7 +70,7 @@ def share_in(layer: Experts, group: Group) -> None:
     """Note the group on the layer, and on its experts that no other rank has them."""
     layer.group = group
     for parameter in (layer.up, layer.down):
-        parameter.own, parameter.group = True, group
+        parameter.own, parameter.group, parameter.cut = True, group, 0
 
 
 class ExpertParallel(Experts):

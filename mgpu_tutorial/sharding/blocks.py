@@ -99,6 +99,10 @@ class FlatShard(nn.Module):
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
         self.whole = None
 
+    def whole_tensors(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The whole of this rank's shard, or of its gradient, by the module's names."""
+        return views_of(Gather.apply(own["shard"].detach(), self.group), self.shapes)
+
     def requires_grad_(self, requires_grad: bool = True) -> "FlatShard":
         """Freeze or thaw the shards of this block and of those inside."""
         for block in blocks_in(self):

@@ -16,7 +16,6 @@ from mgpu_tutorial.sharding.blocks import (
     blocks_in,
     fully_sharded,
     require_blocks,
-    views_of,
 )
 from mgpu_tutorial.sharding.refusals import (
     own_step,
@@ -279,15 +278,18 @@ class ShardedModel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Nothing is left to do: the shards have their gradients after backward."""
 
-    @torch.no_grad()
+    def whole_tensors(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The whole of these shards, or of their gradients, by the model's names."""
+        full = {}
+        for i, (path, block) in enumerate(self.blocks.items()):
+            if f"shards.{i}" in own:
+                whole = block.whole_tensors({"shard": own[f"shards.{i}"]})
+                full |= {f"{path}{name}".removeprefix("."): t for name, t in whole.items()}
+        return full
+
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole parameters by name, on every rank; all ranks call it."""
-        full = {}
-        for path, block in self.blocks.items():
-            whole = Gather.apply(block.shard, self.group)
-            for name, view in views_of(whole, block.shapes).items():
-                full[f"{path}{name}".removeprefix(".")] = view
-        return full
+        return self.whole_tensors(dict(self.named_parameters()))
 
 
 class Prepared(NamedTuple):

@@ -110,8 +110,17 @@ class FlatParameters:
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
         self.shard = nn.Parameter(shard_of(self.flat, group))  # a view: its step moves them
         mark(self.shard, group, flat=True)
+        self.shard.whole_tensors = self.whole_tensors
         for parameter in self.parameters:
             parameter.sharded = True  # which `require_once` refuses from now on
+
+    def whole_tensors(self, own: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
+        """Of this rank's shard, or of its gradient, what belongs to each parameter."""
+        whole, found = Gather.apply(own.detach(), self.group), {}
+        for parameter in self.parameters:
+            found[parameter] = whole[: parameter.numel()].view_as(parameter)
+            whole = whole[parameter.numel() :]
+        return found
 
     def step(self, optimizer: Optimizer) -> None:
         """Reduce-scatter the gradients, step this rank's shard, all-gather the new values."""

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy, linear
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-WORDS, WIDTH, LENGTH, SEQUENCES = 32, 16, 13, 8
+WORDS, WIDTH, LENGTH, SEQUENCES = 32, 16, 13, 12
 NOTHING = -100
 
 
@@ -88,7 +88,7 @@ def weighted(out, targets, tokens, share):
 def train(
     rank: int,
     ranks: int,
-    wrap: Callable,
+    wrap: Callable | None = None,
     model_of: Callable = net,
     loss_of: Callable = mean,
     ragged: bool = False,

@@ -6,25 +6,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD
 
 from mgpu_tutorial.instruments.prove import watch_worker
-from mgpu_tutorial.instruments.prove.proof import compare
 from tests.instruments import jobs
 from tests.instruments.jobs import net, tied
 
+SEVERAL = "before_step", "shares"  # what one process does without
 
-@pytest.fixture
-def proved(ranks):
-    """`prove(worker, world_size, …)`, whose runs of one process tests share."""
 
-    def prove(world_size, worker, *args, dtype=torch.float64, **kwargs):
-        given = worker, args, kwargs, dtype
-        one, moved = (
-            ranks(1, watch_worker, *given, move, device="cpu").results[0]
-            for move in (False, True)
-        )
-        found = ranks(world_size, watch_worker, *given, False, device="cpu", timeout=60)
-        return compare(one, moved, found.results)
-
-    return prove
+def run(proved, world_size, wrap, dtype=torch.float64, **how):
+    several = {"wrap": wrap} | {name: how.pop(name) for name in SEVERAL if name in how}
+    return proved(world_size, jobs.train, dtype=dtype, several=several, **how)
 
 
 RIGHT = {
@@ -48,7 +38,7 @@ RIGHT = {
 @pytest.mark.parametrize("job", RIGHT)
 def test_a_right_job_is_called_right(proved, job, dtype):
     world_size, wrap, how = RIGHT[job]
-    proof = proved(world_size, jobs.train, wrap, dtype=dtype, **how)
+    proof = run(proved, world_size, wrap, dtype, **how)
     assert proof.right, proof
     assert proof.tensors == (19 if "model_of" in how else 20)
     assert proof.furthest("parameters") < {8: 1e-12, 4: 1e-3, 2: 0.5}[dtype.itemsize]
@@ -115,7 +105,7 @@ WRONG = {
 @pytest.mark.parametrize("job", WRONG)
 def test_a_fault_is_named_by_its_first_tensor_and_its_kind(proved, job):
     world_size, wrap, how, name, kind, said = WRONG[job]
-    proof = proved(world_size, jobs.train, wrap, **how)
+    proof = run(proved, world_size, wrap, **how)
     assert not proof.right
     assert proof.first.name == name, proof
     assert kind in proof.first.kind, proof

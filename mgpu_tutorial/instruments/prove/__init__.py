@@ -7,7 +7,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -111,6 +111,14 @@ def watch_makers(worker: Callable) -> None:
     """The same for the functions that a worker names, in this process."""
     function = inspect.unwrap(getattr(worker, "func", worker))
     around = getattr(function, "__globals__", {})
-    for name in getattr(getattr(function, "__code__", None), "co_names", ()):
-        if isinstance(around.get(name), FunctionType):
-            around[name] = watching_maker(around[name])
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    places = [around, *(vars(around[n]) for n in names if is_own_module(around.get(n)))]
+    for name in names:
+        for place in places:  # as `new_model`, and as `models.new_model`
+            if isinstance(place.get(name), FunctionType):
+                place[name] = watching_maker(place[name])
+
+
+def is_own_module(value: Any) -> bool:
+    """True for a module of a program, but not for one of torch."""
+    return isinstance(value, ModuleType) and not value.__name__.startswith("torch")

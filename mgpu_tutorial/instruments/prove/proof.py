@@ -12,9 +12,11 @@ it is wrapped or cut, else at its first forward. There it takes a dtype, and sma
 numbers are added to its parameters, since faults do not show where a weight is 0 or 1.
 
 Whole tensors come from DTensors, from a parameter with `cut` and `group` (this rank's part
-along that dimension), and from any module with a method `whole_tensors(own)`. It gets its own
-parameters, or tensors of their shapes, by name, and returns whole ones by the names that they
-have in one process. All ranks of its group call it together.
+along that dimension, as long as the others'), and from any module with a method
+`whole_tensors(own)`. It gets its own parameters, or tensors of their shapes, by name, and
+returns whole ones by the names that they have in one process. A parameter in no module may
+have such a method too: it gets its own tensor, and returns one for each parameter that is in
+a module. All ranks of a group call it together.
 """
 
 import argparse
@@ -40,6 +42,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules import module as hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
+from torch.utils.hooks import RemovableHandle
 
 NOISE = 0.05  # is added to all parameters, in units of a standard normal number
 BOUNDS = 1e-12, 1e-4, 0.1, 1.0, math.inf  # of what is printed
@@ -74,6 +77,7 @@ class Notes(NamedTuple):
     facts: set[str]  # what often is a cause
     groups: Groups
     eps: float  # of the coarsest numbers inside
+    taken: int  # how many steps it took, 0 if it has no optimizer
 
 
 _watches: list["Watch"] = vars(sys).setdefault("watches_of_a_proof", [])
@@ -113,7 +117,7 @@ def watching(
     finally:
         _watches.pop()
         torch.set_default_dtype(usual)
-        for handle in handles:
+        for handle in handles + watch.handles:
             handle.remove()
 
 
@@ -123,13 +127,16 @@ class Watch:
     def __init__(self, dtype: torch.dtype | None, moved: bool, steps: int) -> None:
         self.dtype, self.moved, self.enough = dtype, moved, steps
         self.models: list[nn.Module] = []
+        self.is_watched = False  # a whole model was seen before it was wrapped or cut
+        self.names: dict[Tensor, str] = {}
         self.entered: set[nn.Module] = set()  # modules that this rank computes with
         self.depth = 0  # of the forwards that run
         self.alike: dict[str, str] = {}
         self.gradients: dict[Tensor, list[Tensor | None]] = {}  # one for each step
         self.start: dict[Tensor, Tensor] = {}  # all parameters, before the first step
         self.values: list[dict[Tensor, Tensor]] = []  # and after each
-        self.stepped: list[Optimizer] = []  # in the step that runs
+        self.stepped: set[Tensor] = set()  # in the step that runs
+        self.handles: list[RemovableHandle] = []  # of the hook that runs last
         self.outputs: dict[str, list[Tensor]] = {}
         self.facts: set[str] = set()
         self.seeing = Seeing(self)
@@ -139,13 +146,16 @@ class Watch:
     def begin(self, model: nn.Module, is_whole: bool = True) -> nn.Module:
         """Name the parameters of a model and disturb them, once."""
         if any(model is other for other in self.models):
+            name_homes(model)  # of what has come in since
             return model
-        known = {p for other in self.models for p in other.parameters()}
-        known |= {p for part in model.modules() for p in parts_in(part)}
         self.models.append(model)
+        self.is_watched |= is_whole
         if is_whole and self.dtype:
             model.to(self.dtype)
         name_homes(model)
+        if self.is_watched and not is_whole:
+            return model  # it is made of what was watched
+        known = {p for part in model.modules() for p in parts_in(part)} | self.names.keys()
         names: dict[Tensor, str] = {}
         for path, p in model.named_parameters(remove_duplicate=False):
             if p in names:
@@ -154,6 +164,7 @@ class Watch:
             names[p] = plain(path)
             if p not in known and not p.is_meta and p.is_floating_point():
                 self.disturb(p, names[p])
+        self.names = names | self.names
         return model
 
     def disturb(self, parameter: nn.Parameter, name: str) -> None:
@@ -184,7 +195,9 @@ class Watch:
             mine.copy_(torch.nextafter(mine, (math.inf * signs).to(mine)))
 
     def enters(self, module: nn.Module, inputs: Any) -> None:
-        """A forward begins."""
+        """A forward begins. What is compiled is not looked at: the modules inside vanish."""
+        if torch.compiler.is_compiling():
+            return
         if self.depth == 0:
             self.begin(module, is_whole=False)
         self.depth += 1
@@ -196,6 +209,8 @@ class Watch:
 
     def leaves(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """A forward ends: keep rows of its output in the first step."""
+        if torch.compiler.is_compiling():
+            return
         self.depth -= 1
         home = vars(module).get(HOME)
         if home is None or self.values or self.stepped or not torch.is_grad_enabled():
@@ -206,15 +221,22 @@ class Watch:
                 self.outputs.setdefault(home, []).append(rows)
 
     def before_step(self, optimizer: Optimizer, *given: Any) -> None:
-        """An optimizer is about to step: keep the gradients of its parameters."""
-        if any(optimizer is other for other in self.stepped):  # so another step begins
+        """An optimizer is about to step: its own hooks come first, which clip or average."""
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        if own & self.stepped:  # so another step begins
             self.values.append(self.parameters())
             self.stepped.clear()
             if len(self.values) == self.enough:
                 raise Enough
         if not self.start:
             self.start = self.parameters()
-        self.stepped.append(optimizer)
+        self.stepped |= own
+        for handle in self.handles:
+            handle.remove()
+        self.handles = [optimizer.register_step_pre_hook(self.note_gradients)]
+
+    def note_gradients(self, optimizer: Optimizer, *given: Any) -> None:
+        """Keep the gradients with which an optimizer steps."""
         now = len(self.values)
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -227,18 +249,22 @@ class Watch:
         """All parameters as a step has left them; owners have sent theirs by now."""
         every = [p for model in self.models for p in model.parameters()]
         every = dict.fromkeys([*every, *self.gradients])
-        return {p: kept_of(p) for p in every}
+        return {p: kept_of(p) for p in every if is_there(p)}
 
     # When the job has ended
 
     def notes(self, returned: Any = None) -> Notes:
         """Put whole tensors together; every rank calls it, once."""
+        taken = len(self.values) + 1 if self.stepped else 0
         self.values.append(self.parameters())
-        if not self.gradients:  # no optimizer of torch has stepped: what there is at the end
-            every = (p for model in self.models for p in model.parameters())
-            self.gradients = {p: [kept_of(p.grad)] for p in every if p.grad is not None}
-        steps = []
-        for number, values in enumerate(self.values):
+        every = all_of(taken)
+        if not any(every):  # no optimizer of torch has stepped: what there is at the end
+            trained = (p for model in self.models for p in model.parameters())
+            self.gradients = {p: [kept_of(p.grad)] for p in trained if p.grad is not None}
+        elif not taken:  # others have stepped for this rank
+            self.values[:0] = [{}] * (max(every) - 1)
+        steps, common = [], min((number for number in every if number), default=1)
+        for number, values in enumerate(self.values[:common]):
             own = {p: g[number] for p, g in self.gradients.items() if len(g) > number}
             steps.append(Step(self.whole(own), self.whole(values)))
         outputs = {}
@@ -246,7 +272,7 @@ class Watch:
             if len({rows.shape[1] for rows in several}) == 1:
                 outputs[name] = torch.cat(several)
         given = [t.detach().cpu() for t in tensors_in(returned)]
-        about = self.alike, self.facts, groups_of_meshes(), self.seeing.eps
+        about = self.alike, self.facts, groups_of_meshes(), self.seeing.eps, taken
         return Notes(self.whole(self.start), steps, outputs, self.buffers(), given, *about)
 
     def buffers(self) -> Whole:
@@ -291,7 +317,14 @@ class Watch:
         for model in [*trained, *self.models]:
             walk(model, "")
         rest = [p for p in kept if p not in done and p in self.gradients]
-        return found | {f"parameter {i} in no module": [kept[p]] for i, p in enumerate(rest)}
+        for number, p in enumerate(rest):
+            whole = {p: kept[p]}
+            if hasattr(p, "whole_tensors"):
+                whole = p.whole_tensors(zeros(p) if kept[p] is None else kept[p])
+            for q, t in whole.items():
+                name = self.names.get(q, f"parameter {number} in no module")
+                found.setdefault(name, []).append(t)
+        return found
 
 
 class Seeing(TorchDispatchMode):
@@ -366,6 +399,12 @@ def kept_of(t: Tensor) -> Tensor:
     return t.detach().clone()
 
 
+def is_there(t: Tensor) -> bool:
+    """False for a tensor whose memory was given back, as fully_shard does with whole ones."""
+    is_part = isinstance(t, DTensor) or not t.numel()
+    return is_part or t.is_meta or t.untyped_storage().nbytes() > 0
+
+
 def zeros(parameter: Tensor) -> Tensor:
     """A gradient of nothing."""
     return torch.zeros_like(parameter.detach())
@@ -394,11 +433,20 @@ def put_together(parameter: Tensor, own: Tensor | None) -> Tensor | None:
     """The whole of this rank's part of a parameter, or of its gradient."""
     if isinstance(parameter, DTensor):
         return (zeros(parameter) if own is None else own).full_tensor().cpu()
-    if own is None or not hasattr(parameter, "cut"):
+    if not hasattr(parameter, "cut"):
         return None if own is None else own.cpu()
+    own = (zeros(parameter) if own is None else own).contiguous()
     parts = [torch.empty_like(own) for _ in range(size_of(parameter.group))]
-    dist.all_gather(parts, own.contiguous(), group=parameter.group)
+    dist.all_gather(parts, own, group=parameter.group)
     return torch.cat(parts, parameter.cut).cpu()
+
+
+def all_of(number: int) -> list[int]:
+    """What each rank has in place of a number."""
+    every = [number] * size_of()
+    if dist.is_initialized():
+        dist.all_gather_object(every, number)
+    return every
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -547,6 +595,7 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     buffers = [
         {n: t for n, t in notes.buffers.items() if n in one.buffers} for notes in ranks
     ]
+    rows += rows_of_steps(one, ranks)
     rows += rows_of("buffers", one.buffers, moved.buffers, buffers, limits, is_strict=False)
     rows += rows_returned(one, moved, ranks, limits)
     remarks = []
@@ -558,6 +607,16 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     elif one.steps[0].gradients and len(one.steps) < 2:
         remarks.append("one step was seen: take two, for what begins at the second")
     return Proof(len(ranks), rows, remarks)
+
+
+def rows_of_steps(one: Notes, ranks: Sequence[Notes]) -> list[Row]:
+    """A row for the first rank whose number of steps is not that of one process."""
+    for rank, notes in enumerate(ranks):
+        if notes.taken not in {0, one.taken}:
+            more = f"{notes.taken} on rank {rank}, expected {one.taken}"
+            kind = "another number of steps"
+            return [Row("steps of the optimizer", "the job", math.inf, 0.0, kind, more)]
+    return []
 
 
 def by_first_name(own: Whole, alike: dict[str, str]) -> Whole:
@@ -610,7 +669,7 @@ def rows_of(
     others = dict.fromkeys(name for own in ranks for name in own if name not in one)
     for name in others if is_strict else ():
         if any(t is not None and t.any() for own in ranks for t in own.get(name, [])):
-            why = "one process has none of that name"
+            why = "one process has none: call watched(model) before it is wrapped or cut"
             rows.append(Row(when, name, math.inf, 0.0, "another name", why))
     return rows
 
@@ -625,7 +684,9 @@ def kind_of(
     bits = [(r, torch.zeros_like(right) if t is None else t) for r, t in found]
     r, every = right.double(), [(rank, t.double()) for rank, t in bits]
     strange = [rank for rank, t in every if not t.isfinite().all()]
-    if strange and r.isfinite().all():
+    if not r.isfinite().all():
+        return "not finite", "nor in one process: prove it where all numbers are finite"
+    if strange:
         return "not finite", f"on {the_ranks(strange)}"
     near = [norm_of(t - r) <= limit for _, t in every]
     differ = [rank for rank, t in bits if not torch.equal(t, bits[0][1])]
@@ -633,14 +694,12 @@ def kind_of(
         if not differ:
             return "", ""
         return "right, but not the same bits", f"{the_ranks(differ)} beside rank {bits[0][0]}"
+    sums = [sum(t for other, t in every if other == rank) for rank in {k for k, _ in every}]
+    if len(sums) < len(every) and all(norm_of(s - r) <= limit for s in sums):
+        return "two tensors where one was tied", "the sum of both would be right"
     if differ:
         if over := over_which(every, r, limit, limits):
             return over
-        if (
-            len({rank for rank, _ in every}) == 1
-            and norm_of(sum(t for _, t in every) - r) <= limit
-        ):
-            return "two tensors where one was tied", "the sum of both would be right"
         if any(near):
             bad = [pair for pair, is_near in zip(every, near, strict=True) if not is_near]
             kind, more = kind_of_one(r, bad[0][1], limit, limits)
@@ -673,7 +732,7 @@ def kind_of_one(r: Tensor, t: Tensor, limit: float, limits: Limits) -> tuple[str
     square = norm_of(r) ** 2
     factor = (t * r).sum().item() / square if square else 0.0
     if not t.any():
-        return "all zeros", ""
+        return "all zeros", "or none at all: is it unused, or left out?"
     if square and norm_of(t - factor * r) <= limit * max(abs(factor), 1.0):
         how = "too long" if factor > 1 else "as long"
         return f"{factor:.4g} times {how}", name_of_factor(factor, limits)
@@ -700,7 +759,7 @@ def name_of_factor(factor: float, limits: Limits) -> str:
     what = f"{round(size)} is the size of {' or of '.join(named)}" if named else ""
     if abs(factor) < 1:
         return f"divided once too often: {what}".removesuffix(": ")
-    return what or f"are there {round(size)} micro-batches?"
+    return what or f"are there {round(size)} micro-batches, or is a sum taken for a mean?"
 
 
 def whose(bad: list[int], length: int, limits: Limits) -> str:
