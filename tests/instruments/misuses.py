@@ -531,13 +531,30 @@ def scale_not_summed(model):
 
 def tie_cut(model):
     """The head of a tied model becomes a shard of its own."""
-    model.head = uses.VocabularyParallelHead(model.head)
-    loss_of = uses.parallel_cross_entropy
-    return stepping(
-        model,
-        share=uses.whole,
-        loss_of=lambda out, targets: loss_of(out.flatten(0, 1), targets.flatten()),
-    )
+    return uses.with_a_cut_head(model)
+
+
+def entropy_of_parts(logits, targets):
+    """Forgets what the sum over each rank's words lacks: a logarithm of their number."""
+    return uses.parallel_cross_entropy(logits, targets) + torch.log(torch.tensor(2.0))
+
+
+def no_backward(model):
+    return lambda tokens, targets: loss_of(DDP(model)(mine(tokens)), mine(targets)).detach()
+
+
+def whole_into_rows(model):
+    """A row-parallel layer gets all features, where it wants this rank's part."""
+    model.layers[0].down = RowParallelLinear(model.layers[0].down)
+    return stepping(model)
+
+
+def three_experts_on_two(model):
+    return uses.shared_experts.ExpertParallel(3, 2)
+
+
+def model_for_work(model):
+    return uses.run_gpipe(rank_of(), size_of(), model, 4)
 
 
 def averaged_over_products(model):

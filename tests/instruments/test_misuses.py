@@ -108,6 +108,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "parts not divided": (2, misuses.in_parts([3], 1.0), HEAD, "2 times", ""),
     "parts divided twice": (2, misuses.in_parts([3], 0.25), HEAD, "0.5 times", ""),
     "always no_sync": (2, misuses.never_synced, HEAD, "never averaged", ""),
+    "no backward": (2, misuses.no_backward, HEAD, "no gradient", "in no optimizer"),
     "one step less": (2, misuses.one_step_less, "the job", "number of steps", "1 on rank"),
     "contrastive": (
         *(2, same(contrastive) | {"several": misuses.GATHERED}),
@@ -195,6 +196,14 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "a tie is cut": (
         *(2, {"several": misuses.tie_cut, "model_of": tied}),
         *("emb.weight", "two tensors where one was tied", "sum of both"),
+    ),
+    "a loss of parts of the words": (
+        *(2, partial(uses.with_a_cut_head, loss_of=misuses.entropy_of_parts)),
+        *("number 1", "another value", "expected"),
+    ),
+    "a sequence cut, copies not summed": (
+        *(2, same(partial(uses.by_tokens, sums=False)) | {"model_of": uses.transformer}),
+        *("norm.bias", "never summed", "2 ranks"),
     ),
     "copies are added up": (2, misuses.averaged_over_products, HEAD, "2 times", ""),
     "heads in a wrong order": (
@@ -328,6 +337,9 @@ RAISES = {  # the job, and a word of the one sentence
         "lacks what this rank must step",
     ),
     "a transposed weight": (misuses.transposed, "Transposed"),
+    "all features for a part": (misuses.whole_into_rows, "give the part"),
+    "three experts on two": (misuses.three_experts_on_two, "a multiple of 2"),
+    "a model in place of work": (misuses.model_for_work, "give a Work"),
     "a sum in run_gpipe": (
         {
             "several": partial(uses.in_works, loss=misuses.summed_by_rows),

@@ -23,14 +23,20 @@ from mgpu_tutorial import watched
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.ddp_in_practice.practice import accumulate
 from mgpu_tutorial.experts import layer as experts
+from mgpu_tutorial.experts import mixture
 from mgpu_tutorial.experts import parallel as shared_experts
 from mgpu_tutorial.fully_shard.units import Adapted
 from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.pipelines.stages import isend, order_of_1f1b, run_gpipe, run_in_order
 from mgpu_tutorial.sharding.blocks import fully_sharded
 from mgpu_tutorial.sharding.stages import ShardedOptimizer, clip_shards, prepare
+from mgpu_tutorial.shared.price.models import GatedMLP
+from mgpu_tutorial.tensor_parallel.block import parallelize
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mgpu_tutorial.tensor_parallel_in_practice import vocabulary
+from mgpu_tutorial.tensor_parallel_in_practice.sequence import cut_sequence, sum_copies
 from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import (
+    PLAN,
     VocabularyParallelHead,
     parallel_cross_entropy,
 )
@@ -124,6 +130,10 @@ def accumulating(model, wrap=DDP):
         optimizer.zero_grad()
 
     return step
+
+
+def in_two_backwards(model):
+    return stepping(DDP(model), parts=2)
 
 
 def scheduled(model, wrap=DDP):
@@ -397,14 +407,52 @@ def by_layers(model, group=None):
     return model
 
 
-def with_a_cut_head(model):
-    model = by_layers(model)
+def with_a_cut_head(model, loss_of=parallel_cross_entropy):
+    """The vocabulary is shared, with zeros behind it where it can't be shared evenly."""
     model.head = VocabularyParallelHead(model.head)
 
-    def loss_of(out, targets):
-        return parallel_cross_entropy(out.flatten(0, 1), targets.flatten())
+    def loss(out, targets):
+        return loss_of(out.flatten(0, 1), targets.flatten())
 
-    return stepping(model, share=whole, loss_of=loss_of)
+    return stepping(model, share=whole, loss_of=loss)
+
+
+class InFloat32(nn.Module):
+    """A norm that computes in float32, whatever comes in, as many models have."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        norm = self.norm
+        how = norm.normalized_shape, norm.weight.float(), norm.bias.float()
+        return nn.functional.layer_norm(x.float(), *how).to(x)
+
+
+def with_float32_inside():
+    model = net()
+    for layer in model.layers:
+        layer.norm = InFloat32(layer.norm)
+    return model
+
+
+def transformer():
+    return vocabulary.new_model(vocabulary=WORDS, depth=1)
+
+
+def by_tokens(model, sums=True):
+    """Between the products each rank has some tokens: twelve of them."""
+    if size_of() > 1:
+        model = cut_sequence(parallelize(model, PLAN))
+        model = sum_copies(model) if sums else model
+    loss = parallel_cross_entropy if size_of() > 1 else cross_entropy
+
+    def loss_of(out, targets):
+        return loss(out.flatten(0, 1), targets.flatten())
+
+    step = stepping(model, share=whole, loss_of=loss_of)
+    return lambda tokens, targets: step(tokens[:, :12], targets[:, :12])
 
 
 def by_layers_and_ddp(model):
@@ -544,6 +592,27 @@ class WithExperts(nn.Module):
     def forward(self, tokens):
         x = self.emb(tokens)
         return self.head(x + self.experts(x.flatten(0, 1)).view_as(x))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = GatedMLP(WIDTH, 2 * WIDTH)
+
+    def forward(self, x):
+        return x + self.mlp(x)
+
+
+def layers_with_mlp():
+    torch.manual_seed(0)
+    around = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+    return nn.Sequential(around[0], Layer(), *around[1:])
+
+
+def in_mixtures(model):
+    """Each MLP becomes four experts, which the ranks share."""
+    dispatch, combine = shared_experts.dispatch, shared_experts.combine
+    return stepping(mixture.ExpertsDDP(model, 4, dispatch, combine))
 
 
 def with_experts():

@@ -657,6 +657,8 @@ def rows_of(
             why = "is it frozen, unused, in no optimizer, or under another name?"
             rows.append(Row(when, name, math.inf, 0.0, kind, why))
         elif given:
+            found = [(r, without_padding(t, right)) for r, t in found]
+            given = [t for _, t in found if t is not None]
             limit = limits.of(right, moved.get(name, [None])[0], largest)
             kind, more = kind_of(right, found, limit, limits)
             far = [
@@ -672,6 +674,14 @@ def rows_of(
             why = "one process has none: call watched(model) before it is wrapped or cut"
             rows.append(Row(when, name, math.inf, 0.0, "another name", why))
     return rows
+
+
+def without_padding(t: Tensor | None, right: Tensor) -> Tensor | None:
+    """A tensor without zeros behind it, such as those of a vocabulary that ranks share."""
+    if t is None or t.dim() != right.dim():
+        return t
+    inner = t[tuple(map(slice, right.shape))]
+    return inner if t.count_nonzero() == inner.count_nonzero() else t
 
 
 def kind_of(
