@@ -30,6 +30,7 @@ from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.pipelines.stages import isend, order_of_1f1b, run_gpipe, run_in_order
 from mgpu_tutorial.sharding.blocks import fully_sharded
 from mgpu_tutorial.sharding.stages import ShardedOptimizer, clip_shards, prepare
+from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.shared.price.models import GatedMLP
 from mgpu_tutorial.tensor_parallel.block import parallelize
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -290,6 +291,12 @@ def in_full(model, **how):
     return fully_shard(model, **how)
 
 
+def in_full_by_blocks(model):
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
 def on_a_mesh(model):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
     return in_full(model, mesh=mesh)
@@ -437,6 +444,12 @@ def with_float32_inside():
     return model
 
 
+def with_a_bias_of_keys():
+    """Its gradient is 0, but for rounding; the head is tied."""
+    torch.manual_seed(0)
+    return SmallTransformer(WORDS, WIDTH, depth=1)
+
+
 def transformer():
     return vocabulary.new_model(vocabulary=WORDS, depth=1)
 
@@ -571,7 +584,9 @@ def in_sequences(model, deal=zigzag, attend=None, places_of=None, finish=average
     """Each rank has some positions of all sequences: twelve of them."""
     places = deal(12, rank_of(), size_of())
     if size_of() > 1:
-        model.attention.attend = attend or (lambda q, k, v: ring_attention(q, k, v, deal)[0])
+        model.attention.attend = attend or (
+            lambda q, k, v: ring_attention(q, k, v, deal)[0].to(q)
+        )
     told = places_of(places) if places_of else places
     inner = stepping(
         model, share=whole, finish=finish if size_of() > 1 else None, loss_of=loss_of
