@@ -198,6 +198,9 @@ def test_a_right_use_is_called_right(proved, name):
     assert proof.tensors > 3
 
 
+OTHERS = "BucketedDDP", "fully_sharded", "DDP, a bias of keys", "ring_attention"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "name", ["BucketedDDP", "fully_sharded", "DDP, a bias of keys", "ring_attention"]
