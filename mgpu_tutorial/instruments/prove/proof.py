@@ -257,14 +257,11 @@ class Watch:
         """Put whole tensors together; every rank calls it, once."""
         taken = len(self.values) + 1 if self.stepped else 0
         self.values.append(self.parameters())
-        every = all_of(taken)
-        if not any(every):  # no optimizer of torch has stepped: what there is at the end
-            trained = (p for model in self.models for p in model.parameters())
-            self.gradients = {p: [kept_of(p.grad)] for p in trained if p.grad is not None}
-        elif not taken:  # others have stepped for this rank
-            self.values[:0] = [{}] * (max(every) - 1)
-        steps, common = [], min((number for number in every if number), default=1)
-        for number, values in enumerate(self.values[:common]):
+        if not self.gradients:  # no optimizer of torch has stepped: what there is at the end
+            every = (p for model in self.models for p in model.parameters())
+            self.gradients = {p: [kept_of(p.grad)] for p in every if p.grad is not None}
+        steps = []
+        for number, values in enumerate(self.values):
             own = {p: g[number] for p, g in self.gradients.items() if len(g) > number}
             steps.append(Step(self.whole(own), self.whole(values)))
         outputs = {}
@@ -441,14 +438,6 @@ def put_together(parameter: Tensor, own: Tensor | None) -> Tensor | None:
     return torch.cat(parts, parameter.cut).cpu()
 
 
-def all_of(number: int) -> list[int]:
-    """What each rank has in place of a number."""
-    every = [number] * size_of()
-    if dist.is_initialized():
-        dist.all_gather_object(every, number)
-    return every
-
-
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors and floats in nested lists, tuples and dicts, in their order."""
     if isinstance(value, Tensor):
@@ -580,6 +569,7 @@ class Limits(NamedTuple):
 
 def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     """One process, the same with every number moved, and the ranks of a job."""
+    ranks = with_steps_of_others(ranks)
     there = [t for step in one.steps for each in step for ts in each.values() for t in ts]
     there = [t for t in (*there, *one.returned) if t is not None and t.is_floating_point()]
     eps = max(moved.eps, *(torch.finfo(t.dtype).eps for t in there), 2.0**-52)
@@ -607,6 +597,19 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     elif one.steps[0].gradients and len(one.steps) < 2:
         remarks.append("one step was seen: take two, for what begins at the second")
     return Proof(len(ranks), rows, remarks)
+
+
+def with_steps_of_others(ranks: Sequence[Notes]) -> list[Notes]:
+    """Of a rank without an optimizer, for which others step, the end of the last step."""
+    most = max(notes.taken for notes in ranks)
+    return [
+        notes
+        if notes.taken or not most
+        else notes._replace(
+            steps=[Step({}, {})] * (most - 1) + [Step({}, notes.steps[-1].parameters)]
+        )
+        for notes in ranks
+    ]
 
 
 def rows_of_steps(one: Notes, ranks: Sequence[Notes]) -> list[Row]:
