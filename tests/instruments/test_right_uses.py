@@ -80,7 +80,10 @@ USES = {
         {"several": wrapped, "model_of": partial(uses.checkpointed, True)},
     ),
     "DDP, another order of memory": (2, {"several": wrapped, "model_of": uses.images}),
-    "compiled": (2, {"several": partial(uses.compiled, backend="eager")}),
+    "compiled": (
+        2,
+        {"several": partial(uses.compiled, backend="eager"), "model_of": uses.tower},
+    ),
     "compiled inside": (
         2,
         {
