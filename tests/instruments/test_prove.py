@@ -34,14 +34,14 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("job", RIGHT)
 def test_a_right_job_is_called_right(proved, job, dtype):
     world_size, wrap, how = RIGHT[job]
     proof = run(proved, world_size, wrap, dtype, **how)
     assert proof.right, proof
     assert proof.tensors == (19 if "model_of" in how else 20)
-    assert proof.furthest("parameters") < {8: 1e-12, 4: 1e-3, 2: 0.5}[dtype.itemsize]
+    assert proof.furthest("parameters") < {8: 1e-12, 2: 0.5}[dtype.itemsize]
 
 
 WRONG = {
