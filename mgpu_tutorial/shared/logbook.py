@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mgpu_tutorial.instruments.prove.proof import Proof, bound_of
 from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.lab.teach import mine
 from mgpu_tutorial.shared.cost_model.links import require_whole
@@ -25,24 +26,20 @@ NOTED: dict[str, list] = {}  # rows of this process, which are kept without a fi
 def note(
     way: str,
     wrapper: object,
-    alone: Sequence[Tensor],
-    ranks: Sequence[Tensor],
+    same: Proof | tuple[Sequence[Tensor], Sequence[Tensor]],
     priced: Priced,
     tokens: int,
 ) -> Table:
     """Add the row of one way, and return the rows so far, in the order of their names.
 
-    `alone` and `ranks` are the losses of one process and of several, each on its share.
-    `wrapper` tells whose the way is, and all GPUs together take `tokens` in the priced step.
-    A second row of the same name replaces the first. Raises ValueError for losses of none or
-    several processes alone, for no tokens, and where the file is no logbook.
+    `same` is the way's proof; where one process is another program, the losses of one process
+    and those of several, each on its share. `wrapper` tells whose the way is, and all GPUs
+    together take `tokens` in the priced step. A second row of the same name replaces the
+    first. Raises ValueError for losses of none or several processes alone, for no tokens, and
+    where the file is no logbook.
     """
     require_whole("tokens", tokens)
-    if len(alone) != 1 or len(ranks) < 1:
-        given = f"{len(alone)} losses of one process and {len(ranks)} of ranks"
-        raise ValueError(f"{given}: expected one, and one of each rank")
-    apart = abs(sum(map(float, ranks)) / len(ranks) - float(alone[0]))
-    equal = "equal" if apart < LIMIT else f"{apart:.1g} apart"  # nan is not below
+    equal = said(same) if isinstance(same, Proof) else said_of_losses(*same)
     whose = "yours" if mine.holds(wrapper) else "ours"
     numbers = map(max, zip(*map(priced.row, priced.tapes), strict=True))
     rate = tokens / priced.seconds / priced.ranks
@@ -53,6 +50,24 @@ def note(
     if mine.FILE.exists():
         write(in_order)
     return formatted(COLUMNS, in_order)
+
+
+def said(proof: Proof) -> str:
+    """How many tensors are as in one process, and how far; or what the first is not."""
+    if not proof.right:
+        return proof.first.kind
+    words = [w for w in ("gradients", "parameters") if proof.of(w)]
+    off = max(map(proof.furthest, words))
+    return f"{proof.tensors} tensors, {bound_of(off)}"
+
+
+def said_of_losses(alone: Sequence[Tensor], ranks: Sequence[Tensor]) -> str:
+    """Whether the mean loss of the ranks is that of one process."""
+    if len(alone) != 1 or len(ranks) < 1:
+        given = f"{len(alone)} losses of one process and {len(ranks)} of ranks"
+        raise ValueError(f"{given}: expected one, and one of each rank")
+    apart = abs(sum(map(float, ranks)) / len(ranks) - float(alone[0]))
+    return "equal" if apart < LIMIT else f"{apart:.1g} apart"  # nan is not below
 
 
 def whole() -> list[list]:
