@@ -1,4 +1,4 @@
-"""What `average_gradients` and the weight of unequal shares must do, on real ranks."""
+"""What the average, the weight of unequal shares and the kind of a mistake must be."""
 
 from collections.abc import Callable
 
@@ -123,6 +123,46 @@ def trains_like_one(loss_of: Callable) -> None:
     _expect_one_process("shared_loss", loss_of)
 
 
+RIGHT = torch.tensor([[3.0, 0.0], [0.0, 4.0]])  # of length 5
+OTHER = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+
+
+def _expect_kind(kind_of: Callable, ranks: list, expected: str, what: str) -> None:
+    found = kind_of(ranks, RIGHT, 0.01)
+    assert found == expected, f"{what}: {found!r}, expected {expected!r}"
+
+
+def calls_right(kind_of: Callable) -> None:
+    """call gradients right if each rank's is within the limit, and only then"""
+    for ranks in (1, 2, 3):
+        what = f"{ranks} ranks with the gradient of one process"
+        _expect_kind(kind_of, [RIGHT.clone() for _ in range(ranks)], "right", what)
+    near = RIGHT + 0.004 * OTHER, RIGHT - 0.004 * OTHER
+    _expect_kind(kind_of, [*near], "right", "two ranks, each less than the limit off")
+    _expect_kind(kind_of, [RIGHT, 2 * OTHER], "another direction", "rank 0 right, rank 1 not")
+
+
+def calls_never_averaged(kind_of: Callable) -> None:
+    """call gradients never averaged if the mean of all ranks would be right"""
+    for ranks in ([RIGHT + OTHER, RIGHT - OTHER], [RIGHT, RIGHT + OTHER, RIGHT - OTHER]):
+        what = f"{len(ranks)} ranks whose mean is right"
+        _expect_kind(kind_of, ranks, "never averaged", what)
+
+
+def calls_a_factor(kind_of: Callable) -> None:
+    """name the factor of gradients that have the right direction, whatever its sign"""
+    for factor in (2, 0.5, 4, -1):
+        ranks, what = [factor * RIGHT] * 2, f"{factor:g} times the right gradient"
+        _expect_kind(kind_of, ranks, f"{factor:g} times as long", what)
+
+
+def calls_another_direction(kind_of: Callable) -> None:
+    """call all else another direction, and what is not a number too"""
+    _expect_kind(kind_of, [RIGHT + OTHER] * 2, "another direction", "turned, on both ranks")
+    strange = torch.full_like(RIGHT, torch.nan)
+    _expect_kind(kind_of, [strange] * 2, "another direction", "nan on both ranks")
+
+
 build = Builder(
     "distributed_sgd",
     {
@@ -133,5 +173,11 @@ build = Builder(
             keeps_the_ranks_equal,
         ],
         sgd.shared_loss: [averages_to_the_mean, takes_loss_and_group, trains_like_one],
+        sgd.kind_of: [
+            calls_right,
+            calls_never_averaged,
+            calls_a_factor,
+            calls_another_direction,
+        ],
     },
 )

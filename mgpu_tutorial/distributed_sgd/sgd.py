@@ -1,6 +1,6 @@
 """Training on several ranks: a step that is the step of one process, and whole epochs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,26 @@ def shared_loss(
         raise ValueError(f"a batch of {batch} is less than this rank's {len(labels)} samples")
     require_each_once(loss_of, output, labels)
     return loss_of(output, labels, reduction="sum") * size_of(group) / batch
+
+
+def kind_of(ranks: Sequence[torch.Tensor], right: torch.Tensor, limit: float) -> str:
+    """What the ranks have in place of the gradient of one process.
+
+    `ranks` are their gradients of one parameter, `right` is that of one process, and `limit`
+    how long a difference can be by rounding. `prove` asks this of all tensors of a job.
+    """
+
+    def near(found: torch.Tensor, expected: torch.Tensor) -> bool:
+        return (found - expected).norm() <= limit
+
+    if all(near(own, right) for own in ranks):
+        return "right"
+    if near(sum(ranks) / len(ranks), right):
+        return "never averaged"
+    factor = (ranks[0] * right).sum() / (right * right).sum()
+    if all(near(own, factor * right) for own in ranks):
+        return f"{factor:.3g} times as long"
+    return "another direction"
 
 
 def new_model(

@@ -114,4 +114,27 @@ LOSS = [
         says="backward",
     ),
 ]
-test_right, test_wrong = edited(build, [*AVERAGE, *LOSS])
+FACTOR = "factor = (ranks[0] * right).sum() / (right * right).sum()"
+FLAT = "factor = (ranks[0].flatten() @ right.flatten()) / right.norm() ** 2"
+KINDS = [
+    Right("kind_of", replace={FACTOR: FLAT}),
+    Right("kind_of", replace={"sum(ranks) / len(ranks)": "torch.stack(list(ranks)).mean(0)"}),
+    Wrong("kind_of", replace={"<= limit": "<= 1"}, says="rank 0 right, rank 1 not"),
+    Wrong("kind_of", replace={"<= limit": "== 0"}, says="each less than the limit off"),
+    Wrong("kind_of", replace={"all(near": "any(near"}, says="rank 0 right, rank 1 not"),
+    Wrong("kind_of", replace={" / len(ranks)": ""}, says="2 ranks whose mean is right"),
+    Wrong("kind_of", replace={" / len(ranks)": " / 2"}, says="3 ranks whose mean is right"),
+    Wrong(
+        "kind_of",
+        replace={FACTOR: "factor = ranks[0].norm() / right.norm()"},
+        says="-1 times the right gradient",
+    ),
+    Wrong("kind_of", replace={FACTOR: "factor = len(ranks)"}, says="0.5 times"),
+    Wrong(
+        "kind_of",
+        replace={"all(near(own, factor * right) for own in ranks)": "factor.abs() > 0.1"},
+        says="turned, on both ranks",
+    ),
+    Wrong("kind_of", replace={"<= limit": "> limit"}, says="expected 'right'"),
+]
+test_right, test_wrong = edited(build, [*AVERAGE, *LOSS, *KINDS])
