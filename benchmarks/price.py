@@ -38,6 +38,8 @@ from torch.utils.checkpoint import (
 )
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
+from mgpu_tutorial.instruments.price import Priced, explore, price
+from mgpu_tutorial.instruments.price.models import Layer, llama, mpt_7b
 from mgpu_tutorial.lab import Table, span
 from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.run import server
@@ -45,8 +47,6 @@ from mgpu_tutorial.sharding.blocks import PrefetchingBlock, linked
 from mgpu_tutorial.shared import small_and_large as sizes
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan
-from mgpu_tutorial.shared.price import Priced, explore, price
-from mgpu_tutorial.shared.price.models import Layer, llama, mpt_7b
 from mgpu_tutorial.step_time.published import Run, fit_gpu, runs_of
 
 RESULT = Path(__file__).with_suffix(".md")

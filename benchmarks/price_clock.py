@@ -16,11 +16,11 @@ from common import options
 from mgpu_tutorial.ddp_buckets.experiments import Tower, finish_gradient_synchronization
 from mgpu_tutorial.ddp_buckets.figures import run_steps
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
+from mgpu_tutorial.instruments.price import price
+from mgpu_tutorial.instruments.price.machine import machine_of
 from mgpu_tutorial.lab import Table, span
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.shared.cost_model.links import Link
-from mgpu_tutorial.shared.price import price
-from mgpu_tutorial.shared.price.machine import machine_of
 
 LINK = Link(latency=2.5e-3, bandwidth=20e6)
 WRAPPERS = {

@@ -1,4 +1,4 @@
-// A priced step under sliders. `replay` does what mgpu_tutorial/shared/price/replay.py does for
+// A priced step under sliders. `replay` does what mgpu_tutorial/instruments/price/replay.py does for
 // one rank, with the seconds of machine.py and links.py; a test holds the two to each other.
 const priced = {
   gather(nbytes, n, per, inside, between) {

@@ -41,7 +41,7 @@ CHAPTERS = (
 )
 
 # The front door: each is imported when it is asked for.
-HOMES = {"launch": "lab", "price": "shared.price", "prove": "instruments.prove"}
+HOMES = {"launch": "lab", "price": "instruments.price", "prove": "instruments.prove"}
 HOMES["watched"] = HOMES["prove"]
 
 

@@ -15,6 +15,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mgpu_tutorial.challenges.score import Problem, asked, require, require_own, returned
+from mgpu_tutorial.instruments.price import Priced, price
+from mgpu_tutorial.instruments.price.machine import Machine, machine_of
+from mgpu_tutorial.instruments.price.models import llama, llama_3_8b
+from mgpu_tutorial.instruments.price.tape import Operation, tensors_of
 from mgpu_tutorial.lab import borrowed, span
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.lab.record.trace import COLLECTIVES
@@ -22,10 +26,6 @@ from mgpu_tutorial.lab.run.launch import launch
 from mgpu_tutorial.lab.teach.build import Behaviour
 from mgpu_tutorial.lab.teach.source import source_of
 from mgpu_tutorial.shared.cost_model.links import Link, all_gather_seconds
-from mgpu_tutorial.shared.price import Priced, price
-from mgpu_tutorial.shared.price.machine import Machine, machine_of
-from mgpu_tutorial.shared.price.models import llama, llama_3_8b
-from mgpu_tutorial.shared.price.tape import Operation, tensors_of
 
 RANKS, STEPS = 4, 3  # of the proof
 GPUS, MEMORY = 64, 80e9

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mgpu_tutorial.experts.layer import choose
 from mgpu_tutorial.experts.parallel import Exchange, require_share
-from mgpu_tutorial.shared.price.models import GatedMLP
+from mgpu_tutorial.instruments.price.models import GatedMLP
 
 
 class Mixture(nn.Module):

@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from mgpu_tutorial.instruments.price.pricing import Priced
 from mgpu_tutorial.lab import film, frame, launch
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
@@ -14,7 +15,6 @@ from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text, in_a_row
 from mgpu_tutorial.sharding.blocks import ShardedBlock
 from mgpu_tutorial.sharding.stages import loss_of, new_tower
-from mgpu_tutorial.shared.price.pricing import Priced
 
 FILLS = {"parameters": "#5e6b7a", "gradients": "#f2b36b"}  # of bytes, told apart in grey too
 FILLS |= {"master weights": "#b9d7a8", "moments": "#ffffff"}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mgpu_tutorial.instruments.price import Priced
 from mgpu_tutorial.instruments.prove.proof import Proof, bound_of
 from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.lab.teach import mine
 from mgpu_tutorial.shared.cost_model.links import require_whole
-from mgpu_tutorial.shared.price import Priced
 
 LIMIT = 1e-5  # of a loss between 1 and 10, added up in another order
 COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "visible (ms)": ".0f"}

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mgpu_tutorial.instruments.price.models import llama, llama_3_8b
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.cost_model.links import require_whole
-from mgpu_tutorial.shared.price.models import llama, llama_3_8b
 
 TEXT = 256 * torch.rand(8, 33, generator=torch.Generator().manual_seed(0))
 SMALL = TEXT.long()  # tokens of eight sequences

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from mgpu_tutorial.instruments.price.machine import machine_of
 from mgpu_tutorial.lab.teach.build import Builder, expect
 from mgpu_tutorial.shared.cost_model.links import Link
-from mgpu_tutorial.shared.price.machine import machine_of
 from mgpu_tutorial.the_machine import plain
 from mgpu_tutorial.the_machine.plain import Kernel, Message, Wait
 

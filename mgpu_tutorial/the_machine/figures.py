@@ -4,6 +4,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from mgpu_tutorial.instruments.price.machine import machine_of
+from mgpu_tutorial.instruments.price.picture import phases
+from mgpu_tutorial.instruments.price.pricing import Priced, tape_all
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
@@ -11,9 +14,6 @@ from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.shared.cost_model import links
 from mgpu_tutorial.shared.cost_model.links import Link
-from mgpu_tutorial.shared.price.machine import machine_of
-from mgpu_tutorial.shared.price.picture import phases
-from mgpu_tutorial.shared.price.pricing import Priced, tape_all
 
 H100S = machine_of("8 x H100")
 

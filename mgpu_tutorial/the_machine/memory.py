@@ -10,10 +10,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from mgpu_tutorial.instruments.price import llama_3_8b
 from mgpu_tutorial.lab import borrowed, span
 from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.shared.cost_model.machines import HOST_4
-from mgpu_tutorial.shared.price import llama_3_8b
 
 Forward = Callable[[Tensor], Tensor]
 

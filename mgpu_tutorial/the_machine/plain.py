@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.price.machine import Machine
-from mgpu_tutorial.shared.price.tape import HALF, Call, Event, Operation
-from mgpu_tutorial.shared.price.tape import Wait as Waited
+from mgpu_tutorial.instruments.price.machine import Machine
+from mgpu_tutorial.instruments.price.tape import HALF, Call, Event, Operation
+from mgpu_tutorial.instruments.price.tape import Wait as Waited
 
 
 def attainable(flops: float, nbytes: float, peak: float, bandwidth: float) -> float:

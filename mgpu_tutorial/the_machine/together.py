@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mgpu_tutorial.instruments.price import llama_3_8b
 from mgpu_tutorial.lab import span
-from mgpu_tutorial.shared.price import llama_3_8b
 
 
 def train_together(

@@ -14,11 +14,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from conftest import ROOT
 from handouts.build import Plan
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
-from mgpu_tutorial.shared.price import explore, price
-from mgpu_tutorial.shared.price.sliders import words
+from mgpu_tutorial.instruments.price import explore, price
+from mgpu_tutorial.instruments.price.sliders import words
 from tests.handouts.conftest import shown, write
+from tests.instruments.price.test_sliders import train
 from tests.lab.draw import test_sliders as small
-from tests.shared.price.test_sliders import train
 
 AXE = Path(os.environ.get("AXE", ROOT / ".venv" / "axe-core" / "package" / "axe.min.js"))
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]

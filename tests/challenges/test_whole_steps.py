@@ -9,10 +9,10 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.challenges import solutions, whole_steps
 from mgpu_tutorial.challenges.builds import build
+from mgpu_tutorial.instruments.price import price
+from mgpu_tutorial.instruments.price.tape import Operation
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.lab.run.errors import LaunchError
-from mgpu_tutorial.shared.price import price
-from mgpu_tutorial.shared.price.tape import Operation
 from tests.challenges.first_attempts import FIRST
 
 OURS = inspect.getsource(solutions.ShardedTrainer)

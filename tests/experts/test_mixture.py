@@ -7,8 +7,8 @@ from torch.optim import SGD
 
 from mgpu_tutorial.experts.mixture import ExpertsDDP, evenly
 from mgpu_tutorial.experts.parallel import combine, dispatch
+from mgpu_tutorial.instruments.price.pricing import price
 from mgpu_tutorial.shared import small_and_large as sizes
-from mgpu_tutorial.shared.price.pricing import price
 
 
 def small():

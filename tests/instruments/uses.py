@@ -26,12 +26,12 @@ from mgpu_tutorial.experts import layer as experts
 from mgpu_tutorial.experts import mixture
 from mgpu_tutorial.experts import parallel as shared_experts
 from mgpu_tutorial.fully_shard.units import Adapted
+from mgpu_tutorial.instruments.price.models import GatedMLP
 from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.pipelines.stages import isend, order_of_1f1b, run_gpipe, run_in_order
 from mgpu_tutorial.sharding.blocks import fully_sharded
 from mgpu_tutorial.sharding.stages import ShardedOptimizer, clip_shards, prepare
 from mgpu_tutorial.shared.models import SmallTransformer
-from mgpu_tutorial.shared.price.models import GatedMLP
 from mgpu_tutorial.tensor_parallel.block import parallelize
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from mgpu_tutorial.tensor_parallel_in_practice import vocabulary

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from mgpu_tutorial.instruments.price.pricing import price
 from mgpu_tutorial.long_sequences.others import METHODS, sent_by_formula
 from mgpu_tutorial.long_sequences.ring import contiguous
-from mgpu_tutorial.shared.price.pricing import price
 
 
 def there_and_back(rank, world_size, way):

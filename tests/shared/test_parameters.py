@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from mgpu_tutorial.instruments.price.pricing import price
 from mgpu_tutorial.shared.parameters import fingerprint, require_agreement
-from mgpu_tutorial.shared.price.pricing import price
 
 
 def mixed():

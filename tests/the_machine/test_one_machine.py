@@ -6,9 +6,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from mgpu_tutorial.instruments.price.machine import machine_of
 from mgpu_tutorial.shared.cost_model.links import Link, all_gather_seconds
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, HOST_4, HOST_5, TAPED
-from mgpu_tutorial.shared.price.machine import machine_of
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 H100 = machine_of("8 x H100")

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu_tutorial.collectives import ring
+from mgpu_tutorial.instruments.price.machine import machine_of
+from mgpu_tutorial.instruments.price.pricing import Priced, tape_all
+from mgpu_tutorial.instruments.price.tape import Operation
 from mgpu_tutorial.shared.cost_model import links
-from mgpu_tutorial.shared.price.machine import machine_of
-from mgpu_tutorial.shared.price.pricing import Priced, tape_all
-from mgpu_tutorial.shared.price.tape import Operation
 from mgpu_tutorial.the_machine import figures, laptop, memory, plain, together
 from mgpu_tutorial.the_machine.plain import Kernel, Message, Wait
 

@@ -3,10 +3,10 @@
 import pytest
 
 from mgpu_tutorial.collectives import ring
-from mgpu_tutorial.shared.price import price
-from mgpu_tutorial.shared.price.machine import machine_of
-from mgpu_tutorial.shared.price.tape import Call, Mark
-from mgpu_tutorial.shared.price.tape import Wait as Waited
+from mgpu_tutorial.instruments.price import price
+from mgpu_tutorial.instruments.price.machine import machine_of
+from mgpu_tutorial.instruments.price.tape import Call, Mark
+from mgpu_tutorial.instruments.price.tape import Wait as Waited
 from mgpu_tutorial.the_machine import laptop, memory, plain, together
 from mgpu_tutorial.the_machine.plain import Kernel, Message, Wait
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from mgpu_tutorial.instruments.price.machine import machine_of
+from mgpu_tutorial.instruments.price.pricing import tape_all
+from mgpu_tutorial.instruments.price.replay import replay
+from mgpu_tutorial.instruments.price.tape import Call, Operation, Wait
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, linked
 from mgpu_tutorial.shared.cost_model.links import Link
-from mgpu_tutorial.shared.price.machine import machine_of
-from mgpu_tutorial.shared.price.pricing import tape_all
-from mgpu_tutorial.shared.price.replay import replay
-from mgpu_tutorial.shared.price.tape import Call, Operation, Wait
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 H100S = machine_of("8 x H100")

@@ -5,6 +5,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import NamedTuple
 
+from mgpu_tutorial.instruments.price.tape import EXACT, TENSOR_FLOAT, Call, Operation
 from mgpu_tutorial.shared.cost_model.links import (
     Link,
     all_gather_seconds,
@@ -13,7 +14,6 @@ from mgpu_tutorial.shared.cost_model.links import (
     require_whole,
 )
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, TAPED
-from mgpu_tutorial.shared.price.tape import EXACT, TENSOR_FLOAT, Call, Operation
 
 KERNEL = 4e-6  # seconds that the shortest kernel takes; set, not fitted
 

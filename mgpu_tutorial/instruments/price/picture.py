@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from mgpu_tutorial.instruments.price.machine import Machine
+from mgpu_tutorial.instruments.price.replay import Played
+from mgpu_tutorial.instruments.price.tape import KINDS, Call, Mark, Operation
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
-from mgpu_tutorial.shared.price.machine import Machine
-from mgpu_tutorial.shared.price.replay import Played
-from mgpu_tutorial.shared.price.tape import KINDS, Call, Mark, Operation
 
 WIDTH, LEFT, LANE, HIGH = 720, 96, 22, 120  # pixels; `HIGH` is the memory's
 FILLS = ("#5e6b7a", "#c9688f", "#74ad5e", "#9b7fc4", "#bfa640")  # of the kinds of memory

@@ -7,11 +7,11 @@ import torch
 from torch import nn, ones
 from torch.nn import functional
 
+from mgpu_tutorial.instruments.price import price
+from mgpu_tutorial.instruments.price.products import PRODUCT, UNCOUNTED
+from mgpu_tutorial.instruments.price.tape import Mark, Operation
 from mgpu_tutorial.lab import span
-from mgpu_tutorial.shared.price import price
-from mgpu_tutorial.shared.price.products import PRODUCT, UNCOUNTED
-from mgpu_tutorial.shared.price.tape import Mark, Operation
-from tests.shared.price.test_tape import preloaded  # noqa: F401
+from tests.instruments.price.test_tape import preloaded  # noqa: F401
 
 M, K, N, B = 4, 8, 5, 3
 MATRICES = 2 * M * K * N

@@ -10,12 +10,12 @@ import json
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from mgpu_tutorial.instruments.price.machine import Machine, slowdown
+from mgpu_tutorial.instruments.price.pricing import Priced, given_to, tape_all
+from mgpu_tutorial.instruments.price.tape import Call, Event, Mark, Operation, Tape, Wait
 from mgpu_tutorial.lab.draw import sliders
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.shared.cost_model.links import require_message, require_whole
-from mgpu_tutorial.shared.price.machine import Machine, slowdown
-from mgpu_tutorial.shared.price.pricing import Priced, given_to, tape_all
-from mgpu_tutorial.shared.price.tape import Call, Event, Mark, Operation, Tape, Wait
 
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of a link's bandwidth
 LATENCIES = (0.25, 1, 4, 16, 64)

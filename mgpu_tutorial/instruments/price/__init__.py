@@ -23,8 +23,8 @@ what the allocator reserves beside what tensors hold.
     price(train, 8, BucketedDDP, large, LARGE, machine="8 x H100")
 """
 
+from mgpu_tutorial.instruments.price.machine import Machine
+from mgpu_tutorial.instruments.price.models import llama_3_8b
+from mgpu_tutorial.instruments.price.pricing import Priced, fit, price
+from mgpu_tutorial.instruments.price.sliders import explore
 from mgpu_tutorial.shared.cost_model.links import Link
-from mgpu_tutorial.shared.price.machine import Machine
-from mgpu_tutorial.shared.price.models import llama_3_8b
-from mgpu_tutorial.shared.price.pricing import Priced, fit, price
-from mgpu_tutorial.shared.price.sliders import explore

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from mgpu_tutorial.instruments.price import price
+from mgpu_tutorial.instruments.price.tape import Call
 from mgpu_tutorial.lab import span
-from mgpu_tutorial.shared.price import price
-from mgpu_tutorial.shared.price.tape import Call
-from tests.shared.price.test_tape import preloaded  # noqa: F401
+from tests.instruments.price.test_tape import preloaded  # noqa: F401
 
 WIDTH, DEPTH = 1024, 20
 

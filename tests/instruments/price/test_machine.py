@@ -13,14 +13,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from mgpu_tutorial.instruments.price import fit, price
+from mgpu_tutorial.instruments.price.machine import (
+    call_seconds,
+    machine_of,
+    operation_seconds,
+)
+from mgpu_tutorial.instruments.price.models import mpt_7b
+from mgpu_tutorial.instruments.price.tape import EXACT, HALF, TENSOR_FLOAT, Call, Operation
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, TAPED
-from mgpu_tutorial.shared.price import fit, price
-from mgpu_tutorial.shared.price.machine import call_seconds, machine_of, operation_seconds
-from mgpu_tutorial.shared.price.models import mpt_7b
-from mgpu_tutorial.shared.price.tape import EXACT, HALF, TENSOR_FLOAT, Call, Operation
 from mgpu_tutorial.step_time import published
-from tests.shared.price.test_tape import preloaded  # noqa: F401
+from tests.instruments.price.test_tape import preloaded  # noqa: F401
 
 PAGE = (Path(__file__).parents[3] / "docs" / "price.md").read_text("utf-8")
 *_, WRITTEN = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -5,16 +5,20 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
+from mgpu_tutorial.instruments.price import price
+from mgpu_tutorial.instruments.price.machine import (
+    call_seconds,
+    machine_of,
+    operation_seconds,
+)
+from mgpu_tutorial.instruments.price.models import llama
+from mgpu_tutorial.instruments.price.tape import Call, Operation
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.cost_model.links import Link
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan, memory_of
 from mgpu_tutorial.shared.cost_model.step import data_seconds, micro_batch_seconds
-from mgpu_tutorial.shared.price import price
-from mgpu_tutorial.shared.price.machine import call_seconds, machine_of, operation_seconds
-from mgpu_tutorial.shared.price.models import llama
-from mgpu_tutorial.shared.price.tape import Call, Operation
-from tests.shared.price.test_tape import preloaded  # noqa: F401
+from tests.instruments.price.test_tape import preloaded  # noqa: F401
 
 MODEL = Model(4, 2048, 16, 2048, 16_384, 4, 8192, gated=True, tied=False)
 

@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from mgpu_tutorial.ddp_buckets.experiments import Tower
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
+from mgpu_tutorial.instruments.price import Priced, llama_3_8b, price
+from mgpu_tutorial.instruments.price.machine import machine_of
+from mgpu_tutorial.instruments.price.tape import EXACT, HALF, Call, Operation
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.lab.run import server
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, ShardedBlock, linked
 from mgpu_tutorial.shared.cost_model.links import Link
-from mgpu_tutorial.shared.price import Priced, llama_3_8b, price
-from mgpu_tutorial.shared.price.machine import machine_of
-from mgpu_tutorial.shared.price.tape import EXACT, HALF, Call, Operation
 
 WIDTH, DEPTH, TOKENS = 256, 4, 512
 PARAMETERS = DEPTH * WIDTH**2
@@ -222,7 +222,7 @@ def test_steps_of_08_end_on_its_link_when_the_page_says(wrapper, options, comput
 
 def test_another_machine_runs_nothing_again(priced, monkeypatch):
     found = priced(BucketedDDP)
-    monkeypatch.setattr("mgpu_tutorial.shared.price.pricing.launch", None)
+    monkeypatch.setattr("mgpu_tutorial.instruments.price.pricing.launch", None)
     slower = found.on("4 x A100")
     assert slower.tapes is found.tapes and slower.seconds > found.seconds
 

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from mgpu_tutorial.shared.price.models import llama, llama_3_8b, mpt_7b, rotated, turns_of
+from mgpu_tutorial.instruments.price.models import (
+    llama,
+    llama_3_8b,
+    mpt_7b,
+    rotated,
+    turns_of,
+)
 
 
 def test_rotary_embedding_turns_each_pair_by_its_angle():

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mgpu_tutorial.instruments.price.machine import bytes_sent, call_seconds, machine_of
+from mgpu_tutorial.instruments.price.replay import replay
+from mgpu_tutorial.instruments.price.tape import Call, Mark, Operation, Wait
 from mgpu_tutorial.shared.cost_model.links import Link, ring_seconds
-from mgpu_tutorial.shared.price.machine import bytes_sent, call_seconds, machine_of
-from mgpu_tutorial.shared.price.replay import replay
-from mgpu_tutorial.shared.price.tape import Call, Mark, Operation, Wait
 
 MACHINE = machine_of("8 x H100")
 EVERYBODY = tuple(range(8))

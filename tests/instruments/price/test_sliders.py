@@ -11,10 +11,10 @@ from torch import nn
 
 from handouts.convert import ROOM
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
+from mgpu_tutorial.instruments.price import explore, price
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.sharding.blocks import PrefetchingBlock, linked
-from mgpu_tutorial.shared.price import explore, price
-from tests.shared.price.test_tape import around, fsdp, preloaded  # noqa: F401
+from tests.instruments.price.test_tape import around, fsdp, preloaded  # noqa: F401
 
 WIDTH = 256
 pytestmark = pytest.mark.timeout(400)  # the first test of a wrapper tapes it three times

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import optimizer
 
+from mgpu_tutorial.instruments.price import ddp
+from mgpu_tutorial.instruments.price.tape import Kernels, Mark, Tape, Taping, Wait
 from mgpu_tutorial.lab import borrowed
-from mgpu_tutorial.shared.price import ddp
-from mgpu_tutorial.shared.price.tape import Kernels, Mark, Tape, Taping, Wait
 
 
 class Stream:

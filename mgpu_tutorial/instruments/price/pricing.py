@@ -9,18 +9,18 @@ from functools import cached_property
 from numbers import Real
 from typing import Any
 
+from mgpu_tutorial.instruments.price import pretended
+from mgpu_tutorial.instruments.price.machine import Machine, bytes_sent, machine_of
+from mgpu_tutorial.instruments.price.picture import draw
+from mgpu_tutorial.instruments.price.products import Unpriced
+from mgpu_tutorial.instruments.price.replay import Played, replay
+from mgpu_tutorial.instruments.price.tape import ELSEWHERE, Call, Tape
 from mgpu_tutorial.lab import RanksHung, launch
 from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.record.trace import POINT_TO_POINT
 from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.shared.cost_model.links import require_whole
-from mgpu_tutorial.shared.price import pretended
-from mgpu_tutorial.shared.price.machine import Machine, bytes_sent, machine_of
-from mgpu_tutorial.shared.price.picture import draw
-from mgpu_tutorial.shared.price.products import Unpriced
-from mgpu_tutorial.shared.price.replay import Played, replay
-from mgpu_tutorial.shared.price.tape import ELSEWHERE, Call, Tape
 
 MOST = 64  # ranks of a chain of messages that are taped, one after the other
 NO_NUMBER = ("DataDependentOutputException", "DynamicOutputShapeException")

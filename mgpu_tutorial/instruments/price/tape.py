@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.optim import optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mgpu_tutorial.instruments.price import products
 from mgpu_tutorial.lab import borrowed
 from mgpu_tutorial.lab.record.trace import COLLECTIVES, POINT_TO_POINT, Recorder, TracedWork
-from mgpu_tutorial.shared.price import products
 
 # The strongest first: a bucket is a buffer until it is seen to be a gradient.
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")

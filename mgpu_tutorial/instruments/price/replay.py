@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mgpu_tutorial.shared.price.machine import Machine, call_seconds, operation_seconds
-from mgpu_tutorial.shared.price.tape import Call, Event, Operation, Wait
+from mgpu_tutorial.instruments.price.machine import Machine, call_seconds, operation_seconds
+from mgpu_tutorial.instruments.price.tape import Call, Event, Operation, Wait
 
 DIRECTIONS = {"send": "o", "isend": "o", "recv": "i", "irecv": "i"}  # else both
 

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mgpu_tutorial.instruments.price.products import Unpriced
 from mgpu_tutorial.lab import borrowed
-from mgpu_tutorial.shared.price.products import Unpriced
 
 MIB = 2**20
 FIRST, CAP, TOGETHER = 1 * MIB, 25 * MIB, 250 * MIB  # bytes; the last of a broadcast
