@@ -47,7 +47,7 @@ from torch.utils.hooks import RemovableHandle
 NOISE = 0.05  # is added to all parameters, in units of a standard normal number
 BOUNDS = 1e-12, 1e-4, 0.1, 1.0, math.inf  # of what is printed
 TIMES = 8  # as far as rounding moves a tensor, so many times may it be off
-ROWS = 512  # of each output of a module are kept
+ROWS, ALL_ROWS = 256, 2**16  # of an output that are kept: on ranks, and in one process
 AROUND = "module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 HOME = "path_in_one_process"  # an attribute of modules, which deep copies keep
 
@@ -217,7 +217,12 @@ class Watch:
             return
         for t in tensors_in(output)[:1]:
             if t.dim() and t.is_floating_point() and not isinstance(t, DTensor):
-                rows = t.detach().reshape(-1, t.shape[-1])[:ROWS].cpu().clone()
+                rows = (
+                    t.detach()
+                    .reshape(-1, t.shape[-1])[: ROWS if size_of() > 1 else ALL_ROWS]
+                    .cpu()
+                    .clone()
+                )
                 self.outputs.setdefault(home, []).append(rows)
 
     def before_step(self, optimizer: Optimizer, *given: Any) -> None:
@@ -855,8 +860,8 @@ def in_forward(one: Notes, moved: Notes, ranks: Sequence[Notes], limits: Limits)
             limit += TIMES * (other.double() - rows.double()).norm(dim=1).max().item()
         for rank, notes in enumerate(ranks):
             own = notes.outputs.get(name)
-            if own is None or own.shape[1] != rows.shape[1]:
-                continue  # not here, or a part of the features
+            if own is None or own.shape[1] != rows.shape[1] or len(rows) >= ALL_ROWS:
+                continue  # not here, a part of the features, or too many to know them all
             how = "donot_use_mm_for_euclid_dist"
             far = torch.cdist(own.double(), rows.double(), compute_mode=how).amin(1)
             if bad := int((far > limit).sum()):
