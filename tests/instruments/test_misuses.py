@@ -112,7 +112,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "one step less": (2, misuses.one_step_less, "the job", "number of steps", "1 on rank"),
     "contrastive": (
         *(2, same(contrastive) | {"several": misuses.GATHERED}),
-        *(HEAD, "0.5 times", "2 is the size of all ranks"),
+        *(HEAD, "0.5 times", "2 is the number of ranks"),
     ),
     # state and updates
     "statistics of a rank": (

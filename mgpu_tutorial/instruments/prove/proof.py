@@ -772,9 +772,9 @@ def name_of_factor(factor: float, limits: Limits) -> str:
     if size < 1.5 or abs(size - round(size)) > 1e-2:
         return ""
     named = [name for name, rows in limits.groups.items() if len(rows[0]) == round(size)]
-    if not named and round(size) == limits.ranks:
-        named = ["all ranks"]
     what = f"{round(size)} is the size of {' or of '.join(named)}" if named else ""
+    if not named and round(size) == limits.ranks:
+        what = f"{limits.ranks} is the number of ranks"
     if abs(factor) < 1:
         return f"divided once too often: {what}".removesuffix(": ")
     return what or f"are there {round(size)} micro-batches, or is a sum taken for a mean?"
