@@ -14,13 +14,14 @@ from mgpu_tutorial.lab.run.server import CELL
 # PyTorch imports it, and sympy, at the first optimizer or DDP of a process.
 _TRAINING = ("torch._dynamo", "torch.nn.parallel.distributed", "torch.distributed.pipelining")
 _PICTURES = ("mgpu_tutorial.shared.vision",)  # torchvision, a quarter of a second
+_NO_CHAPTER = {"lab", "shared", "instruments", "launch"}
 _NO_TRAINING = {"processes_and_ranks", "point_to_point", "nonblocking", "collectives"}
 _WITH_PICTURES = {"comparison", "model_parallel", "pipelines"}
 
 
 def _needed(cell: str) -> tuple[str, ...]:
     """The modules that ranks need, by what a cell imports; one that says nothing: any."""
-    named = set(re.findall(r"mgpu_tutorial(?:\.| import )(\w+)", cell)) - {"lab", "shared"}
+    named = set(re.findall(r"mgpu_tutorial(?:\.| import )(\w+)", cell)) - _NO_CHAPTER
     training = () if named and named <= _NO_TRAINING else _TRAINING
     return training + (_PICTURES if named & _WITH_PICTURES else ())
 
