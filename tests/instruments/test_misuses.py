@@ -64,7 +64,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "its scale is kept": (2, after(misuses.keep_scale), HEAD, "1024 times", ""),
     "averaged twice": (2, by_hand(misuses.average_twice), HEAD, "0.5 times", "once too"),
-    "added up": (3, by_hand(misuses.add_up), HEAD, "3 times", "all ranks"),
+    "added up": (3, by_hand(misuses.add_up), HEAD, "3 times", "number of ranks"),
     "averaged in bfloat16": (2, by_hand(misuses.average_in_bfloat16), HEAD, "direct", "%"),
     "averaged on one rank": (2, by_hand(misuses.average_on_first), HEAD, "on rank 1", ""),
     "in each rank's order": (
@@ -92,7 +92,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "no zero_grad": (2, misuses.moving, HEAD, "direction", "gradients of step 2"),
     "compressed": (2, misuses.compressed, HEAD, "direction", "%"),
     "float32": (2, misuses.in_short_numbers, HEAD, "direction", "%"),
-    "a hook for each rank": (2, misuses.with_a_hook_on_ranks, HEAD, "2 times", "all ranks"),
+    "a hook for each rank": (2, misuses.with_a_hook_on_ranks, HEAD, "2 times", "number of ranks"),
     "started apart": (
         *(2, {"several": by_hand(uses.average), "model_of": net_of_this_rank}),
         *(HEAD, "on rank 1", "at the start"),
@@ -174,7 +174,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "the optimizer before fully_shard": (2, misuses.optimizer_first, HEAD, "no grad", ""),
     "a forward before the optimizer": (2, misuses.forward_first, HEAD, "no gradient", ""),
     "blocks without a root": (2, misuses.blocks_without_root, HEAD, "never averaged", ""),
-    "fully_shard adds up": (2, misuses.in_full_summed, HEAD, "2 times", "all ranks"),
+    "fully_shard adds up": (2, misuses.in_full_summed, HEAD, "2 times", "number of ranks"),
     "fully_shard, never synced": (2, misuses.in_full_never_synced, HEAD, "all zeros", ""),
     # tensor parallel
     "no f": (2, cut(f=False), "layers.2.norm.bias", "never summed", "2 ranks"),
@@ -185,7 +185,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "g sums backward too": (
         *(2, cut_again(sum_of=misuses.SumBothWays)),
-        *("layers.2.down.weight", "2 times", "all ranks"),
+        *("layers.2.down.weight", "2 times", "number of ranks"),
     ),
     "a part without its mark": (2, cut_again(mark=False), "layers.2.up.weight", "shape", ""),
     "a part with another mark": (2, cut_again(dim=0), "layers.2.down.weight", "shape", ""),
@@ -268,7 +268,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "experts too large": (
         *(2, experts(finish=misuses.averaged_once_more)),
-        *("experts.down", "2 times", "all ranks"),
+        *("experts.down", "2 times", "number of ranks"),
     ),
     "experts not divided": (
         *(2, experts(finish=partial(uses.finish_experts, own=False))),

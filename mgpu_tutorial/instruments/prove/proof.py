@@ -960,7 +960,7 @@ def run_ranks(given: argparse.Namespace, ranks: int, folder: Path) -> list[Notes
 
 def load_notes(file: Path) -> Notes:
     """What a rank of a script has kept."""
-    start, steps, *rest = torch.load(file, weights_only=False)
+    start, steps, *rest = torch.load(file, weights_only=True)
     return Notes(start, [Step(*step) for step in steps], *rest)
 
 
