@@ -119,7 +119,7 @@ FLAT = "factor = (ranks[0].flatten() @ right.flatten()) / right.norm() ** 2"
 KINDS = [
     Right("kind_of", replace={FACTOR: FLAT}),
     Right("kind_of", replace={"sum(ranks) / len(ranks)": "torch.stack(list(ranks)).mean(0)"}),
-    Wrong("kind_of", replace={"<= limit": "<= 1"}, says="rank 0 right, rank 1 not"),
+    Wrong("kind_of", replace={"<= limit": "<= 10"}, says="rank 0 right, rank 1 not"),
     Wrong("kind_of", replace={"<= limit": "== 0"}, says="each less than the limit off"),
     Wrong("kind_of", replace={"all(near": "any(near"}, says="rank 0 right, rank 1 not"),
     Wrong("kind_of", replace={" / len(ranks)": ""}, says="2 ranks whose mean is right"),
@@ -133,7 +133,7 @@ KINDS = [
     Wrong(
         "kind_of",
         replace={"all(near(own, factor * right) for own in ranks)": "factor.abs() > 0.1"},
-        says="turned, on both ranks",
+        says="rank 0 right, rank 1 not",
     ),
     Wrong("kind_of", replace={"<= limit": "> limit"}, says="expected 'right'"),
 ]

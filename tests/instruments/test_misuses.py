@@ -92,7 +92,10 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "no zero_grad": (2, misuses.moving, HEAD, "direction", "gradients of step 2"),
     "compressed": (2, misuses.compressed, HEAD, "direction", "%"),
     "float32": (2, misuses.in_short_numbers, HEAD, "direction", "%"),
-    "a hook for each rank": (2, misuses.with_a_hook_on_ranks, HEAD, "2 times", "number of ranks"),
+    "a hook for each rank": (
+        *(2, misuses.with_a_hook_on_ranks, HEAD),
+        *("2 times", "number of ranks"),
+    ),
     "started apart": (
         *(2, {"several": by_hand(uses.average), "model_of": net_of_this_rank}),
         *(HEAD, "on rank 1", "at the start"),
