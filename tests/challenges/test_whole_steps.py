@@ -179,7 +179,6 @@ COMPUTES = 850  # ms, as the page says
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.timeout(400)
 def test_the_model_alone_takes_what_the_page_says():
     priced = price(plain, 64, machine=whole_steps.network(), timeout=300)
     kernels = [event for event in priced.tapes[0].events if isinstance(event, Operation)]
