@@ -188,7 +188,8 @@ def test_the_model_alone_takes_what_the_page_says():
     assert 0.99 * COMPUTES <= 1000 * priced.seconds <= COMPUTES
     parameters = sum(p.numel() for p in llama_sizes())
     assert parameters == whole_steps.PARAMETERS
-    assert len(whole_steps.llama_in_16_bits()) == whole_steps.LAYERS + 3
+    with torch.device("meta"):  # its numbers would take 32 GB
+        assert len(whole_steps.llama_in_16_bits()) == whole_steps.LAYERS + 3
 
 
 def test_the_bound_is_what_the_link_must_carry():
