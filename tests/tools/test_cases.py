@@ -34,21 +34,44 @@ def doubles(function):
     expect(function(3), 6, "of 3")
 
 
+def wrong(cell, monkeypatch, behaviours, answer):
+    """Run the row of one wrong answer to `double`."""
+    _, test_wrong = edited(Builder("double", {double: behaviours}), [answer])
+    cases = test_wrong.pytestmark[0]
+    row = SimpleNamespace(node=SimpleNamespace(nodeid="tests/double/test_builds.py::row"))
+    test_wrong(cell, *cases.args[1][0], row, monkeypatch)
+    return cases.kwargs["ids"]
+
+
 @pytest.mark.parametrize(
     "behaviours, seen, says",
     [
         ([], "of 3: 9", r"every behaviour holds for a wrong answer \(of 3: 9\)"),
         ([doubles], "of 4", "seen='of 3: 9, expected 6'"),
-        ([doubles], "of 3: 9", None),
     ],
 )
 def test_a_wrong_answer_that_is_accepted_is_shown(cell, monkeypatch, behaviours, seen, says):
-    build = Builder("double", {double: behaviours})
-    _, test_wrong = edited(build, [Wrong("double", replace={"2 *": "3 *"}, says=seen)])
-    cases = test_wrong.pytestmark[0]
-    assert cases.kwargs["ids"][0].startswith("0-of-")
-    if says is None:
-        test_wrong(cell, *cases.args[1][0], monkeypatch)
-        return
+    answer = Wrong("double", replace={"2 *": "3 *"}, says=seen)
     with pytest.raises(AssertionError, match=rf"(?s){says}.*return 3 \* number"):
-        test_wrong(cell, *cases.args[1][0], monkeypatch)
+        wrong(cell, monkeypatch, behaviours, answer)
+
+
+def test_a_wrong_answer_is_called_by_what_is_seen(cell, monkeypatch):
+    answer = Wrong("double", replace={"2 *": "3 *"}, says="of 3: 9")
+    assert wrong(cell, monkeypatch, [doubles], answer) == ["0-of-3-9"]
+
+
+@pytest.mark.parametrize(
+    "name, key, says",
+    [
+        ("double", "two *", r"(?s)no longer fits `double`: 'two \*'.*return 2 \* number"),
+        ("twice", "2 *", "`twice` is no build"),
+    ],
+)
+def test_an_edit_that_no_longer_fits_fails_as_a_row_and_says_where(
+    cell, monkeypatch, name, key, says
+):
+    answer = Wrong(name, replace={key: "3 *"}, says="of 3: 9")
+    with pytest.raises(pytest.fail.Exception, match=says) as failed:
+        wrong(cell, monkeypatch, [doubles], answer)
+    assert "in tests/double/test_builds.py" in str(failed.value)
