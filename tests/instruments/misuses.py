@@ -70,6 +70,17 @@ def clip_then_average(model):
     uses.average(model)
 
 
+def add_up_then_clip(model):
+    add_up(model)
+    uses.clip(model)
+
+
+def average_then_clip_by_value(model):
+    """A limit for each number, where one process has one for the norm."""
+    uses.average(model)
+    nn.utils.clip_grad_value_(model.parameters(), 0.001)
+
+
 def clip_with_scale(model):
     """Clipped while a loss scale is still inside."""
     for p in model.parameters():

@@ -56,11 +56,22 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "clipped, then averaged": (
         *(2, {"several": by_hand(misuses.clip_then_average), "one": misuses.clipped}),
-        *(HEAD, "direction", "clipped"),
+        *(HEAD, "never averaged", "step 1, before clipping"),
     ),
     "clipped with its scale": (
         *(2, {"several": after(misuses.clip_with_scale), "one": misuses.clipped}),
-        *(HEAD, "times as long", "clipped"),
+        *(HEAD, "1024 times", "step 1, before clipping"),
+    ),
+    "added up, then clipped": (
+        *(3, {"several": by_hand(misuses.add_up_then_clip), "one": misuses.clipped}),
+        *(HEAD, "3 times", "number of ranks"),
+    ),
+    "clipped by value": (
+        *(
+            2,
+            {"several": by_hand(misuses.average_then_clip_by_value), "one": misuses.clipped},
+        ),
+        *(HEAD, "direction", "clipped gradients of step 1"),
     ),
     "its scale is kept": (2, after(misuses.keep_scale), HEAD, "1024 times", ""),
     "averaged twice": (2, by_hand(misuses.average_twice), HEAD, "0.5 times", "once too"),
@@ -152,7 +163,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "sharded_step, clipped before": (
         *(2, {"several": misuses.SHARDED_CLIP, "one": misuses.clipped}),
-        *(HEAD, "direction", "clipped"),
+        *(HEAD, "direction", "step 1, before clipping"),
     ),
     "Adafactor on shards": (
         *(2, {"several": misuses.ADAFACTOR, "one": misuses.ONE_ADAFACTOR}),
@@ -168,11 +179,11 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "shards clipped in their own norm": (
         *(2, {"several": misuses.OWN_NORM, "one": misuses.clipped}),
-        *(HEAD, "", "clipped"),
+        *(HEAD, "times too long", "clipped gradients of step 1"),
     ),
     "fully_shard, clipped in its own norm": (
         *(2, {"several": misuses.FULL_OWN_NORM, "one": misuses.clipped}),
-        *(HEAD, "", "clipped"),
+        *(HEAD, "", "suspect: gradients are clipped"),
     ),
     "the optimizer before fully_shard": (2, misuses.optimizer_first, HEAD, "no grad", ""),
     "a forward before the optimizer": (2, misuses.forward_first, HEAD, "no gradient", ""),
@@ -184,7 +195,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "a bias on each": (2, cut(bias_on_each=True), HEAD, "direction", "output of layers.0"),
     "clipped parts": (
         *(2, {"several": cut(finish=uses.clip), "one": misuses.clipped}),
-        *(HEAD, "times too long", "clipped"),
+        *(HEAD, "times too long", "20 of 20 clipped gradients of step 1"),
     ),
     "g sums backward too": (
         *(2, cut_again(sum_of=misuses.SumBothWays)),

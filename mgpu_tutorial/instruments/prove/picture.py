@@ -34,7 +34,8 @@ def drawing(proof: Proof) -> Drawing:
     begin = max(0, min(place - MOST // 2, len(names) - MOST))
     names = names[begin : begin + MOST]
     words = [part for line in proof.lines() for part in wrap(line, LETTERS)]
-    wide = max(LEFT + SIDE * len(names) + 10, 720)
+    left = max(LEFT, *(7 * len(when) + 14 for when in moments))
+    wide = max(left + SIDE * len(names) + 10, 720)
     below = TOP + ROW * len(moments) + 14
     says = f"{len(proof.wrong)} of {len(proof.rows)} tensors are wrong"
     if first:
@@ -44,9 +45,9 @@ def drawing(proof: Proof) -> Drawing:
         picture.label(8, below + 8 + 19 * line, text, 13, anchor="start")
     for line, (when, rows) in enumerate(moments.items()):
         y = TOP + ROW * line
-        picture.label(LEFT - 10, y + 16, when, 13, anchor="end")
+        picture.label(left - 10, y + 16, when, 13, anchor="end")
         for column, name in enumerate(names):
-            row, x = rows.get(name), LEFT + SIDE * column
+            row, x = rows.get(name), left + SIDE * column
             if row is None:
                 picture.box(x, y + 2, SIDE - 4, ROW - 6, FAINT, PAPER, 0.8, "2 2", 2)
             elif row is first:

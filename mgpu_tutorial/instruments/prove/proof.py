@@ -21,6 +21,7 @@ a module. All ranks of a group call it together.
 
 import argparse
 import contextlib
+import functools
 import gc
 import hashlib
 import math
@@ -28,8 +29,9 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +42,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules import module as hooks
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
 from torch.utils.hooks import RemovableHandle
@@ -59,9 +62,10 @@ Whole = dict[str, list[Tensor | None]]  # by a name, what one rank has of it: mo
 
 
 class Step(NamedTuple):
-    """Whole gradients before an optimizer's step, and whole parameters after it."""
+    """Whole gradients before they are clipped, at an optimizer's step, and what it leaves."""
 
     gradients: Whole
+    clipped: Whole  # the same, if nothing has clipped them
     parameters: Whole
 
 
@@ -110,11 +114,21 @@ def watching(
         hooks.register_module_forward_hook(watch.leaves, always_call=True),
         register_optimizer_step_pre_hook(watch.before_step),
     ]
+    clips = [
+        (home, name, clip)
+        for home in (nn.utils, clip_grad)  # programs import from either
+        for name, clip in vars(home).items()
+        if "clip_grad" in name and isinstance(clip, FunctionType)
+    ]
+    for home, name, clip in clips:
+        setattr(home, name, watch.keeping(clip))
     _watches.append(watch)
     try:
         with watch.seeing if moved else contextlib.nullcontext():
             yield watch
     finally:
+        for home, name, clip in clips:
+            setattr(home, name, clip)
         _watches.pop()
         torch.set_default_dtype(usual)
         for handle in handles + watch.handles:
@@ -133,6 +147,8 @@ class Watch:
         self.depth = 0  # of the forwards that run
         self.alike: dict[str, str] = {}
         self.gradients: dict[Tensor, list[Tensor | None]] = {}  # one for each step
+        self.clipped: dict[Tensor, list[Tensor | None]] = {}  # those that were stepped with
+        self.unclipped: dict[Tensor, Tensor] = {}  # in the step that comes
         self.start: dict[Tensor, Tensor] = {}  # all parameters, before the first step
         self.values: list[dict[Tensor, Tensor]] = []  # and after each
         self.stepped: set[Tensor] = set()  # in the step that runs
@@ -200,6 +216,7 @@ class Watch:
             return
         if self.depth == 0:
             self.begin(module, is_whole=False)
+            self.unclipped.clear()  # of a step that was left out
         self.depth += 1
         self.entered.add(module)
         if module.training and "BatchNorm" in type(module).__name__:
@@ -225,6 +242,20 @@ class Watch:
                 )
                 self.outputs.setdefault(home, []).append(rows)
 
+    def keeping(self, clip: Callable) -> Callable:
+        """A function that clips, but keeps the gradients as they are before it."""
+
+        @functools.wraps(clip)
+        def clips(parameters: Any, *given: Any, **more: Any) -> Any:
+            self.facts.add("clip")
+            each = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            for p in each:
+                if p.grad is not None and p not in self.unclipped:
+                    self.unclipped[p] = kept_of(p.grad)
+            return clip(each, *given, **more)
+
+        return clips
+
     def before_step(self, optimizer: Optimizer, *given: Any) -> None:
         """An optimizer is about to step: its own hooks come first, which clip or average."""
         own = {p for group in optimizer.param_groups for p in group["params"]}
@@ -241,14 +272,18 @@ class Watch:
         self.handles = [optimizer.register_step_pre_hook(self.note_gradients)]
 
     def note_gradients(self, optimizer: Optimizer, *given: Any) -> None:
-        """Keep the gradients with which an optimizer steps."""
+        """Keep the gradients with which an optimizer steps, and as they were unclipped."""
         now = len(self.values)
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                kept = self.gradients.setdefault(p, [])
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            last = None if p.grad is None else kept_of(p.grad)
+            for place, t in (
+                (self.gradients, self.unclipped.pop(p, last)),
+                (self.clipped, last),
+            ):
+                kept = place.setdefault(p, [])
                 kept += [None] * (now - len(kept))
                 if len(kept) == now:
-                    kept.append(None if p.grad is None else kept_of(p.grad))
+                    kept.append(t)
 
     def parameters(self) -> dict[Tensor, Tensor]:
         """All parameters as a step has left them; owners have sent theirs by now."""
@@ -264,11 +299,17 @@ class Watch:
         self.values.append(self.parameters())
         if not self.gradients:  # no optimizer of torch has stepped: what there is at the end
             every = (p for model in self.models for p in model.parameters())
-            self.gradients = {p: [kept_of(p.grad)] for p in every if p.grad is not None}
+            self.clipped = {p: [kept_of(p.grad)] for p in every if p.grad is not None}
+            self.gradients = {
+                p: [self.unclipped.get(p, last)] for p, (last,) in self.clipped.items()
+            }
         steps = []
         for number, values in enumerate(self.values):
-            own = {p: g[number] for p, g in self.gradients.items() if len(g) > number}
-            steps.append(Step(self.whole(own), self.whole(values)))
+            first, last = (
+                {p: g[number] for p, g in kept.items() if len(g) > number}
+                for kept in (self.gradients, self.clipped)
+            )
+            steps.append(Step(*map(self.whole, (first, last, values))))
         outputs = {}
         for name, several in self.outputs.items():
             if len({rows.shape[1] for rows in several}) == 1:
@@ -350,7 +391,7 @@ class Seeing(TorchDispatchMode):
             if bool((target == ignored).any()):
                 facts.add("ignored")
         if not self.watch.depth and ("_foreach_norm" in name or "vector_norm" in name):
-            facts.add("clip")
+            facts.add("norm")
         if self.watch.depth:
             if any(word in name for word in ("bernoulli", "dropout", "aten.rand")):
                 facts.add("random")
@@ -476,7 +517,7 @@ SUSPECTS = {
     "max_norm": "an Embedding with max_norm changes its weight in forward",
     "weights": "a mean over ranks is wrong where each divided by its own sum of weights",
     "ignored": "targets are ignored, and a mean of means is wrong where counts differ",
-    "clip": "gradients are clipped, and of parts a rank knows only its own squares",
+    "norm": "gradients are clipped, and of parts a rank knows only its own squares",
     "sum": "the loss is a sum, which a mean over ranks divides by their number",
 }
 RANDOM = (
@@ -582,11 +623,20 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     limits, rows = Limits(eps, groups, len(ranks)), []
     starts = [by_first_name(notes.start, one.alike) for notes in ranks]
     rows += rows_of("parameters at the start", one.start, moved.start, starts, limits, False)
+    clips = all("clip" in notes.facts for notes in (one, *ranks))
     for number in range(min(len(notes.steps) for notes in (one, *ranks))):
-        for kind, when in enumerate(("gradients of", "parameters after")):
-            first, other = (notes.steps[number][kind] for notes in (one, moved))
-            own = [by_first_name(notes.steps[number][kind], one.alike) for notes in ranks]
-            rows += rows_of(f"{when} step {number + 1}", first, other, own, limits)
+        step = f"step {number + 1}"
+        moments = {f"gradients of {step}": 1, f"parameters after {step}": 2}
+        if clips:
+            before = {
+                f"gradients of {step}, before clipping": 0,
+                f"clipped gradients of {step}": 1,
+            }
+            moments = before | {f"parameters after {step}": 2}
+        for when, part in moments.items():
+            first, other = (notes.steps[number][part] for notes in (one, moved))
+            own = [by_first_name(notes.steps[number][part], one.alike) for notes in ranks]
+            rows += rows_of(when, first, other, own, limits)
     buffers = [
         {n: t for n, t in notes.buffers.items() if n in one.buffers} for notes in ranks
     ]
@@ -594,8 +644,10 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     rows += rows_of("buffers", one.buffers, moved.buffers, buffers, limits, is_strict=False)
     rows += rows_returned(one, moved, ranks, limits)
     remarks = []
-    if any(row.kind for row in rows):
+    if wrong := [row.when for row in rows if row.kind]:
         facts = one.facts.union(moved.facts, *(notes.facts for notes in ranks))
+        if clips and not wrong[0].startswith("clipped"):
+            facts.discard("norm")  # which clipping took
         remarks += in_forward(one, moved, ranks, limits)
         remarks += [f"suspect: {says}" for fact, says in SUSPECTS.items() if fact in facts]
         remarks = [RANDOM] if "random" in facts else remarks
@@ -611,7 +663,7 @@ def with_steps_of_others(ranks: Sequence[Notes]) -> list[Notes]:
         notes
         if notes.taken or not most
         else notes._replace(
-            steps=[Step({}, {})] * (most - 1) + [Step({}, notes.steps[-1].parameters)]
+            steps=[Step({}, {}, {})] * (most - 1) + [Step({}, {}, notes.steps[-1].parameters)]
         )
         for notes in ranks
     ]
