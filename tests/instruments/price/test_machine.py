@@ -1,17 +1,13 @@
-"""A machine of one's own, the share that fits a step, and what published steps say."""
+"""A machine of one's own, and the share that fits a step."""
 
 import math
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.instruments.price import fit, price
 from mgpu_tutorial.instruments.price.machine import (
@@ -19,11 +15,9 @@ from mgpu_tutorial.instruments.price.machine import (
     machine_of,
     operation_seconds,
 )
-from mgpu_tutorial.instruments.price.models import mpt_7b
 from mgpu_tutorial.instruments.price.tape import EXACT, HALF, TENSOR_FLOAT, Call, Operation
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, TAPED
-from mgpu_tutorial.step_time import published
 from tests.instruments.price.test_tape import preloaded  # noqa: F401
 
 PAGE = (Path(__file__).parents[3] / "docs" / "price.md").read_text("utf-8")
@@ -113,44 +107,3 @@ def test_every_cluster_has_a_share_among_those_that_were_seen():
 def test_a_machine_that_cannot_be_is_refused(changed, words):
     with pytest.raises(ValueError, match=words):
         machine_of(GEFORCE._replace(**changed))
-
-
-def train_mpt(rank, world_size, model, sequences, layers, repeats):
-    """Two steps of FSDP in 16 bits with parameters in 32, as the published program does."""
-    network = mpt_7b(layers, model.hidden, model.heads)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    for layer in list(network)[1:-2]:
-        if repeats:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(network, mp_policy=policy)
-    optimizer = torch.optim.AdamW(network.parameters(), foreach=True)
-    tokens = torch.zeros(sequences, 2048, dtype=torch.long)
-    for _ in range(2):
-        with span("step"):
-            logits = network(tokens).flatten(0, 1)
-            cross_entropy(logits.float(), tokens.flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "sequences", "tokens"), [("7B on 8", 6, 4641), ("13B on 16", 2, 2262)]
-)
-def test_a_default_price_on_a100s_is_near_what_was_published(size, sequences, tokens):
-    """MPT on 8 A100 of 80 GB, nothing repeated; and a step that repeats all is slower.
-
-    The table of 80 GB in `scripts/train/benchmarking/README.md` of mosaicml/llm-foundry, at
-    061f2c7ce64e655100286584a7629e2a09f827ba.
-    """
-    model = next(run.model for run in published.runs_of("MPT, FSDP") if run.name == size)
-    seconds = {}
-    for repeats in (False, True):
-        two, four = (
-            price(train_mpt, 8, model, sequences, n, repeats, machine="8 x A100").seconds
-            for n in (2, 4)
-        )
-        seconds[repeats] = two + (model.layers - 2) / 2 * (four - two)
-    assert sequences * 2048 / seconds[False] == pytest.approx(tokens, rel=0.15)
-    assert seconds[True] > 1.1 * seconds[False]
