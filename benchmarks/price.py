@@ -13,7 +13,7 @@ every second product, which the formulas' "selective" does not count.
 What this carries: programs that are not compiled, sharded by FSDP, on GPUs whose families
 have a row to fit. What it does not: compiled programs and float8 (their kernels are fused),
 kernels that are worse than the share, congestion, late ranks, and the processors that NCCL
-takes. `tests/instruments/price/test_plans.py` has rows with tensor parallelism and a pipeline.
+takes. Tensor parallelism and a pipeline are in `tests/instruments/price/test_plans.py`.
 
 Memory is what the tensors hold at the fullest moment. torchtitan publishes something else:
 the most that the allocator had reserved from the driver (`max_reserved_gib` in its
