@@ -1,6 +1,7 @@
 # make lab           set everything up and open JupyterLab on the contents
 # make test          set everything up and run every check, the notebooks included
 # make quick         each test once, but for the slow ones: a minute
+# make check         what your change reaches, tests and notebooks; CONTRIBUTING.md says how
 # make check NAME=point_to_point   one chapter's style, tests (each once; ALL=1: all) and notebook
 # make notebooks     run the notebooks in clean kernels and store what they show
 # make handouts      the notebooks as PDF, EPUB, web pages and live slides, in build/
@@ -61,6 +62,14 @@ BOOK = $(wildcard notebooks/[0-9][0-9]_$(NAME).ipynb)
 TESTS = $(wildcard tests/$(NAME) tests/test_$(NAME).py)
 WRONG = $(wildcard tests/$(NAME)/test_builds.py)
 CODE = $(BOOK) $(TESTS) $(wildcard mgpu_tutorial/$(NAME) mgpu_tutorial/$(NAME).py)
+ifndef NAME
+check: $(VENV)/installed
+	@$(BEGIN); reached=`$(BIN)/python -m tools.reached` || exit 1; \
+	step style $(BIN)/ruff check --quiet .; \
+	step format $(BIN)/ruff format --check --quiet .; \
+	step tests $(PYTEST) $(TWO) $(NBVAL) $$reached; \
+	$(END)
+else
 check: $(VENV)/installed
 	@test -f "$(BOOK)" || { echo "NAME=$(NAME): no such chapter; there are" notebooks/*.ipynb; exit 2; }
 	@$(BEGIN); \
@@ -71,6 +80,7 @@ check: $(VENV)/installed
 		$(BOOK) $(TESTS) tests/test_notebooks.py tests/test_reached.py; \
 	$(if $(and $(WRONG),$(if $(ALL),,once)),step builds $(PYTEST) --numprocesses 2 $(WRONG);) \
 	$(END)
+endif
 
 # The libraries under PyTorch choose their kernels by what the processor can do, and each choice
 # rounds in another order. Variables take abilities away: so this machine can play an older one.
