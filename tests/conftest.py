@@ -94,12 +94,14 @@ def ranks():
 
 @pytest.fixture
 def refused(ranks):
-    """Every rank refuses, in the same words, before anything is sent.
+    """Every rank refuses, before anything is sent.
 
-    `refused(2, "12 heads", worker, *args)` runs `worker(rank, 2, *args)`: each rank must
-    raise an error of one sentence or two with the words, and none may have called
-    `torch.distributed` before. A worker that builds what it then spoils is asked with
-    `sent=True`, which allows the calls before the refusal.
+    `refused(2, ValueError("cap", "-1"), worker, *args)` runs `worker(rank, 2, *args)`: each
+    rank must raise an error of this kind, of one sentence or two, with these names in it, and
+    none may have called `torch.distributed` before. A name is an argument's, a parameter's or
+    a value that was given: so the sentence can be put better, and no test turns red.
+    A worker that builds what it then spoils is asked with `sent=True`, which allows the calls
+    before the refusal. (A text in place of the error asks for these words.)
     """
 
     def attempt(rank, world_size, worker, *args):
@@ -108,10 +110,14 @@ def refused(ranks):
         except (ValueError, TypeError, IndexError, KeyError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
 
-    def ask(world_size, words, worker, *args, sent=False):
+    def ask(world_size, asked, worker, *args, sent=False):
         report = ranks(world_size, attempt, worker, *args, trace=True, timeout=20)
         for said in report.results:
-            assert words in said and not said.startswith("returned"), said
+            assert not said.startswith("returned"), said
+            if isinstance(asked, Exception):
+                assert said.partition(":")[0] == type(asked).__name__, said
+            for name in [asked] if isinstance(asked, str) else asked.args:
+                assert name in said, f"{name!r} is not in: {said}"
             assert len(said) < 400 and said.count("\n") < 3, said
         assert sent or report.events == []
 

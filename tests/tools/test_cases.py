@@ -75,3 +75,18 @@ def test_an_edit_that_no_longer_fits_fails_as_a_row_and_says_where(
     with pytest.raises(pytest.fail.Exception, match=says) as failed:
         wrong(cell, monkeypatch, [doubles], answer)
     assert "in tests/double/test_builds.py" in str(failed.value)
+
+
+def refuse(rank, world_size, kind):
+    raise kind("bucket_cap_mb is -1: give 0 or more")
+
+
+@pytest.mark.parametrize("asked", [ValueError("bucket_cap_mb", "-1"), "give 0 or more"])
+def test_a_refusal_is_asked_for_by_its_kind_and_names(refused, asked):
+    refused(2, asked, refuse, ValueError)
+
+
+@pytest.mark.parametrize("asked", [TypeError("bucket_cap_mb"), ValueError("-1", "weight")])
+def test_a_refusal_of_another_kind_or_of_another_thing_is_none(refused, asked):
+    with pytest.raises(AssertionError, match="bucket_cap_mb is -1"):
+        refused(2, asked, refuse, ValueError)
