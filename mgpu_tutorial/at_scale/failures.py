@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from mgpu_tutorial.shared.cost_model.failures import best_interval
-from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared.guards import whole
 
 
 class Lost(NamedTuple):
@@ -22,7 +22,7 @@ def lost(gpus: int, save: float, restart: float) -> Lost:
     (https://arxiv.org/abs/2407.21783, table 5). Raises ValueError for less than one GPU, for
     times that are none, and where all of the time would be lost.
     """
-    require_whole("GPUs", gpus)
+    whole("GPUs", gpus)
     if not restart >= 0:
         raise ValueError(f"a restart takes 0 seconds or more, got {restart}")
     failure = 54 * 86_400 / 419 * 16_384 / gpus

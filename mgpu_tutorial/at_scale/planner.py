@@ -7,10 +7,10 @@ from numbers import Real
 from typing import NamedTuple
 
 from mgpu_tutorial.lab.table import Table, formatted
-from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.shared.cost_model.machines import USABLE, Cluster, check_cluster
 from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, check_model
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
+from mgpu_tutorial.shared.guards import whole
 
 TIE = 0.05  # about the error of a prediction where the program has a fitted row
 
@@ -57,7 +57,7 @@ def plans(
     check_model(model)
     check_cluster(cluster)
     for name, size in {"gpus": gpus, "batch": batch, "context": context}.items():
-        require_whole(name, size)
+        whole(name, size)
     gpus, batch, context = int(gpus), int(batch), int(context)  # 8.0 is 8
     tensor = 2 * cluster.gpus_per_node
     for tp, pp, cp, dp, ep in splits(gpus, tensor, context, model.experts):

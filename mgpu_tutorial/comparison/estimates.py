@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mgpu_tutorial.comparison.training import Experiment
 from mgpu_tutorial.lab import Ledger
-from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared.guards import whole
 from mgpu_tutorial.shared.vision import torchvision
 
 COUNTED = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear
@@ -89,8 +89,8 @@ def refuse_other_products(operations: Iterable[Any]) -> None:
 
 def count_step(experiment: Experiment) -> StepCost:
     """What one step on the whole global batch costs, on one device and in float32."""
-    require_whole("batch", experiment.batch)
-    require_whole("side", experiment.side)
+    whole("batch", experiment.batch)
+    whole("side", experiment.side)
     with torch.device("meta"):
         network = torchvision.models.get_model(experiment.network, num_classes=10)
         images = torch.empty(experiment.batch, 3, experiment.side, experiment.side)

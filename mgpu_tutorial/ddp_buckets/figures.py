@@ -96,7 +96,7 @@ def fill_buckets(
 
     def note_frame(*_: object) -> None:
         bricks = {}
-        for i, bucket in enumerate(into_buckets(tower.parameters(), cap)):
+        for i, bucket in enumerate(into_buckets(list(tower.parameters()), cap)):
             ready = f"{sum(p.grad is not None for p in bucket)} of {len(bucket)}"
             bricks[f"bucket {i}"] = "sent" if i < len(sent) else ready
         frame(next(says), bricks)

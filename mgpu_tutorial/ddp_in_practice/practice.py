@@ -16,40 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.lab import Ledger, span
-from mgpu_tutorial.shared.parameters import require_agreement
 
 Part = torch.Tensor | Sequence[torch.Tensor]  # samples, or samples and labels
-
-
-def samples_in(part: Part) -> int:
-    """The samples of a part: the rows of a tensor, or of the first of several tensors."""
-    first = part[0] if isinstance(part, tuple | list) and part else part
-    if not isinstance(first, torch.Tensor):
-        kind = type(part).__name__ + (f" of {type(first).__name__}" * (first is not part))
-        raise TypeError(
-            f"a part is a {kind}: expected a tensor, or a tuple of tensors such as images "
-            "and labels"
-        )
-    return len(first)
-
-
-def require_same_sizes(model: nn.Module, sizes: list[int]) -> None:
-    """ValueError, on every rank, unless all have such parts; asked once for each model."""
-    if not hasattr(model, "accumulates"):
-        group = getattr(model, "process_group", getattr(model, "group", None))
-        require_agreement({"samples of each part": sizes}, group)
-        model.accumulates = True
-
-
-def require_labels(parts: list[Part]) -> None:
-    """ValueError for a label of -100, which the mean loss of its part would not count."""
-    for part in parts:
-        for labels in () if isinstance(part, torch.Tensor) else part[1:]:
-            if labels.dtype == torch.long and bool((labels == -100).any()):
-                raise ValueError(
-                    "a label of -100 does not count in the mean of cross_entropy, so equal "
-                    "parts would have unequal counts: leave those samples out of the batch"
-                )
 
 
 def accumulate(
@@ -57,33 +25,16 @@ def accumulate(
     parts: Sequence[Part],
     loss_of: Callable[[nn.Module, Part], torch.Tensor],
 ) -> None:
-    """Backward on one part after the other; the ranks average once, in the last.
+    """Backward on one part after the other; the ranks average once.
 
-    A part is a tensor of samples, or a tuple of tensors such as images and labels.
-    `loss_of(model, part)` is the mean loss of its samples, in which each counts once. The
-    model has a `no_sync`, as DistributedDataParallel and AccumulatingDDP have; a BatchNorm in
-    it sees the parts. The ranks ask each other for the sizes of their parts before the first
-    step of a model, and not again.
+    `loss_of(model, part)` is the mean loss of a part's samples, in which each counts once.
+    All parts of all ranks are equally large. The model has a `no_sync`, as
+    DistributedDataParallel and AccumulatingDDP have. Not general: `prove` it on your model.
     """
-    if not hasattr(model, "no_sync"):
-        raise TypeError(
-            f"{type(model).__name__} has no no_sync, so it can't wait for the last part: "
-            "wrap the model in AccumulatingDDP or DistributedDataParallel"
-        )
-    if not getattr(model, "require_backward_grad_sync", True):
-        raise RuntimeError(
-            "the model is inside no_sync, so no part would be averaged: call accumulate "
-            "outside of it, which waits for the last part by itself"
-        )
-    parts = list(parts)  # a generator would be used up by the first look
-    sizes = [samples_in(part) for part in parts]
-    require_same_sizes(model, sizes)
-    require_labels(parts)
-    if not sizes or len(set(sizes)) > 1 or 0 in sizes:
-        raise ValueError(
-            f"parts of {sizes} samples: the mean of their means is the mean of the batch "
-            "only if there are parts, all of one size"
-        )
+    firsts = [p[0] if isinstance(p, tuple | list) else p for p in parts]
+    sizes = [len(samples) for samples in firsts]
+    if len(set(sizes)) > 1:
+        raise ValueError(f"parts of {sizes} samples: give equally large ones")
     *first, last = parts
     with model.no_sync():
         for part in first:
@@ -92,7 +43,7 @@ def accumulate(
 
 
 class AccumulatingDDP(BucketedDDP):
-    """As BucketedDDP, but a backward inside `no_sync` only adds up on its rank."""
+    """A backward inside no_sync only adds up on its rank."""
 
     def __init__(
         self,
@@ -105,15 +56,15 @@ class AccumulatingDDP(BucketedDDP):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        before, self.is_syncing = self.is_syncing, False
+        self.is_syncing = False
         try:
             yield
-        finally:  # after an error too
-            self.is_syncing = before
+        finally:
+            self.is_syncing = True
 
     def gradient_ready(self, parameter: nn.Parameter) -> None:
-        # what is on its way already must not grow, inside no_sync either: refused there
-        if self.is_syncing or parameter in self.ready:
+        is_sent = self.is_syncing or parameter in self.ready
+        if is_sent:
             super().gradient_ready(parameter)
 
 

@@ -14,7 +14,7 @@ from mgpu_tutorial.instruments.price import Priced
 from mgpu_tutorial.instruments.prove.proof import Proof, bound_of
 from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.lab.teach import mine
-from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared import guards
 
 LIMIT = 1e-5  # of a loss between 1 and 10, added up in another order
 COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "visible (ms)": ".0f"}
@@ -38,7 +38,7 @@ def note(
     first. Raises ValueError for losses of none or several processes alone, for no tokens, and
     where the file is no logbook.
     """
-    require_whole("tokens", tokens)
+    guards.whole("tokens", tokens)
     equal = said(same) if isinstance(same, Proof) else said_of_losses(*same)
     whose = "yours" if mine.holds(wrapper) else "ours"
     numbers = map(max, zip(*map(priced.row, priced.tapes), strict=True))

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.instruments.price.models import llama, llama_3_8b
 from mgpu_tutorial.lab import span
-from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared.guards import whole
 
 TEXT = 256 * torch.rand(8, 33, generator=torch.Generator().manual_seed(0))
 SMALL = TEXT.long()  # tokens of eight sequences
@@ -41,7 +41,7 @@ def train(
     `tokens` are (sequences, length), in equal shares for all ranks. Raises ValueError for
     others.
     """
-    require_whole(f"sequences for each of {world_size} ranks", len(tokens) / world_size)
+    whole(f"sequences for each of {world_size} ranks", len(tokens) / world_size)
     model = model_of()
     if world_size > 1:
         model = wrapper(model)

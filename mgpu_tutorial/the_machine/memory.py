@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from mgpu_tutorial.instruments.price import llama_3_8b
 from mgpu_tutorial.lab import borrowed, span
-from mgpu_tutorial.shared.cost_model.links import require_whole
 from mgpu_tutorial.shared.cost_model.machines import HOST_4
+from mgpu_tutorial.shared.guards import whole
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -79,7 +79,7 @@ def train_alone(
     """
     if micro_batches not in (1, 2):
         raise ValueError(f"two sequences make 1 or 2 micro-batches, got {micro_batches}")
-    require_whole("steps", steps)
+    whole("steps", steps)
     torch.set_default_dtype(torch.bfloat16)
     model = llama_3_8b(layers)
     for layer in model[1:-2]:  # not the embedding, the last norm and the head

@@ -66,22 +66,3 @@ def test_each_wrapper_makes_its_calls_at_its_time_over_the_link(ranks, wrapper):
     assert payload(report, "step 2") == NBYTES
     sent = [e for e in events_of(report, "step 2") if e.op == "all_reduce"]
     assert all((e.done or e.end) - e.begin > 20e-3 for e in sent)
-
-
-def wrap_with_gaps(rank, world_size, kind):
-    layer = nn.Linear(4, 2, bias=False)
-    layer.weight = nn.Parameter(torch.randn(2, 8)[:, :4])
-    kind(layer)
-
-
-def wrap_with_a_repetition(rank, world_size, kind):
-    layer = nn.Linear(4, 2)
-    layer.register_buffer("mask", torch.full((1, 1), float(rank)).expand(4, 4))
-    kind(layer)
-
-
-@pytest.mark.parametrize("kind", [NaiveDDP, BucketedDDP])
-def test_what_does_not_lie_in_one_piece_is_refused(refused, kind):
-    words = "`{}` is a view with gaps or repetitions in memory"
-    refused(2, words.format("weight"), wrap_with_gaps, kind, sent=True)
-    refused(2, words.format("mask"), wrap_with_a_repetition, kind, sent=True)

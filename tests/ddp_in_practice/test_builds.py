@@ -20,13 +20,11 @@ NEEDLESS = f"""{LAST}.backward()
         model.zero_grad(set_to_none=False)"""
 EVERY_TIME = """for part in parts:
         (loss_of(model, part) / len(parts)).backward()"""
-CHECK = "if not sizes or len(set(sizes)) > 1 or 0 in sizes:"
+CHECK = "if len(set(sizes)) > 1:"
 FORGOTTEN = f"        {LAST}.backward()"
-HAS = 'if not hasattr(model, "no_sync"):'
 ACCUMULATE = [
     Right("accumulate", replace={CHECK: "if False:", "*first…": NUMBERED}),
     Right("accumulate", replace={CHECK: "if len({len(part) for part in parts}) != 1:"}),
-    Right("accumulate", replace={HAS: "if False:"}),
     Wrong(
         "accumulate",
         replace={CHECK: "if False:"},
@@ -54,7 +52,7 @@ ACCUMULATE = [
     ),
     Wrong(
         "accumulate",
-        replace={"in first": "in first[:1]"},
+        replace={"in first:": "in first[:1]:"},
         says="3 ranks, parts: 4, rank 0: in its gradient sample 2 counts 0",
     ),
     Wrong(
@@ -78,15 +76,16 @@ ACCUMULATE = [
         says="the bytes kept for backward in 3 parts: 147936, expected 49312",
     ),
 ]
-WAITS = "if self.is_syncing or parameter in self.ready:"
-FLAG = "before, self.is_syncing = self.is_syncing, False"
-TRY = "finally:  # after an error too\n            "
+WAITS = "if is_sent:"
+FLAG = "self.is_syncing = False"
+AFTER = "self.is_syncing = True\n\n    def"
+TRY = "finally:\n            "
 ACCUMULATING = [
     Right(
         "AccumulatingDDP",
         replace={
-            FLAG: "self.is_syncing = False",
-            "self.is_syncing = before": "self.is_syncing = True",
+            FLAG: "before, self.is_syncing = self.is_syncing, False",
+            f"    {AFTER}": "    self.is_syncing = before\n\n    def",
         },
     ),
     Right(
@@ -109,13 +108,13 @@ ACCUMULATING = [
     ),
     Wrong(
         "AccumulatingDDP",
-        replace={FLAG: "before = True"},
+        replace={FLAG: "pass"},
         says="RuntimeError: a second backward before finish",
     ),
     Wrong(
         "AccumulatingDDP",
-        replace={"self.is_syncing = before": "pass"},
-        says="`head.weight` has a gradient that was never sent",
+        replace={f"    {AFTER}": "    pass\n\n    def"},
+        says="`head.weight` sent no gradient",
     ),
     Wrong(
         "AccumulatingDDP",
@@ -127,14 +126,11 @@ ACCUMULATING = [
     Wrong(
         "AccumulatingDDP",
         replace={"super().gradient_ready(parameter)": "pass"},
-        says="has a gradient that was never sent",
+        says="sent no gradient",
     ),
     Wrong(
         "AccumulatingDDP",
-        replace={
-            "if self.is_syncing or": "parameter.grad *= 1 + self.is_syncing\n"
-            "        if self.is_syncing or"
-        },
+        replace={"is_sent = ": "parameter.grad *= 1 + self.is_syncing\n        is_sent = "},
         says="1 ranks, parts: 2, rank 0: in its gradient every sample counts 2 times",
     ),
 ]

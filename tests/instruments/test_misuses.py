@@ -292,6 +292,10 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *(2, {"several": misuses.experts_in_ddp, "model_of": uses.with_experts}),
         *("experts.down", "right in 2 of 4 rows", "part 1 of 2"),
     ),
+    "experts in BucketedDDP": (
+        *(2, {"several": misuses.experts_in_buckets, "model_of": uses.with_experts}),
+        *("experts.down", "right in 2 of 4 rows", "part 1 of 2"),
+    ),
     "experts in another order": (
         *(2, experts(order=[2, 3, 0, 1]), "experts.down", "direction", "at the start"),
     ),
@@ -327,15 +331,11 @@ def test_a_misuse_is_named_by_its_first_tensor_and_its_kind(proved, name):
 
 
 RAISES = {  # the job, and a word of the one sentence
-    "experts in BucketedDDP": (
-        {"several": misuses.experts_in_buckets, "model_of": uses.with_experts},
-        "experts.up",
-    ),
     "BucketedDDP unfinished": (partial(misuses.unfinished, wrap=BucketedDDP), "finish"),
     "frozen late": (partial(misuses.frozen_late, wrap=BucketedDDP), "head.weight"),
     "BucketedDDP always no_sync": (
         partial(misuses.never_synced, wrap=AccumulatingDDP),
-        "no_sync",
+        "emb.weight",
     ),
     "accumulate, parts of 1 and 5": (misuses.in_uneven_parts, "[1, 5]"),
     "sharded_step, a generator": (

@@ -11,9 +11,9 @@ from mgpu_tutorial.shared.cost_model.links import (
     all_gather_seconds,
     all_to_all_seconds,
     require_message,
-    require_whole,
 )
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, TAPED
+from mgpu_tutorial.shared.guards import whole
 
 KERNEL = 4e-6  # seconds that the shortest kernel takes; set, not fitted
 
@@ -80,7 +80,7 @@ def _nodes(ranks: tuple[int, ...], per_node: int) -> int:
 
 
 def _require_nodes(gpus: int, per_node: int) -> None:
-    require_whole("the number of GPUs", gpus)
+    whole("the number of GPUs", gpus)
     if gpus > per_node and gpus % per_node:
         raise ValueError(
             f"{gpus} GPUs are no whole nodes of {per_node}: give up to {per_node}, or a "
@@ -96,7 +96,7 @@ def _require_machine(machine: Machine) -> None:
     for name, least in (("kernel", 0), ("tensor_float", 1), ("exact", 1), ("peak", 0)):
         if not (value := getattr(machine, name)) >= least:
             raise ValueError(f"{machine.name}: {name} must be {least} or more, got {value}")
-    require_whole(f"{machine.name}: shared", machine.shared)
+    whole(f"{machine.name}: shared", machine.shared)
     _require_nodes(machine.gpus, machine.per_node)
     require_message(0, 1, machine.inside, machine.between)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared.guards import whole
 
 
 def turns_of(tokens: int, per_head: int) -> Tensor:
@@ -117,7 +117,7 @@ def llama(
 
     Sequences have at most `sequence` tokens.
     """
-    require_whole("layers", layers)
+    whole("layers", layers)
     turns = turns_of(sequence, width // heads)
     norm = partial(nn.RMSNorm, width, eps=1e-5)
     layer = [
@@ -141,7 +141,7 @@ def mpt_7b(layers: int = 32, width: int = 4096, heads: int = 32) -> nn.Sequentia
 
     https://github.com/mosaicml/llm-foundry. ALiBi, which adds to the scores, is left out.
     """
-    require_whole("layers", layers)
+    whole("layers", layers)
     norm = partial(nn.LayerNorm, width)
     layer = [
         Layer(Attention(width, heads, heads), MLP(width, 4 * width), norm)

@@ -20,7 +20,7 @@ from mgpu_tutorial.lab.draw.drawing import Drawing
 from mgpu_tutorial.lab.record import source_lines
 from mgpu_tutorial.lab.record.trace import POINT_TO_POINT
 from mgpu_tutorial.lab.table import Table, formatted
-from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared.guards import whole
 
 MOST = 64  # ranks of a chain of messages that are taped, one after the other
 NO_NUMBER = ("DataDependentOutputException", "DynamicOutputShapeException")
@@ -58,7 +58,7 @@ def price(
     """
     if not callable(worker):
         raise TypeError(f"worker must be a function worker(rank, ranks, …), got {worker!r}")
-    require_whole("ranks", ranks)
+    whole("ranks", ranks)
     ranks = int(ranks)  # 2.0 is 2
     chosen = machine_of(machine or f"{ranks} x H100")
     if chosen.gpus != ranks:

@@ -15,7 +15,8 @@ from mgpu_tutorial.instruments.price.pricing import Priced, given_to, tape_all
 from mgpu_tutorial.instruments.price.tape import Call, Event, Mark, Operation, Tape, Wait
 from mgpu_tutorial.lab.draw import sliders
 from mgpu_tutorial.lab.draw.drawing import Drawing
-from mgpu_tutorial.shared.cost_model.links import require_message, require_whole
+from mgpu_tutorial.shared.cost_model.links import require_message
+from mgpu_tutorial.shared.guards import whole
 
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of a link's bandwidth
 LATENCIES = (0.25, 1, 4, 16, 64)
@@ -95,7 +96,7 @@ class Explored:
         priced, machine = self.priced, self.priced.machine
         ranks, weights = values.get("ranks", priced.ranks), {}
         if "tokens" in values:
-            require_whole("tokens", values["tokens"])
+            whole("tokens", values["tokens"])
             weights["tokens"] = values["tokens"] / self.sliders["tokens"].values[0] - 1
         if ranks != priced.ranks:
             machine = machine.of(ranks)

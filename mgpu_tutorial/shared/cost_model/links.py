@@ -7,6 +7,8 @@ network card of its own. Links `inside` of nodes and `between` them work at once
 from numbers import Real
 from typing import NamedTuple
 
+from mgpu_tutorial.shared.guards import whole
+
 
 class Link(NamedTuple):
     """A message of n bytes takes `latency` (s) + n / `bandwidth` (bytes per s, one way)."""
@@ -15,16 +17,9 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-def require_whole(name: str, value: float, least: int = 1) -> None:
-    """ValueError unless `value` is a whole number, and `least` or more."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not value >= least or value % 1:
-        raise ValueError(f"{name} must be a whole number, {least} or more, got {value!r}")
-
-
 def require_message(nbytes: float, ranks: int, *links: Link) -> None:
     """ValueError for less than no bytes, for no rank, and for a link that carries nothing."""
-    require_whole("ranks", ranks)
+    whole("ranks", ranks)
     if not (isinstance(nbytes, Real) and nbytes >= 0):
         raise ValueError(f"nbytes must be 0 or more, got {nbytes!r}")
     for link in links:
@@ -48,7 +43,7 @@ def flat_ring_seconds(
     All bytes pass the slowest link, but a step has the latency of its own.
     """
     require_message(nbytes, nodes, inside, between)
-    require_whole("per_node", per_node)
+    whole("per_node", per_node)
     ranks = nodes * per_node
     if nodes == 1:
         return ring_seconds(nbytes, ranks, inside)
@@ -66,7 +61,7 @@ def hierarchical_seconds(
     nbytes: float, nodes: int, per_node: int, inside: Link, between: Link
 ) -> float:
     """An all-reduce in three: scatter in each node, add up parts across nodes, gather."""
-    require_whole("per_node", per_node)
+    whole("per_node", per_node)
     in_node = ring_seconds(nbytes, per_node, inside)  # its two halves, before and after
     return in_node + ring_seconds(nbytes / per_node, nodes, between)
 
@@ -79,7 +74,7 @@ def all_gather_seconds(
     A last node that is in part empty counts as a full one.
     """
     require_message(nbytes, ranks, inside, between)
-    require_whole("per_node", per_node)
+    whole("per_node", per_node)
     per_node = min(ranks, per_node)
     nodes = -(-ranks // per_node)
     latency = (ranks - nodes) * inside.latency + (nodes - 1) * between.latency
@@ -94,7 +89,7 @@ def all_to_all_seconds(
 ) -> float:
     """Every rank sends `nbytes` in equal parts to all of the group; its own part stays."""
     require_message(nbytes, ranks, inside, between)
-    require_whole("per_node", per_node)
+    whole("per_node", per_node)
     here = min(ranks, per_node)
     moved_inside = nbytes * (here - 1) / ranks
     moved_between = nbytes * (ranks - here) / ranks

@@ -7,7 +7,8 @@ is the chapter that prints them.
 from numbers import Real
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model.links import Link, require_message, require_whole
+from mgpu_tutorial.shared.cost_model.links import Link, require_message
+from mgpu_tutorial.shared.guards import whole
 
 LINK_SHARE = 0.70  # of a link's nominal bandwidth, reached by collectives; set, not fitted
 USABLE = 0.90  # of the memory: what was measured is up to 9% above the estimate
@@ -86,7 +87,7 @@ def check_cluster(cluster: Cluster) -> None:
     for owner, name in ((gpu, "activation_passes"), (cluster, "fixed")):
         if not (value := getattr(owner, name)) >= 0:
             raise ValueError(f"{gpu.name}: {name} must be 0 or more, got {value}")
-    require_whole("gpus_per_node", cluster.gpus_per_node)
+    whole("gpus_per_node", cluster.gpus_per_node)
     require_message(0, 1, cluster.inside, cluster.between)
 
 

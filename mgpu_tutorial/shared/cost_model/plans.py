@@ -4,7 +4,7 @@ import math
 from numbers import Real
 from typing import NamedTuple
 
-from mgpu_tutorial.shared.cost_model.links import require_whole
+from mgpu_tutorial.shared.guards import whole
 
 RECOMPUTATIONS = ("none", "selective", "full")
 WEIGHT, OPTIMIZER = 2, 12  # bytes per parameter: 16-bit weights; master weights and moments
@@ -104,8 +104,8 @@ def model_of(parameters: float, sequence: int = 2048, vocabulary: int = 51_200) 
             f"parameters must be a number of 50 million or more, such as 7e9, got "
             f"{parameters!r}"
         )
-    require_whole("sequence", sequence)
-    require_whole("vocabulary", vocabulary)
+    whole("sequence", sequence)
+    whole("vocabulary", vocabulary)
     hidden = max(512, 128 * round((parameters * 128 / 12) ** (1 / 3) / 128))
     if hidden > 4096:
         hidden = 1024 * round(hidden / 1024)  # so that heads can be shared out by eight
@@ -192,9 +192,9 @@ def check_model(model: Model) -> None:
             f"got {model!r:.60}"
         )
     for name in WIDTHS:
-        require_whole(name, getattr(model, name))
+        whole(name, getattr(model, name))
     for name in ("kv_heads", "ffn"):  # 0 stands for the usual
-        require_whole(name, getattr(model, name), least=0)
+        whole(name, getattr(model, name), least=0)
     require_truths(model, "gated", "tied")
     if model.hidden % model.heads or model.heads % (model.kv_heads or model.heads):
         shape = f"width {model.hidden}, {model.heads} heads and {model.kv_heads} of keys"
@@ -213,9 +213,9 @@ def check_plan(model: Model, plan: Plan, batch: int) -> None:
     check_model(model)
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a Plan, such as Plan(tp=8, dp=2), got {plan!r:.60}")
-    require_whole("batch", batch)
+    whole("batch", batch)
     for name in SIZES:
-        require_whole(name, getattr(plan, name))
+        whole(name, getattr(plan, name))
     if plan.recompute not in RECOMPUTATIONS:
         known = ", ".join(RECOMPUTATIONS)
         raise ValueError(f"recompute must be one of {known}, got {plan.recompute!r}")
