@@ -30,16 +30,16 @@ def prove(monkeypatch, tmp_path, capsys):
         except (Exception, SystemExit) as error:
             raise ChildFailedError.__new__(ChildFailedError) from error
 
-    def proving(text, *words):
+    def proving(text, *words, alone=()):
         (tmp_path / "train.py").write_text(text)
-        code = command.main(["prove", "1", str(tmp_path / "train.py"), *words])
+        code = command.main(["prove", *alone, "1", str(tmp_path / "train.py"), *words])
         return (code, *capsys.readouterr())
 
     monkeypatch.setattr(proof.torchrun, "run", run)
     monkeypatch.setattr(sys, "argv", ["prove"])
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setattr(dist, "destroy_process_group", dist.destroy_process_group)
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     return proving
 
 
@@ -64,6 +64,48 @@ def test_a_script_that_fails_proves_nothing(prove):
 def test_fewer_steps_than_asked_for_do_not_pass(prove):
     code, out, err = prove(TRAIN, "1")
     assert code == 2 and "2 tensors as one process" in out and "1 step, and 2" in err
+
+
+def test_one_rank_can_have_words_of_its_own(prove):
+    code, out, err = prove(TRAIN, "9", alone=("--alone", "2"))
+    assert code == 0 and err.count("train.py on 1 rank") == 3
+    code, out, err = prove(TRAIN, "9", alone=("--alone", "1"))
+    assert code == 2 and "1 step, and 2" in err
+
+
+IMPORTS = [
+    "from torch.nn.utils import clip_grad_norm_ as clip",
+    "from torch.nn.utils.clip_grad import clip_grad_norm_ as clip",
+    "from torch.nn.utils import clip_grads_with_norm_\n"
+    "def clip(p, most): clip_grads_with_norm_(p, most, torch.tensor(9.0))",
+    "from torch.nn.utils import clip_grad_value_ as clip",
+]
+CLIPPED = """
+import sys, torch
+{}
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(2, 3)).sum().mul(float(sys.argv[1])).backward()
+    clip(model.parameters(), 0.01)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_a_factor_is_seen_that_a_clip_divides_away(prove, line):
+    code, out, err = prove(CLIPPED.format(line), "4", alone=("--alone", "1"))
+    assert code == 1 and "4 times too long" in out and "step 1, before clipping" in out
+
+
+def test_a_launcher_with_other_ranks_is_refused(monkeypatch, capsys, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as end:
+        command.main(["prove", "4", str(tmp_path / "train.py"), "2"])
+    assert end.value.code == 2 and "4 ranks" in capsys.readouterr().err
 
 
 def test_without_a_script_there_is_one_sentence(capsys):

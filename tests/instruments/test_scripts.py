@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mgpu_tutorial.instruments.prove import proof
+from mgpu_tutorial.processes_and_ranks.meeting import free_port
 
 SCRIPTS = Path(__file__).parents[2] / "docs" / "prove"
 STAND_IN = """
@@ -78,31 +79,56 @@ class LlamaForCausalLM(nn.Module):
 """
 
 
+TRAIN = """
+import sys, torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 3))
+model = nn.parallel.DistributedDataParallel(model)
+data = TensorDataset(torch.randn(64, 8), torch.randint(3, (64,)))
+batches = DataLoader(data, int(sys.argv[1]), sampler=DistributedSampler(data, seed=1))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for x, y in batches:
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
 @pytest.fixture
-def proved(tmp_path):
-    """Run the command on the text of a script: its exit code, and what it says."""
+def started(tmp_path):
+    """A command in the folder of the scripts, which sees torch, and not the course."""
     (tmp_path / "transformers.py").write_text(STAND_IN)
 
-    def run(text, ranks):
-        (tmp_path / "train.py").write_text(text)
-        command = [
-            sys.executable,
-            proof.__file__,
-            "--dtype",
-            "float64",
-            str(ranks),
-            "train.py",
-        ]
-        ended = subprocess.run(
-            command,
+    def start(*words):
+        return subprocess.Popen(
+            [sys.executable, *words],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
-            check=False,
         )
-        return ended.returncode, ended.stdout + ended.stderr
+
+    return start
+
+
+@pytest.fixture
+def proved(started, tmp_path):
+    """Run the command on the text of a script: its exit code, and what it says."""
+
+    def run(text, ranks, *words, how=("--dtype", "float64")):
+        (tmp_path / "train.py").write_text(text)
+        command = started(proof.__file__, *how, str(ranks), "train.py", *words)
+        said, _ = command.communicate(timeout=300)
+        return command.returncode, said
 
     return run
 
@@ -121,6 +147,26 @@ def test_a_script_that_shards_without_averaging_is_named(proved):
     assert wrapped in text
     code, said = proved(text.replace(wrapped, wrapped[4:-1]), 2)
     assert code == 1 and "lm_head.weight" in said and "never averaged" in said, said
+
+
+@pytest.mark.slow
+def test_two_torchruns_prove_together(started, tmp_path):
+    """Two machines on one: a sum in place of a mean, which clipping hides."""
+    text = TRAIN.replace("loss.backward()", "(loss * len(x)).backward()")
+    (tmp_path / "train.py").write_text(text)
+    how = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    how += [
+        "--master-addr=127.0.0.1",
+        f"--master-port={free_port()}",
+        "--local-addr=127.0.0.1",
+    ]
+    prove = [proof.__file__, "--alone=16", "2", "train.py", "8"]
+    nodes = [started(*how, f"--node-rank={node}", *prove) for node in range(2)]
+    first, second = (node.communicate(timeout=300)[0] for node in nodes)
+    assert "6 of 6 gradients of step 1, before clipping" in first, first
+    assert "3.bias and 5 more: 0.5 times as long" in first, first
+    assert "gradients" not in second, second
+    assert [node.returncode for node in nodes] == [1, 1]
 
 
 def test_a_script_of_the_page_fits_on_a_screen():

@@ -4,7 +4,8 @@
 
 starts a training script by torchrun on one rank, on one rank with every number a unit in the
 last place off, which says how far rounding goes, and on four, and compares the tensors of its
-first two steps. In a notebook `prove(train, 4, …)` does the same with a worker.
+first two steps. In a notebook `prove(train, 4, …)` does the same with a worker. Behind
+torchrun, `torchrun … proof.py 8 train.py`, the ranks are torchrun's, on several machines too.
 
 The job runs unchanged. What a rank computes is noted while it runs, and put together when it
 has ended: till then nothing is sent. A model is seen where `watched(model)` is called, before
@@ -27,9 +28,11 @@ import hashlib
 import math
 import os
 import runpy
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -950,11 +953,16 @@ def the_ranks(ranks: Sequence[int]) -> str:
 # A script, by torchrun
 
 
-def run_script(folder: Path, moved: bool, given: argparse.Namespace) -> None:
-    """As one rank of torchrun: run the script for its first steps, and keep the notes."""
+def run_script(given: argparse.Namespace, moved: bool) -> list[tuple]:
+    """As one rank: run the script for its first steps. Rank 0 gets the notes of all ranks.
+
+    They are sent when the job has ended, over a group of their own, so that ranks can be on
+    several machines.
+    """
     sys.argv = [given.script, *given.words]
     sys.path.insert(0, str(Path(given.script).resolve().parent))
-    destroy, dist.destroy_process_group = dist.destroy_process_group, lambda *group: None
+    sys.path.append(str(Path(__file__).parent))  # for `from proof import watched`
+    dist.destroy_process_group = lambda *group: None  # it is needed for a while
     with watching(dtype_of(given), moved, given.steps) as watch:
         try:
             runpy.run_path(given.script, run_name="__main__")
@@ -964,12 +972,27 @@ def run_script(folder: Path, moved: bool, given: argparse.Namespace) -> None:
             if end.code:
                 raise
     start, steps, *rest = watch.notes()  # plain tuples, which this file as a program can load
-    torch.save(
-        (start, [tuple(step) for step in steps], *rest), folder / f"{os.environ['RANK']}.pt"
-    )
-    if dist.is_initialized():
-        dist.barrier()
-        destroy()
+    notes = start, [tuple(step) for step in steps], *rest
+    if ranks_of_launcher() == 1:
+        return [notes]
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    every = [None] * size_of() if dist.get_rank() == 0 else None
+    dist.gather_object(notes, every, group=dist.new_group(backend="gloo"))
+    return every or []
+
+
+def ranks_of_launcher() -> int:
+    """How many ranks torchrun, or who else has started this process, has started; or 1."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def said_by_first(given: argparse.Namespace, every: list[tuple]) -> int:
+    """Under a launcher rank 0 compares and says it; all ranks end with its exit code."""
+    patience = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    code = [outcome_of(given, every) if every else None]
+    dist.broadcast_object_list(code, src=0, group=patience)
+    return code[0]
 
 
 def dtype_of(given: argparse.Namespace) -> torch.dtype | None:
@@ -977,10 +1000,13 @@ def dtype_of(given: argparse.Namespace) -> torch.dtype | None:
     return None if given.dtype == "own" else getattr(torch, given.dtype)
 
 
-def prove_script(given: argparse.Namespace) -> tuple[Proof, int]:
+def prove_script(
+    given: argparse.Namespace, every: list[tuple] | None = None
+) -> tuple[Proof, int]:
     """Run a script three times by torchrun; the outcome, and how many steps were seen.
 
-    Raises ValueError where nothing is proved.
+    Twice, if `every` rank's notes are there already. Raises ValueError where nothing is
+    proved.
     """
     cores = (os.cpu_count() or 1) // given.ranks
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores, 1)))  # alike in all three
@@ -989,7 +1015,10 @@ def prove_script(given: argparse.Namespace) -> tuple[Proof, int]:
         if not one.steps[0].gradients:
             raise ValueError(f"{given.script} took no step of an optimizer of torch")
         (moved,) = run_ranks(given, 1, Path(home) / "moved")
-        ranks = run_ranks(given, given.ranks, Path(home) / "ranks")
+        if every is None:
+            ranks = run_ranks(given, given.ranks, Path(home) / "ranks")
+        else:
+            ranks = [notes_of(own) for own in every]
     return compare(one, moved, ranks), min(len(run.steps) for run in (one, moved, *ranks))
 
 
@@ -1000,30 +1029,48 @@ def run_ranks(given: argparse.Namespace, ranks: int, folder: Path) -> list[Notes
     folder.mkdir()
     run = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", __file__]
     run += [f"--steps={given.steps}", f"--dtype={given.dtype}", f"--into={folder}"]
-    own = [str(given.ranks), given.script, *given.words]
+    words = given.words if given.alone is None else shlex.split(given.alone)
+    words = given.words if folder.name == "ranks" else words
+    own = [str(given.ranks), given.script, *words]
     try:  # its agent runs in this process, which saves an interpreter
         torchrun.run(torchrun.parse_args(run + own))
     except ChildFailedError:
         alone = ": it has to run on one too, with meshes of size 1" if ranks == 1 else ""
         says = f"{given.script} failed on {count(ranks, 'rank')}, as said above{alone}"
         raise ValueError(says) from None
-    return [load_notes(folder / f"{rank}.pt") for rank in range(ranks)]
+    return [notes_of(own) for own in torch.load(folder / "notes.pt", weights_only=True)]
 
 
-def load_notes(file: Path) -> Notes:
-    """What a rank of a script has kept."""
-    start, steps, *rest = torch.load(file, weights_only=True)
+def notes_of(own: tuple) -> Notes:
+    """What a rank of a script has sent."""
+    start, steps, *rest = own
     return Notes(start, [Step(*step) for step in steps], *rest)
+
+
+def outcome_of(given: argparse.Namespace, every: list[tuple] | None = None) -> int:
+    """Say whether the job is right: 0 if it is, 1 if not, 2 if nothing was proved."""
+    try:
+        proof, steps = prove_script(given, every)
+    except ValueError as error:
+        print(f"nothing is proved: {error}", file=sys.stderr)
+        return 2
+    print(proof, flush=True)
+    if proof.right and steps < given.steps:
+        says = f"{given.script} took {count(steps, 'step')}, and {given.steps} were asked for"
+        print(f"not all is proved: {says}", file=sys.stderr)
+        return 2
+    return 0 if proof.right else 1
 
 
 def main(words: Sequence[str]) -> int:
     """The command line: 0 if the job is right, 1 if it is not, 2 if nothing was proved."""
     parser = argparse.ArgumentParser(
         "prove",
-        usage="%(prog)s [--steps N] [--dtype D] ranks script …",
+        usage="%(prog)s [--steps N] [--dtype D] [--alone WORDS] ranks script …",
         description="Does a training script compute on several ranks what it computes on "
         "one? It is run three times, until its first steps: on one rank, on one rank with "
-        "every number a unit in the last place off, and on as many as you ask for.",
+        "every number a unit in the last place off, and on as many as you ask for. Put "
+        "behind torchrun, or srun, it takes their ranks, on any number of machines.",
         epilog="ends with 0 if all tensors are those of one process, with 1 if one is not, "
         "and with 2 if nothing was proved",
     )
@@ -1037,24 +1084,26 @@ def main(words: Sequence[str]) -> int:
         choices=["float64", "float32", "own"],
         help="of its models; own: as the script has them (own)",
     )
+    parser.add_argument(
+        "--alone", metavar="WORDS", help="of the script on one rank, if they are others there"
+    )
     parser.add_argument("--into", help=argparse.SUPPRESS)  # of a rank
     given = parser.parse_args(words)
     if given.into:
-        run_script(Path(given.into), Path(given.into).name == "moved", given)
+        folder = Path(given.into)
+        if every := run_script(given, folder.name == "moved"):
+            torch.save(every, folder / "notes.pt")
         return 0
     if not Path(given.script).is_file():
         parser.error(f"there is no script {given.script}")
-    try:
-        proof, steps = prove_script(given)
-    except ValueError as error:
-        print(f"nothing is proved: {error}", file=sys.stderr)
-        return 2
-    print(proof)
-    if proof.right and steps < given.steps:
-        says = f"{given.script} took {count(steps, 'step')}, and {given.steps} were asked for"
-        print(f"not all is proved: {says}", file=sys.stderr)
-        return 2
-    return 0 if proof.right else 1
+    if "WORLD_SIZE" not in os.environ:
+        return outcome_of(given)
+    if given.ranks != ranks_of_launcher():
+        parser.error(
+            f"{given.ranks} ranks are to be proved, of {ranks_of_launcher()} started"
+        )
+    every = run_script(given, moved=False)
+    return outcome_of(given, every) if given.ranks == 1 else said_by_first(given, every)
 
 
 if __name__ == "__main__":
