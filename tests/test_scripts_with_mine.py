@@ -15,7 +15,8 @@ from mgpu_tutorial.lab.teach import mine
 from tests.test_builds import ROOT, keep_solutions
 
 SECTION = re.compile(r"\n## [^\n]*\n(.*?)```python\n(.*?)```", re.DOTALL)
-SCRIPTS = SECTION.findall((ROOT / "docs/mine.md").read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs/mine.md").read_text(encoding="utf-8")
+SCRIPTS = SECTION.findall(PAGE)
 CALL = re.compile(r'"""torchrun --nproc-per-node (\d) (\w+\.py)"""')
 REFUSE = """
 import sys
@@ -76,6 +77,26 @@ def test_a_script_of_the_page_trains_as_one_process_does(
     for quoted in re.findall(r"^> .*(?:\n> .*)*", text, re.MULTILINE):
         refused = " ".join(quoted.replace("\n>", "").removeprefix("> ").split())
         assert job.stdout.count(refused) == int(ranks), job.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_proof_beside_it_finds_a_clip_in_the_wrong_place(cell, tmp_path, monkeypatch):
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    text, script = SCRIPTS[0]
+    keep_solutions(cell, *re.findall(r"notebooks/\d\d_(\w+)\.ipynb", text))
+    finish, clip = re.findall(r"( +ddp\.finish_.*\n)( +norm = clip_.*\n)", script)[0]
+    (tmp_path / "ddp.py").write_text(script.replace(finish + clip, clip + finish))
+    (tmp_path / "sitecustomize.py").write_text(REFUSE)
+    proof = subprocess.run(
+        [sys.executable, "proof.py", "2", "ddp.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    said = re.search(r"```\n(not as one process.*?)```", PAGE, re.DOTALL)[1]
+    assert (proof.returncode, proof.stdout.endswith(said)) == (1, True), proof
 
 
 def test_the_page_has_three_scripts():

@@ -195,7 +195,20 @@ def test_a_full_disk_leaves_the_old_file(cell, file, monkeypatch):
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     heard = said(build, *cell("def join():\n    return 42\n"))
     assert "join is right, but mine.py stays as it was" in heard and "No space left" in heard
-    assert file.read_bytes() == old and os.listdir(file.parent) == ["mine.py"]
+    assert file.read_bytes() == old and sorted(os.listdir(file.parent)) == [
+        "mine.py",
+        "proof.py",
+    ]
+
+
+def test_beside_the_file_lies_the_proof_unless_the_name_is_taken(cell, file):
+    build, proof = BUILDS["point_to_point"], file.with_name("proof.py")
+    for text in None, "old = 1\n", f"{mine.PROOF.read_text().splitlines()[0]}\nold = 1\n":
+        if text:
+            proof.write_text(text)
+        said(build, *cell("def swap():\n    return 42\n"))
+        is_own = text == "old = 1\n"
+        assert proof.read_text() == (text if is_own else mine.PROOF.read_text())
 
 
 def test_two_notebooks_write_one_after_the_other(cell, file):
