@@ -98,6 +98,16 @@ for _ in range(2):
 def test_a_factor_is_seen_that_a_clip_divides_away(prove, line):
     code, out, err = prove(CLIPPED.format(line), "4", alone=("--alone", "1"))
     assert code == 1 and "4 times too long" in out and "step 1, before clipping" in out
+    assert "suspect" not in out
+
+
+def test_a_step_that_is_left_out_leaves_no_gradients_behind(prove):
+    """As a loss scaler leaves one out, after its gradients were clipped."""
+    text = CLIPPED.format(IMPORTS[0]).replace("range(2)", "range(3)")
+    text = text.replace("sys.argv[1])", "sys.argv[1]) if _ == 0 else 1.0")
+    text = text.replace("    optimizer.step()", "    if _:\n        optimizer.step()")
+    code, out, err = prove(text, "4", alone=("--alone", "1"))
+    assert code == 0, out
 
 
 def test_a_launcher_with_other_ranks_is_refused(monkeypatch, capsys, tmp_path):

@@ -123,6 +123,9 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "parts divided twice": (2, misuses.in_parts([3], 0.25), HEAD, "0.5 times", ""),
     "always no_sync": (2, misuses.never_synced, HEAD, "never averaged", ""),
     "no backward": (2, misuses.no_backward, HEAD, "no gradient", "in no optimizer"),
+    "a loss of three parts": (
+        *(2, misuses.told_by_parts, "number 1", "another value", "values returned"),
+    ),
     "one step less": (2, misuses.one_step_less, "the job", "number of steps", "1 on rank"),
     "contrastive": (
         *(2, same(contrastive) | {"several": misuses.GATHERED}),
@@ -193,6 +196,10 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     # tensor parallel
     "no f": (2, cut(f=False), "layers.2.norm.bias", "never summed", "2 ranks"),
     "a bias on each": (2, cut(bias_on_each=True), HEAD, "direction", "output of layers.0"),
+    "a bias of zeros on each": (
+        *(2, layers(cut(bias_on_each=True), misuses.with_biases_of_zero)),
+        *(HEAD, "direction", "gradients of step 1"),
+    ),
     "clipped parts": (
         *(2, {"several": cut(finish=uses.clip), "one": misuses.clipped}),
         *(HEAD, "times too long", "20 of 20 clipped gradients of step 1"),

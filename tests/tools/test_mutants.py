@@ -6,7 +6,7 @@ from mgpu_tutorial import CHAPTERS
 from tools import mutants
 
 
-@pytest.mark.parametrize("chapter", [*CHAPTERS, "shared", "lab"])
+@pytest.mark.parametrize("chapter", [*CHAPTERS, "shared", "instruments", "lab"])
 def test_every_chapter_has_mistakes_that_can_be_made_today(chapter):
     found = list(mutants.chosen([chapter]))
     assert found
