@@ -22,13 +22,19 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 def ours_of(path: Path) -> dict[str, Callable]:
-    """The package's functions and classes that a notebook's readers build, by name."""
+    """The functions and classes that a notebook's readers build, and those beside them."""
     package = f"mgpu_tutorial.{path.stem[3:]}"
     if not getattr(find_spec(package), "submodule_search_locations", None):
         return {}
     if not find_spec(f"{package}.builds"):
         return {}
-    return import_module(f"{package}.builds").build.ours
+    ours = import_module(f"{package}.builds").build.ours
+    beside = {}
+    for home in {thing.__module__ for thing in ours.values()}:
+        for name, thing in vars(import_module(home)).items():
+            if getattr(thing, "__module__", None) == home and inspect.unwrap(thing) is thing:
+                beside[name] = thing
+    return beside | ours
 
 
 def in_a_cell(source: str, sentence: str | None) -> str:

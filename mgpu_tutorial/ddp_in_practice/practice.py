@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,29 +17,38 @@ from mgpu_tutorial.ddp_buckets.experiments import Tower, shares
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.lab import Ledger, span
 
-Part = torch.Tensor | Sequence[torch.Tensor]  # samples, or samples and labels
+# samples, or samples and labels
+Part = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+
+
+def rows_in(part: Part) -> int:
+    """The rows of a tensor, or of the first one in a tuple, a list or a dict."""
+    if isinstance(part, dict):
+        part = list(part.values())
+    return len(part if isinstance(part, torch.Tensor) else part[0])
 
 
 def accumulate(
     model: nn.Module,
     parts: Sequence[Part],
     loss_of: Callable[[nn.Module, Part], torch.Tensor],
+    weights: Sequence[float] | None = None,
 ) -> None:
     """Backward on one part after the other; the ranks average once.
 
-    `loss_of(model, part)` is the mean loss of a part's samples, in which each counts once.
-    All parts of all ranks are equally large. The model has a `no_sync`, as
-    DistributedDataParallel and AccumulatingDDP have. Not general: `prove` it on your model.
+    `loss_of(model, part)` is a mean, and a weight says of how many: of the part's rows, if
+    none are given, or for example of its tokens. The weights of each rank have the same sum.
+    The model has a `no_sync`, as DistributedDataParallel and AccumulatingDDP have. Not
+    general: `prove` it on your model.
     """
-    firsts = [p[0] if isinstance(p, tuple | list) else p for p in parts]
-    sizes = [len(samples) for samples in firsts]
-    if len(set(sizes)) > 1:
-        raise ValueError(f"parts of {sizes} samples: give equally large ones")
-    *first, last = parts
+    weights = weights or [rows_in(part) for part in parts]
+    shares = [weight / sum(weights) for weight in weights]
+    *first, last = zip(parts, shares, strict=True)
     with model.no_sync():
-        for part in first:
-            (loss_of(model, part) / len(parts)).backward()
-    (loss_of(model, last) / len(parts)).backward()
+        for part, share in first:
+            (loss_of(model, part) * share).backward()
+    part, share = last
+    (loss_of(model, part) * share).backward()
 
 
 class AccumulatingDDP(BucketedDDP):

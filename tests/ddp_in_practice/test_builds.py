@@ -8,9 +8,9 @@ NUMBERED = f"""{FIRST}for i, part in enumerate(parts):
         with nullcontext() if part is parts[-1] else model.no_sync():
             loss = loss_of(model, part) * len(part) / sum(map(len, parts))
         loss.backward()"""
-DIVIDED, LAST = " / len(parts)).backward()", "(loss_of(model, last) / len(parts))"
-OUTSIDE = f"""{FIRST}for i, part in enumerate(parts):
-        loss = loss_of(model, part) / len(parts)
+SHARED, LAST = " * share).backward()", "\n    (loss_of(model, part) * share)"
+OUTSIDE = f"""{FIRST}for part, share in zip(parts, shares):
+        loss = loss_of(model, part) * share
         with nullcontext() if part is parts[-1] else model.no_sync():
             loss.backward()"""
 AT_ONCE = """losses = [loss_of(model, part) for part in parts]
@@ -18,21 +18,26 @@ AT_ONCE = """losses = [loss_of(model, part) for part in parts]
 NEEDLESS = f"""{LAST}.backward()
     if dist.get_rank() > 0:  # rank 0 alone takes the step
         model.zero_grad(set_to_none=False)"""
-EVERY_TIME = """for part in parts:
-        (loss_of(model, part) / len(parts)).backward()"""
-CHECK = "if len(set(sizes)) > 1:"
-FORGOTTEN = f"        {LAST}.backward()"
+EVERY_TIME = """for part, share in zip(parts, shares):
+        (loss_of(model, part) * share).backward()"""
+CHECKED = """assert len({len(part) for part in parts}) == 1, "unequal"
+    shares = [1 / len(parts)] * len(parts)"""
+REFUSES = CHECKED.replace("assert", "if").replace(
+    ' == 1, "unequal"', " != 1:\n        raise ValueError('unequal parts')"
+)
+SHARES = "shares = [weight / sum(weights) for weight in weights]"
 ACCUMULATE = [
-    Right("accumulate", replace={CHECK: "if False:", "*first…": NUMBERED}),
-    Right("accumulate", replace={CHECK: "if len({len(part) for part in parts}) != 1:"}),
+    Right("accumulate", replace={"*first…": NUMBERED}),
+    Right("accumulate", replace={SHARES: REFUSES}),
+    Right("accumulate", replace={"weights or [": "["}),
     Wrong(
         "accumulate",
-        replace={CHECK: "if False:"},
+        replace={SHARES: "shares = [1 / len(parts)] * len(parts)"},
         says="2 ranks, unequal parts, rank 0: in its gradient sample 0 counts",
     ),
     Wrong(
         "accumulate",
-        replace={"*first, last = parts": "first = parts", f"{LAST}.backward()": ""},
+        replace={"*first, last =": "first =", f"part, share = last{LAST}.backward()": ""},
         says="with one part, the b",
     ),
     Wrong(
@@ -47,7 +52,10 @@ ACCUMULATE = [
     ),
     Wrong(
         "accumulate",
-        replace={f"    {LAST}.backward()": FORGOTTEN},
+        replace={
+            "part, share = last": "with model.no_sync():",
+            LAST: LAST.replace("    (", "        part, share = last\n        ("),
+        },
         says="with one part, the buckets that DDP sends: 0, expected 6",
     ),
     Wrong(
@@ -57,12 +65,12 @@ ACCUMULATE = [
     ),
     Wrong(
         "accumulate",
-        replace={DIVIDED: ").backward()"},
+        replace={SHARED: ").backward()"},
         says="1 ranks, parts: 2, rank 0: in its gradient every sample counts 2",
     ),
     Wrong(
         "accumulate",
-        replace={DIVIDED: " / len(parts) / dist.get_world_size()).backward()"},
+        replace={SHARED: " * share / dist.get_world_size()).backward()"},
         says="2 ranks, parts: 1, rank 0: in its gradient every sample counts 0.5 times",
     ),
     Wrong(

@@ -19,8 +19,13 @@ def sum_of_outputs(model, part):
 
 
 def sum_by_labels(model, part):
-    samples, weights = part
+    samples, weights = part.values() if isinstance(part, dict) else part
     return (model(samples) * weights).sum() / len(samples)
+
+
+def labelled_as(kind, part):
+    both = {"samples": part, "weights": part[:, :1]}
+    return both if kind is dict else kind(both.values())
 
 
 def gradients_of(rank, world_size, sizes, wrapper=DistributedDataParallel, labelled=False):
@@ -30,19 +35,40 @@ def gradients_of(rank, world_size, sizes, wrapper=DistributedDataParallel, label
     samples = torch.linspace(-1, 1, 36).view(12, 3).tensor_split(world_size)[rank]
     parts, loss_of = samples[: sum(sizes)].split(sizes), sum_of_outputs
     if labelled:
-        parts, loss_of = [(part, part[:, :1]) for part in parts], sum_by_labels
+        parts, loss_of = [labelled_as(labelled, part) for part in parts], sum_by_labels
     practice.accumulate(model, parts, loss_of)
     finish_gradient_synchronization(model)
     return [p.grad for p in model.parameters()]
 
 
-@pytest.mark.parametrize("labelled", [False, True])
-@pytest.mark.parametrize("sizes", [[3, 2], [1, 1, 0], [2, 2, 1]])
-def test_parts_whose_mean_is_not_that_of_the_batch_are_refused(refused, sizes, labelled):
-    refused(2, str(sizes), gradients_of, sizes, DistributedDataParallel, labelled, sent=True)
+@pytest.mark.parametrize("kind", [tuple, list, dict])
+@pytest.mark.parametrize("sizes", [[3, 3], [1, 5], [1, 2, 3]])
+def test_a_part_counts_by_its_rows(ranks, sizes, kind):
+    (whole,) = ranks(1, gradients_of, [12], labelled=tuple).results
+    for found in ranks(2, gradients_of, sizes, labelled=kind).results:
+        torch.testing.assert_close(found, whole)
 
 
-@pytest.mark.parametrize("labelled", [False, True])
+def weigh(rank, world_size):
+    """Means over tokens, of which the first part has one and the second three."""
+    layer = nn.Linear(1, 1, bias=False)
+    model = practice.AccumulatingDDP(layer)
+    parts = [torch.tensor([[1.0, 0]]), torch.tensor([[2.0, 3, 4]])]
+
+    def mean_of_tokens(model, part):
+        tokens = part[part > 0]
+        return model(tokens[:, None]).mean()
+
+    practice.accumulate(model, parts, mean_of_tokens, weights=[1, 3])
+    model.finish_gradient_synchronization()
+    return layer.weight.grad.item()
+
+
+def test_a_part_counts_by_the_weight_that_it_is_given(ranks):
+    assert ranks(2, weigh).results == pytest.approx([2.5, 2.5])
+
+
+@pytest.mark.parametrize("labelled", [False, tuple])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("world_size, parts", [(1, 1), (1, 12), (2, 3), (3, 4)])
 def test_equal_parts_give_the_gradients_of_the_whole_batch(
