@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import AdamW
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
-from mgpu_tutorial.ddp_in_practice.practice import AccumulatingDDP, accumulate
 from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.sharding.zero import sharded_step
 from mgpu_tutorial.tensor_parallel.layers import RowParallelLinear
@@ -253,19 +252,6 @@ def in_parts(cuts, scale):
         return step
 
     return prepare
-
-
-def in_uneven_parts(model):
-    """`accumulate` is given parts of one sequence and of three."""
-    model = AccumulatingDDP(model)
-    pairs = []
-
-    def step(tokens, targets):
-        x, y = mine(tokens), mine(targets)
-        pairs[:] = [(x[:1], y[:1]), (x[1:], y[1:])]
-        accumulate(model, pairs, lambda model, part: loss_of(model(part[0]), part[1]))
-
-    return step
 
 
 def never_synced(model, wrap=DDP):

@@ -344,7 +344,6 @@ RAISES = {  # the job, and a word of the one sentence
         partial(misuses.never_synced, wrap=AccumulatingDDP),
         "emb.weight",
     ),
-    "accumulate, parts of 1 and 5": (misuses.in_uneven_parts, "[1, 5]"),
     "sharded_step, a generator": (
         partial(misuses.with_sharded_step, given=iter),
         "generator",

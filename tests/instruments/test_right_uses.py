@@ -42,6 +42,7 @@ USES = {
     ),
     "AccumulatingDDP": (2, {"several": partial(uses.accumulating, wrap=AccumulatingDDP)}),
     "DDP, accumulating": (2, {"several": uses.accumulating}),
+    "DDP, parts of 1 and 5": (2, {"several": partial(uses.accumulating, sizes=(1, 5))}),
     "DDP, two backwards": (2, {"several": uses.in_two_backwards}),
     "DDP, in one bucket": (2, {"several": partial(wrapped, gradient_as_bucket_view=True)}),
     "DDP, a static graph": (2, {"several": partial(wrapped, static_graph=True)}),

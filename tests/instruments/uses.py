@@ -117,13 +117,13 @@ def with_one_optimizer(model, optimizer_of, **how):
 # Data parallel
 
 
-def accumulating(model, wrap=DDP):
+def accumulating(model, wrap=DDP, sizes=(3, 3)):
     """Two parts of each share, and one average."""
     model = wrap(model)
     optimizer = AdamW(model.parameters(), lr=0.01)
 
     def step(tokens, targets):
-        parts = list(zip(mine(tokens).chunk(2), mine(targets).chunk(2), strict=True))
+        parts = list(zip(*(mine(x).split(sizes) for x in (tokens, targets)), strict=True))
         accumulate(model, parts, lambda model, part: loss_of(model(part[0]), part[1]))
         if hasattr(model, "finish_gradient_synchronization"):
             model.finish_gradient_synchronization()
