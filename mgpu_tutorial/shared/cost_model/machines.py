@@ -128,14 +128,13 @@ CLUSTERS = {
 # 70B, the products alone are 56% of the peak, which no smaller share could give. Programs
 # with tensor parallelism and a pipeline were fitted to the formula, which counts products as
 # a tape does: Llama 3 405B 66%, and NeMo's 70B 75. So H100s have the 66, and a price there is
-# that of a very good program. Their 32 bits are set to the sixteenth that an A100 has; the
-# data sheet says 67 TFLOP/s.
+# that of a very good program. The peaks of 32 bits are those of the data sheets.
 ON_A100, ON_H100 = (0.64, 0.69), (0.44, 0.66)
 TAPED = {
     "A100": Taped(0.66, ON_A100, 156e12, 19.5e12),
     "A100-40GB": Taped(0.641, ON_A100, 156e12, 19.5e12),
     "A100-2021": Taped(0.66, ON_A100, 156e12, 19.5e12),
-    "H100": Taped(0.664, ON_H100, 494.5e12, 989e12 / 16),
-    "H100-500W": Taped(0.473, ON_H100, 494.5e12, 989e12 / 16),
+    "H100": Taped(0.664, ON_H100, 494.5e12, 67e12),
+    "H100-500W": Taped(0.473, ON_H100, 494.5e12, 67e12),
     "B200": Taped(0.664, ON_H100, 1125e12, 75e12),
 }
