@@ -452,13 +452,13 @@ def in_full_never_synced(model):
 # Tensor parallel
 
 
-def cut(finish=None, **faults):
+def cut(finish=None, share=uses.whole, **faults):
     """Each block is cut by hand, with these faults."""
 
     def prepare(model):
         for i, layer in enumerate(model.layers):
             model.layers[i] = CutBlock(layer, **faults)
-        return stepping(model, share=uses.whole, finish=finish)
+        return stepping(model, share=share, finish=finish)
 
     return prepare
 

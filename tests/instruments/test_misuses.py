@@ -196,6 +196,9 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     # tensor parallel
     "no f": (2, cut(f=False), "layers.2.norm.bias", "never summed", "2 ranks"),
     "a bias on each": (2, cut(bias_on_each=True), HEAD, "direction", "output of layers.0"),
+    "ranks of one tp group see other samples": (
+        *(2, cut(share=uses.mine), HEAD, "direction", "output of layers.0"),
+    ),
     "a bias of zeros on each": (
         *(2, layers(cut(bias_on_each=True), misuses.with_biases_of_zero)),
         *(HEAD, "direction", "gradients of step 1"),

@@ -818,7 +818,8 @@ def kind_of_one(r: Tensor, t: Tensor, limit: float, limits: Limits) -> tuple[str
             return f"right in {len(r) - len(bad)} of {len(r)} rows", whose(
                 bad, len(r), limits
             )
-    return "another direction", f"{100 * norm_of(t - r) / (norm_of(r) or 1.0):.2g}% off"
+    off = 100 * norm_of(t - r) / (norm_of(r) or 1.0)
+    return "another direction", f"{off:.{2 if off < 100 else 3}g}% off"
 
 
 def name_of_factor(factor: float, limits: Limits) -> str:
