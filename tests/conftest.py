@@ -127,6 +127,11 @@ def refused(ranks):
 @pytest.fixture
 def cell(monkeypatch):
     """Run a source as a cell of a notebook does; gives the functions and classes it makes."""
+    return cell_in(monkeypatch)
+
+
+def cell_in(monkeypatch):
+    """The same for as long as the patches last."""
     shown = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", shown)
 

@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from logging import Logger
 from types import FunctionType, ModuleType, SimpleNamespace, UnionType
 from typing import Any, NamedTuple
@@ -251,10 +251,19 @@ def _assignments(name: str, value: Any, where: str) -> Iterator[tuple[str, str]]
     for key in [where] if is_plain else [where, *sorted(sys.modules)]:
         module = sys.modules.get(key)
         if _top(key) == OURS and getattr(module, name, None) is value:
-            text = inspect.getsource(module)
-            for node in ast.parse(text).body:
-                if isinstance(node, ast.Assign | ast.AnnAssign) and root(node) == {name}:
-                    yield key, "\n".join(text.split("\n")[node.lineno - 1 : node.end_lineno])
+            for text in _assigned_in(inspect.getsource(module)).get(name, ()):
+                yield key, text
+
+
+@cache
+def _assigned_in(text: str) -> dict[str, list[str]]:
+    """The assignments to one name in a module's text, by that name."""
+    lines, found = text.split("\n"), {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and len(names := root(node)) == 1:
+            statement = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            found.setdefault(*names, []).append(statement)
+    return found
 
 
 def _module_of(home: str | None, own: str, value: Any) -> str | None:
@@ -367,14 +376,15 @@ def tables(source: str) -> Iterator[symtable.SymbolTable]:
         waiting += table.get_children()
 
 
-def names_in(source: str) -> set[str]:
+@cache
+def names_in(source: str) -> frozenset[str]:
     """All names from outside that the source of a function or class uses."""
     symbols = [symbol for table in tables(source) for symbol in table.get_symbols()]
-    return {
+    return frozenset(
         s.get_name()
         for s in symbols
         if s.is_global() and (s.is_referenced() or s.is_declared_global())
-    }
+    )
 
 
 def locals_in(source: str) -> set[str]:

@@ -6,6 +6,7 @@ import linecache
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from textwrap import dedent
 from types import FunctionType
@@ -89,11 +90,17 @@ def file_of(function: Callable) -> Path:
 def _has(file: Path, made: type) -> ast.AST | None:
     """The statement of a text that makes a class; a NamedTuple's methods are in another."""
     try:
-        body = ast.parse("".join(linecache.getlines(str(file)))).body
+        body = _body("".join(linecache.getlines(str(file))))
     except SyntaxError:  # the magic of a notebook
         return None
     own = made.__qualname__.partition(".")[0]
     return next((node for node in body if getattr(node, "name", "") == own), None)
+
+
+@lru_cache(maxsize=32)
+def _body(text: str) -> list[ast.stmt]:
+    """The statements of a text; a reader's library is asked for each of its functions."""
+    return ast.parse(text).body
 
 
 def _cell(made: type) -> Path:
@@ -141,7 +148,7 @@ def source_of(function: Callable, numbered: bool = False) -> str:
         return inspect.cleandoc("\n" + inspect.getsource(function))
     linecache.checkcache(str(file))
     text = "".join(linecache.getlines(str(file)))
-    node, body = None, ast.parse(text).body
+    node, body = None, _body(text)
     for name in function.__qualname__.replace(".<locals>", "").split("."):
         node = next((part for part in body if getattr(part, "name", None) == name), None)
         body = getattr(node, "body", [])
