@@ -5,8 +5,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from mgpu_tutorial.collectives.ring import check_in_place
-
 
 def hierarchical(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     """Sum `tensor` in place over all ranks of a mesh of nodes: "across" and "inside" them.
@@ -14,10 +12,9 @@ def hierarchical(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
     Across the nodes each rank meets those of its own place, so every GPU uses its own
     network card. The GPUs of a node must divide the length of `tensor`.
     """
-    gpus, shape = mesh["inside"].size(), tuple(tensor.shape)
-    check_in_place(tensor)
-    if len(shape) != 1 or len(tensor) % gpus:
-        raise ValueError(f"{shape} does not divide among {gpus} GPUs: flatten it and pad it")
+    gpus = mesh["inside"].size()
+    if len(tensor) % gpus:
+        raise ValueError(f"{len(tensor)} numbers have no {gpus} equal parts: pad the tensor")
     inside, across = mesh["inside"].get_group(), mesh["across"].get_group()
     mine = tensor.new_empty(len(tensor) // gpus)
     dist.reduce_scatter_single(mine, tensor, group=inside)  # the node's sum of one part
@@ -27,7 +24,7 @@ def hierarchical(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
 
 def sum_by_node(rank: int, world_size: int, per_node: int, count: int) -> torch.Tensor:
     """Sum 0, 1, 2, … plus the rank over all ranks, `count` numbers, and return the sums."""
-    if per_node < 1 or world_size % per_node:
+    if world_size % per_node:
         raise ValueError(f"{world_size} ranks do not fill nodes of {per_node}")
     sizes = world_size // per_node, per_node
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("across", "inside"))
@@ -41,11 +38,8 @@ def local_sgd(rank: int, world_size: int, every: int, data: torch.Tensor) -> tor
 
     `data` has a row for each rank: (ranks, steps, batch, 16).
     """
-    if len(data) != world_size:
-        raise ValueError(f"data for {len(data)} ranks, and there are {world_size}")
-    if every < 1 or data.shape[1] % every:
-        steps = data.shape[1]
-        raise ValueError(f"{steps} steps cannot end with an average, made every {every}")
+    if data.shape[1] % every:
+        raise ValueError(f"{data.shape[1]} steps do not end with an average, every {every}")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)).double()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

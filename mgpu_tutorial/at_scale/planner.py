@@ -1,16 +1,14 @@
 """Which plan? All of them for a model, a cluster and a batch, ranked by their seconds."""
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from numbers import Real
 from typing import NamedTuple
 
 from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.shared.cost_model.machines import USABLE, Cluster, check_cluster
 from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, check_model
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
-from mgpu_tutorial.shared.guards import whole
+from mgpu_tutorial.shared.guards import positive, whole
 
 TIE = 0.05  # about the error of a prediction where the program has a fitted row
 
@@ -39,8 +37,8 @@ def splits(gpus: int, tensor: int, context: int, experts: int) -> list[tuple[int
         for pp in divisors(gpus // tp):
             for cp in divisors(gpus // tp // pp):
                 dp = gpus // tp // pp // cp
-                for ep in divisors(math.gcd(dp, experts)):
-                    if tp <= tensor and cp <= context:
+                for ep in divisors(dp):
+                    if tp <= tensor and cp <= context and experts % ep == 0:
                         found.append((tp, pp, cp, dp, ep))
     return found
 
@@ -134,10 +132,5 @@ def plan_table(choices: Sequence[Choice]) -> Table:
 
 def with_network(cluster: Cluster, gigabytes: float) -> Cluster:
     """The same cluster with `gigabytes` per second, GPU and direction between its nodes."""
-    if not isinstance(gigabytes, Real):
-        raise ValueError(f"gigabytes must be a number, got {gigabytes!r}")
-    if not gigabytes > 0:
-        raise ValueError(f"a network of {gigabytes} GB/s carries nothing: take more than 0")
-    if gigabytes > 1e5:
-        raise ValueError(f"no network has {gigabytes:g} GB/s: give gigabytes, such as 50")
+    positive("gigabytes", gigabytes)
     return cluster._replace(between=cluster.between._replace(bandwidth=gigabytes * 1e9))

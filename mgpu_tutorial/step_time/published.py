@@ -16,6 +16,7 @@ import torch
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, GPU, Cluster
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, hardware_flops, step_on
+from mgpu_tutorial.shared.guards import one_of
 
 TABLES = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 
@@ -30,7 +31,6 @@ class Run(NamedTuple):
 
     "hardware TFLOP/s" count what is computed again, "model TFLOP/s" do not, and with
     "causal" the attention is counted by half. `fitted` rows tell the GPU's numbers.
-    Its `seconds` raise ValueError for a unit that is none of `UNITS`.
     """
 
     name: str
@@ -45,8 +45,7 @@ class Run(NamedTuple):
     @property
     def seconds(self) -> float:
         """Of a step, as the published figure tells them."""
-        if self.unit not in UNITS:
-            raise ValueError(f"unit must be one of {'; '.join(UNITS)}, got {self.unit!r}")
+        one_of("unit", self.unit, UNITS)
         if self.unit == "s":
             return self.published
         flops = self.model.flops_per_token("hardware" in self.unit, "causal" in self.unit)
@@ -66,8 +65,7 @@ class Run(NamedTuple):
 
 def runs_of(family: str) -> list[Run]:
     """The rows of a family."""
-    if family not in TABLES:
-        raise ValueError(f"no rows of {family!r}, but of {', '.join(TABLES)}")
+    one_of("family", family, TABLES)
     runs = []
     for row in TABLES[family]["rows"]:
         row = TABLES[family]["all"] | row
@@ -102,13 +100,8 @@ def fit_gpu(runs: Sequence[Run], activation_passes: float | None = None) -> GPU:
     the same run twice is one.
     """
     free = 2 if activation_passes is None else 1
-    if not (activation_passes is None or 0 <= activation_passes < math.inf):
-        raise ValueError(f"activation_passes are 0 or more, got {activation_passes}")
     if len(set(runs)) < free:
         raise ValueError(f"{len(set(runs))} runs are too few to fit {free} numbers")
-    for run in runs:
-        if not run.published > 0:
-            raise ValueError(f"{run.name!r}: {run.published} {run.unit} is no measured step")
 
     def gpu_at(numbers: torch.Tensor) -> GPU:
         slowness, passes = numbers.tolist()
@@ -180,8 +173,6 @@ def null_seconds(run: Run, fitted: list[Run]) -> float:
 
     Of several fitted rows one that recomputes alike, with the nearest number of GPUs.
     """
-    if not fitted:
-        raise ValueError("a null guess needs a fitted row: give [run] of a measured step")
     alike = [row for row in fitted if row.plan.recompute == run.plan.recompute] or fitted
     row = min(alike, key=lambda row: abs(math.log(row.plan.ranks / run.plan.ranks)))
     return row.seconds * run.flops / row.flops
