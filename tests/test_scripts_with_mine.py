@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.processes_and_ranks.meeting import free_port
 from tests.test_builds import ROOT, keep_solutions
 
 SECTION = re.compile(r"\n## [^\n]*\n(.*?)```python\n(.*?)```", re.DOTALL)
@@ -29,6 +30,22 @@ class Refuse:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Refuse)
+"""
+# What torchrun does for the ranks of one machine, but torch is imported once for all of them.
+FORKS = """
+import os, runpy, sys
+import torch._dynamo, torch.distributed  # the optimizer of each rank would import the first
+
+size, port, script = sys.argv[1:]
+os.environ.update(WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+ranks = []
+for rank in map(str, range(int(size))):
+    ranks.append(os.fork())
+    if not ranks[-1]:
+        os.environ.update(RANK=rank, LOCAL_RANK=rank)
+        runpy.run_path(script, run_name="__main__")
+        sys.exit()
+sys.exit(any(os.waitpid(rank, 0)[1] for rank in ranks))
 """
 
 
@@ -59,9 +76,10 @@ def test_a_script_of_the_page_trains_as_one_process_does(
     assert f"`torchrun --nproc-per-node {ranks} {name}`" in text
     (tmp_path / name).write_text(script)
     (tmp_path / "sitecustomize.py").write_text(REFUSE)
-    options = f"--local-addr 127.0.0.1 --nproc-per-node {ranks} {name}"
+    by_torchrun = f"-m torch.distributed.run --local-addr 127.0.0.1 --nproc-per-node {ranks}"
+    by_forks = ["-c", FORKS, ranks, str(free_port())]
     job = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options.split()],
+        [sys.executable, *(by_torchrun.split() if name == "ddp.py" else by_forks), name],
         cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
         capture_output=True,

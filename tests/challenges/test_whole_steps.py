@@ -26,12 +26,10 @@ def first_wrong(source, cell):
     return next(row for row in build.rows(trainer) if not row.holds)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_first_attempt_is_right_and_takes_nearly_twice_as_long(cell):
-    row = first_wrong(FIRST["ShardedTrainer"], cell)
-    assert row.must.startswith("reach the target"), row
-    assert row.seen.startswith("1,905 ms a step; nobody gets below 844"), row
+@pytest.fixture
+def proof_alone(monkeypatch):
+    """What the proof finds needs no price of the whole model."""
+    monkeypatch.setattr(whole_steps, "priced_step", lambda trainer: "not asked for")
 
 
 @pytest.mark.slow
@@ -55,7 +53,7 @@ ATTACKS = {  # what is replaced, and what the row says
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("proof_alone")
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_wrong_trainer_is_found_in_the_proof(attack, cell):
     old, new, says = ATTACKS[attack]
@@ -94,7 +92,7 @@ POOL = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("proof_alone")
 def test_a_pool_of_buffers_that_come_round_too_early_is_refused(cell):
     source = OURS.replace(*POOL).replace("number + 3", "number + 6")
     row = first_wrong(source, cell)
@@ -136,7 +134,7 @@ def test_memory_is_free_after_a_wait(ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("proof_alone")
 def test_one_that_works_outside_of_its_steps_is_refused(cell):
     """It computes the first step of each pair twice, and the other outside of the spans."""
     source = FIRST["ShardedTrainer"].replace(

@@ -1,4 +1,4 @@
-"""make new-chapter: one in the middle passes the checks of chapters, in a copy."""
+"""make new-chapter: one in the middle and one at the end pass all checks, in a copy."""
 
 import os
 import shutil
@@ -12,14 +12,14 @@ from tools.new_chapter import stem_of
 
 ROOT = Path(__file__).parents[2]
 IGNORED = shutil.ignore_patterns(".git", ".venv", "build", "student", "__pycache__")
-STEM, MIDDLE = "one_more_topic", "point_to_point"
-CHECKS = f"{STEM} or neighbours or links or readme or public or every_chapter"
+MIDDLE = "point_to_point"
+AFTER = {"one_more_topic": MIDDLE, "one_last_topic": ""}  # the last one is at the end
+CHECKS = f"{' or '.join(AFTER)} or neighbours or links or readme or public or every_chapter"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("after", [MIDDLE, ""])
-def test_a_chapter_in_the_middle_or_at_the_end_passes_every_check(tmp_path, after):
+def test_chapters_in_the_middle_and_at_the_end_pass_every_check(tmp_path):
     copy = tmp_path / "repository"
     shutil.copytree(ROOT, copy, ignore=IGNORED)
     environment = {**os.environ, "PYTHONPATH": str(copy), "MGPU_DEVICE": "cpu"}
@@ -28,19 +28,23 @@ def test_a_chapter_in_the_middle_or_at_the_end_passes_every_check(tmp_path, afte
         how = {"cwd": copy, "env": environment, "capture_output": True, "text": True}
         return subprocess.run([sys.executable, *words], **how)
 
-    made = run("-m", "tools.new_chapter", STEM, after)
-    assert made.returncode == 0, made.stderr
     stems = [path.stem[3:] for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    stems.insert(stems.index(after) + 1 if after else len(stems), STEM)
+    for stem, after in AFTER.items():
+        made = run("-m", "tools.new_chapter", stem, after)
+        assert made.returncode == 0, made.stderr
+        stems.insert(stems.index(after) + 1 if after else len(stems), stem)
     books = sorted((copy / "notebooks").glob("*.ipynb"))
     assert [path.stem for path in books] == [
         f"{i:02d}_{stem}" for i, stem in enumerate(stems)
     ]
-    place = stems.index(STEM)
-    link = f"[{place:02d} One more topic →]({books[place].name})"
-    assert link in books[place - 1].read_text("utf-8")
-    names = (f"test_{STEM}", "test_notebooks", "test_reached", "tools/test_mutants")
-    tried = ["-q", "-k", CHECKS, *(f"tests/{name}.py" for name in names)]
+    for stem in AFTER:
+        place = stems.index(stem)
+        title = stem.replace("_", " ").capitalize()
+        link = f"[{place:02d} {title} →]({books[place].name})"
+        assert link in books[place - 1].read_text("utf-8")
+    names = (*(f"test_{stem}" for stem in AFTER), "test_notebooks", "test_reached")
+    files = [f"tests/{name}.py" for name in (*names, "tools/test_mutants")]
+    tried = ["-q", "-k", CHECKS, *files]
     for words in (["pytest", *tried], ["ruff", "check"], ["ruff", "format", "--check"]):
         done = run("-m", *words)
         assert done.returncode == 0, (words, done.stdout[-3000:] + done.stderr[-3000:])
