@@ -156,6 +156,14 @@ def nan_on_last(model):
         list(model.parameters())[-1].grad[0] = torch.nan
 
 
+def leave_a_remainder(model):
+    """Where nothing but rounding should be left."""
+    uses.average(model)
+    for p in model.parameters():
+        if p.grad.norm() < 1e-12:
+            p.grad += 1e-3
+
+
 def zero_head(model):
     uses.average(model)
     model.head.weight.grad.zero_()

@@ -95,6 +95,10 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *("never averaged", ""),
     ),
     "NaN": (2, by_hand(misuses.nan_on_last), HEAD, "not finite", "on rank 1"),
+    "a remainder": (
+        *(2, layers(by_hand(misuses.leave_a_remainder), uses.shifted)),
+        *("shift", "not zero", "rounding"),
+    ),
     "zeros": (2, by_hand(misuses.zero_head), HEAD, "all zeros", ""),
     "one parameter is skipped": (
         *(2, by_hand(misuses.skip_on_last), "layers.1.up.weight", "on rank 1", ""),

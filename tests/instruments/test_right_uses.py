@@ -51,6 +51,7 @@ USES = {
     "DDP, scheduled": (2, same(uses.scheduled)),
     "DDP, frozen": (2, {"several": wrapped, "model_of": uses.with_frozen_norms}),
     "DDP, a bias of keys": (2, {"several": wrapped, "model_of": uses.with_a_bias_of_keys}),
+    "DDP, a gradient of 0": (2, {"several": wrapped, "model_of": uses.shifted}),
     "fully_shard, a bias of keys": (
         4,
         {
@@ -200,6 +201,7 @@ def test_a_right_use_is_called_right(proved, name):
     proof = proved(world_size, uses.train, **both, one=one, several=several)
     assert proof.right, proof
     assert proof.tensors > 3
+    assert proof.furthest("gradients") < 1e-6  # also where a gradient is but rounding
 
 
 OTHERS = "BucketedDDP", "fully_sharded", "DDP, a bias of keys", "ring_attention"

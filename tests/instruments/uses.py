@@ -444,6 +444,21 @@ def with_float32_inside():
     return model
 
 
+class Shifted(nn.Module):
+    """All logits are shifted alike, which a softmax takes away again."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.shift = model, nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens):
+        return self.model(tokens) + self.shift
+
+
+def shifted():
+    return Shifted(net())
+
+
 def with_a_bias_of_keys():
     """Its gradient is 0, but for rounding; the head is tied."""
     torch.manual_seed(0)

@@ -534,7 +534,7 @@ class Row(NamedTuple):
 
     when: str  # "gradients of step 1"
     name: str
-    off: float  # in parts of its norm in one process
+    off: float  # in parts of its norm in one process, or of the largest one if it has none
     limit: float
     kind: str = ""  # "" if it is right
     more: str = ""  # what would be right, or whose
@@ -727,7 +727,8 @@ def rows_of(
             far = [
                 norm_of(t.double() - right.double()) for t in given if t.shape == right.shape
             ]
-            norm = norm_of(right) or 1.0
+            norm = norm_of(right)
+            norm = norm if norm > limit else largest or 1.0  # if it is but rounding
             rows.append(
                 Row(when, name, max(far, default=math.inf) / norm, limit / norm, kind, more)
             )
@@ -806,6 +807,8 @@ def kind_of_one(r: Tensor, t: Tensor, limit: float, limits: Limits) -> tuple[str
     factor = (t * r).sum().item() / square if square else 0.0
     if not t.any():
         return "all zeros", "or none at all: is it unused, or left out?"
+    if 0 < square <= limit**2:
+        return "not zero", "in one process it is, but for rounding"
     if square and norm_of(t - factor * r) <= limit * max(abs(factor), 1.0):
         how = "too long" if factor > 1 else "as long"
         return f"{factor:.4g} times {how}", name_of_factor(factor, limits)
