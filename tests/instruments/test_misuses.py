@@ -95,6 +95,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *("never averaged", ""),
     ),
     "NaN": (2, by_hand(misuses.nan_on_last), HEAD, "not finite", "on rank 1"),
+    "alone, three": (3, uses.stepping, HEAD, "never averaged", "the 3 ranks"),
     "a remainder": (
         *(2, layers(by_hand(misuses.leave_a_remainder), uses.shifted)),
         *("shift", "not zero", "rounding"),
