@@ -25,8 +25,6 @@ NOT_YET = [
     "comparison",
     "sharding",
     "fully_shard",
-    "model_parallel",
-    "pipelines",
     "tensor_parallel",
     "tensor_parallel_in_practice",
     "long_sequences",

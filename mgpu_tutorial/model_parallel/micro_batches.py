@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -28,28 +27,9 @@ class Task(NamedTuple):
 
 def equal_parts(inputs: Tensor, targets: Tensor, micro: int) -> list[tuple[Tensor, Tensor]]:
     """The batch in `micro` equal parts, each with its inputs and its targets."""
-    batch = len(inputs)
-    if len(targets) != batch:
-        raise ValueError(f"{batch} inputs need {batch} targets, got {len(targets)}")
-    fitting = [m for m in range(1, batch + 1) if batch % m == 0]
-    if not isinstance(micro, int) or micro not in fitting:
-        raise ValueError(
-            f"a batch of {batch} does not divide into {micro} equal micro-batches, and the "
-            f"mean of unequal parts is not the mean of the batch. What fits: {fitting}"
-        )
-    require_counted(targets)
+    if len(inputs) % micro:
+        raise ValueError(f"{len(inputs)} samples have no {micro} equal parts")
     return list(zip(inputs.chunk(micro), targets.chunk(micro), strict=True))
-
-
-def require_counted(targets: Tensor) -> None:
-    """ValueError for a target that cross_entropy leaves out of its mean."""
-    if dist.is_initialized() and dist.get_backend() == "fake":
-        return  # the targets of a priced rank have no numbers
-    if not targets.is_floating_point() and bool((targets == -100).any()):
-        raise ValueError(
-            "a target of -100 does not count in the mean of cross_entropy, so equal parts "
-            "would have unequal counts: leave those samples out of the batch"
-        )
 
 
 class MicroBatchStep:
@@ -117,7 +97,8 @@ def backward_stage(
 
 def forward_backward(step: MicroBatchStep) -> None:
     """Stage s works on one micro-batch while stage s + 1 works on the one before."""
-    stages, micro_batches = range(len(step.model.stages)), range(len(step.parts))
+    stages = range(len(step.model.stages))
+    micro_batches = range(len(step.parts))
     # all forwards: each waits for the same micro-batch on the stage before
     for i in micro_batches:
         task = None
@@ -140,24 +121,10 @@ def take_step(
 ) -> list[Task]:
     """One training step, which `order` puts into the queues; what each device did when.
 
-    `loss_of` takes the output and the targets of a micro-batch, and gives their mean loss,
-    in which each sample counts once: with weights or an ignored label the mean of the
-    micro-batches is not that of the batch, and nobody asks. A BatchNorm sees micro-batches.
-    An autocast around the call does not reach the threads that compute: put it into the
-    stages.
+    `loss_of` takes the output and the targets of a micro-batch, and gives their mean loss.
+    `no_grad` and autocast around the call do not reach the threads that compute. Not
+    general: `prove` it on your model.
     """
-    if not torch.is_grad_enabled():
-        raise RuntimeError(
-            "a training step under no_grad, which does not reach the threads that compute: "
-            "call it outside, or the stages themselves to evaluate"
-        )
-    if not hasattr(model, "stages") or not hasattr(model, "devices"):
-        raise TypeError(
-            f"{type(model).__name__} has no stages and devices: cut it first, and give a "
-            "model with a list of each, as ModelParallelResNet50 has"
-        )
-    if not all(isinstance(device, torch.device) for device in model.devices):
-        raise TypeError(f"devices are {model.devices!r}: give each as a torch.device")
     step = MicroBatchStep(model, images, labels, micro, loss_of)
     order(step)
     for future in step.futures:

@@ -26,12 +26,8 @@ def units(model: nn.Module) -> dict[str, nn.Module]:
 
 def split(row: Mapping[str, Any], cuts: Sequence[str]) -> list[dict[str, Any]]:
     """A row of units in stages: a new one begins at each unit that `cuts` names."""
-    names = list(row)[1:]
-    if list(cuts) != [name for name in names if name in cuts]:
-        raise ValueError(
-            f"cuts must name units in the order of the network, each once: "
-            f"{', '.join(names)}; got {cuts!r}"
-        )
+    if unknown := set(cuts) - row.keys():
+        raise ValueError(f"cuts are at {', '.join(row)}, got {unknown}")
     stages: list[dict[str, Any]] = [{}]
     for name, unit in row.items():
         if name in cuts:
@@ -58,12 +54,7 @@ class ModelParallelResNet50(torchvision.models.ResNet):
         block = torchvision.models.resnet.Bottleneck
         super().__init__(block, [3, 4, 6, 3], num_classes=num_classes)
         self.stages = cut(self, cuts)  # a list, so parameters keep their names
-        if isinstance(devices, str) or len(devices) != len(self.stages):
-            raise ValueError(
-                f"{len(self.stages)} stages need {len(self.stages)} devices, of which some "
-                f"may be the same, got {devices!r}"
-            )
-        self.devices = [torch.device(device) for device in devices]
+        self.devices = devices
         for stage, device in zip(self.stages, self.devices, strict=True):
             stage.to(device)
 

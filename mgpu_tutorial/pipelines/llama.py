@@ -61,7 +61,8 @@ def train_stages(
     optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
 ) -> Tensor | None:
     """Two steps in the order of `run`, a micro-batch a sequence; the last rank has a loss."""
-    require_a_rank_for_each(layers, world_size)
+    if len(layers) != world_size:
+        raise ValueError(f"{len(layers)} stages need as many ranks, got {world_size}")
     model = model_of()
     torch.set_default_dtype(model[-1].weight.dtype)  # that of the messages
     work = LlamaStages(model, layers, rank, tokens)
@@ -73,9 +74,3 @@ def train_stages(
             stepping.step()
             stepping.zero_grad()
     return sum(losses) if losses else None
-
-
-def require_a_rank_for_each(layers: Sequence[int], ranks: int) -> None:
-    """ValueError for more or fewer ranks than stages."""
-    if len(layers) != ranks:
-        raise ValueError(f"{len(layers)} stages need {len(layers)} ranks, got {ranks}")

@@ -3,16 +3,11 @@
 import torch
 from torch.distributed import pipelining as pp
 
-from mgpu_tutorial.model_parallel.micro_batches import equal_parts
-from mgpu_tutorial.pipelines.stages import require_work
 from mgpu_tutorial.pipelines.work import Work
-from mgpu_tutorial.shared.losses import require_mean_of_parts
 
 
 def stages_on_rank(schedule: type, rank: int, world_size: int) -> list[int]:
     """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
-    if rank not in range(world_size):
-        raise ValueError(f"there is no rank {rank} of {world_size}: they count from 0")
     rounds, v = pp.ScheduleInterleaved1F1B, pp.ScheduleZBVZeroBubble
     second = {rounds: world_size + rank, v: 2 * world_size - 1 - rank}
     return [rank, second[schedule]] if schedule in second else [rank]
@@ -20,11 +15,8 @@ def stages_on_rank(schedule: type, rank: int, world_size: int) -> list[int]:
 
 def run_schedule(rank: int, world_size: int, work: Work, micro: int, schedule: type) -> None:
     """One step of `work` in the order of a schedule of PyTorch's."""
-    require_work(work)
     indices = stages_on_rank(schedule, rank, world_size)
     count, stages = len(indices) * world_size, []
-    parts = equal_parts(*work.batch(micro), micro)
-    require_mean_of_parts(work.loss, work.shape(count, micro), parts)
     # a stage for each of this rank's parts of the model, with the shapes at its borders
     for index in indices:
         module = work.module(index)

@@ -4,12 +4,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from mgpu_tutorial.model_parallel.micro_batches import equal_parts
 from mgpu_tutorial.pipelines.work import Work
-from mgpu_tutorial.shared.losses import require_mean_of_parts
-from mgpu_tutorial.shared.parameters import fingerprint_of, require_agreement
 
 Group = dist.ProcessGroup | None
 
@@ -18,30 +16,19 @@ class Stage:
     """This rank's stage; `waiting[i]` keeps input and output until the backward of i."""
 
     def __init__(self, work: Work, micro: int, group: Group = None) -> None:
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.is_last = rank == ranks - 1
+        rank = dist.get_rank(group)
+        self.is_last = rank == dist.get_world_size(group) - 1
         self.module, self.loss = work.module(rank), work.loss
-        batch = work.batch(micro)
-        self.parts = equal_parts(*batch, micro)
-        shapes = [work.shape(index, micro) for index in range(ranks + 1)]
-        self.input_shape, self.output_shape = shapes[rank : rank + 2]
+        self.parts = equal_parts(*work.batch(micro), micro)
+        self.input_shape = work.shape(rank, micro)
+        self.output_shape = work.shape(rank + 1, micro)
         self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
         self.losses: list[Tensor] = []
-        require_alike(self, {"micro-batches": micro, "shapes": shapes}, batch, group)
 
     def gradients(self) -> list[Tensor | None]:
         """Each parameter's gradient; None for one that is frozen, as in one process."""
         gradients = (parameter.grad for parameter in self.module.parameters())
         return [None if g is None else g.cpu() for g in gradients]
-
-    def require_shape(self, output: Tensor) -> None:
-        """ValueError where rank + 1 makes room for another tensor than `output`."""
-        room = torch.Size(self.output_shape), torch.get_default_dtype()
-        if (output.shape, output.dtype) != room:
-            raise ValueError(
-                f"the output is {tuple(output.shape)} of {output.dtype}, and the next rank "
-                f"expects {tuple(room[0])}, as work.shape says, of the default {room[1]}"
-            )
 
 
 def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
@@ -56,9 +43,18 @@ def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
         output_tensor = stage.loss(output_tensor, targets) / len(stage.parts)
         stage.losses.append(output_tensor.detach())
     else:
-        stage.require_shape(output_tensor)
+        require_room(output_tensor, stage.output_shape)
     stage.waiting[i] = input_tensor, output_tensor
     return output_tensor.detach().contiguous()  # a message is read row after row
+
+
+def require_room(output: Tensor, shape: list[int]) -> None:
+    """ValueError for a stage in 16 bits, or a wrong shape: gloo takes fewer bytes too."""
+    if (output.shape, output.dtype) != (torch.Size(shape), torch.get_default_dtype()):
+        raise ValueError(
+            f"the next rank expects {shape} of {torch.get_default_dtype()}, and the output "
+            f"is {[*output.shape]} of {output.dtype}"
+        )
 
 
 def backward_step(stage: Stage, i: int, output_tensor_grad: Tensor | None) -> Tensor | None:
@@ -94,64 +90,14 @@ def isend(tensor: Tensor, target: int, group: Group = None) -> dist.Work | None:
     return None
 
 
-def require_alike(stage: Stage, task: dict, batch: tuple, group: Group) -> None:
-    """ValueError, on every rank, for stages that cannot work together.
-
-    The ranks disagree, the loss is no mean, or a stage overwrites what it receives.
-    """
-    if dist.get_backend(group) == "fake":
-        return  # a priced rank has no others
-    dtype, bits = torch.get_default_dtype(), fingerprint_of(batch)
-    require_agreement(task | {"dtype": dtype, "batch": bits}, group)
-    require_mean_of_parts(stage.loss, task["shapes"][-1], stage.parts)
-    first = stage.module
-    while isinstance(first, nn.Sequential) and len(first):
-        first = first[0]
-    everyone: list = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, getattr(first, "inplace", False) and str(first), group)
-    for rank, name in enumerate(everyone[1:], 1):
-        if name:
-            raise ValueError(
-                f"stage {rank} begins with {name}, which would overwrite what it receives, "
-                "and rank - 1 waits for the gradient of that: take inplace=False there"
-            )
-
-
-def require_own_rank(rank: int, world_size: int, group: Group = None) -> None:
-    """ValueError for the rank among all ranks where that in the group is meant."""
-    own = dist.get_rank(group), dist.get_world_size(group)
-    if (rank, world_size) != own:
-        raise ValueError(
-            f"this is rank {own[0]} of {own[1]} in the group, not {rank} of {world_size}: "
-            "give the rank and the number of ranks within the group"
-        )
-
-
-def require_work(work: Work) -> None:
-    """TypeError for what is no Work, such as a model that nobody has cut into stages."""
-    if isinstance(work, type):
-        raise TypeError(f"{work.__name__} is a class: give one Work that it makes")
-    missing = [
-        name for name in ("module", "shape", "batch", "loss") if not hasattr(work, name)
-    ]
-    if missing:
-        raise TypeError(
-            f"{type(work).__name__} has no {', '.join(missing)}: give a Work, which tells "
-            "each rank its stage, the shapes, the batch and the loss"
-        )
-
-
 def run_gpipe(
     rank: int, world_size: int, work: Work, micro: int, group: Group = None
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """All forwards, then all backwards; returns the losses and this rank's gradients.
 
-    `rank` and `world_size` are those of the group, None for all ranks. As any backward it
-    adds to gradients that are there: a second step zeroes them first. A BatchNorm sees
-    micro-batches.
+    `rank` and `world_size` are those in the group, None for all ranks. The loss is the mean
+    of its samples. Not general: `prove` it on your model.
     """
-    require_work(work)
-    require_own_rank(rank, world_size, group)
     stage = Stage(work, micro, group)
     for i in range(micro):
         input_tensor = receive(stage.input_shape, rank - 1, group)
@@ -164,34 +110,22 @@ def run_gpipe(
 
 def order_of_1f1b(rank: int, ranks: int, micro: int) -> list[str]:
     """What `rank` does, such as F0 F1 B0: warm-up, steady state, cool-down."""
-    if not 0 <= rank < ranks or micro < 1:
-        wanted = f"a rank from 0 to {ranks - 1} and one micro-batch or more"
-        raise ValueError(f"expected {wanted}, got rank {rank} and {micro}")
     ahead = min(micro, ranks - 1 - rank)
     order = [f"F{i}" for i in range(ahead)]
     for i in range(ahead, micro):
         order += [f"F{i}", f"B{i - ahead}"]
-    return order + [f"B{i}" for i in range(micro - ahead, micro)]
+    order += [f"B{i}" for i in range(micro - ahead, micro)]
+    return order
 
 
-def require_orders(orders: list[list[str]], micro: int) -> None:
-    """ValueError, on every rank, where one of the ranks' orders cannot be right."""
-    names = {kind: [f"{kind}{i}" for i in range(micro)] for kind in "FB"}
-    for rank, order in enumerate(orders):
-        if sorted(order) != sorted(names["F"] + names["B"]) or any(
-            order.index(f) > order.index(b) for f, b in zip(*names.values(), strict=True)
-        ):
-            raise ValueError(
-                f"rank {rank} must do each of {micro} micro-batches forward and later "
-                f"backward, once; its order is {' '.join(order)}"
-            )
-        for kind in "FB":
-            own, first = ([n for n in o if n[0] == kind] for o in (order, orders[0]))
-            if own != first:
-                raise ValueError(
-                    f"rank 0 does {' '.join(first)} and rank {rank} does {' '.join(own)}: "
-                    f"messages have no number, so all must have one order"
-                )
+def require_one_order(orders: list[list[str]]) -> None:
+    """ValueError where two ranks do the forwards, or the backwards, in different orders."""
+    for kind in "FB":
+        first, *others = ([n for n in order if n[0] == kind] for order in orders)
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                own, theirs = " ".join(other), " ".join(first)
+                raise ValueError(f"rank 0 does {theirs} and rank {rank} does {own}")
 
 
 def run_in_order(
@@ -209,9 +143,7 @@ def run_in_order(
     hangs: in its steady state two neighbours send to each other.
     """
     orders = [order_of(r, world_size, micro) for r in range(world_size)]
-    require_orders(orders, micro)
-    require_work(work)
-    require_own_rank(rank, world_size, group)
+    require_one_order(orders)  # messages have no number
     stage, requests = Stage(work, micro, group), []
     for name in orders[rank]:  # such as F0 F1 B0 B1
         i = int(name[1:])

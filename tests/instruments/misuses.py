@@ -19,7 +19,7 @@ from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.sharding.zero import sharded_step
 from mgpu_tutorial.tensor_parallel.layers import RowParallelLinear
 from tests.instruments import uses
-from tests.instruments.jobs import WIDTH, Copy, CutBlock, Sum, net, part_of
+from tests.instruments.jobs import WIDTH, WORDS, Copy, CutBlock, Sum, net, part_of
 from tests.instruments.uses import loss_of, mine, rank_of, size_of, stepping
 
 adam = partial(AdamW, lr=0.01)
@@ -226,6 +226,21 @@ def summed(out, targets):
 
 def summed_by_rows(out, targets):
     return cross_entropy(out.mT, targets, reduction="sum")
+
+
+def weighted_words(out, targets):
+    return cross_entropy(out.mT, targets, weight=torch.linspace(1, 9, WORDS).to(out))
+
+
+def without_one_word(out, targets):
+    return cross_entropy(out.mT, targets, ignore_index=3)
+
+
+def in_works_by(loss_of):
+    """A pipeline and one process, with a mean that does not divide by the tokens."""
+    several = partial(uses.in_works, loss=loss_of)
+    one = partial(stepping, loss_of=loss_of)
+    return {"several": several, "one": one, "model_of": uses.in_layers}
 
 
 def with_share(share):

@@ -250,6 +250,16 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *(2, layers(partial(uses.in_stages, loss_of=misuses.summed))),
         *("4.weight", "39 times", ""),
     ),
+    "a sum in run_gpipe": (
+        *(2, layers(partial(uses.in_works, loss=misuses.summed_by_rows))),
+        *("4.weight", "39 times", ""),
+    ),
+    "weighted words in run_gpipe": (
+        *(2, misuses.in_works_by(misuses.weighted_words), "4.weight", "direction", ""),
+    ),
+    "ignored words in run_gpipe": (
+        *(2, misuses.in_works_by(misuses.without_one_word), "4.weight", "direction", ""),
+    ),
     "scale_grads and a scaled loss": (
         *(2, layers(partial(uses.in_stages, loss_of=misuses.scaled_twice))),
         *("4.weight", "0.25 times", ""),
@@ -367,14 +377,7 @@ RAISES = {  # the job, and a word of the one sentence
     "a transposed weight": (misuses.transposed, "Transposed"),
     "all features for a part": (misuses.whole_into_rows, "give the part"),
     "three experts on two": (misuses.three_experts_on_two, "a multiple of 2"),
-    "a model in place of work": (misuses.model_for_work, "give a Work"),
-    "a sum in run_gpipe": (
-        {
-            "several": partial(uses.in_works, loss=misuses.summed_by_rows),
-            "model_of": uses.in_layers,
-        },
-        "mean",
-    ),
+    "a model in place of work": (misuses.model_for_work, "no attribute 'module'"),
 }
 
 

@@ -8,9 +8,8 @@ MOVE, ZIP = (
     "for stage, device in zip(self.stages, self.devices, strict=True)",
 )
 STEP, BY_PARAMETERS = "x = stage(x.to(device))", "x.to(next(stage.parameters()).device)"
-CHECK = "if isinstance(devices, str) or len(devices) != len(self.stages)"
 NETWORK = [
-    Right("ModelParallelResNet50", replace={CHECK: "if False"}),
+    Right("ModelParallelResNet50", replace={MOVE: "stage.to(torch.device(device))"}),
     Right(
         "ModelParallelResNet50",
         replace={STEP: f"x = stage({BY_PARAMETERS})", MOVE: "stage.to(device=device)"},
@@ -41,7 +40,7 @@ NETWORK = [
     ),
     Wrong(
         "ModelParallelResNet50",
-        replace={CHECK: "if False", ", strict=True": ""},
+        replace={", strict=True": ""},
         says="2 stages and 1 device(s): no error",
     ),
     Wrong(

@@ -44,24 +44,12 @@ def batch(size):
 @pytest.mark.parametrize(
     "call, words",
     [
-        (step_of(6, batch(6)[1], 4), "into 4 equal micro-batches, and the mean of unequal"),
-        (step_of(6, batch(6)[1], 4), r"What fits: \[1, 2, 3, 6\]"),
-        (step_of(6, batch(6)[1], 0), "into 0 equal micro-batches"),
-        (step_of(6, batch(6)[1], -2), "into -2 equal micro-batches"),
-        (step_of(6, batch(6)[1], 7), "into 7 equal micro-batches"),
-        (step_of(0, batch(0)[1], 1), "a batch of 0 does not divide"),
-        (step_of(6, batch(3)[1], 3), "6 inputs need 6 targets, got 3"),
-        (step_of(3, torch.tensor([0, -100, 1]), 3), "-100 does not count in the mean"),
-        (lambda: split(UNITS, ["layer3"]), r"layer1, layer2, fc; got \['layer3'\]"),
-        (lambda: split(UNITS, ["conv1"]), r"got \['conv1'\]"),
-        (lambda: split(UNITS, ["fc", "layer1"]), "in the order of the network"),
-        (lambda: split(UNITS, ["fc", "fc"]), "each once"),
-        (lambda: split(UNITS, "fc"), "got 'fc'"),
-        (resnet(TWO, ("layer3",)), r"got \('layer3',\)"),
-        (resnet(TWO, ("layer3.0", "layer2.0")), "in the order of the network"),
-        (resnet(TWO[:1]), "2 stages need 2 devices"),
-        (resnet(TWO * 2), "2 stages need 2 devices"),
-        (resnet("cpu", ("layer2.0", "layer3.0")), "got 'cpu'"),
+        (step_of(6, batch(6)[1], 4), "6 samples .* 4 equal"),
+        (step_of(6, batch(6)[1], 7), "6 samples .* 7 equal"),
+        (lambda: split(UNITS, ["layer3"]), "layer1, layer2, fc.*'layer3'"),
+        (resnet(TWO, ("layer3",)), "layer3.0.*'layer3'"),
+        (resnet(TWO[:1]), None),
+        (resnet(TWO * 2), None),
     ],
 )
 def test_it_is_refused(call, words):
@@ -69,35 +57,12 @@ def test_it_is_refused(call, words):
         call()
 
 
-@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(4, 4)), [nn.Linear(4, 4)]])
-def test_a_model_without_stages_is_refused(model):
-    with pytest.raises(TypeError, match="has no stages and devices: cut it first"):
-        mb.take_step(model, *batch(4), 2)
-
-
-def test_devices_that_are_words_are_refused():
-    model = linear_stages(2)
-    model.devices = ["cpu", "cpu"]
-    with pytest.raises(TypeError, match="devices are .'cpu', 'cpu'.: give each as a torch"):
-        mb.take_step(model, *batch(4), 2)
-
-
-def test_a_step_under_no_grad_is_refused():
-    """The threads compute with gradients all the same."""
-    with torch.no_grad(), pytest.raises(RuntimeError, match="a training step under no_grad"):
-        mb.take_step(linear_stages(2), *batch(4), 2)
-
-
-@given(some.lists(some.sampled_from(list(UNITS)), max_size=4))
-def test_cuts_are_taken_only_in_the_order_of_the_network(cuts):
-    right = [name for name in list(UNITS)[1:] if name in cuts]
-    if cuts != right:
-        with pytest.raises(ValueError, match="cuts must"):
-            split(UNITS, cuts)
-        return
-    stages = split(UNITS, cuts)
+@given(some.sets(some.sampled_from(list(UNITS)[1:])))
+def test_stages_begin_at_the_cuts_in_the_order_of_the_network(cuts):
+    stages = split(UNITS, [*cuts])
     assert [name for stage in stages for name in stage] == list(UNITS)
-    assert [next(iter(stage)) for stage in stages] == ["conv1", *cuts]
+    begins = [name for name in UNITS if name in cuts]
+    assert [next(iter(stage)) for stage in stages] == ["conv1", *begins]
 
 
 @given(some.integers(1, 12), some.integers(1, 4))
@@ -156,15 +121,7 @@ def test_a_step_lets_go_of_a_micro_batch_with_its_backward():
     assert kept == [[0], [0, 1], [1], []]
 
 
-@pytest.mark.parametrize(
-    "count, layers, words",
-    [
-        (1, 1, "two stages need two ranks, got 1"),
-        (3, 1, "two stages need two ranks, got 3"),
-        (2, 3, "rank 0 can have 0 to 2 of 2 layers, got 3"),
-        (2, -1, "got -1"),
-        (2, 0.5, "got 0.5"),
-    ],
-)
-def test_what_cannot_be_cut_in_two_is_refused(refused, count, layers, words):
-    refused(count, words, workers.train_split, layers, sizes.small, sizes.SMALL)
+@pytest.mark.parametrize("count", [1, 3])
+def test_two_stages_are_for_two_ranks(refused, count):
+    what = workers.train_split, 1, sizes.small, sizes.SMALL
+    refused(count, ValueError(f"got {count}"), *what)

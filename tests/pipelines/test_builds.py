@@ -77,6 +77,7 @@ GPIPE = [
     ),
 ]
 
+COOL_DOWN = 'order += [f"B{i}" for i in range(micro - ahead, micro)]'
 AHEAD, PHASES = "min(micro, ranks - 1 - rank)", "ahead = min…"
 COUNTED = """order, f, b = [], 0, 0
     while b < micro:
@@ -98,7 +99,7 @@ ORDER = [
     ),
     Wrong("order_of_1f1b", replace={AHEAD: "min(micro, ranks - 1)"}, says="held at most"),
     Wrong("order_of_1f1b", replace={AHEAD: "ranks - 1 - rank"}, says="every F"),
-    Wrong("order_of_1f1b", replace={"return order…": "return order"}, says="every B"),
+    Wrong("order_of_1f1b", replace={COOL_DOWN: ""}, says="every B"),
     Wrong(
         "order_of_1f1b",
         replace={'f"F{i}", f"B{i - ahead}"': "f'B{i - ahead}', f'F{i}'"},
