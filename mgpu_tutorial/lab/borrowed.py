@@ -75,11 +75,6 @@ backward_number = Private("torch:_C._current_graph_task_id")
 schema_of = attrgetter("_schema")
 # The tensor of which this one is a view, or None.
 base_of = attrgetter("_base")
-# The hooks of a module, by kind.
-HOOKS = tuple(
-    attrgetter(f"_{kind}_hooks")
-    for kind in ("forward", "forward_pre", "backward", "backward_pre")
-)
 
 
 def keep_stores_on_loopback() -> None:

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mgpu_tutorial.sharding.refusals import require_no_graph
 from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.tensor_parallel.block import copies
-from mgpu_tutorial.tensor_parallel.layers import Group, SumOverRanks, sum_of
+from mgpu_tutorial.tensor_parallel.layers import Group, sum_of
 
 
 class GatherSequence(torch.autograd.Function):
@@ -24,7 +23,6 @@ class GatherSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        require_no_graph("GatherSequence")
         return scattered_sum(gradient, ctx.group), None
 
 
@@ -38,23 +36,12 @@ class ScatterSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        require_no_graph("ScatterSequence")
         return gathered(gradient, ctx.group), None
-
-
-def ranks_for(tensor: torch.Tensor, group: Group) -> int:
-    """The size of the group; ValueError for what is not (batch, sequence, features)."""
-    if tensor.dim() != 3:
-        raise ValueError(
-            f"a tensor of shape {tuple(tensor.shape)}: expected (batch, sequence, features), "
-            "so give one sequence as a batch of one, by unsqueeze(0)"
-        )
-    return size_of(group)
 
 
 def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
     """(batch, sequence / ranks, features) of each rank as (batch, sequence, features)."""
-    ranks = ranks_for(mine, group)
+    ranks = size_of(group)
     every = mine.new_empty(ranks * len(mine), *mine.shape[1:])  # one rank's below another's
     dist.all_gather_single(every, mine.contiguous(), group=group)
     return torch.cat(every.chunk(ranks), dim=1)
@@ -62,9 +49,9 @@ def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
 
 def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
-    ranks, (batch, length, features) = ranks_for(part, group), part.shape
+    ranks, (batch, length, features) = size_of(group), part.shape
     if length % ranks:
-        raise ValueError(f"{ranks} ranks cannot share {length} tokens of a sequence evenly")
+        raise ValueError(f"{length} tokens have no {ranks} equal parts")
     mine = part.new_empty(batch, length // ranks, features)
     dist.reduce_scatter_single(mine, torch.cat(part.chunk(ranks, dim=1)), group=group)
     return mine
@@ -73,11 +60,10 @@ def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
 def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
     """Let each rank of a model that is cut have some of the tokens between the products.
 
-    Before training call `sum_copies` too: each rank's norms see its own tokens only.
+    The model is cut by PLAN. Before training call `sum_copies` too: each rank's norms see its
+    own tokens only.
     """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    if getattr(model.token, "g", None) is not SumOverRanks:
-        raise ValueError("cut_sequence needs a model that parallelize(model, PLAN) has cut")
     # only the positions of this rank's tokens are looked up
     model.position.register_forward_pre_hook(lambda _, given: given[0].chunk(ranks)[rank])
     for layer in model.modules():
@@ -91,13 +77,9 @@ def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
 def sum_copies(model: nn.Module, group: Group = None) -> nn.Module:
     """In each backward, sum the new gradients of the copies over the ranks.
 
-    Those of a copy that is frozen now and trained later too. A deep copy of the model has no
-    hooks, as PyTorch copies none: copy first.
+    Those of a copy that is frozen now and trained later too. Call it once, after
+    `cut_sequence`.
     """
-    is_cut = getattr(model.token, "g", None) is ScatterSequence
-    if not is_cut or hasattr(model, "sums_copies"):
-        raise ValueError("sum_copies needs a model that cut_sequence has cut, and only once")
-    model.sums_copies = True
     for p in copies(model).values():
         is_trained = p.requires_grad
         p.requires_grad_().register_hook(lambda gradient: sum_of(gradient, group))

@@ -5,14 +5,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import embedding, pad
 
-from mgpu_tutorial.shared.groups import copy_in_group
 from mgpu_tutorial.shared.models import SmallTransformer
 from mgpu_tutorial.tensor_parallel import block
 from mgpu_tutorial.tensor_parallel.layers import (
     ColumnParallelLinear,
     Group,
     SumOverRanks,
-    require_copying,
     shard,
 )
 
@@ -30,19 +28,17 @@ def padded(whole: nn.Module, group: Group = None) -> nn.Module:
 class VocabularyParallelEmbedding(nn.Module):
     """Every rank has some tokens' rows, and zeros for others; a tie to the head ends here."""
 
-    g = SumOverRanks
-
     def __init__(self, whole: nn.Embedding, group: Group = None) -> None:
         super().__init__()
-        if whole.max_norm or whole.scale_grad_by_freq or whole.sparse:
-            raise ValueError("max_norm, scale_grad_by_freq or sparse: they need the whole")
+        self.g = SumOverRanks
+        self.group = group
         self.vocabulary, self.padding = whole.num_embeddings, whole.padding_idx
         self.weight = shard(padded(whole, group).weight, 0, group)
-        self.group = group
-        self.register_load_state_dict_pre_hook(require_copying)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        require_in_vocabulary(tokens, self.vocabulary, "token")
+        unknown = tokens[(tokens < 0) | (tokens >= self.vocabulary)]
+        if len(unknown):
+            raise IndexError(f"token {unknown[0]} of a vocabulary of {self.vocabulary}")
         local = tokens - dist.get_rank(self.group) * len(self.weight)
         here = (local >= 0) & (local < len(self.weight))
         rows = embedding(local.where(here, 0), self.weight)
@@ -51,46 +47,21 @@ class VocabularyParallelEmbedding(nn.Module):
         return self.g.apply(rows.where(here.unsqueeze(-1), 0), self.group)
 
 
-VocabularyParallelEmbedding.__deepcopy__ = copy_in_group
-
-
 class VocabularyParallelHead(ColumnParallelLinear):
     """Every rank computes the logits of some tokens; those of the padding don't count."""
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__(padded(whole, group), group)
         first = dist.get_rank(group) * len(self.weight)
-        self.vocabulary = whole.out_features
-        self.real = max(self.vocabulary - first, 0)
+        self.real = max(whole.out_features - first, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = super().forward(x)
         logits[..., self.real :] = float("-inf")
-        logits.vocabulary = self.vocabulary  # so that no target is in the padding
         return logits
 
 
-IGNORED = -100  # the target of a position that has no loss, such as a prompt's
 PLAN = {"token": VocabularyParallelEmbedding, "head": VocabularyParallelHead} | block.PLAN
-
-
-def require_in_vocabulary(numbers: torch.Tensor, size: int, what: str) -> None:
-    """IndexError where one is not from 0 to size - 1: no rank would have it."""
-    outside = numbers[(numbers < 0) | (numbers >= size)]
-    if len(outside):
-        raise IndexError(f"{what} {outside[0]} is not in a vocabulary of {size}")
-
-
-def require_targets(logits: torch.Tensor, targets: torch.Tensor, group: Group = None) -> None:
-    """ValueError or IndexError, on every rank, where `targets` do not belong to `logits`."""
-    if targets.shape != logits.shape[:-1]:
-        shapes = f"{tuple(targets.shape)} for logits {tuple(logits.shape)}"
-        raise ValueError(f"each position needs one target, got targets {shapes}")
-    if targets.dtype != torch.int64:
-        raise ValueError(f"targets are numbers of tokens in torch.int64, got {targets.dtype}")
-    rows = logits.shape[-1] * dist.get_world_size(group)
-    size = getattr(logits, "vocabulary", rows)  # which the head has told
-    require_in_vocabulary(targets[targets != IGNORED], size, "target")
 
 
 def parallel_cross_entropy(
@@ -102,8 +73,12 @@ def parallel_cross_entropy(
     Logits of the whole vocabulary, as a plain head gives, would be taken for a part of it.
     A target of -100 does not count, as in PyTorch's `cross_entropy`.
     """
-    require_targets(logits, targets, group)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    size = logits.shape[-1] * dist.get_world_size(group)
+    unknown = targets[(targets < 0) & (targets != -100) | (targets >= size)]
+    if len(unknown):
+        raise IndexError(f"target {unknown[0]} of a vocabulary of {size}")
+    if logits.element_size() < 4:
+        logits = logits.float()
     # the largest logit of all ranks, so that exp() cannot overflow
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
@@ -116,7 +91,7 @@ def parallel_cross_entropy(
     index = local.where(here, 0).unsqueeze(-1)
     mine = shifted.gather(-1, index).squeeze(-1).where(here, 0)
     right = SumOverRanks.apply(mine, group)
-    return (total.log() - right)[targets != IGNORED].mean()
+    return (total.log() - right)[targets != -100].mean()
 
 
 def new_model(

@@ -17,7 +17,7 @@ from torch.optim import AdamW
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.sharding.zero import sharded_step
-from mgpu_tutorial.tensor_parallel.layers import RowParallelLinear
+from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from tests.instruments import uses
 from tests.instruments.jobs import WIDTH, WORDS, Copy, CutBlock, Sum, net, part_of
 from tests.instruments.uses import loss_of, mine, rank_of, size_of, stepping
@@ -624,14 +624,35 @@ def wrong_order_of_heads(model):
 class Transposed(nn.Module):
     """A product whose weight lies the other way, as GPT-2's."""
 
-    def __init__(self):
+    def __init__(self, whole):
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(WIDTH))
-        self.bias = nn.Parameter(torch.zeros(WIDTH))
+        self.weight, self.bias = nn.Parameter(whole.weight.T), whole.bias
 
 
 def transposed(model):
-    return stepping(RowParallelLinear(Transposed()))
+    model.layers[0].up = ColumnParallelLinear(Transposed(model.layers[0].up))
+    return stepping(model)
+
+
+def cut_twice(model):
+    return stepping(uses.by_layers(uses.by_layers(model)), share=uses.whole)
+
+
+def with_a_softmax_inside():
+    model = net()
+    for layer in model.layers:
+        layer.down = nn.Sequential(nn.Softmax(-1), layer.down)
+    return model
+
+
+def softmax_of_some(model):
+    """Between columns and rows it sees only this rank's features."""
+    for layer in model.layers:
+        layer.up, layer.down[1] = (
+            ColumnParallelLinear(layer.up),
+            RowParallelLinear(layer.down[1]),
+        )
+    return stepping(model, share=uses.whole)
 
 
 # Pipelines

@@ -8,7 +8,8 @@ from torch.optim import Adafactor
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.ddp_in_practice.practice import AccumulatingDDP
 from mgpu_tutorial.lab import RankFailed
-from mgpu_tutorial.long_sequences.ring import contiguous
+from mgpu_tutorial.long_sequences.others import ulysses
+from mgpu_tutorial.long_sequences.ring import contiguous, zigzag
 from tests.instruments import misuses, uses
 from tests.instruments.jobs import by_tokens, net_of_this_rank, tied  # noqa: F401
 from tests.instruments.misuses import after, by_hand, cut, cut_again, with_loss, with_share
@@ -35,6 +36,8 @@ def layers(several, model_of=uses.in_layers):
 def experts(**how):
     return {"several": partial(uses.sharing_experts, **how), "model_of": uses.with_experts}
 
+
+OTHER_ORDER = partial(uses.in_sequences, deal=zigzag, attend=ulysses)
 
 MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     # data parallel
@@ -234,6 +237,11 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *(2, same(partial(uses.by_tokens, sums=False)) | {"model_of": uses.transformer}),
         *("norm.bias", "never summed", "2 ranks"),
     ),
+    "a model is cut twice": (2, misuses.cut_twice, "layers.2.down.weight", "shape", ""),
+    "a softmax over some features": (
+        *(2, {"several": misuses.softmax_of_some, "model_of": misuses.with_a_softmax_inside}),
+        *(HEAD, "direction", "output of layers.0"),
+    ),
     "copies are added up": (2, misuses.averaged_over_products, HEAD, "2 times", ""),
     "heads in a wrong order": (
         *(2, {"several": misuses.wrong_order_of_heads, "model_of": uses.reader}),
@@ -292,6 +300,10 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "another deal": (
         *(2, sequences(attend=misuses.ring), "head.bias", "direction", "output of attention"),
+    ),
+    "Ulysses over a zig-zag": (
+        *(2, sequences() | {"several": OTHER_ORDER}, "head.bias", "direction"),
+        "output of attention",
     ),
     "causal where it is not": (
         *(2, sequences() | {"model_of": misuses.reader_both_ways}, "head.bias", "direction"),
@@ -374,9 +386,9 @@ RAISES = {  # the job, and a word of the one sentence
         partial(misuses.with_sharded_step, held=lambda own: own[:1]),
         "lacks what this rank must step",
     ),
-    "a transposed weight": (misuses.transposed, "Transposed"),
-    "all features for a part": (misuses.whole_into_rows, "give the part"),
-    "three experts on two": (misuses.three_experts_on_two, "a multiple of 2"),
+    "a transposed weight": (misuses.transposed, "shapes cannot be multiplied"),
+    "all features for a part": (misuses.whole_into_rows, "give this rank's part"),
+    "three experts on two": (misuses.three_experts_on_two, "3 experts"),
     "a model in place of work": (misuses.model_for_work, "no attribute 'module'"),
 }
 
