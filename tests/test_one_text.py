@@ -25,10 +25,6 @@ NOT_YET = [
     "comparison",
     "sharding",
     "fully_shard",
-    "tensor_parallel",
-    "tensor_parallel_in_practice",
-    "long_sequences",
-    "experts",
     "wrong_gradient",
     "language_model",
 ]  # whose solutions are not the package's text so far

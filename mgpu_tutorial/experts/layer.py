@@ -13,25 +13,11 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 def choose(scores: Tensor, k: int) -> Tensor:
     """The k best experts of each token, best first; of equal scores the lower number."""
-    if not (isinstance(k, int) and 1 <= k <= scores.shape[1]):
-        raise ValueError(f"k is {k}: a token needs 1 to {scores.shape[1]} experts")
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
-
-
-def require_experts(which: Tensor, experts: int, rows: int) -> None:
-    """ValueError unless `which` has an expert for each row, and all of these exist."""
-    if which.shape != (rows,):
-        raise ValueError(f"experts of shape {tuple(which.shape)} for {rows} rows: one each")
-    if which.is_floating_point():
-        raise ValueError(f"experts are counted in whole numbers, got {which.dtype}")
-    unknown = which[(which < 0) | (which >= experts)].tolist()
-    if unknown:
-        raise ValueError(f"there is no expert {unknown[0]} of {experts}: they count from 0")
 
 
 def run_experts(rows: Tensor, which: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """Send row i through the expert `which[i]`: (rows, width)."""
-    require_experts(which, len(up), len(rows))
     results = torch.zeros_like(rows)
     for expert, (first, second) in enumerate(zip(up, down, strict=True)):
         mine = which == expert
@@ -39,34 +25,18 @@ def run_experts(rows: Tensor, which: Tensor, up: Tensor, down: Tensor) -> Tensor
     return results
 
 
-def scores_of(x: Tensor, router: Tensor) -> Tensor:
-    """(tokens, experts); ValueError, before anything is sent, for x that are no tokens."""
-    if x.dim() != 2 or x.shape[1] != len(router):
-        raise ValueError(
-            f"x of shape {tuple(x.shape)}: expected (tokens, {len(router)}), so flatten the "
-            "dimensions before the last one, and unflatten what comes back"
-        )
-    if x.dtype != router.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise ValueError(
-            f"x is {x.dtype}, and the layer {router.dtype}: convert one of them by .to()"
-        )
-    return x @ router
-
-
 class Experts(nn.Module):
-    """A router and some experts, of which `k` answer each token."""
+    """A router and some experts, of which `k` answer each token: x is (tokens, width)."""
 
     def __init__(self, experts: int, k: int, width: int = 16, hidden: int = 32) -> None:
         super().__init__()
-        if not (isinstance(k, int) and 1 <= k <= experts):
-            raise ValueError(f"k is {k}: a token needs 1 to {experts} experts")
         self.experts, self.k = experts, k
         self.router = nn.Parameter(drawn(1, width, experts))
         self.up = nn.Parameter(drawn(2, experts, width, hidden))
         self.down = nn.Parameter(drawn(3, experts, hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        scores = scores_of(x, self.router)  # (tokens, experts)
+        scores = x @ self.router  # (tokens, experts)
         chosen = choose(scores, self.k)  # (tokens, k)
         weights = scores.softmax(dim=1).gather(1, chosen)
         return self.answer(x, chosen, weights)
@@ -80,26 +50,17 @@ class Experts(nn.Module):
 
 def tokens_per_expert(chosen: Tensor, experts: int) -> Tensor:
     """How many choices each expert got: its load."""
-    require_experts(chosen.flatten(), experts, chosen.numel())
     return chosen.flatten().bincount(minlength=experts)
 
 
 def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
     """1 for equal `counts` of all ranks together, more where busy experts are likely too."""
-    if not len(scores) or scores.dim() != 2 or scores.shape[1:] != counts.shape:
-        given = f"scores of shape {tuple(scores.shape)} and counts {tuple(counts.shape)}"
-        raise ValueError(f"{given}: expected a token at least, and a count for each expert")
-    if not (counts.min() >= 0 and counts.sum() > 0):
-        raise ValueError(f"counts {counts.tolist()}: expected 0 or more, and one above it")
     shares = counts / counts.sum()  # without a gradient
     return len(counts) * (shares * scores.softmax(dim=1).mean(dim=0)).sum()
 
 
 def move_bias(bias: Tensor, counts: Tensor, rate: float) -> Tensor:
     """A step up for each expert below the mean load of all ranks, a step down above it."""
-    if bias.shape != counts.shape or bias.dim() != 1 or not rate >= 0:
-        given = f"a bias of {tuple(bias.shape)}, counts of {tuple(counts.shape)}, {rate=}"
-        raise ValueError(f"{given}: give one of each for each expert, a rate of 0 or more")
     return bias + rate * (counts.double().mean() - counts).sign()
 
 

@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mgpu_tutorial.experts.layer import choose
-from mgpu_tutorial.experts.parallel import Exchange, require_share
+from mgpu_tutorial.experts.parallel import Exchange
 from mgpu_tutorial.instruments.price.models import GatedMLP
+from mgpu_tutorial.shared.guards import divides
 
 
 class Mixture(nn.Module):
@@ -18,9 +19,7 @@ class Mixture(nn.Module):
         self, mlp: GatedMLP, experts: int, dispatch: Callable, combine: Callable
     ) -> None:
         super().__init__()
-        require_share(experts, dist.get_world_size())
-        if experts < 1:
-            raise ValueError(f"{experts} experts on {dist.get_world_size()} ranks: use more")
+        divides("experts", experts, dist.get_world_size())
         share = experts // dist.get_world_size()
         inside, width = mlp.up.weight.shape
         self.experts, self.dispatch, self.combine = experts, dispatch, combine
@@ -76,38 +75,15 @@ class ExpertsDDP(nn.Module):
 
     def finish_gradient_synchronization(self) -> None:
         """The sum of all ranks, or an expert's own, over the ranks whose tokens it saw."""
-        require_fresh(self)
         for parameter in self.parameters():
             if not hasattr(parameter, "own"):
                 dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-            parameter.grad.averaged = True  # a second time is refused
-
-
-def require_fresh(model: nn.Module) -> None:
-    """RuntimeError unless each parameter has a gradient, which is not averaged yet."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is None or hasattr(parameter.grad, "averaged"):
-            state = "no gradient" if parameter.grad is None else "an average already"
-            raise RuntimeError(
-                f"`{name}` has {state}: call backward first, and once for each step, with "
-                "zero_grad in between"
-            )
 
 
 def evenly(rows: Tensor, which: Tensor, experts: int) -> tuple:
-    """As `dispatch` with a perfect router: each rank gets as many rows, for a price."""
+    """As `dispatch` with a perfect router, for a price: each rank gets as many rows."""
     ranks = dist.get_world_size()
-    require_pretended(len(rows), ranks)
     counts = [len(rows) // ranks] * ranks
     order = which.argsort(stable=True)
     return Exchange.apply(rows[order], counts, counts), which, (order, counts, counts)
-
-
-def require_pretended(rows: int, ranks: int) -> None:
-    """ValueError for ranks that are there, and for rows in unequal shares."""
-    if dist.get_backend() != "fake" or rows % ranks:
-        raise ValueError(
-            f"{rows} rows for {ranks} ranks, whatever their experts: that is right for a "
-            "price only, and in equal shares; where there are numbers, give dispatch"
-        )

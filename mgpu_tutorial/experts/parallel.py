@@ -5,8 +5,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from mgpu_tutorial.experts.layer import Experts, drawn, require_experts, run_experts
-from mgpu_tutorial.shared.groups import copy_in_group, require_whole, size_of
+from mgpu_tutorial.experts.layer import Experts, drawn, run_experts
+from mgpu_tutorial.shared.groups import size_of
+from mgpu_tutorial.shared.guards import divides
 from mgpu_tutorial.tensor_parallel.layers import Group
 
 
@@ -32,12 +33,14 @@ def dispatch(rows: Tensor, which: Tensor, experts: int, group: Group = None) -> 
     Returns the rows that arrive here, the number of each one's expert among this rank's own,
     and the way back: the order of the rows, and how many were sent and received.
     """
-    ranks = size_of(group)
-    require_share(experts, ranks)
-    require_experts(which, experts, len(rows))
-    order = which.argsort(stable=True)  # by expert, so by rank too
+    ranks = dist.get_world_size(group)
+    order = which.argsort(stable=True)  # by expert, so by rank as well
     counts = which.bincount(minlength=experts)  # my rows for each expert
-    theirs = torch.empty_like(counts)  # from each rank, its rows for each of my experts
+    if len(which) != len(rows):
+        raise ValueError(f"{len(rows)} rows, but {len(which)} choices")
+    if len(counts) > experts:
+        raise ValueError(f"there is no expert {which.max()} of {experts}")
+    theirs = torch.empty_like(counts)  # their rows for each of my experts
     dist.all_to_all_single(theirs, counts, group=group)
     sent = counts.view(ranks, -1).sum(dim=1).tolist()
     received = theirs.view(ranks, -1).sum(dim=1).tolist()
@@ -52,25 +55,9 @@ def combine(results: Tensor, way: tuple, weights: Tensor, group: Group = None) -
     `weights` are (tokens, k); as (k, tokens) they would be taken for k tokens.
     """
     order, sent, received = way
-    if len(results) != sum(received) or weights.dim() != 2 or weights.numel() != len(order):
-        given = f"{len(results)} results and weights of shape {tuple(weights.shape)}"
-        raise ValueError(f"{given} for {sum(received)} rows here and {len(order)} at home")
-    sorted_rows = Exchange.apply(results, received, sent, group)
-    rows = sorted_rows[order.argsort()]  # to the places from which they left
+    back = Exchange.apply(results, received, sent, group)
+    rows = back[order.argsort()]  # to the places from which they left
     return (weights[..., None] * rows.unflatten(0, weights.shape)).sum(dim=1)
-
-
-def require_share(experts: int, ranks: int) -> None:
-    """ValueError, on every rank, unless each gets equally many experts."""
-    if experts % ranks:
-        raise ValueError(f"{experts} experts on {ranks} ranks: use a multiple of {ranks}")
-
-
-def share_in(layer: Experts, group: Group) -> None:
-    """Note the group on the layer, and on its experts that no other rank has them."""
-    layer.group = group
-    for parameter in (layer.up, layer.down):
-        parameter.own, parameter.group, parameter.cut = True, group, 0
 
 
 class ExpertParallel(Experts):
@@ -79,25 +66,18 @@ class ExpertParallel(Experts):
     def __init__(self, experts: int, k: int, group: Group = None) -> None:
         super().__init__(experts, k)
         rank, ranks = dist.get_rank(group), size_of(group)
-        require_share(experts, ranks)
+        divides("experts", experts, ranks)
         self.up = nn.Parameter(self.up.detach().chunk(ranks)[rank].clone())
         self.down = nn.Parameter(self.down.detach().chunk(ranks)[rank].clone())
-        share_in(self, group)
+        self.group = group
+        for parameter in (self.up, self.down):  # which no other rank has
+            parameter.own, parameter.group, parameter.cut = True, group, 0
 
     def answer(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         rows = x.repeat_interleave(self.k, dim=0)
         arrived, which, way = dispatch(rows, chosen.flatten(), self.experts, self.group)
         results = run_experts(arrived, which, self.up, self.down)
         return combine(results, way, weights, self.group)
-
-
-def copy_experts(layer: ExpertParallel, memo: dict) -> ExpertParallel:
-    """A deep copy whose experts are known as this rank's own, as those of the first are."""
-    share_in(other := copy_in_group(layer, memo), layer.group)
-    return other
-
-
-ExpertParallel.__deepcopy__ = copy_experts
 
 
 class ExpertModel(nn.Module):
@@ -125,87 +105,20 @@ def run(model: ExpertModel, tokens: int = 24) -> Tensor:
     return output.detach()
 
 
-def require_copies(layer: Experts, copies: Group) -> None:
-    """ValueError unless `copies` can be the ranks with the same experts: None is all."""
-    sharing, ranks = layer.experts // len(layer.up), dist.get_world_size()
-    if size_of(copies) * sharing != ranks:
-        raise ValueError(
-            f"{sharing} ranks share the experts and {size_of(copies)} are said to have "
-            f"copies of one, which makes {ranks} ranks only as a product: give the group of "
-            "the ranks with this rank's experts, and of this rank alone without copies"
-        )
-    require_whole([("up", layer.up), ("down", layer.down)], copies)
-
-
-def with_gradients(model: ExpertModel, *sharing: Group) -> Experts:
-    """The layer of a model after backward; RuntimeError where a gradient is missing.
-
-    Raises ValueError where a group is given that does not share one copy of the experts.
-    """
-    if missing := [name for name, p in model.named_parameters() if p.grad is None]:
-        raise RuntimeError(
-            f"no gradient in {', '.join(missing)}: backward comes first, and a part that is "
-            "frozen on all ranks is not averaged by this function"
-        )
-    known = {model.below, *model.experts.parameters()}
-    if others := [name for name, p in model.named_parameters() if p not in known]:
-        raise ValueError(
-            f"{', '.join(others)} would be averaged by nobody: this function knows the layer "
-            "below and the experts, so average the gradients of others beside it"
-        )
-    for group in sharing:
-        require_sharing(model.experts, group)
-    return model.experts
-
-
-def with_averaged_gradients(model: ExpertModel, experts: Group) -> Experts:
-    """As `with_gradients`; RuntimeError where they are not averaged yet."""
-    layer = with_gradients(model, experts)
-    if not hasattr(layer.up.grad, "averaged"):
-        raise RuntimeError(
-            "these are the gradients of this rank's own tokens, so each rank would find "
-            "another norm: call average_gradients first"
-        )
-    return layer
-
-
-def with_own_gradients(model: ExpertModel, copies: Group) -> Experts:
-    """As `with_gradients`; RuntimeError where they are averaged already."""
-    layer = with_gradients(model)
-    if hasattr(layer.up.grad, "averaged"):
-        raise RuntimeError(
-            "these gradients are averaged already, and a second time would divide them "
-            "again: call zero_grad, by which they are None, and backward in between"
-        )
-    require_copies(layer, copies)
-    return layer
-
-
-def require_sharing(layer: Experts, experts: Group) -> None:
-    """ValueError unless these are the ranks that share one copy of the experts."""
-    sharing = layer.experts // len(layer.up)
-    if size_of(experts) != sharing:
-        raise ValueError(
-            f"{sharing} ranks share the experts, and this group has {size_of(experts)}, so "
-            "some would count twice or not at all: give the group of the layer"
-        )
-
-
 def average_gradients(model: ExpertModel, copies: Group) -> None:
     """Sum over the ranks with a copy, divided by the ranks whose tokens it saw: all."""
-    layer = with_own_gradients(model, copies)
+    layer = model.experts
     for parameter in (model.below, layer.router):
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
     for parameter in (layer.up, layer.down):
         dist.all_reduce(parameter.grad, group=copies)
         parameter.grad /= dist.get_world_size()
-    layer.up.grad.averaged = True  # a second average is refused
 
 
 def norm_of_all(model: ExpertModel, experts: Group) -> Tensor:
     """The norm of the whole averaged gradient, in which each parameter counts once."""
-    layer = with_averaged_gradients(model, experts)
+    layer = model.experts
     mine = layer.up.grad.square().sum() + layer.down.grad.square().sum()
     dist.all_reduce(mine, group=experts)  # the experts of one copy
     dense = model.below.grad.square().sum() + layer.router.grad.square().sum()
@@ -214,10 +127,6 @@ def norm_of_all(model: ExpertModel, experts: Group) -> Tensor:
 
 def step(rank: int, world_size: int, copies: int, k: int = 2, tokens: int = 24) -> dict:
     """The ranks keep `copies` of all 8 experts; output, averaged gradients, their norm."""
-    if copies < 1 or world_size % copies:
-        raise ValueError(f"{copies} copies of the experts cannot share {world_size} ranks")
-    if tokens < 1:
-        raise ValueError(f"{tokens} tokens have no mean loss")
     shape, names = (copies, world_size // copies), ("copies", "experts")
     mesh = init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=names)
     model = ExpertModel(ExpertParallel(8, k, mesh.get_group("experts")))

@@ -14,13 +14,6 @@ from mgpu_tutorial.tensor_parallel.block import Block
 
 def rotate(x: Tensor, places: Tensor) -> Tensor:
     """RoPE: turn pairs of numbers by angles that grow with the token's position."""
-    if x.shape[-1] % 2:
-        raise ValueError(f"{x.shape[-1]} numbers make no pairs: take heads of an even size")
-    if len(places) != x.shape[-2] or not x.is_floating_point():
-        raise ValueError(
-            f"x of shape {tuple(x.shape)}, {x.dtype}, and {len(places)} places: give "
-            "fractions of shape (…, tokens, size) and a place for each token"
-        )
     half = x.shape[-1] // 2
     angles = places[:, None] * 100.0 ** -(torch.arange(half) / half)
     a, b = x.chunk(2, -1)

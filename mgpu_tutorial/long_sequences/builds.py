@@ -112,6 +112,17 @@ def equals_one_process(function: Callable) -> None:
         compare(_beside_one, function, deal, groups=[(n, n)])
 
 
+def keeps_the_dtype(function: Callable) -> None:
+    """give the output in the dtype of the queries, here bfloat16"""
+
+    def dtype_of(rank: int, world_size: int) -> torch.dtype:
+        qkv = torch.ones(3, 1, 2, 6, 4, dtype=torch.bfloat16)
+        return function(*qkv, ring.contiguous)[0].dtype
+
+    found = launch(dtype_of, 2).results[0]
+    assert found == torch.bfloat16, f"the output is {found}, expected torch.bfloat16"
+
+
 def sends_a_hop_less(function: Callable) -> None:
     """send one message fewer than there are ranks, each to the right"""
 
@@ -152,6 +163,7 @@ build = Builder(
         ring.ring_attention: [
             sees_what_is_before,
             equals_one_process,
+            keeps_the_dtype,
             sends_a_hop_less,
             works_in_a_group,
         ],

@@ -8,15 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.long_sequences.ring import (
-    Group,
-    RingAttention,
-    attend,
-    contiguous,
-    require_alike,
-    require_same_deal,
-    spread,
-)
+from mgpu_tutorial.long_sequences.ring import Group, RingAttention, attend, spread
 from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import GatherSequence
 
@@ -25,8 +17,6 @@ def gathered_attention(
     q: Tensor, k: Tensor, v: Tensor, deal: Callable, group: Group = None
 ) -> Tensor:
     """Causal attention of this rank's queries; every rank holds all keys and values."""
-    require_alike(q, k, v)
-    require_same_deal(deal, k.shape, str(k.dtype), group)
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     places = [deal(q.shape[2] * world_size, r, world_size) for r in range(world_size)]
     kv = torch.stack([k, v])
@@ -50,44 +40,24 @@ class Exchange(torch.autograd.Function):
         return Exchange.apply(gradient, *ctx.back), None, None, None
 
 
-def require_neighbours(deal: Callable, length: int, world_size: int) -> None:
-    """ValueError unless the ranks' tokens, one after the other, are the whole sequence."""
-    dealt = torch.cat([deal(length, rank, world_size) for rank in range(world_size)])
-    if dealt.tolist() != list(range(length)):
-        raise ValueError(
-            f"Ulysses joins the ranks' tokens in order, and this deal begins with the tokens "
-            f"{dealt[:4].tolist()}: deal neighbours to each rank, or take a ring"
-        )
+def ulysses(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
+    """Causal attention of neighbouring tokens: each rank has some heads of all tokens.
 
-
-def attend_by_heads(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
-    """Causal attention of neighbouring tokens: each rank has some heads of all tokens."""
-    kv_heads = max(size_of(group), k.shape[1])  # one for each rank at least
-    k, v = (spread(x, kv_heads) for x in (k, v))
+    Tokens are dealt by `contiguous`. Not general: `prove` it on your model.
+    """
+    ranks, heads, kv_heads = size_of(group), q.shape[1], k.shape[1]
+    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        raise ValueError(f"{heads} heads, {kv_heads} of keys: not for {ranks} ranks")
+    k, v = (spread(x, max(ranks, kv_heads)) for x in (k, v))  # one for each rank at least
     q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return Exchange.apply(out, 2, 1, group)
 
 
-def ulysses(
-    q: Tensor, k: Tensor, v: Tensor, group: Group = None, deal: Callable = contiguous
-) -> Tensor:
-    """`attend_by_heads`, for what divides and is dealt as neighbours; else ValueError."""
-    require_alike(q, k, v)
-    world_size, heads, kv_heads = size_of(group), q.shape[1], k.shape[1]
-    if heads % world_size or (kv_heads % world_size and world_size % kv_heads):
-        text = f"{heads} heads and {kv_heads} of keys do not divide among {world_size} ranks"
-        raise ValueError(f"{text}: take fewer ranks, or a ring, which cuts no head")
-    require_same_deal(deal, k.shape, str(k.dtype), group)
-    if dist.get_backend(group) != "fake":  # whose positions have no numbers
-        require_neighbours(deal, q.shape[2] * world_size, world_size)
-    return attend_by_heads(q, k, v, group)
-
-
 METHODS: Mapping[str, Callable] = {  # of queries, keys, values and a deal
     "ring": RingAttention.apply,
     "all-gather": gathered_attention,
-    "ulysses": lambda q, k, v, deal: ulysses(q, k, v, deal=deal),
+    "ulysses": lambda q, k, v, deal: ulysses(q, k, v),
 }
 
 

@@ -12,11 +12,14 @@ WITH_NUMBERS = """own = experts // ranks
     marked = torch.cat([rows, (which % own)[:, None].to(rows.dtype)], dim=1)
     arrived = Exchange.apply(marked[order], sent, received, group)
     return arrived[:, :-1], arrived[:, -1].detach().long(), (order, sent, received)"""
+CHECKED = """if len(which) != len(rows) or (which >= experts).any():
+        raise ValueError("not an expert for each row")
+    """
 SORTED, SPLITS, ORDER = "rows[order]", "    sent = counts", "are rows and numbers in the same"
 BY_EXPERT = "repeat_interleave(theirs.view(ranks, -1).sum(dim=0))"
 GLOBAL = "torch.arange(experts).chunk(ranks)[dist.get_rank()]"
 DISPATCH = [
-    Right("dispatch", replace={"order = which…": WITH_NUMBERS}),
+    Right("dispatch", replace={"order = which…": CHECKED + WITH_NUMBERS}),
     Wrong("dispatch", replace={"theirs.view": "counts.view"}, says="rank"),
     Wrong(
         "dispatch",
@@ -49,7 +52,7 @@ DISPATCH = [
     Wrong("dispatch", replace={"return…": ""}, says="nothing was returned"),
     Wrong(
         "dispatch",
-        replace={"require_experts(which, experts, len(rows))": "pass"},
+        replace={"if len(which) != len(rows):": "if False:"},
         says="five rows for three experts",
     ),
     Wrong("dispatch", replace={", group)": ")"}, says="rank"),
@@ -58,22 +61,22 @@ DISPATCH = [
         replace={
             "group: Group = None": "*_",
             ", group)": ")",
-            "size_of(group)": "size_of()",
+            "get_world_size(group)": "get_world_size()",
             ", group=group": "",
         },
         says="rank",
     ),
 ]
-PLACED, WEIGHTS = "sorted_rows[order.argsort()]", "weights[..., None]"
-BY_CHOICE = """rows = torch.zeros_like(sorted_rows).index_copy(0, order, sorted_rows)
+PLACED, WEIGHTS = "back[order.argsort()]", "weights[..., None]"
+BY_CHOICE = """rows = torch.zeros_like(back).index_copy(0, order, back)
     k = weights.shape[1]
     return sum(rows[i::k] * weights[:, i : i + 1] for i in range(k))"""
 VIEW = "view(*weights.shape, -1)"
 COMBINE = [
-    Right("combine", replace={"rows = sorted…": BY_CHOICE}),
+    Right("combine", replace={"rows = back…": BY_CHOICE}),
     Wrong(
         "combine",
-        replace={PLACED: "sorted_rows[order]"},
+        replace={PLACED: "back[order]"},
         says="the output of token 0, [0, 1] (times 8 from expert 7, times 1 from expert 0",
     ),
     Wrong("combine", replace={", group)": ")"}, says="rank"),

@@ -59,13 +59,9 @@ def test_a_rank_keeps_the_memory_of_its_own_experts_only(ranks):
     assert ranks(2, build_layer, 4, 1).results == [[2 * WIDTH * HIDDEN * 8] * 2] * 2
 
 
-@pytest.mark.parametrize(
-    "experts, k, said",
-    [(6, 2, "6 experts on 4 ranks: use"), (2, 3, "k is 3: a token needs 1 to 2 experts")],
-)
-def test_what_cannot_work_is_said_before_anything_is_sent(ranks, experts, k, said):
-    with pytest.raises(RankFailed, match=said) as failed:
-        ranks(4, build_layer, experts, k, trace=True)
+def test_what_cannot_work_is_said_before_anything_is_sent(ranks):
+    with pytest.raises(RankFailed, match="6 experts") as failed:
+        ranks(4, build_layer, 6, 2, trace=True)
     assert failed.value.report.events == []
 
 

@@ -11,10 +11,10 @@ MERGE = [
     Right("merge", replace={"both =…": BY_LARGEST}),
     Wrong(
         "merge",
-        replace={"block_out, both": "block_out, lse"},
+        replace={"merged, both": "merged, lse"},
         says="the exp of the log-sum-exp: 1, expected 4",
     ),
-    Wrong("merge", replace={"block_out, both": "block_out"}, says="type of what is returned"),
+    Wrong("merge", replace={"merged, both": "merged"}, says="type of what is returned"),
     Wrong(
         "merge",
         replace={"torch.logaddexp(lse, block_lse)": "(lse.exp() + block_lse.exp()).log()"},
@@ -31,7 +31,7 @@ KEYS_AND_VALUES = """for step in range(1, world_size):
         owner = rank - step if rank >= step else rank - step + world_size
         later = deal(length, owner, world_size)[None, :] > mine[:, None]
         out, lse = merge(out, lse, *attend(q, k, v, later))
-    return out, lse"""
+    return out.to(q), lse"""
 HOP = "kv = Shift.apply(kv, 1, group)"
 DEAL = "deal(length, (rank - step) % world_size, world_size)"
 NEIGHBOURS = "torch.arange(len(mine)) + (rank - step) % world_size * len(mine)"
@@ -64,7 +64,7 @@ RING = [
     ),
     Wrong(
         "ring_attention",
-        replace={"return out, lse": "Shift.apply(kv); return out, lse"},
+        replace={"return out": "Shift.apply(kv); return out"},
         says="sends to",
     ),
     Wrong(
@@ -72,6 +72,7 @@ RING = [
         replace={HOP: "kv = Shift.apply(kv, -1, group)", "rank - step": "rank + step"},
         says="rank 0 sends to",
     ),
+    Wrong("ring_attention", replace={"out.to(q.dtype)": "out"}, says="torch.float32, exp"),
     Wrong(
         "ring_attention",
         replace={HOP: "kv = Shift.apply(kv)"},
@@ -106,9 +107,7 @@ ZIGZAG = [
     Wrong("zigzag", replace={"chunk(2 * world_size)": "chunk(8)"}, says="rank 0 of 1 gets"),
     Wrong(
         "zigzag",
-        replace={
-            "require_chunks(length, 2 * world_size)": "require_chunks(length, world_size)"
-        },
+        replace={"-length % (2 * world_size)": "-length % world_size"},
         says="no ValueError",
     ),
 ]
