@@ -23,7 +23,6 @@ NOT_YET = [
     "survival",
     "mixed_precision",
     "comparison",
-    "sharding",
     "fully_shard",
     "wrong_gradient",
     "language_model",

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.sharding.refusals import require_equal_shares
+from mgpu_tutorial.shared.guards import divides
 from mgpu_tutorial.shared.models import SmallTransformer
 
 
@@ -22,7 +22,7 @@ def new_model(dtype: torch.dtype = torch.float32) -> SmallTransformer:
 
 def share_of_batch(rank: int, world_size: int, step: int = 0) -> torch.Tensor:
     """This rank's share of the step's 24 sequences of eight tokens."""
-    require_equal_shares(24, rank, world_size)
+    divides("samples", 24, world_size)
     generator = torch.Generator("cpu").manual_seed(step)
     tokens = torch.randint(64, (24, 8), generator=generator, device="cpu")
     return tokens.chunk(world_size)[rank].to(torch.get_default_device())

@@ -69,8 +69,8 @@ def require_all_of(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -
                 f"{name} is in float16, which is too coarse to step in: keep the parameters "
                 "in float32, and let autocast compute in float16"
             )
-        parts = any(hasattr(parameter, mark) for mark in ("cut", "own", "placements"))
-        if parts or getattr(parameter, "sharded", 0) > 1:
+        marks = "cut", "own", "placements", "sharded"
+        if any(hasattr(parameter, mark) for mark in marks):
             raise ValueError(
                 f"{name} is this rank's part of a larger one, and the average over all ranks "
                 "would mix different parts: this step is for replicas"

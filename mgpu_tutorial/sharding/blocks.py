@@ -1,7 +1,6 @@
 """ZeRO 3 with one flat tensor a block; the second class sends beside the compute."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -12,16 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from mgpu_tutorial.lab.borrowed import backward_number, when_backward_ends
-from mgpu_tutorial.sharding.refusals import (
-    mark,
-    require_block,
-    require_in_forward,
-    require_no_graph,
-    require_one_dtype,
-    require_unmoved,
-)
 from mgpu_tutorial.sharding.zero import Gather, flatten, shard_of
-from mgpu_tutorial.shared.groups import copy_in_group
 
 
 def views_of(
@@ -39,13 +29,12 @@ def views_of(
 
 def blocks_in(model: nn.Module) -> list[nn.Module]:
     """The modules that keep a shard, the model too if it does."""
-    shards = [(part, getattr(part, "shard", None)) for part in model.modules()]
-    return [part for part, shard in shards if getattr(shard, "sharded", False)]
+    return [part for part in model.modules() if hasattr(part, "shard")]
 
 
-def places_of(module: nn.Module, units: Sequence[nn.Module] = ()) -> dict[str, nn.Parameter]:
-    """The parameters, at each place, that neither blocks inside have nor these units."""
-    inner = {part for unit in (*blocks_in(module), *units) for part in unit.modules()}
+def places_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters, at each place, that no block inside has."""
+    inner = {part for block in blocks_in(module) for part in block.modules()}
     return {
         name: parameter
         for path, part in module.named_modules()
@@ -63,11 +52,17 @@ def take_out(
     these names each place is to be filled: a tied weight is at two places, and sent once.
     """
     places = places_of(module)
-    require_block(module, places)  # not tied to others, not frozen, of one dtype
+    if not places:
+        raise ValueError(f"{type(module).__name__} has no parameters left to shard")
+    for name, parameter in places.items():
+        if hasattr(parameter, "sharded"):
+            raise ValueError(f"`{name}` is in another block already, perhaps tied to it")
+        if not parameter.requires_grad:
+            raise ValueError(f"`{name}` is frozen, and would train as a part of the shard")
     first: dict[nn.Parameter, str] = {}
     for name, parameter in places.items():
         first.setdefault(parameter, name)
-        parameter.sharded = 0  # taken out: a second block and an old optimizer refuse it
+        parameter.sharded = True  # here too: no other block may take it out
         parent, _, last = name.rpartition(".")
         delattr(module.get_submodule(parent), last)
     shapes = {name: parameter.shape for parameter, name in first.items()}
@@ -82,7 +77,7 @@ class FlatShard(nn.Module):
         super().__init__()
         shard, self.shapes, self.places = take_out(module, group)
         self.shard = nn.Parameter(shard)
-        mark(self.shard, group)
+        self.shard.sharded = True
         self.module, self.group, self.whole = module, group, None
 
     def gathered(self) -> dict[str, torch.Tensor]:
@@ -109,21 +104,14 @@ class FlatShard(nn.Module):
             block.shard.requires_grad_(requires_grad)
         return self
 
-    def __deepcopy__(self, memo: dict) -> "FlatShard":
-        """A copy that knows its shard as one."""
-        other = copy_in_group(self, memo)
-        mark(other.shard, self.group)
-        return other
-
     def __getattr__(self, name: str) -> Any:
         """What the module has, as if there were no block around it."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "module" not in vars(self).get("_modules", ()):
+            if name == "module":  # before there is one
                 raise
-        require_in_forward(name, self.places)
-        return getattr(self.module, name)
+            return getattr(self.module, name)
 
 
 class ShardedBlock(FlatShard):
@@ -132,44 +120,27 @@ class ShardedBlock(FlatShard):
     What a block inside has already is left to it. The group is all ranks by default.
     """
 
-    recomputed, version_kept = False, None  # see `kept`
-
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         views = self.gathered()
-        try:
-            with self.kept():
-                return functional_call(self.module, views, inputs, keywords)
-        finally:
-            self.reshard()
-
-    def kept(self) -> AbstractContextManager:
-        """What autograd would keep goes through pack; not in a block that is recomputed.
-
-        There the hooks of the checkpoint drop all of it, and would not see through ours. In
-        backward this forward runs again, and gathers again.
-        """
-        if not self.recomputed:
-            return saved_tensors_hooks(self.pack, self.unpack)
-        if backward_number() < 0:
-            self.version_kept = self.shard._version
-        else:
-            require_unmoved(self.shard, self.version_kept)
-        return nullcontext()
+        with saved_tensors_hooks(self.pack, self.unpack):
+            output = functional_call(self.module, views, inputs, keywords)
+        self.reshard()
+        return output
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Autograd would keep a tensor: of a view of `whole` it keeps the place only."""
-        memory = self.whole.untyped_storage()
-        if tensor.untyped_storage() is not memory:
+        # of what lies in `whole` autograd keeps the place only
+        if tensor.untyped_storage() is not self.whole.untyped_storage():
             return tensor
         place = tensor.shape, tensor.stride(), tensor.storage_offset()
-        return *place, self.shard._version  # which counts the steps
+        return *place, self.shard._version
 
     def unpack(self, kept: Any) -> torch.Tensor:
-        """Backward asks for what was kept: the first place gathers the block again."""
+        # backward asks for it: the first place gathers the block again
         if isinstance(kept, torch.Tensor):
             return kept
         *place, version = kept
-        require_unmoved(self.shard, version)
+        if version != self.shard._version:
+            raise RuntimeError("a step between forward and backward")
         if self.whole is None:
             self.whole = self.unshard().detach()
         return self.whole.as_strided(*place)
@@ -177,19 +148,17 @@ class ShardedBlock(FlatShard):
 
 def fully_sharded(
     model: nn.Module,
-    blocks: Sequence[nn.Module],
+    blocks: Iterable[nn.Module],
     group: dist.ProcessGroup | None = None,
-    kind: Callable = ShardedBlock,
+    kind: Callable | None = None,
 ) -> nn.Module:
     """Each of these blocks of the model becomes sharded, and the root for what is in none.
 
     Returns the root, or the model itself where nothing is left for it. Inner blocks come
     before those around them. All ranks begin with the same values, and have equally many
-    samples in each step, or the mean is not that of the batch. Raises ValueError where
-    a block is not inside the model, frozen, of several dtypes or tied to another one.
+    samples in each step. Not general: `prove` it on your model.
     """
-    blocks = list(blocks)
-    require_blocks(model, blocks)
+    kind = kind or ShardedBlock
     for block in blocks:
         every = model.named_modules(remove_duplicate=False)
         paths = [path for path, part in every if part is block]
@@ -197,32 +166,6 @@ def fully_sharded(
         for path in paths:
             model.set_submodule(path, sharded)
     return kind(model, group) if places_of(model) else model
-
-
-def require_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """ValueError where these blocks, or the root for what is left, can't be sharded."""
-    paths = {part: path for path, part in model.named_modules()}
-    for i, block in enumerate(blocks):
-        if block is model or block not in paths:
-            raise ValueError(
-                f"number {i} of the blocks, {type(block).__name__}, is not inside the model: "
-                "give modules of the model, inner ones before those around them"
-            )
-        for j, outer in enumerate(blocks[:i]):
-            if block is not outer and block in set(outer.modules()):
-                raise ValueError(
-                    f"number {i} of the blocks, {type(block).__name__}, is inside number "
-                    f"{j}: give inner blocks before those around them"
-                )
-    taken: set[nn.Parameter] = set()
-    for i, unit in enumerate([*blocks, model]):
-        inside = set(unit.modules())
-        places = places_of(unit, [block for block in blocks[:i] if block in inside])
-        if places or unit is not model:
-            path = f"{paths[unit]}." if paths[unit] else ""
-            require_block(unit, {f"{path}{name}": p for name, p in places.items()}, taken)
-        taken |= set(places.values())
-    require_one_dtype(list(taken)[:1])  # there is one
 
 
 class Arrived(Gather):
@@ -237,7 +180,6 @@ class Arrived(Gather):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
-        require_no_graph("Gather")
         ctx.block.scatter(gradient)
         return None, None, None  # `finish` gives the shard its gradient
 
@@ -291,14 +233,12 @@ class PrefetchingBlock(ShardedBlock):
         self.whole = None  # of a backward that never came to its end
         if backward_number() < 0:  # not called again inside a backward
             self.mean = self.scattering = None  # likewise
-        again = self.recomputed and backward_number() >= 0
-        for block in (self, *(self.before if again else self.after)):
+        for block in (self, *self.after):
             block.begin()
         return super().forward(*inputs, **keywords)
 
     def unpack(self, kept: Any) -> torch.Tensor:
         if not isinstance(kept, torch.Tensor):
-            require_unmoved(self.shard, kept[-1])
             for block in (self, *self.before):
                 block.begin()
         return super().unpack(kept)
@@ -315,16 +255,7 @@ class PrefetchingBlock(ShardedBlock):
 
 
 def linked(blocks: list[nn.Module]) -> nn.Sequential:
-    """The blocks one after the other, each of which knows its neighbours now.
-
-    Raises ValueError for a layer that is no block: nobody would average its gradients.
-    """
-    for i, block in enumerate(blocks):
-        if not isinstance(block, ShardedBlock):
-            raise ValueError(
-                f"number {i} is {type(block).__name__}, no sharded block: put it into one, "
-                "for nobody averages the gradients of what is in none"
-            )
+    """The blocks one after the other, each of which knows its neighbours now."""
     for one, other in pairwise(blocks):
         one.after, other.before = (other,), (one,)
     return nn.Sequential(*blocks)

@@ -11,36 +11,10 @@ from torch.optim import Adam, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
-from mgpu_tutorial.sharding.blocks import (
-    ShardedBlock,
-    blocks_in,
-    fully_sharded,
-    require_blocks,
-)
-from mgpu_tutorial.sharding.refusals import (
-    own_step,
-    refuse_closure,
-    require_equal_shares,
-    require_floating,
-    require_frozen,
-    require_given,
-    require_loadable,
-    require_member,
-    require_no_batch_norm,
-    require_no_closure,
-    require_no_max_norm,
-    require_norm,
-    require_once,
-    require_order,
-    require_own_step,
-    require_parameters,
-    require_same_layout,
-    require_same_order,
-    require_shards_of,
-    require_shared_out,
-)
+from mgpu_tutorial.sharding.blocks import ShardedBlock, blocks_in, fully_sharded
 from mgpu_tutorial.sharding.zero import FlatParameters, Gather, owners, sharded_step
-from mgpu_tutorial.shared.groups import copy_in_group
+from mgpu_tutorial.shared.groups import size_of
+from mgpu_tutorial.shared.guards import divides, one_of, positive
 from mgpu_tutorial.shared.models import MLP
 
 
@@ -60,7 +34,7 @@ def new_tower(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 def loss_of(model: nn.Module, step: int, rank: int, world_size: int) -> torch.Tensor:
     """The loss on this rank's share of the step's 24 samples."""
     generator = torch.Generator(device="cpu").manual_seed(step)
-    require_equal_shares(24, rank, world_size)
+    divides("samples", 24, world_size)
     x = torch.randn(24, 64, generator=generator, dtype=torch.float64, device="cpu")
     mine = x.to(next(model.parameters())).chunk(world_size)[rank]
     return model(mine).square().mean()
@@ -70,13 +44,10 @@ class ShardedOptimizer:
     """Stage 1 in the form of an optimizer: `ShardedOptimizer(parameters, Adam, lr=1e-3)`.
 
     Takes groups too, `[{"params": [...], "lr": 0.1}, ...]`, as every optimizer does. What is
-    frozen is left out, and stays so: a step refuses it once it is thawed. Before a step each
-    rank has the gradients of its own samples, of which `clip_grad_norm_` would take another
-    norm on each rank: clip by `clip_shards`, once they are averaged. All start from rank 0's
-    values. An embedding with max_norm changes its weight in the forward, which no optimizer
-    sees: leave it out. All ranks give the same parameters in the same order, which has to be
-    a list's. A scheduler takes `.inner`, and on every rank the same numbers, such as the mean
-    loss. `group` are the ranks that share the work, all by default.
+    frozen is left out, and stays so. All ranks give the same parameters in the same order,
+    and start from rank 0's values. Clip by `clip_shards`. A scheduler takes `.inner`, which
+    is stepped by this `step` only. `group` are the ranks that share the work, all by default.
+    Not general: `prove` it on your model.
     """
 
     def __init__(
@@ -87,36 +58,21 @@ class ShardedOptimizer:
         group: dist.ProcessGroup | None = None,
         **kwargs: Any,
     ) -> None:
-        require_member(group)
-        require_order(params)
-        require_no_closure(optimizer_class)
         groups = list(params)
-        if not groups or not isinstance(groups[0], dict):
+        if not isinstance(groups[0], dict):
             groups = [{"params": groups}]
-        for options in groups:
-            require_order(options["params"])
-        groups = [options | {"params": list(options["params"])} for options in groups]
-        given = [parameter for options in groups for parameter in options["params"]]
-        require_parameters(given)
-        every = [parameter for parameter in given if parameter.requires_grad]
-        frozen = [i for i, parameter in enumerate(given) if not parameter.requires_grad]
-        self.frozen = {f"parameter {i}": given[i] for i in frozen}
-        if not every:
-            raise ValueError(
-                "there is no parameter to train: none was given, or all are frozen"
-            )
-        require_once({f"parameter {i}": parameter for i, parameter in enumerate(every)})
-        require_same_order(every, group)
-        self.parameters, self.group = every, group
-        for parameter in every:
+        trained = [[p for p in options["params"] if p.requires_grad] for options in groups]
+        self.parameters, self.group = sum(trained, []), group
+        self.owner = owners(self.parameters, size_of(group))
+        for parameter in self.parameters:
             dist.broadcast(parameter.data, group=group, group_src=0)
-        self.owner = owners(self.parameters, dist.get_world_size(group))
         pairs = zip(self.parameters, self.owner, strict=True)
         mine = {parameter for parameter, rank in pairs if rank == dist.get_rank(group)}
-        for options in groups:  # a rank may own nothing of one
-            options["params"] = [p for p in options["params"] if p in mine]
+        groups = [
+            options | {"params": [p for p in every if p in mine]}  # perhaps none
+            for options, every in zip(groups, trained, strict=True)
+        ]
         self.inner = optimizer_class(groups, **kwargs)
-        self.inner.register_step_pre_hook(require_own_step)
         self.inner.zero_grad = self.zero_grad  # of what others own too
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -125,10 +81,7 @@ class ShardedOptimizer:
             parameter.grad = None
 
     def step(self) -> None:
-        require_frozen(self.frozen)
-        require_given(self.inner, self.parameters)
-        with own_step(self.inner):
-            sharded_step(self.parameters, self.owner, self.inner, self.group)
+        sharded_step(self.parameters, self.owner, self.inner, self.group)
 
 
 class FlatOptimizer:
@@ -203,22 +156,11 @@ class ShardedModel(nn.Module):
     a ModuleDict. The root, for all the rest, is whole during the model's forward. `group` are
     the ranks that share the model, all by default.
 
-    Each forward gathers, so all ranks call it, to evaluate too: rank 0 alone would wait for
-    the others until the timeout of the group. All parameters are in `shards`; what is left in
-    `module` is the same on every rank, but for the statistics of a BatchNorm, and so is the
-    order in which the ranks use the blocks: where each rank skips another one (LayerDrop),
-    they would gather different blocks as one, which nothing notices. Each rank has equally
-    many samples. To freeze a block call its `requires_grad_`, not that of a layer inside. An
-    optimizer that looks at rows or at a whole tensor, such as Adafactor, sees shards instead,
-    and each shard has one dimension: no rule such as "decay what has two" finds one. A
-    GradScaler sees the infinities of this rank's shards only, and `clip_grad_norm_` their
-    norm: use `clip_shards`. A parameter that no rank uses in a step gets zeros, so weight
-    decay and momentum move it, where one process leaves it alone: freeze it.
-
-    Raises ValueError, before anything is sent, where a parameter is frozen, tied to another
-    block or sharded already, where a block has several dtypes, and for a BatchNorm in
-    another `compute_dtype`, whose running statistics stay in their own. Where the tensors
-    of the ranks differ in name, shape or dtype, all raise it.
+    Each forward gathers, so all ranks call it, to evaluate too, and use the blocks in the
+    same order. All parameters are in `shards`. To freeze a block call its `requires_grad_`.
+    Each shard has one dimension, so an optimizer that looks at rows or at a whole tensor sees
+    none, and no rule such as "decay what has two" finds one. Load a whole model before it is
+    sharded. Clip by `clip_shards`. Not general: `prove` it on your model.
     """
 
     def __init__(
@@ -230,20 +172,12 @@ class ShardedModel(nn.Module):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        require_member(group)
-        require_floating(compute_dtype)
-        if compute_dtype:
-            require_no_batch_norm(
-                module, f"keeps float32 and can't compute in {compute_dtype}"
-            )
         units = blocks_of(module) if blocks is None else list(blocks)
-        require_blocks(module, units)
-        require_same_layout(module, group)
         paths = {part: f"{path}." for path, part in module.named_modules()}
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), group=group, group_src=0)
         kind = partial(ShortBlock, dtype=compute_dtype)
-        self.dtype, self.group = compute_dtype, group
+        self.dtype = compute_dtype
         self.module = fully_sharded(module, units, group, kind)
         self.blocks = {paths[block.module]: block for block in blocks_in(self.module)}
         self.shards = nn.ParameterList(block.shard for block in self.blocks.values())
@@ -254,26 +188,6 @@ class ShardedModel(nn.Module):
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         output = self.module(*inputs, **keywords)
         return in_dtype(output, self.shards[0].dtype) if self.dtype else output
-
-    def load_state_dict(
-        self, state_dict: dict[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Each rank loads its own shards; a whole model is loaded before it is sharded."""
-        require_loadable(state_dict, assign)
-        return super().load_state_dict(state_dict, strict)
-
-    def __deepcopy__(self, memo: dict) -> "ShardedModel":
-        return copy_in_group(self, memo)
-
-    def apply(self, fn: Callable[[nn.Module], None]) -> "ShardedModel":
-        """As nn.Module's; a function that looks for a weight hears that it is too late."""
-        try:
-            return super().apply(fn)
-        except AttributeError as error:
-            raise AttributeError(
-                f"{error}: the parameters of a sharded model are whole only in its forward, "
-                "so initialise the module before it is sharded"
-            ) from error
 
     def finish_gradient_synchronization(self) -> None:
         """Nothing is left to do: the shards have their gradients after backward."""
@@ -311,43 +225,24 @@ def prepare(
 ) -> Prepared:
     """A module at a stage of ZeRO; at stage 0 the gradients are averaged and all is whole.
 
-    All start from rank 0's values, and call `step` of what is returned. Not `optimizer.step`,
-    which is refused at stages 1 and 2. At stages 2 and 3 an optimizer that looks at rows or
-    at a whole tensor, such as Adafactor, sees shards instead. Only stage 3 takes a closure.
-    Gradients are averaged in `step`, so `clip_grad_norm_` before it would clip each rank's
-    own: `clip_shards` clips at stages 1 to 3. `group` are the ranks that train the module
-    together, all by default.
+    All start from rank 0's values, and call `step` of what is returned, not the optimizer's.
+    Gradients are averaged in `step`, so clip by `clip_shards` at stages 1 to 3. `group` are
+    the ranks that train the module together, all by default.
     """
-    require_member(group)
-    if stage not in range(4):
-        raise ValueError(
-            f"there is no stage {stage}: ZeRO has 1, 2 and 3, and 0 shards nothing"
-        )
-    require_no_max_norm(module)
-    require_no_closure(kind)
-    if stage < 3:  # the third does so by itself
-        require_same_layout(module, group)
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), group=group, group_src=0)
+    one_of("stage", stage, range(4))
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
     if stage == 1:
         optimizer = ShardedOptimizer(module.parameters(), kind, group=group)
         return Prepared(module, optimizer.inner, optimizer.step)
     if stage == 2:
         flat = FlatParameters(module, group)
         optimizer = kind([flat.shard])
-        optimizer.register_step_pre_hook(require_own_step)
         optimizer.zero_grad = module.zero_grad  # the shard has none before the step
-
-        def step() -> None:
-            with own_step(optimizer):
-                flat.step(optimizer)
-
-        return Prepared(module, optimizer, step)
+        return Prepared(module, optimizer, partial(flat.step, optimizer))
     model = ShardedModel(module, group=group) if stage == 3 else module
     optimizer = kind(model.parameters())
     if stage == 0:
-        optimizer.has_every_gradient = True  # for clip_shards
-        optimizer.register_step_pre_hook(refuse_closure)
         optimizer.register_step_pre_hook(lambda *_: average_gradients(module, group))
     return Prepared(model, optimizer, optimizer.step)
 
@@ -365,11 +260,9 @@ def clip_shards(
     0 each rank has all gradients: use `clip_grad_norm_` there, once they are averaged, and
     never for shards, of which it sees this rank's own.
     """
-    require_norm(max_norm)
-    require_shared_out(optimizer)
+    positive("max_norm", max_norm)
     if isinstance(optimizer, ShardedOptimizer):
         optimizer, group = optimizer.inner, group or optimizer.group
-    require_shards_of(optimizer, group)
 
     def clip(optimizer: Optimizer, *_: Any) -> None:
         held = [p for options in optimizer.param_groups for p in options["params"]]

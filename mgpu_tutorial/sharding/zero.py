@@ -17,21 +17,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from mgpu_tutorial.sharding.refusals import (
-    mark,
-    require_in_flat,
-    require_member,
-    require_no_batch_norm,
-    require_no_graph,
-    require_no_max_norm,
-    require_no_spectral_norm,
-    require_once,
-    require_one_dtype,
-    require_owners,
-    require_same_start,
-    require_step,
-)
-from mgpu_tutorial.shared.groups import require_whole
+from mgpu_tutorial.shared.groups import size_of
 
 
 def owners(parameters: list[nn.Parameter], world_size: int) -> list[int]:
@@ -44,7 +30,7 @@ def owners(parameters: list[nn.Parameter], world_size: int) -> list[int]:
 
 
 def sharded_step(
-    parameters: list[nn.Parameter],
+    parameters: Iterable[nn.Parameter],
     owner: list[int],
     optimizer: Optimizer,
     group: dist.ProcessGroup | None = None,
@@ -52,67 +38,47 @@ def sharded_step(
     """Rank owner[i] gets the mean gradient of parameter i, steps it, and sends it to all.
 
     Owners are ranks of the group, all ranks by default. `optimizer` has the parameters that
-    this rank owns. Raises before anything is sent where it has not, where an owner is
-    missing, where backward has left a gradient out, or where gradients of the last step are
-    still there. All ranks begin with the same values.
+    this rank owns. All ranks begin with the same values. Not general: `prove` it.
     """
-    require_member(group)
-    require_owners(parameters, owner, dist.get_world_size(group))
     pairs = list(zip(parameters, owner, strict=True))
-    require_whole(((f"parameter {i}", p) for i, p in enumerate(parameters)), group)
-    mine = [parameter for parameter, rank in pairs if rank == dist.get_rank(group)]
-    require_step({f"parameter {i}": p for i, p in enumerate(parameters)}, optimizer, mine)
-    for i, parameter in enumerate(parameters):
-        dist.reduce(parameter.grad, group_dst=owner[i], group=group)
-        parameter.grad /= dist.get_world_size(group)
-        parameter.grad.averaged = True  # no more this rank's own: it is refused next time
+    if any(hasattr(p.grad, "averaged") for p, _ in pairs):
+        raise RuntimeError("already averaged gradients: zero_grad() first")
+    for p, rank in pairs:
+        dist.reduce(p.grad, group_dst=rank, group=group)
+        p.grad /= dist.get_world_size(group)
+        p.grad.averaged = True
     optimizer.step()
-    for i, parameter in enumerate(parameters):
-        dist.broadcast(parameter.data, group_src=owner[i], group=group)
+    for p, rank in pairs:
+        dist.broadcast(p.data, group_src=rank, group=group)
 
 
 def flatten(
     tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """The tensors side by side, padded with zeros so that all shards are equally long."""
-    require_member(group)
-    tensors = list(tensors)
-    require_one_dtype(tensors)
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    return nn.functional.pad(flat, (0, -len(flat) % dist.get_world_size(group)))
+    return nn.functional.pad(flat, (0, -len(flat) % size_of(group)))
 
 
 def shard_of(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's shard of a flat tensor: a view."""
-    if len(flat) % dist.get_world_size(group):
-        raise ValueError(f"{len(flat)} numbers make no equal shards: `flatten` pads them")
     return flat.chunk(dist.get_world_size(group))[dist.get_rank(group)]
 
 
 class FlatParameters:
     """The trained parameters of a module in one flat tensor; the optimizer gets `shard`.
 
-    All ranks begin with the same values. A step takes the gradients away: no `zero_grad` is
-    needed after it, and none can be kept for the next step. What backward left without a step
-    goes by `module.zero_grad()`. Before the step each rank has the gradients of its own
-    samples, of which `clip_grad_norm_` would take another norm on each: use `clip_shards`.
+    All ranks begin with the same values. A step takes the gradients away, so none is kept
+    for the next one. Clip by `clip_shards`. Not general: `prove` it on your model.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-        require_member(group)
-        require_no_max_norm(module)
-        self.module, self.group = module, group
-        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        require_once(self.named)
-        require_whole(self.named.items(), group)
-        self.parameters = list(self.named.values())
-        self.flat = flatten(self.parameters, group)
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.flat, self.group = flatten(self.parameters, group), group
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
         self.shard = nn.Parameter(shard_of(self.flat, group))  # a view: its step moves them
-        mark(self.shard, group, flat=True)
+        self.shard.sharded = True
         self.shard.whole_tensors = self.whole_tensors
-        for parameter in self.parameters:
-            parameter.sharded = True  # which `require_once` refuses from now on
 
     def whole_tensors(self, own: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
         """Of this rank's shard, or of its gradient, what belongs to each parameter."""
@@ -124,8 +90,6 @@ class FlatParameters:
 
     def step(self, optimizer: Optimizer) -> None:
         """Reduce-scatter the gradients, step this rank's shard, all-gather the new values."""
-        require_step(self.named, optimizer, [self.shard])
-        require_in_flat(self.module, self.named, self.flat)
         gradient = flatten((p.grad for p in self.parameters), self.group)
         for parameter in self.parameters:
             parameter.grad = None
@@ -150,7 +114,6 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        require_no_graph("Gather")
         ranks = dist.get_world_size(ctx.group)
         shard = gradient.new_empty(len(gradient) // ranks)
         dist.reduce_scatter_single(shard, gradient, group=ctx.group)
@@ -187,18 +150,16 @@ class Unsharded(nn.Module):
 
 def shard_parameters(module: nn.Module) -> None:
     """Keep a shard of every parameter, which is gathered each time it is read."""
-    require_no_max_norm(module)
-    require_same_start(dict(module.named_parameters(remove_duplicate=False)))
     for part in list(module.modules()):
         for name, parameter in list(part.named_parameters(recurse=False)):
             unsharded = Unsharded(parameter.shape)
             register_parametrization(part, name, unsharded, unsafe=True)
-            mark(parameter)  # it holds this rank's shard now
+            parameter.sharded = True  # it holds this rank's shard now
 
 
 def recompute(block: nn.Module) -> None:
-    """The block keeps its input only, and computes the rest again in backward."""
-    require_no_batch_norm(block, "would count each batch twice")
-    require_no_spectral_norm(block)
-    block.recomputed = True  # a sharded block leaves to the checkpoint what is kept
+    """The block keeps its input only, and computes the rest again in backward.
+
+    Before `fully_shard`. A ShardedBlock says itself what is kept, and keeps the rest.
+    """
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -1,15 +1,9 @@
 """What a function that takes `group=None` asks of it: None is all ranks."""
 
-from collections.abc import Iterable, Sequence
-from copy import deepcopy
-from itertools import zip_longest
-from typing import TypeVar
+from collections.abc import Iterable
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
-M = TypeVar("M", bound=nn.Module)
+from torch import nn
 
 
 def size_of(group: dist.ProcessGroup | None) -> int:
@@ -32,54 +26,6 @@ def size_of(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group)
 
 
-def require_same(what: str, values: Sequence, group: dist.ProcessGroup | None) -> None:
-    """Raise a ValueError on every rank of the group unless all have the same values.
-
-    All ranks gather them. A group of the backend "fake" has no other ranks to ask.
-    """
-    everywhere = [values] * size_of(group)
-    if dist.get_backend(group) != "fake":
-        dist.all_gather_object(everywhere, values, group=group)
-    for rank, others in enumerate(everywhere):
-        for own, other in zip_longest(everywhere[0], others):
-            if other != own:
-                raise ValueError(
-                    f"{what} must be the same on all ranks, and rank {rank} of the group has "
-                    f"{other}, where rank 0 has {own}"
-                )
-
-
-def order_of(tensor: Tensor) -> tuple:
-    """Its shape, and where its numbers do not lie row by row, their strides.
-
-    A message has the numbers of a dense tensor as they lie in memory, so the same shape with
-    other strides, as of channels_last, is another order.
-    """
-    shape = tuple(tensor.shape)
-    if tensor.layout != torch.strided or tensor.is_contiguous():
-        return shape
-    strides = zip(shape, tensor.stride(), strict=True)
-    return shape, "strides", [stride for size, stride in strides if size > 1]
-
-
-def require_dense(named: Iterable[tuple[str, Tensor]]) -> None:
-    """ValueError for a tensor with gaps in memory, or with numbers that share a place.
-
-    A message has bytes as they lie, so it would bring what stands in the gaps.
-    """
-    for name, tensor in named:
-        places = 1
-        pairs = zip(tensor.stride(), tensor.shape, strict=True)
-        for stride, size in sorted(pair for pair in pairs if pair[1] > 1):
-            if stride != places and tensor.numel():
-                raise ValueError(
-                    f"`{name}` is a view with gaps or repetitions in memory, strides "
-                    f"{tensor.stride()} for shape {tuple(tensor.shape)}, and a message would "
-                    "bring its bytes as they lie: make it of a .clone() of its own"
-                )
-            places *= size
-
-
 def require_whole(
     named: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
 ) -> None:
@@ -100,11 +46,3 @@ def require_whole(
                     "other parts, which would be averaged or replaced: give the group of the "
                     "ranks that have the same part"
                 )
-
-
-def copy_in_group(module: M, memo: dict) -> M:
-    """A deep copy of a module that has a `group`: the copy has the same one, uncopied."""
-    memo[id(module.group)] = module.group
-    memo[id(module)] = other = type(module).__new__(type(module))
-    other.__setstate__(deepcopy(vars(module), memo))
-    return other

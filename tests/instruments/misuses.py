@@ -16,7 +16,14 @@ from torch.optim import AdamW
 
 from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP
 from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
-from mgpu_tutorial.sharding.zero import sharded_step
+from mgpu_tutorial.sharding.blocks import fully_sharded
+from mgpu_tutorial.sharding.stages import (
+    FlatOptimizer,
+    ShardedOptimizer,
+    clip_shards,
+    prepare,
+)
+from mgpu_tutorial.sharding.zero import FlatParameters, sharded_step
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from tests.instruments import uses
 from tests.instruments.jobs import WIDTH, WORDS, Copy, CutBlock, Sum, net, part_of
@@ -429,6 +436,50 @@ def clip_in_own_norm(model):
     norm = torch.stack([t.norm() for t in own]).norm()
     for t in own:
         t *= 0.1 / norm
+
+
+def thawed_for_owners(model):
+    for layer in model.layers:
+        layer.norm.requires_grad_(False)
+    optimizer = ShardedOptimizer(model.parameters(), adam)
+    for layer in model.layers:
+        layer.norm.requires_grad_(True)
+    return stepping(model, optimizer)
+
+
+def inner_step(model):
+    """The optimizer that `prepare` returns beside its step."""
+    return stepping(model, prepare(1, model, adam).optimizer)
+
+
+def clip_copies(model):
+    ready = prepare(0, model, adam)
+    clip_shards(ready.optimizer, 0.1)
+    return stepping(model, ready.optimizer)
+
+
+def views_of_flat(model):
+    optimizer = adam(model.parameters())
+    FlatParameters(model)
+    return stepping(model, optimizer)
+
+
+def flat_by_an_old_optimizer(model):
+    flat = FlatOptimizer(model.parameters(), adam)
+    flat.inner = adam(model.parameters())
+    return stepping(model, flat)
+
+
+def blocks_after_optimizer(model):
+    optimizer = adam(model.parameters())
+    return stepping(uses.in_blocks(model), optimizer)
+
+
+def blocks_alone(model):
+    """No root: embedding and head are in no block."""
+    for i, layer in enumerate(model.layers):
+        model.layers[i] = fully_sharded(layer, [])
+    return stepping(model)
 
 
 def ps_of(model):

@@ -164,6 +164,34 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *(2, partial(misuses.with_owners, left_out=(0, 1))),
         *("layers.0.norm.weight", "no gradient", "in no optimizer"),
     ),
+    "sharded_step, an owner steps nothing": (
+        *(2, partial(misuses.with_sharded_step, held=lambda own: own[:1])),
+        *(HEAD, "no gradient", "in no optimizer"),
+    ),
+    "ShardedOptimizer, thawed late": (
+        *(2, misuses.thawed_for_owners, "layers.2.norm.bias", "no gradient", ""),
+    ),
+    "ShardedOptimizer, its inner steps": (2, misuses.inner_step, HEAD, "direction", ""),
+    "copies clipped as shards": (
+        *(2, {"several": misuses.clip_copies, "one": misuses.clipped}),
+        *(HEAD, "", "clipped"),
+    ),
+    "the optimizer before FlatParameters": (
+        *(2, misuses.views_of_flat, HEAD, "never averaged", ""),
+    ),
+    "FlatParameters, an old optimizer": (
+        *(2, misuses.flat_by_an_old_optimizer, HEAD, "no gradient", ""),
+    ),
+    "the optimizer before fully_sharded": (
+        *(2, misuses.blocks_after_optimizer, HEAD, "no gradient", ""),
+    ),
+    "sharded blocks without a root": (
+        *(2, misuses.blocks_alone, HEAD, "never averaged", ""),
+    ),
+    "fully_sharded, started apart": (
+        *(2, {"several": misuses.UNUSED, "model_of": net_of_this_rank}),
+        *(HEAD, "direction", "at the start"),
+    ),
     "owners clip first": (
         *(2, {"several": partial(misuses.with_owners, order=misuses.CLIP_FIRST)}),
         *(HEAD, "direction", ""),
@@ -374,17 +402,9 @@ RAISES = {  # the job, and a word of the one sentence
         partial(misuses.never_synced, wrap=AccumulatingDDP),
         "emb.weight",
     ),
-    "sharded_step, a generator": (
-        partial(misuses.with_sharded_step, given=iter),
-        "generator",
-    ),
     "sharded_step, no zero_grad": (
         partial(misuses.with_sharded_step, zero=False),
         "zero_grad",
-    ),
-    "sharded_step, an owner steps nothing": (
-        partial(misuses.with_sharded_step, held=lambda own: own[:1]),
-        "lacks what this rank must step",
     ),
     "a transposed weight": (misuses.transposed, "shapes cannot be multiplied"),
     "all features for a part": (misuses.whole_into_rows, "give this rank's part"),

@@ -14,6 +14,7 @@ from mgpu_tutorial.long_sequences.ring import contiguous, zigzag
 from mgpu_tutorial.sharding.blocks import ahead
 from tests.instruments import uses
 from tests.instruments.jobs import net, tied
+from tests.instruments.misuses import with_sharded_step
 from tests.instruments.uses import wrapped
 
 momentum, adafactor = partial(SGD, lr=0.1, momentum=0.9), partial(Adafactor, lr=0.01)
@@ -134,6 +135,7 @@ USES = {
         {"several": partial(wrapped, wrap=ahead), "model_of": uses.tower},
     ),
     "ShardedOptimizer": (2, {"several": uses.with_owners}),
+    "sharded_step, a generator": (2, {"several": partial(with_sharded_step, given=iter)}),
     "ShardedOptimizer in groups": (
         3,
         {"one": uses.decaying_matrices, "several": uses.with_owners_in_groups},

@@ -41,42 +41,6 @@ def three_steps(model, rank, world_size):
     return model(inputs(0, 1)).detach()
 
 
-@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
-def test_a_recomputed_block_keeps_its_input_only_and_trains_as_in_one_process(ranks, kind):
-    def train_shards(rank, world_size):
-        model, inner = linked([kind(layer) for layer in new_layers()]), []
-        for block in model:
-            zero.recompute(block)
-
-        def look(module, given, output):
-            inner.append(StorageWeakRef(output.untyped_storage()))
-
-        watch = model[2].module[0].register_forward_hook(look)
-        loss = model(inputs(rank, world_size)).sum()
-        freed = are_freed(inner)
-        watch.remove()
-        loss.backward()
-        return freed, three_steps(model, rank, world_size)
-
-    expected = three_steps(nn.Sequential(*new_layers()), 0, 1)
-    freed, found = zip(*ranks(2, train_shards).results, strict=True)
-    assert all(freed) and largest_difference(found, [expected] * 2) < 1e-14
-
-
-def test_a_recomputed_block_sees_a_step_between_forward_and_backward(ranks):
-    def step_too_early(rank, world_size):
-        model = linked([ShardedBlock(layer) for layer in new_layers()])
-        for block in model:
-            zero.recompute(block)
-        loss = model(inputs(rank, world_size)).sum()
-        with torch.no_grad():
-            model[1].shard += 1
-        with pytest.raises(RuntimeError, match="between forward and backward"):
-            loss.backward()
-
-    ranks(1, step_too_early)
-
-
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("way", ["parameters", "recomputed", ShardedBlock, PrefetchingBlock])
 def test_layers_are_trained_as_in_one_process(ranks, way, world_size):

@@ -1,16 +1,13 @@
-"""What a stage can't do it refuses on every rank; what it does is what one process does."""
+"""What a stage can't do it refuses; what it does, however odd, is what one process does."""
 
-import copy
 import math
 from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.optim import LBFGS, SGD, Adam
+from torch.optim import SGD
 
-from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.sharding import stages, zero
 from mgpu_tutorial.sharding.blocks import (
@@ -21,8 +18,6 @@ from mgpu_tutorial.sharding.blocks import (
 )
 from mgpu_tutorial.sharding.stages import ShardedModel, ShardedOptimizer, clip_shards
 from mgpu_tutorial.shared.checkpoint import save
-from mgpu_tutorial.tensor_parallel.block import PLAN, new_block, parallelize
-from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 
 class Tied(nn.Module):
@@ -43,75 +38,24 @@ def frozen(*_):
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False))
 
 
-def mixed(*_):
-    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())
-
-
 def plain(*_):
     torch.manual_seed(0)
     return nn.Linear(3, 3)
 
 
-def renormed(*_):
-    return nn.Sequential(nn.Embedding(4, 3, max_norm=1.0), nn.Linear(3, 3))
+def with_gradients(module):
+    module(torch.ones(2, 3)).sum().backward()
+    return module
 
 
 def shard_a_block(rank, world_size, make):
     ShardedBlock(make())
 
 
-def shard_a_model(rank, world_size, make):
-    ShardedModel(make())
-
-
-def save_as_if_whole(rank, world_size, make):
-    module = make()
-    optimizer = SGD(module.parameters(), lr=0.1)
-    save("never.pt", module, optimizer)
-
-
-def save_a_block(rank, world_size):
-    save_as_if_whole(rank, world_size, lambda: ShardedBlock(plain()))
-
-
-def save_a_flat(rank, world_size):
-    def make():
-        module = plain()
-        zero.FlatParameters(module)
-        return module
-
-    save_as_if_whole(rank, world_size, make)
-
-
-def tied_blocks(*_):
-    module = Tied()
-    return nn.Sequential(module.one, module.two)
-
-
-def nested(*_):
-    return nn.Sequential(nn.Sequential(nn.Linear(3, 3)))
-
-
 def shard_with(rank, world_size, make, names):
-    """A model with the blocks of these names, once as a function and once as a class."""
+    """A model with the blocks of these names."""
     module = make()
-    parts = dict(module.named_modules()) | {"another": nn.Linear(3, 3)}
-    blocks = [] if names == "none" else [parts[name] for name in names.split(", ")]
-    with pytest.raises(ValueError) as said:
-        fully_sharded(module, blocks)
-    try:
-        ShardedModel(module, blocks=blocks)
-    except ValueError as error:
-        assert str(error) == str(said.value)
-        raise
-
-
-def shard_each_parameter(rank, world_size, make):
-    zero.shard_parameters(make())
-
-
-def lay_flat(rank, world_size, make):
-    zero.FlatParameters(make())
+    fully_sharded(module, [module.get_submodule(name) for name in names])
 
 
 def share_between_blocks(rank, world_size):
@@ -120,87 +64,48 @@ def share_between_blocks(rank, world_size):
     ShardedBlock(module.two)
 
 
-def shard_again(rank, world_size, first, second):
-    first(module := plain())
-    second(module)
+def prepare_stage(rank, world_size, stage):
+    stages.prepare(stage, plain())
+
+
+def clip_by(rank, world_size, max_norm):
+    clip_shards(SGD(plain().parameters(), lr=0.1), max_norm)
+
+
+def share_24_samples(rank, world_size):
+    stages.loss_of(stages.new_tower(), 0, rank, world_size)
 
 
 def shard_a_block_again(rank, world_size):
     ShardedBlock(ShardedBlock(plain()))
 
 
-def shard_a_model_in_short(rank, world_size):
-    ShardedModel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.bfloat16)
+REFUSED = {
+    "a block of a block": ("ShardedBlock", shard_a_block_again),
+    "tied across two blocks": ("`weight`", share_between_blocks),
+    "tied across chosen blocks": ("`weight`", shard_with, tied, ["one", "two"]),
+    "tied to the root": ("`one.weight`", shard_with, tied, ["two"]),
+    "frozen in a block": ("`1.weight`", shard_a_block, frozen),
+    "frozen in a chosen block": ("`weight`", shard_with, frozen, ["1"]),
+    "a frozen layer in no block": ("`1.weight`", shard_with, frozen, []),
+    "stage 4": ("stage", prepare_stage, 4),
+    "clipping by nan": ("nan", clip_by, math.nan),
+    "clipping by words": ("'1.0'", clip_by, "1.0"),
+    "clipping by nothing": ("0", clip_by, 0),
+}
 
 
-def compute_in(rank, world_size, dtype):
-    ShardedModel(nn.Sequential(plain()), dtype)
+@pytest.mark.parametrize("case", REFUSED)
+def test_every_rank_refuses_it_before_anything_is_sent(refused, case):
+    name, *call = REFUSED[case]
+    refused(2, ValueError(name), *call)
 
 
-def leave_a_layer_out(rank, world_size):
-    linked([PrefetchingBlock(plain()), nn.Linear(3, 3)])
+def test_unequal_parts_are_refused(refused):
+    refused(5, ValueError("24", "5"), share_24_samples)
 
 
-def own_nothing(rank, world_size):
-    ShardedOptimizer(plain().requires_grad_(False).parameters(), Adam)
-
-
-def own_twice(rank, world_size):
-    ShardedOptimizer([*plain().parameters()] * 2, Adam)
-
-
-def step_without_backward(rank, world_size):
-    ShardedOptimizer(plain().parameters(), SGD, lr=0.1).step()
-
-
-def with_gradients(module):
-    module(torch.ones(2, 3)).sum().backward()
-    return module
-
-
-def step_by_owner(rank, world_size, owner, of="all"):
-    parameters = list(with_gradients(plain()).parameters())
-    mine = parameters if of == "all" else []
-    zero.sharded_step(parameters, owner, SGD([{"params": mine}], lr=0.1))
-
-
-def step_flat_without_backward(rank, world_size):
-    flat = zero.FlatParameters(plain())
-    flat.step(SGD([flat.shard], lr=0.1))
-
-
-def step_flat_by_another_optimizer(rank, world_size):
-    module = plain()
-    optimizer = SGD(module.parameters(), lr=0.1)  # as one makes it before
-    flat = zero.FlatParameters(module)
-    with_gradients(module)
-    flat.step(optimizer)
-
-
-def step_flat_after_a_conversion(rank, world_size):
-    module = plain()
-    flat = zero.FlatParameters(module)
-    module.double()(torch.ones(2, 3).double()).sum().backward()
-    flat.step(SGD([flat.shard], lr=0.1))
-
-
-def recompute_batch_norm(rank, world_size):
-    zero.recompute(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
-
-
-def recompute_spectral(rank, world_size, norm):
-    zero.recompute(nn.Sequential(norm(nn.Linear(3, 3))))
-
-
-def cut_unevenly(rank, world_size):
-    zero.shard_of(torch.ones(4))
-
-
-def prepare_stage(rank, world_size, stage, make=plain):
-    stages.prepare(stage, make())
-
-
-def keep_the_gradients(rank, world_size, owner=None):
+def keep_the_gradients(rank, world_size, owner):
     """Two steps without zero_grad: the second would take an averaged gradient as its own."""
     module = plain()
     parameters = list(module.parameters())
@@ -213,305 +118,62 @@ def keep_the_gradients(rank, world_size, owner=None):
             optimizer.step()
 
 
-def load(rank, world_size, whole=True, **how):
-    model = ShardedModel(plain())
-    before = model.shards[0].detach().clone()
-    state = plain().state_dict() if whole else model.state_dict()
-    try:
-        model.load_state_dict({name: 2 * value for name, value in state.items()}, **how)
-    finally:
-        assert torch.equal(model.shards[0], before)
+@pytest.mark.parametrize("owner", [None, [0, 1]])
+def test_gradients_of_the_last_step_are_refused(refused, owner):
+    refused(2, RuntimeError("averaged"), keep_the_gradients, owner, sent=True)
 
 
-def load_loosely(rank, world_size):
-    load(rank, world_size, strict=False)
+def step_in_between(rank, world_size, kind):
+    block = kind(plain())
+    loss = block(torch.ones(2, 3, requires_grad=True)).square().sum()
+    with torch.no_grad():
+        block.shard += 1
+    loss.backward()
 
 
-def load_by_assigning(rank, world_size):
-    load(rank, world_size, whole=False, assign=True)
+@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
+def test_a_step_between_forward_and_backward_is_refused(refused, kind):
+    refused(2, RuntimeError("forward", "backward"), step_in_between, kind, sent=True)
 
 
-def of_another_dtype(rank, world_size, make):
-    make(plain().to(torch.bfloat16 if rank else torch.float16))
+def save_as_if_whole(rank, world_size, make):
+    module, parameters = make()
+    save("never.pt", module, SGD(parameters, lr=0.1))
 
 
-def of_another_seed(rank, world_size):
-    torch.manual_seed(rank)
-    zero.shard_parameters(nn.Linear(3, 3))
+def a_block():
+    block = ShardedBlock(plain())
+    return block, block.parameters()
 
 
-def own_in_another_order(rank, world_size):
-    parameters = list(nn.Sequential(plain(), nn.Linear(3, 3)).parameters())
-    ShardedOptimizer(parameters[::-1] if rank else parameters, SGD, lr=0.1)
-
-
-def two_equal_layers():
-    torch.manual_seed(0)
-    return [nn.Linear(3, 3, bias=False).weight for _ in range(2)]
-
-
-def own_equal_shapes_in_another_order(rank, world_size):
-    ShardedOptimizer(two_equal_layers()[:: -1 if rank else 1], SGD, lr=0.1)
-
-
-def own_by(rank, world_size, how):
-    layer = plain()
-    given = {"named": layer.named_parameters(), "alone": layer.weight}
-    ShardedOptimizer(given[how], SGD, lr=0.1)
-
-
-def with_gaps(*_):
+def flat_parameters():
     module = plain()
-    module.weight = nn.Parameter(torch.randn(3, 6)[:, :3])  # cut from a wider one
-    return module
+    return module, [zero.FlatParameters(module).shard]
 
 
-def own_with_gaps(rank, world_size):
-    ShardedOptimizer(with_gaps().parameters(), SGD, lr=0.1)
+@pytest.mark.parametrize("make", [a_block, flat_parameters])
+def test_rank_0_does_not_save_its_shard_as_the_whole(refused, make):
+    refused(2, ValueError("save_shards"), save_as_if_whole, make, sent=True)
 
 
-def cut_by_a_plan():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    return parallelize(model, {"0": ColumnParallelLinear, "2": RowParallelLinear})
+def wrap_traced(rank, world_size, wrap):
+    wrap(nn.Sequential(plain(), nn.Linear(3, 3)))
 
 
-def lay_flat_what_is_cut(rank, world_size):
-    zero.FlatParameters(cut_by_a_plan())
+def by_owner(module):
+    ShardedOptimizer(module.parameters(), SGD, lr=0.1)
 
 
-def step_what_is_cut(rank, world_size):
-    parameters = list(cut_by_a_plan().parameters())
-    zero.sharded_step(parameters, [0] * 4, SGD(parameters, lr=0.1))
+def by_layers(module):
+    fully_sharded(module, list(module))
 
 
-def average_what_is_cut(rank, world_size):
-    model = cut_by_a_plan()
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    average_gradients(model)
-
-
-def own_a_set(rank, world_size, in_a_group):
-    parameters = set(plain().parameters())
-    ShardedOptimizer([{"params": parameters}] if in_a_group else parameters, SGD, lr=0.1)
-
-
-def step_the_inner_optimizer(rank, world_size, stage):
-    module = plain()
-    prepared = stages.prepare(stage, module)
-    before = module.weight.detach().clone()
-    with_gradients(module)
-    try:
-        prepared.optimizer.step()
-    finally:
-        assert torch.equal(module.weight, before)
-        prepared.step()
-        assert not torch.equal(module.weight, before)
-
-
-def step_thawed(rank, world_size, stage):
-    """The second layer is frozen while the first is sharded, and trained from then on."""
-    prepared = stages.prepare(stage, module := frozen())
-    module.requires_grad_(True)
-    with_gradients(module)
-    before = [p.detach().clone() for p in module.parameters()]
-    try:
-        prepared.step()
-    finally:
-        assert all(map(torch.equal, before, module.parameters()))
-
-
-def step_flat_after_an_addition(rank, world_size):
-    module = plain()
-    flat = zero.FlatParameters(module)
-    module.more = nn.Linear(3, 3)
-    for parameter in module.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    flat.step(SGD([flat.shard], lr=0.1))
-
-
-def step_more_than_was_given(rank, world_size):
-    optimizer = ShardedOptimizer((module := plain()).parameters(), SGD, lr=0.1)
-    optimizer.inner.add_param_group({"params": nn.Linear(3, 3).parameters()})
-    with_gradients(module)
-    optimizer.step()
-
-
-def shard_what_is_recomputed(rank, world_size, make):
-    model = nn.Sequential(nn.Sequential(plain()), plain())
-    zero.recompute(model[0])
-    make(model)
-
-
-def prepare_by_closure(rank, world_size, stage, kind):
-    stages.prepare(stage, plain(), kind)
-
-
-def own_by_closure(rank, world_size):
-    ShardedOptimizer(plain().parameters(), LBFGS)
-
-
-def step_by_closure(rank, world_size, stage):
-    """A closure that goes backward: its gradients would be those of this rank."""
-    prepared = stages.prepare(stage, module := plain())
-
-    def closure():
-        loss = module(torch.full((1, 3), rank + 1.0)).sum()
-        loss.backward()
-        return loss
-
-    closure()
-    prepared.step(closure)
-
-
-def step_shards_by_closure(rank, world_size):
-    model = ShardedModel(plain())
-    LBFGS(model.parameters()).step(lambda: model(torch.ones(1, 3)).sum())
-
-
-def clip_by(rank, world_size, max_norm):
-    clip_shards(SGD(plain().parameters(), lr=0.1), max_norm)
-
-
-def clip_copies(rank, world_size):
-    clip_shards(stages.prepare(0, plain()).optimizer, 1.0)
-
-
-def initialise_too_late(rank, world_size):
-    try:
-        ShardedModel(plain()).apply(lambda module: nn.init.zeros_(module.weight))
-    except AttributeError as error:
-        raise ValueError(error) from None
-
-
-def share_24_samples(rank, world_size, of=None):
-    stages.loss_of(stages.new_tower(), 0, rank if of is None else of, world_size)
-
-
-NORM = "an embedding with max_norm changes its weight in the forward"
-NONE, TIED = "there are no parameters to shard", "is tied to another layer or sharded already"
-GAPS = "`weight` is a view with gaps or repetitions in memory"
-PART = "`0.weight` is this rank's part of a layer"
-LAZY = "has no shape before its lazy layer has seen a batch"
-APART = "is tied to another block or sharded already"
-REFUSED = {
-    "tied parameters": (TIED, shard_each_parameter, tied),
-    "tied across blocks": (APART, share_between_blocks),
-    "a block of a block": (NONE, shard_a_block_again),
-    "a module in two blocks": (NONE, shard_again, ShardedBlock, ShardedBlock),
-    "flat, then a block": (APART, shard_again, zero.FlatParameters, ShardedBlock),
-    "frozen in a block": ("`1.weight` is frozen", shard_a_block, frozen),
-    "two dtypes in a block": ("float32 and float64", shard_a_block, mixed),
-    "two dtypes, flat": ("float32 and float64", lay_flat, mixed),
-    "two dtypes in a unit": ("float32 and float64", shard_a_model)
-    + (lambda *_: nn.ModuleList([mixed()]),),
-    "no parameters, flat": (NONE, lay_flat, nn.GELU),
-    "no parameters in a block": (NONE, shard_a_block, nn.GELU),
-    "a model of tied blocks": (APART, shard_a_model, tied_blocks),
-    "a frozen layer in no block": ("`1.weight` is frozen", shard_with, frozen, "none"),
-    "tied across chosen blocks": (APART, shard_with, tied, "one, two"),
-    "frozen in a chosen block": ("`1.weight` is frozen", shard_with, frozen, "1"),
-    "tied to the root": (APART, shard_with, tied, "two"),
-    "a block twice": (NONE, shard_with, frozen, "0, 0"),
-    "an outer block first": ("number 1 of the blocks", shard_with, nested, "0, 0.0"),
-    "a lazy layer": (LAZY, shard_a_model, lambda *_: nn.LazyLinear(3)),
-    "a lazy layer, flat": (LAZY, lay_flat, lambda *_: nn.LazyLinear(3)),
-    "a set": ("a set of parameters has another order", own_a_set, False),
-    "a set in a group": ("a set of parameters has another order", own_a_set, True),
-    "clipping by nan": ("max_norm is nan", clip_by, math.nan),
-    "clipping by words": ("max_norm is '1.0'", clip_by, "1.0"),
-    "a block of another model": ("is not inside the model", shard_with, plain, "another"),
-    "the model as its block": ("is not inside the model", shard_with, plain, ""),
-    "a model of nothing": (NONE, shard_with, nn.GELU, "none"),
-    "a BatchNorm in bfloat16": ("can't compute in torch.bfloat16", shard_a_model_in_short),
-    "a layer in no block": ("number 1 is Linear, no sharded block", leave_a_layer_out),
-    "nothing to train": ("no parameter to train", own_nothing),
-    "a parameter twice": (TIED, own_twice),
-    "too few owners": ("as many owners", step_by_owner, [0]),
-    "an owner that is no rank": ("each a rank from 0 to 1", step_by_owner, [0, 2]),
-    "an empty optimizer": ("the optimizer lacks", step_by_owner, [0, 1], "none"),
-    "no backward, flat": ("no gradient in weight, bias", step_flat_without_backward),
-    "a layer added later, flat": ("or not there, when", step_flat_after_an_addition),
-    "another optimizer, flat": ("the optimizer lacks", step_flat_by_another_optimizer),
-    "converted, flat": ("`weight` has left the flat tensor", step_flat_after_a_conversion),
-    "BatchNorm recomputed": ("would count each batch twice", recompute_batch_norm),
-    "a spectral norm recomputed": ("takes a step in each forward", recompute_spectral)
-    + (nn.utils.parametrizations.spectral_norm,),
-    "an older spectral norm recomputed": ("takes a step in each", recompute_spectral)
-    + (nn.utils.spectral_norm,),
-    "pairs of a name and one": ("expected parameters, got tuple", own_by, "named"),
-    "a parameter alone": ("one parameter alone, of which rows", own_by, "alone"),
-    "LBFGS, stage 0": ("LBFGS computes gradients inside", prepare_by_closure, 0, LBFGS),
-    "LBFGS, stage 1": ("LBFGS computes gradients inside", prepare_by_closure, 1, LBFGS),
-    "LBFGS, stage 3": ("LBFGS computes gradients inside", prepare_by_closure, 3)
-    + (partial(LBFGS, lr=0.1),),
-    "LBFGS, sharded": ("LBFGS computes gradients inside", own_by_closure),
-    "recomputed, then a model": ("is recomputed already", shard_what_is_recomputed)
-    + (ShardedModel,),
-    "recomputed, then a block": ("is recomputed already", shard_what_is_recomputed)
-    + (ShardedBlock,),
-    "recomputed, then blocks": ("is recomputed already", shard_what_is_recomputed)
-    + (lambda model: fully_sharded(model, [model[1], model[0]]),),
-    "stage 4": ("there is no stage 4", prepare_stage, 4),
-    "max_norm at stage 1": (NORM, prepare_stage, 1, renormed),
-    "max_norm in a block": (NORM, shard_a_block, renormed),
-    "max_norm in a model": (NORM, shard_a_model, renormed),
-    "max_norm, each parameter": (NORM, shard_each_parameter, renormed),
-    "max_norm, flat": (NORM, lay_flat, renormed),
-    "integers": ("can't compute in torch.int64", compute_in, torch.int64),
-    "truth values": ("can't compute in torch.bool", compute_in, torch.bool),
-    "complex numbers": ("can't compute in torch.complex64", compute_in, torch.complex64),
-    "a dtype's name": ("can't compute in 'bfloat16'", compute_in, "bfloat16"),
-    "rank 9 of 2": ("no rank 9 of 2", share_24_samples, 9),
-    "rank -1 of 2": ("no rank -1 of 2", share_24_samples, -1),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_every_rank_refuses_it_before_anything_is_sent(refused, case):
-    refused(2, *REFUSED[case])
-
-
-@pytest.mark.parametrize("worker", [cut_unevenly, share_24_samples])
-def test_unequal_parts_are_refused(refused, worker):
-    refused(5 if worker is share_24_samples else 3, "equal", worker)
-
-
-SAME = "must be the same on all ranks, and rank 1 of the group has"
-REFUSED_LATER = {
-    "gaps, a model": (GAPS, shard_a_model, with_gaps),
-    "gaps, stage 0": (GAPS, prepare_stage, 0, with_gaps),
-    "gaps, stage 2": (GAPS, prepare_stage, 2, with_gaps),
-    "gaps, an optimizer": ("`parameter 0` is a view with gaps", own_with_gaps),
-    "a plan's shards, flat": (PART, lay_flat_what_is_cut),
-    "a plan's shards, by owner": ("is this rank's part of a layer", step_what_is_cut),
-    "a plan's shards, averaged": (PART, average_what_is_cut),
-    "two dtypes, a model": (SAME, of_another_dtype, ShardedModel),
-    "two dtypes, stage 0": (SAME, of_another_dtype, partial(stages.prepare, 0)),
-    "two dtypes, stage 1": (SAME, of_another_dtype, partial(stages.prepare, 1)),
-    "two dtypes, stage 2": (SAME, of_another_dtype, partial(stages.prepare, 2)),
-    "two seeds, each parameter": (SAME, of_another_seed),
-    "another order of shapes": (SAME, own_in_another_order),
-    "another order": ("of rank 0 in another order", own_equal_shapes_in_another_order),
-    "the inner optimizer, stage 1": ("call the `step` of", step_the_inner_optimizer, 1),
-    "the inner optimizer, stage 2": ("call the `step` of", step_the_inner_optimizer, 2),
-    "clipping, stage 0": ("at stage 0 each rank has all gradients", clip_copies),
-    "a closure, stage 0": ("a closure would compute gradients", step_by_closure, 0),
-    "LBFGS of shards": ("LBFGS computes gradients inside", step_shards_by_closure),
-    "thawed, stage 1": ("was frozen, or not there, when the others", step_thawed, 1),
-    "thawed, stage 2": ("was frozen, or not there, when the others", step_thawed, 2),
-    "parameters added later": (
-        "2 parameters were added to the inner",
-        step_more_than_was_given,
-    ),
-    "a whole state": ("weight, bias has no shards", load),
-    "a whole state, loosely": ("weight, bias has no shards", load_loosely),
-    "a state assigned": ("assign=True would replace", load_by_assigning),
-    "apply": ("initialise the module before", initialise_too_late),
-    "parameters sharded twice": (TIED, shard_again) + (zero.shard_parameters,) * 2,
-    "sharded, then flat": (TIED, shard_again, zero.shard_parameters, zero.FlatParameters),
-}
+@pytest.mark.parametrize(
+    "wrap, calls", [(by_owner, ["broadcast"] * 4), (zero.FlatParameters, []), (by_layers, [])]
+)
+def test_sharding_sends_the_start_and_no_more(ranks, wrap, calls):
+    report = ranks(2, wrap_traced, wrap, trace=True)
+    assert [event.op for event in report.events if event.rank == 0] == calls
 
 
 def skip_a_bad_batch(rank, world_size, stage):
@@ -541,183 +203,6 @@ def test_zero_grad_of_the_optimizer_takes_all_gradients_away(ranks, stage):
     (one,) = ranks(1, two_steps).results
     for found in ranks(2, skip_a_bad_batch, stage).results:
         assert largest_difference(found, one) < 1e-6
-
-
-@pytest.mark.parametrize("case", REFUSED_LATER)
-def test_every_rank_refuses_it_before_anything_is_changed(refused, case):
-    refused(2, *REFUSED_LATER[case], sent=True)
-
-
-def step_in_between(rank, world_size, kind):
-    block = kind(plain())
-    loss = block(torch.ones(2, 3, requires_grad=True)).square().sum()
-    with torch.no_grad():
-        block.shard += 1
-    loss.backward()
-
-
-def differentiate_twice(rank, world_size, kind):
-    block = kind(plain())
-    loss = block(torch.ones(2, 3)).square().sum()
-    torch.autograd.grad(loss, [*block.parameters()], create_graph=True)
-
-
-def test_a_step_without_backward_is_refused(refused):
-    words = "no gradient in parameter 0, parameter 1"
-    refused(2, words, step_without_backward, sent=True)  # all start from rank 0's values
-
-
-@pytest.mark.parametrize("owner", [None, [0, 1]])
-def test_gradients_of_the_last_step_are_refused(refused, owner):
-    words = "gradients of the last step are still there"
-    refused(2, words, keep_the_gradients, owner, sent=True)
-
-
-def read_a_child(rank, world_size):
-    class Reads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(3, 3)])
-
-        def forward(self, x):
-            return nn.functional.linear(x, self.layers[0].weight)
-
-    try:
-        ShardedModel(Reads())(torch.ones(1, 3))
-    except AttributeError as error:
-        raise ValueError(error) from None
-
-
-@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
-@pytest.mark.parametrize(
-    "words, worker",
-    [
-        ("between forward and backward", step_in_between),
-        ("a second derivative through Gather is not computed", differentiate_twice),
-    ],
-)
-def test_what_backward_would_take_wrongly_is_refused(refused, words, worker, kind):
-    refused(2, words, worker, kind, sent=True)
-
-
-def test_a_module_that_reads_its_childs_weight_is_refused(refused):
-    refused(
-        2, "`weight` is whole only inside this block's own forward", read_a_child, sent=True
-    )
-
-
-def a_block(group=None):
-    return ShardedBlock(plain(), group)
-
-
-def a_module_of_shards(group=None):
-    module = plain()
-    zero.shard_parameters(module)
-    return module
-
-
-def step_beside_a_layer(rank, world_size, make, of_its_own=False, apart=False):
-    model = nn.Sequential(make(of_own(rank) if of_its_own else None), plain())
-    optimizers = [SGD(part.parameters(), lr=0.1) for part in model] if apart else []
-    model(torch.full((2, 3), rank + 1.0)).sum().backward()
-    if apart:
-        for parameter in model[1].parameters():
-            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
-    for optimizer in optimizers or [SGD(model.parameters(), lr=0.1)]:
-        optimizer.step()
-
-
-def of_own(rank):
-    groups = [dist.new_group([i]) for i in range(dist.get_world_size())]
-    return groups[rank]
-
-
-def share_out_parts(rank, world_size, as_model):
-    model = parallelize(new_block(), PLAN)
-    ShardedModel(model) if as_model else ShardedOptimizer(model.parameters(), SGD, lr=0.1)
-
-
-@pytest.mark.parametrize("as_model", [True, False])
-def test_parts_of_a_layer_are_not_replaced_by_rank_0s(refused, as_model):
-    refused(2, "is this rank's part of a layer", share_out_parts, as_model)
-
-
-def step_an_old_optimizer(rank, world_size, kind):
-    model = nn.Sequential(plain(), plain())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    model = fully_sharded(model, list(model), kind=kind)
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
-def test_a_step_of_an_optimizer_that_was_made_before_is_refused(refused, world_size, kind):
-    refused(world_size, "made before its model was", step_an_old_optimizer, kind, sent=True)
-
-
-def step_a_shard_beside_a_layer(rank, world_size):
-    flat, beside = zero.FlatParameters(plain()), plain()
-    for parameter in [*flat.parameters, *beside.parameters()]:
-        parameter.grad = torch.ones_like(parameter)
-    flat.step(SGD([flat.shard, *beside.parameters()], lr=0.1))
-
-
-@pytest.mark.parametrize("make", [a_block, a_module_of_shards])
-def test_a_step_beside_a_layer_in_no_block_is_refused(refused, make):
-    refused(2, "is in no block, beside shards", step_beside_a_layer, make, sent=True)
-
-
-def step_flat_directly(rank, world_size, before):
-    """A right step first, or none, then one that does not go through the flat parameters."""
-    module = plain()
-    flat = zero.FlatParameters(module)
-    adam = Adam([flat.shard])
-    if before:
-        with_gradients(module)
-        flat.step(adam)
-    with_gradients(module)
-    adam.step()
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_a_flat_shard_is_stepped_by_its_flat_parameters(refused, before):
-    words = "call the `step` of the FlatParameters"
-    refused(2, words, step_flat_directly, before, sent=before)
-
-
-def step_views_of_flat(rank, world_size):
-    module = plain()
-    adam = Adam(module.parameters())
-    zero.FlatParameters(module)
-    with_gradients(module)
-    adam.step()
-
-
-def test_an_optimizer_of_the_views_of_a_flat_parameter_is_refused(refused):
-    refused(2, "make it of the FlatParameters' shard", step_views_of_flat)
-
-
-def clip_in_all(rank, world_size):
-    pairs = [dist.new_group(ranks) for ranks in ((0, 1), (2, 3))]
-    model = ShardedModel(nn.Sequential(plain()), group=pairs[rank // 2])
-    clip_shards(Adam(model.parameters()), 0.1)
-
-
-def test_shards_are_clipped_over_the_group_that_shares_them(refused):
-    refused(4, "shards over 2 ranks and a group of 4", clip_in_all, sent=True)
-
-
-def test_a_step_of_a_flat_shard_beside_a_layer_is_refused(refused):
-    refused(2, "is in no block, beside shards", step_a_shard_beside_a_layer, sent=True)
-
-
-def test_who_averages_a_layer_beside_blocks_by_hand_gives_it_its_own_optimizer(ranks):
-    ranks(2, step_beside_a_layer, a_block, apart=True)
-
-
-def test_a_layer_beside_a_block_of_one_rank_is_no_other_than_the_block(ranks):
-    ranks(2, step_beside_a_layer, a_block, of_its_own=True)
 
 
 # What is right: the same as one process, however odd
@@ -776,24 +261,6 @@ def freeze_a_block(rank, world_size, inside):
 def test_a_block_that_is_frozen_later_stays_as_it_is(ranks, inside):
     kept = [True, True, not inside, not inside]
     assert ranks(2, freeze_a_block, inside).results == [kept] * 2
-
-
-def step_a_copy(rank, world_size):
-    """In a group; then the checkpoint of the copy, which is sharded as the first is."""
-    model = copy.deepcopy(ShardedModel(plain(), group=dist.new_group([0, 1])))
-    optimizer = SGD(model.parameters(), lr=0.1)
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    with pytest.raises(ValueError, match="are sharded"):
-        save("never.pt", model, optimizer)
-    return [*model.full_parameters().values()]
-
-
-def test_a_deep_copy_in_a_group_is_sharded_as_well(ranks):
-    layer = with_gradients(plain())
-    expected = [p.detach() - 0.05 * p.grad for p in layer.parameters()]  # of 2 samples
-    for found in ranks(2, step_a_copy).results:
-        assert largest_difference(found, expected) < 1e-6
 
 
 def clip_a_nan(rank, world_size):
@@ -1080,8 +547,3 @@ def train_tuples(rank, world_size):
 def test_a_sharded_model_takes_layers_with_tuples_keywords_and_lists(ranks):
     expected = train_tuples(0, 1)
     assert largest_difference(ranks(2, train_tuples).results, [expected] * 2) < 1e-12
-
-
-@pytest.mark.parametrize("worker", [save_a_block, save_a_flat])
-def test_rank_0_does_not_save_its_shard_as_the_whole(refused, worker):
-    refused(2, "rank 0 would write its own part only", worker, sent=True)

@@ -160,11 +160,3 @@ def test_whole_gradients_are_clipped_after_their_average_and_shards_by_all(ranks
 
 def test_gradients_shorter_than_the_norm_stay_as_they_are(ranks):
     like_one(ranks(2, clipped, 100.0).results, alone())
-
-
-def clip_by_nothing(rank, world_size):
-    clip_shards(SGD([nn.Parameter(torch.ones(1))]), 0)
-
-
-def test_a_norm_of_nothing_is_refused(refused):
-    refused(2, "max_norm is 0: give the longest norm", clip_by_nothing)
