@@ -24,7 +24,6 @@ NOT_YET = [
     "mixed_precision",
     "comparison",
     "fully_shard",
-    "wrong_gradient",
     "language_model",
 ]  # whose solutions are not the package's text so far
 BOOKS = sorted(

@@ -228,13 +228,16 @@ def counts_times(first_difference: Callable) -> None:
         assert torch.equal(x, _near_one(torch.float64)), "x is changed afterwards"
 
 
+KINDS = "replicated", "partial", "varying", "invariant"
+
+
 def _backward(rank: int, world_size: int) -> dict[str, tuple[float, list[float]]]:
     """Of a number of each kind what this rank gets backward, and what one process does.
 
     The loss is a sum over the ranks' own parts, or the same on all ranks.
     """
     group, ranks = dist.group.WORLD, range(world_size)
-    number = {kind: torch.ones((), requires_grad=True) for kind in kinds.DUALS}
+    number = {kind: torch.ones((), requires_grad=True) for kind in KINDS}
     weights = [2.0 + rank for rank in ranks]  # of each rank's own part of the loss
     for kind in ("replicated", "varying"):
         job.Sum.apply(weights[rank] * number[kind], group).backward()
@@ -246,14 +249,14 @@ def _backward(rank: int, world_size: int) -> dict[str, tuple[float, list[float]]
         "varying": weights,  # each number has a gradient of its own
         "invariant": [5.0] * world_size,
     }
-    return {kind: (number[kind].grad.item(), whole[kind]) for kind in kinds.DUALS}
+    return {kind: (number[kind].grad.item(), whole[kind]) for kind in KINDS}
 
 
 def is_what_autograd_says(dual: Callable) -> None:
     """name what two and three ranks get as the gradient of a number of each kind"""
     for ranks in (2, 3):
         results = launch(_backward, ranks).results
-        for kind in kinds.DUALS:
+        for kind in KINDS:
             got, whole = [own[kind][0] for own in results], results[0][kind][1]
             is_one = len(set(whole)) == 1
             fits = {
@@ -274,7 +277,7 @@ def is_what_autograd_says(dual: Callable) -> None:
 
 def is_its_own_inverse(dual: Callable) -> None:
     """give the kind back when it is asked for the dual of the dual"""
-    for kind in kinds.DUALS:
+    for kind in KINDS:
         twice = dual(dual(kind))
         assert twice == kind, f"of {kind} the dual's dual is {twice!r}"
 

@@ -1,11 +1,5 @@
 """What a tensor is along the ranks of a tp group, and what its gradient must then be."""
 
-DUALS = {
-    "replicated": "partial",
-    "partial": "replicated",
-    "varying": "varying",
-    "invariant": "invariant",
-}
 RULES = {  # what an operation makes of a kind; a pair that is not here is a mistake
     ("norm", "invariant"): "invariant",
     ("f", "invariant"): "replicated",
@@ -19,6 +13,8 @@ RULES = {  # what an operation makes of a kind; a pair that is not here is a mis
 
 def dual(kind: str) -> str:
     """The kind of the gradient of a tensor of this kind; ValueError for another word."""
-    if kind not in DUALS:
-        raise ValueError(f"{kind!r} is no kind: expected one of {', '.join(DUALS)}")
-    return DUALS[kind]
+    duals = {"replicated": "partial", "partial": "replicated"}
+    duals |= {"varying": "varying", "invariant": "invariant"}
+    if kind not in duals:
+        raise ValueError(f"{kind!r} is no kind")
+    return duals[kind]

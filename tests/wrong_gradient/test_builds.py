@@ -3,11 +3,13 @@
 from mgpu_tutorial.wrong_gradient.builds import build
 from tests.builds import Right, Wrong, edited
 
-UNASKED = {"    require_apart(stages)\n": ""}  # a reader's own need not ask for doubles
-WHOLE = "torch.cat(parts, parameter.cut) if is_shard else own[name]"
-ONE_RANK = "is_everywhere = own[name] is not None"
+UNASKED = {
+    "if len(every) < sum(map(len, stages)):": "if False:"
+}  # a reader's own need not ask for doubles
+OWN, SHARD = "value = own[name]  # of a copy", "torch.cat(parts, parameter.cut)"
+ANY, IS_SHARD = "any(part is None for part in parts)", 'elif hasattr(parameter, "cut")'
 NEXT = "torch.nextafter(x, torch.full_like(x, math.inf))"
-LIMIT = "limit = times * moves[name]"
+LIMIT = "limit = times * (moved[name] - right[name]).double().norm()"
 FIXED = "limit = {} * torch.finfo(x.dtype).eps * right[name].double().norm()"
 LARGEST = """far = {n: (moved[n] - g).double().norm() / g.norm() for n, g in right.items()}
         limit = times * max(far.values()) * right[name].double().norm()"""
@@ -25,7 +27,8 @@ EDITS = [
     Right(
         "whole_gradients",
         replace={
-            WHOLE: "torch.cat(tuple(parts), dim=parameter.cut) if is_shard else parts[-1]"
+            OWN: "value = parts[-1]",
+            SHARD: "torch.cat(tuple(parts), dim=parameter.cut)",
         },
     ),
     Right(
@@ -49,7 +52,7 @@ EDITS = [
     ),
     Wrong(
         "whole_gradients",
-        replace={WHOLE: "torch.cat(parts, getattr(parameter, 'cut', 0))"},
+        replace={IS_SHARD: "else", "parameter.cut": "getattr(parameter, 'cut', 0)"},
         says="attention_norm.weight",
     ),
     Wrong(
@@ -79,11 +82,7 @@ EDITS = [
         },
         says="returned {",
     ),
-    Wrong(
-        "whole_gradients",
-        replace={"is_everywhere = all(part is not None for part in parts)": ONE_RANK},
-        says="TypeError",
-    ),
+    Wrong("whole_gradients", replace={ANY: "own[name] is None"}, says="TypeError"),
     Right("first_difference", replace={}),
     Right("first_difference", replace={"times: float = 4.0": "times: float = 6.0"}),
     Right(
@@ -117,10 +116,7 @@ EDITS = [
     ),
     Wrong(
         "first_difference",
-        replace={
-            "torch.nextafter(x, torch.full_like(x, math.inf))": "x",
-            "if not any(moves.values())": "if False",  # a reader's own need not ask
-        },
+        replace={"torch.nextafter(x, torch.full_like(x, math.inf))": "x"},
         says="added up in four parts",
     ),
     Wrong(
@@ -167,34 +163,34 @@ EDITS = [
     Right(
         "dual",
         replace={
-            "return DUALS[kind]": """pairs = [("replicated", "partial")]
+            "return duals[kind]": """pairs = [("replicated", "partial")]
     other = {one: two for pair in pairs for one, two in (pair, pair[::-1])}
     return other.get(kind, kind)"""
         },
     ),
     Wrong(
         "dual",
-        replace={"return DUALS[kind]": "return kind"},
+        replace={"return duals[kind]": "return kind"},
         says="ranks get 2 and 3, and one process 5. That is not replicated",
     ),
     Wrong(
         "dual",
-        replace={"return DUALS[kind]": "return dict(DUALS, varying='partial')[kind]"},
+        replace={"return duals[kind]": "return dict(duals, varying='partial')[kind]"},
         says="varying: the ranks get 2 and 3, and one process 2 and 3. That is not partial",
     ),
     Wrong(
         "dual",
-        replace={"return DUALS[kind]": "return dict(DUALS, partial='invariant')[kind]"},
+        replace={"return duals[kind]": "return dict(duals, partial='invariant')[kind]"},
         says="of replicated the dual's dual is 'invariant'",
     ),
     Wrong(
         "dual",
-        replace={"return DUALS[kind]": "return dict(DUALS, varying='sharded')[kind]"},
+        replace={"return duals[kind]": "return dict(duals, varying='sharded')[kind]"},
         says="of varying: 'sharded' is none of replicated",
     ),
     Wrong(
         "dual",
-        replace={"    if kind not in DUALS:…": "    return DUALS.get(kind, kind)"},
+        replace={"    if kind not in duals:…": "    return duals.get(kind, kind)"},
         says="of 'sharded': returned 'sharded'",
     ),
 ]

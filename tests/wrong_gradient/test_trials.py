@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.wrong_gradient import curves, figures, job, kinds, trials
+from mgpu_tutorial.wrong_gradient.builds import KINDS
 from mgpu_tutorial.wrong_gradient.faults import FAULTS, job_with
 from mgpu_tutorial.wrong_gradient.seeds import hidden, judge, line_of
 
@@ -238,7 +239,7 @@ def test_the_rules_refuse_a_missing_f_and_a_bias_in_a_sum(operations, seen):
 
 
 def test_the_kind_of_a_gradient_of_a_gradient_is_the_kind():
-    assert all(kinds.dual(kinds.dual(kind)) == kind for kind in kinds.DUALS)
+    assert all(kinds.dual(kinds.dual(kind)) == kind for kind in KINDS)
 
 
 def test_clues_put_like_gradients_in_a_row_and_clip_the_right_ones():
