@@ -9,20 +9,7 @@ import pytest
 from tools.one_text import NOTEBOOKS, solutions
 
 NOT_YET = [
-    "processes_and_ranks",
-    "point_to_point",
-    "nonblocking",
-    "collectives",
-    "the_machine",
-    "data_partitioning",
-    "distributed_sgd",
-    "data_parallel",
-    "ddp_reducer",
     "ddp_in_practice",
-    "when_it_breaks",
-    "survival",
-    "mixed_precision",
-    "comparison",
     "language_model",
 ]  # whose solutions are not the package's text so far
 BOOKS = sorted(

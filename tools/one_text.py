@@ -63,9 +63,12 @@ def in_a_cell(source: str, sentence: str | None) -> str:
             cuts.append((arrow, end(node.returns), b""))
         if isinstance(node, Definition) and ast.get_docstring(node) is not None:
             own = f'"""{sentence}"""'.encode() if sentence and node is top else b""
+            last = end(node.body[0])
             if not own and len(node.body) == 1:
                 own = b"pass"
-            cuts.append((begin(node.body[0]), end(node.body[0]), own))
+            elif not own:
+                last += len(raw[last:]) - len(raw[last:].lstrip())
+            cuts.append((begin(node.body[0]), last, own))
     for first, last, instead in sorted(cuts, reverse=True):
         raw = raw[:first] + instead + raw[last:]
     lines = [line.rstrip() for line in raw.decode().splitlines()]

@@ -1,7 +1,6 @@
 """What one step of a network costs on any device, counted on PyTorch's device "meta", whose
 tensors have shapes and no numbers."""
 
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -109,18 +108,8 @@ def seconds_at_least(
 
     `rate` is in operations a second, `memory` and `bandwidth` are in bytes a second.
     """
-    if gpus != gpus // 1 or math.isnan(rate + memory + bandwidth):
-        raise ValueError(
-            f"{gpus} GPUs at {rate}, {memory} and {bandwidth} a second: give whole GPUs, and "
-            "rates that are numbers"
-        )
-    if gpus < 1 or not min(rate, memory, bandwidth) > 0:
-        raise ValueError(
-            f"{gpus} GPUs at {rate}, {memory} and {bandwidth} a second would take no time or "
-            "less: give one GPU or more, and rates above zero"
-        )
-    if not all(count >= 0 for count in step):  # nan is not
-        raise ValueError(f"{step}: counts of a step are numbers, 0 or more, as of count_step")
+    if gpus < 1 or min(rate, memory, bandwidth) <= 0:
+        raise ValueError("give one GPU or more, and rates above zero")
     computing = step.operations / gpus / rate
     keeping = 2 * step.saved / gpus / memory
     sending = 2 * (gpus - 1) / gpus * 4 * step.parameters / bandwidth

@@ -53,10 +53,6 @@ class Experiment(NamedTuple):
 
 def wrap(module: nn.Module, setup: Setup, devices: Sequence[torch.device]) -> Callable:
     """The module as `setup` trains it; DataParallel takes all `devices`."""
-    if setup.wrapper not in ("", "DataParallel", "DDP"):
-        raise ValueError(f"no wrapper {setup.wrapper!r}: take 'DDP' or 'DataParallel'")
-    if setup.hook and setup.wrapper != "DDP":
-        raise ValueError("only DDP has buckets, so only DDP takes a communication hook")
     if setup.wrapper == "DDP":
         module = DistributedDataParallel(module, gradient_as_bucket_view=True)
     if setup.hook:
@@ -71,11 +67,9 @@ def draw_share(
     rank: int, world_size: int, data: Pictures, experiment: Experiment, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Every world_size-th picture of the step's global batch, from number `rank` on."""
-    if experiment.batch < 1 or experiment.batch % world_size:
+    if experiment.batch % world_size:
         why = "the mean of unequal parts is not the mean of the batch; take one that divides"
         raise ValueError(f"a batch of {experiment.batch} for {world_size} ranks: {why}")
-    if step < 0 or not 0 <= rank < world_size:
-        raise ValueError(f"there is no step {step} of rank {rank} of {world_size} ranks")
     first = step * experiment.batch
     mine = range(first + rank, first + experiment.batch, world_size)
     return data.batch([i % len(data) for i in mine], experiment.side)
@@ -97,9 +91,6 @@ def train_setup(
     """
     if world_size > 1 and setup.wrapper != "DDP":
         raise ValueError(f"{world_size} ranks would train apart: only DDP averages gradients")
-    if experiment.iterations < 1 or count < 1:
-        what = f"{experiment.iterations} iterations on {count} devices"
-        raise ValueError(f"{what} train nothing: give 1 or more of each")
     draw_share(rank, world_size, data, experiment, 0)  # refuses a batch that does not divide
     home, steps = torch.get_default_device(), experiment.iterations + 1
     devices = lab.devices(count) if setup.wrapper == "DataParallel" else [home]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.nn.functional import all_reduce
@@ -22,8 +21,8 @@ Devices = Sequence[torch.device]
 
 def scatter(batch: torch.Tensor, devices: Devices) -> list[torch.Tensor]:
     """Cut a batch into pieces along dimension 0; piece r goes to device r."""
-    pieces = batch.chunk(len(devices))
-    return [place(piece, device) for piece, device in zip(pieces, devices, strict=False)]
+    pairs = zip(batch.chunk(len(devices)), devices, strict=False)
+    return [place(piece, device) for piece, device in pairs]
 
 
 def gather(outputs: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -55,27 +54,8 @@ def parallel_apply(
         with torch.set_grad_enabled(grad), torch.autocast(kind, *short):
             return replica(*pieces)
 
-    if not 0 < len(replicas) == len(inputs):
-        raise ValueError(f"{len(replicas)} replicas for {len(inputs)} inputs: one for each")
     with ThreadPoolExecutor(len(replicas)) as threads:
         return list(threads.map(run, replicas, inputs))
-
-
-def require_tensors_of_rows(inputs: Sequence[torch.Tensor]) -> None:
-    """TypeError for an input that has no rows to hand out, such as a tuple or a number."""
-    for each in inputs:
-        if not isinstance(each, torch.Tensor) or each.dim() == 0:
-            raise TypeError(
-                f"an input of type {type(each).__name__} can't be cut into pieces: give "
-                "tensors of rows, each as an argument of its own"
-            )
-
-
-def require_tensors(outputs: Sequence[torch.Tensor]) -> None:
-    """TypeError for an output that can't be joined, such as a dict, a tuple or a float."""
-    if kinds := [type(o).__name__ for o in outputs if not isinstance(o, torch.Tensor)]:
-        what = f"an output of type {kinds[0]} can't be joined with those of other devices"
-        raise TypeError(f"{what}: let the module return one tensor")
 
 
 class DataParallel(nn.Module):
@@ -87,22 +67,15 @@ class DataParallel(nn.Module):
 
     def __init__(self, module: nn.Module, devices: Devices) -> None:
         super().__init__()
-        if not 0 < len(set(devices)) == len(devices):
-            raise ValueError(f"name one device or more, and each once: got {devices}")
         self.module, self.devices = module, devices
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        require_tensors_of_rows(inputs)
-        rows = [len(each) for each in inputs]
-        if len(set(rows)) != 1:
-            raise ValueError(f"all inputs must have equally many rows, got {rows}")
         scattered = [scatter(each, self.devices) for each in inputs]
         pieces = list(zip(*scattered, strict=True))  # by device
         if len(pieces) == 1:
             return self.module(*pieces[0])
         replicas = replicate(self.module, self.devices[: len(pieces)])
         outputs = parallel_apply(replicas, pieces)
-        require_tensors(outputs)
         return gather(outputs, self.devices[0])
 
 
@@ -125,18 +98,11 @@ def sync_batch_norm(
 ) -> torch.Tensor:
     """Normalise each channel of (N, C, H, W) over the images of all ranks of `group`.
 
-    Without a group these are all ranks. Raises ValueError for what are no such images, and on
-    a rank that is not in the group. All ranks have equally many channels. Sums of squares in
-    float64 have a variance to a percent where the mean is up to 10⁷ deviations from zero.
+    Without a group these are all ranks. All ranks have equally many channels. Sums of squares
+    in float64 have a variance to a percent where the mean is up to 10⁷ deviations from zero.
     """
-    if dist.get_rank(group) < 0:
-        raise ValueError("this rank is not in the group: only the group's own ranks call it")
-    if images.dim() != 4 or not images.is_floating_point():
-        what = f"{tuple(images.shape)}, {images.dtype}"
-        raise ValueError(f"images are fractions of shape (N, C, H, W), got {what}")
-    if not eps >= 0:
-        raise ValueError(f"{eps=} is added to a variance: give 0 or more")
-    channels = images.transpose(0, 1).flatten(1).double()  # (C, N × H × W)
+    channels = images.transpose(0, 1).flatten(1)  # (C, N × H × W)
+    channels = channels.double()  # a variance is a small difference
     count = channels.new_full((len(channels),), channels.shape[1])
     sums = torch.stack([count, channels.sum(1), channels.square().sum(1)])
     # one message; its backward is one too

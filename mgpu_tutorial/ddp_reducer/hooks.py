@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.distributed_sgd.sgd import shared_loss
 from mgpu_tutorial.shared.data import digits
-from mgpu_tutorial.shared.groups import size_of
 
 
 def as_bfloat16(
@@ -25,7 +24,7 @@ def as_bfloat16(
     the bucket.
     """
     flat = bucket.buffer()
-    small = flat.to(torch.bfloat16).div_(size_of(group))
+    small = flat.to(torch.bfloat16).div_(dist.get_world_size(group))
     work = dist.all_reduce(small, group=group, async_op=True)
     # when the sum has arrived: back to float32, into the bucket
     return work.get_future().then(lambda done: flat.copy_(small))
@@ -35,7 +34,6 @@ def as_signs(
     group: dist.ProcessGroup | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """The ranks keep only the signs of a gradient, and the mean size of its numbers."""
-    size_of(group)  # refuses what is no group, such as another hook's dictionary
     for gradient in bucket.gradients():
         gradient.copy_(gradient.sign() * gradient.abs().mean())
     return allreduce_hook(group, bucket)
@@ -51,9 +49,8 @@ def signs_with_feedback(
     `group` must be the one DDP was given, which it does not tell its hook: bind it by
     `partial`. Karimireddy and others, 2019, https://arxiv.org/abs/1901.09847.
     """
-    if not isinstance(rest, dict):
-        raise TypeError(f"{rest=}: give register_comm_hook a dictionary of its own, {{}}")
-    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+    for parameter, gradient in pairs:
         wanted = gradient + rest.get(parameter, 0)
         sent = wanted.sign() * wanted.abs().mean()
         rest[parameter] = wanted - sent

@@ -1,7 +1,6 @@
 """Autocast, the life of a loss scaler, and the end of a step on several ranks."""
 
 from collections.abc import Callable, Iterable
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -16,9 +15,7 @@ from torch.optim import Optimizer
 from mgpu_tutorial.data_partitioning import global_batches
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients, new_model
 from mgpu_tutorial.shared.data import Digits, digits
-from mgpu_tutorial.shared.parameters import require_agreement
-
-COMPARED: WeakSet[GradScaler] = WeakSet()  # scalers whose scales the ranks have compared
+from mgpu_tutorial.shared.guards import divides
 
 
 def train_in_float16(
@@ -42,48 +39,16 @@ def train_in_float16(
 
 
 def finish_step(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """All ranks average the scaled gradients; then each unscales, clips, and steps alike."""
-    require_all_of(model, optimizer, scaler)
+    """All ranks average the scaled gradients; then each unscales, clips, and steps alike.
+
+    All scales begin alike, and the optimizer has all of a model of replicas in float32. Not
+    general: `prove` it on your model.
+    """
     average_gradients(model)
     scaler.unscale_(optimizer)
     clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
-
-
-def require_all_of(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """Raise ValueError where a gradient would stay scaled, or is not there to be averaged.
-
-    The ranks compare their first scales, once for each scaler; later ones follow from them.
-    """
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        if parameter not in held or parameter.grad is None:
-            what = "no gradient" if parameter in held else "no place in the optimizer"
-            raise ValueError(
-                f"{name} has {what}: all gradients are averaged, unscaled and clipped "
-                "together, so give the optimizer all of a model that trains as a whole"
-            )
-        if parameter.dtype == torch.float16:
-            raise ValueError(
-                f"{name} is in float16, which is too coarse to step in: keep the parameters "
-                "in float32, and let autocast compute in float16"
-            )
-        marks = "cut", "own", "placements", "sharded"
-        if any(hasattr(parameter, mark) for mark in marks):
-            raise ValueError(
-                f"{name} is this rank's part of a larger one, and the average over all ranks "
-                "would mix different parts: this step is for replicas"
-            )
-    if elsewhere := [p for p in held - set(model.parameters()) if p.grad is not None]:
-        raise ValueError(
-            f"the optimizer has {len(elsewhere)} parameters with gradients outside of model, "
-            "which nobody would average: give one model that holds them all"
-        )
-    if scaler not in COMPARED:
-        first = getattr(scaler, "_init_scale", 1.0)  # none, if it is switched off
-        require_agreement({"the first scale of the loss": first})
-        COMPARED.add(scaler)
 
 
 def look_then_average(model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
@@ -117,7 +82,7 @@ def train_scaled(
     `infinite` = (rank, step) plants an infinity. Returns for each step whether this rank's
     gradients were finite, the scale after the step, and the parameters.
     """
-    refuse_what_cannot_be_compared(world_size, infinite, dtype, init_scale)
+    divides("images", 24, world_size)
     data, (model, optimizer), records = digits(), new_model(), []
     if ddp:
         model = DistributedDataParallel(model)
@@ -138,38 +103,16 @@ def train_scaled(
     return records
 
 
-def refuse_what_cannot_be_compared(
-    world_size: int, infinite: tuple[int, int] | None, dtype: torch.dtype, init_scale: float
-) -> None:
-    """Raise ValueError where `train_scaled` would not be the run of one process."""
-    if 24 % world_size:
-        why = "the mean of unequal parts is not the mean of the batch"
-        raise ValueError(f"24 images cannot be dealt evenly to {world_size} ranks: {why}")
-    if infinite and not (0 <= infinite[0] < world_size and 0 <= infinite[1] < 4):
-        raise ValueError(f"infinite={infinite}: {world_size} ranks take steps 0 to 3")
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"autocast is for float32, float16 and bfloat16, not for {dtype}")
-    if not 0 < init_scale < float("inf"):
-        raise ValueError(f"a loss times {init_scale} has no gradients to divide again")
-
-
 def is_finite_everywhere(
     gradients: Iterable[torch.Tensor | None], group: ProcessGroup | None = None
 ) -> bool:
     """Are all gradients of all ranks finite? Every rank tells the others with one number.
 
     The ranks are those of `group`; without one they are all ranks. A parameter that is
-    frozen or unused has None for a gradient, and None is finite. Raises ValueError on a rank
-    that is not in the group, and TypeError for parameters in place of their gradients.
+    frozen or unused has None for a gradient, and None is finite.
     """
-    if isinstance(gradients, torch.Tensor) and not gradients.dim():
-        raise TypeError("this is one number: give the gradients in a list, p.grad of each p")
-    gradients = list(gradients)
-    if any(isinstance(g, nn.Parameter) for g in gradients):
-        raise TypeError("these are parameters: give their gradients, p.grad of each p")
-    if dist.get_rank(group) < 0:
-        raise ValueError("this rank is not in the group: only the group's own ranks call it")
-    overflow = any(g is not None and not g.isfinite().all() for g in gradients)
+    gradients = [g for g in gradients if g is not None]
+    overflow = any(not g.isfinite().all() for g in gradients)
     found = torch.tensor(float(overflow))
     dist.all_reduce(found, dist.ReduceOp.MAX, group)
     return found.item() == 0
@@ -180,8 +123,6 @@ def cast_to_float8(rank: int, world_size: int, agree: bool) -> float:
 
     The largest number, of all ranks or of rank 0, becomes 448. Returns the relative error.
     """
-    if world_size < 2:
-        raise ValueError("rank 1's rows are the larger ones: take two ranks or more")
     torch.manual_seed(0)
     whole = torch.randn(world_size, 64, 64)
     whole[1] *= 10  # rank 1's rows are ten times larger

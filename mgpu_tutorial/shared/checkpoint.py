@@ -126,7 +126,7 @@ def save_whole(path: str, state: dict[str, Any]) -> None:
     """
     draft = Path(f"{path}.{uuid4().hex}.draft")
     try:
-        with open(draft, "xb") as file:  # made anew: no link that is there is followed
+        with open(draft, "xb") as file:  # follows no link
             torch.save(state, file)
         os.replace(draft, path)
     finally:
@@ -143,16 +143,13 @@ def remove_drafts(path: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def load(
-    path: str, model: nn.Module, optimizer: Optimizer, *, needs: str = "", **same: Any
-) -> dict[str, Any]:
+def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict[str, Any]:
     """Rank 0 reads and sends the state to all ranks, which need no common disk.
 
     Returns what was saved `also`; {} where there is no file yet. Raises ValueError, on every
     rank, for a file that cannot be read, for one whose values of `same` differ from those
-    given on a rank, for one without the value that the caller `needs`, for shards, and for a
-    folder that cannot be written to. An optimizer's state belongs to places in its list: give
-    the parameters in the order of the save.
+    given on a rank, for shards, and for a folder that cannot be written to. An optimizer's
+    state belongs to places in its list: give the parameters in the order of the save.
     """
     _refuse_shards(model, optimizer, "load_shards")
     box = [_read(path) if dist.get_rank() == 0 else {}]
@@ -162,22 +159,11 @@ def load(
         raise ValueError(state)
     if not state:
         return state
-    why = _lacks(path, state, needs) or _another(path, state, model, optimizer, same)
+    why = _another(path, state, model, optimizer, same)
     _refuse_on_all([], why)
     model.load_state_dict(state.pop("model"))
     optimizer.load_state_dict(state.pop("optimizer"))
     return state
-
-
-def _lacks(path: str, state: dict, needs: str) -> str:
-    """A sentence where a value that the run goes on from was not saved, or nothing."""
-    if not needs or needs in state:
-        return ""
-    also = [name for name in state if name not in ("model", "optimizer")]
-    return (
-        f"{path} was saved without `{needs}`, with {', '.join(also) or 'nothing'} instead. "
-        f"Nothing was changed: save it by save(path, model, optimizer, {needs}=...)"
-    )
 
 
 def _another(

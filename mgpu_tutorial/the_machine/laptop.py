@@ -13,8 +13,6 @@ from mgpu_tutorial.lab.words import bytes_text
 
 def products(rank: int, world_size: int, *sizes: int) -> dict[str, tuple]:
     """Operations, bytes and the least seconds of n × n products and of a long addition."""
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"a product needs a size, 1 or more, got {sizes}")
     work, actions = {}, {}
     for n in sizes:
         a, b, out = torch.ones(3, n, n)
@@ -29,8 +27,6 @@ def products(rank: int, world_size: int, *sizes: int) -> dict[str, tuple]:
 
 def reduce_two(rank: int, world_size: int, method: Callable, small: int, large: int) -> list:
     """The least seconds of an all-reduce of two sizes in bytes, until all ranks have it."""
-    if not 4 <= small < large:
-        raise ValueError(f"expected 4 bytes or more and then more, got {small} and {large}")
 
     def until_all_have(tensor: torch.Tensor) -> None:
         method(tensor)
@@ -43,9 +39,8 @@ def reduce_two(rank: int, world_size: int, method: Callable, small: int, large: 
 
 def first_look(rank: int, world_size: int, width: int = 8192, most: int = 2**30) -> dict:
     """A product and a copy in 16 bits, and all-reduces of three sizes as bus bandwidth."""
-    if world_size < 2 or width < 1 or most < 2**12:
-        given = f"got {world_size}, {width} and {most}"
-        raise ValueError(f"expected two ranks, a width and 4,096 bytes or more, {given}")
+    if world_size < 2:
+        raise ValueError(f"an all-reduce is between two ranks or more, got {world_size}")
     a = torch.ones(width, width, dtype=torch.bfloat16)
     rates = {"product, TFLOP/s": 2 * width**3 / seconds_of(lambda: a @ a) / 1e12}
     copied = torch.empty(most // 2, dtype=torch.bfloat16)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from mgpu_tutorial.instruments.price import llama_3_8b
 from mgpu_tutorial.lab import borrowed, span
 from mgpu_tutorial.shared.cost_model.machines import HOST_4
-from mgpu_tutorial.shared.guards import whole
+from mgpu_tutorial.shared.guards import divides, whole
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -77,8 +77,7 @@ def train_alone(
     A single one is not the first: Adam's moments are there. More begin with the first, and
     `price` takes all of them, because no span is named "step".
     """
-    if micro_batches not in (1, 2):
-        raise ValueError(f"two sequences make 1 or 2 micro-batches, got {micro_batches}")
+    divides("sequences", 2, micro_batches)
     whole("steps", steps)
     torch.set_default_dtype(torch.bfloat16)
     model = llama_3_8b(layers)

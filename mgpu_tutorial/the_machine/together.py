@@ -16,7 +16,7 @@ def train_together(
     Each gradient goes into an all-reduce: as soon as backward has made it (`early`), or when
     backward has made all of them. Embedding and head of Llama 3 are left out.
     """
-    if tokens < 1 or tokens % 1024:
+    if tokens % 1024:
         raise ValueError(f"tokens come in sequences of 1,024, got {tokens}")
     torch.set_default_dtype(torch.bfloat16)
     model = llama_3_8b(layers)[1:-2]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
 from mgpu_tutorial.lab import span
 from mgpu_tutorial.when_it_breaks.data import Run
@@ -125,28 +124,24 @@ def loss_and_gradient(
     return errors.square().mean(), 2 * errors @ features / len(errors)
 
 
-def replay(
-    gradient_of: Callable, batch: torch.Tensor, group: ProcessGroup | None = None
-) -> list[int]:
+def replay(gradient_of: Callable, batch: torch.Tensor) -> list[int]:
     """The ranks whose gradient the next rank doesn't reproduce to the last bit.
 
-    The ranks are those of `group`, and count within it; without one they are all ranks. A
-    gradient that is NaN on both of them is reproduced. Raises ValueError on one rank.
+    A gradient that is NaN on both of them is reproduced. Raises ValueError on one rank.
     """
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ValueError("this rank is not in the group: only the group's own ranks call it")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size < 2:
-        raise ValueError("one rank has no other one that could replay its batch: take two")
+        raise ValueError("one rank has no other one to replay its batch")
     batches, pairs = [None] * world_size, [None] * world_size
-    dist.all_gather_object(batches, batch.cpu(), group)  # or it arrives on the sender's card
+    dist.all_gather_object(batches, batch.cpu())
     of_others = batches[rank - 1].to(batch.device)
     mine = gradient_of(batch).cpu(), gradient_of(of_others).cpu()
-    dist.all_gather_object(pairs, mine, group)
+    dist.all_gather_object(pairs, mine)
     own, again = zip(*pairs, strict=True)
-    again = again[1:] + again[:1]  # rank 0 has replayed the last rank's batch
+    again = again[1:] + again[:1]  # rank 0 has replayed the last one's batch
     exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
-    return [r for r in range(world_size) if not own[r].allclose(again[r], **exactly)]
+    same = [own[r].allclose(again[r], **exactly) for r in range(world_size)]
+    return [r for r in range(world_size) if not same[r]]
 
 
 def train_until_it_jumps(

@@ -101,11 +101,7 @@ RING = [
         replace={"tensor.view(-1)": "tensor.clone()"},
         says="on 2 ranks, rank 0 holds",
     ),
-    Wrong(
-        "ring_all_reduce",
-        replace={COUNT: "2"},
-        says="a chunk for each rank: world size 1, got 2",
-    ),
+    Wrong("ring_all_reduce", replace={COUNT: "2"}, says="on 3 ranks"),
     Wrong(
         "ring_all_reduce",
         replace={f"view(-1).tensor_split({COUNT})": f"view({COUNT}, -1)"},
@@ -137,11 +133,7 @@ RING = [
         replace={"chunks =…": BY_HAND.replace(STARTED, BY_TURNS)},
         says="on 6 ranks 20 messages travel one after another, expected 10",
     ),
-    Wrong(
-        "ring_all_reduce",
-        replace={COUNT: "dist.get_world_size()"},
-        says="world size 2, got 4 chunks",
-    ),
+    Wrong("ring_all_reduce", replace={COUNT: "dist.get_world_size()"}, says="ranks 0 and 2"),
     Wrong(
         "ring_all_reduce",
         replace={"chunks =…": "dist.all_reduce(tensor)"},

@@ -46,7 +46,7 @@ AT_LEAST = [
     ),
     Wrong(
         "seconds_at_least",
-        replace={" > 0:": " >= 0:"},
+        replace={" <= 0:": " < 0:"},
         says="gpus=1, rate=0, memory=100, bandwidth=100: ZeroDivisionError",
     ),
 ]

@@ -19,37 +19,19 @@ def train(rank, world_size, setup, experiment, count=2):
     return training.train_setup(rank, world_size, data, setup, experiment, count)
 
 
-def wrapped(rank, world_size, setup):
-    return training.wrap(nn.Linear(2, 2), setup, [torch.device("cpu")])
-
-
-def share(rank, world_size, *given):
-    return training.draw_share(*given[:2], pictures(), *given[2:])
-
-
 REFUSED = [
-    (2, "2 ranks would train apart", train, (ALONE, TINY)),
-    (2, "2 ranks would train apart", train, (PARALLEL, TINY)),
+    (2, "2 ranks", train, (ALONE, TINY)),
+    (2, "2 ranks", train, (PARALLEL, TINY)),
     (3, "a batch of 8 for 3 ranks", train, (DDP, TINY)),
     (2, "a batch of 1 for 2 ranks", train, (DDP, TINY._replace(batch=1))),
-    (2, "a batch of 0 for 2 ranks", train, (DDP, TINY._replace(batch=0))),
-    (2, "0 iterations on 2 devices", train, (DDP, TINY._replace(iterations=0))),
-    (1, "1 iterations on 0 devices", train, (PARALLEL, TINY, 0)),
-    (2, "no wrapper 'ddp': take 'DDP'", wrapped, (training.Setup("ddp"),)),
-    (1, "only DDP has buckets", wrapped, (training.Setup(hook=True),)),
-    (1, "only DDP has buckets", wrapped, (training.Setup("DataParallel", hook=True),)),
-    (1, "there is no step 0 of rank -1 of 2 ranks", share, (-1, 2, TINY, 0)),
-    (1, "there is no step 0 of rank 2 of 2 ranks", share, (2, 2, TINY, 0)),
-    (1, "there is no step -1 of rank 0 of 2 ranks", share, (0, 2, TINY, -1)),
 ]
 
 
 @pytest.mark.parametrize("world_size, words, worker, given", REFUSED)
 def test_refused(refused, world_size, words, worker, given):
-    refused(world_size, words, worker, *given)
+    refused(world_size, ValueError(words), worker, *given)
 
 
-NAN = float("nan")
 STEP = estimates.StepCost(10, 10, 10)
 
 
@@ -57,22 +39,8 @@ STEP = estimates.StepCost(10, 10, 10)
     "given", [(0, 1, 1, 1), (-1, 1, 1, 1), (1, 0, 1, 1), (1, 1, -1, 1), (1, 1, 1, 0)]
 )
 def test_a_step_takes_time(given):
-    with pytest.raises(ValueError, match="give one GPU or more, and rates above zero"):
+    with pytest.raises(ValueError, match="one GPU"):
         estimates.seconds_at_least(STEP, *given)
-
-
-@pytest.mark.parametrize(
-    "given", [(2.5, 1, 1, 1), (NAN, 1, 1, 1), (1, NAN, 1, 1), (1, 1, NAN, 1), (1, 1, 1, NAN)]
-)
-def test_gpus_are_whole_and_rates_are_numbers(given):
-    with pytest.raises(ValueError, match="give whole GPUs, and rates that are numbers"):
-        estimates.seconds_at_least(STEP, *given)
-
-
-@pytest.mark.parametrize("counts", [(10, 10, NAN), (10, NAN, 10), (10, -10, 10), (-1, 0, 0)])
-def test_counts_of_a_step_are_0_or_more(counts):
-    with pytest.raises(ValueError, match="counts of a step are numbers, 0 or more"):
-        estimates.seconds_at_least(estimates.StepCost(*counts), 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("name", ["batch", "side"])

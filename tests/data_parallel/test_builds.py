@@ -8,7 +8,7 @@ BY_SIZE = """size = -(-len(batch) // len(devices))
     return [place(batch[i : i + size], devices[i // size]) for i in starts]"""
 PIECES = "batch.chunk(len(devices))"
 SCATTER = [
-    Right("scatter", replace={"pieces =…": BY_SIZE}),
+    Right("scatter", replace={"pairs =…": BY_SIZE}),
     Wrong(
         "scatter",
         replace={"place(piece, device)": "piece"},
@@ -77,7 +77,11 @@ SYNC = [
         replace={"(variance + eps)": "variance"},
         says="on 1 rank: the output",
     ),
-    Wrong("sync_batch_norm", replace={").double()": ")"}, says="the squared mean agree"),
+    Wrong(
+        "sync_batch_norm",
+        replace={"channels.double()": "channels"},
+        says="the squared mean agree",
+    ),
     Wrong(
         "sync_batch_norm",
         replace={".to(images.dtype)": ""},

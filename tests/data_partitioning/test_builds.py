@@ -15,12 +15,12 @@ TENSORS = """generator = torch.Generator().manual_seed(seed + epoch)
     return order[places].view(each, world_size)[:, rank]"""
 PADDED, WRONG_PARTS = "(order * world_size)[:missing]", "the parts are [["
 TWICE = "different ones, expected"
-CHECK = "check_rank(rank, world_size)"
+CHECK = "if not 0 <= rank < world_size:"
 DEALT = "order[rank::world_size]"
 RANK_INDICES = [
     Right("rank_indices", replace={"generator =…": LOOP}),
     Right("rank_indices", replace={"generator =…": TENSORS}),
-    Right("rank_indices", replace={CHECK: "assert rank in range(world_size)"}),
+    Right("rank_indices", replace={CHECK: "if rank not in range(world_size):"}),
     Wrong(
         "rank_indices",
         replace={"seed + epoch": "seed"},
@@ -57,16 +57,16 @@ RANK_INDICES = [
         says="use torch.Generator()",
     ),
     Wrong(
-        "rank_indices", replace={CHECK: "assert rank < world_size"}, says="rank -1 of 2 gets"
+        "rank_indices", replace={CHECK: "if rank >= world_size:"}, says="rank -1 of 2 gets"
     ),
-    Wrong("rank_indices", replace={CHECK: "pass"}, says="rank 2 of 2 gets"),
+    Wrong("rank_indices", replace={CHECK: "if False:"}, says="rank 2 of 2 gets"),
     Wrong(
         "rank_indices",
         replace={DEALT: "torch.tensor(order).chunk(world_size)[rank]"},
         says="of 10 samples rank 0 of 3 gets",
     ),
 ]
-CUT = "return [whole.tensor_split(world_size)[rank].tolist() for whole in order.split(batch)]"
+CUT = "return [whole.tensor_split(world_size)[rank].tolist() for whole in wholes]"
 TAIL = "order.split(batch)"
 OTHERS = """order = order.tolist()
     wholes = [order[i : i + batch] for i in range(0, samples, batch)]

@@ -10,8 +10,8 @@ TOGETHER = """gradients = [parameter.grad for parameter in model.parameters()]
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
         gradient.copy_(part.view_as(gradient))"""
 SUM = "dist.all_reduce(parameter.grad, group=group)"
-DIVIDE = "parameter.grad /= size_of(group)"
-BOTH = f"{DIVIDE}  # first: in float16 a sum ends at 65,504\n        {SUM}"
+DIVIDE = "parameter.grad /= dist.get_world_size(group)"
+BOTH = f"{DIVIDE}  # first, for float16\n        {SUM}"
 AVERAGE = [
     Right("average_gradients", replace={BOTH: f"{SUM}\n        {DIVIDE}"}),
     Right("average_gradients", replace={"trained =…": TOGETHER}),
@@ -72,7 +72,8 @@ BY_HAND = """pairs = zip(output[:, None], labels[:, None])
 NO_SHARE = """if len(labels) == 0:
         return output.sum()
     share = len(labels) / batch
-    return loss_of(output, labels, reduction="sum") / len(labels) * share * size_of(group)"""
+    total = loss_of(output, labels, reduction="sum") / len(labels) * share
+    return total * dist.get_world_size(group)"""
 MEAN = NO_SHARE.partition("return output.sum()\n    ")[2]
 LOSS = [
     Right("shared_loss", replace={"return…": BY_HAND}),
@@ -84,7 +85,7 @@ LOSS = [
     ),
     Wrong(
         "shared_loss",
-        replace={" * size_of(group) / batch": ""},
+        replace={" * dist.get_world_size(group) / batch": ""},
         says="average: 28, expected 4",
     ),
     Wrong(
@@ -99,12 +100,12 @@ LOSS = [
     ),
     Wrong(
         "shared_loss",
-        replace={"size_of(group)": "dist.get_world_size()"},
+        replace={"get_world_size(group)": "get_world_size()"},
         says="rank 1, of a batch of 4 one sample",
     ),
     Wrong(
         "shared_loss",
-        replace={"return loss_of": "return nll_loss"},
+        replace={"total = loss_of": "total = nll_loss"},
         says="gives 1 on rank 0, 2 on rank 1",
     ),
     Wrong("shared_loss", replace={"return ": ""}, says="nothing was returned"),

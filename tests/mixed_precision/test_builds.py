@@ -92,7 +92,7 @@ ASK = [
     ),
     Wrong(
         "is_finite_everywhere",
-        replace={"g is not None and ": ""},
+        replace={" if g is not None": ""},
         says="'NoneType' object has no attribute 'isfinite'",
     ),
     Wrong("is_finite_everywhere", replace={"overflow =…": SUM}, says="expected False"),

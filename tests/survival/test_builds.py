@@ -39,19 +39,15 @@ SAVE = [
 ]
 STEPS = "range(first, steps)"
 FRESH = "torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)"
-FIRST, THIRD = 'state.get("step", 0)', "(step + 1) % every == 0"
+FIRST, THIRD = 'state["step"] if state else 0', "(step + 1) % every == 0"
 RESUME = [
     Right(
         "resume_or_start",
-        replace={FIRST: 'state["step"] if state else 0', THIRD: "step % every == every - 1"},
+        replace={FIRST: 'state.get("step", 0)', THIRD: "step % every == every - 1"},
     ),
     Right("resume_or_start", replace={FIRST: 'state.pop("step", 0)'}),
     Wrong("resume_or_start", replace={FIRST: 'state["step"]'}, says="KeyError"),
-    Wrong(
-        "resume_or_start",
-        replace={"step=step + 1": "epoch=1"},
-        says="was saved without `step`, with epoch instead",
-    ),
+    Wrong("resume_or_start", replace={"step=step + 1": "epoch=1"}, says="KeyError: 'step'"),
     Wrong(
         "resume_or_start",
         replace={THIRD: "step % every == 0"},
@@ -79,7 +75,7 @@ RESUME = [
     ),
     Wrong(
         "resume_or_start",
-        replace={"model, optimizer, needs": f"model, {FRESH}, needs"},
+        replace={"load(path, model, optimizer)": f"load(path, model, {FRESH})"},
         says="after a death in step 4: ",
     ),
     Wrong(

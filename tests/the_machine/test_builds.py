@@ -20,12 +20,13 @@ BY_MATCH = """clocks = [0.0, 0.0]
                 clocks[0] = max(clocks[0], arrived[of])
         arrived.append(clocks[1])
     return sorted(clocks)[-1]"""
-ROOF = "min(peak, flops / nbytes * bandwidth)"
+ROOF = "min(peak, by_memory)"
+BUSY = "compute += max(by_peak, by_memory)"
 SENT = "event.steps * latency + event.nbytes / bandwidth"
 RING = "2 * (ranks - 1) / ranks * nbytes / bandwidth"
 ANSWERS = [
     Right("attainable", replace={ROOF: "flops / max(flops / peak, nbytes / bandwidth)"}),
-    Right("attainable", replace={"if not…": BY_RIDGE}),
+    Right("attainable", replace={"by_memory =…": BY_RIDGE}),
     Wrong(
         "attainable",
         replace={ROOF: "max(peak, flops / nbytes * bandwidth)"},
@@ -65,17 +66,17 @@ ANSWERS = [
     Right("replay_step", replace={"compute = link…": BY_MATCH}),
     Wrong(
         "replay_step",
-        replace={"compute += max(roads)": "compute += sum(roads)"},
+        replace={BUSY: "compute += by_peak + by_memory"},
         says="3 s of operations, 1 s of bytes",
     ),
     Wrong(
         "replay_step",
-        replace={"compute += max(roads)": "compute += roads[0]"},
+        replace={BUSY: "compute += by_peak"},
         says="1 s of operations, 4 s of bytes",
     ),
     Wrong(
         "replay_step",
-        replace={"compute += max(roads)": "compute = max(roads)"},
+        replace={BUSY: BUSY.replace("+=", "=")},
         says="both, one after the other",
     ),
     Wrong(
@@ -139,7 +140,7 @@ ANSWERS = [
     Wrong(
         "replay_step",
         replace={"arrived[place] = link": "arrived[len(arrived)] = link"},
-        says="which is no earlier message",
+        says="KeyError",
     ),
     Wrong(
         "replay_step",
