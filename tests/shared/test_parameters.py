@@ -1,11 +1,10 @@
-"""A fingerprint stands for every bit of every parameter; a pretended rank asks nobody."""
+"""A fingerprint stands for every bit of every parameter."""
 
 import pytest
 import torch
 from torch import nn
 
-from mgpu_tutorial.instruments.price.pricing import price
-from mgpu_tutorial.shared.parameters import fingerprint, require_agreement
+from mgpu_tutorial.shared.parameters import fingerprint
 
 
 def mixed():
@@ -22,12 +21,3 @@ def test_the_last_bit_of_any_parameter_counts(name):
     last = changed.get_parameter(name).data.view(-1)[-1:]
     last.copy_(torch.nextafter(last, torch.full_like(last, float("inf"))))
     assert fingerprint(changed) != fingerprint(mixed())
-
-
-def agree(rank, world_size):
-    require_agreement({"samples": [4, 4]})
-    torch.ones(2) + 1
-
-
-def test_a_pretended_rank_agrees_with_itself_and_sends_nothing():
-    assert price(agree, 8).sent() == 0
