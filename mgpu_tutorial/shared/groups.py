@@ -1,9 +1,6 @@
 """What a function that takes `group=None` asks of it: None is all ranks."""
 
-from collections.abc import Iterable
-
 import torch.distributed as dist
-from torch import nn
 
 
 def size_of(group: dist.ProcessGroup | None) -> int:
@@ -24,25 +21,3 @@ def size_of(group: dist.ProcessGroup | None) -> int:
             "group with itself in it, or None for all ranks"
         )
     return dist.get_world_size(group)
-
-
-def require_whole(
-    named: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
-) -> None:
-    """ValueError where a parameter is a part that other ranks of this group have not.
-
-    That are a tensor-parallel layer's, a shard, a DTensor and a rank's own experts. A part
-    that is shared out over another group, such as "tp" beside "dp", is whole for this one.
-    """
-    if size_of(group) == 1 or dist.get_backend(group) == "fake":
-        return  # a pretended rank has no others
-    here = set(dist.get_process_group_ranks(group or dist.group.WORLD))
-    for name, parameter in named:
-        if any(hasattr(parameter, mark) for mark in ("cut", "own", "placements")):
-            over = getattr(parameter, "group", None) or dist.group.WORLD
-            if len(here.intersection(dist.get_process_group_ranks(over))) > 1:
-                raise ValueError(
-                    f"`{name}` is this rank's part of a layer, and others of the group have "
-                    "other parts, which would be averaged or replaced: give the group of the "
-                    "ranks that have the same part"
-                )
