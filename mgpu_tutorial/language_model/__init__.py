@@ -1,6 +1,5 @@
 """A small language model on a plan of one's own: who shares batch, products and layers."""
 
-import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -19,7 +18,7 @@ from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
 from mgpu_tutorial.sharding.blocks import fully_sharded
 from mgpu_tutorial.sharding.zero import owners, sharded_step
-from mgpu_tutorial.shared.losses import require_mean_of_parts
+from mgpu_tutorial.shared.guards import one_of, positive, whole
 from mgpu_tutorial.tensor_parallel import layers
 from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import parallel_cross_entropy
 
@@ -33,37 +32,13 @@ PARTS = SimpleNamespace(**{part.__name__: part for part in OURS})
 DTYPES = "float32", "float64", "bfloat16"
 
 
-def require_run(
-    begin: int,
-    steps: int,
-    save: str,
-    every: int,
-    dtype: str,
-    lr: float,
-    parts: SimpleNamespace,
-    loss_of: Callable,
-    text: Tensor | None,
-) -> None:
+def require_run(begin: int, steps: int, save: str, every: int, dtype: str, lr: float) -> None:
     """ValueError for a run that would train nothing, or whose result could not be saved."""
-    for name, number in {"steps": steps, "every": every}.items():
-        if not isinstance(number, int):
-            raise ValueError(f"{name}={number!r}: expected a whole number of steps")
+    whole("every", every)
+    one_of("dtype", dtype, DTYPES)
+    positive("lr", lr)
     if not steps > begin:
         raise ValueError(f"steps={steps}, and {begin} are done: ask for more steps in all")
-    if every < 1:
-        raise ValueError(f"every={every}: expected a number of steps, 1 or more")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
-    if not (isinstance(lr, float | int) and 0 < lr < math.inf):
-        raise ValueError(f"lr={lr!r}: expected a number above 0, and not infinite")
-    missing = [name for name in vars(PARTS) if not hasattr(parts, name)]
-    if missing:
-        raise ValueError(f"parts lack {', '.join(missing)}: `library(*OURS)` has them all")
-    targets = models.batch_of(begin, text)[1].to(torch.get_default_device())
-    each = targets.flatten().split(1)
-    require_mean_of_parts(
-        loss_of, (1, models.CHARACTERS), [(target, target) for target in each]
-    )
     if save:
         models.make_place(save)
 
@@ -99,9 +74,9 @@ def train(
     if resume:  # the model, and perhaps Adam's moments, as two more models
         begin, updates, wholes = models.load_checkpoint(resume)
         models.require_as_many(resume, wholes[0], experts)
-    require_run(begin, steps, save, every, dtype, lr, parts, loss_of, text)
-    whole, *moments = [each.to(device, getattr(torch, dtype)) for each in wholes]
-    job = build_rank(whole, sizes, plans.mesh_of(sizes), parts)
+    require_run(begin, steps, save, every, dtype, lr)
+    model, *moments = [one.to(device, getattr(torch, dtype)) for one in wholes]
+    job = build_rank(model, sizes, plans.mesh_of(sizes), parts)
     adam, owner = parts.new_adam(job, parts, lr)
     if moments:
         restore(job, adam, moments, updates, parts)

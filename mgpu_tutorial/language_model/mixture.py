@@ -11,18 +11,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mgpu_tutorial.experts.layer import Experts, run_experts
 from mgpu_tutorial.language_model.plan import Plan
+from mgpu_tutorial.shared.guards import whole
 from mgpu_tutorial.tensor_parallel.block import Block
 from mgpu_tutorial.tensor_parallel.layers import Group, shard
 
 
 def require_experts(plan: Plan, experts: int) -> None:
     """ValueError where a plan cannot train a model with so many experts in each block."""
-    if not isinstance(experts, int) or experts < 0 or experts == 1:
-        raise ValueError(f"experts={experts!r}: expected 0 for none, or a number from 2 on")
-    if experts % plan.ep or (plan.ep > 1 and not experts):
+    whole("experts", experts, least=0)
+    if experts == 1 or experts % plan.ep or (plan.ep > 1 and not experts):
         raise ValueError(
-            f"experts={experts}, and ep={plan.ep} ranks are to share them: give experts that "
-            f"are a multiple of {plan.ep}"
+            f"experts={experts}, and {plan.ep} ranks share them: give a multiple, 2 or more"
         )
 
 

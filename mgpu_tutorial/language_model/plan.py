@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy, pad
 
 from mgpu_tutorial.experts.layer import Experts
 from mgpu_tutorial.language_model import model as models
-from mgpu_tutorial.shared.losses import require_no_weights
 from mgpu_tutorial.tensor_parallel.block import Block
 from mgpu_tutorial.tensor_parallel.layers import Shard, SumOverRanks
 
@@ -125,7 +124,6 @@ def loss_over(group: dist.ProcessGroup, loss_of: Callable, parts: Any) -> Callab
 
     Cross-entropy needs three numbers a row of them; another loss gets all scores.
     """
-    require_no_weights(loss_of)
     if dist.get_world_size(group) == 1:
         return loss_of
     if loss_of is cross_entropy:
@@ -163,10 +161,8 @@ def cut_model(
 ) -> nn.Sequential:
     """This rank's stage of embedding, blocks and head; `share` cuts a block for its group."""
     stage, stages = mesh["pp"].get_local_rank(), mesh["pp"].size()
-    each, rest = divmod(len(model) - 2, stages)
-    if rest or not each:
-        raise ValueError(f"{len(model) - 2} blocks do not divide into {stages} equal stages")
-    blocks = list(model)[1 + stage * each : 1 + (stage + 1) * each]
+    each = (len(model) - 2) // stages
+    blocks = list(model)[1:-1][stage * each : (stage + 1) * each]
     for block in blocks:
         share(block, mesh["tp"].get_group())
     first = [model[0]] if stage == 0 else []
@@ -175,38 +171,12 @@ def cut_model(
 
 
 def require_untied(model: nn.Module, plan: Plan) -> None:
-    """ValueError for a tied weight that a stage, or a shard of the head, would copy."""
+    """ValueError for a tied weight of which pp or tp would make two, as of GPT-2's head."""
     first: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         tied = first.setdefault(parameter, name)
         if tied != name and plan.pp * plan.tp > 1:
-            raise ValueError(
-                f"`{tied}` and `{name}` are one weight, and pp or tp would make two of it, "
-                "whose gradients nobody adds: make the model without tied weights"
-            )
-
-
-def require_equal_parts(inputs: Tensor, targets: Tensor) -> None:
-    """ValueError where the mean of two micro-batches' means isn't the mean of the batch."""
-    if len(inputs) % models.MICRO_BATCHES:
-        raise ValueError(f"{len(inputs)} sequences do not divide into two micro-batches")
-    if bool((targets == -100).any()):
-        raise ValueError(
-            "a target of -100 does not count in the mean of cross_entropy, so equal "
-            "micro-batches would have unequal counts: leave those sequences out of the batch"
-        )
-
-
-def require_loss(loss_of: Callable, mesh: DeviceMesh) -> None:
-    """ValueError for a loss that would take the scores of some characters for all."""
-    require_no_weights(loss_of)
-    given = loss_of.keywords if isinstance(loss_of, partial) else {}
-    if (ranks := mesh["tp"].size()) > 1 and "group" not in given:
-        raise ValueError(
-            f"each of {ranks} tp ranks has the scores of {models.CHARACTERS // ranks} "
-            "characters, which this loss would take for all: give "
-            'loss_over(mesh["tp"].get_group(), loss_of, parts)'
-        )
+            raise ValueError(f"`{tied}` and `{name}` are one weight: use neither pp nor tp")
 
 
 def forward_backward(
@@ -226,9 +196,9 @@ def forward_backward(
     ranks = dist.get_process_group_ranks(mesh["pp"].get_group())
     stage, last = mesh["pp"].get_local_rank(), len(ranks) - 1
     like = next(model.parameters())  # for the dtype and the device of activations
-    require_equal_parts(inputs, targets)
-    require_loss(loss_of, mesh)
     micro, no_sync = models.MICRO_BATCHES, getattr(model, "no_sync", nullcontext)
+    if len(inputs) % micro:
+        raise ValueError(f"{len(inputs)} sequences have no {micro} equal parts")
     xs, ys = inputs.chunk(micro), targets.chunk(micro)
     kept, sending, loss = {}, [], like.new_zeros(())
     for task in order_of(stage, len(ranks), micro):

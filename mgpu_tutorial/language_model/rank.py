@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mgpu_tutorial.language_model import model as models
-from mgpu_tutorial.language_model.mixture import (
-    ExpertsDDP,
-    expert_groups,
-    require_experts,
-    share_experts,
-)
+from mgpu_tutorial.language_model.mixture import ExpertsDDP, expert_groups, share_experts
 from mgpu_tutorial.language_model.plan import (
     Plan,
     clip_gradients,
@@ -48,7 +43,6 @@ def build_rank(
 ) -> Job:
     """This rank's part of a whole model, which is the same on every rank."""
     require_untied(whole, plan)
-    require_experts(plan, models.experts_of(whole))
     device = next(whole.parameters()).device
     # pp: its stage; tp: its shards of the products in it
     stage = parts.cut_model(whole, mesh, partial(share_products, parts=parts))
@@ -84,13 +78,14 @@ def new_adam(
     """
     parameters = list(job.stage.parameters())
     me, ranks = dist.get_rank(job.data), dist.get_world_size(job.data)
-    # with ZeRO 1 the owner of a parameter steps it, else each rank all that it has
+    # with ZeRO 1 its owner steps a parameter, else each rank all it has
     owner = [me] * len(parameters)
     if job.plan.zero == 1:
         owner = parts.owners(parameters, ranks)
     mine = [p for p, rank in zip(parameters, owner, strict=True) if rank == me]
     adam = torch.optim.AdamW(mine, lr=lr)
-    own = mine if job.plan.zero else None  # others along dp and cp step other ones
+    # with ZeRO the others along dp and cp step other ones
+    own = mine if job.plan.zero else None
     adam.register_step_pre_hook(lambda *_: clip_gradients(job.stage, job.mesh, own))
     return adam, owner
 
@@ -107,23 +102,25 @@ def take_step(
 
     `loss_of` is as `loss_over` gives it, for the scores that this rank has.
     """
-    plan, mesh = job.plan, job.mesh
+    sizes, mesh = job.plan, job.mesh
     # its share: every dp-th sequence, and of those its positions
-    rows = slice(mesh["dp"].get_local_rank(), None, plan.dp)
+    rows = slice(mesh["dp"].get_local_rank(), None, sizes.dp)
     inputs, targets = (part[rows][:, job.places] for part in batch)
-    loss = forward_backward(job.model, mesh, inputs, targets, parts.order_of_1f1b, loss_of)
+    given = inputs, targets, parts.order_of_1f1b, loss_of
+    loss = forward_backward(job.model, mesh, *given)
     # the mean gradients, and the step
-    if plan.zero == 1:
-        parts.sharded_step(list(job.stage.parameters()), owner, adam, job.data)
+    if sizes.zero == 1:
+        parameters = list(job.stage.parameters())
+        parts.sharded_step(parameters, owner, adam, job.data)
     else:
-        if plan.zero == 0:  # with ZeRO 3 backward has averaged
+        if sizes.zero == 0:  # with ZeRO 3 backward has averaged
             job.model.finish_gradient_synchronization()
         adam.step()
     job.stage.zero_grad()
     # only the last stage knows the loss, and each rank that of its share
     for name in ("pp", "dp", "cp"):
         dist.all_reduce(loss, group=mesh[name].get_group())
-    return loss / (plan.dp * plan.cp)
+    return loss / (sizes.dp * sizes.cp)
 
 
 def restore(

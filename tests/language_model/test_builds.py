@@ -13,9 +13,7 @@ RETURN, SHARED = "return nn.Sequential(*first, *blocks, *last)", "rank 0: its sh
 CUT = [
     Right("cut_model", replace={"blocks = list…": BY_PLACE}),
     Wrong(
-        "cut_model",
-        replace={"[1 + stage * each : 1 + (stage + 1) * each]": "[1:-1]"},
-        says="pp=4, rank 0",
+        "cut_model", replace={"[stage * each : (stage + 1) * each]": ""}, says="pp=4, rank 0"
     ),
     Wrong("cut_model", replace={SHARE: "pass"}, says="shared blocks"),
     Wrong("cut_model", replace={'"tp"': '"dp"'}, says=f"tp=2,pp=2, {SHARED}"),
@@ -56,17 +54,17 @@ OWN_ROWS = 'mesh["dp"].get_local_rank()'
 ZERO = "job.stage.zero_grad()"
 SUMS = """for name in ("pp", "dp", "cp"):
         dist.all_reduce(loss, group=mesh[name].get_group())"""
-DP_CP = "return loss / (plan.dp * plan.cp)"
-AVERAGE = "return loss / (plan.dp * plan.cp * plan.tp)"
+DP_CP = "return loss / (sizes.dp * sizes.cp)"
+AVERAGE = "return loss / (sizes.dp * sizes.cp * sizes.tp)"
 STEP = [
     Right("take_step", replace={SUMS: "dist.all_reduce(loss)", DP_CP: AVERAGE}),
     Right("take_step", replace={ZERO: "job.model.zero_grad()"}),
     Wrong("take_step", replace={OWN_ROWS: "0"}, says="dp=2, rank 0: the loss of step 0"),
-    Wrong("take_step", replace={"None, plan.dp": "None"}, says="15 sequences do not divide"),
+    Wrong("take_step", replace={"None, sizes.dp": "None"}, says="15 sequences"),
     Wrong("take_step", replace={ZERO: "adam.zero_grad()"}, says="averaged"),
     Wrong("take_step", replace={ZERO: "pass"}, says="dp=1, rank 0: the loss of step 2"),
     Wrong("take_step", replace={SUMS: "pass"}, says="dp=2, rank 0: the loss of step 0"),
-    Wrong("take_step", replace={"(plan.dp * plan.cp)": "plan.dp"}, says="cp=2, rank 0"),
+    Wrong("take_step", replace={"(sizes.dp * sizes.cp)": "sizes.dp"}, says="cp=2, rank 0"),
     Wrong("take_step", replace={'("pp", "dp"': '("dp"'}, says="pp=2, rank 0: the loss"),
     Wrong("take_step", replace={"[rows][:, job.places]": "[rows]"}, says="tensor a (64)"),
     Wrong("take_step", replace={"        adam.step()": "        pass"}, says="of step 1"),
