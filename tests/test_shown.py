@@ -17,7 +17,7 @@ HELD = [*CHAPTERS[: CHAPTERS.index("tensor_parallel")], "wrong_gradient"]
 LISTS = ("show_source", "edit")
 WITHOUT_RESULT = {*LISTS, "build", "check"}
 # launched and not listed: the text tells what they do
-UNSEEN = {"calls.reduce_with", "laptop.reduce_two", "train_replicas"}
+UNSEEN = {"calls.reduce_with", "laptop.reduce_two"}
 
 
 def cells_of(chapter):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from mgpu_tutorial.instruments.prove.proof import Proof
 from mgpu_tutorial.lab import Table, curves
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.intervals import events_of
@@ -66,30 +67,21 @@ PLANS = {  # what a chapter's way is here
     "22 experts": "dp=2,ep=2",
     "26 ZeRO 1": "dp=2,zero=1",
 }
-LIMIT = 1e-14
 
 
-def whole_logbook(far: Mapping[str, float]) -> Table:
-    """The logbook's rows, and by how much the gradients of a way that is a plan here are off.
+def whole_logbook(proofs: Mapping[str, Proof]) -> Table:
+    """The logbook's rows, and the proof by plan of a way that is a plan here.
 
-    `far` has the largest difference from one process by plan. Plans that no chapter has
-    priced come last.
+    Plans that no chapter has priced come last.
     """
     first, *columns = [*logbook.COLUMNS]
-    head = [first, *columns[:2], "plan here", "its gradients", *columns[2:]]
-    rows, left = [], dict(far)
+    head = [first, *columns[:2], "plan here", "its proof", *columns[2:]]
+    rows, left = [], {plan: logbook.said(proof) for plan, proof in proofs.items()}
     for way, whose, equal, *numbers in formatted(logbook.COLUMNS, logbook.whole()).rows:
         plan = PLANS.get(way, "")
-        far_off = said_of(left.pop(plan, None))
-        rows.append([way, whose, equal, plan.replace(",", ", "), far_off, *numbers])
+        here = [plan.replace(",", ", "), left.pop(plan, "")]
+        rows.append([way, whose, equal, *here, *numbers])
     blank = [""] * (len(head) - 5)
-    for plan, off in left.items():
-        rows.append(["26", "", "", plan.replace(",", ", "), said_of(off), *blank])
+    for plan, said in left.items():
+        rows.append(["26", "", "", plan.replace(",", ", "), said, *blank])
     return Table(head, rows)
-
-
-def said_of(off: float | None) -> str:
-    """A difference of gradients in words that are the same on every machine."""
-    if off is None:
-        return ""
-    return "equal" if off < LIMIT else f"{off:.0e} off"

@@ -85,7 +85,7 @@ class Pictures(Digits):
 
     def batch(self, index: list[int] | slice, side: int = 32) -> tuple[torch.Tensor, ...]:
         """Pictures (n, 3, side, side), float32, enlarged and normalised, and their labels."""
-        images = self.images[index].float() / 255
+        images = self.images[index].to(torch.get_default_dtype()) / 255
         images = interpolate(images, size=(side, side), mode="bilinear")
         return (images - 0.46) / 0.25, self.labels[index]
 

@@ -5,10 +5,7 @@ It lies beside `mine.py` once that is there, and grows with the reader's chapter
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
-
-from torch import Tensor
 
 from mgpu_tutorial.instruments.price import Priced
 from mgpu_tutorial.instruments.prove.proof import Proof, bound_of
@@ -16,35 +13,25 @@ from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.lab.teach import mine
 from mgpu_tutorial.shared import guards
 
-LIMIT = 1e-5  # of a loss between 1 and 10, added up in another order
 COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "visible (ms)": ".0f"}
 COLUMNS |= {"GB at most": ".1f", "GB sent": ".1f", "tokens/s per GPU": ",.0f"}
 PRINTED = Path(__file__).with_name("logbook.json")  # by `python -m tools.logbook`
 NOTED: dict[str, list] = {}  # rows of this process, which are kept without a file too
 
 
-def note(
-    way: str,
-    wrapper: object,
-    same: Proof | tuple[Sequence[Tensor], Sequence[Tensor]],
-    priced: Priced,
-    tokens: int,
-) -> Table:
+def note(way: str, wrapper: object, proof: Proof, priced: Priced, tokens: int) -> Table:
     """Add the row of one way, and return the rows so far, in the order of their names.
 
-    `same` is the way's proof; where one process is another program, the losses of one process
-    and those of several, each on its share. `wrapper` tells whose the way is, and all GPUs
-    together take `tokens` in the priced step. A second row of the same name replaces the
-    first. Raises ValueError for losses of none or several processes alone, for no tokens, and
+    `wrapper` tells whose the way is, and all GPUs together take `tokens` in the priced step.
+    A second row of the same name replaces the first. Raises ValueError for no tokens, and
     where the file is no logbook.
     """
     guards.whole("tokens", tokens)
-    equal = said(same) if isinstance(same, Proof) else said_of_losses(*same)
     whose = "yours" if mine.holds(wrapper) else "ours"
     numbers = map(max, zip(*map(priced.row, priced.tapes), strict=True))
     rate = tokens / priced.seconds / priced.ranks
     rows = {row[0]: row for row in read()}  # which refuses before anything is noted
-    NOTED[way] = [way, whose, equal, *numbers, rate]
+    NOTED[way] = [way, whose, said(proof), *numbers, rate]
     rows |= NOTED
     in_order = [rows[name] for name in sorted(rows)]
     if mine.FILE.exists():
@@ -59,15 +46,6 @@ def said(proof: Proof) -> str:
     words = [w for w in ("gradients", "parameters") if proof.of(w)]
     off = max(map(proof.furthest, words))
     return f"{proof.tensors} tensors, {bound_of(off)}"
-
-
-def said_of_losses(alone: Sequence[Tensor], ranks: Sequence[Tensor]) -> str:
-    """Whether the mean loss of the ranks is that of one process."""
-    if len(alone) != 1 or len(ranks) < 1:
-        given = f"{len(alone)} losses of one process and {len(ranks)} of ranks"
-        raise ValueError(f"{given}: expected one, and one of each rank")
-    apart = abs(sum(map(float, ranks)) / len(ranks) - float(alone[0]))
-    return "equal" if apart < LIMIT else f"{apart:.1g} apart"  # nan is not below
 
 
 def whole() -> list[list]:
