@@ -110,7 +110,7 @@ mutants: $(VENV)/installed
 	@$(BIN)/python tools/mutants.py $(NAMES)
 
 notebooks: $(VENV)/installed
-	@$(BIN)/python tools/store.py
+	@$(BIN)/python -m tools.store
 
 handouts: $(VENV)/installed
 	@$(BIN)/python -m handouts

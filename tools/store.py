@@ -1,7 +1,8 @@
 """Run the notebooks in clean kernels and store what they show: `make notebooks`.
 
-With names as arguments only those. Nothing of the machine is stored: no times of execution,
-no marks of an editor, no widget state (but its still form).
+With names as arguments only those. First each folded solution becomes the package's text.
+Nothing of the machine is stored: no times of execution, no marks of an editor, no state of a
+widget but its still form.
 """
 
 import sys
@@ -11,6 +12,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tools import one_text
+
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 KEPT = ("handout", "jupyter", "tags")  # of a cell's metadata
@@ -18,7 +21,8 @@ KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": 
 
 
 def store(path: Path) -> None:
-    """Execute one notebook in place; on an error nothing is written."""
+    """Execute one notebook in place; on an error no output is written."""
+    one_text.write(path)
     notebook = nbformat.read(path, as_version=4)
     quiet = ["--log-level=ERROR"]  # it warns of TCP on loopback each time
     options = {"timeout": 120, "kernel_name": "python3", "extra_arguments": quiet}

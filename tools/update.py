@@ -84,7 +84,7 @@ def run_again() -> int:
     failed = 0
     for path in sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb")):
         before = compared(nbformat.read(path, as_version=4))
-        store = [sys.executable, "tools/store.py", path.name]
+        store = [sys.executable, "-m", "tools.store", path.name]
         failed += subprocess.run(store, cwd=ROOT).returncode
         if found := diff_notebooks(before, compared(nbformat.read(path, as_version=4))):
             shown = PrettyPrintConfig(out=sys.stdout, use_color=False)
