@@ -22,6 +22,9 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 export JUPYTER_PREFER_ENV_PATH := 1
+# Containers like to set this; then each of the many processes compiles all that it imports, for
+# PyTorch five seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The interpreter of before, else the first that is new enough; make PYTHON=python3.12 takes that
 # one, and is remembered.
