@@ -17,7 +17,6 @@ from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.teach import mine
 from mgpu_tutorial.lab.teach.build import Builder
 from tests.conftest import cell_in
-from tests.test_one_text import NOT_YET
 from tools.assignment import binds, needed, reads
 
 ROOT = Path(__file__).parent.parent
@@ -33,8 +32,6 @@ BUILDS = {
     for chapter in CHAPTERS
     if has_builds(chapter)
 }
-# Else ours is the solution, which the notebook tries when it runs.
-OURS = {f"{c}.{name}": BUILDS[c] for c in NOT_YET if c in BUILDS for name in BUILDS[c].ours}
 
 
 def solutions(chapter):
@@ -77,12 +74,6 @@ def keep_solutions(cell, *chapters):
         for names, source in solutions(chapter):
             made = {function.__name__: function for function in cell(source)}
             mine.keep(chapter, [made[name] for name in names], BUILDS[chapter].ours)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OURS)
-def test_ours_does_what_the_reader_s_must(name):
-    OURS[name].require(OURS[name].ours[name.partition(".")[2]])
 
 
 @pytest.mark.parametrize("chapter", BUILDS)

@@ -8,10 +8,7 @@ import pytest
 
 from tools.one_text import NOTEBOOKS, solutions
 
-NOT_YET = ["ddp_in_practice"]  # whose solutions are not the package's text so far
-BOOKS = sorted(
-    path.name for path in NOTEBOOKS.glob("[0-9]*.ipynb") if path.stem[3:] not in NOT_YET
-)
+BOOKS = sorted(path.name for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
 BOOKS_OF_PARTS = [name for name in BOOKS if not name.startswith("27")]  # 27 gives no start
 MEND = "python -m tools.one_text {} writes the package's text into the folded cell"
 

@@ -137,6 +137,4 @@ def test_nothing_public_is_there_for_tests_alone():
     every = {(module, name) for module, source in MODULES.items() for name in source.parts}
     public = {(module, name) for module, name in every if name and not name.startswith("_")}
     public -= {("mgpu_tutorial", "HOMES")}  # what the front door looks things up in
-    guards = "mgpu_tutorial.shared.guards"
-    public -= {(guards, name) for name in ("agree", "divides", "one_of", "positive")}
     assert sorted(public - _reached()) == []
