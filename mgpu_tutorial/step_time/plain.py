@@ -25,7 +25,8 @@ def step_seconds(
     working = micro_batches * slot
     waiting = (stages - 1) * slot
     sending = gradients / link
-    backward = 2 / 3 * slot  # of the last micro-batch, under which gradients can be sent
+    # gradients can be sent under the backward of the last micro-batch
+    backward = 2 / 3 * slot
     most = working + waiting + sending
     return most - min(sending, backward), most
 

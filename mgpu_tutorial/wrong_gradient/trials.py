@@ -124,6 +124,7 @@ def first_difference(
     moved = gradients_of(torch.nextafter(x, torch.full_like(x, math.inf)))
     for name in reversed(right):
         limit = times * (moved[name] - right[name]).double().norm()
-        if not (found[name] - right[name]).double().norm() <= limit:  # a NaN is never near
+        distance = (found[name] - right[name]).double().norm()
+        if not distance <= limit:  # a NaN is never near
             return name
     return None

@@ -13,7 +13,7 @@ LIMIT = "limit = times * (moved[name] - right[name]).double().norm()"
 FIXED = "limit = {} * torch.finfo(x.dtype).eps * right[name].double().norm()"
 LARGEST = """far = {n: (moved[n] - g).double().norm() / g.norm() for n, g in right.items()}
         limit = times * max(far.values()) * right[name].double().norm()"""
-IS_FAR = "not (found[name] - right[name]).double().norm() <= limit"
+IS_FAR = "not distance <= limit"
 EDITS = [
     Right("whole_gradients", replace={}),
     Wrong("whole_gradients", replace=UNASKED, says="two stages with first = 0"),
@@ -111,7 +111,7 @@ EDITS = [
     ),
     Wrong(
         "first_difference",
-        replace={IS_FAR: "(found[name] - right[name]).double().norm() > limit"},
+        replace={IS_FAR: "distance > limit"},
         says="is NaN: None",
     ),
     Wrong(
