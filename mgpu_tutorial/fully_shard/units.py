@@ -1,9 +1,8 @@
 """A small transformer, the plans that shard it, accumulation, and adapters."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -45,8 +44,6 @@ def shard_blocks(model: SmallTransformer, **settings: object) -> None:
 
 def shard_on_a_mesh(model: SmallTransformer, copies: int, shards: int) -> None:
     """Cut the model over each row of `shards` ranks, average over each shard's `copies`."""
-    if copies * shards != (ranks := dist.get_world_size()):
-        raise ValueError(f"a mesh of {copies} × {shards} does not hold {ranks} ranks")
     device, names = torch.get_default_device().type, ("copies", "shards")
     mesh = init_device_mesh(device, (copies, shards), mesh_dim_names=names)
     shard_blocks(model, mesh=mesh)
@@ -65,27 +62,14 @@ def watch_units(model: SmallTransformer) -> list[int]:
     return whole
 
 
-def equal_ones(micro_batches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """They as a list; TypeError for one tensor, ValueError for several shapes, and none."""
-    if isinstance(micro_batches, torch.Tensor):
-        raise TypeError("micro-batches are one tensor: give a list, such as of chunk(4)")
-    micro_batches = list(micro_batches)
-    shapes = {tuple(tokens.shape) for tokens in micro_batches}
-    if len(shapes) != 1:
-        raise ValueError(
-            f"micro-batches have the shapes {sorted(shapes)}: give one or more, all equal, "
-            "since unequal ones have another mean"
-        )
-    return micro_batches
-
-
 def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
     """Backward of each micro-batch; the ranks add up their gradients with the last.
 
-    All ranks give micro-batches of the same shape. Between ranks that is not checked, and
-    unequal shares would have a different mean.
+    All micro-batches of all ranks have one shape. Not checked between ranks: use `prove`.
     """
-    micro_batches = equal_ones(micro_batches)
+    shapes = {tuple(tokens.shape) for tokens in micro_batches}
+    if len(shapes) > 1:
+        raise ValueError(f"micro-batches of shapes {sorted(shapes)}: give equal ones")
     for i, tokens in enumerate(micro_batches):
         model.set_requires_gradient_sync(i == len(micro_batches) - 1)
         (loss_of(model, tokens) / len(micro_batches)).backward()
@@ -106,22 +90,8 @@ class Adapted(nn.Module):
         return self.layer(x) + self.up(self.down(x))
 
 
-def require_adaptable(model: nn.Module, rank: int) -> None:
-    """ValueError where adapters would train nothing, or come too late to be sharded."""
-    if not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"an adapter of rank {rank} has no numbers to train: give 1 or more")
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        raise ValueError(
-            "the model is sharded already, and nobody would average the gradients of what is "
-            "added now: adapt first, then shard"
-        )
-    if any(isinstance(module, Adapted) for module in model.modules()):
-        raise ValueError("the model has its adapters already, which would now be frozen")
-
-
 def adapt(model: SmallTransformer, rank: int = 4) -> None:
     """Freeze everything, and give the queries and values of each block an adapter."""
-    require_adaptable(model, rank)
     model.requires_grad_(False)
     for block in model.blocks:
         block.attention.query = Adapted(block.attention.query, rank)

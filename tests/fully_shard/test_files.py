@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mgpu_tutorial.fully_shard import figures, files, units
-from mgpu_tutorial.shared.models import SmallTransformer
 from tests.fully_shard.reference import new_model, train
 
 
@@ -67,18 +66,3 @@ def test_the_whole_file_holds_what_one_process_would_save(ranks, tmp_path):
         for key in ("exp_avg", "exp_avg_sq"):
             moment = saved["optimizer"]["state"][name][key]
             torch.testing.assert_close(moment, optimizer.state[p][key])
-
-
-def save_deep(rank, world_size, folder, depth, resume):
-    torch.manual_seed(0)
-    model = SmallTransformer(64, 32, 4, depth)
-    units.shard_blocks(model)
-    optimizer = torch.optim.Adam(model.parameters())
-    (files.resume if resume else files.save)(model, optimizer, folder)
-
-
-def test_a_checkpoint_of_more_blocks_is_refused(ranks, refused, tmp_path):
-    folder = str(tmp_path / "deep")
-    ranks(2, save_deep, folder, 3, False)
-    words = "the model has no `blocks.2."
-    refused(2, words, save_deep, folder, 2, True, sent=True)

@@ -1,7 +1,10 @@
-"""What can't be sharded, adapted, loaded or saved is refused on every rank."""
+"""What is refused on every rank, what is sent and no more, and what is odd but right."""
+
+from collections import Counter
 
 import pytest
 import torch
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim import Adam
 
 from mgpu_tutorial.fully_shard import figures, files, units
@@ -20,54 +23,13 @@ def share_24_sequences(rank, world_size):
     units.share_of_batch(rank, world_size)
 
 
-def accumulate(rank, world_size, parts):
-    units.accumulate_gradients(
-        sharded_model(), torch.zeros(5, 8, dtype=int).chunk(parts)[:parts]
-    )
-
-
-def accumulate_lengths(rank, world_size):
-    parts = (torch.zeros(2, tokens, dtype=int) for tokens in (8, 3))
-    units.accumulate_gradients(sharded_model(), parts)
-
-
-def accumulate_nothing(rank, world_size):
-    units.accumulate_gradients(sharded_model(), [])
-
-
-def accumulate_one_tensor(rank, world_size):
-    units.accumulate_gradients(sharded_model(), torch.zeros(4, 2, 8, dtype=torch.long))
-
-
-def shard_on_too_few(rank, world_size):
-    units.shard_on_a_mesh(units.new_model(), 1, 1)
-
-
-def adapt_by(rank, world_size, number):
-    units.adapt(units.new_model(), number)
-
-
-def adapt_late(rank, world_size):
-    units.adapt(sharded_model())
-
-
-def adapt_twice(rank, world_size):
-    units.adapt(model := units.new_model())
-    units.adapt(model)
+def accumulate(rank, world_size, *shapes):
+    micro_batches = [torch.zeros(shape, dtype=int) for shape in shapes]
+    units.accumulate_gradients(sharded_model(), micro_batches)
 
 
 def read(rank, world_size, path):
     files.read_weights(files.empty_model(units.new_model), path)
-
-
-def read_whole(rank, world_size, path):
-    files.read_weights(units.new_model(), path)
-
-
-def read_on_meta(rank, world_size, path):
-    with torch.device("meta"):
-        model = sharded_model()
-    files.read_weights(model, path)
 
 
 def with_an_early_optimizer(rank, world_size, use, path):
@@ -77,37 +39,14 @@ def with_an_early_optimizer(rank, world_size, use, path):
     use(model, optimizer, path)
 
 
-def resume_from_nothing(rank, world_size, path):
-    model = sharded_model()
-    files.resume(model, Adam(model.parameters()), path)
-
-
-REFUSED = {
-    "unequal micro-batches": ("unequal ones have another mean", accumulate, 2),
-    "shorter sequences": ("unequal ones have another mean", accumulate_lengths),
-    "a tensor of micro-batches": ("micro-batches are one tensor", accumulate_one_tensor),
-    "no micro-batch": ("unequal ones have another mean", accumulate_nothing),
-    "a mesh of too few": ("1 × 1 does not hold 2 ranks", shard_on_too_few),
-    "adapters of rank 0": ("an adapter of rank 0", adapt_by, 0),
-    "adapters of rank -1": ("an adapter of rank -1", adapt_by, -1),
-    "adapters of rank 2.5": ("an adapter of rank 2.5", adapt_by, 2.5),
-    "adapters after sharding": ("adapt first, then shard", adapt_late),
-    "adapters twice": ("has its adapters already", adapt_twice),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_every_rank_refuses_it(refused, case):
-    refused(
-        2, *REFUSED[case], sent=True
-    )  # sharding itself broadcasts nothing, but makes groups
+@pytest.mark.parametrize("other", [(2, 8), (3, 3)])
+def test_unequal_micro_batches_are_refused(refused, other):
+    asked = ValueError("micro-batches", "(3, 8)", str(other))
+    refused(2, asked, accumulate, (3, 8), other, sent=True)
 
 
 def test_unequal_parts_of_the_batch_are_refused(refused):
     refused(5, ValueError("24", "5"), share_24_sequences)
-
-
-SHORT = {"integers": torch.int64, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def change(weights, how):
@@ -117,12 +56,8 @@ def change(weights, how):
         weights["norm.scale"] = weights["norm.bias"]
     if how == "other shape":  # which `copy_` would spread over all rows
         weights["position.weight"] = weights["position.weight"][:1]
-    if how == "untied":
-        weights["head.weight"] = weights["head.weight"] + 1
-    if how in SHORT:
-        weights["norm.bias"] = weights["norm.bias"].to(SHORT[how])
-    if how == "checkpoint":
-        return {"model": weights, "optimizer": {}}
+    if how == "bfloat16":
+        return {name: tensor.bfloat16() for name, tensor in weights.items()}
     return weights
 
 
@@ -137,35 +72,46 @@ def file_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how, words",
+    "how, names",
     [
-        ("less", "has no `norm.bias`"),
-        ("more", "the model has no `norm.scale`"),
-        ("other shape", "`position.weight` is (1, 32)"),
-        ("integers", "`norm.bias` is torch.int64 in"),
-        ("bfloat16", "`norm.bias` is torch.bfloat16 in"),
-        ("float64", "`norm.bias` is torch.float64 in"),
-        ("untied", "`token.weight` and `head.weight` are one tensor in the model"),
-        ("checkpoint", "it holds model, optimizer"),
+        ("less", ["norm.bias", "None", "[32]"]),
+        ("more", ["norm.scale", "[32]", "None"]),
+        ("other shape", ["position.weight", "[1, 32]", "[64, 32]"]),
     ],
 )
-def test_a_file_of_another_model_is_refused(refused, file_of, how, words):
-    refused(2, words, read, file_of(how))
-
-
-@pytest.mark.parametrize("worker", [read_whole, read_on_meta])
-def test_a_model_that_is_not_ready_is_refused(refused, file_of, worker):
-    refused(2, "is not sharded, or without memory", worker, file_of())
+def test_a_file_of_another_model_is_refused(refused, file_of, how, names):
+    refused(2, ValueError(*names), read, file_of(how))
 
 
 @pytest.mark.parametrize("use", [files.save, files.resume, files.write_whole])
 def test_an_optimizer_made_too_early_is_refused(refused, use, tmp_path):
-    words = "the optimizer steps tensors that are not in the model"
-    refused(2, words, with_an_early_optimizer, use, str(tmp_path / "early"))
+    asked = ValueError("optimizer")
+    refused(2, asked, with_an_early_optimizer, use, str(tmp_path / "early"))
 
 
-def test_a_folder_without_a_checkpoint_is_refused(refused, tmp_path):
-    refused(2, "holds no checkpoint", resume_from_nothing, str(tmp_path / "none"))
+# What is sent, and no more
+
+
+def accumulate_traced(rank, world_size):
+    parts = units.share_of_batch(rank, world_size).chunk(4)
+    units.accumulate_gradients(sharded_model(), parts)
+
+
+def test_four_micro_batches_gather_each_time_and_reduce_once(ranks):
+    report = ranks(2, accumulate_traced, trace=True)
+    sent = Counter(event.op for event in report.events if event.rank == 0)
+    # the first two blocks twice, the last one and the root once, for each micro-batch
+    assert sent == {"all_gather_single": 4 * 6, "reduce_scatter_single": 4}
+
+
+def count_calls(rank, world_size, path):
+    with CommDebugMode() as calls:  # sees what DTensors call, too
+        read(rank, world_size, path)
+    return calls.get_total_counts()
+
+
+def test_a_mapped_file_sends_nothing(ranks, file_of):
+    assert ranks(2, count_calls, file_of()).results == [0, 0]
 
 
 # What is right
@@ -175,6 +121,17 @@ def test_a_folder_without_a_checkpoint_is_refused(refused, tmp_path):
 def test_a_mapped_file_needs_no_whole_copy(ranks, file_of, world_size):
     _, _, mapped = ranks(world_size, figures.peaks, file_of()).results[0]
     assert mapped < 0.75 * figures.MODEL  # half a model is this rank's
+
+
+def read_one(rank, world_size, path):
+    model = files.empty_model(units.new_model)
+    files.read_weights(model, path)
+    return model.norm.weight.full_tensor()
+
+
+def test_a_file_of_another_dtype_gives_the_models(ranks, file_of):
+    for weight in ranks(2, read_one, file_of("bfloat16")).results:
+        assert weight.dtype == torch.float32 and weight.tolist() == [1] * 32
 
 
 class WithBuffers(units.SmallTransformer):

@@ -509,6 +509,17 @@ def blocks_without_root(model):
     return stepping(model)
 
 
+def adapted_late(model):
+    """The adapters come to layers that are sharded already, and are in no unit."""
+    adapters = [layer.up for layer in model.layers]
+    for layer, adapter in zip(model.layers, adapters, strict=True):
+        layer.up = adapter.layer
+    uses.in_full(model)
+    for layer, adapter in zip(model.layers, adapters, strict=True):
+        layer.up = adapter
+    return stepping(model)
+
+
 def in_full_summed(model):
     model = uses.in_full(model)
     model.set_gradient_divide_factor(1.0)

@@ -227,6 +227,10 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     "the optimizer before fully_shard": (2, misuses.optimizer_first, HEAD, "no grad", ""),
     "a forward before the optimizer": (2, misuses.forward_first, HEAD, "no gradient", ""),
     "blocks without a root": (2, misuses.blocks_without_root, HEAD, "never averaged", ""),
+    "adapters after fully_shard": (
+        *(2, layers(misuses.adapted_late, uses.adapted)),
+        *("layers.2.up.up.weight", "never averaged", "2 ranks"),
+    ),
     "fully_shard adds up": (2, misuses.in_full_summed, HEAD, "2 times", "number of ranks"),
     "fully_shard, never synced": (2, misuses.in_full_never_synced, HEAD, "all zeros", ""),
     # tensor parallel
