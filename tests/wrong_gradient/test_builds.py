@@ -109,11 +109,7 @@ EDITS = [
         replace={"if not (found[name]": "if (found[name]"},
         says="expected None",
     ),
-    Wrong(
-        "first_difference",
-        replace={IS_FAR: "distance > limit"},
-        says="is NaN: None",
-    ),
+    Wrong("first_difference", replace={IS_FAR: "distance > limit"}, says="is NaN: None"),
     Wrong(
         "first_difference",
         replace={"torch.nextafter(x, torch.full_like(x, math.inf))": "x"},
