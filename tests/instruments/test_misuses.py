@@ -117,7 +117,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "started apart": (
         *(2, {"several": by_hand(uses.average), "model_of": net_of_this_rank}),
-        *(HEAD, "on rank 1", "at the start"),
+        *(HEAD, "on rank 1", "suspect: first numbers differ"),
     ),
     # the loss, and the batch
     "a sum": (2, with_loss(misuses.summed), HEAD, "78 times", "a sum taken for a mean"),

@@ -516,6 +516,7 @@ def groups_of_meshes() -> Groups:
 
 
 SUSPECTS = {
+    "start": "first numbers differ on the ranks: one seed for all, or rank 0's are sent",
     "BatchNorm": "a BatchNorm sees the samples of one rank: SyncBatchNorm sees all",
     "max_norm": "an Embedding with max_norm changes its weight in forward",
     "weights": "a mean over ranks is wrong where each divided by its own sum of weights",
@@ -647,10 +648,15 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     rows += rows_of("buffers", one.buffers, moved.buffers, buffers, limits, is_strict=False)
     rows += rows_returned(one, moved, ranks, limits)
     remarks = []
-    if wrong := [row.when for row in rows if row.kind]:
+    if wrong := [row for row in rows if row.kind]:
+        first = wrong[0].when
         facts = one.facts.union(moved.facts, *(notes.facts for notes in ranks))
-        if clips and not wrong[0].startswith("clipped"):
+        if first.endswith("at the start"):
+            facts = {"start"}
+        if clips and not first.startswith("clipped"):
             facts.discard("norm")  # which clipping took
+        if all(" times " in row.kind for row in wrong if row.when == first):
+            facts -= {"ignored", "weights"}  # a mean of means has another direction
         remarks += in_forward(one, moved, ranks, limits)
         remarks += [f"suspect: {says}" for fact, says in SUSPECTS.items() if fact in facts]
         remarks = [RANDOM] if "random" in facts else remarks
