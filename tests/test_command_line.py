@@ -59,7 +59,7 @@ def test_arguments_are_name_and_value(capsys):
         ("at_scale.averaging.local_sgd --every 2", "needs a Tensor as data", 2),
         ("comparison.training.draw_share --step 0", "needs a Pictures as data, which", 2),
         ("the_machine.laptop.products --sizes 64", "unrecognized arguments: --sizes 64", 2),
-        ("collectives.calls.reduce_with --name sum", "no operator 'sum' for these", 1),
+        ("collectives.calls.reduce_with --name sum", "has no attribute 'sum'", 1),
         ("distributed_sgd.sgd.train --epochs x", "--epochs: invalid int value: 'x'", 2),
         ("language_model.train --plan dp=x", "dp=x", 2),
         ("language_model.train --parts x", "unrecognized arguments: --parts x", 2),
