@@ -652,7 +652,7 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
         first = wrong[0].when
         facts = one.facts.union(moved.facts, *(notes.facts for notes in ranks))
         if first.endswith("at the start"):
-            facts = {"start"}
+            facts = facts & {"max_norm"} or {"start"}
         if clips and not first.startswith("clipped"):
             facts.discard("norm")  # which clipping took
         if all(" times " in row.kind for row in wrong if row.when == first):
