@@ -27,7 +27,7 @@ LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", ".hypothesis")
 LISTINGS = ("show_source(", "show_changes(", "edit(")
 # Edits of ours find no text to edit in a mistaken one: what ours must do is tried itself.
 CHOSEN = ["-m", "not gpu", "--ignore-glob=tests/*/test_builds.py"]
-BUILDS = ["tests/test_builds.py", "-k", "test_ours and {}."]
+BUILDS = ["tools/mutants/ours.py", "-k", "{}."]
 NBVAL = ["--nbval", "--nbval-cell-timeout", "120"]
 LIMIT = 900  # seconds for one pytest
 FAILED, NOTHING_TO_RUN = (1, 2), 5  # pytest's exit codes
