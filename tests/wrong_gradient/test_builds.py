@@ -104,11 +104,7 @@ EDITS = [
         replace={"for name in reversed(right):": "for name in right:"},
         says="is not the first",
     ),
-    Wrong(
-        "first_difference",
-        replace={"if not (found[name]": "if (found[name]"},
-        says="expected None",
-    ),
+    Wrong("first_difference", replace={IS_FAR: "distance <= limit"}, says="expected None"),
     Wrong("first_difference", replace={IS_FAR: "distance > limit"}, says="is NaN: None"),
     Wrong(
         "first_difference",
