@@ -33,6 +33,7 @@ SOLUTION = re.compile(r"# Solution.*\n")  # the line that folds it in the lab
 # A picture of the README is dark by itself on GitHub; pages turn every picture round.
 OWN_DARK = re.compile(rb'<style media="\(prefers-color-scheme: dark\)">.*?</style>')
 VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
+ASKED = re.compile(r"<summary>(.*?)</summary>(<ul>.*?</ul>)", re.S)  # of a build's stub
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Piece:
     """A heading, a paragraph, a code cell's source or one output.
 
     `kind` is "heading", "navigation", "predict", "prose", "code", "listing" (code that code
-    has shown), "html", "text", "error", "hint" (to an exercise) or "image" (then `text` is
-    the file in the media folder). `role` is "exercise", "solution", "finding" or nothing.
+    has shown), "html", "text", "error", "hint" (to an exercise), "asked" (what a build tries)
+    or "image" (then `text` is the file in the media folder). `role` is "exercise",
+    "solution", "finding" or nothing.
     """
 
     kind: str
@@ -172,6 +174,9 @@ class _Reader:
             if not piece.text.startswith(UNFILLED):
                 yield piece
             elif role == "exercise":  # of use only to who can fill it in
+                if told := ASKED.search(output.data.get("text/html", "")):
+                    text = f"<p>{told[1]}</p>{told[2]}"
+                    yield replace(piece, kind="asked", text=text, unread="html")
                 text = " ".join(hint.split("\n"))
                 yield replace(piece, kind="hint", text=text, unread="markdown")
 

@@ -34,6 +34,8 @@ def tagged(source, tag, outputs=()):
 def small_chapter():
     """One prediction with its answer in two cells, a listing, a finding, an exercise."""
     listing = {"text/markdown": f"```python\n{LISTING}```\n\n[a/b.py](../a/b.py)"}
+    asked = "<details><summary>It must</summary><ul><li>be 7</li></ul></details></div>"
+    build = shown(f' \n<div class="verdict">x{asked}', "not yet: filled")
     unfilled = shown(' \n<div class="verdict">x</div>', "not yet: filled")
     table = "<table><tr><th>n</th></tr><tr><td>1</td></tr></table>"
     said = {"handout": {"slide": "For the hall.", "note": "Ask *twice*."}}
@@ -50,7 +52,7 @@ def small_chapter():
         tagged("finding = ...\ncheck(finding, 1)", "finding", unfilled),
         new_markdown_cell("It is rank 1.\n\nAnother paragraph.\n\n- a list"),
         new_markdown_cell("## Exercises\n\n**1.** Add."),
-        tagged('x = ...\ncheck(x, 7, hint="count")', "exercise", unfilled),
+        tagged('x = ...\ncheck(x, 7, hint="count")', "exercise", build),
         tagged("# Solution (click to open)\nx = 3 + 4\ncheck(x, 7)", "solution"),
         new_markdown_cell("## Summary\n\nIt is seven.\n\n## Next\n\nNothing."),
     ]

@@ -77,6 +77,12 @@ def test_the_room_for_a_prediction_is_behind_all_cells_whose_output_answers_it(s
     assert said[last + 1] == '#room("00_small--answer-1", 1)'
 
 
+@pytest.mark.parametrize("name", [STUDENT, INSTRUCTOR, HTML])
+def test_what_a_build_tries_is_said_where_its_solution_is_not(small, name):
+    said = texts_of(small, name)
+    assert ("It must" in said) == (name == STUDENT)
+
+
 def test_instructors_see_an_answer_in_its_place_and_a_web_page_folds_it(small):
     said = texts_of(small, INSTRUCTOR)
     assert said.index('#shown("7")') < said.index('#shown("so")') and "Ask twice." in said

@@ -263,7 +263,10 @@ def is_blank(function: Callable) -> bool:
 
 
 class Outcome(NamedTuple):
-    """The rows of a build as a table, and whose builds it borrowed."""
+    """The rows of a build as a table, and whose builds it borrowed.
+
+    Of a stub that is not filled in it is one line, and folded below it what will be tried.
+    """
 
     names: list[str]
     rows: list[Row]
@@ -273,7 +276,14 @@ class Outcome(NamedTuple):
     def _last(self) -> str:
         return f"Tried with our {in_a_row(self.lent)}." if self.lent else ""
 
+    @property
+    def is_open(self) -> bool:
+        """True where the first function is not filled in, so that nothing was tried."""
+        return bool(self.rows) and self.rows[0].seen == BLANK
+
     def __repr__(self) -> str:
+        if self.is_open:
+            return f"not yet: {BLANK}"
         word = "correct" if all(row.holds for row in self.rows) else "not yet"
         lines = [f"{word}: {in_a_row(self.names)}"]
         for row in self.rows:
@@ -284,6 +294,10 @@ class Outcome(NamedTuple):
     def _repr_html_(self) -> str:
         style = 'style="text-align:left;vertical-align:top;padding:3px 8px"'
         names = in_a_row([f"<code>{html.escape(name)}</code>" for name in self.names])
+        if self.is_open:  # the rows stand with an answer
+            must = "".join(f"<li>{written(row.must)}</li>" for row in self.rows)
+            told = f"<summary>What will be tried: {names} must</summary><ul>{must}</ul>"
+            return f"{MARK}{page_of('not yet', None, BLANK)}<details>{told}</details></div>"
         body = f"<tr><th {style}>{names} must</th><th {style}></th></tr>"
         for row in self.rows:
             must = written(row.must)

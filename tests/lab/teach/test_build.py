@@ -14,7 +14,7 @@ from IPython.utils.capture import capture_output
 from mgpu_tutorial.data_partitioning.builds import build as of_samplers
 from mgpu_tutorial.lab.run.errors import Interrupted
 from mgpu_tutorial.lab.teach import limit, mine, needs
-from mgpu_tutorial.lab.teach.build import Builder, expect, launch
+from mgpu_tutorial.lab.teach.build import Builder, Outcome, expect, launch
 
 
 def add_up(number):
@@ -207,6 +207,20 @@ def test_a_mistake_of_ours_is_a_verdict_too(cell, build, monkeypatch):
     monkeypatch.setattr(mine, "holds", lambda thing: thing.no_such_thing)
     heard = said(build, *cell(RIGHT))
     assert heard.startswith("not yet: build") and "a mistake of this course" in heard
+
+
+def test_a_stub_is_one_line_and_folds_what_will_be_tried(cell, build):
+    blank, whole = cell("def add_up(number):\n    ...\n" + MEAN)
+    assert said(build, blank, whole) == "not yet: a `...` is left to fill in"
+    made = Outcome(["add_up", "mean"], build.rows(blank, whole), [])
+    line, fold = made._repr_html_().split("<details>")
+    assert "not yet" in line and "divide" not in line
+    assert fold.count("<li>") == 3 and "<li>add up two ranks</li>" in fold
+
+
+def test_a_stub_below_an_answer_leaves_the_rows(cell, build):
+    heard = said(build, *cell(f"{RIGHT}def mean(number):\n    ...\n"))
+    assert "must add up two ranks: yes" in heard and "left to fill in" in heard
 
 
 def test_what_is_ours_is_not_kept(build):
