@@ -11,16 +11,16 @@ from torch import nn
 class NaiveDDP(nn.Module):
     """After backward, a call per parameter averages its gradient.
 
-    `group` are the ranks that train this model together; None is all of them. In every
-    backward each rank uses each trained parameter. Not general: `prove` it on your model.
+    `group` are the ranks that train this model together; None is all. Each uses each trained
+    parameter in every backward; what is marked `own` is left alone. `prove` it on your model.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         self.module, self.group = module, group
-        named = module.named_parameters()
-        self.trained = {p: name for name, p in named if p.requires_grad}
-        for tensor in [*module.parameters(), *module.buffers()]:
+        shared = {n: p for n, p in module.named_parameters() if not hasattr(p, "own")}
+        self.trained = {p: n for n, p in shared.items() if p.requires_grad}
+        for tensor in [*shared.values(), *module.buffers()]:
             dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:

@@ -7,7 +7,7 @@ AVERAGE = "dist.all_reduce(p.grad, dist.ReduceOp.AVG, self.group)"
 SUM = "dist.all_reduce(p.grad, group=self.group)"
 SEND, ALL = (
     "dist.broadcast(tensor.detach(), group_src=0, group=group)",
-    "[*module.parameters(), *module.buffers()]",
+    "[*shared.values(), *module.buffers()]",
 )
 BY_RANK = "dist.broadcast(tensor.detach(), src=first, group=group)"
 CHECK = "if p.grad is None:"

@@ -66,3 +66,26 @@ def test_each_wrapper_makes_its_calls_at_its_time_over_the_link(ranks, wrapper):
     assert payload(report, "step 2") == NBYTES
     sent = [e for e in events_of(report, "step 2") if e.op == "all_reduce"]
     assert all((e.done or e.end) - e.begin > 20e-3 for e in sent)
+
+
+def left_alone(rank, world_size, wrapper):
+    """The second layer is this rank's own: its parameters and gradients stay as they are."""
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for parameter in model[1].parameters():
+        parameter.own = True
+    before = model[1].weight.detach().clone()
+    ddp = wrapper(model)
+    ddp(torch.ones(1, 2) * (rank + 1)).sum().backward()
+    ddp.finish_gradient_synchronization()
+    assert torch.equal(model[1].weight, before)
+    return [p.grad for p in model.parameters()], model[0].weight.detach()
+
+
+@pytest.mark.parametrize("wrapper", [NaiveDDP, BucketedDDP])
+def test_what_is_a_ranks_own_is_left_alone(ranks, wrapper):
+    (one, other), (weight, same) = zip(*ranks(2, left_alone, wrapper).results, strict=True)
+    assert torch.equal(weight, same)
+    assert [torch.equal(a, b) for a, b in zip(one, other, strict=True)][:2] == [True, True]
+    assert not torch.equal(one[2], other[2])
+    assert torch.equal(one[3], torch.ones(2))  # of a bias, one sample's and not the mean
