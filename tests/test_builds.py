@@ -35,25 +35,36 @@ BUILDS = {
 
 
 def solutions(chapter):
-    """The builds of a notebook: their names, and the solution with what it needs."""
+    """The builds of a notebook: their names, and the solution with what it needs.
+
+    Some open problems close a part: there the challenges' judge is called `judge`.
+    """
+    if chapter == "challenges":
+        for path in sorted(ROOT.glob("notebooks/[0-9]*.ipynb")):
+            yield from solutions_in(path, "judge(")
     (path,) = ROOT.glob(f"notebooks/[0-9]*_{chapter}.ipynb")
+    yield from solutions_in(path, "build(")
+
+
+def solutions_in(path, judge):
     earlier = []
     for cell in nbformat.read(path, as_version=4).cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type != "code":  # what answers a Change stands in the text
             for source in re.findall(r"```python\n(def .*?)```", cell.source, re.DOTALL):
-                yield [node.name for node in ast.parse(source).body], source
+                if judge == "build(":
+                    yield [node.name for node in ast.parse(source).body], source
             continue
         body = ast.parse(cell.source).body
         if "exercise" in tags:  # its imports stay when the solution runs
             earlier += [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
             continue
-        calls = [node for node in body if ast.unparse(node).startswith("build(")]
+        calls = [node for node in body if ast.unparse(node).startswith(judge)]
         if "solution" not in tags:
             earlier += body
         elif calls:
             own = [part for node in body if node not in calls for part in written(node)]
-            names = set().union(*map(reads, [*own, *calls])) - {"build"}
+            names = set().union(*map(reads, [*own, *calls])) - {judge[:-1]}
             first = needed(earlier, names - binds(ast.Module(own, [])))
             names = [argument.id for argument in calls[0].value.args]
             yield names, "\n".join(map(ast.unparse, [*first, *own]))

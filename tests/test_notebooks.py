@@ -20,6 +20,7 @@ PACKAGE = ROOT / "mgpu_tutorial"
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TAGS = {"raises-exception", "nbval-ignore-output", "exercise", "solution", "finding"}
 CLOSING = ["Same answer as one process?", "Exercises", "Summary", "Next"]
+OPEN = "Open problems"  # at the end of a part, above the summary
 
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.stem)
@@ -92,6 +93,9 @@ def test_head_sections_and_closing(notebook):
         assert words in prose(notebook)[0]
     assert "**Predict" in text
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    if OPEN in headings:
+        assert headings.index(OPEN) == len(headings) - 3
+        headings.remove(OPEN)
     assert headings[-4:] == CLOSING
     numbered = [heading for heading in headings if re.match(r"\d\. ", heading)]
     assert numbered == headings[:-4] and 3 <= len(numbered) <= 5
@@ -239,7 +243,7 @@ def test_a_listing_ends_its_cell(notebook):
 
 
 def minutes_of(notebook):
-    """Of a first reader: 150 words or 10 lines in one, and what there is to do."""
+    """The least of a first reader: 150 words or 10 lines in one, and what there is to do."""
     words = len(re.findall(r"\w+", re.sub(r"\]\([^)]*\)", "]", "\n".join(prose(notebook)))))
     outputs = [out.get("data", {}) for cell in code(notebook) for out in cell.outputs]
     listings = [data.get("text/markdown", "") for data in outputs]
@@ -253,9 +257,9 @@ def minutes_of(notebook):
 
 def test_the_head_and_the_readme_say_how_long_it_takes(notebook, path):
     said = int(re.search(r"(\d+) minutes\.", prose(notebook)[0])[1])
-    fitting = 5 * round(minutes_of(notebook) / 5)
-    says = f"write {fitting} minutes into the head and into the README's row"
-    assert abs(said - minutes_of(notebook)) <= 5, says
+    least = minutes_of(notebook)  # readers who build take longer, where a build is hard
+    says = f"reckoned {least:.0f}: write what readers take into the head and the README's row"
+    assert least - 5 <= said <= 1.5 * least, says
     readme = (ROOT / "README.md").read_text("utf-8")
     row = re.search(rf"^\| \[\d\d .*\]\(notebooks/{path.name}\).*$", readme, flags=re.M)[0]
     assert f"| {said}&nbsp;min |" in row, row

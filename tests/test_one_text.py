@@ -9,7 +9,7 @@ import pytest
 from tools.one_text import NOTEBOOKS, solutions
 
 BOOKS = sorted(path.name for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
-BOOKS_OF_PARTS = [name for name in BOOKS if not name.startswith("27")]  # 27 gives no start
+OPEN = "challenges.solutions import"  # the solution of an open problem, which gives no start
 MEND = "python -m tools.one_text {} writes the package's text into the folded cell"
 
 
@@ -31,12 +31,13 @@ def code_lines(source: str) -> list[str]:
     return [line for line in kept if line and not line.startswith(other)]
 
 
-@pytest.mark.parametrize("name", BOOKS_OF_PARTS)
+@pytest.mark.parametrize("name", BOOKS)
 def test_the_cell_to_fill_in_is_the_solution_with_lines_taken_out(name):
     cells = nbformat.read(Path(NOTEBOOKS / name), as_version=4).cells
     cells = [cell for cell in cells if cell.cell_type == "code"]
     for stub, solution in zip(cells, cells[1:], strict=False):
-        if "exercise" in stub.metadata.get("tags", []) and "def " in stub.source:
+        is_stub = "exercise" in stub.metadata.get("tags", []) and "def " in stub.source
+        if is_stub and OPEN not in solution.source:
             rest = iter(code_lines(solution.source))
             for line in code_lines(stub.source):
                 assert any(line == other for other in rest), (

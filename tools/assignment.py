@@ -62,21 +62,21 @@ class Exercise(NamedTuple):
     def graded(self) -> str:
         """A grader's test: it raises where the notebook's own only tells."""
         graded = re.sub(r"^check\(", "graded(", self.test, flags=re.MULTILINE)
-        return re.sub(r"^build\(", "build.require(", graded, flags=re.MULTILINE)
+        return re.sub(r"^(build|judge)\(", r"\1.require(", graded, flags=re.MULTILINE)
 
 
 def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
     """The code that the exercises of a chapter build on, and the exercises."""
     cells, found, words = notebook.cells, [], []
-    begin = [("## Exercises" in cell.source.split("\n")) for cell in cells].index(True)
+    begin, end = (_place(cells, name) for name in ("## Exercises", "## Open problems"))
     for i, cell in enumerate(cells):
         tags = cell.metadata.get("tags", [])
         if "exercise" in tags:
             found.append(_exercise(len(found) + 1, words, *cells[i : i + 2], variant))
             words = []
-        elif i > begin and "solution" not in tags:
+        elif begin < i < end and "solution" not in tags:
             words.append(cell)
-        else:  # in the text a build is asked for by the words right before it
+        else:  # a build, or an open problem, is asked for by the words right before it
             words = [cell] if cell.cell_type == "markdown" else []
     code = [cell for cell in cells[:begin] if cell.cell_type == "code"]
     apart = {"raises-exception", "exercise", "solution"}
@@ -84,6 +84,12 @@ def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
     body = [node for cell in fine for node in ast.parse(cell.source).body]
     kept = needed(body, set().union(*(each.needs for each in found)))
     return "\n\n".join([code[0].source, *map(ast.unparse, kept)]), found
+
+
+def _place(cells: list[Cell], heading: str) -> int:
+    """Where a heading stands; behind the last cell if it doesn't."""
+    found = [i for i, cell in enumerate(cells) if heading in cell.source.split("\n")]
+    return found[0] if found else len(cells)
 
 
 def variants_of(notebook: Cell) -> int:

@@ -178,9 +178,9 @@ class Problem:
         return case
 
     def blamed(self, case: tuple) -> str:
-        """A case in words, which `build.case` has from now on."""
+        """A case in words, which `.case` of the judge has from now on."""
         self.failed = case
-        return f"{self.named(case)} (build.case)"
+        return f"{self.named(case)} (.case has it)"
 
     def named(self, case: tuple) -> str:
         """A case in words."""

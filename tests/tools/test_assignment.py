@@ -33,8 +33,8 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
             for code in (setup, each.stub, each.solution, each.test, each.graded):
                 ast.parse(code)
             asks, grades = ("check(", "graded(")
-            if each.test.startswith("build("):
-                asks, grades = ("build(", "build.require(")
+            if name_of := re.match(r"build|judge", each.test):
+                asks, grades = f"{name_of[0]}(", f"{name_of[0]}.require("
                 assert "**Build**" in each.words[0].source
             else:
                 assert re.match(r"\*\*\d\.\*\* ", each.words[0].source)
