@@ -58,6 +58,13 @@ def test_curves_have_the_points_the_names_and_the_scale_that_they_were_given():
     assert marks == {"a": "None", "b": "-"}
     names = axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale(), axes.get_yscale()
     assert names == ("x", "y", "log", "log")
+
+
+def test_a_mark_has_its_label_beside_it():
+    series_and_fit = {"a": ([1, 2], [3, 4])}, {"b": ([5, 6], [7, 8])}
+    (axes,) = plot.curves(*series_and_fit, "x", "y", labels={"a": [16, 32]}).axes
+    found = [(text.get_text(), text.xy) for text in axes.texts]
+    assert found == [("16", (1, 3)), ("32", (2, 4))]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
 
 

@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from mgpu_tutorial.lab.colours import colour
-from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
+from mgpu_tutorial.lab.colours import colour, tone
+from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
+from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.teach.build import is_blank
 from mgpu_tutorial.lab.teach.needs import needs
 from mgpu_tutorial.processes_and_ranks.meeting import hello
@@ -44,6 +45,46 @@ def cluster_map(nodes: int, gpus: int) -> Drawing:
             drawing.box(x - 38, 186, 76, 38, INK, "#dddddd", radius=0)
             drawing.label(x, 210, f"cuda:{gpu}", 15)
             drawing.text += f" rank {rank} on cuda:{gpu}{',' * (gpu < gpus - 1)}"
+    return drawing
+
+
+MEETING = (
+    "Rank 0's node opens the store at node0:29500. The four ranks don't know each other.",
+    "Each rank goes to that one address, and writes there where it can be reached.",
+    "Each rank reads where the others are. Now they are a process group.",
+    "Or rank 3 never comes. The store is short of one entry, and all others wait.",
+)
+
+
+def rendezvous() -> Film:
+    """Four ranks on two nodes meet at one address, and one of them doesn't come."""
+    return Film([_meeting(step) for step in range(len(MEETING))])
+
+
+def _meeting(step: int) -> Drawing:
+    is_short = step == 3
+    drawing = Drawing(760, 312, MEETING[step], MEETING[step])
+    drawing.box(250, 8, 260, 142, INK, "#f4f4f4")
+    drawing.label(380, 28, "store at node0:29500", 14, weight="bold")
+    for rank in range(4):
+        node, x = rank // 2, 116 + 176 * rank
+        address, comes = f"node{node}:{41_000 + 207 * rank}", rank < 3 or not is_short
+        edge = colour(rank) if comes else FAINT
+        words = f"rank {rank} is at {address}" if step and comes else f"rank {rank}: ?"
+        shade = tone(rank).text if step and comes else (ALARM if is_short else INK)
+        drawing.label(380, 54 + 25 * rank, words, 13, shade)
+        if step and comes:  # writing, or in the third step reading
+            ends = [(x, 226), (268 + 75 * rank, 156)]
+            (x1, y1), (x2, y2) = reversed(ends) if step == 2 else ends
+            drawing.line(x1, y1, x2, y2, edge, 2, "5 3" if step == 2 else "", arrow=True)
+        drawing.box(x - 62, 228, 124, 46, edge, PAPER, 3, "" if comes else "4 3")
+        drawing.label(x, 247, f"rank {rank}", 14, weight="bold")
+        says = ("looks for the store", address, "knows all four", "waits")[step]
+        drawing.label(x, 265, says if comes else "never came", 12)
+    for node in (0, 1):
+        left = 40 + 352 * node
+        drawing.box(left, 214, 328, 86, FAINT, "none", 1)
+        drawing.label(left + 164, 294, f"node {node}", 13)
     return drawing
 
 

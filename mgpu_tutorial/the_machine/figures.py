@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from mgpu_tutorial.instruments.price.machine import machine_of
-from mgpu_tutorial.instruments.price.picture import phases
+from mgpu_tutorial.instruments.price.picture import OTHERS, PRODUCTS, bars, phases
 from mgpu_tutorial.instruments.price.pricing import Priced, tape_all
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.colours import tone
@@ -127,14 +127,13 @@ def roads() -> Drawing:
     text = (
         "Two nodes. In each, eight GPUs with their memory (3,350 GB/s) hang on one NVLink "
         "switch (450 GB/s per GPU, one way). Each GPU also has a PCIe road (64 GB/s) to the "
-        "host and to a network card of its own (50 GB/s). Card i of every node leads to rail "
-        "switch i."
+        "host and to its own NIC (50 GB/s). NIC i of every node leads to rail switch i."
     )
     drawing = Drawing(760, 408, text, text)
     for node in (0, 1):
         _node(drawing, node, 16 + 376 * node)
     drawing.box(16, 356, 728, 30, FAINT, "#f2f2f2")
-    words = "rail switches 0 to 7: card i of every node on switch i"
+    words = "rail switches 0 to 7: NIC i of every node on switch i"
     drawing.label(380, 376, words, 13)
     return drawing
 
@@ -155,7 +154,7 @@ def _node(drawing: Drawing, node: int, left: float) -> None:
         drawing.line(x, 150, x, 182, pcie, 2)
         drawing.line(x, 208, x, 262, pcie, 2)
         drawing.box(x - 14, 262, 28, 22, INK, "#ffffff", 1, radius=3)
-        drawing.label(x, 278, "card", 10)
+        drawing.label(x, 278, "NIC", 10)
         drawing.line(x, 284, x, 356, network, 2, "4 3")
     drawing.box(left + 14, 182, 324, 26, INK, "#e8e8e8", 1)
     drawing.label(left + 176, 200, "PCIe, and the host's processors and memory", 12)
@@ -165,9 +164,43 @@ def _node(drawing: Drawing, node: int, left: float) -> None:
         (86, "450 GB/s", nvlink),
         (166, "PCIe 64 GB/s", pcie),
         (236, "PCIe 64 GB/s", pcie),
-        (322, "50 GB/s per card", network),
+        (322, "50 GB/s per NIC", network),
     ):
         drawing.label(left + 176, y, words, 12, colour, weight="bold", halo=True)
+
+
+def on_one_axis(steps: Mapping[str, Priced]) -> Drawing:
+    """Kernels and messages of rank 0 in each step, all over the same milliseconds."""
+    last = max(found.seconds for found in steps.values())
+    tick = next(t for t in (1, 2, 5, 10, 20, 50, 100, 200, 500) if 1e3 * last / t <= 8)
+    left, wide, lane, row = 96, 660, 22, 78
+    scale, bottom = wide / last, 26 + row * len(steps)
+    said = "; ".join(
+        f"{name}: {1e3 * found.seconds:.0f} ms, of which {1e3 * found.visible:.0f} ms are "
+        "visible messages"
+        for name, found in steps.items()
+    )
+    drawing = Drawing(left + wide + 30, bottom + 50, said, said)
+    for i in range(int(1e3 * last / tick) + 1):
+        x = left + scale * tick * i / 1e3
+        drawing.line(x, 26, x, bottom, FAINT, 0.4)
+        drawing.label(x, bottom + 16, f"{tick * i} ms", 12)
+    for number, (name, found) in enumerate(steps.items()):
+        top = 26 + row * number
+        words = f"{name}: {1e3 * found.seconds:.0f} ms"
+        drawing.label(left, top + 14, words, 13, anchor="start", weight="bold", halo=True)
+        for i, kind in enumerate(("kernels", "messages"), 1):
+            drawing.label(left - 8, top + lane * i + 13, kind, 12, anchor="end")
+        for kind, fill, begin, end in bars(found.played[0], set()):
+            x, length = left + scale * begin, max(scale * (end - begin), 0.4)
+            drawing.box(x, top + lane * kind, length, lane - 4, fill, fill, 0, radius=0)
+        end = left + scale * found.seconds
+        drawing.line(end, top + 2, end, top + 3 * lane, INK, 1.2)
+    legend = {"products": PRODUCTS, "other kernels": OTHERS, "messages": tone(1).fill}
+    for i, (name, fill) in enumerate(legend.items()):
+        drawing.box(left + 180 * i, bottom + 28, 12, 12, INK, fill, 0.5, radius=0)
+        drawing.label(left + 180 * i + 18, bottom + 39, name, 12, anchor="start")
+    return drawing
 
 
 def price_each(

@@ -11,18 +11,21 @@ from mgpu_tutorial.lab.measure import in_turns
 from mgpu_tutorial.lab.words import bytes_text
 
 
-def products(rank: int, world_size: int, *sizes: int) -> dict[str, tuple]:
-    """Operations, bytes and the least seconds of n × n products and of a long addition."""
+def products(rank: int, world_size: int, *sizes: int) -> dict[int | str, tuple]:
+    """Of n × n products and of a long addition: operations per byte, and 10⁹ per second."""
     work, actions = {}, {}
     for n in sizes:
         a, b, out = torch.ones(3, n, n)
-        work[f"product {n}"] = 2 * n**3, 3 * out.nbytes
-        actions[f"product {n}"] = partial(torch.mm, a, b, out=out)
+        work[n] = 2 * n**3, 3 * out.nbytes
+        actions[n] = partial(torch.mm, a, b, out=out)
     a, b, out = torch.ones(3, 2**24)
     work["addition"] = len(out), 3 * out.nbytes
     actions["addition"] = partial(torch.add, a, b, out=out)
     seconds = in_turns(actions, turns=8, warm_up=1)
-    return {name: (*work[name], min(seconds[name])) for name in work}
+    return {
+        name: (flops / nbytes, flops / min(seconds[name]) / 1e9)
+        for name, (flops, nbytes) in work.items()
+    }
 
 
 def reduce_two(rank: int, world_size: int, method: Callable, small: int, large: int) -> list:

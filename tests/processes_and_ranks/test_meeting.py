@@ -22,3 +22,10 @@ def test_of_an_error_under_torchrun_only_its_line_is_printed(capsys):
     figures.torchrun(goodbye, 1)
     _, _, said = capsys.readouterr().out.partition("hello.py\n")
     assert said.splitlines() == ["ValueError: nobody is here"]
+
+
+def test_the_film_of_the_meeting_ends_with_a_rank_that_is_missing():
+    frames = figures.rendezvous().frames
+    entries = [frame.svg().count(" is at node") for frame in frames]
+    assert entries == [0, 4, 4, 3]
+    assert "never came" in frames[-1].svg() and "rank 3 never comes" in frames[-1].text

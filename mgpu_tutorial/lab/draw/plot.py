@@ -37,8 +37,12 @@ def curves(
     xlabel: str,
     ylabel: str,
     scale: str = "log",
+    labels: Mapping[str, Sequence[object]] | None = None,
 ) -> Plot:
-    """Draw named series (x, y): measured as marks, fitted as lines; `scale` of both axes."""
+    """Draw named series (x, y): measured as marks, fitted as lines; `scale` of both axes.
+
+    `labels` has for a measured series what is written beside each of its marks.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")
@@ -47,6 +51,9 @@ def curves(
         style = MARKERS[i] if fitted else f"{MARKERS[i]}-"  # no fit: join the marks
         size = 3 + 8 * (len(measured) - i) / len(measured)  # what is covered looks out
         axes.plot(xs, ys, style, color=COLOURS[i], lw=size / 2.5, markersize=size, label=name)
+        for x, y, label in zip(xs, ys, (labels or {}).get(name, ()), strict=False):
+            beside = {"textcoords": "offset points", "xytext": (7, -11), "fontsize": 10}
+            axes.annotate(f"{label}", (x, y), color=COLOURS[i], **beside)
     for (name, (xs, ys)), style in zip(fitted.items(), cycle(("-", "--", ":"))):
         axes.plot(xs, ys, style, color=INK, linewidth=1.5, label=name)
     axes.set(xscale=scale, yscale=scale, xlabel=xlabel, ylabel=ylabel)
