@@ -24,9 +24,10 @@ def page() -> str:
         "# Published steps, and what the cost model says",
         "",
         "The rows of [23 Step time](../notebooks/23_step_time.ipynb), in the authors'",
-        "units, per GPU. All errors are of the rate: above 0 we predict too fast a step. The",
-        "*null guess* keeps the rate per GPU of the fitted row. *Held out* are rows that we",
-        "added when the formula was finished; nothing in it was changed for them.",
+        "units, per GPU. All errors are of the seconds of a step: below 0 the prediction is",
+        "too fast, in whatever unit the run was published. The *null guess* keeps the rate",
+        "per GPU of the fitted run. *Held out* are runs that we added when the formula was",
+        "finished; nothing in it was changed for them.",
         "Plans and shapes are in `mgpu_tutorial/step_time/published.json`.",
     ]
     for family, table in published.TABLES.items():
@@ -36,8 +37,8 @@ def page() -> str:
         lines += ["| run | plan | published | predicted | unit | error | null guess |"]
         lines += ["|---|---|---|---|---|---|---|"]
         for row, written in zip(published.predict(family), table["rows"], strict=True):
-            run, factor = row.run, 1 + row.error  # of the rate
-            ours = run.published / factor if run.unit == "s" else run.published * factor
+            run, factor = row.run, 1 + row.error
+            ours = run.published * factor if run.unit == "s" else run.published / factor
             places = 2 if run.unit == "s" else int(run.published < 1000)
             numbers = f"{run.published:,.{places}f} | {ours:,.{places}f}"
             errors = f"{row.error:+.1%} | {row.null_error:+.1%}"

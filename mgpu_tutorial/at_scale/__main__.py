@@ -18,12 +18,12 @@ from mgpu_tutorial.at_scale.planner import (
     plan_table,
     plans,
     rank_plans,
+    spread,
     with_network,
 )
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS, Cluster
 from mgpu_tutorial.shared.cost_model.plans import Model, model_of
 
-BORROWED = 1.4  # so many times as long took SmolLM3, whose program has no fitted row
 BETTER = 1.1  # a nearby batch is named from so many times the MFU on
 
 
@@ -83,16 +83,24 @@ def main(words: list[str] | None = None) -> int:
         except ValueError as error:
             parser.error(str(error))
         print(f"\n{command}")
-    hours = given.tokens / (choices[0].step.tokens_per_second * given.gpus) / 3600
-    days, cost = hours / 24, hours * given.gpus * given.price / 1e6
-    print(
-        f"\nPlans of one place are within {TIE:.0%} of its first.\n"
-        f"{given.tokens:g} tokens with the first: {days:,.1f} to "
-        f"{BORROWED * days:,.1f} days, {cost:,.2f} to {BORROWED * cost:,.2f} million at "
-        f"{given.price:g} per GPU and hour. "
-        "The more is for a program of which no step was measured: 23 fits one of yours."
-    )
+    print(f"\nPlans of one place are within {TIE:.0%} of its first.")
+    print_spread(given, spread(*asked[:2], choices[0].plan, given.batch))
     return 0
+
+
+def print_spread(given: argparse.Namespace, seconds: tuple[float, float]) -> None:
+    """How long and how dear the first plan is, by the fastest and the slowest program."""
+    tokens = given.batch * given.sequence
+    fast, slow = (tokens / given.gpus / step for step in seconds)
+    hours = [given.tokens / tokens * step / 3600 for step in seconds]
+    days = " to ".join(f"{h / 24:,.1f}" for h in hours)
+    cost = " to ".join(f"{h * given.gpus * given.price / 1e6:,.2f}" for h in hours)
+    print(
+        "The first, between the fastest and the slowest published program on such GPUs:\n"
+        f"{slow:,.0f} to {fast:,.0f} tokens/s per GPU; {given.tokens:g} tokens in {days} "
+        f"days,\nfor {cost} million at {given.price:g} per GPU and hour.\n"
+        "Measure a step of your own program, and fit your GPU to it as in chapter 23."
+    )
 
 
 def rounded(batch: int, gpus: int) -> int:

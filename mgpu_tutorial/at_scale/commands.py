@@ -1,6 +1,7 @@
 """A plan as two programs want to be told it: the flags of Megatron-LM and of torchtitan.
 
-Names and meanings are those of their argument lists, at the two commits below.
+Names and meanings are those of their argument lists, at the two commits below; `python -m
+tools.flags` says which names a newer checkout no longer has.
 """
 
 from collections.abc import Mapping
@@ -15,11 +16,13 @@ TORCHTITAN = "0014ac2ca45ae15db6706b4f5cc3e67546c98885"  # torchtitan/config/con
 
 
 class Command(NamedTuple):
-    """Flags by what they decide; notes say where a program does something else than the plan.
+    """Flags by what they decide, and the commit of the program that takes them.
 
-    It prints as lines of a shell script, the notes as comments above them.
+    Notes say where the program does something else than the plan. A command prints as lines
+    of a shell script: the checkout, the notes as comments, and the flags.
     """
 
+    commit: str
     flags: Mapping[str, list[str]]
     notes: list[str]
 
@@ -29,7 +32,8 @@ class Command(NamedTuple):
         return [flag for flags in self.flags.values() for flag in flags]
 
     def __str__(self) -> str:
-        return "\n".join([*(f"# {line}" for line in self.notes), " \\\n".join(self.words)])
+        notes = [f"# {line}" for line in self.notes]
+        return "\n".join([f"git checkout {self.commit}", *notes, " \\\n".join(self.words)])
 
 
 def megatron(model: Model, plan: Plan, batch: int) -> Command:
@@ -41,7 +45,7 @@ def megatron(model: Model, plan: Plan, batch: int) -> Command:
     """
     check_plan(model, plan, batch)
     flags = {"model": shape(model), "TP": [], "CP": [], "PP": []}
-    notes = [f"names of Megatron-LM at commit {MEGATRON[:10]}"]
+    notes = []
     if model.gated:
         notes += ["norms, positions, biases and dropout are its defaults, GPT's, not Llama's"]
     if plan.tp > 1:
@@ -87,7 +91,7 @@ def megatron(model: Model, plan: Plan, batch: int) -> Command:
         flags["recompute"] += ["--attention-backend unfused"]
     if plan.gradient_bytes != 4:
         notes += [f"it adds gradients up in 4 bytes each, the plan in {plan.gradient_bytes}"]
-    return Command(flags, notes)
+    return Command(MEGATRON, flags, notes)
 
 
 def shape(model: Model) -> list[str]:
@@ -115,7 +119,7 @@ def torchtitan(model: Model, plan: Plan, batch: int) -> Command:
     if plan.ep > 1 and plan.tp > 1:
         why = "torchtitan shares experts out over the ranks of TP as well"
         raise ValueError(f"{plan}: {why}, so give a plan with TP 1 or EP 1")
-    notes, parallel = [f"names of torchtitan at commit {TORCHTITAN[:10]}"], {}
+    notes, parallel = [], {}
     if plan.tp > 1:
         parallel["TP"] = [f"tensor_parallel_degree={plan.tp}"]
         parallel["TP"] += ["no-enable-sequence-parallel"] * (not plan.sequence_parallel)
@@ -147,7 +151,7 @@ def torchtitan(model: Model, plan: Plan, batch: int) -> Command:
         notes += ["it repeats every second product too, the plan repeats none"]
     if plan.gradient_bytes != 4:
         notes += [f"it adds gradients up in 4 bytes each, the plan in {plan.gradient_bytes}"]
-    return Command(flags, notes)
+    return Command(TORCHTITAN, flags, notes)
 
 
 def stages(model: Model, plan: Plan) -> list[str]:

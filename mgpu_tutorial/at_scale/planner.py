@@ -5,12 +5,13 @@ from itertools import product
 from typing import NamedTuple
 
 from mgpu_tutorial.lab.table import Table, formatted
-from mgpu_tutorial.shared.cost_model.machines import USABLE, Cluster, check_cluster
+from mgpu_tutorial.shared.cost_model.machines import SHARES, USABLE, Cluster, check_cluster
 from mgpu_tutorial.shared.cost_model.plans import RECOMPUTATIONS, Model, Plan, check_model
 from mgpu_tutorial.shared.cost_model.step import PredictedStep, predict_step
 from mgpu_tutorial.shared.guards import positive, whole
 
-TIE = 0.05  # about the error of a prediction where the program has a fitted row
+TIE = 0.05  # about the error of a prediction where the program has a fitted run
+SLOWER = 0.10  # the largest of these errors, where GPUs, width or TP are other ones
 
 
 class Choice(NamedTuple):
@@ -128,6 +129,31 @@ def plan_table(choices: Sequence[Choice]) -> Table:
     columns = {"place": "", "plan": "", "state": "", "micro × v": "", "recompute": ""}
     columns |= {"s": ".2f", "TFLOP/s": ".0f", "MFU": ".0%", "GB": ".0f", "bottleneck": ""}
     return formatted(columns, rows)
+
+
+def shares(cluster: Cluster, plan: Plan) -> tuple[float, float]:
+    """The lowest and the highest share of the peak that programs with such plans reach.
+
+    A GPU that was fitted to a step of yours is not in `SHARES`: it has its own share, twice.
+    """
+    own = cluster.gpu.matmul_efficiency
+    batch_alone, cut = SHARES.get(cluster.gpu, ((own, own), (own, own)))
+    return cut if plan.tp * plan.pp > 1 else batch_alone
+
+
+def spread(model: Model, cluster: Cluster, plan: Plan, batch: int) -> tuple[float, float]:
+    """The seconds of a step as the fastest of these programs would take it, and the slowest.
+
+    The slow end has `SLOWER` on top, by which a prediction can be too fast even where the
+    program has a fitted run.
+    """
+    seconds = []
+    for share in shares(cluster, plan):
+        gpu = cluster.gpu._replace(matmul_efficiency=share)
+        step = predict_step(model, cluster._replace(gpu=gpu), plan, batch)
+        seconds.append(step.seconds)
+    slow, fast = seconds
+    return fast, (1 + SLOWER) * slow
 
 
 def with_network(cluster: Cluster, gigabytes: float) -> Cluster:

@@ -1,30 +1,45 @@
-"""Apparatus, not the lesson: tables of parts and of predictions, and rows of a link."""
+"""Apparatus, not the lesson: a chart of parts, and tables of predictions."""
 
 from statistics import median
 
-from mgpu_tutorial.lab import Table
+from mgpu_tutorial.lab import Table, check
+from mgpu_tutorial.lab.draw.drawing import INK, Drawing
 from mgpu_tutorial.lab.table import formatted
 from mgpu_tutorial.step_time import published
 from mgpu_tutorial.step_time.published import Prediction
 
-# Two nodes of 8 H100s: KiB of an all-reduce, and its bus bandwidth in GB/s per GPU: rows from
-# https://github.com/aws-samples/awsome-distributed-training, micro-benchmarks/nccl-tests
-TWO_NODES = {8: 0.19, 32: 0.55, 2**8: 3.84, 2**10: 15.95, 2**11: 26.70, 2**13: 76.80}
-TWO_NODES |= {2**15: 143.09, 2**17: 289.16, 2**20: 436.95, 2**24: 487.09}
-
 EARLY = [family for family in published.TABLES if family not in published.HELD_OUT]
 
 
-def parts_table(*predictions: Prediction) -> Table:
-    """What share of each step its parts take, but for those that take nothing in any."""
-    steps, rows = [row.step for row in predictions], []
-    for name in steps[0].parts:
-        shares = [step.parts[name] / step.seconds for step in steps]
-        if any(shares):
-            rows.append([name, *(f"{100 * share:.1f}" for share in shares)])
-    for name, how in ("seconds", ".2f"), ("MFU", ".1%"), ("HFU", ".1%"):
-        rows.append([name, *(format(getattr(step, name.lower()), how) for step in steps)])
-    return Table(["% of a step", *(row.run.name for row in predictions)], rows)
+KINDS = {  # a step's parts, told apart in grey too
+    "products": ("#0b3d6b", ["matmul"]),
+    "through memory": ("#9cc3e6", ["elementwise", "weights", "optimizer"]),
+    "exposed": ("#f2b36b", ["tensor", "context", "experts", "pipeline", "bubble", "data"]),
+}
+
+
+def parts_chart(*predictions: Prediction) -> Drawing:
+    """A bar for each run: what share of its step each kind of part takes, by the formula."""
+    left, wide, row = 130, 470, 30  # pixels
+    lines, drawing = [], Drawing(left + wide + 20, 50 + row * len(predictions), "", "")
+    for i, (kind, (fill, _)) in enumerate(KINDS.items()):
+        drawing.box(left + 160 * i, 10, 13, 13, INK, fill, 0.6, radius=0)
+        drawing.label(left + 160 * i + 19, 21, kind, 13, anchor="start")
+    for i, (run, step, *_) in enumerate(predictions):
+        top, x, shown = 40 + row * i, left, []
+        drawing.label(left - 10, top + 16, run.name, 13, anchor="end")
+        for kind, (fill, names) in KINDS.items():
+            share = sum(step.parts[name] for name in names) / step.seconds
+            drawing.box(x, top, wide * share, row - 8, INK, fill, 0.6, radius=0)
+            ink = "#ffffff" if kind == "products" else INK
+            if share > 0.05:
+                drawing.label(x + wide * share / 2, top + 16, f"{share:.0%}", 13, ink)
+            shown.append(f"{kind} {share:.0%}")
+            x += wide * share
+        lines.append(f"{run.name}: {', '.join(shown)}")
+    drawing.text = "\n".join(lines)
+    drawing.alt = f"Of a step: {'; '.join(lines)}."
+    return drawing
 
 
 def fits_table() -> Table:
@@ -41,7 +56,7 @@ def fits_table() -> Table:
 
 
 def scatter() -> tuple[dict, dict]:
-    """For `curves`: per cent error of the rate of each row that was not fitted.
+    """For `curves`: per cent error of the seconds of each run that was not fitted.
 
     Over the published TFLOP/s per GPU, by the first word of the family.
     """
@@ -61,14 +76,14 @@ def free_rows(family: str) -> list[Prediction]:
 
 
 def worst_table() -> Table:
-    """Per family the largest error of the rows that were not fitted, and the null guess's."""
+    """Per family the largest error of the runs that were not fitted, and the null guess's."""
     rows = []
     for family in EARLY:
         free = free_rows(family)
         worst = max(free, key=lambda row: abs(row.error))
         null = max((row.null_error for row in free), key=abs)
         rows.append([family, len(free), worst.error, worst.run.name, null])
-    columns = {"rate per GPU": "", "predicted rows": "", "largest error": "+.1%", "at": ""}
+    columns = {"runs of": "", "predicted": "", "largest error": "+.1%", "at": ""}
     return formatted(columns | {"largest of the null guess": "+.0%"}, rows)
 
 
@@ -83,7 +98,7 @@ def trust_table() -> Table:
         ours, null = ([abs(row[i]) for row in free] for i in (2, 3))
         errors = [how(sizes) for sizes in (ours, null) for how in (median, max)]
         rows.append([name, len(free), *errors])
-    columns = {"what changes": "", "rows": "", "half within": ".0%", "all within": ".0%"}
+    columns = {"what changes": "", "runs": "", "half within": ".0%", "all within": ".0%"}
     return formatted(columns | {"null guess: half": ".0%", "null guess: all": ".0%"}, rows)
 
 
@@ -92,3 +107,23 @@ def bubble_of(name: str) -> list[float]:
     run = next(r for r in published.runs_of("MegaScale's baseline") if r.name == name)
     m = run.plan.micro_batches(run.batch)
     return [m, 100 * (run.plan.pp - 1) / (run.plan.interleaving * m)]
+
+
+def alone(tokens_per_second: float) -> Table | None:
+    """Tokens/s per GPU of MPT 13B on 8 A100s: published, the reader's, ours, the null guess.
+
+    Where nothing is filled in it shows nothing.
+    """
+    large = published.predict("MPT on A100s")[1]
+    asked = large.run
+    hint = "7B on 8 tells the share of the peak; then ask `predict_step` for 13B"
+    check(tokens_per_second, asked.published, hint, tolerance=0.1)
+    if tokens_per_second is ...:
+        return None
+    null = asked.published / (1 + large.null_error)
+    guesses = {"published": asked.published, "yours": tokens_per_second}
+    guesses |= {"the formula": large.step.tokens_per_second, "null guess": null}
+    rows = [[who, rate, asked.published / rate - 1] for who, rate in guesses.items()]
+    return formatted(
+        {"13B on 8": "", "tokens/s": ",.0f", "error of the seconds": "+.1%"}, rows
+    )

@@ -147,9 +147,9 @@ def change(family: str, run: Run) -> str:
 
 
 class Prediction(NamedTuple):
-    """A published row, the step as we predict it, our error and that of the null guess.
+    """A published run, the step as we predict it, our error and that of the null guess.
 
-    Errors are of the rate, whatever the authors' unit: above 0 we predict too fast a step.
+    Errors are of the seconds: below 0 the prediction is too fast.
     """
 
     run: Run
@@ -159,11 +159,12 @@ class Prediction(NamedTuple):
 
 
 def predict(family: str) -> list[Prediction]:
-    """Every row of a family, the fitted ones too."""
+    """Every run of a family, the fitted ones too, on a GPU as those tell it."""
     gpu, fitted, rows = gpu_of(family), fitted_runs(family), []
     for run in runs_of(family):
         step = run.predicted(gpu)
-        errors = [run.seconds / s - 1 for s in (step.seconds, null_seconds(run, fitted))]
+        guesses = step.seconds, null_seconds(run, fitted)
+        errors = [seconds / run.seconds - 1 for seconds in guesses]
         rows.append(Prediction(run, step, *errors))
     return rows
 

@@ -146,12 +146,12 @@ def test_side_by_side_has_every_flag_once():
 def test_a_command_is_a_script_with_its_differences_as_comments():
     text = str(commands.megatron(LLAMA, Plan(dp=8, zero=3), 8))
     lines = text.splitlines()
+    assert lines.pop(0) == f"git checkout {commands.MEGATRON}"
     comments = list(itertools.takewhile(lambda line: line.startswith("# "), lines))
-    assert comments[1:] == [
+    assert comments == [
         "# norms, positions, biases and dropout are its defaults, GPT's, not Llama's",
         "# leave CUDA_DEVICE_MAX_CONNECTIONS unset: FSDP refuses 1",
     ]
-    assert comments[0] == f"# names of Megatron-LM at commit {commands.MEGATRON[:10]}"
     flags = lines[len(comments) :]
     assert all(line.startswith("--") for line in flags)
     assert all(line.endswith(" \\") for line in flags[:-1]) and flags[-1] == "--bf16"

@@ -2,14 +2,9 @@
 
 import pytest
 
-from mgpu_tutorial.step_time import plain, published
+from mgpu_tutorial.step_time import published
 
 RUN = published.runs_of("Megatron 2021, table 2")[0]
-
-
-def test_rows_of_which_the_larger_is_slower_have_no_latency():
-    with pytest.raises(ValueError, match="rate"):
-        plain.alpha_beta((1e3, 5e9), (1e6, 1e9), 8)
 
 
 def test_a_unit_that_nobody_knows_is_not_taken_for_another():
