@@ -1,6 +1,7 @@
 """ZeRO 3 with one flat tensor a block; the second class sends beside the compute."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call
 
 from mgpu_tutorial.lab.borrowed import backward_number, when_backward_ends
 from mgpu_tutorial.sharding.zero import Gather, flatten, shard_of
@@ -75,24 +75,52 @@ class FlatShard(nn.Module):
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
+        inner = {part for block in blocks_in(module) for part in block.modules()}
         shard, self.shapes, self.places = take_out(module, group)
         self.shard = nn.Parameter(shard)
         self.shard.sharded = True
-        self.module, self.group, self.whole = module, group, None
+        self.module, self.group = module, group
+        self.whole = self.version = None
+        for part in module.modules():
+            if part not in inner:
+                part.register_forward_pre_hook(self.fetch, prepend=True)
 
-    def gathered(self) -> dict[str, torch.Tensor]:
-        """Gather into `whole`, and give the parameters at their places: views of it."""
+    @torch.compiler.disable
+    @torch.enable_grad()
+    def gathered(self) -> None:
+        """Gather into `whole`; until `reshard` the module's parameters are views of it."""
         whole = self.unshard()
         if whole.requires_grad:
             whole.register_hook(self.reshard)  # once its gradient is complete
         self.whole = whole.detach()  # the same memory, without its graph
-        return views_of(whole, self.shapes, self.places)
+        self.version = self.shard._version
+        for place, view in views_of(whole, self.shapes, self.places).items():
+            path, _, name = place.rpartition(".")
+            setattr(self.module.get_submodule(path), name, view)
+
+    def fetch(self, *_: Any) -> None:
+        """Before a part computes: outside of `forward`, as in a checkpoint, it gathers."""
+        if torch.compiler.is_compiling():
+            return
+        if self.version != self.shard._version:
+            self.gathered()
 
     def unshard(self) -> torch.Tensor:
         return Gather.apply(self.shard, self.group)
 
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
-        self.whole = None
+        for place in self.places if self.version is not None else ():
+            path, _, name = place.rpartition(".")
+            delattr(self.module.get_submodule(path), name)
+        self.whole = self.version = None
+
+    @torch.compiler.disable
+    def hooks(self) -> AbstractContextManager:
+        """`pack` and `unpack`, but in a `checkpoint` none: it decides what autograd keeps."""
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if top and not isinstance(getattr(top[0], "__self__", None), FlatShard):
+            return nullcontext()
+        return saved_tensors_hooks(self.pack, self.unpack)
 
     def whole_tensors(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The whole of this rank's shard, or of its gradient, by the module's names."""
@@ -121,9 +149,9 @@ class ShardedBlock(FlatShard):
     """
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        views = self.gathered()
-        with saved_tensors_hooks(self.pack, self.unpack):
-            output = functional_call(self.module, views, inputs, keywords)
+        self.gathered()
+        with self.hooks():
+            output = self.module(*inputs, **keywords)
         self.reshard()
         return output
 
@@ -142,7 +170,7 @@ class ShardedBlock(FlatShard):
         if version != self.shard._version:
             raise RuntimeError("a step between forward and backward")
         if self.whole is None:
-            self.whole = self.unshard().detach()
+            self.gathered()
         return self.whole.as_strided(*place)
 
 
@@ -194,15 +222,16 @@ class PrefetchingBlock(ShardedBlock):
     """
 
     before = after = ()  # the neighbour, where there is one
-    coming = work = version = None
+    coming = work = coming_version = None
     mean = scattering = None
 
     def begin(self) -> None:
         """Begin to gather this block, unless it is here or on its way."""
-        if self.work and self.version != self.shard._version:
+        if self.work and self.coming_version != self.shard._version:
             self.reshard()  # an optimizer has stepped: what comes is old
         if self.whole is None and self.work is None:
-            mine, self.version = self.shard.detach(), self.shard._version
+            mine = self.shard.detach()
+            self.coming_version = self.shard._version
             self.coming = mine.new_empty(dist.get_world_size(self.group) * len(mine))
             self.work = dist.all_gather_single(
                 self.coming, mine, group=self.group, async_op=True
@@ -244,6 +273,9 @@ class PrefetchingBlock(ShardedBlock):
         return super().unpack(kept)
 
     def unshard(self) -> torch.Tensor:
+        if self.work is None:  # nobody has begun: a part computes outside of `forward`
+            self.whole = None
+            self.begin()
         self.work.wait()
         whole, self.coming, self.work = self.coming, None, None
         return Arrived.apply(self.shard, self, whole)
@@ -251,7 +283,8 @@ class PrefetchingBlock(ShardedBlock):
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
         if self.work:  # it came for backward, which did not need it
             self.work.wait()
-        self.whole = self.coming = self.work = None
+        self.coming = self.work = None
+        super().reshard()
 
 
 def linked(blocks: list[nn.Module]) -> nn.Sequential:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
+from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.lab import note, span
 from mgpu_tutorial.lab.measure import largest_difference
@@ -344,6 +345,58 @@ def blocks_refuse_a_step(block: type) -> None:
     assert all(said), "nothing is said, and backward goes on with the new weights"
 
 
+class _Again(nn.Module):
+    """Two layers with a checkpoint around them, as a transformer's layer can have one."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.inside = nn.Linear(2, 3), nn.Linear(3, 2), inside
+        self.shift = nn.Parameter(torch.ones(2))
+        self.kept: list[StorageWeakRef] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (
+            checkpoint(self.compute, x, use_reentrant=False)
+            if self.inside
+            else self.compute(x)
+        )
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        middle = self.one(x).exp()
+        self.kept.append(StorageWeakRef(middle.untyped_storage()))
+        return self.two(middle) * self.shift
+
+
+def _checkpointed(
+    rank: int, world_size: int, block: type | None, inside: bool
+) -> tuple[int, list[torch.Tensor]]:
+    """The activations that forward leaves behind, and the gradients of what is trained."""
+    module = _Again(inside)
+    model = block(module) if block else module
+    x = torch.cat([_row(rank) for rank in range(2)]) if world_size == 1 else _row(rank)
+    x = x.requires_grad_()
+    output = model(x) if inside else checkpoint(model, x, use_reentrant=False)
+    kept = sum(not memory.expired() for memory in module.kept)
+    output.sum().backward()
+    held = [model.shard] if block else list(module.parameters())
+    assert all(p.grad is not None for p in held), "the shard gets no gradient"
+    return kept, [p.grad.flatten() for p in held]
+
+
+def blocks_stand_in_a_checkpoint(block: type) -> None:
+    """keep no activation inside a `checkpoint`, and let one in the module compute again"""
+    for inside, where in ((False, "around the block"), (True, "in the module")):
+        flat = torch.cat(_checkpointed(0, 1, None, inside)[1]) / 2
+        flat = nn.functional.pad(flat, (0, -len(flat) % 2)).chunk(2)
+        for rank, (kept, (gradient,)) in enumerate(
+            launch(_checkpointed, 2, block, inside).results
+        ):
+            what = f"a checkpoint {where}, on rank {rank}: "
+            expect(kept, 0, what + "activations that are kept")
+            expect(gradient, flat[rank], what + "the shard's gradient", 1e-4)
+
+
 def _model() -> nn.Module:
     torch.manual_seed(0)
     return SmallTransformer(5, width=4, heads=1, depth=2).double()
@@ -481,6 +534,7 @@ build = Builder(
             blocks_gather_twice,
             blocks_in_a_group,
             blocks_refuse_a_step,
+            blocks_stand_in_a_checkpoint,
         ],
         fully_sharded: [
             puts_a_block_at_both_places,

@@ -8,6 +8,7 @@ from torch import nn
 
 from mgpu_tutorial.instruments.price.pricing import Priced
 from mgpu_tutorial.lab import film, frame, launch
+from mgpu_tutorial.lab.borrowed import backward_number
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
 from mgpu_tutorial.lab.draw.film import Film
@@ -144,7 +145,7 @@ def film_blocks(rank: int, world_size: int, kind: type[ShardedBlock]) -> list[in
         def unshard(self) -> torch.Tensor:
             whole = super().unshard()
             self.whole = whole.detach()
-            caller = "forward" if torch.is_grad_enabled() else "unpack"
+            caller = "forward" if backward_number() < 0 else "unpack"
             look(f"Block {self.i}, {caller}: unshard, by an all-gather. Then it computes.")
             return whole
 

@@ -158,8 +158,5 @@ def shard_parameters(module: nn.Module) -> None:
 
 
 def recompute(block: nn.Module) -> None:
-    """The block keeps its input only, and computes the rest again in backward.
-
-    Before `fully_shard`. A ShardedBlock says itself what is kept, and keeps the rest.
-    """
+    """The block keeps its input only, and computes the rest again in backward."""
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -14,6 +14,7 @@ ATTRIBUTES = [  # of functions of the module, then those of chapters and of a no
     "torch:Tensor._base",
     "torch:ops.aten.add.Tensor._schema",
     "torch.distributed.rendezvous:TCPStore",
+    "torch:_C._autograd._top_saved_tensors_default_hooks",
     "torch:_C._distributed_c10d._dump_fr_trace",
     "torch.distributed.distributed_c10d:_world.pg_group_ranks",
     "torch.distributed.tensor.experimental._context_parallel._attention:custom_ops",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.lab import note
 from mgpu_tutorial.lab.measure import largest_difference
@@ -184,3 +185,130 @@ def with_decay(rank, world_size):
 def test_the_usual_filter_for_weight_decay_finds_no_flat_shard(ranks):
     """So the notebook and docs/mine.md warn of it."""
     assert ranks(2, with_decay).results == [(2, 0)] * 2
+
+
+class Layer(nn.Module):
+    """It can compute again in backward, as the layers of Transformers do."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.scale, self.reentrant = nn.Parameter(torch.ones(6)), reentrant
+
+    def forward(self, x):
+        if self.reentrant is None:
+            return self.compute(x)
+        return checkpoint(self.compute, x, use_reentrant=self.reentrant)
+
+    def compute(self, x):
+        return x + self.down(self.up(x).square()) * self.scale
+
+
+class Checkpointed(nn.Module):
+    """Three layers with a checkpoint in each, or around each, and a head of the root's."""
+
+    def __init__(self, inside=None, around=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.layers = nn.ModuleList(Layer(inside) for _ in range(3))
+        self.around = around
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            around = self.around is not None
+            x = checkpoint(layer, x, use_reentrant=self.around) if around else layer(x)
+        return self.head(x)
+
+    def answer(self, x):
+        """A method that calls the whole model, as `generate` does."""
+        return self(x)
+
+
+def rows_of_six(rank, world_size):
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    return x.double().chunk(world_size)[rank]
+
+
+def two_steps(model, rank, world_size):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(rows_of_six(rank, world_size)).square().mean().backward()
+        optimizer.step()
+    return model(rows_of_six(0, 1)).detach()
+
+
+def train_checkpointed(rank, world_size, kind, inside, around):
+    """What two steps lead to, and how much of the first forward is alive before backward."""
+    model = Checkpointed(inside, around).double()
+    weights, activations = [], []
+
+    def look(part, inputs, output):
+        weights.append(StorageWeakRef(part.weight.untyped_storage()))
+        activations.append(StorageWeakRef(output.untyped_storage()))
+
+    for layer in model.layers:
+        layer.up.register_forward_hook(look)
+    root = fully_sharded(model, list(model.layers), kind=kind)
+    loss = root(rows_of_six(rank, world_size)).square().mean()
+    freed = are_freed(weights), are_freed(activations)
+    loss.backward()
+    root.zero_grad()
+    return two_steps(root, rank, world_size), freed, are_freed([*weights, *activations])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("where", ["inside", "around"])
+@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
+def test_a_checkpoint_frees_activations_and_is_right(ranks, kind, where, reentrant):
+    inside, around = (reentrant, None) if where == "inside" else (None, reentrant)
+    expected = two_steps(Checkpointed().double(), 0, 1)
+    for found, freed, all_freed in ranks(2, train_checkpointed, kind, inside, around).results:
+        assert (freed, all_freed) == ((True, True), True)
+        assert largest_difference(found, expected) < 1e-14
+
+
+def compute_outside(rank, world_size, kind):
+    """Parts are called alone, before a step and after it, by a method and under no_grad."""
+    model = Checkpointed().double()
+    root = fully_sharded(model, list(model.layers), kind=kind) if kind else model
+    found, x = [], rows_of_six(rank, world_size)
+    optimizer = torch.optim.SGD(root.parameters(), lr=0.01)
+    for _ in range(2):
+        with torch.no_grad():
+            found += [root.first(x), root.layers[0](x), root.answer(x)]
+        root.answer(x).square().mean().backward()
+        root(x).square().mean().backward()
+        root.head(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*found, root(x).detach()]
+
+
+@pytest.mark.parametrize("kind", [ShardedBlock, PrefetchingBlock])
+def test_parts_of_a_sharded_model_can_be_called_alone(ranks, kind):
+    (one,) = ranks(1, compute_outside, None).results
+    (found,) = ranks(1, compute_outside, kind).results
+    assert largest_difference(found, one) < 1e-14
+    outputs = zip(*ranks(2, compute_outside, kind).results, strict=True)
+    assert largest_difference([torch.cat(rows) for rows in outputs], one) < 1e-14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["the root", "its layers"])
+def test_a_compiled_model_is_sharded_right(ranks, what):
+    def train_compiled(rank, world_size):
+        model = Checkpointed().double()
+        if what == "its layers":
+            for layer in model.layers:
+                layer.compile(backend="aot_eager")
+        root = fully_sharded(model, list(model.layers))
+        if what == "the root":
+            root = torch.compile(root, backend="aot_eager")
+        return two_steps(root, rank, world_size)
+
+    expected = two_steps(Checkpointed().double(), 0, 1)
+    found = ranks(2, train_compiled).results
+    assert largest_difference(found, [expected] * 2) < 1e-14

@@ -161,11 +161,11 @@ CHAIN = [
     ),
 ]
 
-COMPUTE = "output = functional_call(self.module, views, inputs, keywords)"
+COMPUTE = "output = self.module(*inputs, **keywords)"
 MEMORY = "self.whole.untyped_storage()"
 ELSEWHERE = f"if tensor.untyped_storage() is not {MEMORY}:"
 PLACE = "place = tensor.shape, tensor.stride(), tensor.storage_offset()"
-FRESH, HERE = "if self.whole is None:", "self.whole = self.unshard().detach()"
+FRESH, HERE = "if self.whole is None:", "            self.gathered()\n        return"
 UNMOVED = "if version != self.shard._version:"
 BLOCK = [
     Right(
@@ -175,7 +175,8 @@ BLOCK = [
         },
     ),
     Right(
-        "ShardedBlock", replace={HERE: "with torch.no_grad(): self.whole = self.unshard()"}
+        "ShardedBlock",
+        replace={HERE: "            self.whole = self.unshard().detach()\n        return"},
     ),
     Right(
         "ShardedBlock",
@@ -199,7 +200,9 @@ BLOCK = [
     ),
     Wrong(
         "ShardedBlock",
-        replace={HERE: "self.whole = self.unshard().detach() * 2"},
+        replace={
+            HERE: "            self.whole = self.unshard().detach() * 2\n        return"
+        },
         says="1 ranks: the gradient of",
     ),
     Wrong(
@@ -214,13 +217,18 @@ BLOCK = [
     ),
     Wrong(
         "ShardedBlock",
-        replace={COMPUTE: COMPUTE.replace(", keywords", "")},
+        replace={COMPUTE: COMPUTE.replace(", **keywords", "")},
         says="the output of block(x, scale=2.0)",
     ),
     Wrong(
         "ShardedBlock",
         replace={COMPUTE: COMPUTE.replace("output =", "output = None;")},
         says="forward returns None, no tensor",
+    ),
+    Wrong(
+        "ShardedBlock",
+        replace={"self.hooks()": "saved_tensors_hooks(self.pack, self.unpack)"},
+        says="around the block, on rank 0: activations that are kept: 1, expected 0",
     ),
 ]
 PATHS, FOUND = "model.set_submodule(path, sharded)", "remove_duplicate=False"
