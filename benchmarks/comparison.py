@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mgpu_tutorial.comparison import figures
+from mgpu_tutorial.comparison import figures, stored
 from mgpu_tutorial.comparison.training import SETUPS, Experiment, Setup, train_setup
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.shared.data import pictures
@@ -62,9 +62,9 @@ def summarise(ranks: Sequence[dict[str, list]]) -> dict[str, Any]:
 
 def save(kind: str, found: Sequence[dict[str, Any]]) -> None:
     """Store what was measured, a row a line; what other kinds have stays."""
-    stored = json.loads(figures.STORED.read_text(encoding="utf-8")) | {kind: found}
-    text = json.dumps(stored).replace("}, {", "},\n{")
-    figures.STORED.write_text(f"{text}\n", encoding="utf-8")
+    kinds = json.loads(stored.STORED.read_text(encoding="utf-8")) | {kind: found}
+    text = json.dumps(kinds).replace("}, {", "},\n{")
+    stored.STORED.write_text(f"{text}\n", encoding="utf-8")
 
 
 def compare(experiments: Sequence[Experiment], gpus: int) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ if __name__ == "__main__":
     else:
         rows = compare(experiments, gpus)
         for network, batch, side, _ in experiments:
-            print(f"\n{network}, global batch {batch}, {side} x {side}")
-            print(figures.table(rows, network))
+            print(f"{network}: global batch {batch}, {side} x {side}")
+        print(stored.table(rows))
     if given.save:
         save(kind, [about, *rows])

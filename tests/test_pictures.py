@@ -20,12 +20,7 @@ from mgpu_tutorial.model_parallel import figures as model_parallel
 from mgpu_tutorial.tensor_parallel_in_practice import figures as practice
 
 ROOMS = plot, comparison, long, precision, model_parallel, practice
-ELSEWHERE = {
-    "memory_bars",
-    "timeline",
-    "draw_trace",
-    "logbook_picture",
-}  # tests/lab/draw and tests/comparison
+ELSEWHERE = {"memory_bars", "timeline", "draw_trace"}  # tests/lab/draw
 
 
 @pytest.fixture(autouse=True)

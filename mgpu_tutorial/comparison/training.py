@@ -89,8 +89,6 @@ def train_setup(
     `count` is the number of devices that DataParallel's one process takes. Returns seconds
     of forward, backward and update, losses, and bytes by category on each device.
     """
-    if world_size > 1 and setup.wrapper != "DDP":
-        raise ValueError(f"{world_size} ranks would train apart: only DDP averages gradients")
     draw_share(rank, world_size, data, experiment, 0)  # refuses a batch that does not divide
     home, steps = torch.get_default_device(), experiment.iterations + 1
     devices = lab.devices(count) if setup.wrapper == "DataParallel" else [home]

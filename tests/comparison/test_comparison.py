@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks import comparison as benchmark
-from mgpu_tutorial.comparison import estimates, figures, training
+from mgpu_tutorial.comparison import figures, stored, training
 from mgpu_tutorial.shared.data import pictures
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -120,38 +120,29 @@ def test_backward_is_drawn_after_forward_with_the_share_of_one_device(monkeypatc
     assert bars == [(0, 1.0), (1.0, 2.5), (0, 0.5), (0.5, 1.0)]
 
 
-def test_each_way_of_the_logbook_is_drawn_for_the_same_tokens(monkeypatch):
-    monkeypatch.setattr(figures, "Plot", lambda *drawn: drawn)
-    rows = [["one", "400", "100", "1,000"], ["two parts", "800", "0", "2,000"]]
-    table = figures.Table(["way", "ms", "visible (ms)", "tokens/s per GPU"], rows)
-    figure, _ = figures.logbook_picture(table, tokens=400)
-    bars = [(bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches]
-    assert bars == [(0, 300), (300, 100), (0, 200), (200, 0)]
-
-
 def test_a_stored_kind_leaves_the_others(monkeypatch, tmp_path):
-    monkeypatch.setattr(figures, "STORED", tmp_path / "stored.json")
-    figures.STORED.write_text("{}")
+    monkeypatch.setattr(stored, "STORED", tmp_path / "stored.json")
+    stored.STORED.write_text("{}")
     for kind, seconds in (("cpu", 1), ("parts", [2, 3]), ("cpu", 4)):
         benchmark.save(kind, [{"device": kind}, {"seconds": seconds}])
-    assert figures.load_stored("parts") == [{"device": "parts"}, {"seconds": [2, 3]}]
-    assert figures.load_stored("cpu") == [{"device": "cpu"}, {"seconds": 4}]
+    assert stored.load_stored("parts") == [{"device": "parts"}, {"seconds": [2, 3]}]
+    assert stored.load_stored("cpu") == [{"device": "cpu"}, {"seconds": 4}]
 
 
-def test_a_depthwise_convolution_is_counted_once_forward_and_twice_backward():
-    """Each of its numbers out is a sum over the nine weights of one channel."""
-    first = torch.nn.Conv2d(3, 8, kernel_size=1)
-    depthwise = torch.nn.Conv2d(8, 8, kernel_size=3, groups=8)
-    network, images = torch.nn.Sequential(first, depthwise), torch.randn(2, 3, 5, 5)
-    expected = 2 * (2 * 3 * 8 * 5 * 5) + 3 * (2 * 9 * 8 * 3 * 3)  # of one picture
-    assert estimates.count_operations(network, images) == 2 * expected
-
-
-@pytest.mark.slow
-def test_what_is_saved_is_what_a_real_step_saves(ranks):
-    given = pictures(), training.SETUPS["one device"], TINY
-    (found,) = ranks(1, training.train_setup, *given, device="cpu", timeout=100).results
-    measured = found["memory"][0]
-    assert estimates.count_step(TINY).saved == pytest.approx(
-        measured["activations"], rel=0.01
-    )
+def test_the_table_has_a_row_for_each_way_and_columns_for_each_network():
+    rows = [
+        {"network": n, "setup": s, "seconds": t, "memory": [2**30] * p, "processes": p}
+        for n, s, t, p in (("a", "one", 8.0, 1), ("a", "DDP", 4.0, 2), ("b", "one", 3.0, 1))
+    ]
+    found = stored.table([*rows, rows[1] | {"network": "b", "seconds": 6.0}])
+    assert found.header[:5] == ["20 steps", "processes", "a, s", "speed", "GiB per device"]
+    assert found.rows[1] == [
+        "DDP",
+        2,
+        "4.0",
+        "2.00",
+        "1.00, 1.00",
+        "6.0",
+        "0.50",
+        "1.00, 1.00",
+    ]

@@ -1,4 +1,4 @@
-"""Which pieces go together: each yes of `comparison`'s last table, on four real ranks.
+"""Which pieces go together: the combinations of docs/path.md, on four real ranks.
 
 Rows of ranks share products (tensor parallel) or a sequence, columns share the batch. Every
 combination has the parameters of one process after two steps.
