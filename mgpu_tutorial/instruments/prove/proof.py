@@ -578,7 +578,7 @@ class Proof:
                 f"{what}as one process on {count(self.ranks, 'rank')}: {far}",
                 *self.remarks,
             ]
-        there = self.of(self.first.when)
+        there = [row for row in self.rows if row.when == self.first.when]
         kinds: dict[str, list[Row]] = {}
         for row in (row for row in there if row.kind):
             kinds.setdefault(row.kind, []).append(row)
