@@ -134,14 +134,14 @@ class StreamShare(IterableDataset):
         refuse_bad_stream(stream, world_size, batch)
         self.stream, self.rank, self.world_size = stream, rank, world_size
         self.batch, self.done = batch, done
-        begun = torch.zeros(256, dtype=torch.bool, device="cpu")
-        self.begun = begun.share_memory_()  # by which loader process: all of them see it
+        # by loader process: has it skipped what is done? All processes see this tensor.
+        self.skipped = torch.zeros(256, dtype=torch.bool, device="cpu").share_memory_()
 
     def __iter__(self) -> Iterator[list]:
         info = get_worker_info()  # of the loader process; None in the rank itself
         process, processes = (info.id, info.num_workers) if info else (0, 1)
-        done = 0 if self.begun[process] else self.done
-        self.begun[process] = True
+        done = 0 if self.skipped[process] else self.done
+        self.skipped[process] = True
         samples = islice(self.stream, done * self.batch, None)
         for step in count():
             whole = list(islice(samples, self.batch))

@@ -1,4 +1,4 @@
-"""What the page's table says of each way, beside a replay on both sides of it.
+"""What the chapters say of when each way pays, beside a replay on both sides of it.
 
 Links have no latency here, and the memory no limit: the lines count bytes and products.
 """
@@ -141,11 +141,11 @@ def test_experts_of_this_width_send_the_share_that_is_allowed():
     assert inner == pytest.approx(4 * F / (9 * share * B))
 
 
-def test_the_page_has_these_numbers():
-    """Of the last column: tokens, ranks, a block, an expert."""
+def test_the_pages_have_these_numbers():
+    """Of H100s: tokens, ranks, a block, an expert."""
     assert 2050 < F / B < 2150  # "2,100 by NVLink"
-    card = H100S.between.bandwidth
-    assert round(F / card, -2) == 18_800 and round(F / (8 * card), -1) == 2350
+    nic = H100S.between.bandwidth
+    assert round(F / nic, -2) == 18_800 and round(F / (8 * nic), -1) == 2350
     ranks = [1 + 4.5 * 0.3 * width * B / F for width in (4096, 16_384)]
     assert [2 ** int(math.log2(t)) for t in ranks] == [2, 8]
     assert round(2 * F / B, -2) == 4200 and round(2 * F / (4 * B), -1) == 1040
