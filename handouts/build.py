@@ -153,6 +153,7 @@ def _linked(notebooks: list[Notebook], root: Path) -> dict[Path, str]:
     texts = [(n.path.parent, piece.text) for n in notebooks for piece in n.pieces]
     links = {(home / link).resolve() for home, text in texts for link in LINK.findall(text)}
     links |= {root / "README.md", root / "docs" / "path.md"}  # the index leads to both
+    links |= set((root / "docs" / "zoo").glob("*.md"))  # all of it, as its index does
     found = sorted(p for p in links if p.is_file() and p.is_relative_to(root))
     named = [p.parent if p.stem == "README" and p.parent != root else p for p in found]
     return {p: place.stem.lower() for p, place in zip(found, named, strict=True)}
