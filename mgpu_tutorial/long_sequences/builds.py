@@ -59,7 +59,8 @@ def _beside_one(
     positions = torch.arange(length)
     mine = deal(length, rank, world_size)
     part = whole.detach()[..., mine, :].requires_grad_()
-    one, found = ring.attend(*whole, positions > positions[:, None]), function(*part, deal)
+    hidden = ring.is_later(positions, positions)
+    one, found = ring.attend(*whole, hidden), function(*part, deal)
     expect(type(found), tuple, "the type of what is returned")
     for out, _ in one, found:
         out.square().sum().backward()
@@ -110,6 +111,55 @@ def equals_one_process(function: Callable) -> None:
     deals = (1, ring.contiguous), (2, ring.contiguous), (3, ring.striped), (4, ring.zigzag)
     for n, deal in deals:
         compare(_beside_one, function, deal, groups=[(n, n)])
+
+
+def _padded(
+    rank: int, world_size: int, function: Callable, deal: Callable, size: int
+) -> Rows:
+    """Attention both ways of two sequences, the second of which ends in padding."""
+    torch.manual_seed(0)
+    length = 4 * world_size
+    whole = torch.randn(3, 2, 2, length, 4, dtype=torch.float64).requires_grad_()
+    padding = torch.arange(length) >= torch.tensor([[length], [3]])  # (batch, length)
+    mine = deal(length, rank, world_size)
+    part = whole.detach()[..., mine, :].requires_grad_()
+    one = ring.attend(*whole, padding[:, None, None])[0]
+    found = function(*part, deal, None, lambda _, keys: padding[:, None, None, keys])[0]
+    one.square().sum().backward()
+    found.square().sum().backward()
+    right = [full[..., mine, :] for full in (one, *whole.grad)]
+    names = "output", *(f"gradient of {name}" for name in "qkv")
+    whats = [f"{name} where a padding is hidden and nothing else" for name in names]
+    return list(zip(whats, (found, *part.grad), right, strict=True))
+
+
+def hides_what_it_is_told(function: Callable) -> None:
+    """let `hides` say what is hidden, here a padding and no later key"""
+    for n, deal in (2, ring.contiguous), (3, ring.striped):
+        compare(_padded, function, deal, groups=[(n, n)])
+
+
+def _in_autocast(rank: int, world_size: int, function: Callable) -> float:
+    """How far output and gradients in bfloat16 are from float64, at most, by its length."""
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 1, 2, 8 * world_size, 16).bfloat16()
+    mine = ring.contiguous(8 * world_size, rank, world_size)
+    part = inputs[..., mine, :].requires_grad_()
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        out = function(*part, ring.contiguous)[0]
+    whole = inputs.double().requires_grad_()
+    positions = torch.arange(8 * world_size)
+    one = ring.attend(*whole, ring.is_later(positions, positions))[0]
+    out.double().square().sum().backward()
+    one.square().sum().backward()
+    pairs = [(out, one[..., mine, :]), (part.grad, whole.grad[..., mine, :])]
+    return max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs)
+
+
+def bears_autocast(function: Callable) -> None:
+    """be off by no more than bfloat16 rounds in autocast"""
+    off = max(launch(_in_autocast, 4, function).results)
+    assert off < 0.005, f"4 ranks in bfloat16 autocast: off by {off:.1%}, and ours by 0.3%"
 
 
 def keeps_the_dtype(function: Callable) -> None:
@@ -163,7 +213,9 @@ build = Builder(
         ring.ring_attention: [
             sees_what_is_before,
             equals_one_process,
+            hides_what_it_is_told,
             keeps_the_dtype,
+            bears_autocast,
             sends_a_hop_less,
             works_in_a_group,
         ],

@@ -8,7 +8,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.long_sequences.ring import Group, RingAttention, attend, spread
+from mgpu_tutorial.long_sequences.ring import (
+    Group,
+    RingAttention,
+    attend,
+    is_later,
+    places_of,
+    spread,
+)
 from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import GatherSequence
 
@@ -18,10 +25,10 @@ def gathered_attention(
 ) -> Tensor:
     """Causal attention of this rank's queries; every rank holds all keys and values."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    places = [deal(q.shape[2] * world_size, r, world_size) for r in range(world_size)]
+    places = places_of(q, deal, world_size)
     kv = torch.stack([k, v])
     every = GatherSequence.apply(kv.flatten(0, 2), group).unflatten(0, kv.shape[:3])
-    return attend(q, *every, torch.cat(places) > places[rank][:, None])[0].to(q.dtype)
+    return attend(q, *every, is_later(places[rank], torch.cat(places)))[0].to(q.dtype)
 
 
 class Exchange(torch.autograd.Function):

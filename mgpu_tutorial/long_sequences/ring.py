@@ -1,8 +1,8 @@
 """Ring attention: each rank keeps its queries, and the keys and values travel.
 
 Tensors are (batch, heads, tokens, size); there may be fewer heads of keys and values than of
-queries. `later` is true where a key is later in the sequence than the query (query, key), and
-`deal(length, rank, world_size)` are the positions of a rank's tokens.
+queries. `hidden` is true where a query must not see a key (query, key), such as a later one,
+and `deal(length, rank, world_size)` are the positions of a rank's tokens.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ def float32_at_least(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def scores_of(q: Tensor, k: Tensor, later: Tensor) -> Tensor:
-    """Scaled products; where the key is later than the query, the lowest number there is."""
+def scores_of(q: Tensor, k: Tensor, hidden: Tensor) -> Tensor:
+    """Scaled products; where the key is hidden from the query, the lowest number there is."""
     scores = q @ k.mT / q.shape[-1] ** 0.5
-    return scores.masked_fill(later, torch.finfo(scores.dtype).min)
+    return scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
 
 
 def spread(block: Tensor, heads: int) -> Tensor:
@@ -33,13 +33,14 @@ def spread(block: Tensor, heads: int) -> Tensor:
     return block.repeat_interleave(heads // block.shape[1], dim=1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """The output of one block, and for each query the log of its sum of exponentials."""
     blocks = q, spread(k, q.shape[1]), spread(v, q.shape[1])
     q, k, v = map(float32_at_least, blocks)
-    scores = scores_of(q, k, later)
-    lse = scores.logsumexp(-1, keepdim=True)
-    return (scores - lse).exp() @ v, lse
+    with torch.autocast(q.device.type, enabled=False):  # which takes 16 bits again
+        scores = scores_of(q, k, hidden)
+        lse = scores.logsumexp(-1, keepdim=True)
+        return (scores - lse).exp() @ v, lse
 
 
 def merge(
@@ -72,6 +73,21 @@ def striped(length: int, rank: int, world_size: int) -> Tensor:
     return torch.arange(rank, length, world_size)
 
 
+def places_of(q: Tensor, deal: Callable, world_size: int) -> list[Tensor]:
+    """The positions of each rank's tokens; ValueError unless all have as many as this one."""
+    tokens = q.shape[2]
+    dealt = [deal(tokens * world_size, rank, world_size) for rank in range(world_size)]
+    counts = [len(places) for places in dealt]
+    if counts != [tokens] * world_size:
+        raise ValueError(f"{tokens} tokens here, and `deal` gives {counts}: pad the sequence")
+    return [places.to(q.device) for places in dealt]
+
+
+def is_later(queries: Tensor, keys: Tensor) -> Tensor:
+    """Causal attention hides from each query (query, key) the keys at later positions."""
+    return keys > queries[:, None]
+
+
 class Shift(torch.autograd.Function):
     """A tensor goes `by` ranks to the right, and its gradient comes back."""
 
@@ -96,27 +112,34 @@ class Shift(torch.autograd.Function):
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, deal: Callable, group: Group = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    deal: Callable,
+    group: Group = None,
+    hides: Callable = is_later,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention of this rank's queries over the keys of all; also its log-sum-exp.
+    """Attention of this rank's queries over the keys of all; also its log-sum-exp.
 
-    All ranks have the same `deal`. The blocks are merged in float32 at least, and the output
-    has the dtype of the queries. Not general: `prove` it on your model.
+    All ranks have the same `deal`, and equally many tokens. `hides(queries, keys)`, of their
+    positions, is true where a query must not see a key. For attention both ways it is
+    `lambda queries, keys: keys < 0`, and `padding[:, None, None, keys]` hides a padding that
+    each rank has whole (batch, length).
+    Blocks are merged in float32 at least; the output has the queries' dtype.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    length = q.shape[2] * world_size
-    mine = deal(length, rank, world_size)
-    out, lse = attend(q, k, v, mine > mine[:, None])
+    places = places_of(q, deal, world_size)
+    out, lse = attend(q, k, v, hides(places[rank], places[rank]))
     kv = torch.stack([k, v])
     for step in range(1, world_size):
         kv = Shift.apply(kv, 1, group)
-        theirs = deal(length, (rank - step) % world_size, world_size)
-        out, lse = merge(out, lse, *attend(q, *kv, theirs > mine[:, None]))
+        hidden = hides(places[rank], places[rank - step])
+        out, lse = merge(out, lse, *attend(q, *kv, hidden))
     return out.to(q.dtype), lse
 
 
 class RingAttention(torch.autograd.Function):
-    """`ring_attention` that keeps no block: backward sends all of them around once more."""
+    """Causal `ring_attention` that keeps no block: backward sends all around once more."""
 
     @staticmethod
     def forward(
@@ -131,25 +154,25 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         rank, world_size = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
-        places = [ctx.deal(q.shape[2] * world_size, r, world_size) for r in range(world_size)]
+        places = places_of(q, ctx.deal, world_size)
         inner = (gradient * out).sum(-1, keepdim=True)
         kv, dq, dkv = torch.stack([k, v]), 0, 0
         for step in range(world_size):
             if step > 0:
                 kv, dkv = (Shift.apply(x, 1, ctx.group) for x in (kv, dkv))
-            later = places[rank - step] > places[rank][:, None]
-            more_q, more_kv = attend_backward(q, kv, later, lse, gradient, inner)
+            hidden = is_later(places[rank], places[rank - step])
+            more_q, more_kv = attend_backward(q, kv, hidden, lse, gradient, inner)
             dq, dkv = dq + more_q, dkv + more_kv
         return dq, *go_home(dkv, ctx.group), None, None
 
 
 def attend_backward(
-    q: Tensor, kv: Tensor, later: Tensor, lse: Tensor, gradient: Tensor, inner: Tensor
+    q: Tensor, kv: Tensor, hidden: Tensor, lse: Tensor, gradient: Tensor, inner: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What one block adds to the gradients of q, and of k and v; `lse` is of all keys."""
     k, v = (float32_at_least(spread(block, q.shape[1])) for block in kv)
     q, gradient = float32_at_least(q), float32_at_least(gradient)
-    weights = (scores_of(q, k, later) - lse).exp()
+    weights = (scores_of(q, k, hidden) - lse).exp()
     dscores = weights * (gradient @ v.mT - inner) / q.shape[-1] ** 0.5
     dkv = torch.stack([dscores.mT @ q, weights.mT @ gradient])
     return dscores @ k, dkv.unflatten(2, (kv.shape[2], -1)).sum(3)  # over each group

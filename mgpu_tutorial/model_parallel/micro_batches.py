@@ -32,6 +32,11 @@ def equal_parts(inputs: Tensor, targets: Tensor, micro: int) -> list[tuple[Tenso
     return list(zip(inputs.chunk(micro), targets.chunk(micro), strict=True))
 
 
+def labels_in(targets: Tensor) -> Tensor | int:
+    """How many targets count in a mean: of whole numbers those that aren't -100."""
+    return targets.numel() if targets.is_floating_point() else (targets != -100).sum()
+
+
 class MicroBatchStep:
     """One training step of a model in stages: each device has a thread with a queue.
 

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab import span
+from mgpu_tutorial.pipelines.work import require_untied
 
 
 def cut(model: nn.Sequential, layers: Sequence[int]) -> list[nn.Sequential]:
     """So many of the layers for each stage; the embedding goes first, norm and head last.
 
-    Raises ValueError where the stages would have more or fewer layers than the model.
+    Raises ValueError where the stages would have more or fewer layers than the model, or a
+    parameter of each other.
     """
     ends = list(accumulate(layers, initial=1))  # the embedding is number 0
     if min(layers) < 0 or ends[-1] != len(model) - 2:
@@ -22,7 +24,9 @@ def cut(model: nn.Sequential, layers: Sequence[int]) -> list[nn.Sequential]:
             f"{len(model) - 3}: each layer needs one stage"
         )
     ends = [0, *ends[1:-1], len(model)]
-    return [model[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    stages = [model[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    require_untied(stages)
+    return stages
 
 
 class LlamaStages:
@@ -34,7 +38,7 @@ class LlamaStages:
         self.widths = [None, *[model[0].embedding_dim] * (len(layers) - 1)]
         self.widths.append(model[-1].out_features)
         self.stage = {rank: cut(model, layers)[rank]}  # and lets go of the others
-        self.tokens = tokens
+        self.tokens, self.dtype = tokens, model[-1].weight.dtype
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(logits.mT, targets)
@@ -64,7 +68,6 @@ def train_stages(
     if len(layers) != world_size:
         raise ValueError(f"{len(layers)} stages need as many ranks, got {world_size}")
     model = model_of()
-    torch.set_default_dtype(model[-1].weight.dtype)  # that of the messages
     work = LlamaStages(model, layers, rank, tokens)
     del model
     stepping = optimizer(work.module(rank).parameters(), foreach=True)

@@ -1,27 +1,43 @@
 """Stages on ranks: activations go to rank + 1, and their gradients come back to rank - 1."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from mgpu_tutorial.model_parallel.micro_batches import equal_parts
-from mgpu_tutorial.pipelines.work import Work
+from mgpu_tutorial.model_parallel.micro_batches import equal_parts, labels_in
+from mgpu_tutorial.pipelines.work import Work, require_untied
 
 Group = dist.ProcessGroup | None
+
+
+class Room(NamedTuple):
+    """What both ends of a message know of it beforehand."""
+
+    shape: list[int]
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Stage:
     """This rank's stage; `waiting[i]` keeps input and output until the backward of i."""
 
     def __init__(self, work: Work, micro: int, group: Group = None) -> None:
+        if not isinstance(work, Work):
+            kind, what = type(work).__name__, "loss, module, shape and batch"
+            raise TypeError(f"{kind} is no Work, which has {what}")
+        require_untied(getattr(work, "stages", []))
         rank = dist.get_rank(group)
         self.is_last = rank == dist.get_world_size(group) - 1
         self.module, self.loss = work.module(rank), work.loss
-        self.parts = equal_parts(*work.batch(micro), micro)
-        self.input_shape = work.shape(rank, micro)
-        self.output_shape = work.shape(rank + 1, micro)
+        inputs, targets = work.batch(micro)
+        self.parts = equal_parts(inputs, targets, micro)
+        self.labels = labels_in(targets)
+        kind = kind_of_messages(work, self.module)
+        self.input_room = Room(work.shape(rank, micro), *kind)
+        self.output_room = Room(work.shape(rank + 1, micro), *kind)
         self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
         self.losses: list[Tensor] = []
 
@@ -29,6 +45,16 @@ class Stage:
         """Each parameter's gradient; None for one that is frozen, as in one process."""
         gradients = (parameter.grad for parameter in self.module.parameters())
         return [None if g is None else g.cpu() for g in gradients]
+
+
+def kind_of_messages(work: Work, module: nn.Module) -> tuple[torch.dtype, torch.device]:
+    """Dtype and device; ValueError on a rank whose parameters all have another dtype."""
+    parameters = [*module.parameters()] or [torch.empty(0)]
+    default = torch.get_default_dtype()
+    if not hasattr(work, "dtype") and default not in {p.dtype for p in parameters}:
+        found = parameters[0].dtype
+        raise ValueError(f"messages of {default}, parameters of {found}: set `work.dtype`")
+    return getattr(work, "dtype", default), parameters[0].device
 
 
 def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
@@ -40,19 +66,20 @@ def forward_step(stage: Stage, i: int, input_tensor: Tensor | None) -> Tensor:
         input_tensor.requires_grad_()
     output_tensor = stage.module(input_tensor)
     if stage.is_last:
-        output_tensor = stage.loss(output_tensor, targets) / len(stage.parts)
+        loss = stage.loss(output_tensor, targets)
+        output_tensor = loss * labels_in(targets) / stage.labels
         stage.losses.append(output_tensor.detach())
     else:
-        require_room(output_tensor, stage.output_shape)
+        require_room(output_tensor, stage.output_room)
     stage.waiting[i] = input_tensor, output_tensor
     return output_tensor.detach().contiguous()  # a message is read row after row
 
 
-def require_room(output: Tensor, shape: list[int]) -> None:
-    """ValueError for a stage in 16 bits, or a wrong shape: gloo takes fewer bytes too."""
-    if (output.shape, output.dtype) != (torch.Size(shape), torch.get_default_dtype()):
+def require_room(output: Tensor, room: Room) -> None:
+    """ValueError for an output that doesn't fit: gloo takes fewer bytes too, in silence."""
+    if (output.shape, output.dtype) != (torch.Size(room.shape), room.dtype):
         raise ValueError(
-            f"the next rank expects {shape} of {torch.get_default_dtype()}, and the output "
+            f"the next rank expects {room.shape} of {room.dtype}, and the output "
             f"is {[*output.shape]} of {output.dtype}"
         )
 
@@ -65,11 +92,11 @@ def backward_step(stage: Stage, i: int, output_tensor_grad: Tensor | None) -> Te
     return input_tensor.grad
 
 
-def receive(shape: list[int], source: int, group: Group = None) -> Tensor | None:
+def receive(room: Room, source: int, group: Group = None) -> Tensor | None:
     """A tensor from rank `source` of the group, or None where there is no such rank."""
     if not 0 <= source < dist.get_world_size(group):
         return None
-    tensor = torch.empty(*shape)
+    tensor = torch.empty(room.shape, dtype=room.dtype, device=room.device)
     dist.recv(tensor, group=group, group_src=source)
     return tensor
 
@@ -100,10 +127,10 @@ def run_gpipe(
     """
     stage = Stage(work, micro, group)
     for i in range(micro):
-        input_tensor = receive(stage.input_shape, rank - 1, group)
+        input_tensor = receive(stage.input_room, rank - 1, group)
         send(forward_step(stage, i, input_tensor), rank + 1, group)
     for i in range(micro):
-        output_tensor_grad = receive(stage.output_shape, rank + 1, group)
+        output_tensor_grad = receive(stage.output_room, rank + 1, group)
         send(backward_step(stage, i, output_tensor_grad), rank - 1, group)
     return stage.losses, stage.gradients()
 
@@ -148,11 +175,11 @@ def run_in_order(
     for name in orders[rank]:  # such as F0 F1 B0 B1
         i = int(name[1:])
         if name[0] == "F":
-            input_tensor = receive(stage.input_shape, rank - 1, group)
+            input_tensor = receive(stage.input_room, rank - 1, group)
             output_tensor = forward_step(stage, i, input_tensor)
             requests.append(send_on(output_tensor, rank + 1, group))
         else:
-            output_tensor_grad = receive(stage.output_shape, rank + 1, group)
+            output_tensor_grad = receive(stage.output_room, rank + 1, group)
             gradient = backward_step(stage, i, output_tensor_grad)
             requests.append(send_on(gradient, rank - 1, group))
     # what was sent must have left before its tensor goes

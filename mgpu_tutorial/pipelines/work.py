@@ -2,10 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,8 +16,13 @@ from mgpu_tutorial.model_parallel.split_resnet import cut
 from mgpu_tutorial.shared.vision import torchvision
 
 
+@runtime_checkable
 class Work(Protocol):
-    """What a pipeline computes; every rank has one, and asks it for the stage that it has."""
+    """What a pipeline computes; every rank has one, and asks it for the stage that it has.
+
+    Messages have PyTorch's default dtype, or that of an attribute `dtype`. With an attribute
+    `stages`, the list of all modules, a parameter that two of them share is refused by name.
+    """
 
     loss: Callable  # of an output and its targets: the mean
 
@@ -33,6 +38,19 @@ class Work(Protocol):
 
     def batch(self, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs of the first stage, and the targets of the last; alike on all ranks."""
+
+
+def require_untied(stages: Sequence[nn.Module]) -> None:
+    """ValueError that names a parameter of two stages: each would step a copy of it."""
+    first: dict[nn.Parameter, int] = {}
+    for index, stage in enumerate(stages):
+        for name, parameter in stage.named_parameters():
+            other = first.setdefault(parameter, index)
+            if other < index:
+                raise ValueError(
+                    f"`{name}` of stage {index} is in stage {other} too, perhaps tied: untie "
+                    "it, or leave both layers to one stage"
+                )
 
 
 @dataclass(frozen=True)

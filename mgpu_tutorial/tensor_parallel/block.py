@@ -61,8 +61,8 @@ PLAN = {
 def parallelize(model: nn.Module, plan: dict[str, type], group: Group = None) -> nn.Module:
     """Replace the layers whose names end as the plan says, each by one of that kind.
 
-    From columns to rows each column, or head, stays alone. Not general: `prove` it on your
-    model.
+    From columns to rows each column, or head, stays alone. A parameter that another module
+    has too, as a tied head has the embedding's, is refused. `prove` it on your model.
     """
     for ending, kind in plan.items():
         every = [name for name, _ in model.named_modules()]
@@ -70,8 +70,21 @@ def parallelize(model: nn.Module, plan: dict[str, type], group: Group = None) ->
         if not names:
             raise ValueError(f"no layer's name ends with {ending!r}")
         for name in names:
+            require_untied(model, name)
             model.set_submodule(name, kind(model.get_submodule(name), group))
     return model
+
+
+def require_untied(model: nn.Module, name: str) -> None:
+    """ValueError where a parameter of this module stands in the model by another name too."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    for own, parameter in model.get_submodule(name).named_parameters(prefix=name):
+        others = [other for other, p in named if p is parameter and other != own]
+        if others:
+            raise ValueError(
+                f"`{own}` is `{others[0]}` too, and the tie would end: untie them, or leave "
+                "both out of the plan"
+            )
 
 
 def copies(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -66,11 +66,21 @@ def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
     return part
 
 
+def require_linear(whole: nn.Module) -> None:
+    """TypeError, with its name, for a layer that computes something else than nn.Linear."""
+    if type(whole).forward is not nn.Linear.forward:
+        raise TypeError(
+            f"{type(whole).__name__} is cut as no nn.Linear: give an nn.Linear of the same "
+            "numbers (the weight of GPT-2's Conv1D is the transpose)"
+        )
+
+
 class ColumnParallelLinear(nn.Module):
     """(…, inputs), which all ranks have, becomes (…, outputs / ranks)."""
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
+        require_linear(whole)
         self.f = CopyToRanks
         self.group = group
         self.weight = shard(whole.weight, 0, group)
@@ -85,6 +95,7 @@ class RowParallelLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
+        require_linear(whole)
         self.g = SumOverRanks
         self.group = group
         self.weight = shard(whole.weight, 1, group)

@@ -1,7 +1,6 @@
 """What the tools must do that compare a run with one process, and what is dual to what."""
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -109,7 +108,7 @@ def _in_parts(x: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-Case = tuple[Any, ...]  # a dtype, factors of gradients, and perhaps how large the batch is
+Case = tuple[torch.dtype, dict[str, float]]  # a dtype, and factors of gradients
 
 
 def _say(
@@ -117,8 +116,8 @@ def _say(
 ) -> list[object]:
     """What is said of gradients that are rounded differently, some of them times a factor."""
     said = []
-    for dtype, by, *size in cases:
-        x = job.batch_of()[0].to(dtype) * (size or [1])[0]
+    for dtype, by in cases:
+        x = job.batch_of()[0].to(dtype)
         found = {name: g * by.get(name, 1.0) for name, g in _in_parts(x).items()}
         said.append(first_difference(found, _gradients_of, x))
     return said
@@ -135,9 +134,6 @@ def passes_rounding(first_difference: Callable) -> None:
     every = _said(first_difference, *((dtype, {}) for dtype in dtypes))
     for dtype, said in zip(dtypes, every, strict=True):
         assert said is None, f"added up in four parts, in {dtype}: {said!r}, expected None"
-    (said,) = _said(first_difference, (torch.float64, {}, 100.0))
-    what = f"the same of a batch a hundred times as large: {said!r}, expected None"
-    assert said is None, what
 
 
 def names_a_wrong_one(first_difference: Callable) -> None:
@@ -213,6 +209,25 @@ def measures_each_gradient(first_difference: Callable) -> None:
             of = "x - 1, near x = 1" if name == "0.rough" else "2 x"
             what = f"{name} is {of}, and off by {units} eps, in {dtype}"
             assert said == expected, f"{what}: {said!r}, expected {expected!r}"
+    x = 100 * _near_one(torch.float64)
+    found = {"0.rough": (x - 100) * (1 + 1800 * torch.finfo(x.dtype).eps)}
+    said = first_difference(found, lambda x: {"0.rough": x - 100}, x)
+    what = "x - 100, off by 1800 eps for a batch a hundred times as large"
+    assert said is None, f"{what}: {said!r}, expected None"
+
+
+def bears_what_does_not_move(first_difference: Callable) -> None:
+    """bear a unit in the last place where nothing moves, as behind a norm in float32"""
+
+    def rounded(x: Tensor) -> dict[str, Tensor]:
+        return {"0.weight": 3 * x.float().double()}
+
+    x = _near_one(torch.float64)
+    for units, expected in ((2, None), (1000, "0.weight")):
+        found = {n: g * (1 + units * 2**-52) for n, g in rounded(x).items()}
+        said = first_difference(found, rounded, x)
+        what = f"0.weight is 3 x, rounded to float32, and off by {units} eps in float64"
+        assert said == expected, f"{what}: {said!r}, expected {expected!r}"
 
 
 def counts_times(first_difference: Callable) -> None:
@@ -293,7 +308,7 @@ def refuses_other_words(dual: Callable) -> None:
 
 
 ROWS = [passes_rounding, names_a_wrong_one, takes_the_limit_from_the_dtype]
-ROWS += [measures_each_gradient, counts_times]
+ROWS += [measures_each_gradient, bears_what_does_not_move, counts_times]
 ROWS += [names_the_first, names_nan, refuses_other_names]
 build = Builder(
     "wrong_gradient",

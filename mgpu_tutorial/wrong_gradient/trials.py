@@ -1,6 +1,7 @@
 """Three tests of a job's gradients: against one process, copy by copy, on twice the ranks."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,24 +38,30 @@ def gathered(own: Gradients, dimension: DeviceMesh) -> list[Gradients]:
     return every
 
 
-def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> Gradients:
+def renumbered(name: str, first: int) -> str:
+    """A parameter's name in the whole model; the first number in it is that of its layer."""
+    return re.sub(r"\b\d+\b", lambda number: str(int(number[0]) + first), name, count=1)
+
+
+def whole_gradients(stage: nn.Module, mesh: DeviceMesh, first: int = 0) -> Gradients:
     """The gradients of the whole model under the names of one process, on every rank.
 
     `stage` holds the layers from number `first` on; a parameter with an attribute `cut` is a
-    shard along that dimension. Raises ValueError on every rank for a gradient that one of
-    them lacks, and for a name that two stages have, as where `first` is forgotten.
+    shard along that dimension, and a frozen one has no gradient. Raises ValueError on every
+    rank for a gradient that one of them lacks, and for a name that two stages have, as where
+    `first` is forgotten.
     """
-    own = {name: p.grad for name, p in stage.named_parameters()}
+    trained = {n: p for n, p in stage.named_parameters() if p.requires_grad}
+    own = {name: p.grad for name, p in trained.items()}
     shards, mine = gathered(own, mesh["tp"]), {}
-    for name, parameter in stage.named_parameters():
+    for name, parameter in trained.items():
         parts = [other[name] for other in shards]
-        layer, rest = name.split(".", 1)
         value = own[name]  # of a copy
         if any(part is None for part in parts):
             value = None
         elif hasattr(parameter, "cut"):
             value = torch.cat(parts, parameter.cut)
-        mine[f"{int(layer) + first}.{rest}"] = value
+        mine[renumbered(name, first)] = value
     stages = gathered(mine, mesh["pp"])
     every = {name: g for layers in stages for name, g in layers.items()}
     if len(every) < sum(map(len, stages)):
@@ -65,14 +72,13 @@ def whole_gradients(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> G
     return every
 
 
-def copies_that_differ(stage: nn.Sequential, mesh: DeviceMesh, first: int = 0) -> list[str]:
+def copies_that_differ(stage: nn.Module, mesh: DeviceMesh, first: int = 0) -> list[str]:
     """The gradients that should have the same bits on several ranks, and have not."""
     mine = {}
     for name, p in stage.named_parameters():
-        layer, rest = name.split(".", 1)
         part = mesh["tp"].get_local_rank() if hasattr(p, "cut") else "whole"
         given = [] if p.grad is None else [p.grad]  # none is refused later, on all ranks
-        mine[f"{int(layer) + first}.{rest}", part] = fingerprint_of(given)
+        mine[renumbered(name, first), part] = fingerprint_of(given)
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     bits = {}
@@ -115,15 +121,20 @@ def first_difference(
 
     `gradients_of(x)` are those of one process, in the order of its layers; the batch `x` is
     disturbed by a unit in the last place of each number, and a gradient of `found` can be
-    `times` as far off as that moves it. None where all are near. `gradients_of` gives the
-    same twice, so without dropout. Tokens have no last place: give their embeddings.
+    `times` as far off as that moves it, or as a unit in its own last place. None where all
+    are near. `gradients_of` gives the same twice, so without dropout. `x` has the coarsest
+    dtype in which the model computes. Tokens have no last place: give their embeddings.
     """
+    if not x.is_floating_point():
+        raise TypeError(f"x is {x.dtype}, which has no last place: give embeddings")
     right = gradients_of(x)
     if found.keys() != right.keys():
         raise ValueError(f"only one of the two has {found.keys() ^ right.keys()}")
     moved = gradients_of(torch.nextafter(x, torch.full_like(x, math.inf)))
     for name in reversed(right):
-        limit = times * (moved[name] - right[name]).double().norm()
+        eps = torch.finfo(right[name].dtype).eps
+        unit = eps * right[name].double().norm()
+        limit = times * max((moved[name] - right[name]).double().norm(), unit)
         distance = (found[name] - right[name]).double().norm()
         if not distance <= limit:  # a NaN is never near
             return name

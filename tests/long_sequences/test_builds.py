@@ -29,12 +29,16 @@ MERGE = [
 KEYS_AND_VALUES = """for step in range(1, world_size):
         k, v = Shift.apply(torch.stack([k, v]), 1, group)
         owner = rank - step if rank >= step else rank - step + world_size
-        later = deal(length, owner, world_size)[None, :] > mine[:, None]
-        out, lse = merge(out, lse, *attend(q, k, v, later))
+        hidden = hides(places[rank], places[owner])
+        out, lse = merge(out, lse, *attend(q, k, v, hidden))
     return out.to(q), lse"""
 HOP = "kv = Shift.apply(kv, 1, group)"
-DEAL = "deal(length, (rank - step) % world_size, world_size)"
-NEIGHBOURS = "torch.arange(len(mine)) + (rank - step) % world_size * len(mine)"
+THEIRS, HIDDEN = "places[rank - step]", "hides(places[rank], places[rank - step])"
+NEIGHBOURS = "torch.arange(q.shape[2]) + (rank - step) % world_size * q.shape[2]"
+OTHERS = "places[(rank + step) % world_size]"
+IN_16_BITS = """scores = (q @ kv[0].mT / q.shape[-1] ** 0.5).masked_fill(hidden, -1e9)
+        sums = scores.logsumexp(-1, keepdim=True)
+        out, lse = merge(out, lse, (scores - sums).exp() @ kv[1], sums)"""
 RING = [
     Right("ring_attention", replace={"kv =…": KEYS_AND_VALUES}),
     Wrong(
@@ -44,12 +48,12 @@ RING = [
     ),
     Wrong(
         "ring_attention",
-        replace={"rank - step": "rank + step"},
+        replace={THEIRS: OTHERS},
         says="3 rank(s) with tokens [0, 3], [1, 4], [2, 5], rank 1: query 1",
     ),
     Wrong(
         "ring_attention",
-        replace={"theirs > mine": "mine > theirs"},
+        replace={HIDDEN: f"~{HIDDEN}"},
         says="query 0 attends to keys [0, 2, 3], expected 0 to 0",
     ),
     Wrong(
@@ -59,7 +63,7 @@ RING = [
     ),
     Wrong(
         "ring_attention",
-        replace={DEAL: NEIGHBOURS},
+        replace={THEIRS: NEIGHBOURS},
         says="3 rank(s) with tokens [0, 3], [1, 4]",
     ),
     Wrong(
@@ -69,10 +73,20 @@ RING = [
     ),
     Wrong(
         "ring_attention",
-        replace={HOP: "kv = Shift.apply(kv, -1, group)", "rank - step": "rank + step"},
+        replace={HOP: "kv = Shift.apply(kv, -1, group)", THEIRS: OTHERS},
         says="rank 0 sends to",
     ),
     Wrong("ring_attention", replace={"out.to(q.dtype)": "out"}, says="torch.float32, exp"),
+    Wrong(
+        "ring_attention",
+        replace={HIDDEN: "is_later(places[rank], places[rank - step])"},
+        says="where a padding is hidden and nothing else",
+    ),
+    Wrong(
+        "ring_attention",
+        replace={"out, lse = merge(out, lse, *attend(q, *kv, hidden))": IN_16_BITS},
+        says="4 ranks in bfloat16 autocast: off by",
+    ),
     Wrong(
         "ring_attention",
         replace={HOP: "kv = Shift.apply(kv)"},

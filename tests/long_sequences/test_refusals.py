@@ -49,6 +49,17 @@ def test_tokens_that_do_not_divide_are_refused(deal):
         deal(9, 0, 2)
 
 
+def attend_to_unequal_shares(rank, world_size):
+    """Five tokens and four, by a `deal` that a reader may write."""
+    shares = torch.arange(9).tensor_split(2)
+    ring.ring_attention(*torch.ones(3, 1, 2, len(shares[rank]), 2), lambda _, r, n: shares[r])
+
+
+def test_ranks_with_unequally_many_tokens_are_refused(refused):
+    """A block would not fit the tensor that receives it, and gloo would abort the rank."""
+    refused(2, ValueError("[5, 4]", "deal"), attend_to_unequal_shares)
+
+
 @given(st.sampled_from([contiguous, zigzag, striped]), st.integers(1, 6), st.integers(1, 6))
 def test_each_token_is_dealt_once_and_equally_many_to_each(deal, each, world_size):
     length = 2 * each * world_size

@@ -9,6 +9,7 @@ class LinearStages:
     """Stages in float64, the same in every process, kept to look at."""
 
     loss = staticmethod(cross_entropy)
+    dtype = torch.float64
 
     def __init__(self, count):
         torch.manual_seed(0)

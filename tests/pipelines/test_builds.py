@@ -42,12 +42,12 @@ GPIPE = [
     ),
     Wrong(
         "run_gpipe",
-        replace={"stage.output_shape, rank + 1": "stage.output_shape, rank - 1"},
+        replace={"stage.output_room, rank + 1": "stage.output_room, rank - 1"},
         says="from the rank that got the output",
     ),
     Wrong(
         "run_gpipe",
-        replace={"stage.output_shape": "stage.input_shape"},
+        replace={"stage.output_room": "stage.input_room"},
         says="Mismatch in shape",
     ),
     Wrong("run_gpipe", replace={RETURN: ""}, says="nothing was returned"),

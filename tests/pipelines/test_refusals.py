@@ -11,6 +11,21 @@ from mgpu_tutorial.shared import small_and_large as sizes
 from tests.pipelines.linear_stages import LinearStages
 
 
+class InFloat64(Pauses):
+    """Says nothing of its dtype."""
+
+    def module(self, index):
+        return super().module(index).double()
+
+
+class Tied(LinearStages):
+    """The second stage has a layer of the first, as a head may have an embedding's weight."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.stages = [self.stacks[0], nn.Sequential(self.stacks[0][0])]
+
+
 def orders_of(*orders):
     """A function that gives each rank its order, written "F0 B0"."""
     return lambda rank, ranks, micro: orders[rank].split()
@@ -27,6 +42,9 @@ FIRST = "F0 F1 B0 B1"
     "error, call",
     [
         (ValueError("12 samples", "5 equal"), (stages.run_gpipe, LinearStages(2), 5)),
+        (TypeError("Sequential", "Work"), (stages.run_gpipe, nn.Sequential(), 4)),
+        (ValueError("float32", "float64", "dtype"), (stages.run_gpipe, InFloat64(0.0), 2)),
+        (ValueError("`0.weight`", "stage 1"), (stages.run_gpipe, Tied(), 2)),
         (ValueError("B0 B1", "rank 1 does B1 B0"), in_order(FIRST, "F0 F1 B1 B0")),
         (ValueError("F0 F1", "rank 1 does F1 F0"), in_order(FIRST, "F1 F0 B0 B1")),
         (ValueError("F0 F1", "rank 1 does F0"), in_order(FIRST, "F0 B0 B1")),
@@ -52,6 +70,8 @@ def test_four_micro_batches_are_eight_messages_and_no_more(ranks, order_of):
 
 class Other(LinearStages):
     """Float64 on ranks that expect float32, or an output of another shape."""
+
+    dtype = torch.float32
 
     def __init__(self, count, shape=None):
         super().__init__(count)
@@ -108,7 +128,6 @@ class Special(LinearStages):
 
 
 def gradients(rank, world_size, work, micro, order):
-    torch.set_default_dtype(work.dtype)  # of what is received; in this rank only
     if order == "gpipe":
         return stages.run_gpipe(rank, world_size, work, micro)[1]
     given = work, micro, stages.order_of_1f1b, stages.isend
@@ -132,12 +151,31 @@ def test_the_gradients_are_those_of_one_process(ranks, count, micro, kind, order
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_messages_have_the_default_dtype(ranks, dtype):
+def test_messages_have_the_dtype_of_the_work(ranks, dtype):
     found = ranks(2, gradients, Special(2, "", dtype), 2, "gpipe").results
     expected = ranks(2, gradients, Special(2, ""), 2, "gpipe").results
     for own, precise in zip(found, expected, strict=True):
         for a, b in zip(own, precise, strict=True):
             assert a.dtype == dtype and (a - b).norm() < 0.03 * b.norm()
+
+
+class SomeIgnored(LinearStages):
+    """Of twelve labels eight count, six of them in the first half."""
+
+    def batch(self, micro):
+        x, y = super().batch(micro)
+        return x, y.masked_fill(torch.arange(12) > 7, -100)
+
+
+def test_the_mean_is_over_the_labels_that_count_in_the_whole_batch(ranks):
+    found = ranks(2, stages.run_gpipe, SomeIgnored(2), 2).results
+    one = SomeIgnored(2)
+    x, y = one.batch(2)
+    loss = one.loss(nn.Sequential(*one.stacks)(x), y)
+    loss.backward()
+    expected = [[p.grad for p in stack.parameters()] for stack in one.stacks]
+    torch.testing.assert_close([g for _, g in found], expected, rtol=0, atol=1e-12)
+    assert sum(found[1][0]).item() == pytest.approx(loss.item(), abs=1e-12)
 
 
 def held(rank, world_size):
@@ -162,11 +200,7 @@ class InPlace(LinearStages):
 
 
 def test_a_stage_may_work_in_place_later(ranks):
-    def run(rank, world_size):
-        torch.set_default_dtype(torch.float64)
-        return stages.run_gpipe(rank, world_size, InPlace(), 2)[0]
-
-    assert len(ranks(2, run).results[1]) == 2
+    assert len(ranks(2, stages.run_gpipe, InPlace(), 2).results[1][0]) == 2
 
 
 def cut_llama(rank, world_size, layers):

@@ -10,7 +10,6 @@ from tests.pipelines.linear_stages import LinearStages, expected_of
 
 def run_1f1b(rank, world_size, micro):
     given = LinearStages(world_size), micro, stages.order_of_1f1b, stages.isend
-    torch.set_default_dtype(torch.float64)  # of what is received; in this rank only
     return stages.run_in_order(rank, world_size, *given)
 
 
@@ -31,7 +30,6 @@ def in_a_group(rank, world_size, order):
     """Ranks 0 and 2, and ranks 1 and 3, are two pipelines with numbers of their own."""
     group, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
     given = dist.get_rank(group), 2, LinearStages(2), 3 + rank % 2
-    torch.set_default_dtype(torch.float64)
     if order == "gpipe":
         return stages.run_gpipe(*given, group)
     return stages.run_in_order(*given, stages.order_of_1f1b, stages.isend, group)

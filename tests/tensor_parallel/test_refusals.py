@@ -35,6 +35,32 @@ def test_it_is_refused_on_every_rank(refused, count, given, worker, args):
     refused(count, ValueError(given), worker, *args)
 
 
+class Conv1D(nn.Linear):
+    """A square weight that is the transpose of a Linear's: the shape says nothing."""
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+def cut_another(rank, world_size, kind):
+    kind(Conv1D(4, 4))
+
+
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
+def test_a_layer_that_is_no_linear_is_refused_by_its_name(refused, kind):
+    refused(2, TypeError("Conv1D", "transpose"), cut_another, kind)
+
+
+def cut_a_tied_head(rank, world_size):
+    model = nn.ModuleDict({"token": nn.Embedding(8, 4), "head": nn.Linear(4, 8)})
+    model.head.weight = model.token.weight
+    parallelize(model, {"head": ColumnParallelLinear})
+
+
+def test_a_tie_that_would_end_is_refused(refused):
+    refused(2, ValueError("`head.weight`", "`token.weight`"), cut_a_tied_head)
+
+
 def multiply(rank, world_size, shape):
     RowParallelLinear(nn.Linear(8, 4))(torch.ones(shape))
 

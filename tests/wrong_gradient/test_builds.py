@@ -9,7 +9,7 @@ UNASKED = {
 OWN, SHARD = "value = own[name]  # of a copy", "torch.cat(parts, parameter.cut)"
 ANY, IS_SHARD = "any(part is None for part in parts)", 'elif hasattr(parameter, "cut")'
 NEXT = "torch.nextafter(x, torch.full_like(x, math.inf))"
-LIMIT = "limit = times * (moved[name] - right[name]).double().norm()"
+LIMIT = "limit = times * max((moved[name] - right[name]).double().norm(), unit)"
 FIXED = "limit = {} * torch.finfo(x.dtype).eps * right[name].double().norm()"
 LARGEST = """far = {n: (moved[n] - g).double().norm() / g.norm() for n, g in right.items()}
         limit = times * max(far.values()) * right[name].double().norm()"""
@@ -57,12 +57,12 @@ EDITS = [
     ),
     Wrong(
         "whole_gradients",
-        replace=UNASKED | {'f"{int(layer) + first}.{rest}"': "name"},
+        replace=UNASKED | {"renumbered(name, first)": "name"},
         says="is not among",
     ),
     Wrong(
         "whole_gradients",
-        replace={'f"{int(layer) + first}.{rest}"': 'f"{first}.{rest}"'},
+        replace={"renumbered(name, first)": 'f"{first}.{name[2:]}"'},
         says="is not among",
     ),
     Wrong(
@@ -104,12 +104,17 @@ EDITS = [
         replace={"for name in reversed(right):": "for name in right:"},
         says="is not the first",
     ),
+    Wrong(
+        "first_difference",
+        replace={LIMIT: "limit = times * (moved[name] - right[name]).double().norm()"},
+        says="rounded to float32, and off by 2 eps in float64: '0.weight'",
+    ),
     Wrong("first_difference", replace={IS_FAR: "distance <= limit"}, says="expected None"),
     Wrong("first_difference", replace={IS_FAR: "distance > limit"}, says="is NaN: None"),
     Wrong(
         "first_difference",
         replace={"torch.nextafter(x, torch.full_like(x, math.inf))": "x"},
-        says="added up in four parts",
+        says="off by 1800 eps, in torch.float64: '0.rough', expected None",
     ),
     Wrong(
         "first_difference",

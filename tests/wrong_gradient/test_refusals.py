@@ -1,7 +1,10 @@
 """What the job, its tests and the check cannot do, every rank says before it sends."""
 
 import pytest
+import torch
+from torch import nn
 
+from mgpu_tutorial.tensor_parallel.layers import shard
 from mgpu_tutorial.wrong_gradient import check, job, kinds, trials
 
 
@@ -42,6 +45,43 @@ def test_a_missing_gradient_is_refused_on_every_stage(refused, lacking):
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_gradient_that_one_rank_lacks_is_refused_by_all(refused, lacking, missing):
     refused(2, ValueError(lacking), without, "tp=2", lacking, (missing,), sent=True)
+
+
+def of_another_model(rank, world_size):
+    """Names such as those of Transformers, a frozen norm, and a layer whose rows are cut."""
+    mesh = job.mesh_of("tp=2", world_size)
+    stage = nn.ModuleDict({"fc1": nn.Linear(2, 2), "h": nn.ModuleList([nn.LayerNorm(2)])})
+    model = nn.ModuleDict({"model": stage})
+    model.model.h.requires_grad_(False)
+    model.model.fc1.weight = shard(model.model.fc1.weight, 0)
+    for number, parameter in enumerate(model.model.fc1.parameters()):
+        parameter.grad = torch.full_like(parameter, number + rank)
+    return trials.whole_gradients(model, mesh)
+
+
+def test_a_model_may_have_other_names_and_frozen_parameters(ranks):
+    for rank, found in enumerate(ranks(2, of_another_model).results):
+        assert list(found) == ["model.fc1.weight", "model.fc1.bias"]
+        assert found["model.fc1.weight"].tolist() == [[0, 0], [1, 1]]
+        assert found["model.fc1.bias"].tolist() == [1 + rank] * 2
+
+
+@pytest.mark.parametrize(
+    "name, whole",
+    [
+        ("0.mlp.up.weight", "2.mlp.up.weight"),
+        ("model.layers.10.mlp.experts.3.w1", "model.layers.12.mlp.experts.3.w1"),
+        ("model.embed_tokens.weight", "model.embed_tokens.weight"),
+        ("h.0.fc1.weight", "h.2.fc1.weight"),
+    ],
+)
+def test_the_first_number_of_a_name_is_the_layer_s(name, whole):
+    assert trials.renumbered(name, 2) == whole
+
+
+def test_tokens_cannot_be_disturbed():
+    with pytest.raises(TypeError, match="int64"):
+        trials.first_difference({}, dict, torch.arange(3))
 
 
 def without_first(rank, world_size):
