@@ -107,19 +107,25 @@ def lets_gradients_back(dispatch: Callable) -> None:
     _expect_returned(dispatch, combine)
 
 
-def _sends_what_it_can(rank: int, world_size: int, dispatch: Callable, *given: int) -> str:
-    rows, which = (torch.ones(given[0], 3), torch.tensor(given[1:]))
+def _sends_what_it_can(
+    rank: int, world_size: int, dispatch: Callable, experts: int, rows: int, *which: int
+) -> str:
     try:
-        return f"returned {dispatch(rows, which, EXPERTS)}"
+        return f"returned {dispatch(torch.ones(rows, 3), torch.tensor(which), experts)}"
     except ValueError:
         return "a ValueError"
 
 
 def refuses(dispatch: Callable) -> None:
-    """refuse, by a ValueError, rows without an expert and experts that don't exist"""
-    for what, *given in ("five rows for three experts", 5, 0, 1, 2), ("an expert 12", 1, 12):
+    """refuse, by a ValueError, rows without an expert, and experts that can't be there"""
+    cases = {
+        "five rows for three of 12 experts": (12, 5, 0, 1, 2),
+        "an expert 12 of 12": (12, 1, 12),
+        "an expert 2 of 3 on two ranks": (3, 1, 2),
+    }
+    for what, given in cases.items():
         for said in launch(_sends_what_it_can, 2, dispatch, *given).results:
-            assert said == "a ValueError", f"{what} of {EXPERTS}: {said}"
+            assert said == "a ValueError", f"{what}: {said}"
 
 
 def comes_home(combine: Callable) -> None:
@@ -140,6 +146,27 @@ def comes_home_in_a_group(combine: Callable) -> None:
     _expect_returned(dispatch, combine, GROUPS)
 
 
+def _in_autocast(rank: int, world_size: int, combine: Callable) -> float:
+    """How far the sums of 8 tokens, and their weights' gradient, are from float64 at most."""
+    torch.manual_seed(rank)
+    tokens, weights = torch.randn(8, 16), torch.randn(8, 2).requires_grad_()
+    chosen = torch.arange(16).view(8, 2) % 4
+    arrived, _, way = dispatch(tokens.repeat_interleave(2, dim=0), chosen.flatten(), 4)
+    with torch.autocast(tokens.device.type, torch.bfloat16):
+        output = combine(arrived, way, weights)
+    output.sum().backward()
+    sums = tokens.double() * weights.detach().double().sum(1, keepdim=True)
+    one = tokens.double().sum(1, keepdim=True).expand(8, 2)
+    pairs = (output, sums), (weights.grad, one)
+    return max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs)
+
+
+def bears_autocast(combine: Callable) -> None:
+    """lose no digits of float32 in bfloat16 autocast, which rounds what a product takes"""
+    off = max(launch(_in_autocast, 2, combine).results)
+    assert off < 1e-5, f"on 2 ranks in bfloat16 autocast: off by {off:.2%}"
+
+
 def sends_twice(dispatch: Callable) -> None:
     """send the counts and then the rows, and each of them once"""
     report = launch(_sends, 2, dispatch, trace=True)
@@ -149,4 +176,5 @@ def sends_twice(dispatch: Callable) -> None:
 
 
 TRIED = [reaches_its_expert, lets_gradients_back, sends_twice, refuses, goes_out_in_a_group]
-build = Builder("experts", {dispatch: TRIED, combine: [comes_home, comes_home_in_a_group]})
+HOME = [comes_home, comes_home_in_a_group, bears_autocast]
+build = Builder("experts", {dispatch: TRIED, combine: HOME})

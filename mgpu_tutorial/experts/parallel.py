@@ -40,12 +40,14 @@ def dispatch(rows: Tensor, which: Tensor, experts: int, group: Group = None) -> 
         raise ValueError(f"{len(rows)} rows, but {len(which)} choices")
     if len(counts) > experts:
         raise ValueError(f"there is no expert {which.max()} of {experts}")
+    if experts % ranks:
+        raise ValueError(f"{experts} experts have no {ranks} equal parts")
     theirs = torch.empty_like(counts)  # their rows for each of my experts
     dist.all_to_all_single(theirs, counts, group=group)
     sent = counts.view(ranks, -1).sum(dim=1).tolist()
     received = theirs.view(ranks, -1).sum(dim=1).tolist()
     arrived = Exchange.apply(rows[order], sent, received, group)
-    mine = torch.arange(experts // ranks).repeat(ranks)
+    mine = torch.arange(experts // ranks, device=rows.device).repeat(ranks)
     return arrived, mine.repeat_interleave(theirs), (order, sent, received)
 
 

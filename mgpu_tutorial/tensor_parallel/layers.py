@@ -66,23 +66,25 @@ def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
     return part
 
 
-def require_linear(whole: nn.Module) -> None:
-    """TypeError, with its name, for a layer that computes something else than nn.Linear."""
-    if type(whole).forward is not nn.Linear.forward:
-        raise TypeError(
-            f"{type(whole).__name__} is cut as no nn.Linear: give an nn.Linear of the same "
-            "numbers (the weight of GPT-2's Conv1D is the transpose)"
-        )
+class PartOfLinear(nn.Module):
+    """A rank's part of an nn.Linear; TypeError for a layer that computes something else."""
+
+    def __init__(self, whole: nn.Module, group: Group) -> None:
+        super().__init__()
+        if type(whole).forward is not nn.Linear.forward:
+            raise TypeError(
+                f"{type(whole).__name__} is no nn.Linear: give one with the same numbers (in "
+                "GPT-2's Conv1D the weight is the transpose)"
+            )
+        self.group = group
 
 
-class ColumnParallelLinear(nn.Module):
+class ColumnParallelLinear(PartOfLinear):
     """(…, inputs), which all ranks have, becomes (…, outputs / ranks)."""
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
-        super().__init__()
-        require_linear(whole)
+        super().__init__(whole, group)
         self.f = CopyToRanks
-        self.group = group
         self.weight = shard(whole.weight, 0, group)
         self.bias = None if whole.bias is None else shard(whole.bias, 0, group)
 
@@ -90,14 +92,12 @@ class ColumnParallelLinear(nn.Module):
         return linear(self.f.apply(x, self.group), self.weight, self.bias)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(PartOfLinear):
     """(…, inputs / ranks) becomes (…, outputs) on all ranks; the bias is added to the sum."""
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
-        super().__init__()
-        require_linear(whole)
+        super().__init__(whole, group)
         self.g = SumOverRanks
-        self.group = group
         self.weight = shard(whole.weight, 1, group)
         self.bias = whole.bias
 

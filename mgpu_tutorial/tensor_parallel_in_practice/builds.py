@@ -89,6 +89,22 @@ def sends_three_numbers(loss_of: Callable) -> None:
     assert numbers <= 3, f"rank 0 sends {numbers:g} numbers per token"
 
 
+def _in_autocast(rank: int, world_size: int, loss_of: Callable) -> tuple[float, float]:
+    """The loss of logits in bfloat16, and that of one process in float32."""
+    logits = 8 * LOGITS.bfloat16()
+    with torch.autocast(logits.device.type, torch.bfloat16):
+        loss = loss_of(logits.chunk(world_size, -1)[rank], TARGETS)
+    expected = cross_entropy(logits.float().flatten(0, 1), TARGETS.flatten())
+    return float(loss), expected.item()
+
+
+def bears_autocast(loss_of: Callable) -> None:
+    """give for logits of 16 bits, in bfloat16 autocast, the loss of one process in float32"""
+    for loss, expected in launch(_in_autocast, 2, loss_of).results:
+        off = abs(loss / expected - 1)
+        assert off < 1e-5, f"2 ranks in bfloat16 autocast: {loss:.4f}, off by {off:.2%}"
+
+
 build = Builder(
     "tensor_parallel_in_practice",
     {
@@ -98,6 +114,7 @@ build = Builder(
             bears_padding,
             leaves_out_minus_100,
             refuses_other_targets,
+            bears_autocast,
             sends_three_numbers,
         ]
     },

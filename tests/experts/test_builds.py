@@ -12,7 +12,7 @@ WITH_NUMBERS = """own = experts // ranks
     marked = torch.cat([rows, (which % own)[:, None].to(rows.dtype)], dim=1)
     arrived = Exchange.apply(marked[order], sent, received, group)
     return arrived[:, :-1], arrived[:, -1].detach().long(), (order, sent, received)"""
-CHECKED = """if len(which) != len(rows) or (which >= experts).any():
+CHECKED = """if len(which) != len(rows) or (which >= experts).any() or experts % ranks:
         raise ValueError("not an expert for each row")
     """
 SORTED, SPLITS, ORDER = "rows[order]", "    sent = counts", "are rows and numbers in the same"
@@ -28,7 +28,7 @@ DISPATCH = [
     ),
     Wrong(
         "dispatch",
-        replace={"torch.arange(experts // ranks)": GLOBAL},
+        replace={"torch.arange(experts // ranks, device=rows.device)": GLOBAL},
         says="on rank 1 of 2 the numbers",
     ),
     Wrong(
@@ -53,8 +53,9 @@ DISPATCH = [
     Wrong(
         "dispatch",
         replace={"if len(which) != len(rows):": "if False:"},
-        says="five rows for three experts",
+        says="five rows for three of 12 experts",
     ),
+    Wrong("dispatch", replace={"if experts % ranks:": "if False:"}, says="3"),
     Wrong("dispatch", replace={", group)": ")"}, says="rank"),
     Wrong(
         "dispatch",
@@ -71,6 +72,7 @@ PLACED, WEIGHTS = "back[order.argsort()]", "weights[..., None]"
 BY_CHOICE = """rows = torch.zeros_like(back).index_copy(0, order, back)
     k = weights.shape[1]
     return sum(rows[i::k] * weights[:, i : i + 1] for i in range(k))"""
+BY_PRODUCT = 'return torch.einsum("tk,tkd->td", weights, rows.unflatten(0, weights.shape))'
 VIEW = "view(*weights.shape, -1)"
 COMBINE = [
     Right("combine", replace={"rows = back…": BY_CHOICE}),
@@ -93,5 +95,10 @@ COMBINE = [
         "combine", replace={"unflatten(0, weights.shape)": VIEW}, says="unspecified dimension"
     ),
     Wrong("combine", replace={"return ": ""}, says="nothing was returned"),
+    Wrong(
+        "combine",
+        replace={"return…": BY_PRODUCT},
+        says="on 2 ranks in bfloat16 autocast: off by 0.",
+    ),
 ]
 test_right, test_wrong = edited(build, [*DISPATCH, *COMBINE])

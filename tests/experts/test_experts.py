@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mgpu_tutorial.ddp_buckets.wrappers import BucketedDDP, NaiveDDP
 from mgpu_tutorial.experts.layer import choose, drawn, excess, skewed
-from mgpu_tutorial.experts.parallel import ExpertParallel, step
+from mgpu_tutorial.experts.parallel import ExpertModel, ExpertParallel, run, step
 from mgpu_tutorial.lab import RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
 
@@ -48,6 +49,27 @@ def test_any_grid_and_any_shares_are_one_process(ranks, world_size, copies, k, t
         times = {"output": 1, "experts.up": copies, "experts.down": copies}
         right = torch.cat([right] * times.get(name, world_size))
         assert largest_difference(found, right) < 1e-12, name
+
+
+def in_a_ddp(rank, world_size, wrapper):
+    """A DDP of the whole model; this rank's experts divide their own gradients."""
+    model = ExpertModel(ExpertParallel(EXPERTS, 2))
+    for parameter in (model.experts.up, model.experts.down):
+        parameter.register_hook(lambda gradient: gradient / world_size)
+    ddp = wrapper(model)
+    run(model)
+    ddp.finish_gradient_synchronization()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("wrapper", [NaiveDDP, BucketedDDP])
+def test_a_ddp_leaves_this_ranks_experts_alone(ranks, wrapper):
+    results, expected = ranks(2, in_a_ddp, wrapper).results, reference(2)
+    for name in results[0]:
+        found = [result[name] for result in results]
+        parts = 1 if name.endswith(("up", "down")) else 2
+        right = torch.cat([expected[name]] * parts)
+        assert largest_difference(torch.cat(found), right) < 1e-12, name
 
 
 def build_layer(rank, world_size, experts, k):

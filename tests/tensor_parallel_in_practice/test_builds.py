@@ -10,6 +10,10 @@ RIGHT, HIDE, MEAN = "SumOverRanks.apply(mine, group)", ".where(here, 0)\n    rig
 COUNTED, REFUSE = "[targets != -100]", "if len(unknown):"
 UNKNOWN = "(targets < 0) & (targets != -100) | (targets >= size)"
 OTHER_IMPORT = "from mgpu_tutorial.tensor_parallel.layers import"
+GATHER = "shifted.gather(-1, index).squeeze(-1).where(here, 0)"
+BY_PRODUCT = """nn.functional.one_hot(index.squeeze(-1), logits.shape[-1]).to(shifted)
+    mine = (shifted.where(shifted > -1e30, 0).unsqueeze(-2) @ mine.unsqueeze(-1))
+    mine = mine.flatten(-3).where(here, 0)"""
 CROSS_ENTROPY = [
     Right(
         "parallel_cross_entropy",
@@ -73,6 +77,16 @@ CROSS_ENTROPY = [
         "parallel_cross_entropy",
         replace={UNKNOWN: "targets >= size"},
         says="target -1 of 12, rank 0: no error",
+    ),
+    Wrong(
+        "parallel_cross_entropy",
+        replace={GATHER: BY_PRODUCT},
+        says="2 ranks in bfloat16 autocast: ",
+    ),
+    Wrong(
+        "parallel_cross_entropy",
+        replace={"logits = logits.float()": "pass"},
+        says="2 ranks in bfloat16 autocast: ",
     ),
     Wrong(
         "parallel_cross_entropy",
