@@ -133,6 +133,39 @@ def goes_on(resume: Callable) -> None:
             expect(weight, whole, f"the weight at the end, after a death in step {death}")
 
 
+def saves_the_last(resume: Callable) -> None:
+    """save after the last step too, so that a run that asks for more goes on from there"""
+    with TemporaryDirectory() as folder:
+        _expect_steps(resume, f"{folder}/run.pt", 5, range(5))
+        _expect_steps(resume, f"{folder}/run.pt", 8, range(5, 8))
+
+
+def _draw(rank: int, world_size: int, resume: Callable, path: str, steps: int) -> list[float]:
+    """The rate and a random number of each step, which a scheduler and a generator give."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n)
+    lot, drawn = torch.Generator().manual_seed(rank), []
+
+    def take_step(step: int) -> None:
+        drawn.extend([optimizer.param_groups[0]["lr"], torch.rand(1, generator=lot).item()])
+        optimizer.step()
+        rate.step()
+
+    resume(path, model, optimizer, take_step, steps, rate=rate, lot=lot)
+    return drawn
+
+
+def restores_the_rest(resume: Callable) -> None:
+    """restore what else it is given, on each rank its own: a scheduler and a generator"""
+    with TemporaryDirectory() as folder:
+        lives = [launch(_draw, 2, resume, f"{folder}/run.pt", n).results for n in (3, 6)]
+        whole = launch(_draw, 2, resume, f"{folder}/whole.pt", 6).results
+        for rank, (first, second, expected) in enumerate(zip(*lives, whole, strict=True)):
+            what = f"rank {rank}, rates and random numbers in two lives and in one"
+            expect(first + second, expected, what)
+
+
 def _asked(rank: int, world_size: int, resume: Callable, path: str, steps: int) -> str:
     """What became of a call that asks for so many steps."""
     try:
@@ -302,7 +335,13 @@ build = Builder(
     "survival",
     {
         checkpoint.save_whole: [writes_what_can_be_read, survives_a_death],
-        elastic.resume_or_start: [goes_on, refuses_fewer_steps, ends_with_the_same_bits],
+        elastic.resume_or_start: [
+            goes_on,
+            saves_the_last,
+            restores_the_rest,
+            refuses_fewer_steps,
+            ends_with_the_same_bits,
+        ],
         elastic.leave_together: [goes_on_untold, leaves_together, saves_once],
         elastic.samples_of: SAMPLES,
     },

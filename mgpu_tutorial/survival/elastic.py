@@ -24,6 +24,27 @@ from mgpu_tutorial.shared import checkpoint
 from mgpu_tutorial.shared.checkpoint import save_whole
 
 
+def states_of(things: dict[str, Any]) -> list[dict[str, Any]]:
+    """The states of schedulers, scalers and generators, of each rank its own."""
+    own = {
+        name: thing.state_dict() if hasattr(thing, "state_dict") else thing.get_state()
+        for name, thing in things.items()
+    }
+    every = [own] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    return every
+
+
+def set_states(things: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Give each thing what this rank has saved; a new rank gets what an old one has."""
+    for name, thing in things.items():
+        state = saved["also"][dist.get_rank() % len(saved["also"])][name]
+        if hasattr(thing, "load_state_dict"):
+            thing.load_state_dict(state)
+        else:
+            thing.set_state(state)
+
+
 def resume_or_start(
     path: str,
     model: nn.Module,
@@ -31,22 +52,25 @@ def resume_or_start(
     take_step: Callable,
     steps: int,
     every: int = 3,
+    **also: Any,
 ) -> int:
-    """Take the steps that are left, and save after each `every`; returns the first one.
+    """Take the steps that are left, save after each `every` and the last; returns the first.
 
-    The file has no state of the random generators: what a step draws, as dropout does, it
-    draws from a seed of its own number, or a resumed run draws otherwise. Nor has it that of
-    a scheduler: reckon the rate from the number of the step in `take_step`. Raises
-    ValueError, on every rank, for fewer steps than the file has.
+    `also` are a scheduler, a scaler, a torch.Generator such as `torch.default_generator`, of
+    which dropout draws: what has a `state_dict` or a `get_state`. Raises ValueError, on every
+    rank, for fewer steps than the file has.
     """
     state = checkpoint.load(path, model, optimizer)
     first = state["step"] if state else 0
     if first > steps:
         raise ValueError(f"{first} steps are done, more than {steps}")
+    if state:
+        set_states(also, state)
     for step in range(first, steps):
         take_step(step)
-        if (step + 1) % every == 0:
-            checkpoint.save(path, model, optimizer, write=save_whole, step=step + 1)
+        if (step + 1) % every == 0 or step + 1 == steps:
+            saved = {"step": step + 1, "also": states_of(also)}
+            checkpoint.save(path, model, optimizer, write=save_whole, **saved)
     return first
 
 
@@ -94,11 +118,22 @@ def train_with_accident(rank: int, world_size: int, folder: str) -> int:
     if life is None or world_size < 2:
         raise ValueError("start it by torchrun, which counts the lives, on 2 ranks or more")
     dies = rank == 1 and life == "0"
-    last = 7 if dies else 11
-    first = train(rank, world_size, folder, resume_or_start, last + 1)
-    print(f"rank {rank}: steps {first} to {last}" + ", then death" * dies, flush=True)
-    if dies:
-        os.kill(os.getpid(), signal.SIGKILL)
+    taken: list[int] = []
+
+    def resume(
+        path: str, model: nn.Module, sgd: Optimizer, take_step: Callable, steps: int
+    ) -> int:
+        def take_or_die(step: int) -> None:
+            take_step(step)
+            taken.append(step)
+            if dies and step == 7:
+                print(f"rank {rank}: steps {taken[0]} to 7, then death", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return resume_or_start(path, model, sgd, take_or_die, steps)
+
+    first = train(rank, world_size, folder, resume)
+    print(f"rank {rank}: steps {first} to 11", flush=True)
     return first
 
 

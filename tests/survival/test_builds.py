@@ -47,7 +47,9 @@ RESUME = [
     ),
     Right("resume_or_start", replace={FIRST: 'state.pop("step", 0)'}),
     Wrong("resume_or_start", replace={FIRST: 'state["step"]'}, says="KeyError"),
-    Wrong("resume_or_start", replace={"step=step + 1": "epoch=1"}, says="KeyError: 'step'"),
+    Wrong(
+        "resume_or_start", replace={'"step": step + 1': '"epoch": 1'}, says="KeyError: 'step'"
+    ),
     Wrong(
         "resume_or_start",
         replace={THIRD: "step % every == 0"},
@@ -87,6 +89,21 @@ RESUME = [
         "resume_or_start",
         replace={"return first": "return steps"},
         says="the second life returned: 8, expected 3",
+    ),
+    Wrong(
+        "resume_or_start",
+        replace={" or step + 1 == steps": ""},
+        says="the steps of the second life: 5 of them, expected 3",
+    ),
+    Wrong(
+        "resume_or_start",
+        replace={"set_states(also, state)": "pass"},
+        says="rank 0, rates and random numbers in two lives and in one",
+    ),
+    Wrong(
+        "resume_or_start",
+        replace={"states_of(also)": "states_of(also)[:1]"},
+        says="rank 1, rates and random numbers in two lives and in one, entry 7",
     ),
 ]
 IN_TURNS = """per_epoch = samples // batch
