@@ -108,6 +108,29 @@ def test_gradients_stand_in_the_bins_of_their_powers_of_two():
     assert [axes.get_ylabel() for axes in grid] == ["few", "many"]
 
 
+def test_a_bar_reaches_from_a_format_s_smallest_number_to_its_largest():
+    (axes,) = precision.formats_picture([torch.float16, torch.float8_e4m3fn]).axes
+    found = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    ends = [(-24, -14), (-14, 16), (-9, -6), (-6, 8.8)]
+    assert [tuple(round(end, 1) for end in bar) for bar in found] == ends
+    assert [text.get_text() for text in axes.texts] == ["10 bits", "3 bits"]
+
+
+def test_a_colour_changes_where_a_scale_begins():
+    served = {"row": (1, 256), "1 x 128": (1, 128), "128 x 128": (128, 128)}
+    grid = precision.served_picture(served).axes
+    assert [len(axes.patches) for axes in grid] == [16, 32, 4]
+    first, second = grid[1].patches[:2]
+    assert (second.get_x(), second.get_y(), second.get_width()) == (128, 0, 128)
+    assert first.get_facecolor() != second.get_facecolor()
+
+
+def test_errors_stand_at_the_size_of_their_numbers():
+    x = torch.tensor([1.0, 1.5, -4.0])
+    (axes,) = precision.error_picture(x, {"a": torch.tensor([1.1, 1.5, 0.0])}).axes
+    assert [(a, round(b, 3)) for a, b in series(axes)["a"]] == [(0, 5.0), (2, 100.0)]
+
+
 def test_a_bar_is_as_long_as_forward_and_backward():
     rows = [
         {"network": "n", "setup": "one device", "seconds": (1.0, 2.0, 1.0)},

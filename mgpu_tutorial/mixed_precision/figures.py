@@ -1,18 +1,15 @@
-"""Apparatus: where gradients lie in the range of float16, and the steps of two ranks."""
+"""Apparatus: ranges and errors of short formats, gradients in float16, steps of two ranks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch.nn.functional import nll_loss
 
-from mgpu_tutorial.distributed_sgd.sgd import new_model
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.colours import COLOURS
 from mgpu_tutorial.lab.draw.drawing import INK
-from mgpu_tutorial.lab.draw.plot import Plot
+from mgpu_tutorial.lab.draw.plot import MARKERS, Plot
 from mgpu_tutorial.lab.record.report import Report
-from mgpu_tutorial.shared.data import digits
 
 # powers of two at which float16 has 0, fewer bits, all its bits, and infinity
 PARTS = {
@@ -23,14 +20,74 @@ PARTS = {
 }
 
 
-def gradients_behind_conv1(batch: int = 600) -> torch.Tensor:
-    """The gradients behind the first convolution in float32, without the zeros."""
-    data, (model, _) = digits(), new_model()
-    outputs = []
-    model.conv1.register_forward_hook(lambda _, __, output: outputs.append(output))
-    loss = nll_loss(model(data.images[:batch]), data.labels[:batch])
-    (gradient,) = torch.autograd.grad(loss, outputs)
-    return gradient[gradient != 0]
+def formats_picture(formats: Sequence[torch.dtype]) -> Plot:
+    """A bar per format, over the powers of two that it reaches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    axes = figure.subplots()
+    for place, (dtype, colour) in enumerate(zip(formats, COLOURS, strict=False)):
+        of = torch.finfo(dtype)
+        lowest, normal, largest = (
+            math.log2(end)
+            for end in (of.smallest_normal * of.eps, of.smallest_normal, of.max)
+        )
+        axes.barh(place, normal - lowest, left=lowest, color="white", ec=colour, hatch="///")
+        axes.barh(place, largest - normal, left=normal, color=colour, ec=colour)
+        digits = f"{-math.log2(of.eps):.0f} bits"
+        axes.text(largest + 3, place, digits, va="center", fontsize=11)
+    names = [str(dtype).removeprefix("torch.") for dtype in formats]
+    axes.set_yticks(range(len(formats)), names, fontsize=11)
+    axes.invert_yaxis()
+    ticks = range(-144, 129, 48)
+    axes.set_xticks(ticks, [f"$2^{{{power}}}$" for power in ticks])
+    axes.set_xlim(-155, 155)
+    axes.set_xlabel("size of a number; hatched: subnormal, where the fraction has fewer bits")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return Plot(figure, f"range and fraction of {', '.join(names)}")
+
+
+def served_picture(shapes: Mapping[str, tuple[int, int]], size: int = 256) -> Plot:
+    """A square matrix per recipe, in the parts of rows and columns that share a scale.
+
+    Sixteen stripes stand for all its rows, so that a single row can be seen.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    figure = Figure(figsize=(9, 2.3), layout="constrained")
+    grid = figure.subplots(1, len(shapes))
+    for axes, (name, (rows, columns)) in zip(grid, shapes.items(), strict=True):
+        stripes = max(1, 16 * rows // size)
+        for top in range(0, 16, stripes):
+            for left in range(0, size, columns):
+                tone = COLOURS[(top // stripes + left // columns) % 2]
+                axes.add_patch(Rectangle((left, top), columns, stripes, color=tone, lw=0))
+        axes.set(xlim=(0, size), ylim=(16, 0), xticks=[], yticks=[])
+        axes.set_box_aspect(1)
+        axes.set_title(name, fontsize=10.5)
+    return Plot(figure, f"what one scale serves: {', '.join(shapes)}")
+
+
+def error_picture(x: torch.Tensor, shortened: Mapping[str, torch.Tensor]) -> Plot:
+    """The mean relative error of the numbers of each size, a line per way to shorten them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    axes = figure.subplots()
+    powers = x.abs().log2().floor().clamp(min=-8)
+    for (name, short), colour, mark in zip(shortened.items(), COLOURS, MARKERS, strict=False):
+        off = (short - x).abs() / x.abs()
+        sizes = powers.unique().tolist()
+        means = [100 * off[powers == power].mean().item() for power in sizes]
+        axes.plot(sizes, means, f"{mark}-", color=colour, label=name)
+    ticks = sizes[::2]
+    axes.set_xticks(ticks, [f"$2^{{{power:.0f}}}$" for power in ticks])
+    axes.set(xlabel="size of a number", ylabel="mean error (%)", ylim=(0, 105))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=11)
+    return Plot(figure, f"error against the size of a number: {', '.join(shortened)}")
 
 
 def gradient_picture(rows: Mapping[str, torch.Tensor]) -> Plot:
@@ -40,7 +97,7 @@ def gradient_picture(rows: Mapping[str, torch.Tensor]) -> Plot:
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     grid = figure.subplots(len(rows), 1, sharex=True)
     for axes, (name, gradients), colour in zip(grid, rows.items(), COLOURS, strict=False):
-        powers = gradients.abs().log2().tolist()
+        powers = gradients[gradients != 0].abs().log2().tolist()
         axes.hist(powers, range(-42, 19), color=colour, edgecolor=INK, lw=0.5)
         axes.set(yticks=[], xlim=(-42, 18.5))
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)

@@ -55,59 +55,85 @@ FINISH = [
         says="rank 0 returned while ranks 1 and 2 still waited",
     ),
 ]
-MIN = """there = [g for g in gradients if g is not None]
-    good = torch.tensor(int(all(g.isfinite().all() for g in there)))
-    dist.all_reduce(good, dist.ReduceOp.MIN, group)
-    return bool(good)"""
-COUNTED = """bad = torch.zeros(1)
-    for gradient in filter(torch.is_tensor, gradients):
-        bad += (~gradient.isfinite()).sum()
-    dist.all_reduce(bad, group=group)
-    return bad.item() == 0"""
-LEAVES = """if all(g.isfinite().all() for g in gradients):
-        return True
-    dist.all_reduce(torch.ones(1))
-    return False"""
-SUM = """total = sum(gradient.sum() for gradient in gradients) + torch.zeros(())
-    dist.all_reduce(total)
-    return total != float('inf')"""
-ALONE = "all(g.isfinite().all() for g in gradients)"
-ASK = [
-    Right("is_finite_everywhere", replace={"overflow =…": MIN}),
-    Right("is_finite_everywhere", replace={"overflow =…": COUNTED}),
+ROUND_UP = "scales = scales.log2().ceil().exp2()"
+EXPONENT = """mantissa, power = torch.frexp(scales)
+        power = power - (mantissa == 0.5).int()
+        scales = 2.0**power * (scales > 0)"""
+BROADCAST = """wide = scales.repeat_interleave(x.shape[-1] // scales.shape[-1], -1)
+    short = torch.nan_to_num(x / wide, nan=0.0) if (wide == 0).any() else x / wide
+    return short.clamp(-448, 448).to(torch.float8_e4m3fn)"""
+WIDE = """wide = scales.repeat_interleave(short.shape[-1] // scales.shape[-1], -1)
+    return short.to(torch.float32) * wide"""
+SCALE = [
+    Right("scales_of", replace={ROUND_UP: EXPONENT}),
+    Right("scales_of", replace={"x.reshape(1, -1)": "x.flatten().unsqueeze(0)"}),
+    Wrong("scales_of", replace={".abs()": ""}, says="the scale of the tensor"),
+    Wrong("scales_of", replace={" / 448": ""}, says="[448], expected [1]"),
+    Wrong("scales_of", replace={"unsqueeze(-2)": "unsqueeze(0)"}, says="the rows of"),
+    Wrong("scales_of", replace={"(-1, 32)": "(32, -1)"}, says="of shape"),
+    Wrong("scales_of", replace={"ceil": "floor"}, says="of row 1: the scales: [0.00195"),
+    Wrong("scales_of", replace={ROUND_UP: "pass"}, says="the scales: [0.00223214,"),
     Wrong(
-        "is_finite_everywhere",
-        replace={"overflow =…": f"return {ALONE}"},
-        says="what rank 0 says: True, expected False",
-    ),
-    Wrong(
-        "is_finite_everywhere",
-        replace={"overflow =…": LEAVES},
-        says="ranks 0 and 2 returned while rank 1 still waited",
-    ),
-    Wrong(
-        "is_finite_everywhere",
-        replace={"not g.isfinite().all()": "g.isinf().any()"},
-        says="[nan] in a gradient",
-    ),
-    Wrong(
-        "is_finite_everywhere",
-        replace={" if g is not None": ""},
-        says="'NoneType' object has no attribute 'isfinite'",
-    ),
-    Wrong("is_finite_everywhere", replace={"overflow =…": SUM}, says="expected False"),
-    Wrong(
-        "is_finite_everywhere",
-        replace={
-            "tensor(float(overflow))": "full((3,), float(overflow))",
-            ".item()": ".max()",
-        },
-        says="rank 0 sent 12 bytes",
-    ),
-    Wrong(
-        "is_finite_everywhere",
-        replace={"MAX, group)": "MAX)"},
-        says="an overflow on rank 3: what rank 0 says: False, expected True",
+        "scales_of",
+        replace={"amax(-1) / 448": "amax(-1).clamp(min=1e-12) / 448"},
+        says="zeros, a scale per tensor",
     ),
 ]
-test_right, test_wrong = edited(build, [*FINISH, *ASK])
+EIGHT = [
+    Right("to_float8", replace={"parts = x…": BROADCAST}),
+    Right("from_float8", replace={"parts =…": WIDE}),
+    Wrong(
+        "to_float8", replace={"parts / scales": "parts * scales"}, says="scales 2 and 0.25"
+    ),
+    Wrong("to_float8", replace={".where(scales != 0, 1)": ""}, says="under scales 0 and 1"),
+    Wrong(
+        "to_float8",
+        replace={".clamp(-448, 448)": ".clamp(max=448).clamp(-400)"},
+        says="[1000, -1000, 1] under a scale of 1",
+    ),
+    Wrong("to_float8", replace={"e4m3fn": "e5m2"}, says="the result is torch.float8_e5m2"),
+    Wrong("to_float8", replace={".flatten(-2)": ""}, says="of shape"),
+    Wrong(
+        "to_float8",
+        replace={"(parts / scales)": "(parts / scales).nan_to_num()"},
+        says="[inf, 1] under a scale of inf",
+    ),
+    Wrong(
+        "from_float8", replace={"parts * scales": "parts / scales"}, says="is off by up to"
+    ),
+    Wrong(
+        "from_float8",
+        replace={".float()": ".bfloat16()", "parts * scales": "parts * scales.bfloat16()"},
+        says="expected float32",
+    ),
+    Wrong("from_float8", replace={".flatten(-2)": ""}, says="its shape"),
+]
+STEP = "scaler.step(optimizer)"
+AVERAGED = f"average_gradients(network)\n        {STEP}"
+TURNS = [
+    Right("take_turns", replace={"optimizer.zero_grad()": "network.zero_grad()"}),
+    Right("take_turns", replace={STEP: f"scaler.unscale_(optimizer)\n        {STEP}"}),
+    Wrong(
+        "take_turns", replace={"average_gradients(network)": ""}, says="gradients 1, 2 and 3"
+    ),
+    Wrong("take_turns", replace={"scaler.scale(loss)": "loss"}, says="scale"),
+    Wrong(
+        "take_turns", replace={"optimizer.zero_grad()": ""}, says="two iterations: on rank 0"
+    ),
+    Wrong(
+        "take_turns",
+        replace={AVERAGED: f"scaler.unscale_(optimizer)\n        {AVERAGED}"},
+        says="an infinite loss of network 0 on rank 0",
+    ),
+    Wrong(
+        "take_turns",
+        replace={f"{STEP}\n    scaler": f"{STEP}\n        scaler"},
+        says="growth every 2 iterations",
+    ),
+    Wrong(
+        "take_turns",
+        replace={"scaler.update()": "pass"},
+        says="already been called since the last update",
+    ),
+]
+test_right, test_wrong = edited(build, [*SCALE, *EIGHT, *FINISH, *TURNS])

@@ -5,11 +5,9 @@ from functools import cache
 
 import pytest
 import torch
-from torch.amp import GradScaler
 from torch.nn.functional import nll_loss
 from torch.nn.utils import clip_grad_norm_
 
-from mgpu_tutorial.distributed_sgd.sgd import new_model
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.mixed_precision import figures, precision
 from mgpu_tutorial.shared.data import digits
@@ -42,19 +40,6 @@ def trained_by_hand(dtype):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_a_step_in_float16_is_one_on_its_own_thirty_digits():
-    trained, optimizer = new_model()
-    scaler = GradScaler("cpu", init_scale=1024.0)
-    precision.train_in_float16(trained, optimizer, scaler, digits(), range(5, 6))
-    torch.manual_seed(0)
-    model, data = SmallConvNet(), digits()
-    with torch.autocast("cpu", torch.float16):
-        loss = nll_loss(model(data.images[150:180]), data.labels[150:180])
-    (1024 * loss).backward()
-    expected = {name: p - 0.01 * p.grad / 1024 for name, p in model.named_parameters()}
-    assert largest_difference(dict(trained.named_parameters()), expected) < 1e-7
-
-
 def test_the_picture_s_parts_begin_where_float16_has_its_limits(monkeypatch):
     of = torch.finfo(torch.float16)
     limits = of.smallest_normal * of.eps / 2, of.smallest_normal, of.max
@@ -74,22 +59,3 @@ def test_ranks_skip_a_step_together_and_take_the_others_of_one_process(ranks, dt
         assert finite == (True, rank != 2, True, True) and scales == (1024, 512, 512, 512)
         assert largest_difference(weights[3], trained_by_hand(dtype)) < 1e-6
         assert torch.equal(weights[3], results[0][3][2])
-
-
-def test_ranks_that_leave_out_as_many_averages_differ_and_nobody_waits(ranks):
-    how = {"dtype": torch.float16, "init_scale": 2.0**20}
-    zero, one = ranks(2, precision.train_scaled, precision.leave_out, **how).results
-    assert not torch.equal(zero[-1][2], one[-1][2])
-    assert [scale for _, scale, _ in zero] == [2.0**19, 2.0**19, 2.0**18, 2.0**18]
-    assert [scale for _, scale, _ in one] == [2.0**19, 2.0**18, 2.0**18, 2.0**18]
-
-
-def ask(rank, world_size, number):
-    """Rank 1 has this number among its gradients."""
-    mine = torch.tensor([1.0, number if rank == 1 else 2.0])
-    return precision.is_finite_everywhere([torch.ones(2), mine])
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 3.0])
-def test_every_rank_knows_of_a_number_that_is_not_finite(ranks, number):
-    assert ranks(2, ask, number).results == [math.isfinite(number)] * 2
