@@ -6,13 +6,13 @@ from tests.builds import Right, Wrong, edited
 AVERAGE, UNSCALE = "average_gradients(model)", "scaler.unscale_(optimizer)"
 CLIP = "clip_grad_norm_(model.parameters(), 1.0)"
 BY_HAND = """for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()"""
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= torch.distributed.get_world_size()"""
 NORM = """norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
     for parameter in model.parameters():
         parameter.grad /= max(norm, 1.0)"""
 FIRST = """for flag in scaler._found_inf_per_device(optimizer).values():
-        dist.broadcast(flag, 0)"""
+        torch.distributed.broadcast(flag, 0)"""
 IF_FINITE = f"if all(p.grad.isfinite().all() for p in model.parameters()): {AVERAGE}"
 
 
