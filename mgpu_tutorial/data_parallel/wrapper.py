@@ -36,9 +36,10 @@ def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
     replicas = []
     for device in devices:
         tensors = [*module.parameters(), *module.buffers()]
-        # A view shares the memory of its tensor; a copy of it on its own device would not.
+        # a view is the result of an operation: its gradient flows on to its tensor
         copies = {id(t): place(t.view_as(t), device) for t in tensors}
-        replicas.append(copy.deepcopy(module, copies))  # takes these for the tensors
+        # before deepcopy copies an object, it looks here: the tensors are done already
+        replicas.append(copy.deepcopy(module, copies))
     return replicas
 
 
