@@ -63,7 +63,8 @@ def rendezvous() -> Film:
 
 def _meeting(step: int) -> Drawing:
     is_short = step == 3
-    drawing = Drawing(760, 312, MEETING[step], MEETING[step])
+    drawing = Drawing(760, 340, MEETING[step], MEETING[step])
+    drawing.label(380, 328, MEETING[step], 15)
     drawing.box(250, 8, 260, 142, INK, "#f4f4f4")
     drawing.label(380, 28, "store at node0:29500", 14, weight="bold")
     for rank in range(4):
