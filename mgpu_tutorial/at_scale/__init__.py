@@ -3,9 +3,9 @@
 `planner.py`      all plans for a model and a cluster, ranked
 `commands.py`     a plan as flags of Megatron-LM and torchtitan
 `world.py`        the real code of a rank of 16,384, in one process
-`averaging.py`    an all-reduce that knows its nodes, and models averaged every few steps
-`failures.py`     what failures cost on so many GPUs
-`figures.py`      apparatus: a film, a map, a table
+`mix.py`          the best mix of sharding and tensor parallelism, in closed form
+`averaging.py`    models averaged every few steps
+`figures.py`      apparatus: a film, two maps, a table
 
 From a terminal: `python -m mgpu_tutorial.at_scale --params 70e9 --gpus 512`.
 """

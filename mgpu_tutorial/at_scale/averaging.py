@@ -1,36 +1,8 @@
-"""Less over slow links: an all-reduce that knows its nodes, and models averaged seldom."""
+"""Models that are averaged seldom, for links that carry little."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-
-def hierarchical(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
-    """Sum `tensor` in place over all ranks of a mesh of nodes: "across" and "inside" them.
-
-    Across the nodes each rank meets those of its own place, so every GPU uses its own
-    network card. The GPUs of a node must divide the length of `tensor`.
-    """
-    gpus = mesh["inside"].size()
-    if len(tensor) % gpus:
-        raise ValueError(f"{len(tensor)} numbers have no {gpus} equal parts: pad the tensor")
-    inside, across = mesh["inside"].get_group(), mesh["across"].get_group()
-    mine = tensor.new_empty(len(tensor) // gpus)
-    dist.reduce_scatter_single(mine, tensor, group=inside)  # the node's sum of one part
-    dist.all_reduce(mine, group=across)  # the sum of all nodes, of this part only
-    dist.all_gather_single(tensor, mine, group=inside)
-
-
-def sum_by_node(rank: int, world_size: int, per_node: int, count: int) -> torch.Tensor:
-    """Sum 0, 1, 2, … plus the rank over all ranks, `count` numbers, and return the sums."""
-    if world_size % per_node:
-        raise ValueError(f"{world_size} ranks do not fill nodes of {per_node}")
-    sizes = world_size // per_node, per_node
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("across", "inside"))
-    tensor = torch.arange(count, dtype=torch.float64) + rank
-    hierarchical(tensor, mesh)
-    return tensor
 
 
 def local_sgd(rank: int, world_size: int, every: int, data: torch.Tensor) -> torch.Tensor:

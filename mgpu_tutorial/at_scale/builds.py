@@ -1,9 +1,10 @@
-"""What the planner's loop must find."""
+"""What the planner's loop must find, and what the best mix must be."""
 
 from collections.abc import Callable
 from itertools import product
 
-from mgpu_tutorial.at_scale import planner
+from mgpu_tutorial.at_scale import mix, planner
+from mgpu_tutorial.at_scale.mix import exposed_seconds
 from mgpu_tutorial.lab.teach.build import Builder, expect
 
 
@@ -59,5 +60,38 @@ def puts_experts_on_replicas(splits: Callable) -> None:
     agree(splits, 24, 1, 1, 4)
 
 
+def least(best_mix: Callable, gather: float, summing: float, compute: float) -> None:
+    """Compare TP with the best of a fine grid, and FSDP with the GPUs that are left."""
+    grid = [1 + k / 1000 for k in range(200_000)]
+    wanted = min(grid, key=lambda tp: exposed_seconds(tp, gather, summing, compute))
+    seconds = f"{gather:g} s to gather, {summing:g} per rank of TP, {compute:g} to compute"
+    for gpus in 512, 4096:
+        fsdp, tp = best_mix(gpus, gather, summing, compute)
+        expect(tp, wanted, f"TP for {seconds}", 2e-3)
+        expect(fsdp, gpus / tp, f"FSDP on {gpus} GPUs with TP {tp:g}", 1e-6)
+
+
+def leaves_alone_what_hides(best_mix: Callable) -> None:
+    """take FSDP alone where all gathering hides anyway"""
+    least(best_mix, 3, 1, 4)
+
+
+def takes_as_much_as_hides(best_mix: Callable) -> None:
+    """take as much TP as gathering needs to hide, where that is worth its messages"""
+    least(best_mix, 12, 0.1, 4)
+    least(best_mix, 20, 0.2, 4)
+
+
+def stops_where_a_rank_costs_what_it_saves(best_mix: Callable) -> None:
+    """stop before, where one more rank of TP would add more than it saves"""
+    least(best_mix, 16, 1, 1)
+    least(best_mix, 8, 2, 0.5)
+
+
 TRIED = [shares_out_a_few, keeps_the_limits, puts_experts_on_replicas]
-build = Builder("at_scale", {planner.splits: TRIED})
+MIX = [
+    leaves_alone_what_hides,
+    takes_as_much_as_hides,
+    stops_where_a_rank_costs_what_it_saves,
+]
+build = Builder("at_scale", {planner.splits: TRIED, mix.best_mix: MIX})

@@ -13,6 +13,9 @@ from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import bytes_text, in_a_row
+from mgpu_tutorial.shared.cost_model.plans import Plan
+from mgpu_tutorial.step_time import published
+from mgpu_tutorial.step_time.published import Prediction
 
 FRAME = "#E69F00"  # of the best plan, seen on a dark and on a pale cell
 FORWARD = [
@@ -116,6 +119,90 @@ def plan_map(choices: Sequence[Choice], sizes: Sequence[int] = ()) -> Drawing:
                 drawing.box(*inside, FRAME, "none", 4 if not dash else 2.5, dash, 3)
     names = ["", *(f"PP {pp}" for pp in columns)]
     drawing.text = f"{title}\n{Table(names, table)}\n{wins}."
+    return drawing
+
+
+KINDS = {  # how the best plan shares out the work, told apart in grey too
+    "the batch alone": "#e3eef7",
+    "each layer or the pipeline too": "#9cc3e6",
+    "no plan fits": "#ffffff",
+}
+
+
+def kind_of(plan: Plan | None) -> str:
+    """The key of `KINDS` for a plan."""
+    if plan is None:
+        return "no plan fits"
+    return list(KINDS)[plan.tp * plan.pp > 1]
+
+
+def published_map(best: Mapping[tuple[float, int], Plan | None]) -> Drawing:
+    """Published runs on the map of the best plans: what they ran, and how far off we are.
+
+    `best` has the planner's plan for parameters and GPUs, or None where nothing fits. A run
+    stands in the cell that is nearest by ratio. Of each program and kind of plan a cell shows
+    the run that the formula of `step_time` misses by most, with the error of its seconds.
+    Runs that a share was fitted to are left out, and experts, float8 and long sequences.
+    """
+    sizes, worlds = (sorted({key[i] for key in best}) for i in (0, 1))
+    cells: dict[tuple, dict[str, Prediction]] = {}
+    for family in published.TABLES:
+        for row in published.predict(family):
+            model, plan = row.run.model, row.run.plan
+            odd = "float8" in family or family.startswith("torchtitan 405B")
+            if row.run.fitted or odd or model.experts > 1 or model.sequence > 16_384:
+                continue
+            name = family.split()[0].rstrip(",").removesuffix("'s")
+            name += ": " + (
+                " · ".join(k for k in ("TP", "PP") if plan[k == "PP"] > 1) or "DP"
+            )
+            place = nearest(sizes, model.parameters), nearest(worlds, plan.ranks)
+            found = cells.setdefault(place, {})
+            found[name] = max(found.get(name, row), row, key=lambda one: abs(one.error))
+    return drawn_map(best, sizes, worlds, cells)
+
+
+def signed(error: float) -> str:
+    """In per cent, with a sign; what rounds to nothing is +0%."""
+    return f"{error:+.0%}".replace("-0%", "+0%")
+
+
+def nearest(values: Sequence[float], value: float) -> float:
+    """The one of `values` with the smallest ratio to a value."""
+    return min(values, key=lambda one: abs(math.log(one / value)))
+
+
+def drawn_map(
+    best: Mapping, sizes: Sequence[float], worlds: Sequence[int], cells: Mapping
+) -> Drawing:
+    """The drawing of `published_map`: a cell has the plan, and under it the runs."""
+    wide, lines = 150, []
+    heights = [34 + 17 * max(1, *(len(cells.get((n, g), ())) for g in worlds)) for n in sizes]
+    drawing = Drawing(70 + wide * len(worlds), 66 + sum(heights), "", "")
+    for i, (kind, fill) in enumerate(KINDS.items()):
+        drawing.box(70 + 230 * i, 8, 13, 13, INK, fill, 0.6, radius=0)
+        drawing.label(70 + 230 * i + 19, 19, kind, 13, anchor="start")
+    for j, gpus in enumerate(worlds):
+        drawing.label(70 + wide * (j + 0.5), 50, f"{gpus:,} GPUs", weight="bold")
+    top = 60
+    for size, height in zip(sizes, heights, strict=True):
+        drawing.label(60, top + 22, f"{size / 1e9:,.0f}B", anchor="end", weight="bold")
+        for j, gpus in enumerate(worlds):
+            plan, runs = best[size, gpus], cells.get((size, gpus), {})
+            x, dash = 70 + wide * j, "4 3" if plan is None else ""
+            drawing.box(
+                x + 2, top, wide - 4, height - 4, FAINT, KINDS[kind_of(plan)], 1, dash
+            )
+            words = str(plan) if plan else "no plan fits"
+            drawing.label(x + wide / 2, top + 18, words, 12, weight="bold")
+            shown = [f"{name} {signed(row.error)}" for name, row in sorted(runs.items())]
+            for k, text in enumerate(shown):
+                drawing.label(x + wide / 2, top + 37 + 17 * k, text, 12)
+            if shown:
+                lines += [f"{size / 1e9:,.0f}B on {gpus:,} GPUs, {words}: {', '.join(shown)}"]
+        top += height
+    drawing.text = "\n".join(lines)
+    drawing.alt = f"Published runs on the map of the best plans. {'; '.join(lines)}."
     return drawing
 
 

@@ -1,17 +1,9 @@
-"""An all-reduce by nodes; averaging models is DDP where it happens after every step."""
+"""Averaging models is DDP where it happens after every step."""
 
-import pytest
 import torch
 from torch import nn
 
 from mgpu_tutorial.at_scale import averaging
-
-
-@pytest.mark.parametrize("world_size, per_node", [(4, 4), (6, 2), (4, 1)])
-def test_every_rank_has_the_sum(ranks, world_size, per_node):
-    expected = [sum(i + rank for rank in range(world_size)) for i in range(36)]
-    for found in ranks(world_size, averaging.sum_by_node, per_node, 36).results:
-        assert found.tolist() == expected
 
 
 def test_models_averaged_after_every_step_are_those_of_one_process(ranks):

@@ -1,7 +1,7 @@
 """The build takes right answers in any dress, and no wrong one."""
 
 from mgpu_tutorial.at_scale.builds import build
-from tests.builds import right_and_wrong
+from tests.builds import Right, Wrong, edited, right_and_wrong
 
 
 def splits(condition, loops="tp * pp * cp * dp == gpus"):
@@ -46,3 +46,17 @@ WRONG = [
     (RIGHT[0].replace("return found", "return 2 * found"), "each once: 2, expected 1"),
 ]
 test_right, test_wrong = right_and_wrong(build, RIGHT, WRONG)
+
+EQUAL, TP = "math.sqrt(gather / summing)", "max(1, min(hides, equal))"
+MIXES = [
+    Right("best_mix", replace={EQUAL: "(gather / summing) ** 0.5"}),
+    Right("best_mix", replace={TP: "1 if gather < compute else min(hides, equal)"}),
+    Wrong("best_mix", replace={TP: "min(hides, equal)"}, says="3 s to gather"),
+    Wrong("best_mix", replace={TP: "max(1, equal)"}, says="3 s to gather"),
+    Wrong("best_mix", replace={TP: "max(1, hides)"}, says="16 s to gather"),
+    Wrong("best_mix", replace={TP: "max(1, hides, equal)"}, says="3 s to gather"),
+    Wrong("best_mix", replace={EQUAL: "gather / summing"}, says="16 s to gather"),
+    Wrong("best_mix", replace={"gpus / tp, tp": "tp, gpus / tp"}, says="TP for 3 s"),
+    Wrong("best_mix", replace={"gpus / tp, tp": "gpus, tp"}, says="FSDP on 512 GPUs"),
+]
+test_a_mix_that_is_right, test_a_mix_that_is_wrong = edited(build, MIXES)

@@ -1,4 +1,4 @@
-"""Plans and failures, questions and the command line."""
+"""Plans, questions and the command line."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from mgpu_tutorial.at_scale import __main__ as terminal
-from mgpu_tutorial.at_scale import commands, failures, figures, planner
+from mgpu_tutorial.at_scale import commands, figures, planner
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import Model, Plan, model_of
 from mgpu_tutorial.shared.cost_model.step import predict_step
@@ -123,17 +123,7 @@ def test_each_kind_has_the_fastest_of_its_variants_that_fit(model, gpus, batch, 
         assert choice.rank == place
 
 
-# Failures and questions
-
-
-def test_what_is_lost_by_hand():
-    """Four times as many GPUs as Llama 3's, half a minute to save and five to restart."""
-    hours = 54 * 24 / 419 / 4
-    minutes = math.sqrt(2 * 0.5 * hours * 60)
-    lost = 0.5 / minutes + minutes / 2 / (hours * 60) + 5 / (hours * 60)
-    found = failures.lost(4 * 16_384, save=30, restart=300)
-    expected = 3600 * hours, 60 * minutes, lost, 5 / (hours * 60)
-    assert tuple(found) == pytest.approx(expected)
+# Questions
 
 
 @pytest.mark.parametrize("count, text", [(25, PAGE), (4, CELLS)], ids=["page", "notebook"])

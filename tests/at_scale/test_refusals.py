@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mgpu_tutorial.at_scale import averaging, failures, figures, planner, world
+from mgpu_tutorial.at_scale import averaging, figures, planner, world
 from mgpu_tutorial.lab import RankFailed, launch
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import model_of
@@ -11,29 +11,6 @@ from mgpu_tutorial.step_time import published
 from tests.at_scale.test_world import STAGE
 
 H100, SMALL = CLUSTERS["H100"], model_of(7e9)
-
-
-@pytest.mark.parametrize("per_node", [3, 8])
-def test_ranks_that_do_not_fill_their_nodes_are_refused(refused, per_node):
-    refused(4, ValueError("4 ranks", f"{per_node}"), averaging.sum_by_node, per_node, 8)
-
-
-def summed(rank, world_size, tensor):
-    sizes = world_size // 2, 2
-    mesh = averaging.init_device_mesh("cpu", sizes, mesh_dim_names=("across", "inside"))
-    averaging.hierarchical(tensor, mesh)
-    return tensor
-
-
-def test_a_tensor_that_nodes_cannot_cut_is_refused(refused):
-    refused(4, ValueError("7 numbers", "2 equal"), summed, torch.ones(7), sent=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("count", [0, 2, 8])
-def test_any_dtype_is_summed(ranks, dtype, count):
-    for found in ranks(4, summed, torch.arange(count).to(dtype)).results:
-        assert found.dtype == dtype and found.tolist() == [4 * i for i in range(count)]
 
 
 def test_models_that_would_end_apart_are_refused(refused):
@@ -62,9 +39,7 @@ def test_whole_numbers_may_have_a_point():
         (lambda: planner.rank_plans(SMALL._replace(heads=0), H100, 8, 8), "heads"),
         (lambda: planner.rank_plans("7B", H100, 8, 8), "Model"),
         (lambda: planner.rank_plans(SMALL, "H100", 8, 8), "Cluster"),
-        (lambda: failures.lost(10**6, 600, 300), "`save`"),
         (lambda: planner.with_network(H100, 0), "gigabytes .*0"),
-        (lambda: failures.lost(100_000, 20, 3600), "100000 GPUs"),
         (lambda: figures.plan_map([]), "plan"),
         (lambda: published.predict("nemo"), "family .*Megatron.*'nemo'"),
     ],

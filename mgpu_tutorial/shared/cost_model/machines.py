@@ -103,7 +103,7 @@ HOST_4, HOST_5 = 25e9, 50e9
 # The last two numbers are fitted; each line says to what. The tests fit them again.
 # MPT on A100s of 80 GB, 7B on 8 GPUs, for the efficiency. The passes, here and below, are of
 # Korthikanti et al. 2022, table 5, rows 22B and 175B (four times). Megatron's own products
-# reach 80.8% there, with which another program's steps come out 14 to 23% too fast.
+# reach 80.8% there, with which another program's steps come out 12 to 19% too fast.
 A100 = GPU("A100 80GB", 312e12, 80e9, 2.039e12, 0.688, 2.97)
 # Narayanan et al. 2021, table 1, its first and its last row: an older program
 A100_2021 = GPU("A100 80GB, 2021", 312e12, 80e9, 2.039e12, 0.735, 3.09)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu_tutorial.shared.cost_model import links
-from mgpu_tutorial.shared.cost_model.failures import best_interval
 from mgpu_tutorial.shared.cost_model.links import Link
 from mgpu_tutorial.shared.cost_model.machines import CLUSTERS
 from mgpu_tutorial.shared.cost_model.plans import (
@@ -165,18 +164,6 @@ def test_no_collective_takes_less_than_no_time(nbytes, ranks):
     for seconds in COLLECTIVES:
         found = seconds(nbytes, ranks, LINK)
         assert found >= 0 and math.isfinite(found)
-
-
-@pytest.mark.parametrize("save, failure", [(0, 1), (1, 0), (-1, -1), (math.nan, 1), ("2", 9)])
-def test_a_run_saves_and_fails_after_some_time(save, failure):
-    with pytest.raises(ValueError, match="both times must be above 0"):
-        best_interval(save, failure)
-
-
-@pytest.mark.parametrize("save, failure", [(2, 1), (1, 1), (1, math.inf), (math.inf, 1)])
-def test_a_checkpoint_is_done_before_the_next_failure(save, failure):
-    with pytest.raises(ValueError, match="`save` must be the shorter of the two"):
-        best_interval(save, failure)
 
 
 def test_the_memory_of_a_plan_that_cannot_be_run_is_not_told():
