@@ -27,7 +27,7 @@ from mgpu_tutorial.instruments.prove import proof
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.rank import under_torchrun
-from mgpu_tutorial.lab.teach import clean, mine
+from mgpu_tutorial.lab.teach import mine
 
 OPTIONS = {"ranks", "device", "timeout"}  # of the launcher
 APPARATUS = {"figures", "builds"}  # what draws and judges is no lesson
@@ -145,6 +145,13 @@ def challenges(words: list[str]) -> int:
     return 0
 
 
+def ours_of(chapter: str) -> dict[str, Callable]:
+    """The package's own versions of what a chapter builds."""
+    if chapter not in CHAPTERS:
+        return {}
+    return importlib.import_module(f"mgpu_tutorial.{chapter}.builds").build.ours
+
+
 def main(words: list[str]) -> int:
     if not words:
         print(listing())
@@ -155,7 +162,7 @@ def main(words: list[str]) -> int:
         return proof.main(words[1:])
     if words == ["mine"]:
         enter_folder_of(mine.FILE)
-        print("\n".join(filter(None, [clean.clean(), mine.listing()])))
+        print("\n".join(filter(None, [mine.clean(ours_of), mine.listing()])))
         return 0
     parser = argparse.ArgumentParser(
         prog="mgpu_tutorial",

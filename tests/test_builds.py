@@ -1,21 +1,29 @@
 """What a reader builds: ours holds, and the solutions make a library that trains."""
 
 import ast
+import builtins
 import inspect
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_type_hints
 
 import nbformat
 import pytest
+import torch
 
 from mgpu_tutorial import CHAPTERS, language_model
 from mgpu_tutorial.lab import launch
 from mgpu_tutorial.lab.teach import mine
+from mgpu_tutorial.lab.teach.book import Library
 from mgpu_tutorial.lab.teach.build import Builder
+from mgpu_tutorial.lab.teach.needs import first_line, names_in
+from mgpu_tutorial.lab.teach.subjects import COURSE, subject_of
 from tests.conftest import cell_in
 from tools.assignment import binds, needed, reads
 
@@ -55,7 +63,7 @@ def solutions_in(path, judge):
                 if judge == "build(":
                     yield [node.name for node in ast.parse(source).body], source
             continue
-        body = ast.parse(cell.source).body
+        body = statements(cell.source)
         if "exercise" in tags:  # its imports stay when the solution runs
             earlier += [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
             continue
@@ -67,7 +75,15 @@ def solutions_in(path, judge):
             names = set().union(*map(reads, [*own, *calls])) - {judge[:-1]}
             first = needed(earlier, names - binds(ast.Module(own, [])))
             names = [argument.id for argument in calls[0].value.args]
-            yield names, "\n".join(map(ast.unparse, [*first, *own]))
+            yield names, "\n\n\n".join(node.text for node in [*first, *own])
+
+
+def statements(source):
+    """The statements of a source, each with its text."""
+    lines, body = source.split("\n"), ast.parse(source).body
+    for node in body:
+        node.text = "\n".join(lines[first_line(node) - 1 : node.end_lineno])
+    return body
 
 
 def written(node):
@@ -76,7 +92,7 @@ def written(node):
         return [node]
     home = import_module(node.module)
     texts = (inspect.getsource(getattr(home, alias.name)) for alias in node.names)
-    return [part for text in texts for part in ast.parse(text).body]
+    return [part for text in texts for part in statements(text)]
 
 
 def keep_solutions(cell, *chapters):
@@ -102,7 +118,7 @@ def test_a_solution_in_the_text_passes(cell):
 
 ALONE = """
 import sys
-import torch.distributed.fsdp  # and with it what torch itself needs
+import torch  # and what torch itself needs
 
 class Refuse:
     def find_spec(name, path=None, target=None):
@@ -111,14 +127,11 @@ class Refuse:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Refuse)
+before = {*sys.modules}
 import mine
+slow = {name for name in sys.modules.keys() - before if "fsdp" in name or "tensor" in name}
+assert not slow, slow
 """
-
-
-def imported_with_torch_alone(file):
-    """What stops the import of a file where there are torch and Python, and no more."""
-    run = [sys.executable, "-c", ALONE]
-    return subprocess.run(run, cwd=file.parent, capture_output=True, text=True).stderr
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +155,97 @@ def test_what_library_returns_of_the_solutions_does_what_is_asked_first(
         Builder(chapter, {build.ours[name]: [first]}).require(getattr(own, name))
 
 
+def the_solutions(file):
+    """The library as a module; its parts for a job elsewhere, and all others."""
+    space = mine.run(file.read_text())
+    return space, {name: getattr(space, name) for name in space.__all__}
+
+
+@pytest.mark.parametrize("options", [[], ["-O"]], ids=["as usual", "without asserts"])
+def test_the_library_needs_torch_alone_and_no_slow_part_of_it(every_solution, options):
+    run = [sys.executable, *options, "-c", ALONE]
+    found = subprocess.run(run, cwd=every_solution.parent, capture_output=True, text=True)
+    assert not found.stderr
+
+
+def test_ruff_finds_no_undefined_name_and_no_import_in_another_order(every_solution):
+    run = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,I"]
+    found = subprocess.run([*run, every_solution], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+
+
+def test_every_type_in_the_library_is_one(every_solution):
+    space, _ = the_solutions(every_solution)
+    made = [thing for thing in vars(space).values() if mine.holds(thing)]
+    methods = [each for kind in made for each in vars(kind).values() if callable(each)]
+    for thing in [*made, *methods]:
+        get_type_hints(thing)
+
+
+def test_every_public_name_of_the_library_has_a_docstring(every_solution):
+    _, public = the_solutions(every_solution)
+    assert [name for name, thing in public.items() if not thing.__doc__] == []
+
+
+def test_public_is_each_build_that_a_job_elsewhere_can_use(every_solution):
+    _, public = the_solutions(every_solution)
+    built = {name: home for home, build in BUILDS.items() for name in build.ours}
+    assert public.keys() == {
+        name for name, home in built.items() if subject_of(home, name) != COURSE
+    }
+
+
+def test_nothing_for_a_job_elsewhere_uses_what_is_the_course_s_own(every_solution):
+    book = Library(every_solution.read_text())
+    sections = book.sections()
+    own = set().union(*(part.names for part in sections.pop(COURSE)))
+    used = {name for parts in sections.values() for p in parts for name in names_in(p.text)}
+    assert used & own == set()
+
+
+def names_of(tree):
+    """Every name that a program makes or uses."""
+    kinds = "name", "id", "attr", "arg", "asname"
+    found = [getattr(node, kind, None) for node in ast.walk(tree) for kind in kinds]
+    return {part for name in found if isinstance(name, str) for part in name.split(".")}
+
+
+def said_in(text):
+    """The comments and the texts of a program."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [
+        each.string for each in tokens if each.type in (tokenize.COMMENT, tokenize.STRING)
+    ]
+
+
+def test_no_sentence_of_the_library_names_what_the_course_alone_has(every_solution):
+    text = every_solution.read_text()
+    course = set()
+    for file in ROOT.glob("mgpu_tutorial/**/*.py"):
+        course |= {getattr(node, "name", "") for node in ast.parse(file.read_text()).body}
+    course = {name for name in course if re.search("[a-z]_[a-z]|[a-z][A-Z]", name)}
+    words = {word for said in said_in(text) for word in re.findall(r"\w+", said)}
+    # the refusals of `save` and `load` name what 15 has for shards
+    assert (words & course) - names_of(ast.parse(text)) <= {"save_shards", "load_shards"}
+
+
+def test_a_name_in_backticks_is_in_the_library_or_in_torch(every_solution):
+    text = every_solution.read_text()
+    known = names_of(ast.parse(text)) | {*dir(builtins), *dir(torch.distributed)}
+    known |= {said.strip("\"'") for said in said_in(text)}  # a key
+    marked = [each for said in said_in(text) for each in re.findall(r"`([^`{]*)`", said)]
+    names = {name for each in marked for name in re.findall(r"[A-Za-z_]\w*", each)}
+    assert names - known == set()
+
+
+def test_the_library_is_in_order(every_solution):
+    text = every_solution.read_text()
+    assert str(Library(text)) == text
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_all_solutions_make_one_library_that_trains_as_the_package_s_parts_do(every_solution):
-    text = every_solution.read_text()
-    chapters = re.findall(r"^# (\w+): \w", text, re.M)
-    assert chapters == ["lab", "shared", *BUILDS]
-    assert "mgpu_tutorial" not in text
-    assert not imported_with_torch_alone(every_solution)
     every = mine.library(*(ours for build in BUILDS.values() for ours in build.ours.values()))
     own = mine.library(*language_model.OURS)
     assert all(thing.__module__ == "mine" for thing in (vars(every) | vars(own)).values())

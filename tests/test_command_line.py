@@ -134,7 +134,7 @@ def test_mine_is_looked_for_in_the_folders_of_notebooks(tmp_path, monkeypatch, c
         )
         monkeypatch.chdir(tmp_path)
         assert main(["mine"]) == 0
-        assert capsys.readouterr().out.startswith(f"point_to_point  {folder}\n")
+        assert capsys.readouterr().out.count(f"collectives  {folder}\n") == 1
 
 
 def test_the_list_has_every_worker_that_stands_in_a_file_and_each_can_be_asked_for_help():

@@ -11,20 +11,29 @@ import re
 import symtable
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cache, partial
 from logging import Logger
-from types import FunctionType, ModuleType, SimpleNamespace, UnionType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from mgpu_tutorial.lab.teach.source import cells, namespace_of, source_of
+from mgpu_tutorial.lab.teach.source import cells, comments_above, namespace_of, source_of
 
 OURS = __name__.partition(".")[0]
 MINE = "mine"  # the module that is the reader's file
 PLAIN = sys.stdlib_module_names | {"torch"}
+SLOW = (  # half a second and more to import, which only what uses it should cost
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor",
+    "torch.nn.attention.flex_attention",
+)
 LONGEST = 60  # lines of a function that is copied; a longer one is imported where it is used
 STAND_INS = {  # what is written for a function that real devices do not need
     "place": '''def place(thing, device):
@@ -46,6 +55,7 @@ class Thing(NamedTuple):
     name: str
     text: str
     uses: Mapping[str, tuple]
+    above: Sequence[str] = ()  # the reader's comments
 
 
 def needs(
@@ -60,7 +70,8 @@ def needs(
     search = _Search(chapter, functions, built, ours)
     for function in functions:
         search.written(function.__name__, function, chapter)
-    return [*search.things.values()], [*search.notes]
+    things = [search.with_known_types(thing) for thing in search.things.values()]
+    return things, [*search.notes]
 
 
 class _Search:
@@ -74,6 +85,7 @@ class _Search:
         self.own = {(ours[name].__module__, name) for name in known}
         self.things: dict[tuple, Thing] = {}
         self.notes: dict[str, None] = {}  # each once
+        self.left: dict[tuple, dict[str, tuple]] = {}  # types that nobody may need
         self.seen: set[tuple] = set()
 
     def add(self, *thing: Any) -> tuple:
@@ -88,16 +100,38 @@ class _Search:
             self.seen.add(key)
             text, around = _statement(name, thing), namespace_of(thing)
             kind = "borrowed" if key[0] != self.home else "helper"
+            above = comments_above(thing) if kind == "helper" else []
             if kind == "borrowed":
-                text = with_quoted_types(text, around)
-            text, uses = self.followed(text, name, around)
-            self.add(key, chapter, "built" if name in self.wanted else kind, name, text, uses)
+                self.left[key] = {
+                    used: (around[used].__module__, around[used].__name__)
+                    for used in only_types(text) & around.keys()
+                    if _is_of_the_course(around[used])
+                }
+            text, uses = self.followed(text, name, around, {*self.left.get(key, ())})
+            kind = "built" if name in self.wanted else kind
+            self.add(key, chapter, kind, name, text, uses, above)
         return key
 
-    def followed(self, text: str, name: str, around: Mapping) -> tuple[str, dict]:
+    def with_known_types(self, thing: Thing) -> Thing:
+        """Without an annotation that names a class of the course's which nothing needs."""
+        gone = [
+            name for name, key in self.left.get(thing.key, {}).items() if not self.has(key)
+        ]
+        return thing._replace(text=without_types(thing.text, gone)) if gone else thing
+
+    def has(self, key: tuple) -> bool:
+        return (
+            key in self.things
+            or key in self.own
+            or self.built.get(key[1]) == chapter_of(key[0])
+        )
+
+    def followed(
+        self, text: str, name: str, around: Mapping, left: Set[str] = frozenset()
+    ) -> tuple[str, dict]:
         """The text with the imports that must stand inside it, and what its names mean."""
         uses = {}
-        for used in sorted((names_in(text) - {name, "__name__"}) & around.keys()):
+        for used in sorted((names_in(text) - {name, "__name__"} - left) & around.keys()):
             value, parts = around[used], _attributes(text, used)
             is_space = isinstance(value, SimpleNamespace) or _is_ours(value)
             if is_space and parts is not None:  # of `stages.send` the function is written
@@ -107,6 +141,9 @@ class _Search:
                 found, line = {used: (used, value, around)}, ""
             for label, what in found.items():
                 meant = self.meaning(*what)
+                is_slow = isinstance(meant, str) and _top(meant.split()[1]) in PLAIN
+                if is_slow and not in_bodies(text, used):  # a base, say, or a type
+                    meant = self.add(("import", meant), "", "import", used, meant, {})
                 if isinstance(meant, tuple):
                     uses[label] = meant
                 elif (line or meant) not in text:
@@ -129,6 +166,10 @@ class _Search:
         is_lent = _top(where) == OURS
         chapter = chapter_of(where) if is_lent else self.chapter
         kind = "borrowed" if is_lent else "helper"
+        if text := "" if is_lent else _made_in_cell(name, value, around):
+            key = ("statement", chapter, text)
+            text, uses = self.followed(text, name, around)
+            return self.add(key, chapter, kind, name, text, uses)
         for module, text in _assignments(name, value, where):
             text, uses = self.followed(text, name, vars(sys.modules[module]))
             lender = chapter_of(module)
@@ -138,10 +179,6 @@ class _Search:
             return self.add(("value", chapter, text, name), chapter, kind, name, text, uses)
         if module := _module_of(home, own or name, value):
             return self.imported(name, module, own or name)
-        if text := "" if is_lent else _made_in_cell(name, value, around):
-            key = ("statement", chapter, text)
-            text, uses = self.followed(text, name, around)
-            return self.add(key, chapter, kind, name, text, uses)
         if is_lent:
             return self.imported(name, where, name)
         raise NotKept(
@@ -161,13 +198,21 @@ class _Search:
         return self.written(own, value, chapter)
 
     def imported(self, name: str, module: str, own: str) -> tuple | str:
-        """An import: at the top of torch and Python, else where it is used."""
+        """An import: of torch and Python at the top; a slow one, or another's, inside."""
+        if not own and "." in module and module.endswith(f".{name}"):
+            module, _, own = module.rpartition(".")  # `from torch import nn`
         as_name = "" if name == (own or module) else f" as {name}"
         line = f"from {module} import {own}{as_name}" if own else f"import {module}{as_name}"
-        if _top(module) in PLAIN:
+        is_slow = f"{module}.{own}.".startswith(tuple(f"{slow}." for slow in SLOW))
+        if _top(module) in PLAIN and not is_slow:
             return self.add(("import", line), "", "import", name, line, {})
         if _top(module) == OURS:
             self.notes[f"{name} is imported from this package where it is used."] = None
+        elif _top(module) not in PLAIN:
+            self.notes[
+                f"{name} comes from {_top(module)}, which is not in the file: wherever you "
+                f"take the file, {_top(module)} has to be there too."
+            ] = None
         return line
 
 
@@ -187,6 +232,11 @@ def _is_ours(value: Any) -> bool:
 
 def _statement(name: str, thing: Any) -> str:
     """The source of a function or class, which is one statement of that name."""
+    if hasattr(thing, "registry") and hasattr(thing, "dispatch"):  # by singledispatch
+        raise NotKept(
+            f"{name} of your notebook has a function for each type, of which a file would "
+            "get the first only: tell the types apart inside it, by isinstance"
+        )
     try:
         text, plain = source_of(thing), inspect.unwrap(thing)
         (node,) = ast.parse(text).body
@@ -279,24 +329,41 @@ def _module_of(home: str | None, own: str, value: Any) -> str | None:
     return None
 
 
-def with_quoted_types(text: str, around: Mapping) -> str:
-    """The text with types of this package in quotes, so that they need not be there."""
+def _annotations(text: str) -> list[tuple[ast.AST, ast.expr]]:
+    """The types of a text, each with the argument or the function that has it."""
+    nodes = [*ast.walk(ast.parse(text))]
+    own = [(node, node.annotation) for node in nodes if isinstance(node, ast.arg)]
+    own += [(node, node.returns) for node in nodes if isinstance(node, ast.FunctionDef)]
+    return [(node, kind) for node, kind in own if kind]
+
+
+def only_types(text: str) -> set[str]:
+    """The names that stand in the types of arguments and results, and nowhere else."""
+    kinds, tree = [kind for _, kind in _annotations(text)], ast.parse(text)
+    names = {
+        part.id for kind in kinds for part in ast.walk(kind) if isinstance(part, ast.Name)
+    }
+    return {name for name in names if _count(name, *kinds) == _count(name, tree)}
+
+
+def without_types(text: str, names: Sequence[str]) -> str:
+    """The text without the types of arguments and results that have one of these names."""
     lines = [line.encode() for line in text.split("\n")]
-    types, marks = [], []
-    for node in ast.walk(ast.parse(text)):
-        types.append(getattr(node, "returns", None))
-        types.append(node.annotation if isinstance(node, ast.arg) else None)
-    for node in filter(None, types):
-        names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
-        kinds = [around[name] for name in names if name in around]
-        is_ours = [_top(getattr(kind, "__module__", "")) == OURS for kind in kinds]
-        is_ours += [isinstance(kind, UnionType) for kind in kinds]  # under a name of its own
-        if any(is_ours) and node.lineno == node.end_lineno:
-            marks += [(node.lineno, node.col_offset), (node.lineno, node.end_col_offset)]
-    for number, at in sorted(marks, reverse=True):
-        line = lines[number - 1]
-        lines[number - 1] = line[:at] + b'"' + line[at:]
+    for node, kind in sorted(_annotations(text), key=lambda of: -of[1].lineno):
+        line = lines[kind.lineno - 1]
+        if any(_count(name, kind) for name in names) and kind.lineno == kind.end_lineno:
+            start, rest = line[: kind.col_offset], line[kind.end_col_offset :]
+            is_argument = isinstance(node, ast.arg)
+            start = start.rstrip().removesuffix(b":" if is_argument else b"->").rstrip()
+            rest = re.sub(rb"^ = ", b"=", rest)
+            lines[kind.lineno - 1] = start + rest
     return b"\n".join(lines).decode()
+
+
+def _is_of_the_course(kind: Any) -> bool:
+    """Whether a class needs the course around it; a protocol says what anybody can write."""
+    is_class = isinstance(kind, type) and _top(kind.__module__) == OURS
+    return is_class and not getattr(kind, "_is_protocol", False)
 
 
 def root(node: ast.stmt) -> set[str]:
@@ -345,22 +412,32 @@ def inside(text: str, name: str, line: str) -> str:
     A class that needs it to be made at all is made when it is asked for.
     """
     (node,) = ast.parse(text).body
-    functions = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
-    users = [
-        part
-        for part in functions
-        if isinstance(part, ast.FunctionDef) and _count(name, *part.body)
-    ]
-    in_bodies = sum(_count(name, *user.body) for user in users)
-    if in_bodies < _count(name, node) or any(u.body[0].lineno == u.lineno for u in users):
+    users = _users(node, name)
+    if not in_bodies(text, name):
         made = textwrap.indent(text, "    ")
         return f"def _make_{node.name}():\n    {line}\n\n{made}\n\n    return {node.name}"
     lines = text.split("\n")
     for user in reversed(users):
         first = user.body[1 if ast.get_docstring(user) and user.body[1:] else 0]
-        start = first_line(first)
-        lines.insert(start - 1, " " * first.col_offset + line)
+        start = first_line(first) - 1
+        gap = [""] * (not lines[start].lstrip().startswith(("import ", "from ")))
+        lines[start:start] = [" " * first.col_offset + line, *gap]
     return "\n".join(lines)
+
+
+def _users(node: ast.stmt, name: str) -> list[ast.FunctionDef]:
+    """The function, or the methods of the class, that use a name in their body."""
+    functions = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
+    functions = [part for part in functions if isinstance(part, ast.FunctionDef)]
+    return [part for part in functions if _count(name, *part.body)]
+
+
+def in_bodies(text: str, name: str) -> bool:
+    """Whether a name stands in bodies of functions alone, on lines below their `def`."""
+    (node,) = ast.parse(text).body
+    users = _users(node, name)
+    inside = sum(_count(name, *user.body) for user in users)
+    return inside == _count(name, node) and all(u.body[0].lineno > u.lineno for u in users)
 
 
 def first_line(node: ast.stmt) -> int:
@@ -385,6 +462,33 @@ def names_in(source: str) -> frozenset[str]:
         for s in symbols
         if s.is_global() and (s.is_referenced() or s.is_declared_global())
     )
+
+
+INLINE = {"listcomp", "setcomp", "dictcomp", "genexpr", "lambda"}
+
+
+@cache
+def names_at_import(source: str) -> frozenset[str]:
+    """The names from outside that a statement looks up when the file is imported."""
+    top = symtable.symtable(source, "cell", "exec")
+    found, waiting = set(), [top]
+    while waiting:
+        table = waiting.pop()
+        symbols = [each for each in table.get_symbols() if each.is_referenced()]
+        found |= {each.get_name() for each in symbols if table is top or each.is_global()}
+        for inner in table.get_children():
+            if inner.get_type() == "class" or inner.get_name() in INLINE:
+                waiting.append(inner)
+    return frozenset(found)
+
+
+@cache
+def called_at_import(source: str) -> frozenset[str]:
+    """The names that a statement, or the decorators of a definition, may call then."""
+    (node, *_) = ast.parse(source).body
+    if not hasattr(node, "decorator_list"):
+        return names_in(source)
+    return frozenset().union(*(names_in(ast.unparse(each)) for each in node.decorator_list))
 
 
 def locals_in(source: str) -> set[str]:

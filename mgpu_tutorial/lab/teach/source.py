@@ -137,6 +137,17 @@ def _looks(made: type) -> tuple:
     return made.__bases__, re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
 
 
+def comments_above(function: Callable) -> list[str]:
+    """The comments right above a function or class of a cell; a solution's mark is none."""
+    file, text = file_of(function), source_of(function).split("\n")
+    lines = [line.rstrip("\n") for line in linecache.getlines(str(file))]
+    starts = [i for i in range(len(lines)) if lines[i : i + len(text)] == text]
+    first = end = starts[-1] if starts else 0
+    while first and lines[first - 1].startswith("#"):
+        first -= 1
+    return [line for line in lines[first:end] if not line.startswith(("# Solution (", "#%"))]
+
+
 def source_of(function: Callable, numbered: bool = False) -> str:
     """The text of a function or class; a method comes without the indentation of its class.
 

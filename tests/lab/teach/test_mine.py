@@ -3,7 +3,9 @@
 import errno
 import os
 import re
+import sys
 import threading
+import types
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -141,6 +143,7 @@ def test_what_cannot_be_written_is_named_and_nothing_is_kept(cell, file, head, u
         ("from functools import partial", "at = partial(max, 42, key=abs)", "at(1)"),
         ("import torch.distributed as dist", "AVG = dist.ReduceOp.AVG", "AVG and 42"),
         ("import enum\nclass E(enum.IntEnum):\n    A = 42", "X = E.A", "int(X)"),
+        ("import os", "MIB = 1 << 20", "MIB // 2**20 * 42"),
     ],
 )
 def test_an_alias_a_logger_and_a_partial_are_kept_as_they_stand_in_the_cell(
@@ -226,7 +229,7 @@ EDITED = '''"""My own."""
 
 from torch import (
     nn,
-    optim,
+    optim,  # soon
 )
 
 # Note: these are mine
@@ -238,7 +241,10 @@ def my_helper(x):  # please stay
     return x
 
 
-# point_to_point: swap
+# built in 01_point_to_point: swap
+
+
+# as on the board
 def swap():
     # my own words
     return my_helper(41) + 1
@@ -264,7 +270,7 @@ def test_one_of_several_is_replaced_alone(cell, file):
     said(build, *cell(both))
     said(build, *cell("def swap():\n    new = 42\n    return new\n"))
     text = file.read_text()
-    assert text.count("def swap") == 1 and "new = 42" in text and text.count("# point") == 1
+    assert text.count("def swap") == 1 and "new = 42" in text and text.count("# built") == 1
     gives_42(kept("join"))
 
 
@@ -315,8 +321,8 @@ def test_a_name_that_means_something_else_inside_is_not_taken(cell, file):
     head = "from mgpu_tutorial.shared import checkpoint\n"
     body = "    load = 42\n    return load if checkpoint.load else 0\n"
     said(BUILDS["point_to_point"], *cell(f"{head}def swap():\n{body}"))
-    assert "return load if load_shared else 0" in file.read_text()
-    assert "mgpu_tutorial" not in file.read_text()
+    assert "return load if _load else 0" in file.read_text()
+    assert "import mgpu_tutorial" not in file.read_text()
     gives_42(kept("swap"))
 
 
@@ -337,4 +343,89 @@ def test_of_classes_without_functions_the_one_that_passed_is_kept(cell, file):
 
 def test_the_list_says_whether_the_file_can_be_imported(cell, file):
     said(BUILDS["point_to_point"], *cell("def swap():\n    return 42\n"))
-    assert mine.listing() == "point_to_point  swap\nIt can be imported: from mine import …"
+    assert (
+        mine.listing()
+        == "Messages and collectives  swap\nIt can be imported: from mine import …"
+    )
+
+
+def test_a_comment_right_above_a_function_is_kept_and_no_solution_s_first_line(cell, file):
+    swap = "# Solution (click to open)\n# see our wiki\ndef swap():\n    return 42\n"
+    said(BUILDS["point_to_point"], *cell(f"# of the cell\n\n{swap}"))
+    said(BUILDS["point_to_point"], *cell(swap))  # once
+    above = file.read_text().partition("\ndef swap")[0].split("\n")
+    assert above[-3:] == ["", "", "# see our wiki"]
+
+
+def test_a_module_that_is_not_in_the_file_is_named(cell, file, monkeypatch):
+    beside = types.ModuleType("beside")
+    exec("def g():\n    return 42\ng.__module__ = 'beside'", vars(beside))
+    monkeypatch.setitem(sys.modules, "beside", beside)
+    heard = said(
+        BUILDS["point_to_point"], *cell("from beside import g\ndef swap():\n    return g()\n")
+    )
+    assert "\ng comes from beside, which is not in the file" in heard
+    assert file.read_text().count("import g") == 1
+
+
+ANSWERS = {
+    "first": "def twice(n):\n    return 2 * n\n\n\ndef swap():\n    return twice(21)\n",
+    "second": "def swap():\n    return 42\n",
+}
+
+
+def test_a_helper_that_nothing_uses_any_more_goes_and_is_named(cell, file):
+    said(BUILDS["point_to_point"], cell(ANSWERS["first"])[1])
+    assert "# helpers of 01_point_to_point: twice\n" in file.read_text()
+    heard = said(BUILDS["point_to_point"], *cell(ANSWERS["second"]))
+    assert heard.endswith("Not used any more, and gone: twice.")
+    assert "twice" not in file.read_text()
+
+
+def test_what_the_reader_wrote_stays_though_nothing_uses_it(cell, file):
+    said(BUILDS["point_to_point"], *cell(ANSWERS["second"]))
+    own = "\n\ndef twice(n):\n    return 2 * n\n"
+    file.write_text(file.read_text().replace("\n\ndef swap", f"{own}\n\ndef swap"))
+    for answer in ANSWERS.values():  # the same helper as the reader's
+        said(BUILDS["point_to_point"], cell(answer)[-1])
+    assert own in file.read_text()
+
+
+def test_two_chapters_share_a_constant_whatever_stands_beside_it(cell, file):
+    said(BUILDS["point_to_point"], *cell("N = 41  # that\ndef swap():\n    return N + 1\n"))
+    said(BUILDS["nonblocking"], *cell("N = 41\ndef wait():\n    return N + 1\n"))
+    assert file.read_text().count("N = 41") == 1
+    gives_42(kept("swap")), gives_42(kept("wait"))
+
+
+def test_a_cached_helper_is_kept(cell, file):
+    head = "import functools\n@functools.lru_cache\ndef world():\n    return 42\n"
+    *_, swap = cell(f"{head}def swap():\n    return world()\n")
+    said(BUILDS["point_to_point"], swap)
+    gives_42(kept("swap"))
+
+
+def test_a_function_with_one_for_each_type_is_refused_by_name(cell, file):
+    head = "import functools\n@functools.singledispatch\ndef size(x):\n    return 42\n"
+    *_, swap = cell(f"{head}def swap():\n    return size(1)\n")
+    assert "size of your notebook has a function for each type" in said(
+        BUILDS["point_to_point"], swap
+    )
+    assert not file.exists()
+
+
+def test_what_is_slow_to_import_is_imported_where_it_is_used(cell, file):
+    head = "from torch.distributed.fsdp import fully_shard\n"
+    said(
+        BUILDS["point_to_point"], *cell(f"{head}def swap():\n    return fully_shard and 42\n")
+    )
+    assert f"\ndef swap():\n    {head}\n    return" in file.read_text()
+
+
+def test_a_slow_type_is_imported_at_the_top(cell, file):
+    head = "from torch.distributed.fsdp import FSDPModule\n"
+    said(
+        BUILDS["point_to_point"],
+        *cell(f"{head}def swap(m: FSDPModule = 1):\n    return 42\n"),
+    )
+    assert f"\n{head}" in file.read_text()
