@@ -208,6 +208,13 @@ def add(
     for thing in things:
         name, text = names[thing.key], rendered(thing, names)
         book.put(thing.kind, thing.chapter, name, text, thing.above)
+    for part in filter(lambda part: part.is_late, book.parts):
+        for user in book.users(part):
+            (late,), (name, *_) = part.names, user.names or ["a line"]
+            raise NotKept(
+                f"{name} uses {late}, which needs more than torch and Python to be made at "
+                f"all: make {late} inside of {name}"
+            )
     document(book, FILE.resolve().parent, {things[-1].chapter: ours}.get)
     gone = book.prune()
     book.drop_imports(used - book.used())

@@ -429,3 +429,10 @@ def test_a_slow_type_is_imported_at_the_top(cell, file):
         *cell(f"{head}def swap(m: FSDPModule = 1):\n    return 42\n"),
     )
     assert f"\n{head}" in file.read_text()
+
+
+def test_a_class_that_is_made_late_can_be_used_by_no_other(cell, file):
+    head = "import numpy as np\nclass A(np.ndarray):\n    n = 42\n"
+    *_, swap = cell(f"{head}def swap():\n    return A.n\n")
+    assert "swap uses A, which needs more than torch" in said(BUILDS["point_to_point"], swap)
+    assert not file.exists()
