@@ -11,7 +11,6 @@ from mgpu_tutorial.tensor_parallel.layers import (
     ColumnParallelLinear,
     Group,
     RowParallelLinear,
-    Shard,
 )
 
 
@@ -89,7 +88,7 @@ def require_untied(model: nn.Module, name: str) -> None:
 
 def copies(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that every rank has whole, by name."""
-    return {n: p for n, p in model.named_parameters() if not isinstance(p, Shard)}
+    return {n: p for n, p in model.named_parameters() if not hasattr(p, "cut")}
 
 
 def copies_that_differ(model: nn.Module, group: Group = None) -> list[str]:
@@ -102,7 +101,7 @@ def copies_that_differ(model: nn.Module, group: Group = None) -> list[str]:
 
 def whole_of(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """Put together what all ranks have of `parameter`: its values, or its gradient."""
-    if not isinstance(parameter, Shard):
+    if not hasattr(parameter, "cut"):
         return tensor.detach()
     every = [torch.empty_like(tensor) for _ in range(dist.get_world_size(parameter.group))]
     dist.all_gather(every, tensor.detach().contiguous(), group=parameter.group)

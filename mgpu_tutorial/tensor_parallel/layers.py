@@ -55,13 +55,15 @@ class Shard(nn.Parameter):
     group: Group
 
 
-def shard(parameter: torch.Tensor, dim: int, group: Group = None) -> Shard:
+def shard(parameter: nn.Parameter, dim: int, group: Group = None) -> nn.Parameter:
     """This rank's part of a tensor that all have; ValueError where parts can't be equal."""
     ranks, length = size_of(group), parameter.shape[dim]
     if length % ranks:
         raise ValueError(f"{length} features have no {ranks} equal parts")
-    mine = parameter.detach().chunk(ranks, dim)[dist.get_rank(group)]
-    part = Shard(mine.clone(), parameter.requires_grad)  # frozen, if the whole is
+    part = parameter  # of one rank, so that a tie to another layer lasts
+    if ranks > 1:
+        mine = parameter.detach().chunk(ranks, dim)[dist.get_rank(group)]
+        part = Shard(mine.clone(), parameter.requires_grad)  # frozen, if the whole is
     part.cut, part.group = dim, group
     return part
 

@@ -55,7 +55,7 @@ DISPATCH = [
         replace={"if len(which) != len(rows):": "if False:"},
         says="five rows for three of 12 experts",
     ),
-    Wrong("dispatch", replace={"if experts % ranks:": "if False:"}, says="3"),
+    Wrong("dispatch", replace={"if experts % ranks:": "if False:"}, says="divide"),
     Wrong("dispatch", replace={", group)": ")"}, says="rank"),
     Wrong(
         "dispatch",

@@ -210,3 +210,14 @@ def test_a_block_sends_four_sums_and_no_more(ranks):
     """Cutting sends nothing; g sums twice in forward, and f twice in backward."""
     report = ranks(2, one_step, trace=True)
     assert [e.op for e in report.events if e.rank == 0] == ["all_reduce"] * 4
+
+
+def cut_on_one_rank(rank, world_size):
+    model = nn.ModuleDict({"token": nn.Embedding(8, 4), "head": nn.Linear(4, 8)})
+    model.head.weight = model.token.weight
+    model.head = ColumnParallelLinear(model.head)
+    return model.head.weight is model.token.weight
+
+
+def test_on_one_rank_a_tie_lasts_so_that_a_proof_sees_where_it_ends(ranks):
+    assert ranks(1, cut_on_one_rank).results == [True]
