@@ -156,3 +156,13 @@ def test_a_slightly_wrong_plan_fits_in_silence(recwarn, wrong, share):
     run = published.runs_of("NeMo on H100s")[0]
     gpu = published.fit_gpu([run._replace(plan=run.plan._replace(**wrong))], 2.97)
     assert gpu.matmul_efficiency == pytest.approx(share, abs=5e-4) and not recwarn.list
+
+
+def test_the_page_tells_how_to_ask_for_the_run_that_one_predicts_alone():
+    """The lines in the fold: a fit to 7 billion parameters, and the plan of 13."""
+    small, large = published.runs_of("MPT on A100s")
+    gpu = published.fit_gpu([small], activation_passes=2.97)
+    model = Model(40, 5120, 40, sequence=2048, vocabulary=50_368)
+    a100, plan = CLUSTERS["A100"]._replace(gpu=gpu), Plan(dp=8, zero=3, micro_batch=2)
+    found = step.predict_step(model, a100, plan, batch=48).tokens_per_second
+    assert found == pytest.approx(2298, abs=1) and large.published == 2262
