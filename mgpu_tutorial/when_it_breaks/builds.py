@@ -22,7 +22,7 @@ def _replayed(
 
 
 def _with_nan(rank: int, world_size: int, replay: Callable) -> tuple[list[int], int]:
-    """A gradient that is NaN on every card; also how many gradients this rank computed."""
+    """A gradient that is NaN on every GPU; also how many gradients this rank computed."""
     calls = []
 
     def gradient_of(batch: torch.Tensor) -> torch.Tensor:
@@ -41,8 +41,8 @@ def _alone(rank: int, world_size: int, replay: Callable) -> str:
 
 def _expect(replay: Callable, world_size: int, bad: list[int], pairs: list[int], by=2.0):
     for rank, found in enumerate(launch(_replayed, world_size, replay, bad, by).results):
-        cards = f"{world_size} ranks, bad cards {bad}: "
-        assert found == pairs, cards + f"rank {rank} returned {found}, expected {pairs}"
+        where = f"{world_size} ranks, bad GPUs {bad}: "
+        assert found == pairs, where + f"rank {rank} returned {found}, expected {pairs}"
 
 
 def finds_nothing(replay: Callable) -> None:
@@ -67,7 +67,7 @@ def sees_the_last_bit(replay: Callable) -> None:
 
 
 def takes_nan_for_nan(replay: Callable) -> None:
-    """return an empty list where a gradient is NaN on both ranks; that is no card's fault"""
+    """return an empty list where a gradient is NaN on both ranks; that is no GPU's fault"""
     for rank, (found, _) in enumerate(launch(_with_nan, 2, replay).results):
         assert found == [], f"2 ranks, all gradients NaN: rank {rank} returned {found}"
 

@@ -40,8 +40,8 @@ class Run(NamedTuple):
             features += 2.0**27 + 8  # a clock that counts from long ago
         return torch.cat([features, targets[:, None]], dim=1)
 
-    def on_card(self, gradient: torch.Tensor, rank: int, step: int) -> torch.Tensor:
-        """What the rank's card makes of a right gradient."""
+    def on_gpu(self, gradient: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        """What the rank's GPU makes of a right gradient."""
         is_bad = (self.name, rank, step) == ("A", 2, 5)
         return gradient + torch.tensor([0.0, 100.0, 0.0]) if is_bad else gradient
 

@@ -1,5 +1,6 @@
 """Jobs with one fault each. A docstring says what a job should do."""
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -154,7 +155,7 @@ def train_until_it_jumps(
 
     def gradient_of(batch: torch.Tensor) -> torch.Tensor:
         _, gradient = loss_and_gradient(weight, batch)
-        return run.on_card(gradient, rank, len(seen))
+        return run.on_gpu(gradient, rank, len(seen))
 
     for step in range(7):
         batch = run.batch(rank, step)
@@ -166,3 +167,29 @@ def train_until_it_jumps(
         dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
         weight -= run.rate(step) * gradient
     return seen
+
+
+def pause_for_garbage(rank: int, world_size: int, way: str) -> list[int]:
+    """Eight steps; each rank looks for garbage in two of them, which it returns.
+
+    `way` is "alone", in steps of this rank's own, or "together", all in the same steps, or
+    "frozen": together, and what the program keeps anyway is not looked at.
+    """
+    kept = [[i] for i in range(200_000)]  # a real program holds modules, data, graphs
+    gc.disable()
+    if way == "frozen":
+        gc.freeze()
+    dist.barrier()
+    paused = []
+    for step in range(8):
+        with span("compute"):
+            time.sleep(0.02)
+        if step % 4 == (rank if way == "alone" else 0):
+            with span("collect"):
+                gc.collect()
+            paused.append(step)
+        dist.all_reduce(torch.ones(1))
+    gc.unfreeze()
+    gc.enable()
+    del kept
+    return paused

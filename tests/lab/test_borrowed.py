@@ -15,8 +15,6 @@ ATTRIBUTES = [  # of functions of the module, then those of chapters and of a no
     "torch:ops.aten.add.Tensor._schema",
     "torch.distributed.rendezvous:TCPStore",
     "torch:_C._autograd._top_saved_tensors_default_hooks",
-    "torch:_C._distributed_c10d._dump_fr_trace",
-    "torch.distributed.distributed_c10d:_world.pg_group_ranks",
     "torch.distributed.tensor.experimental._context_parallel._attention:custom_ops",
     "torch.distributed.tensor.experimental._attention:set_rotate_method",
     "torch.testing._internal.distributed.fake_pg:FakeStore",

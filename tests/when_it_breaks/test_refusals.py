@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mgpu_tutorial.when_it_breaks import data, figures, jobs, record
+from mgpu_tutorial.when_it_breaks import data, figures, jobs
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "11_when_it_breaks.ipynb"
 
@@ -32,13 +32,6 @@ REFUSED = [
 @pytest.mark.parametrize("world_size, words, worker, given", REFUSED)
 def test_refused(refused, world_size, words, worker, given):
     refused(world_size, ValueError(words), worker, *given)
-
-
-def test_a_folder_with_records_is_not_used_again(ranks, tmp_path):
-    folder = str(tmp_path)
-    Path(folder, "rank_0").touch()
-    with pytest.raises(ValueError, match="records"):
-        record.run_with_limit(0, 1, folder, jobs.count_classes)
 
 
 def replay_of(rank, world_size, batches, bad):
