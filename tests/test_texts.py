@@ -64,7 +64,7 @@ def test_the_figures_of_the_readme_hold():
             counts["exercises"] += "exercise" in tags
             counts["predictions"] += "**Predict" in cell.source
             counts["outputs"] += len(cell.get("outputs", []))
-    said = README.split("## What is rare, and rarer together")[1].split("\n## ")[0]
+    said = README.split("## What you won't easily find together")[1].split("\n## ")[0]
     for thing, pattern in {
         "error": r"more than (\d+) cells show an error",
         "exercises": r"more than (\d+) exercises",

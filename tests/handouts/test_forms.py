@@ -34,7 +34,7 @@ def test_the_links_of_a_students_contents_lead_somewhere(tmp_path):
         folder = "notebooks" if re.match(r"\d\d_", target) else "student"
         assert (ROOT / folder / target).resolve().exists(), target
     assert text.index("](00_") < text.index("../docs/ring.svg")  # chapters come first
-    assert "cell.svg" not in text and "This cell is" not in text  # it shows a solution
+    assert "cell.svg" not in text and "This cell comes" not in text  # it shows a solution
     assert "git clone" not in text and "](../docs/path.md)" in text
     assert student.contents("[below](#start)") == "[below](#start)"
 
