@@ -216,29 +216,56 @@ def rows_of_a_ring(lengths, ranks):
 
 
 def placed_experts(loads, ranks, slots):
-    """Free places go to the largest part, that to the emptiest rank; then swaps."""
-    copies = [1] * len(loads)
-    for _ in range(ranks * slots - len(loads)):
-        copies[max(range(len(loads)), key=lambda e: loads[e] / copies[e])] += 1
-    parts = [(loads[e] / copies[e], e) for e in range(len(loads)) for _ in range(copies[e])]
-    placed = [[] for _ in range(ranks)]
-    for part in sorted(parts, reverse=True):
-        free = [own for own in placed if len(own) < slots]
-        min(free, key=lambda own: sum(tokens for tokens, _ in own)).append(part)
+    """Choose the copies first, then fill each rank to exactly the mean, if one can."""
+    import math
+    from itertools import combinations, combinations_with_replacement, islice
 
-    def total(own):
-        return sum(tokens for tokens, _ in own)
+    extra = ranks * slots - len(loads)  # places for second copies
+    unit = ranks * math.lcm(*range(1, extra + 2))  # of a token: so all parts are whole
+    mean = sum(loads) * unit // ranks
+    largest = sorted(range(len(loads)), key=lambda expert: -loads[expert])
 
-    better = True
-    while better:
-        better, full = False, max(placed, key=total)
-        for own in placed:
-            for i in range(len(full)):
-                for j in range(len(own)):
-                    gain = full[i][0] - own[j][0]
-                    if own is not full and gain > 0 and total(own) + gain < total(full):
-                        full[i], own[j] = own[j], full[i]
-                        better, full = True, max(placed, key=total)
+    def places_of(more):
+        """The tokens of each place, most first; `more` has the experts of extra ones."""
+        copies = [1 + more.count(expert) for expert in range(len(loads))]
+        places = []
+        for expert, count in enumerate(copies):
+            places += [(loads[expert] * unit // count, expert)] * count
+        return sorted(places, reverse=True)
+
+    def filled(places):
+        """Ranks that all get the mean; None if the fullest place finds no others for it."""
+        if not places:
+            return []
+        first, *rest = places
+        for others in combinations(rest, slots - 1):
+            if first[0] + sum(tokens for tokens, _ in others) == mean:
+                left = list(rest)
+                for place in others:
+                    left.remove(place)
+                found = filled(left)
+                if found is not None:
+                    return [[first, *others], *found]
+        return None
+
+    def emptiest(places):
+        """Each place on the rank with the fewest tokens that has room."""
+        placed = [[] for _ in range(ranks)]
+        for place in places:
+            free = [own for own in placed if len(own) < slots]
+            min(free, key=lambda own: sum(tokens for tokens, _ in own)).append(place)
+        return placed
+
+    # copies of the larger half, as many choices of them as there is time for
+    choices = combinations_with_replacement(largest[: len(loads) // 2], extra)
+    placed = None
+    for more in islice(choices, 300_000 // math.comb(ranks * slots - 1, slots - 1)):
+        placed = placed or filled(places_of(more))
+    if not placed:
+        more = []
+        for _ in range(extra):
+            more.append(max(largest, key=lambda e: loads[e] / (1 + more.count(e))))
+        placed = emptiest(places_of(more))
     return [[expert for _, expert in own] for own in placed]
 
 
