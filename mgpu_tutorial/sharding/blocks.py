@@ -1,6 +1,6 @@
 """ZeRO 3 with one flat tensor a block; the second class sends beside the compute."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from mgpu_tutorial.lab.borrowed import backward_number, when_backward_ends
 from mgpu_tutorial.sharding.zero import Gather, flatten, shard_of
@@ -70,6 +72,13 @@ def take_out(
     return shard, shapes, {name: first[parameter] for name, parameter in places.items()}
 
 
+def name_in_model(path: str, blocks: Mapping[str, nn.Module]) -> str:
+    """What the model itself calls a tensor: its path without `module` below each block."""
+    steps = path.split(".")
+    own = (step for i, step in enumerate(steps) if ".".join(steps[:i]) not in blocks)
+    return ".".join(own)
+
+
 class FlatShard(nn.Module):
     """Keeps the parameters of a module as this rank's shard of one flat tensor."""
 
@@ -78,9 +87,10 @@ class FlatShard(nn.Module):
         inner = {part for block in blocks_in(module) for part in block.modules()}
         shard, self.shapes, self.places = take_out(module, group)
         self.shard = nn.Parameter(shard)
-        self.shard.sharded = True
+        self.shard.sharded, self.shard.group = True, group
         self.module, self.group = module, group
         self.whole = self.version = None
+        module.register_state_dict_pre_hook(self.refuse)
         for part in module.modules():
             if part not in inner:
                 part.register_forward_pre_hook(self.fetch, prepend=True)
@@ -114,6 +124,11 @@ class FlatShard(nn.Module):
             delattr(self.module.get_submodule(path), name)
         self.whole = self.version = None
 
+    def refuse(self, module: nn.Module, prefix: str, *_: Any) -> None:
+        """Before the module gives its state: alone it would give shards as if all of it."""
+        if not prefix:
+            raise RuntimeError("here are shards: `root.whole_state()` is the model's state")
+
     @torch.compiler.disable
     def hooks(self) -> AbstractContextManager:
         """`pack` and `unpack`, but in a `checkpoint` none: it decides what autograd keeps."""
@@ -125,6 +140,69 @@ class FlatShard(nn.Module):
     def whole_tensors(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The whole of this rank's shard, or of its gradient, by the module's names."""
         return views_of(Gather.apply(own["shard"].detach(), self.group), self.shapes)
+
+    @torch.no_grad()
+    def whole_state(self) -> dict[str, torch.Tensor]:
+        """The whole state by the model's own names, on rank 0; all ranks call it.
+
+        Rank 0 gives it to torch.save, or to `root.module.save_pretrained` as `state_dict`.
+        """
+        every = self.named_modules(remove_duplicate=False)
+        blocks = {path: part for path, part in every if hasattr(part, "shard")}
+        state = {}
+        for path, tensor in self.state_dict().items():
+            home, _, name = path.rpartition(".")
+            if home not in blocks or name != "shard":
+                state[name_in_model(path, blocks)] = tensor.clone()
+                continue
+            block = blocks[home]
+            whole = views_of(Gather.apply(tensor, block.group), block.shapes)
+            whole = {name: view.clone() for name, view in whole.items()}
+            for place, name in block.places.items():  # of a tied weight each place
+                path = f"{home}.module.{place}".removeprefix(".")
+                state[name_in_model(path, blocks)] = whole[name]
+        return state if dist.get_rank() == 0 else {}
+
+    @torch.no_grad()
+    def load_whole_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Each rank takes its shards and the buffers out of a whole state, which all give."""
+        every = self.named_modules(remove_duplicate=False)
+        blocks = {path: part for path, part in every if hasattr(part, "shard")}
+        for path, tensor in self.state_dict().items():
+            home, _, name = path.rpartition(".")
+            if home not in blocks or name != "shard":
+                tensor.copy_(state[name_in_model(path, blocks)])
+                continue
+            block, inside = blocks[home], f"{home}.module.".removeprefix(".")
+            held = []
+            for name, shape in block.shapes.items():
+                own = name_in_model(f"{inside}{name}", blocks)
+                if state[own].shape != shape:
+                    raise ValueError(
+                        f"`{own}` is {tuple(state[own].shape)}, not {tuple(shape)}"
+                    )
+                held.append(state[own])
+            tensor.copy_(shard_of(flatten(held, block.group), block.group))
+
+    def decay_matrices(self, optimizer: Optimizer, weight_decay: float) -> RemovableHandle:
+        """Before each step shrink what has two dimensions or more, as AdamW does.
+
+        Give AdamW itself `weight_decay=0`. The rate is that of its first group of parameters.
+        """
+        blocks, decayed = blocks_in(self), []
+        for block in blocks:
+            shapes = block.shapes.values()
+            marks = [torch.full(shape, len(shape) > 1) for shape in shapes]
+            mine = shard_of(flatten(marks, block.group), block.group)
+            decayed.append(mine.to(block.shard.device))
+
+        def decay(optimizer: Optimizer, *_: Any) -> None:
+            factor = 1 - optimizer.param_groups[0]["lr"] * weight_decay
+            for block, mine in zip(blocks, decayed, strict=True):
+                if block.shard.grad is not None:
+                    block.shard.data[mine] *= factor
+
+        return optimizer.register_step_pre_hook(decay)
 
     def requires_grad_(self, requires_grad: bool = True) -> "FlatShard":
         """Freeze or thaw the shards of this block and of those inside."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from mgpu_tutorial.distributed_sgd.sgd import average_gradients
 from mgpu_tutorial.lab import note, span
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of
@@ -21,6 +23,7 @@ from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.lab.words import in_a_row
 from mgpu_tutorial.sharding.blocks import ShardedBlock, blocks_in, fully_sharded, views_of
 from mgpu_tutorial.sharding.stages import loss_of, new_tower
+from mgpu_tutorial.sharding.whole import clip_grad_norm
 from mgpu_tutorial.sharding.zero import Gather, chain, owners, sharded_step
 from mgpu_tutorial.shared.models import SmallTransformer
 
@@ -521,6 +524,80 @@ def puts_a_block_at_both_places(shard: Callable) -> None:
         expect(gradients, wanted, f"rank {rank} of 2: the gradients", 1e-3)
 
 
+def _half_sharded(rank: int, world_size: int, group: list) -> tuple[nn.Module, nn.Module]:
+    """A block in shards and one that each rank has whole, with averaged gradients."""
+    first, second, *_ = new_tower(torch.float64)
+    model = nn.Sequential(ShardedBlock(first, *group), second)
+    pair = rank % 2 if group else 0
+    rank, world_size = (rank // 2, 2) if group else (rank, world_size)
+    loss_of(model, pair, rank, world_size).backward()
+    average_gradients(second, *group)
+    return model[0], second
+
+
+def _clip(
+    rank: int, world_size: int, clip: Callable, max_norm: float, in_pairs: bool = False
+) -> tuple[Any, list[torch.Tensor]]:
+    """The norm and all gradients, whole."""
+    group = [_pair(rank)] if in_pairs else []
+    block, second = _half_sharded(rank, world_size, group)
+    norm = clip([*block.parameters(), *second.parameters()], max_norm)
+    whole = views_of(Gather.apply(block.shard.grad, *group), block.shapes).values()
+    return norm, [*whole, *(p.grad for p in second.parameters())]
+
+
+def _clip_owned(
+    rank: int, world_size: int, clip: Callable, max_norm: float
+) -> tuple[Any, list[torch.Tensor]]:
+    """The same where each rank owns other parameters, and the last one none."""
+    tower = new_tower(torch.float64)[:2]
+    loss_of(tower, 0, 0, 1).backward()
+    every = list(tower.parameters())
+    mine = every[4 * rank :][:4]
+    norm = clip(mine, max_norm, groups=[None])
+    return norm, [p.grad for p in every]
+
+
+def _clipped(pair: int, max_norm: float) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    tower = new_tower(torch.float64)[:2]
+    loss_of(tower, pair, 0, 1).backward()
+    norm = nn.utils.clip_grad_norm_(tower.parameters(), max_norm)
+    return norm, [p.grad for p in tower.parameters()]
+
+
+NORMS = 0.01, 100.0  # gradients are longer than the one and shorter than the other
+
+
+def _clips(results: list, norm: float, pairs: Sequence[int] = (0,)) -> None:
+    """Raise AssertionError unless each rank has the norm and gradients of one process."""
+    for rank, (found, gradients) in enumerate(results):
+        expected, every = _clipped(pairs[rank % len(pairs)], norm)
+        what = f"max_norm {norm:g}, rank {rank} of {len(results)}: "
+        expect(found, expected, what + "the norm that is returned", 1e-7)
+        expect(gradients, every, what + "the gradients", 1e-7)
+
+
+def clips_shards(clip: Callable) -> None:
+    """find one process's norm where a block is in shards and another one whole, and clip"""
+    for n, norm in product((1, 2, 3), NORMS):
+        _clips(launch(_clip, n, clip, norm).results, norm)
+
+
+def clips_in_a_group(clip: Callable) -> None:
+    """do so in groups: ranks 0 and 2 share one model, ranks 1 and 3 another one"""
+    _clips(launch(_clip, 4, clip, NORMS[0], True).results, NORMS[0], (0, 1))
+
+
+def clips_what_others_own(clip: Callable) -> None:
+    """add up over `groups` where each rank has other parameters, or none"""
+    for rank, (found, gradients) in enumerate(launch(_clip_owned, 3, clip, 0.01).results):
+        expected, every = _clipped(0, 0.01)
+        what = f"max_norm 0.01, owners, rank {rank} of 3: "
+        expect(found, expected, what + "the norm that is returned", 1e-7)
+        mine = slice(4 * rank, 4 * rank + 4)
+        expect(gradients[mine], every[mine], what + "the gradients", 1e-7)
+
+
 build = Builder(
     "sharding",
     {
@@ -543,5 +620,6 @@ build = Builder(
             trains_like_one,
             trains_in_a_group,
         ],
+        clip_grad_norm: [clips_shards, clips_in_a_group, clips_what_others_own],
     },
 )

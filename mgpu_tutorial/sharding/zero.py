@@ -38,11 +38,16 @@ def sharded_step(
     """Rank owner[i] gets the mean gradient of parameter i, steps it, and sends it to all.
 
     Owners are ranks of the group, all ranks by default. `optimizer` has the parameters that
-    this rank owns. All ranks begin with the same values. Not general: `prove` it.
+    this rank owns; if there are none, give it `[{"params": []}]`. All ranks begin with the
+    same values. Clip in a hook before its step: here gradients become means. `prove` it.
     """
     pairs = list(zip(parameters, owner, strict=True))
-    if any(hasattr(p.grad, "averaged") for p, _ in pairs):
-        raise RuntimeError("already averaged gradients: zero_grad() first")
+    pairs = [(p, rank) for p, rank in pairs if p.requires_grad]
+    for i, (p, _) in enumerate(pairs):
+        if p.grad is None:
+            raise RuntimeError(f"trained parameter {i}, {tuple(p.shape)}, got no gradient")
+        if hasattr(p.grad, "averaged"):
+            raise RuntimeError("already averaged gradients: zero_grad() first")
     for p, rank in pairs:
         dist.reduce(p.grad, group_dst=rank, group=group)
         p.grad /= dist.get_world_size(group)
@@ -77,7 +82,7 @@ class FlatParameters:
         self.flat, self.group = flatten(self.parameters, group), group
         vector_to_parameters(self.flat, self.parameters)  # each is a view of it now
         self.shard = nn.Parameter(shard_of(self.flat, group))  # a view: its step moves them
-        self.shard.sharded = True
+        self.shard.sharded, self.shard.group = True, group
         self.shard.whole_tensors = self.whole_tensors
 
     def whole_tensors(self, own: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:

@@ -268,4 +268,28 @@ ANY = [
     ),
 ]
 
-test_right, test_wrong = edited(build, [*STEP, *OWNERS, *GATHERS, *CHAIN, *BLOCK, *ANY])
+OVER, FACTOR = 'if group != "whole":', "(max_norm / (norm + 1e-6)).clamp(max=1.0)"
+AT_WORK = [
+    Right("clip_grad_norm", replace={FACTOR: "min(1.0, max_norm / (norm.item() + 1e-6))"}),
+    Wrong("clip_grad_norm", replace={OVER: "if False:"}, says="rank 0 of 2: the norm"),
+    Wrong("clip_grad_norm", replace={OVER: "if True:"}, says="whole"),
+    Wrong(
+        "clip_grad_norm",
+        replace={FACTOR: FACTOR.replace(".clamp(max=1.0)", "")},
+        says="max_norm 100, rank 0 of 1: the gradients",
+    ),
+    Wrong(
+        "clip_grad_norm",
+        replace={"dist.all_reduce(part, group=group)": "dist.all_reduce(part)"},
+        says="rank 0 of 4: the norm",
+    ),
+    Wrong(
+        "clip_grad_norm",
+        replace={"dist.all_reduce(total, group=group)": "pass"},
+        says="owners, rank 0 of 3: the norm",
+    ),
+]
+
+test_right, test_wrong = edited(
+    build, [*STEP, *OWNERS, *GATHERS, *CHAIN, *BLOCK, *ANY, *AT_WORK]
+)
