@@ -17,6 +17,7 @@ from types import FunctionType, ModuleType, SimpleNamespace
 
 from mgpu_tutorial.lab.teach.book import Library
 from mgpu_tutorial.lab.teach.docstrings import document
+from mgpu_tutorial.lab.teach.earlier import renew
 from mgpu_tutorial.lab.teach.needs import (
     MINE,
     OURS,
@@ -238,12 +239,13 @@ def clean(ours_of: Callable[[str], Mapping | None] = {}.get) -> str:
         book, done = Library(text), []
         if gone := book.prune():
             done.append(unused(gone))
+        renew(book)
         used = book.used() | {*book.also, "annotations"}
         every = set().union(*(part.names for part in book.imports))
         if gone := book.drop_imports(every - used):
             done.append(f"Imported for nothing, and gone: {in_a_row(gone)}.")
         if named := document(book, FILE.resolve().parent, ours_of):
-            done.append(f"A docstring as in the course: {in_a_row(named)}.")
+            done.append(f"Docstrings as in the course, for {in_a_row(named)}.")
         if text and (new := str(book)) != text:
             run(new)
             write(new)

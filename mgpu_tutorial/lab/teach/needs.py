@@ -141,8 +141,8 @@ class _Search:
                 found, line = {used: (used, value, around)}, ""
             for label, what in found.items():
                 meant = self.meaning(*what)
-                is_slow = isinstance(meant, str) and _top(meant.split()[1]) in PLAIN
-                if is_slow and not in_bodies(text, used):  # a base, say, or a type
+                is_late = isinstance(meant, str) and _top(meant.split()[1]) in PLAIN
+                if is_late and not in_bodies(text, used):  # a base, say, or a type
                     meant = self.add(("import", meant), "", "import", used, meant, {})
                 if isinstance(meant, tuple):
                     uses[label] = meant
@@ -203,8 +203,7 @@ class _Search:
             module, _, own = module.rpartition(".")  # `from torch import nn`
         as_name = "" if name == (own or module) else f" as {name}"
         line = f"from {module} import {own}{as_name}" if own else f"import {module}{as_name}"
-        is_slow = f"{module}.{own}.".startswith(tuple(f"{slow}." for slow in SLOW))
-        if _top(module) in PLAIN and not is_slow:
+        if _top(module) in PLAIN and not is_slow(f"{module}.{own}"):
             return self.add(("import", line), "", "import", name, line, {})
         if _top(module) == OURS:
             self.notes[f"{name} is imported from this package where it is used."] = None
@@ -214,6 +213,11 @@ class _Search:
                 f"take the file, {_top(module)} has to be there too."
             ] = None
         return line
+
+
+def is_slow(module: str) -> bool:
+    """Whether the import of a module, or of something in it, takes long."""
+    return any(f"{module}.".startswith(f"{slow}.") for slow in SLOW)
 
 
 def chapter_of(module: str) -> str:
@@ -337,6 +341,13 @@ def _annotations(text: str) -> list[tuple[ast.AST, ast.expr]]:
     return [(node, kind) for node, kind in own if kind]
 
 
+def types_in(text: str) -> list[str]:
+    """The types of a text that are in quotes."""
+    parts = [part for _, kind in _annotations(text) for part in ast.walk(kind)]
+    values = [part.value for part in parts if isinstance(part, ast.Constant)]
+    return [value for value in values if isinstance(value, str)]
+
+
 def only_types(text: str) -> set[str]:
     """The names that stand in the types of arguments and results, and nowhere else."""
     kinds, tree = [kind for _, kind in _annotations(text)], ast.parse(text)
@@ -351,7 +362,8 @@ def without_types(text: str, names: Sequence[str]) -> str:
     lines = [line.encode() for line in text.split("\n")]
     for node, kind in sorted(_annotations(text), key=lambda of: -of[1].lineno):
         line = lines[kind.lineno - 1]
-        if any(_count(name, kind) for name in names) and kind.lineno == kind.end_lineno:
+        words = re.findall(r"\w+", ast.unparse(kind))
+        if {*words} & {*names} and kind.lineno == kind.end_lineno:
             start, rest = line[: kind.col_offset], line[kind.end_col_offset :]
             is_argument = isinstance(node, ast.arg)
             start = start.rstrip().removesuffix(b":" if is_argument else b"->").rstrip()

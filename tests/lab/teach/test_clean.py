@@ -69,7 +69,7 @@ def test_it_says_what_it_did(said):
     assert said == [
         "Not used any more, and gone: spare.",
         "Imported for nothing, and gone: torch.",
-        "A docstring as in the course: global_batches and swap.",
+        "Docstrings as in the course, for global_batches and swap.",
         "mine.py is in order, by subject.",
     ]
 
@@ -95,6 +95,39 @@ def test_a_build_gets_the_docstring_of_its_stub(said):
 def test_without_a_stub_it_gets_the_first_words_of_ours(said):
     doc = '"""The batches of a rank, in their order."""'
     assert f"def global_batches(rank):\n    {doc}\n    return" in mine.FILE.read_text()
+
+
+OLD = '''import math
+from torch.distributed.fsdp import fully_shard
+
+
+# sharding: units; borrowed: queue
+def queue(step: "MicroBatchStep", many: "list[int] | None" = None) -> "list[Work]":
+    return many
+
+
+def units(model):
+    """Shard it."""
+    return fully_shard(queue(model))
+'''
+
+
+@pytest.fixture
+def renewed(tmp_path, monkeypatch):
+    monkeypatch.setattr(mine, "FILE", tmp_path / "mine.py")
+    mine.FILE.write_text(OLD)
+    mine.clean()
+    return mine.FILE.read_text()
+
+
+def test_a_type_that_is_absent_goes_from_what_an_earlier_version_borrowed(renewed):
+    assert '\ndef queue(step, many: "list[int] | None" = None):\n' in renewed
+
+
+def test_a_slow_import_of_an_earlier_version_moves_to_where_it_is_used(renewed):
+    line = "    from torch.distributed.fsdp import fully_shard"
+    assert f'"""Shard it."""\n{line}\n\n    return' in renewed
+    assert "\nfrom torch" not in renewed
 
 
 def test_what_cannot_be_imported_stays(tmp_path, monkeypatch):
