@@ -2,7 +2,6 @@
 
 import ast
 import builtins
-import re
 
 from mgpu_tutorial.lab.teach.book import Library
 from mgpu_tutorial.lab.teach.needs import (
@@ -11,7 +10,7 @@ from mgpu_tutorial.lab.teach.needs import (
     is_slow,
     name_of,
     names_in,
-    types_in,
+    names_of_types,
     without_types,
 )
 
@@ -20,8 +19,8 @@ def renew(book: Library) -> None:
     """Write what is borrowed as it would be written now; the reader's own stays."""
     for part in book.parts:
         if book.kind(part) == "borrowed":
-            quoted = re.findall(r"[A-Za-z_]\w*", " ".join(types_in(part.text)))
-            absent = [n for n in quoted if not (book.holder(n) or hasattr(builtins, n))]
+            names = names_of_types(part.text)
+            absent = [n for n in names if not (book.holder(n) or hasattr(builtins, n))]
             part.text = without_types(part.text, absent)
     for part in [*book.imports]:
         node, *others = ast.parse(part.text).body

@@ -341,11 +341,20 @@ def _annotations(text: str) -> list[tuple[ast.AST, ast.expr]]:
     return [(node, kind) for node, kind in own if kind]
 
 
-def types_in(text: str) -> list[str]:
-    """The types of a text that are in quotes."""
-    parts = [part for _, kind in _annotations(text) for part in ast.walk(kind)]
-    values = [part.value for part in parts if isinstance(part, ast.Constant)]
-    return [value for value in values if isinstance(value, str)]
+def names_of_type(kind: ast.expr) -> set[str]:
+    """The names in a type, also in quotes."""
+    found = set()
+    for part in ast.walk(kind):
+        if isinstance(part, ast.Name):
+            found.add(part.id)
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            found |= names_in(part.value)
+    return found
+
+
+def names_of_types(text: str) -> set[str]:
+    """The names in the types of arguments and results."""
+    return set().union(*(names_of_type(kind) for _, kind in _annotations(text)))
 
 
 def only_types(text: str) -> set[str]:
@@ -360,10 +369,10 @@ def only_types(text: str) -> set[str]:
 def without_types(text: str, names: Sequence[str]) -> str:
     """The text without the types of arguments and results that have one of these names."""
     lines = [line.encode() for line in text.split("\n")]
-    for node, kind in sorted(_annotations(text), key=lambda of: -of[1].lineno):
+    own = [of for of in _annotations(text) if names_of_type(of[1]) & {*names}]
+    for node, kind in sorted(own, key=lambda of: (-of[1].lineno, -of[1].col_offset)):
         line = lines[kind.lineno - 1]
-        words = re.findall(r"\w+", ast.unparse(kind))
-        if {*words} & {*names} and kind.lineno == kind.end_lineno:
+        if kind.lineno == kind.end_lineno:
             start, rest = line[: kind.col_offset], line[kind.end_col_offset :]
             is_argument = isinstance(node, ast.arg)
             start = start.rstrip().removesuffix(b":" if is_argument else b"->").rstrip()
