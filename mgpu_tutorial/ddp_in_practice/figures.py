@@ -1,6 +1,8 @@
 """Apparatus, not the lesson: what DDP changes, and what a traced step sent."""
 
 from difflib import unified_diff
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from types import ModuleType
 
@@ -28,13 +30,23 @@ def count_buckets(report: Report) -> int:
 
 
 def draw_trace(folder: str, ranks: int = 2) -> Plot:
-    """Backward (pale) and gloo's all_reduces (hatched) of each rank, from their traces."""
+    """Forward, backward (pale) and gloo's all_reduces (hatched), from the ranks' traces."""
     events = []
+
+    def add(rank: int, kind: str, begin: float, end: float, **more: str | float) -> None:
+        times = begin / 1e3, end / 1e3
+        events.append(Event(rank, len(events), kind, *times, **more))
+
     for rank in range(ranks):
-        backward = read_trace(folder, rank, "autograd::engine")
-        begin, end = min(backward)[0] / 1e3, max(end for _, end in backward) / 1e3
-        events.append(Event(rank, len(events), "span", begin, end, note="backward"))
+        forwards = sorted(read_trace(folder, rank, "DistributedDataParallel.forward"))
+        pieces = read_trace(folder, rank, "autograd::engine")
+        for span in forwards:
+            add(rank, "span", *span, note="forward")
+        begins = [begin for begin, _ in forwards] or [-inf]
+        for first, last in pairwise([*begins, inf]):  # a backward comes after its forward
+            part = [piece for piece in pieces if first <= piece[0] < last]
+            ends = max(end for _, end in part)
+            add(rank, "span", min(part)[0], ends, note="backward")
         for begin, end in sorted(read_trace(folder, rank, "gloo:all_reduce")):
-            times = begin / 1e3, end / 1e3
-            events.append(Event(rank, len(events), "all_reduce", *times, done=times[1]))
+            add(rank, "all_reduce", begin, end, done=end / 1e3)
     return timeline(Report(ranks, events=events))

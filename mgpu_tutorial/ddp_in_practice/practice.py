@@ -109,16 +109,18 @@ def step_in_parts(
     return ledger.saved_peak(batch.device)
 
 
-def profile_step(rank: int, world_size: int, folder: str, late: float = 0.0) -> None:
+def profile_step(
+    rank: int, world_size: int, folder: str, method: Callable, late: float = 0.0
+) -> None:
     """The ranks profile their fourth step into `folder`; rank 1 is `late` seconds late."""
     if late < 0 or (late and world_size == 1):
         raise ValueError(f"there is no rank 1 of {world_size} that can be {late} s late")
     model = DistributedDataParallel(Tower(512, 6), bucket_cap_mb=1)
-    inputs = torch.randn(256, 512)
+    parts = list(torch.randn(3, 256, 512))
 
     def step() -> None:
         model.zero_grad()
-        model(inputs).square().mean().backward()
+        method(model, parts, mean_square)
 
     for _ in range(3):
         step()

@@ -1,4 +1,4 @@
-"""Apparatus: a run that is killed many times, and one on two nodes."""
+"""A death in pictures; a run that is killed many times, and one on two nodes."""
 
 import random
 from collections.abc import Callable
@@ -8,8 +8,52 @@ from typing import Any
 import torch
 
 from mgpu_tutorial.lab import RankFailed, launch
+from mgpu_tutorial.lab.colours import colour
+from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
+from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.survival import elastic
 from mgpu_tutorial.when_it_breaks.figures import shell
+
+DEATH = (
+    "Ten steps are done. Each rank holds them in memory; the file holds the first nine.",
+    "Rank 1 dies. Its memory is gone, and with it its own generator.",
+    "Rank 0 waits for rank 1 in the next all-reduce. Torchrun ends it too.",
+    "Two new processes read the file. Step 10 is computed again.",
+)
+
+
+def after_a_crash() -> Film:
+    """Who holds what before a rank dies, after it, and in the next life."""
+    return Film([_held(moment) for moment in range(len(DEATH))])
+
+
+def _held(moment: int) -> Drawing:
+    drawing = Drawing(760, 268, DEATH[moment], DEATH[moment])
+    drawing.label(380, 256, DEATH[moment], 15)
+    steps = 10 if moment < 3 else 9
+    for rank in range(2):
+        x = 20 + 260 * rank
+        gone = moment == 2 or (moment == 1 and rank == 1)
+        edge = ALARM if gone else colour(rank)
+        drawing.box(x, 14, 220, 150, edge, PAPER, 3, "5 4" if gone else "")
+        drawing.label(x + 110, 36, f"rank {rank}: memory", 14, weight="bold")
+        if gone:
+            drawing.label(x + 110, 96, "dead" if rank else "ended", 15, ALARM)
+            continue
+        held = f"model after {steps} steps", "momentum", f"generator of rank {rank}"
+        for row, words in enumerate(held):
+            drawing.label(x + 110, 68 + 27 * row, words, 13)
+        says = ("", "waits", "", "reads")[moment]
+        drawing.label(x + 110, 152, says, 13, weight="bold")
+        if moment == 3:
+            drawing.line(548, 185 + 16 * rank, x + 110, 185 + 16 * rank, INK, 1.5, "5 3")
+            drawing.line(x + 110, 185 + 16 * rank, x + 110, 168, INK, 1.5, "5 3", arrow=True)
+    drawing.box(548, 14, 192, 200, FAINT, "#f4f4f4", 3)
+    drawing.label(644, 36, "disk: run.pt", 14, weight="bold")
+    kept = "model after 9 steps", "momentum", "generator of rank 0", "generator of rank 1"
+    for row, words in enumerate((*kept, "9 steps are done")):
+        drawing.label(644, 68 + 27 * row, words, 13)
+    return drawing
 
 
 def same_bits(folders: list[str]) -> list[bool]:

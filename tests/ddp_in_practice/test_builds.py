@@ -28,13 +28,13 @@ REFUSES = CHECKED.replace("assert", "if").replace(
 SHARES = "shares = [weight / sum(weights) for weight in weights]"
 ACCUMULATE = [
     Right("accumulate", replace={"*first…": NUMBERED}),
-    Right("accumulate", replace={SHARES: REFUSES}),
     Right("accumulate", replace={"weights or [": "["}),
     Wrong(
         "accumulate",
         replace={SHARES: "shares = [1 / len(parts)] * len(parts)"},
         says="2 ranks, unequal parts, rank 0: in its gradient sample 0 counts",
     ),
+    Wrong("accumulate", replace={SHARES: REFUSES}, says="unequal parts"),
     Wrong(
         "accumulate",
         replace={"*first, last =": "first =", f"part, share = last{LAST}.backward()": ""},

@@ -25,7 +25,7 @@ def test_join_can_divide_by_the_ranks_that_are_left(ranks):
 
 
 def test_the_rank_that_is_late_has_the_short_call(ranks, tmp_path):
-    ranks(2, practice.profile_step, str(tmp_path), late=0.3)
+    ranks(2, practice.profile_step, str(tmp_path), practice.accumulate, late=0.3)
     calls = [min(practice.read_trace(tmp_path, r, "gloo:all_reduce")) for r in (0, 1)]
     on_time, late = (end - begin for begin, end in calls)
     assert late < on_time < 10_000  # milliseconds
@@ -39,6 +39,25 @@ def test_backward_is_drawn_from_its_first_operation_to_its_last(tmp_path, monkey
     monkeypatch.setattr(figures, "timeline", lambda report: report.events)
     drawn = [(e.op, e.begin, e.end) for e in figures.draw_trace(tmp_path, ranks=1)]
     assert drawn == [("span", 2, 9), ("all_reduce", 3, 5)]
+
+
+def test_each_part_of_a_step_has_its_own_backward(tmp_path, monkeypatch):
+    forwards = [("DistributedDataParallel.forward", begin, begin + 1) for begin in (0, 10)]
+    backwards = [("autograd::engine", *span) for span in [(2, 4), (3, 6), (12, 13), (13, 15)]]
+    text = [
+        {"ph": "X", "name": name, "ts": 1e6 * begin, "dur": 1e6 * (end - begin)}
+        for name, begin, end in [*forwards, *backwards]
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": text}))
+    monkeypatch.setattr(figures, "timeline", lambda report: report.events)
+    drawn = figures.draw_trace(tmp_path, ranks=1)
+    spans = {(e.note, e.begin, e.end) for e in drawn}
+    assert spans == {
+        ("forward", 0, 1),
+        ("forward", 10, 11),
+        ("backward", 2, 6),
+        ("backward", 12, 15),
+    }
 
 
 INTERVALS = st.lists(st.tuples(st.integers(-10, 20), st.integers(0, 9)), max_size=8)

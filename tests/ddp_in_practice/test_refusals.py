@@ -113,7 +113,8 @@ def test_the_shares_are_the_whole_batch(world_size):
 
 @pytest.mark.parametrize("world_size, late", [(1, 0.1), (2, -0.1)])
 def test_a_delay_that_cannot_be_is_refused(refused, tmp_path, world_size, late):
-    refused(world_size, "that can be", practice.profile_step, str(tmp_path), late)
+    given = str(tmp_path), practice.accumulate, late
+    refused(world_size, "that can be", practice.profile_step, *given)
 
 
 @pytest.mark.parametrize("intervals", [[(1, 0)], [(0, 9), (4, 3)]])
