@@ -1,10 +1,6 @@
-"""What the split ResNet-50 and the order of its micro-batches must do."""
+"""What the split ResNet-50 must do."""
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from itertools import product
-from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -12,14 +8,6 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab.devices import devices
 from mgpu_tutorial.lab.teach.build import Builder, expect
-from mgpu_tutorial.model_parallel.figures import in_order
-from mgpu_tutorial.model_parallel.micro_batches import (
-    MicroBatchStep,
-    backward_stage,
-    forward_backward,
-    forward_stage,
-    take_step,
-)
 from mgpu_tutorial.model_parallel.split_resnet import ModelParallelResNet50, split, units
 from mgpu_tutorial.shared.vision import torchvision
 
@@ -75,83 +63,6 @@ def computes_as_one_network(model_class: Callable) -> None:
         expect(found.cpu(), one, f"the gradient of {name}", 1e-9 * one.abs().max().item())
 
 
-# forward_backward
-
-IMAGES = torch.linspace(-2, 3, 48, dtype=torch.float64).view(12, 4)
-LABELS = torch.arange(12) % 4
-
-
-def _linear_stages(count: int) -> SimpleNamespace:
-    torch.manual_seed(0)
-    stages = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(count)]
-    return SimpleNamespace(stages=stages, devices=[torch.device("cpu")] * count)
-
-
-def _asked(forward_backward: Callable, what: str) -> Callable:
-    """The same order, and AssertionError at the first call that waits for a wrong one."""
-
-    def said(made: tuple | None) -> str:
-        return "the {} of stage {}, micro-batch {}".format(*made) if made else "nothing"
-
-    def ask(step: MicroBatchStep) -> None:
-        queue, names = step.queue, {}
-
-        def asked(task: Callable, s: int, i: int, after: Future | None = None) -> Future:
-            kind = "forward" if task is forward_stage else "backward"
-            neighbour = s - 1 if kind == "forward" else s + 1
-            is_inside = neighbour in range(len(step.model.stages))
-            wanted = (kind, neighbour, i) if is_inside else None
-            found = names.get(after)
-            if not wanted and found and found[:2] == ("backward", 0):
-                found = None  # late, but right: it hands on nothing
-            if task in (forward_stage, backward_stage) and found != wanted:
-                this = said((kind, s, i))
-                raise AssertionError(
-                    f"{what} {this}, waits for {said(found)}, expected {said(wanted)}"
-                )
-            future = queue(task, s, i, after)
-            names[future] = kind, s, i
-            return future
-
-        step.queue = asked
-        forward_backward(step)
-
-    return ask
-
-
-def computes_as_one_in_order(forward_backward: Callable) -> None:
-    """do all forwards of each device, then all backwards, and leave the gradients of one"""
-    for count, micro in product(range(1, 5), repeat=2):
-        one, several = _linear_stages(count).stages, _linear_stages(count)
-        cross_entropy(nn.Sequential(*one)(IMAGES), LABELS).backward()
-        what = f"{count} stage(s), {micro} micro-batch(es):"
-        tasks = take_step(several, IMAGES, LABELS, micro, _asked(forward_backward, what))
-        forwards, backwards = ([f"{kind}{i}" for i in range(micro)] for kind in "FB")
-        if in_order(tasks, 0)[micro:] == backwards[::-1]:  # as the paper draws GPipe
-            backwards.reverse()
-        for row in range(count):
-            order = " ".join(in_order(tasks, row))
-            wanted = " ".join([*forwards, *backwards])
-            expect(order, wanted, f"{what} the order of device {row}")
-        gradients = ([s.weight.grad for s in stages] for stages in (several.stages, one))
-        expect(*gradients, f"{what} the stages' gradients", within=1e-12)
-
-
-def works_at_once(forward_backward: Callable) -> None:
-    """let device 0 begin its second forward while device 1 is in its first"""
-    model, second, forwards, met = _linear_stages(2), threading.Event(), [], []
-
-    def before_device_0(*_: object) -> None:
-        forwards.append(0)
-        if len(forwards) == 2:
-            second.set()
-
-    model.stages[0].register_forward_pre_hook(before_device_0)
-    model.stages[1].register_forward_pre_hook(lambda *_: met.append(second.wait(timeout=2)))
-    take_step(model, IMAGES, LABELS, 4, forward_backward)
-    assert met[0], "it begins only afterwards: does the loop wait for a result?"
-
-
 build = Builder(
     "model_parallel",
     {
@@ -159,7 +70,6 @@ build = Builder(
             has_stages_on_devices,
             computes_as_one_network,
             refuses_other_numbers_of_devices,
-        ],
-        forward_backward: [computes_as_one_in_order, works_at_once],
+        ]
     },
 )

@@ -70,10 +70,10 @@ def stage_costs(measured: Mapping[str, Unit], cuts: Sequence[str]) -> list[Unit]
     return costs
 
 
-def cut_table(measured: Mapping[str, Unit]) -> Table:
-    """A row for each cut into two: the fuller device's bytes, work before it, bytes sent."""
+def cut_table(measured: Mapping[str, Unit], *cuts: str) -> Table:
+    """A row for each of these cuts into two, or for all: the fuller device, work, bytes."""
     rows = []
-    for name in list(measured)[1:]:
+    for name in cuts or list(measured)[1:]:
         pair = first, _ = stage_costs(measured, [name])
         fuller = bytes_text(max(stage.memory for stage in pair))
         share = first.flops / sum(stage.flops for stage in pair)
@@ -134,12 +134,14 @@ def pipeline_chart(
     above: tuple[Sequence[Task], str] | None = None,
     slot: float | None = None,
     is_priced: bool = False,
+    follow: int | None = None,
 ) -> Plot:
     """A line for each row, a box with its micro-batch for each task: grey is idle time.
 
     A row's second stage has a prime: 3' is micro-batch 3. `above` are other tasks and their
     title, drawn over the same axis. Of tasks in slots `slot` is a slot's length; others are
-    in seconds, measured or priced.
+    in seconds, measured or priced. The micro-batch to `follow` is black, and no box has a
+    number then.
     """
     from matplotlib.figure import Figure  # a second to import: not for the ranks
     from matplotlib.patches import Patch
@@ -152,7 +154,7 @@ def pipeline_chart(
     texts = []
     for axes, (own, name) in zip(panels, charts, strict=True):
         length, rows = duration(own), sorted({t.row for t in own})
-        _draw_tasks(axes, own, row_name, length)
+        _draw_tasks(axes, own, row_name, length, follow)
         total = f"{length / slot:g} slots" if slot else f"{1e3 * length:.0f} ms"
         says = f"{name}: {total}, idle {idle_share(own):.0%}"
         axes.set_title(says, loc="left")
@@ -169,11 +171,15 @@ def pipeline_chart(
         strength, meaning = LOOKS[kind]
         label = f"{kind}: {meaning}"
         handles.append(Patch(facecolor=paler(0, strength), label=label, **EDGE))
-    figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False)
+    if follow is not None:
+        handles.append(Patch(facecolor=INK, label="one micro-batch"))
+    figure.legend(handles=handles, loc="outside upper right", ncols=6, frameon=False)
     return Plot(figure, "\n".join(texts))
 
 
-def _draw_tasks(axes: Any, tasks: Sequence[Task], row_name: str, length: float) -> None:
+def _draw_tasks(
+    axes: Any, tasks: Sequence[Task], row_name: str, length: float, follow: int | None
+) -> None:
     """The boxes of one chart."""
     rows = sorted({t.row for t in tasks})
     start = min(t.begin for t in tasks)
@@ -183,8 +189,11 @@ def _draw_tasks(axes: Any, tasks: Sequence[Task], row_name: str, length: float) 
         own, (strength, _) = [t for t in tasks if t.kind == kind], LOOKS[kind]
         lefts, widths = [t.begin - start for t in own], [t.end - t.begin for t in own]
         places = [rows.index(t.row) for t in own]
-        look = {"color": [paler(t.row, strength) for t in own], **EDGE}
+        fills = [INK if t.micro == follow else paler(t.row, strength) for t in own]
+        look = {"color": fills, **EDGE}
         bars = axes.barh(places, widths, 0.84, lefts, **look)
+        if follow is not None:
+            continue
         names = [f"{t.micro}" + "'" * stages[t.row].index(t.stage) for t in own]
         fitting = [n if w > 0.01 * length else "" for n, w in zip(names, widths, strict=True)]
         size = 10 if max(widths) > 0.025 * length else 7

@@ -8,8 +8,12 @@ from mgpu_tutorial.pipelines.work import Work
 
 def stages_on_rank(schedule: type, rank: int, world_size: int) -> list[int]:
     """The stages that `rank` has: one; or two, in rounds (0 1 0 1) or in a V (0 1 1 0)."""
-    rounds, v = pp.ScheduleInterleaved1F1B, pp.ScheduleZBVZeroBubble
-    second = {rounds: world_size + rank, v: 2 * world_size - 1 - rank}
+    last = 2 * world_size - 1
+    second = {
+        pp.ScheduleInterleaved1F1B: world_size + rank,
+        pp.ScheduleZBVZeroBubble: last - rank,
+        pp.ScheduleDualPipeV: last - rank,
+    }
     return [rank, second[schedule]] if schedule in second else [rank]
 
 

@@ -1,13 +1,9 @@
 """What cannot be split is refused in words, and what can be is right."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.model_parallel import micro_batches as mb
 from mgpu_tutorial.model_parallel import ranks as workers
@@ -18,8 +14,8 @@ UNITS = dict.fromkeys(["conv1", "layer1", "layer2", "fc"])
 TWO = [torch.device("meta")] * 2
 
 
-def step_of(size, labels, micro):
-    return lambda: mb.MicroBatchStep(linear_stages(2), batch(size)[0], labels, micro)
+def parts_of(size, micro):
+    return lambda: mb.equal_parts(torch.zeros(size, 4), torch.zeros(size), micro)
 
 
 def resnet(devices, cuts=("layer3.0",)):
@@ -30,22 +26,11 @@ def resnet(devices, cuts=("layer3.0",)):
     return new
 
 
-def linear_stages(count):
-    """Stages of one layer in float64, as a step wants them; each call draws the same."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(4, 4).double() for _ in range(count)]
-    return SimpleNamespace(stages=layers, devices=[torch.device("cpu")] * count)
-
-
-def batch(size):
-    return torch.linspace(-1, 2, 4 * size).double().view(size, 4), torch.arange(size) % 4
-
-
 @pytest.mark.parametrize(
     "call, words",
     [
-        (step_of(6, batch(6)[1], 4), "6 samples .* 4 equal"),
-        (step_of(6, batch(6)[1], 7), "6 samples .* 7 equal"),
+        (parts_of(6, 4), "6 samples .* 4 equal"),
+        (parts_of(6, 7), "6 samples .* 7 equal"),
         (lambda: split(UNITS, ["layer3"]), "layer1, layer2, fc.*'layer3'"),
         (resnet(TWO, ("layer3",)), "layer3.0.*'layer3'"),
         (resnet(TWO[:1]), None),
@@ -73,52 +58,6 @@ def test_equal_parts_are_the_batch_in_order(micro, each):
     for i, (x, y) in enumerate(parts):
         rows = slice(i * each, (i + 1) * each)
         assert torch.equal(x, inputs[rows]) and torch.equal(y, targets[rows])
-
-
-def frozen_first(model):
-    model.stages[0].requires_grad_(False)
-
-
-def frozen_last(model):
-    model.stages[1].requires_grad_(False)
-
-
-def without_parameters(model):
-    model.stages[0] = nn.Tanh()
-
-
-def turned_over(model):
-    model.stages[0] = nn.Sequential(model.stages[0], Turn(), Turn())
-
-
-class Turn(nn.Module):
-    def forward(self, x):
-        return x.T
-
-
-@pytest.mark.parametrize("micro", [1, 2, 8])
-@pytest.mark.parametrize(
-    "change", [frozen_first, frozen_last, without_parameters, turned_over]
-)
-def test_two_steps_leave_the_gradients_of_one_process(change, micro):
-    found, one = linear_stages(2), linear_stages(2)
-    for model in found, one:
-        change(model)
-    whole = nn.Sequential(*one.stages)
-    for _ in range(2):
-        mb.take_step(found, *batch(8), micro)
-        cross_entropy(whole(batch(8)[0]), batch(8)[1]).backward()
-    ours = [p.grad for stage in found.stages for p in stage.parameters()]
-    torch.testing.assert_close(ours, [p.grad for p in whole.parameters()])
-
-
-def test_a_step_lets_go_of_a_micro_batch_with_its_backward():
-    step, kept = mb.MicroBatchStep(linear_stages(1), *batch(4), 2), []
-    for task in mb.forward_stage, mb.backward_stage:
-        for i in range(2):
-            task(step, 0, i, None)
-            kept.append([i for _, i in sorted(step.saved)])
-    assert kept == [[0], [0, 1], [1], []]
 
 
 @pytest.mark.parametrize("count", [1, 3])
