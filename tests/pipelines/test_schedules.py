@@ -22,7 +22,7 @@ def gradients_by_stage(rank, world_size, schedule):
     return {i: [p.grad for p in work.stacks[i].parameters()] for i in indices}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, pp.ScheduleDualPipeV])
 def test_pytorchs_schedules_compute_the_same_bits(ranks, schedule):
     """PyTorch divides the sum of the gradients, one process each loss: exact for 4 parts."""
     results = ranks(2, gradients_by_stage, schedule).results
