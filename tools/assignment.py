@@ -24,6 +24,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 
 from mgpu_tutorial import CHAPTERS
+from mgpu_tutorial.wrong_gradient import seeds
 from tools.store import KERNEL
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +37,9 @@ def graded(*answer, **more):
     said = verdict(*answer, **more)
     assert said.is_right, said"""
 WHY = "**Why?** Say in two sentences why this is right, and what a wrong answer would do."
+FIND = """\
+**Find it.** One line of the job is replaced. The next cell shows what this does to the \
+gradients. Name the function and the line, for example `["Copy.forward", 30]`."""
 READ = "To be read by a person."
 CONFIG = """\
 c = get_config()  # noqa: F821
@@ -44,6 +48,7 @@ c.ClearSolutions.code_stub = {"python": "# change what stands above, or write it
 c.ClearSolutions.enforce_metadata = True
 c.ExecutePreprocessor.timeout = 300
 """
+FINDING = re.compile(r"^judge\((\d+), finding\)", re.MULTILINE)  # of 25
 Cell = nbformat.NotebookNode  # and a notebook
 
 
@@ -74,6 +79,11 @@ def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
         if "exercise" in tags:
             found.append(_exercise(len(found) + 1, words, *cells[i : i + 2], variant))
             words = []
+        elif asked := FINDING.search(cell.source):
+            found.append(_finding(len(found) + 1, cells[i - 1], cell, int(asked[1])))
+            words = []
+        elif cell.source.startswith("<details>"):
+            continue  # the answer to a finding
         elif begin < i < end and "solution" not in tags:
             words.append(cell)
         else:  # a build, or an open problem, is asked for by the words right before it
@@ -118,6 +128,16 @@ def _exercise(
     whole = ast.parse("\n".join(code))
     needs, points = reads(whole) - binds(whole), _noted(asked, "points", 1)
     return Exercise(number, made, stub, _cut(answer, right)[0], test, points, needs)
+
+
+def _finding(number: int, shown: Cell, asked: Cell, seed: int) -> Exercise:
+    """A fault to be found by what a cell shows of it; the answer is a function and a line."""
+    stub, test = _cut(asked.source, {"finding"})
+    solution = f"finding = {seeds.answer(seed)!r}"
+    whole = ast.parse("\n".join([shown.source, asked.source, solution]))
+    words = [new_markdown_cell(FIND), new_code_cell(shown.source)]
+    needs = reads(whole) - binds(whole)
+    return Exercise(number, words, stub, solution, test, _noted(asked, "points", 1), needs)
 
 
 def _noted(cell: Cell, name: str, otherwise: object) -> object:

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.lab.words import in_a_row
+from mgpu_tutorial.tensor_parallel.layers import shard
 from mgpu_tutorial.wrong_gradient import job, kinds, trials
 
 
@@ -72,6 +73,27 @@ def names_stages(whole: Callable) -> None:
 def mixes(whole: Callable) -> None:
     """do both at once, next to other ranks with the same part"""
     _compare(whole, "dp=2,tp=2,pp=2")
+
+
+def _over_dp(rank: int, world_size: int, whole: Callable) -> object:
+    """As experts do: a parameter that is cut over the dp ranks, beside a copy."""
+    mesh = job.mesh_of("dp=2,tp=2", world_size)
+    stage = nn.Sequential(_numbered(nn.Linear(3, 4)))
+    stage[0].weight = shard(stage[0].weight, 0, mesh["dp"].get_group())
+    for parameter in stage.parameters():
+        parameter.grad = parameter.detach().clone()
+    return whole(stage, mesh, 5)
+
+
+def asks_the_shard(whole: Callable) -> None:
+    """join a shard over its own group, as for experts that are cut along dp"""
+    right = {f"5.{n}": p.detach() for n, p in _numbered(nn.Linear(3, 4)).named_parameters()}
+    for rank, found in enumerate(launch(_over_dp, 4, whole).results):
+        where = f"dp=2,tp=2 with a weight cut along dp, rank {rank}"
+        assert isinstance(found, dict), f"{where}: expected a dict by name, got {found!r:.80}"
+        expect(sorted(found), sorted(right), f"{where}: names")
+        for name, expected in right.items():
+            expect(found[name], expected, f"{where}: {name}")
 
 
 def refuses_none(whole: Callable) -> None:
@@ -243,6 +265,41 @@ def counts_times(first_difference: Callable) -> None:
         assert torch.equal(x, _near_one(torch.float64)), "x is changed afterwards"
 
 
+RIGHT = torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8]], dtype=torch.float64)
+GROUPS = {"dp": [[0, 2], [1, 3]], "tp": [[0, 1], [2, 3]]}
+
+
+def _expect_kind(kind: Callable, ranks: list[Tensor], expected: str, what: str) -> None:
+    said = kind(ranks, RIGHT, 1e-6, GROUPS)
+    assert said == expected, f"{what}: {said!r}, expected {expected!r}"
+
+
+def names_a_missing_sum(kind: Callable) -> None:
+    """name the group whose ranks' sum would be right, in each of its groups of ranks"""
+    part = RIGHT.flip(0) / 3
+    rest = RIGHT - part
+    _expect_kind(kind, [part, rest, part, rest], "never summed over tp", "summands along tp")
+    _expect_kind(kind, [part, part, rest, rest], "never summed over dp", "summands along dp")
+    odd = [part, rest, part, part]
+    _expect_kind(kind, odd, "neither", "ranks 0 and 1 add up to it, ranks 2 and 3 do not")
+    near = [part + 1e-8, rest, part - 1e-8, rest]
+    _expect_kind(kind, near, "never summed over tp", "summands along tp, rounded")
+
+
+def counts_right_rows(kind: Callable) -> None:
+    """count the rows that are right, within the limit, where only some are"""
+    for wrong in ([2, 3], [0]):
+        found = RIGHT + 1e-8
+        found[wrong] *= 2
+        expected = f"right in {4 - len(wrong)} of 4 rows"
+        _expect_kind(kind, [found] * 4, expected, f"rows {in_a_row(map(str, wrong))} doubled")
+
+
+def knows_no_other(kind: Callable) -> None:
+    """say "neither" where no row is right and no sum is"""
+    _expect_kind(kind, [3 * RIGHT] * 4, "neither", "three times as long on all ranks")
+
+
 KINDS = "replicated", "partial", "varying", "invariant"
 
 
@@ -317,10 +374,12 @@ build = Builder(
             joins_shards,
             names_stages,
             mixes,
+            asks_the_shard,
             refuses_none,
             refuses_one_name_twice,
         ],
         trials.first_difference: ROWS,
+        trials.kind_on_ranks: [names_a_missing_sum, counts_right_rows, knows_no_other],
         kinds.dual: [is_what_autograd_says, is_its_own_inverse, refuses_other_words],
     },
 )

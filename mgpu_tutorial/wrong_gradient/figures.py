@@ -3,20 +3,37 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from mgpu_tutorial.lab import Table, curves
+from mgpu_tutorial.lab import Table
+from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.wrong_gradient.faults import FAULTS
 from mgpu_tutorial.wrong_gradient.trials import Gradients, Trial
+from mgpu_tutorial.wrong_gradient.zoo import OWN_PARTS, Compared
 
 SHOWN = 4  # names in a row of clues
 
 
-def losses_plot(runs: Mapping[str, Sequence[float]]) -> Plot:
-    """The losses over the steps: right gradients as a line, wrong ones as marks."""
-    series = {name: (range(1, len(run) + 1), run) for name, run in runs.items()}
-    marks = {name: run for name, run in series.items() if "4" in name}
-    lines = {name: run for name, run in series.items() if name not in marks}
-    return curves(marks, lines, "step", "loss", "linear")
+def losses_plot(runs: Mapping[str, Mapping[int, Sequence[float]]]) -> Plot:
+    """The losses over the steps, a panel an optimizer; a line for factor 1, else marks."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.0), layout="constrained")
+    panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
+    for axes, (optimizer, by_factor) in zip(panels, runs.items(), strict=True):
+        for factor, losses in by_factor.items():
+            steps = range(1, len(losses) + 1)
+            if factor == 1:
+                axes.plot(steps, losses, color=INK, linewidth=1.5, label="right")
+            else:
+                marks = {"markersize": 5, "markevery": 3, "markerfacecolor": "none"}
+                axes.plot(steps, losses, "o", color=INK, label=f"× {factor}", **marks)
+        axes.set_title(optimizer, fontsize=12)
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("loss")
+    panels[0].legend(frameon=False, fontsize=11, loc="lower left")
+    return Plot(figure, f"loss against step, right and too long: {', '.join(runs)}")
 
 
 def tests_table(rows: Mapping[str, Sequence[bool]]) -> Table:
@@ -73,3 +90,19 @@ def _range(words: list[str]) -> str:
         return words[0]
     numbers = sorted(float(word.split()[2].rstrip("%")) for word in words)
     return f"off by {numbers[0]:g} to {numbers[-1]:g}%"
+
+
+def zoo_table(compared: Mapping[str, Compared]) -> Table:
+    """A row for each fault of the zoo: what finds it, and what is said of it."""
+    rows = []
+    for name, (proof, found, right) in compared.items():
+        row = [name.replace("_", " "), "nothing", "", ""]
+        if name in OWN_PARTS:
+            (words,) = how_wrong({name: found}, {name: right}).values()
+            row[1:3] = "one process", f"its tensor is {words}"
+        elif not proof.right:
+            first, forward = proof.first, [r for r in proof.remarks if "forward" in r][0]
+            where = forward.partition("output of ")[2].partition(":")[0]
+            row[1:] = "prove", f"{first.when}: {first.kind}", where or "right"
+        rows.append(row)
+    return Table(["fault", "found by", "first wrong", "forward goes wrong in"], rows)

@@ -52,10 +52,30 @@ def hidden(name: str) -> Hidden:
     return known[name]
 
 
+def answer(number: int) -> list:
+    """The function and the line of a hidden fault, for an assignment's solution."""
+    fault = hidden(f"seed {number}")
+    return [fault.function, line_of(fault.right)]
+
+
 def judge(number: int, finding: object) -> None:
     """Say whether a finding [function, line] names a hidden fault, and which tests tell."""
     from IPython.display import display
 
+    display(judged(number, finding))
+
+
+def require(number: int, finding: object) -> None:
+    """As `judge`, for a grader: AssertionError unless the finding is right."""
+    said = judged(number, finding)
+    assert said.is_right, said
+
+
+judge.require = require
+
+
+def judged(number: int, finding: object) -> Verdict:
+    """The verdict on a finding [function, line]."""
     fault = hidden(f"seed {number}")
     lines = [line_of(text) for text in (fault.right, *fault.also)]
     given = finding[1] if isinstance(finding, list | tuple) and len(finding) == 2 else None
@@ -68,14 +88,13 @@ def judge(number: int, finding: object) -> None:
     said = verdict(finding, expected)
     if said.is_right:
         wrong = "; ".join(line.strip() for line in fault.wrong.strip().split("\n"))
-        said = Verdict(
-            CORRECT, True, f"it is now {wrong}. What tells: {', '.join(fault.tests)}"
-        )
-    elif isinstance(given, int) and finding[0] == fault.function:  # and not how far off
-        said = Verdict(NOT_YET, False, "the function is right, the line is not")
-    elif isinstance(given, int):
-        said = Verdict(NOT_YET, False, "the fault is in another function")
-    display(said)
+        tests = ", ".join(fault.tests)
+        return Verdict(CORRECT, True, f"it is now {wrong}. What tells: {tests}")
+    if isinstance(given, int) and finding[0] == fault.function:  # and not how far off
+        return Verdict(NOT_YET, False, "the function is right, the line is not")
+    if isinstance(given, int):
+        return Verdict(NOT_YET, False, "the fault is in another function")
+    return said
 
 
 def line_of(text: str) -> int:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_map_only  # noqa: PLC2701
 
 from mgpu_tutorial.shared.parameters import fingerprint_of
 from mgpu_tutorial.wrong_gradient import job
@@ -28,13 +29,11 @@ class Trial(NamedTuple):
     differ: list[str]
 
 
-def gathered(own: Gradients, dimension: DeviceMesh) -> list[Gradients]:
-    """What each rank along a dimension of the mesh has, in their order, on the CPU."""
-    every = [None] * dimension.size()
-    own = {
-        name: None if gradient is None else gradient.cpu() for name, gradient in own.items()
-    }
-    dist.all_gather_object(every, own, group=dimension.get_group())
+def gathered(own: object, group: dist.ProcessGroup) -> list:
+    """What each rank of a group has, in their order; tensors come over the CPU."""
+    own = tree_map_only(Tensor, Tensor.cpu, own)
+    every = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, own, group=group)
     return every
 
 
@@ -46,37 +45,59 @@ def renumbered(name: str, first: int) -> str:
 def whole_gradients(stage: nn.Module, mesh: DeviceMesh, first: int = 0) -> Gradients:
     """The gradients of the whole model under the names of one process, on every rank.
 
-    `stage` holds the layers from number `first` on; a parameter with an attribute `cut` is a
-    shard along that dimension, and a frozen one has no gradient. Raises ValueError on every
-    rank for a gradient that one of them lacks, and for a name that two stages have, as where
-    `first` is forgotten.
+    `stage` holds the layers from number `first` on. A parameter with an attribute `cut` is a
+    shard along that dimension, of which the ranks of its `group` have the others; a frozen
+    one has no gradient. Raises ValueError on every rank for a gradient that one of them
+    lacks, and for a name that two stages have, as where `first` is forgotten.
     """
     trained = {n: p for n, p in stage.named_parameters() if p.requires_grad}
-    own = {name: p.grad for name, p in trained.items()}
-    shards, mine = gathered(own, mesh["tp"]), {}
+    mine = {}
     for name, parameter in trained.items():
-        parts = [other[name] for other in shards]
-        value = own[name]  # of a copy
-        if any(part is None for part in parts):
-            value = None
-        elif hasattr(parameter, "cut"):
-            value = torch.cat(parts, parameter.cut)
+        value = parameter.grad
+        if hasattr(parameter, "cut"):
+            parts = gathered(value, parameter.group)
+            lacks = any(part is None for part in parts)
+            value = None if lacks else torch.cat(parts, parameter.cut)
         mine[renumbered(name, first)] = value
-    stages = gathered(mine, mesh["pp"])
+    stages = gathered(mine, mesh["pp"].get_group())
     every = {name: g for layers in stages for name, g in layers.items()}
     if len(every) < sum(map(len, stages)):
         raise ValueError(f"two stages have the same name: is `first` {first}?")
     lacking = [name for name, gradient in every.items() if gradient is None]
-    if lacking:
-        raise ValueError(f"{lacking[0]} has no gradient")
+    for others in gathered(lacking, dist.group.WORLD):
+        if others:
+            raise ValueError(f"{others[0]} has no gradient")
     return every
 
 
-def copies_that_differ(stage: nn.Module, mesh: DeviceMesh, first: int = 0) -> list[str]:
+def kind_on_ranks(
+    ranks: Sequence[Tensor], right: Tensor, limit: float, groups: dict[str, list[list[int]]]
+) -> str:
+    """What is missing in the ranks' gradients of a parameter: a sum, or some rows.
+
+    `groups` has by its name each dimension of the mesh: which ranks belong together. What else
+    it can be is asked by `kind_of` of distributed_sgd.
+    """
+
+    def near(found: Tensor, expected: Tensor) -> bool:
+        return (found - expected).norm() <= limit
+
+    for name, members in groups.items():
+        sums = [sum(ranks[rank] for rank in group) for group in members]
+        if all(near(total, right) for total in sums):
+            return f"never summed over {name}"
+    rows = zip(ranks[0], right, strict=True)
+    count = sum(1 for own, expected in rows if near(own, expected))
+    if 0 < count < len(right):
+        return f"right in {count} of {len(right)} rows"
+    return "neither"
+
+
+def copies_that_differ(stage: nn.Module, first: int = 0) -> list[str]:
     """The gradients that should have the same bits on several ranks, and have not."""
     mine = {}
     for name, p in stage.named_parameters():
-        part = mesh["tp"].get_local_rank() if hasattr(p, "cut") else "whole"
+        part = dist.get_rank(p.group) if hasattr(p, "cut") else "whole"
         given = [] if p.grad is None else [p.grad]  # none is refused later, on all ranks
         mine[renumbered(name, first), part] = fingerprint_of(given)
     everyone = [None] * dist.get_world_size()
@@ -102,7 +123,7 @@ def one_step(
     mesh, (x, targets) = job.mesh_of(plan, world_size), job.batch_of()
     stage, first = faulty.stage_of(job.new_model(random).to(number), mesh)
     loss, norm = faulty.step(stage, mesh, (x.to(number), targets), most)
-    differ = copies_that_differ(stage, mesh, first)
+    differ = copies_that_differ(stage, first)
     return Trial(loss, norm, whole(stage, mesh, first), differ)
 
 

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 from mgpu_tutorial import CHAPTERS
+from mgpu_tutorial.wrong_gradient.seeds import judge
 from tools import assignment
 from tools.assignment import ROOT, exercises, main, variants_of
 
@@ -27,6 +28,7 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
     count = variants_of(notebook)
     made = [exercises(notebook, i + 1) for i in range(count)]
     tagged = [c for c in notebook.cells if "exercise" in c.metadata.get("tags", [])]
+    tagged += [c for c in notebook.cells if assignment.FINDING.search(c.source)]
     for setup, found in made:
         assert len(found) == len(tagged) >= 1
         for each in found:
@@ -35,7 +37,8 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
             asks, grades = ("check(", "graded(")
             if name_of := re.match(r"build|judge", each.test):
                 asks, grades = f"{name_of[0]}(", f"{name_of[0]}.require("
-                assert any("**Build**" in word.source for word in each.words)
+                begins = re.compile(r"\*\*(Build|Find it\.)\*\*")
+                assert any(begins.search(word.source) for word in each.words)
             else:
                 assert re.match(r"\*\*\d\.\*\* ", each.words[0].source)
             assert asks in each.test and asks not in each.stub + each.solution
@@ -61,6 +64,16 @@ def test_both_graders_get_valid_notebooks_with_the_points_of_the_exercises(tmp_p
     by_test = [c.metadata.nbgrader.points for c in cells if c.cell_type == "code"]
     assert by_test == [each.points for each in found]
     assert sum(c.cell_type == "markdown" for c in cells) == len(found)
+
+
+def test_the_findings_are_graded_by_function_and_line():
+    setup, found = exercises(read(chapter("wrong_gradient")))
+    findings = [each for each in found if each.test.startswith("judge(")]
+    assert len(findings) == 8 and "def look(" in setup
+    space = {"judge": judge}
+    for each in findings:
+        assert is_right(space, each, each.solution) and not is_right(space, each, "")
+        assert not is_right(space, each, "finding = ['step', 1]")
 
 
 @pytest.mark.parametrize("variant", ["0", "4", "²"])

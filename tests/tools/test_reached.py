@@ -38,7 +38,6 @@ def is_test(path):
         ("mgpu_tutorial/ddp_buckets/wrappers.py", ["tests/sharding/test_together.py"]),
         ("mgpu_tutorial/instruments/prove/proof.py", ["notebooks/06_distributed_sgd.ipynb"]),
         ("mgpu_tutorial/collectives/builds.py", ["tests/test_builds.py"]),
-        ("mgpu_tutorial/language_model/plan.py", ["notebooks/25_wrong_gradient.ipynb"]),
         ("mgpu_tutorial/shared/logbook.json", ["notebooks/26_language_model.ipynb"]),
         ("docs/mine.md", ["tests/test_scripts_with_mine.py"]),
         ("tests/conftest.py", ["tests/sharding/test_stages.py"]),

@@ -6,8 +6,9 @@ from tests.builds import Right, Wrong, edited
 UNASKED = {
     "if len(every) < sum(map(len, stages)):": "if False:"
 }  # a reader's own need not ask for doubles
-OWN, SHARD = "value = own[name]  # of a copy", "torch.cat(parts, parameter.cut)"
-ANY, IS_SHARD = "any(part is None for part in parts)", 'elif hasattr(parameter, "cut")'
+SHARD = "torch.cat(parts, parameter.cut)"
+ANY, IS_SHARD = "any(part is None for part in parts)", 'if hasattr(parameter, "cut")'
+GROUP, STAGES = "gathered(value, parameter.group)", 'gathered(mine, mesh["pp"].get_group())'
 NEXT = "torch.nextafter(x, torch.full_like(x, math.inf))"
 LIMIT = "limit = times * max((moved[name] - right[name]).double().norm(), unit)"
 FIXED = "limit = {} * torch.finfo(x.dtype).eps * right[name].double().norm()"
@@ -24,13 +25,7 @@ EDITS = [
         },
         says="a hundred times as large",
     ),
-    Right(
-        "whole_gradients",
-        replace={
-            OWN: "value = parts[-1]",
-            SHARD: "torch.cat(tuple(parts), dim=parameter.cut)",
-        },
-    ),
+    Right("whole_gradients", replace={SHARD: "torch.cat(tuple(parts), dim=parameter.cut)"}),
     Right(
         "whole_gradients",
         replace={"for layers in stages for": "for layers in reversed(stages) for"},
@@ -47,12 +42,16 @@ EDITS = [
     ),
     Wrong(
         "whole_gradients",
-        replace={"torch.cat(parts, parameter.cut)": "own[name]"},
+        replace={"torch.cat(parts, parameter.cut)": "parameter.grad"},
         says="attention.qkv.weight",
     ),
     Wrong(
         "whole_gradients",
-        replace={IS_SHARD: "else", "parameter.cut": "getattr(parameter, 'cut', 0)"},
+        replace={
+            IS_SHARD: "if True",
+            GROUP: "gathered(value, getattr(parameter, 'group', None))",
+            "parameter.cut)": "getattr(parameter, 'cut', 0))",
+        },
         says="attention_norm.weight",
     ),
     Wrong(
@@ -65,24 +64,24 @@ EDITS = [
         replace={"renumbered(name, first)": 'f"{first}.{name[2:]}"'},
         says="is not among",
     ),
+    Wrong("whole_gradients", replace={STAGES: "[mine]"}, says="is not among"),
     Wrong(
         "whole_gradients",
-        replace={'gathered(mine, mesh["pp"])': "[mine]"},
+        replace=UNASKED | {STAGES: 'gathered(mine, mesh["tp"].get_group())'},
         says="is not among",
     ),
+    Wrong("whole_gradients", replace={"if others:": "if False:"}, says="returned {"),
     Wrong(
         "whole_gradients",
-        replace=UNASKED | {'gathered(mine, mesh["pp"])': 'gathered(mine, mesh["tp"])'},
-        says="is not among",
+        replace={"gathered(lacking, dist.group.WORLD)": "[lacking]"},
+        says="NoneType",
     ),
+    Wrong("whole_gradients", replace={ANY: "parameter.grad is None"}, says="TypeError"),
     Wrong(
         "whole_gradients",
-        replace={
-            '        raise ValueError(f"{lacking[0]}…': "        pass\n    return every"
-        },
-        says="returned {",
+        replace={GROUP: 'gathered(value, mesh["tp"].get_group())'},
+        says="a weight cut along dp",
     ),
-    Wrong("whole_gradients", replace={ANY: "own[name] is None"}, says="TypeError"),
     Right("first_difference", replace={}),
     Right("first_difference", replace={"times: float = 4.0": "times: float = 6.0"}),
     Right(
@@ -155,6 +154,31 @@ EDITS = [
             )
         },
         says="x is changed afterwards",
+    ),
+    Right("kind_on_ranks", replace={}),
+    Right(
+        "kind_on_ranks",
+        replace={"if 0 < count < len(right):": "if count and count != len(right):"},
+    ),
+    Wrong(
+        "kind_on_ranks",
+        replace={"if all(near(total, right)": "if any(near(total, right)"},
+        says="ranks 2 and 3 do not",
+    ),
+    Wrong(
+        "kind_on_ranks",
+        replace={"sum(ranks[rank] for rank in group)": "sum(ranks)"},
+        says="summands along tp: 'neither'",
+    ),
+    Wrong(
+        "kind_on_ranks",
+        replace={"(found - expected).norm() <= limit": "torch.equal(found, expected)"},
+        says="summands along tp, rounded: 'neither'",
+    ),
+    Wrong(
+        "kind_on_ranks",
+        replace={"if near(own, expected)": "if not near(own, expected)"},
+        says="rows 0 doubled",
     ),
     Right("dual", replace={}),
     Right(

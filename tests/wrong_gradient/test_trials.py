@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from mgpu_tutorial.wrong_gradient import curves, figures, job, kinds, trials
+from mgpu_tutorial.wrong_gradient import curves, figures, job, kinds, trials, zoo
 from mgpu_tutorial.wrong_gradient.builds import KINDS
 from mgpu_tutorial.wrong_gradient.faults import FAULTS, job_with
 from mgpu_tutorial.wrong_gradient.seeds import hidden, judge, line_of
@@ -191,6 +191,34 @@ def test_the_first_difference_is_the_last_name_that_is_off(factors, dtype):
         found, lambda x: trials.alone(x, targets, random=True), x.to(dtype)
     )
     assert said == (wrong[-1] if wrong else None)
+
+
+def test_a_kind_on_ranks_is_a_missing_sum_in_every_group_or_some_right_rows():
+    right, part = torch.tensor([3.0, 5.0]), torch.tensor([1.0, 1.0])
+    groups, limit = {"dp": [[0, 1], [2, 3]]}, 1e-3
+    ranks = [part, right - part, part, right - part]
+    said = trials.kind_on_ranks(ranks, right, limit, groups)
+    assert said == "never summed over dp"
+    ranks[3] = part
+    assert trials.kind_on_ranks(ranks, right, limit, groups) == "neither"
+    half = [torch.tensor([3.0, 9.0])] * 4
+    assert trials.kind_on_ranks(half, right, limit, groups) == "right in 1 of 2 rows"
+
+
+ZOO = "positions", "gathered_loss", "experts", "bfloat16_sum"
+
+
+@pytest.mark.slow
+def test_the_table_of_the_zoo_says_what_finds_a_fault():
+    rows = figures.zoo_table(zoo.prove_all(ZOO)).rows
+    assert [row[:2] for row in rows] == [
+        ["positions", "prove"],
+        ["gathered loss", "prove"],
+        ["experts", "one process"],
+        ["bfloat16 sum", "nothing"],
+    ]
+    assert [row[3] for row in rows] == ["head", "right", "", ""]
+    assert rows[2][2] == "its tensor is 2.00 times"
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
