@@ -38,8 +38,9 @@ def graded(*answer, **more):
     assert said.is_right, said"""
 WHY = "**Why?** Say in two sentences why this is right, and what a wrong answer would do."
 FIND = """\
-**Find it.** One line of the job is replaced. The next cell shows what this does to the \
-gradients. Name the function and the line, for example `["Copy.forward", 30]`."""
+**Find it.** One line of the numbered listings in section 2 of the chapter is replaced. The \
+next cell shows what this does to the gradients. Name the function and the line, for \
+example `["Copy.forward", 30]`."""
 READ = "To be read by a person."
 CONFIG = """\
 c = get_config()  # noqa: F821

@@ -75,8 +75,8 @@ def kind_on_ranks(
 ) -> str:
     """What is missing in the ranks' gradients of a parameter: a sum, or some rows.
 
-    `groups` has by its name each dimension of the mesh: which ranks belong together. What else
-    it can be is asked by `kind_of` of distributed_sgd.
+    `groups` has by its name each dimension of the mesh: which ranks belong together. Other
+    kinds are those of `kind_of` in distributed_sgd.
     """
 
     def near(found: Tensor, expected: Tensor) -> bool:
