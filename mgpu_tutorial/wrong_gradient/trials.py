@@ -76,7 +76,7 @@ def kind_on_ranks(
     """What is missing in the ranks' gradients of a parameter: a sum, or some rows.
 
     `groups` has by its name each dimension of the mesh: which ranks belong together. Other
-    kinds are those of `kind_of` in distributed_sgd.
+    kinds are those that the chapter distributed_sgd names.
     """
 
     def near(found: Tensor, expected: Tensor) -> bool:
