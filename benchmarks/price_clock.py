@@ -1,4 +1,4 @@
-"""A replay beside a clock: the steps of DDP's chapter on its imitated link, priced and run.
+"""A replay beside a clock: the steps of DDP's chapter on an imitated link, priced and run.
 
     python benchmarks/price_clock.py
 

@@ -86,9 +86,9 @@ def flat_parameters(model: nn.Module) -> torch.Tensor:
 def train_epoch(
     model: nn.Module, optimizer: Optimizer, data: Digits, epoch: int, batch: int
 ) -> torch.Tensor:
-    """One pass over the data; returns the sum of this rank's losses and its sample count.
+    """One epoch; returns the sum of this rank's losses, and the number of its samples.
 
-    A BatchNorm would see each rank's share, so it isn't one process: `sync_batch_norm`.
+    A BatchNorm sees only this rank's share: `sync_batch_norm` makes it see the whole batch.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shares = global_batches(rank, world_size, len(data), batch, seed=1, epoch=epoch)
