@@ -18,13 +18,14 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable
-from inspect import Parameter, isfunction, signature
+from inspect import Parameter, cleandoc, isfunction, signature
 from pathlib import Path
 from typing import get_origin
 
 from mgpu_tutorial import CHAPTERS, __version__
 from mgpu_tutorial.instruments.prove import proof
 from mgpu_tutorial.lab import launch
+from mgpu_tutorial.lab.run import progress
 from mgpu_tutorial.lab.run.errors import LaunchError
 from mgpu_tutorial.lab.run.rank import under_torchrun
 from mgpu_tutorial.lab.teach import mine
@@ -173,18 +174,23 @@ def main(words: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("worker", help="as in the list; its own arguments come after it")
-    parser.add_argument("--ranks", type=int, help="world size (2)")
+    parser.add_argument("--ranks", type=int, help="world size (2, or what its plan takes)")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--timeout", type=float, help="seconds (30)")
+    parser.add_argument("--timeout", type=float, help="seconds (30, or more with --minutes)")
     parser.add_argument("--version", action="version", version=__version__)
     try:
-        own = [] if words[0].startswith("-") else arguments_of(find(words[0]))
+        own = []
+        if not words[0].startswith("-"):
+            worker = find(words[0])
+            own, parser.description = arguments_of(worker), cleandoc(worker.__doc__ or "")
         for each in own:
             names = {f"--{each.name}", f"--{each.name.replace('_', '-')}"}
             kind = each.annotation if each.annotation in (int, float, str) else value
             if each.annotation is bool or isinstance(each.default, bool):
                 kind = truth
-            parser.add_argument(*names, dest=each.name, type=kind)
+            said = "needed" if each.default is Parameter.empty else f"({each.default!r})"
+            said = said.replace("%", "%%")
+            parser.add_argument(*names, dest=each.name, type=kind, help=said)
         given = vars(parser.parse_args(words))
         worker = find(given.pop("worker"))
         require_words(words[0], own, given)
@@ -193,6 +199,7 @@ def main(words: list[str]) -> int:
             usual = getattr(worker, "ranks_for", lambda **_: 2)(**given)
             if hasattr(worker, "timeout_for"):  # one that takes long by what is given
                 how = {"timeout": worker.timeout_for(**given)} | how
+            progress.to_terminal()
             print(launch(worker, how.pop("ranks", usual), **how, **given))
             return 0
     except LaunchError as error:

@@ -13,6 +13,7 @@ from mgpu_tutorial import CHAPTERS
 from mgpu_tutorial import __main__ as command_line
 from mgpu_tutorial.__main__ import arguments_of, find, listing, main
 from mgpu_tutorial.data_partitioning import rank_indices
+from mgpu_tutorial.lab.run import progress
 from mgpu_tutorial.lab.run.errors import Interrupted
 
 BIN = Path(sys.executable).parent
@@ -104,6 +105,25 @@ def test_a_worker_that_takes_minutes_has_them(monkeypatch):
     assert main(words) == main([*words, "--minutes", "10"]) == 0
     assert main([*words, "--timeout", "5"]) == 0
     assert [how["timeout"] for how in given] == [280, 700, 5]
+
+
+def test_help_behind_a_worker_is_about_the_worker(capsys):
+    with pytest.raises(SystemExit):
+        main(["language_model.own_text.train_on", "--help"])
+    said = capsys.readouterr().out
+    assert "some minutes" in said and "--text TEXT" in said and "('dp=2')" in said
+
+
+def test_what_rank_0_says_is_printed_while_it_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_printing", [])
+    (tmp_path / progress.files.STATUS).write_text("step 12 of 400")
+    bar = progress.ProgressBar([tmp_path], 30)
+    bar.show(20)  # a notebook, or a program that asked for nothing
+    progress.to_terminal()
+    for seconds in (5, 20, 21, 31):
+        bar.show(seconds)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["    20 s  step 12 of 400", "    31 s  step 12 of 400"]
 
 
 def test_an_interrupt_is_said_in_a_sentence(monkeypatch, capsys):

@@ -13,14 +13,15 @@ import mgpu_tutorial
 from mgpu_tutorial.comparison import figures as comparison
 from mgpu_tutorial.ddp_reducer import figures as reducer
 from mgpu_tutorial.lab.draw import plot
-from mgpu_tutorial.language_model import figures as language
 from mgpu_tutorial.long_sequences import figures as long
 from mgpu_tutorial.mixed_precision import figures as precision
 from mgpu_tutorial.model_parallel import figures as model_parallel
 from mgpu_tutorial.tensor_parallel_in_practice import figures as practice
+from mgpu_tutorial.wrong_gradient import figures as wrong
 
 ROOMS = plot, comparison, long, precision, model_parallel, practice
 ELSEWHERE = {"memory_bars", "timeline", "draw_trace"}  # tests/lab/draw
+ELSEWHERE |= {"calls_picture", "step_by_dimension"}  # when_it_breaks, language_model
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +65,9 @@ def test_a_mark_has_its_label_beside_it():
 
 
 def test_losses_stand_at_their_steps():
+    (axes,) = wrong.losses_plot({"SGD": {1: [3.0, 2.0], 4: [3.5, 2.5]}}).axes
+    assert [*series(axes).values()] == [[(1, 3.0), (2, 2.0)], [(1, 3.5), (2, 2.5)]]
     runs = {"one": [3.0, 2.0], "two": [3.5, 2.5]}
-    (axes,) = language.losses_plot(runs).axes
-    assert series(axes) == {"two": [(1, 3.5), (2, 2.5)], "one": [(1, 3.0), (2, 2.0)]}
     (axes,) = reducer.loss_curves(runs).axes
     assert series(axes) == {"one": [(0, 3.0), (1, 2.0)], "two": [(0, 3.5), (1, 2.5)]}
 

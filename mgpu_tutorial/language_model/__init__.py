@@ -12,7 +12,6 @@ from mgpu_tutorial.experts.parallel import combine, dispatch
 from mgpu_tutorial.lab import span, status
 from mgpu_tutorial.language_model import model as models
 from mgpu_tutorial.language_model import plan as plans
-from mgpu_tutorial.language_model.mixture import require_experts
 from mgpu_tutorial.language_model.rank import build_rank, new_adam, restore, said, take_step
 from mgpu_tutorial.long_sequences.ring import ring_attention, zigzag
 from mgpu_tutorial.pipelines.stages import order_of_1f1b
@@ -68,20 +67,21 @@ def train(
     block has so many instead of its MLP.
     Raises ValueError on every rank, before anything is sent, for what cannot be.
     """
-    sizes, device = plans.plan_of(plan, world_size), torch.get_default_device().type
-    require_experts(sizes, experts)
+    sizes, device = plans.plan_of(plan, world_size, experts), torch.get_default_device().type
+    # the whole model, new or from a file, perhaps with Adam's moments as two more models
     begin, updates, wholes = 0, 0, [models.new_model(experts)]
-    if resume:  # the model, and perhaps Adam's moments, as two more models
-        begin, updates, wholes = models.load_checkpoint(resume)
-        models.require_as_many(resume, wholes[0], experts)
+    if resume:
+        begin, updates, wholes = models.resumed(resume, experts)
     require_run(begin, steps, save, every, dtype, lr)
     model, *moments = [one.to(device, getattr(torch, dtype)) for one in wholes]
+    # this rank's part of it, and its optimizer
     job = build_rank(model, sizes, plans.mesh_of(sizes), parts)
     adam, owner = parts.new_adam(job, parts, lr)
-    if moments:
-        restore(job, adam, moments, updates, parts)
+    restore(job, adam, moments, updates, parts)
     print(said(job))
-    loss_of, losses = plans.loss_over(job.mesh["tp"].get_group(), loss_of, parts), []
+    # the steps
+    loss_of = plans.loss_over(job.mesh["tp"].get_group(), loss_of, parts)
+    losses = []
     for step in range(begin, steps):
         batch = [part.to(device) for part in models.batch_of(step, text)]
         with span(f"step {step}"):

@@ -10,19 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mgpu_tutorial.experts.layer import Experts, run_experts
-from mgpu_tutorial.language_model.plan import Plan
-from mgpu_tutorial.shared.guards import whole
 from mgpu_tutorial.tensor_parallel.block import Block
 from mgpu_tutorial.tensor_parallel.layers import Group, shard
-
-
-def require_experts(plan: Plan, experts: int) -> None:
-    """ValueError where a plan cannot train a model with so many experts in each block."""
-    whole("experts", experts, least=0)
-    if experts == 1 or experts % plan.ep or (plan.ep > 1 and not experts):
-        raise ValueError(
-            f"experts={experts}, and {plan.ep} ranks share them: give a multiple, 2 or more"
-        )
 
 
 def expert_groups(mesh: DeviceMesh, ep: int) -> list[dist.ProcessGroup]:
@@ -34,8 +23,16 @@ def expert_groups(mesh: DeviceMesh, ep: int) -> list[dist.ProcessGroup]:
     return [dist.new_subgroups_by_enumeration(groups)[0] for groups in rows]
 
 
-def share_experts(stage: nn.Sequential, group: dist.ProcessGroup, parts: Any) -> None:
-    """Each rank of an ep group keeps some experts of each block; the characters travel."""
+def share_experts(
+    stage: nn.Sequential, mesh: DeviceMesh, ep: int, parts: Any
+) -> dist.ProcessGroup | None:
+    """Each rank of an ep group keeps some experts of each block; the characters travel.
+
+    Returns the ranks that keep the same experts.
+    """
+    if ep == 1:
+        return None
+    group, copies = expert_groups(mesh, ep)
 
     def answer(layer: Experts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         rows = x.repeat_interleave(layer.k, dim=0)
@@ -46,6 +43,7 @@ def share_experts(stage: nn.Sequential, group: dist.ProcessGroup, parts: Any) ->
     for layer in (block.mlp for block in stage if isinstance(block, Block)):
         layer.up, layer.down = shard(layer.up, 0, group), shard(layer.down, 0, group)
         layer.answer = partial(answer, layer)
+    return copies
 
 
 class ExpertsDDP(nn.Module):

@@ -16,10 +16,8 @@ from mgpu_tutorial.sharding.blocks import views_of
 from mgpu_tutorial.shared.checkpoint import remove_drafts, save_whole
 from mgpu_tutorial.tensor_parallel.block import Block, whole_of
 
-BATCH, MICRO_BATCHES = (
-    16,
-    2,
-)  # sequences of a step, and in how many parts a rank takes its own
+BATCH = 16  # sequences of a step
+MICRO_BATCHES = 2  # in how many parts a rank takes its own
 CONTEXT, CHARACTERS = 64, 96  # in a sequence, and in the alphabet
 WIDTH, HEADS, BLOCKS = 64, 8, 4
 SHIPPED = Path(__file__).with_name("pretrained.pt")
@@ -217,10 +215,12 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     return state
 
 
-def require_as_many(path: str, model: nn.Sequential, experts: int) -> None:
-    """ValueError where a checkpoint has other experts than the run that goes on with it."""
-    if (there := experts_of(model)) != experts:
+def resumed(path: str, experts: int) -> tuple[int, int, list[nn.Sequential]]:
+    """What `load_checkpoint` gives; ValueError where its model has other experts."""
+    begin, updates, wholes = load_checkpoint(path)
+    if (there := experts_of(wholes[0])) != experts:
         raise ValueError(f"{path} has {there} experts in each block: give experts={there}")
+    return begin, updates, wholes
 
 
 def make_place(path: str) -> None:

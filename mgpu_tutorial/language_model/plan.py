@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from mgpu_tutorial.experts.layer import Experts
 from mgpu_tutorial.language_model import model as models
+from mgpu_tutorial.shared.guards import whole
 from mgpu_tutorial.tensor_parallel.block import Block
 from mgpu_tutorial.tensor_parallel.layers import Shard, SumOverRanks
 
@@ -47,8 +48,11 @@ SHARED = {  # by the dimension of a plan: what its ranks share, and how many the
 OWNED = 12  # parameters of a block, which ZeRO 1 gives to owners
 
 
-def plan_of(words: str, world_size: int | None = None) -> Plan:
-    """The plan that a text such as "dp=2,tp=2" names; ValueError where it cannot be."""
+def plan_of(words: str, world_size: int | None = None, experts: int | None = None) -> Plan:
+    """The plan that a text such as "dp=2,tp=2" names; ValueError where it cannot be.
+
+    With `world_size` and `experts` also for so many ranks, and so many experts in a block.
+    """
     try:
         parts = [part.split("=") for part in words.replace(" ", "").split(",")]
         pairs = dict(parts)
@@ -86,6 +90,11 @@ def plan_of(words: str, world_size: int | None = None) -> Plan:
             f"plan {words}: ZeRO shares out what the dp ranks have alike, and with ep their "
             "experts differ: take zero=0, or ep=1"
         )
+    if experts is not None:
+        whole("experts", experts, least=0)
+        if experts == 1 or experts % plan.ep or (plan.ep > 1 and not experts):
+            why = f"experts={experts}, and {plan.ep} ranks share them"
+            raise ValueError(f"{why}: give a multiple, 2 or more")
     return plan
 
 
@@ -115,7 +124,7 @@ def share_products(block: Block, group: dist.ProcessGroup, parts: Any) -> None:
 
 def share_head(stage: nn.Sequential, group: dist.ProcessGroup, parts: Any) -> None:
     """The scores by characters, where this stage has the head: a rank gets some of them."""
-    if isinstance(stage[-1], models.Head):
+    if dist.get_world_size(group) > 1 and isinstance(stage[-1], models.Head):
         stage[-1].scores = parts.ColumnParallelLinear(stage[-1].scores, group)
 
 
@@ -140,20 +149,21 @@ def of_whole_scores(
     return loss_of(SumOverRanks.apply(beside, group), targets)
 
 
-def share_sequence(
-    model: nn.Sequential, places: Tensor, group: dist.ProcessGroup, parts: Any
-) -> None:
-    """Each rank of a cp group has some `places` of each sequence; keys and values travel."""
+def share_sequence(stage: nn.Sequential, group: dist.ProcessGroup, parts: Any) -> Tensor:
+    """The positions of this rank of a cp group, in each sequence; keys and values travel."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    places = parts.zigzag(models.CONTEXT, rank, ranks).to(next(stage.parameters()).device)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out, _ = parts.ring_attention(q, k, v, parts.zigzag, group)
         return out.to(q.dtype)
 
-    for layer in model:
+    for layer in stage if ranks > 1 else ():
         if isinstance(layer, Block):
             layer.attention.attend = attend
         elif isinstance(layer, models.Embedding):
             layer.forward = partial(layer.forward, places=places)
+    return places
 
 
 def cut_model(

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mgpu_tutorial.language_model import model as models
-from mgpu_tutorial.language_model.mixture import ExpertsDDP, expert_groups, share_experts
+from mgpu_tutorial.language_model.mixture import ExpertsDDP, share_experts
 from mgpu_tutorial.language_model.plan import (
     Plan,
     clip_gradients,
@@ -38,34 +37,39 @@ class Job(NamedTuple):
     places: Tensor  # this rank's positions in each sequence
 
 
+def averaging(
+    stage: nn.Sequential,
+    plan: Plan,
+    data: dist.ProcessGroup,
+    copies: dist.ProcessGroup | None,
+    parts: SimpleNamespace,
+) -> nn.Module:
+    """The stage in what averages its gradients over `data`, the ranks with the same part."""
+    wrap = partial(parts.AccumulatingDDP, bucket_cap_mb=BUCKET_MB)
+    if plan.zero == 1:  # `sharded_step` does that, after backward
+        return stage
+    if plan.zero == 3:
+        return parts.fully_sharded(stage, list(stage), data)
+    if plan.ep > 1:
+        return ExpertsDDP(stage, plan.ep, wrap, data, copies)
+    return wrap(stage, group=data)
+
+
 def build_rank(
     whole: nn.Sequential, plan: Plan, mesh: DeviceMesh, parts: SimpleNamespace
 ) -> Job:
     """This rank's part of a whole model, which is the same on every rank."""
     require_untied(whole, plan)
-    device = next(whole.parameters()).device
     # pp: its stage; tp: its shards of the products in it
     stage = parts.cut_model(whole, mesh, partial(share_products, parts=parts))
-    if plan.tp > 1:
-        share_head(stage, mesh["tp"].get_group(), parts)
+    share_head(stage, mesh["tp"].get_group(), parts)
     # cp: its positions in each sequence
-    places = parts.zigzag(models.CONTEXT, mesh["cp"].get_local_rank(), plan.cp).to(device)
-    if plan.cp > 1:
-        share_sequence(stage, places, mesh["cp"].get_group(), parts)
+    places = share_sequence(stage, mesh["cp"].get_group(), parts)
     # ep: its experts in each block, which some other ranks have too
-    copies = None
-    if plan.ep > 1:
-        sharing, copies = expert_groups(mesh, plan.ep)
-        share_experts(stage, sharing, parts)
-    # dp and cp: who has the same part averages its gradients
-    model, data = stage, data_group(mesh)
-    wrap = partial(parts.AccumulatingDDP, bucket_cap_mb=BUCKET_MB)
-    if plan.zero == 0 and plan.ep > 1:
-        model = ExpertsDDP(stage, plan.ep, wrap, data, copies)
-    elif plan.zero == 0:
-        model = wrap(stage, group=data)
-    elif plan.zero == 3:
-        model = parts.fully_sharded(stage, list(stage), data)
+    copies = share_experts(stage, mesh, plan.ep, parts)
+    # dp and cp: the ranks with the same part average its gradients
+    data = data_group(mesh)
+    model = averaging(stage, plan, data, copies, parts)
     return Job(plan, mesh, data, stage, model, places)
 
 
@@ -130,7 +134,9 @@ def restore(
     updates: int,
     parts: SimpleNamespace,
 ) -> None:
-    """Give Adam its moments, which come as two more whole models and are cut as the first."""
+    """Give Adam its moments, if any: two more whole models, which are cut as the first."""
+    if not moments:
+        return
     plan = job.plan._replace(zero=job.plan.zero or 1)  # no DDP: nothing is averaged
     stages = [build_rank(whole, plan, job.mesh, parts).stage for whole in moments]
     held = {p for group in adam.param_groups for p in group["params"]}

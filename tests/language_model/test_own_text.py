@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mgpu_tutorial.lab import launch
-from mgpu_tutorial.language_model import own_text, train
+from mgpu_tutorial.language_model import course, own_text, train
 from mgpu_tutorial.language_model.model import AGES, SHIPPED, batch_of, decode, encode
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "26_language_model.ipynb"
@@ -37,10 +37,12 @@ def test_a_second_run_goes_on_from_the_first(ranks, tmp_path):
     file.write_text(TEXT)
     for steps in (10, 20):
         call = str(file), "dp=2", 1e-6 * steps  # `ranks` makes the same call once
-        losses = ranks(2, own_text.train_on, *call, timeout=100).results
-        assert losses[0] == losses[1] and len(losses[0]) == 10
+        one, other = ranks(2, own_text.train_on, *call, timeout=100).results
+        assert one == other and one.steps == steps and one.last < one.first
         assert torch.load(tmp_path / "own.pt")["step"] == steps
-    assert losses[0][-1] < 3.5
+    assert one.last < 3.5
+    (line,) = own_text.lines_beside(str(file)).read_text().splitlines()  # after 20 steps
+    assert line.startswith("    20  The ") and len(line) <= 8 + 64
     said = own_text.talk(str(file), "The ", 20)
     assert len(said) == 24 and said.startswith("The ")
     assert own_text.talk(str(file), "The ", 20) == said
@@ -75,10 +77,11 @@ def test_an_interrupt_leaves_no_process_and_the_next_run_goes_on(ranks, tmp_path
     assert len(during) >= 2 and not [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
     done = torch.load(saved)["step"]
     assert done >= 20 and done % 10 == 0
-    losses = launch(own_text.train_on, 2, str(file), "dp=2", 1e-6, timeout=100).results[0]
-    assert torch.load(saved)["step"] == done + 10
+    last = launch(own_text.train_on, 2, str(file), "dp=2", 1e-6, timeout=100).results[0]
+    assert torch.load(saved)["step"] == last.steps == done + 10
     how = {"steps": done + 10, "lr": 2e-3, "text": encode(TEXT), "timeout": 100}
-    assert losses == pytest.approx(ranks(2, train, **how).results[0][-10:], abs=1e-5)
+    losses = ranks(2, train, **how).results[0]
+    assert last[1:] == pytest.approx((losses[-10], losses[-1]), abs=1e-5)
 
 
 def idle(rank, world_size):
@@ -95,3 +98,19 @@ def test_the_four_lines_are_of_one_run_whose_checkpoint_is_shipped():
     assert all(age["text"].startswith("Returns a new tensor ") for age in ages)
     head = "".join(json.loads(NOTEBOOK.read_text("utf-8"))["cells"][0]["source"])
     assert all(" ".join(age["text"].split("\n")).rstrip() in head for age in ages)
+
+
+def test_prose_has_no_links_tables_code_or_marks(tmp_path):
+    page = (
+        "# A **title**\n\nSee [06](06_a.ipynb), `dp`.\n\n| a |\n|---|\n\n```\nrun\n```\nEnd."
+    )
+    cells = [{"cell_type": "markdown", "source": [page]}, {"cell_type": "code", "source": []}]
+    (tmp_path / "00_a.ipynb").write_text(json.dumps({"cells": cells}))
+    assert " ".join(course.prose(str(tmp_path)).split()) == "# A title See 06, dp. End."
+
+
+def test_the_lines_of_the_course_are_of_one_prompt_and_growing_steps():
+    lines = course.LINES.read_text("ascii").splitlines()
+    steps = [int(line[:6].replace(",", "")) for line in lines]
+    assert steps == sorted(own_text.AGES)[: len(steps)] and steps[-1] >= 2000
+    assert all(line[8:].startswith(course.PROMPT) for line in lines)

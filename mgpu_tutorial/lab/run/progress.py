@@ -1,11 +1,13 @@
 """What a cell waits for: a line and a bar under it, and what each rank says of its work.
 
-It stands in a notebook only, and is emptied at the end, so that what is stored does not
-depend on how long a cell took. It starts as a blank image, which nbval does not compare.
+The bar stands in a notebook only, and is emptied at the end, so that what is stored does not
+depend on how long a cell took. It starts as a blank image, which nbval does not compare. On
+the command line rank 0's line is printed every ten seconds instead, into a log file too.
 """
 
 import html
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +18,8 @@ from mgpu_tutorial.lab.run.server import notebook_kernel
 
 AFTER = 1.0  # seconds without a bar
 EVERY = 0.2
+PRINTED_EVERY = 10.0
+_printing: list[bool] = []  # filled by the command line
 BLANK = {
     "image/png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAA"
     "YAAjCB0C8AAAAASUVORK5CYII="
@@ -26,6 +30,11 @@ def status(text: str) -> None:
     """Show one line of this rank under the progress bar, until its next line."""
     if folder := os.environ.get(files.FOLDER):
         files.write_whole(Path(folder, files.STATUS), text)
+
+
+def to_terminal() -> None:
+    """Print what rank 0 says, from now on: this program is no notebook."""
+    _printing.append(True)
 
 
 class Line(AbstractContextManager):
@@ -55,10 +64,16 @@ class ProgressBar(Line):
     def __init__(self, homes: list[Path], timeout: float) -> None:
         super().__init__()
         self._homes, self._timeout = homes, timeout
+        self._next_printed = PRINTED_EVERY
 
     def show(self, seconds: float) -> None:
-        """Draw the state after `seconds`, if it is time to draw."""
+        """Draw the state after `seconds`, or print it, if it is time to."""
         self.draw(seconds, self._page)
+        if not _printing or seconds < self._next_printed:
+            return
+        self._next_printed = seconds + PRINTED_EVERY
+        if line := files.text_of(self._homes[0] / files.STATUS):
+            print(f"{seconds:6,.0f} s  {line}", file=sys.stderr, flush=True)
 
     def _page(self, seconds: float) -> str:
         bar = f"the ranks are at work, {seconds:.0f} s of at most {self._timeout:g} s"
