@@ -19,7 +19,7 @@ from mgpu_tutorial.model_parallel import figures as model_parallel
 from mgpu_tutorial.tensor_parallel_in_practice import figures as practice
 from mgpu_tutorial.wrong_gradient import figures as wrong
 
-ROOMS = plot, comparison, long, precision, model_parallel, practice
+ROOMS = plot, comparison, long, precision, model_parallel, practice, wrong
 ELSEWHERE = {"memory_bars", "timeline", "draw_trace"}  # tests/lab/draw
 ELSEWHERE |= {"calls_picture", "step_by_dimension"}  # when_it_breaks, language_model
 
