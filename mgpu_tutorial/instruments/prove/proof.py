@@ -828,7 +828,7 @@ def kind_of_one(r: Tensor, t: Tensor, limit: float, limits: Limits) -> tuple[str
                 bad, len(r), limits
             )
     off = 100 * norm_of(t - r) / (norm_of(r) or 1.0)
-    return "another direction", f"{off:.{2 if off < 100 else 3}g}% off"
+    return "another direction", f"{off:.{2 if off < 99.5 else 3}g}% off"
 
 
 def name_of_factor(factor: float, limits: Limits) -> str:
