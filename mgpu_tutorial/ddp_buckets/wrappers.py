@@ -17,8 +17,11 @@ class NaiveDDP(nn.Module):
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
+        if dist.get_rank(group) < 0:
+            raise ValueError("this rank is not in the group")
         self.module, self.group = module, group
-        shared = {n: p for n, p in module.named_parameters() if not hasattr(p, "own")}
+        named = dict(module.named_parameters())
+        shared = {n: p for n, p in named.items() if not hasattr(p, "own")}
         self.trained = {p: n for n, p in shared.items() if p.requires_grad}
         for tensor in [*shared.values(), *module.buffers()]:
             dist.broadcast(tensor.detach(), group_src=0, group=group)
@@ -37,9 +40,12 @@ class NaiveDDP(nn.Module):
 def into_buckets(
     parameters: Reversible[nn.Parameter], bucket_cap_mb: float
 ) -> list[list[nn.Parameter]]:
-    """Lists of parameters, the last one first, each closed at the cap in MiB."""
+    """Lists of parameters of one dtype, the last one first, each closed at the cap in MiB."""
     buckets, bucket, nbytes = [], [], 0
     for parameter in reversed(parameters):
+        if bucket and parameter.dtype != bucket[0].dtype:
+            buckets.append(bucket)
+            bucket, nbytes = [], 0
         bucket.append(parameter)
         nbytes += parameter.nbytes
         if nbytes >= bucket_cap_mb * 2**20:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def rows_in(part: Part) -> int:
 
 def accumulate(
     model: nn.Module,
-    parts: Sequence[Part],
+    parts: Iterable[Part],
     loss_of: Callable[[nn.Module, Part], torch.Tensor],
     weights: Sequence[float] | None = None,
 ) -> None:
@@ -41,6 +41,7 @@ def accumulate(
     The model has a `no_sync`, as DistributedDataParallel and AccumulatingDDP have. Not
     general: `prove` it on your model.
     """
+    parts = list(parts)
     weights = weights or [rows_in(part) for part in parts]
     shares = [weight / sum(weights) for weight in weights]
     *first, last = zip(parts, shares, strict=True)

@@ -56,11 +56,16 @@ def take_out(
     places = places_of(module)
     if not places:
         raise ValueError(f"{type(module).__name__} has no parameters left to shard")
+    dtype = next(iter(places.values())).dtype
     for name, parameter in places.items():
+        if parameter.dtype != dtype:
+            raise ValueError(f"`{name}` is {parameter.dtype}, and others here are {dtype}")
         if hasattr(parameter, "sharded"):
             raise ValueError(f"`{name}` is in another block already, perhaps tied to it")
         if not parameter.requires_grad:
-            raise ValueError(f"`{name}` is frozen, and would train as a part of the shard")
+            raise ValueError(
+                f"`{name}` is frozen, and a shard trains: fully_shard can keep it"
+            )
     first: dict[nn.Parameter, str] = {}
     for name, parameter in places.items():
         first.setdefault(parameter, name)

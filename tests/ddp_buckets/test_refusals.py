@@ -231,3 +231,42 @@ def test_naive_averages_what_two_backwards_add_up(ranks):
     alone = two_steps(0, 1, None, plain, torch.float64, {}, 2)
     for found in ranks(2, two_steps, NaiveDDP, plain, torch.float64, {}, 2).results:
         torch.testing.assert_close(found, alone)
+
+
+class Short(nn.Module):
+    """Layers of 16 bits around a norm of 32, as many models have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 4).bfloat16(), nn.LayerNorm(4)
+        self.last = nn.Linear(4, 2).bfloat16()
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x.bfloat16()).float()).bfloat16()).float()
+
+
+def average_two_dtypes(rank, world_size):
+    """Its own gradients and their means, as one call for each would give them."""
+    torch.manual_seed(0)
+    model = BucketedDDP(module := Short())
+    x = torch.randn(4, 8).chunk(world_size)[rank]
+    alone = torch.autograd.grad(model(x).square().mean(), list(module.parameters()))
+    for gradient in alone:
+        dist.all_reduce(gradient, dist.ReduceOp.AVG)
+    model(x).square().mean().backward()
+    model.finish_gradient_synchronization()
+    return alone, [p.grad for p in module.parameters()]
+
+
+def test_each_bucket_has_one_dtype(ranks):
+    for alone, found in ranks(2, average_two_dtypes).results:
+        torch.testing.assert_close(found, list(alone), rtol=0, atol=0)
+
+
+def wrap_for_others(rank, world_size, wrapper):
+    wrapper(plain(), group=[dist.new_group([0]), dist.new_group([1])][1 - rank])
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_group_of_other_ranks_is_refused(refused, wrapper):
+    refused(2, ValueError("group"), wrap_for_others, wrapper, sent=True)

@@ -1,6 +1,7 @@
 """Batches that run out, and the trace of a step."""
 
 import json
+from contextlib import nullcontext
 
 import torch
 from hypothesis import given
@@ -68,3 +69,16 @@ def test_the_union_counts_each_moment_once(starts_and_lengths):
     intervals = [(begin, begin + length) for begin, length in starts_and_lengths]
     covered = {moment for begin, end in intervals for moment in range(begin, end)}
     assert practice.union_length(intervals) == len(covered)
+
+
+class Alone(nn.Linear):
+    """A model of one process, which has nothing to send."""
+
+    no_sync = nullcontext
+
+
+def test_parts_can_come_from_a_generator():
+    model, x = Alone(3, 2), torch.randn(5, 3)
+    practice.accumulate(model, (part for part in x.split(2)), practice.mean_square)
+    (expected,) = torch.autograd.grad(practice.mean_square(model, x), model.weight)
+    torch.testing.assert_close(model.weight.grad, expected)

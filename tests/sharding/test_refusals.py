@@ -38,6 +38,10 @@ def frozen(*_):
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False))
 
 
+def two_dtypes(*_):
+    return nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3).double())
+
+
 def plain(*_):
     torch.manual_seed(0)
     return nn.Linear(3, 3)
@@ -88,6 +92,7 @@ REFUSED = {
     "frozen in a block": ("`1.weight`", shard_a_block, frozen),
     "frozen in a chosen block": ("`weight`", shard_with, frozen, ["1"]),
     "a frozen layer in no block": ("`1.weight`", shard_with, frozen, []),
+    "two dtypes in a block": ("`1.weight`", shard_a_block, two_dtypes),
     "stage 4": ("stage", prepare_stage, 4),
     "clipping by nan": ("nan", clip_by, math.nan),
     "clipping by words": ("'1.0'", clip_by, "1.0"),
