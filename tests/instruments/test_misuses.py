@@ -269,7 +269,6 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *(2, same(partial(uses.by_tokens, sums=False)) | {"model_of": uses.transformer}),
         *("norm.bias", "never summed", "2 ranks"),
     ),
-    "a model is cut twice": (2, misuses.cut_twice, "layers.2.down.weight", "shape", ""),
     "a softmax over some features": (
         *(2, {"several": misuses.softmax_of_some, "model_of": misuses.with_a_softmax_inside}),
         *(HEAD, "direction", "output of layers.0"),
@@ -363,7 +362,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
     ),
     "experts in BucketedDDP": (
         *(2, {"several": misuses.experts_in_buckets, "model_of": uses.with_experts}),
-        *("experts.down", "right in 2 of 4 rows", "part 1 of 2"),
+        *("experts.down", "2 times", "number of ranks"),
     ),
     "experts in another order": (
         *(2, experts(order=[2, 3, 0, 1]), "experts.down", "direction", "at the start"),
@@ -410,10 +409,11 @@ RAISES = {  # the job, and a word of the one sentence
         partial(misuses.with_sharded_step, zero=False),
         "zero_grad",
     ),
-    "a transposed weight": (misuses.transposed, "shapes cannot be multiplied"),
+    "a model is cut twice": (misuses.cut_twice, "ColumnParallelLinear is no nn.Linear"),
+    "a transposed weight": (misuses.transposed, "Transposed is no nn.Linear"),
     "all features for a part": (misuses.whole_into_rows, "give this rank's part"),
     "three experts on two": (misuses.three_experts_on_two, "3 experts"),
-    "a model in place of work": (misuses.model_for_work, "no attribute 'module'"),
+    "a model in place of work": (misuses.model_for_work, "is no Work"),
 }
 
 
