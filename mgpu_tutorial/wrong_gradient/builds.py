@@ -98,8 +98,13 @@ def asks_the_shard(whole: Callable) -> None:
 
 def refuses_none(whole: Callable) -> None:
     """raise a ValueError on all ranks where even one of them lacks a gradient"""
-    for lacking, on in (("3.1.bias", (2, 3)), ("2.mlp.up.weight", (3,))):
-        results = launch(_whole, 4, whole, "tp=2,pp=2", lacking, on).results
+    cases = (
+        ("tp=2,pp=2", "3.1.bias", (2, 3)),
+        ("tp=2,pp=2", "2.mlp.up.weight", (3,)),
+        ("dp=2,pp=2", "3.1.bias", (3,)),
+    )
+    for plan, lacking, on in cases:
+        results = launch(_whole, 4, whole, plan, lacking, on).results
         for rank, said in enumerate(results):
             where = f"{lacking} on rank {' and '.join(map(str, on))}"
             what = f"without a gradient of {where}, rank {rank} returned {said!r:.60}"

@@ -74,7 +74,7 @@ EDITS = [
     Wrong(
         "whole_gradients",
         replace={"gathered(lacking, dist.group.WORLD)": "[lacking]"},
-        says="NoneType",
+        says="returned {",
     ),
     Wrong("whole_gradients", replace={ANY: "parameter.grad is None"}, says="TypeError"),
     Wrong(
