@@ -83,7 +83,7 @@ def test_every_cell_runs_with_what_the_reader_has_built(
     mine.FILE.write_text(library_before(chapter, cell, libraries))
     space.clear()  # of the library's cells
     space.update(empty)
-    rows = BUILDS[chapter].behaviours if chapter in BUILDS else {}  # 14 has none
+    rows = BUILDS[chapter].behaviours if chapter in BUILDS else {}  # comparison
     for name, behaviours in rows.items():
         monkeypatch.setitem(rows, name, behaviours[:1])
     for tags, tree in seen([*cells_of(chapter)]):
