@@ -100,7 +100,8 @@ def wait_for_quiet() -> None:
         if time.monotonic() - begin > PATIENCE:
             sys.exit(
                 f"this machine is busy: a process got {got:.0%} of a core, and a time is "
-                f"stored from {QUIET:.0%} on. Close what runs beside, or keep the times: --busy"
+                f"stored from {QUIET:.0%} on. Close what runs beside, or keep the times: "
+                "--busy"
             )
         print(f"waits for a quiet machine: a process gets {got:.0%} of a core", flush=True)
         time.sleep(10)
