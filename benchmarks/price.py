@@ -52,7 +52,7 @@ from mgpu_tutorial.step_time.published import Run, fit_gpu, runs_of
 RESULT = Path(__file__).with_suffix(".md")
 HEADER = [
     *("program", "run", "published tokens/s", "priced", "error", "formulas of 23"),
-    *("null guess", "messages visible", "GiB held", "GiB reserved, published"),
+    *("null guess", "messages exposed", "GiB held", "GiB reserved, published"),
 ]
 TITAN, DOCS, MPT = "torchtitan 8B", "torchtitan, docs of 2024", "MPT, FSDP"
 SIZES = "7B on 8", "13B on 16"
@@ -183,7 +183,7 @@ def taped(run: Run) -> tuple[Priced, Priced]:
 def whole(run: Run, both: tuple[Priced, Priced], flops: float) -> tuple[float, float]:
     """Seconds with all layers, and those of it without a kernel."""
     machine = both[0].machine._replace(flops=flops)
-    two, four = ((p.seconds, p.visible) for p in (found.on(machine) for found in both))
+    two, four = ((p.seconds, p.exposed) for p in (found.on(machine) for found in both))
     more = (run.model.layers - 2) / 2
     return tuple(b + more * (f - b) for b, f in zip(two, four, strict=True))
 
@@ -217,7 +217,7 @@ def rows_of(family: str, runs: list[Run]) -> list[list[str]]:
         both = taped(run)
         if not flops:
             flops, rate = fitted_flops(run, both), operations(run, both) / run.seconds
-        seconds, visible = whole(run, both, flops)
+        seconds, exposed = whole(run, both, flops)
         error = f"{run.seconds / seconds - 1:+.1%}"
         formulas = f"{run.seconds / run.predicted(gpu).seconds - 1:+.1%}"
         if run is runs[0]:
@@ -229,7 +229,7 @@ def rows_of(family: str, runs: list[Run]) -> list[list[str]]:
         row += [f"{run.published * run.seconds / seconds:,.0f}", error]
         row += ["" if run.name == "8B, layers" else formulas]
         row += ["" if run is runs[0] else f"{run.seconds / null - 1:+.1%}"]
-        row += [f"{visible / seconds:.1%}", f"{held(run, both):.1f}"]
+        row += [f"{exposed / seconds:.1%}", f"{held(run, both):.1f}"]
         rows.append([*row, str(RESERVED.get((family, run.name), ""))])
         print(rows[-1], flush=True)
     return rows

@@ -52,7 +52,7 @@ const priced = {
       }
     });
     const seconds = Math.max(0, ...Object.values(clocks), ends.reduce((a, b) => Math.max(a, b), 0));
-    return { events, begins, ends, seconds, visible: seconds - computing };
+    return { events, begins, ends, seconds, exposed: seconds - computing };
   },
   WIDE: 720, LEFT: 96, LANE: 22,
   bars({ events, begins, ends, seconds }) {
@@ -115,11 +115,11 @@ const priced = {
       const set = Object.fromEntries(data.sliders.map((slider, i) => [slider.name, slider.values[at[i]]]));
       const of = (name) => at[data.sliders.findIndex((slider) => slider.name === name)] ?? 0;
       const played = this.replay(data, set), full = data.full[of("tokens")][of("ranks")];
-      const share = 100 * played.visible / (played.seconds || 1);
+      const share = 100 * played.exposed / (played.seconds || 1);
       screen.innerHTML = this.draw(played);
-      const [all, seen] = [played.seconds, played.visible].map((time) => (1e3 * time).toFixed(0) + " ms");
+      const [all, seen] = [played.seconds, played.exposed].map((time) => (1e3 * time).toFixed(0) + " ms");
       const fits = full > data.memory ? ": it does not fit." : ".";
-      words.textContent = all + ", of which " + seen + " are visible messages (" + share.toFixed(0) +
+      words.textContent = all + ", of which " + seen + " are exposed messages (" + share.toFixed(0) +
         "%). At most " + full.toFixed(1) + " GB of " + data.memory + " GB" + fits;
     });
   },

@@ -256,7 +256,7 @@ def whole_logbook(proofs: Mapping[str, Proof]) -> Table:
 
     Plans that no chapter has priced come last.
     """
-    first, *columns = [name.replace("visible", "exposed") for name in logbook.COLUMNS]
+    first, *columns = logbook.COLUMNS
     head = [first, *columns[:2], "plan here", "its proof", *columns[2:]]
     rows, left = [], {plan: logbook.said(proof) for plan, proof in proofs.items()}
     for way, whose, equal, *numbers in formatted(logbook.COLUMNS, logbook.whole()).rows:

@@ -13,7 +13,7 @@ from mgpu_tutorial.lab.table import Table, formatted
 from mgpu_tutorial.lab.teach import mine
 from mgpu_tutorial.shared import guards
 
-COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "visible (ms)": ".0f"}
+COLUMNS = {"way": "", "whose": "", "as one process": "", "ms": ".0f", "exposed (ms)": ".0f"}
 COLUMNS |= {"GB at most": ".1f", "GB sent": ".1f", "tokens/s per GPU": ",.0f"}
 PRINTED = Path(__file__).with_name("logbook.json")  # by `python -m tools.logbook`
 NOTED: dict[str, list] = {}  # rows of this process, which are kept without a file too

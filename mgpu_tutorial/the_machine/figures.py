@@ -176,8 +176,8 @@ def on_one_axis(steps: Mapping[str, Priced]) -> Drawing:
     left, wide, lane, row = 96, 660, 22, 78
     scale, bottom = wide / last, 26 + row * len(steps)
     said = "; ".join(
-        f"{name}: {1e3 * found.seconds:.0f} ms, of which {1e3 * found.visible:.0f} ms are "
-        "visible messages"
+        f"{name}: {1e3 * found.seconds:.0f} ms, of which {1e3 * found.exposed:.0f} ms are "
+        "exposed messages"
         for name, found in steps.items()
     )
     drawing = Drawing(left + wide + 30, bottom + 50, said, said)

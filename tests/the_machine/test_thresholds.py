@@ -26,9 +26,9 @@ F, B = NODE.flops, LINK.bandwidth
 
 
 def share_of(events, machine=NODE):
-    """The visible messages of rank 0 over its computing."""
+    """The exposed messages of rank 0 over its computing."""
     (player,) = replay({0: events}, machine).values()
-    return player.visible / player.computing
+    return player.exposed / player.computing
 
 
 def sharded(rank, world_size, tokens):
@@ -101,7 +101,7 @@ def test_a_pipeline_waits_for_the_share_that_its_micro_batches_allow(micro):
             if 0 <= target < stages:
                 events.append(Call("isend", 0, (), target, tag))
     players = replay(tapes, NODE)
-    assert players[0].visible / players[0].computing == pytest.approx((stages - 1) / micro)
+    assert players[0].exposed / players[0].computing == pytest.approx((stages - 1) / micro)
 
 
 @pytest.mark.parametrize("group", [1, 4])

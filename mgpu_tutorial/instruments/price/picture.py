@@ -20,7 +20,7 @@ def draw(
     """Lanes for phases, kernels and messages over one axis, and bytes by kind below."""
     alt = (
         f"Rank {player.rank} on {machine.name}: {1e3 * player.seconds:.0f} ms, of which "
-        f"{1e3 * player.visible:.0f} ms are visible messages."
+        f"{1e3 * player.exposed:.0f} ms are exposed messages."
     )
     bottom = 4 * LANE + HIGH + 30
     drawing = Drawing(LEFT + WIDTH + 60, bottom + 56, text, alt)

@@ -219,9 +219,9 @@ class Priced:
         return max(player.seconds for player in self.played.values())
 
     @property
-    def visible(self) -> float:
+    def exposed(self) -> float:
         """Seconds in which that last rank computes nothing, for messages or other ranks."""
-        return max(self.played.values(), key=lambda player: player.seconds).visible
+        return max(self.played.values(), key=lambda player: player.seconds).exposed
 
     def memory(self, rank: int = 0) -> list[tuple[float, Counter]]:
         """The bytes of each kind from a moment on, in seconds of the step."""
@@ -253,16 +253,16 @@ class Priced:
         return sum(bytes_sent(event) for event in events if isinstance(event, Call))
 
     def row(self, rank: int) -> list[float]:
-        """Milliseconds, those of visible messages, GB at the fullest, GB sent."""
+        """Milliseconds, those of exposed messages, GB at the fullest, GB sent."""
         player, full = self.played[rank], self.fullest(rank).total()
-        return [1e3 * player.seconds, 1e3 * player.visible, full / 1e9, self.sent(rank) / 1e9]
+        return [1e3 * player.seconds, 1e3 * player.exposed, full / 1e9, self.sent(rank) / 1e9]
 
     def table(self) -> Table:
         """A row for each rank that was taped."""
         columns = {
             "": "",
             "ms": ".0f",
-            "visible (ms)": ".0f",
+            "exposed (ms)": ".0f",
             "GB at most": ".1f",
             "GB sent": ".2f",
         }

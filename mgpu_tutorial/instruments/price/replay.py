@@ -42,7 +42,7 @@ class Played:
         )
 
     @property
-    def visible(self) -> float:
+    def exposed(self) -> float:
         """The seconds in which that stream stands still, for messages or other ranks."""
         return self.seconds - self.computing
 

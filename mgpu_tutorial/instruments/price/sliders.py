@@ -189,9 +189,9 @@ class Explored:
 def words(found: Priced) -> str:
     """A step in a sentence, as the page's script says it."""
     full, most = found.fullest().total() / 1e9, found.machine.memory / 1e9
-    share = found.visible / found.seconds if found.seconds else 0
+    share = found.exposed / found.seconds if found.seconds else 0
     return (
-        f"{1e3 * found.seconds:.0f} ms, of which {1e3 * found.visible:.0f} ms are visible "
+        f"{1e3 * found.seconds:.0f} ms, of which {1e3 * found.exposed:.0f} ms are exposed "
         f"messages ({100 * share:.0f}%). At most {full:.1f} GB of {most:g} GB"
         f"{': it does not fit' if full > most else ''}."
     )

@@ -61,7 +61,7 @@ def test_in_the_first_step_all_gradients_are_one_bucket():
     every = 4 * sum(p.numel() for p in network().parameters())
     assert sent(found, "all_reduce") == [every]
     assert sent(price(train, 4, static_graph=True), "all_reduce") == [every]
-    assert found.visible > price(train, 4).visible
+    assert found.exposed > price(train, 4).exposed
 
 
 def test_buckets_leave_under_backward():

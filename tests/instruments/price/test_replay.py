@@ -36,7 +36,7 @@ def test_calls_that_are_waited_for_at_once_add_up(steps):
     whole = sum(seconds + alone(nbytes) for seconds, nbytes in steps)
     player = replay({0: events}, MACHINE)[0]
     assert player.seconds == pytest.approx(whole)
-    assert player.visible == pytest.approx(sum(alone(nbytes) for _, nbytes in steps))
+    assert player.exposed == pytest.approx(sum(alone(nbytes) for _, nbytes in steps))
 
 
 @given(SECONDS, SIZES)

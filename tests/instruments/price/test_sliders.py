@@ -63,7 +63,7 @@ def test_a_stretched_tape_is_the_tape_of_that_size(explored, wrapper, ranks, tok
     taped = price(train, ranks, wrapper, tokens=tokens)
     assert stretched.machine == taped.machine
     assert stretched.seconds == pytest.approx(taped.seconds)
-    assert stretched.visible == pytest.approx(taped.visible)
+    assert stretched.exposed == pytest.approx(taped.exposed)
     for kind, nbytes in taped.fullest().items():
         assert stretched.fullest()[kind] == pytest.approx(nbytes, rel=1e-3, abs=1024)
 
@@ -72,18 +72,18 @@ def test_a_slider_of_the_link_is_another_link(explored):
     found = explored(BucketedDDP).at(inside=10, latency=4)
     link = found.machine.inside
     assert link.bandwidth == 10e9 and link.latency == 4 * 2e-6
-    assert found.tapes is not None and found.visible > explored(BucketedDDP).at().visible
+    assert found.tapes is not None and found.exposed > explored(BucketedDDP).at().exposed
 
 
 @pytest.fixture(scope="module")
 def replayed():
-    """Seconds, and those visible, by the script of the web pages."""
+    """Seconds, and those exposed, by the script of the web pages."""
 
     def replay(data, settings):
         script = (ROOM / "explore.js").read_text(encoding="utf-8") + (
             f"console.log(JSON.stringify({json.dumps(settings)}.map((set) => {{"
             f"const played = priced.replay({json.dumps(data)}, set);"
-            "return [played.seconds, played.visible, priced.draw(played).length]; })))"
+            "return [played.seconds, played.exposed, priced.draw(played).length]; })))"
         )
         command = ["node", "--eval", script]
         return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
@@ -107,9 +107,9 @@ SETTINGS = [
 def test_the_script_of_a_page_replays_as_python_does(explored, replayed, wrapper):
     ours = [explored(wrapper).at(**values) for values in SETTINGS]
     theirs = replayed(explored(wrapper).data(), SETTINGS)
-    for found, (seconds, visible, size) in zip(ours, theirs, strict=True):
+    for found, (seconds, exposed, size) in zip(ours, theirs, strict=True):
         assert seconds == pytest.approx(found.seconds, rel=1e-3)
-        assert visible == pytest.approx(found.visible, rel=1e-3, abs=1e-3 * found.seconds)
+        assert exposed == pytest.approx(found.exposed, rel=1e-3, abs=1e-3 * found.seconds)
         assert size > 1000
 
 
