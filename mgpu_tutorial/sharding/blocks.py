@@ -1,8 +1,7 @@
 """ZeRO 3 with one flat tensor a block; the second class sends beside the compute."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -284,7 +283,7 @@ class Arrived(Gather):
 
     @staticmethod
     def forward(
-        ctx: Any, shard: torch.Tensor, block: "PrefetchingBlock", whole: torch.Tensor
+        ctx: Any, shard: torch.Tensor, block: "ScatteringBlock", whole: torch.Tensor
     ) -> torch.Tensor:
         ctx.block = block
         return whole
@@ -295,30 +294,14 @@ class Arrived(Gather):
         return None, None, None  # `finish` gives the shard its gradient
 
 
-class PrefetchingBlock(ShardedBlock):
-    """As ShardedBlock, but while it computes what its neighbours need is on its way.
+class ScatteringBlock(ShardedBlock):
+    """As ShardedBlock, but its gradient is scattered while backward goes on.
 
-    That are their parameters, and the gradient of the block that backward has just left.
-    Change a shard by an optimizer or under `no_grad`, which its version counts, and not by
-    `.data`: what is already on its way would be taken for the new values. Gradients come
-    into `shard.grad` as backward ends, and `torch.autograd.grad` gets none.
+    Gradients come into `shard.grad` as backward ends, and `torch.autograd.grad` gets none.
     """
 
-    before = after = ()  # the neighbour, where there is one
-    coming = work = coming_version = None
+    after: Sequence["ScatteringBlock"] = ()  # the blocks that come next in forward
     mean = scattering = None
-
-    def begin(self) -> None:
-        """Begin to gather this block, unless it is here or on its way."""
-        if self.work and self.coming_version != self.shard._version:
-            self.reshard()  # an optimizer has stepped: what comes is old
-        if self.whole is None and self.work is None:
-            mine = self.shard.detach()
-            self.coming_version = self.shard._version
-            self.coming = mine.new_empty(dist.get_world_size(self.group) * len(mine))
-            self.work = dist.all_gather_single(
-                self.coming, mine, group=self.group, async_op=True
-            )
 
     def scatter(self, gradient: torch.Tensor) -> None:
         """Begin to reduce-scatter the gradient, which runs beside the next block."""
@@ -345,6 +328,40 @@ class PrefetchingBlock(ShardedBlock):
         self.whole = None  # of a backward that never came to its end
         if backward_number() < 0:  # not called again inside a backward
             self.mean = self.scattering = None  # likewise
+        return super().forward(*inputs, **keywords)
+
+    def arrived(self) -> torch.Tensor:
+        """The whole flat tensor, gathered now."""
+        return Gather.apply(self.shard.detach(), self.group)
+
+    def unshard(self) -> torch.Tensor:
+        self.whole = None
+        return Arrived.apply(self.shard, self, self.arrived())
+
+
+class PrefetchingBlock(ScatteringBlock):
+    """While it computes, the blocks that come next are on their way.
+
+    Change a shard by an optimizer or under `no_grad`, which its version counts, and not by
+    `.data`: what is already on its way would be taken for the new values.
+    """
+
+    before: Sequence["PrefetchingBlock"] = ()  # those that come next in backward
+    coming = work = coming_version = None
+
+    def begin(self) -> None:
+        """Begin to gather this block, unless it is whole or on its way."""
+        if self.work and self.coming_version != self.shard._version:
+            self.reshard()  # an optimizer has stepped: what comes is old
+        if self.whole is None and self.work is None:
+            mine = self.shard.detach()
+            self.coming = mine.new_empty(dist.get_world_size(self.group) * len(mine))
+            self.work = dist.all_gather_single(
+                self.coming, mine, group=self.group, async_op=True
+            )
+            self.coming_version = self.shard._version
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
         for block in (self, *self.after):
             block.begin()
         return super().forward(*inputs, **keywords)
@@ -355,29 +372,29 @@ class PrefetchingBlock(ShardedBlock):
                 block.begin()
         return super().unpack(kept)
 
-    def unshard(self) -> torch.Tensor:
-        if self.work is None:  # nobody has begun: a part computes outside of `forward`
-            self.whole = None
-            self.begin()
+    def arrived(self) -> torch.Tensor:
+        """The whole flat tensor, as soon as it is here."""
+        self.begin()
         self.work.wait()
         whole, self.coming, self.work = self.coming, None, None
-        return Arrived.apply(self.shard, self, whole)
+        return whole
 
     def reshard(self, gradient: torch.Tensor | None = None) -> None:
-        if self.work:  # it came for backward, which did not need it
+        if self.work:  # it came for a backward that did not need it
             self.work.wait()
         self.coming = self.work = None
         super().reshard()
 
 
-def linked(blocks: list[nn.Module]) -> nn.Sequential:
-    """The blocks one after the other, each of which knows its neighbours now."""
-    for one, other in pairwise(blocks):
-        one.after, other.before = (other,), (one,)
+def linked(blocks: Sequence[nn.Module], depth: int = 1) -> nn.Sequential:
+    """The blocks in a row; each knows the next `depth` of forward, and those of backward."""
+    for i, block in enumerate(blocks):
+        block.after = blocks[i + 1 : i + 1 + depth]
+        block.before = blocks[max(0, i - depth) : i][::-1]
     return nn.Sequential(*blocks)
 
 
-def ahead(model: nn.Sequential) -> nn.Sequential:
+def ahead(model: nn.Sequential, depth: int = 1) -> nn.Sequential:
     """Stage 3 whose blocks, the parts of the model, gather and scatter beside compute."""
     fully_sharded(model, list(model), kind=PrefetchingBlock)
-    return linked(list(model))
+    return linked(list(model), depth)
