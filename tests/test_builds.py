@@ -172,6 +172,14 @@ def test_its_imports_bring_no_part_of_torch_that_takes_seconds(every_solution):
     assert {*found.stdout.split()} & {*SLOW} == set()
 
 
+def test_its_import_brings_no_compiler_which_takes_seconds(every_solution):
+    """What a use of torch brings by itself, such as an optimizer, is left to torch."""
+    program = "import sys, torch, mine; print('torch._dynamo' in sys.modules)"
+    run = [sys.executable, "-c", program]
+    found = subprocess.run(run, cwd=every_solution.parent, capture_output=True, text=True)
+    assert found.stdout.split() == ["False"], found.stderr
+
+
 def test_ruff_finds_no_undefined_name_and_no_import_in_another_order(every_solution):
     run = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,I"]
     found = subprocess.run([*run, every_solution], capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -83,6 +84,18 @@ def name_in_model(path: str, blocks: Mapping[str, nn.Module]) -> str:
     return ".".join(own)
 
 
+def uncompiled(method: Callable) -> Callable:
+    """As torch.compiler.disable, whose import of seconds waits until something compiles."""
+
+    @wraps(method)
+    def call(*inputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(method)(*inputs)
+        return method(*inputs)
+
+    return call
+
+
 class FlatShard(nn.Module):
     """Keeps the parameters of a module as this rank's shard of one flat tensor."""
 
@@ -99,7 +112,7 @@ class FlatShard(nn.Module):
             if part not in inner:
                 part.register_forward_pre_hook(self.fetch, prepend=True)
 
-    @torch.compiler.disable
+    @uncompiled
     @torch.enable_grad()
     def gathered(self) -> None:
         """Gather into `whole`; until `reshard` the module's parameters are views of it."""
@@ -133,7 +146,7 @@ class FlatShard(nn.Module):
         if not prefix:
             raise RuntimeError("here are shards: `root.whole_state()` is the model's state")
 
-    @torch.compiler.disable
+    @uncompiled
     def hooks(self) -> AbstractContextManager:
         """`pack` and `unpack`, but in a `checkpoint` none: it decides what autograd keeps."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
