@@ -31,7 +31,7 @@ def save(
     before anything is written, for shards, for replicas that have gone apart, and for a path
     that is a folder, or in none.
     """
-    _refuse_shards(model, optimizer, "save_shards")
+    _refuse_shards(model, optimizer)
     why = _unreadable(also)
     if dist.get_rank() == 0 and write is None:
         why = why or _no_file(path)
@@ -41,15 +41,15 @@ def save(
         (write or save_whole)(path, state | also)
 
 
-def _refuse_shards(model: nn.Module, optimizer: Optimizer, instead: str) -> None:
+def _refuse_shards(model: nn.Module, optimizer: Optimizer) -> None:
     """ValueError where a parameter is marked as this rank's part of a larger one."""
     marks = ("sharded", "cut", "placements")  # sharding's, tensor parallel's, a DTensor's
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if any(hasattr(each, mark) for each in (*model.parameters(), *held) for mark in marks):
         raise ValueError(
-            "model or optimizer are sharded, and rank 0 would write its own part only: use "
-            f"{instead}, by which each rank has a file of what it has, and for DTensors "
-            "torch.distributed.checkpoint"
+            "model or optimizer are sharded, and rank 0 would write its own part only: of "
+            "sharded blocks `root.whole_state()` is the whole, other parts need a file per "
+            "rank (save_shards in chapter 15), and DTensors torch.distributed.checkpoint"
         )
 
 
@@ -88,8 +88,9 @@ def _refuse_on_all(mine: list, said: str) -> None:
         if theirs != everyone[0][1]:
             raise ValueError(
                 f"rank {rank} has other parameters or another optimizer state than rank 0, "
-                "which would write its own only: use save_shards for parts, such as experts, "
-                "and make replicas equal again before they are saved"
+                "which would write its own only: give parts, such as experts, a file per "
+                "rank (save_shards in chapter 15), and make replicas equal again before they "
+                "are saved"
             )
 
 
@@ -151,7 +152,7 @@ def load(path: str, model: nn.Module, optimizer: Optimizer, **same: Any) -> dict
     given on a rank, for shards, and for a folder that cannot be written to. An optimizer's
     state belongs to places in its list: give the parameters in the order of the save.
     """
-    _refuse_shards(model, optimizer, "load_shards")
+    _refuse_shards(model, optimizer)
     box = [_read(path) if dist.get_rank() == 0 else {}]
     dist.broadcast_object_list(box, src=0)  # a refusal too: every rank says it
     state = box[0]

@@ -175,7 +175,7 @@ def save_what_differs(rank, world_size, path, kind):
 def test_what_differs_by_rank_is_not_saved_as_if_it_were_rank_0s(refused, tmp_path, kind):
     words = "rank 1 has other parameters or another optimizer state than rank 0"
     if kind in ("experts", "a cut layer"):  # they know that they are parts
-        words = "rank 0 would write its own part only: use save_shards"
+        words = "rank 0 would write its own part only: of sharded blocks"
     refused(2, words, save_what_differs, str(tmp_path / "run.pt"), kind, sent=True)
     assert not list(tmp_path.iterdir())
 
@@ -188,7 +188,7 @@ def use_dtensors(rank, world_size, path, call):
 
 @pytest.mark.parametrize("call", [checkpoint.save, checkpoint.load])
 def test_dtensors_are_neither_saved_nor_loaded_as_if_whole(refused, call):
-    words = "for DTensors torch.distributed.checkpoint"
+    words = "and DTensors torch.distributed.checkpoint"
     refused(2, words, use_dtensors, "/nowhere/unused.pt", call, sent=True)
 
 

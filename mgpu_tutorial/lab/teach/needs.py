@@ -321,12 +321,19 @@ def _assigned_in(text: str) -> dict[str, list[str]]:
 
 
 def _module_of(home: str | None, own: str, value: Any) -> str | None:
-    """Where a name can be imported from."""
+    """Where a name can be imported from: where its library shows it, rather than makes it."""
     private = not home or "._" in f".{home}"
     top = _top(home or "torch")
+    steps = (home or "").split(".")
+    above = [] if top == OURS else [".".join(steps[:n]) for n in range(1, len(steps))]
+    above = [module for module in above if "._" not in f".{module}"]
     others = [m for m in sys.modules if _top(m) == top and "._" not in f".{m}"]
     others = sorted(others, key=lambda m: (m.count("."), m))
-    for module in [*others, home] if private else [home, *others]:
+    if home and isinstance(value, FunctionType | type) and home in sys.modules:
+        lists = {m: getattr(sys.modules[m], "__dict__", {}).get("__all__") for m in others}
+        shown = [m for m, names in lists.items() if own in (names or ())]
+        others = [*shown, home, *others]  # and not where somebody else only uses it
+    for module in [*above, *others, home] if private else [*above, home, *others]:
         found = getattr(sys.modules.get(module or ""), "__dict__", {})
         if module != "__main__" and found.get(own) is value:
             return module
