@@ -88,6 +88,7 @@ class Plan:
             )
         linked = _linked(every, self.root)
         self.documents = [read(path, media, name) for path, name in linked.items()]
+        self.documents.sort(key=lambda document: document.path != self.root / "README.md")
         targets = {
             n.path.relative_to(self.root).as_posix(): (n.id, n.anchors())
             for n in (*every, *self.documents)
@@ -120,7 +121,7 @@ class Plan:
         for i, n in enumerate(self.parts):
             beside = heads[i : i + 3 : 2] if n.number else heads[:1] * 2
             yield web.page, (n, beside, self.book), self.out / f"{n.id}.html"
-        given = (self.notebooks, self.about, self.book)
+        given = (self.notebooks, self.documents, self.about, self.book)
         yield web.index, given, self.out / "index.html"
 
     def pdfs(self) -> Iterator[Job]:

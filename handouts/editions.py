@@ -52,8 +52,8 @@ class _Edition:
                 solution = []
             if i in held:
                 yield from self._answer(held[i], i)
-            elif piece.kind == "asked" and self.name != STUDENT:
-                continue  # the solution says it
+            elif piece.kind == "asked" and self.name == INSTRUCTOR:
+                continue  # the solution's verdict says it
             elif piece.role != "solution":
                 yield from self._block(piece, i)
             elif self.name != STUDENT:

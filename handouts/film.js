@@ -19,11 +19,11 @@ for (const film of document.querySelectorAll(".film")) {
     slider.setAttribute("aria-valuetext", said.textContent);
   };
   const go = (step) => { stop(); show(step); };
-  make("button", "\u25c0", bar, { title: "one " + unit + " back", onclick: () => go(at - 1) });
+  make("button", "\u25c0", bar, { ariaLabel: "one " + unit + " back", title: "one " + unit + " back", onclick: () => go(at - 1) });
   const slider = make("input", "", bar, {
     type: "range", min: 0, max: steps.length - 1, ariaLabel: unit, oninput: () => go(+slider.value),
   });
-  make("button", "\u25b6", bar, { title: "one " + unit + " on", onclick: () => go(at + 1) });
+  make("button", "\u25b6", bar, { ariaLabel: "one " + unit + " on", title: "one " + unit + " on", onclick: () => go(at + 1) });
   const play = make("button", "", bar, { onclick: () => {
     if (playing) return stop();
     if (at === steps.length - 1) show(0);

@@ -12,10 +12,24 @@ from pathlib import Path
 from handouts.notebook import slug, stringify
 
 STUDENT, INSTRUCTOR, HTML, EPUB = "student", "instructor", "html", "epub"
-KEPT = ("predict", "listing", "rich", "film", "explore")  # what a style sheet speaks of
+KEPT = (
+    "predict",
+    "listing",
+    "rich",
+    "film",
+    "explore",
+    "asked",
+    "panels",
+    "panel",
+    "caption",
+)  # what a style sheet speaks of
 BOXES = ("lead", "predict", "hint", "solution", "note")  # functions of paper.typ
 CALLS = {"code": "source", "text": "shown", "error": "failure"}
 MIMES = {".svg": "image/svg+xml", ".png": "image/png"}
+# A picture that plays when it is asked to says that nothing in it moves: tools/docs.py.
+MOVES = re.compile(rb"<style media='not all'>(.*?)</style>", re.S)
+SECONDS = re.compile(rb"([\d.]+)s step")
+FLEX = re.compile(r"display:\s*flex")
 FOLDED = {"hint": "Hint", "solution": "Solution", "answer": "Open this after your prediction"}
 
 
@@ -150,14 +164,19 @@ class Paper(Form):
 
     def _div(self, block: dict) -> list[dict]:
         (_, _, attributes), content = block["c"]
-        if not re.search(r"display:\s*flex", dict(attributes).get("style", "")):
+        if not FLEX.search(dict(attributes).get("style", "")):
             return self.made(content)
         items = []
         for panel in content:  # one a rank
-            (_, _, attributes), (name, *text) = panel["c"]
-            edge = re.search(r"border[\w-]*:[^;]*(#[0-9a-fA-F]+)", dict(attributes)["style"])
-            items.append((stringify(name), edge[1], stringify(text)))
+            _, (name, *text) = panel["c"]
+            items.append((stringify(name), _edge(panel), stringify(text)))
         return [call("panels", items, where=self.where)]
+
+    def _span(self, span: dict) -> list[dict]:
+        (_, _, attributes), content = span["c"]
+        plate = re.search(r"background:\s*(#[0-9a-fA-F]+)", dict(attributes).get("style", ""))
+        content = self.made(content)
+        return within(f"#plate({typst(plate[1])})", content) if plate else content
 
     def _figure(self, block: dict) -> list[dict]:
         image, alt, caption = parts_of(block)
@@ -201,6 +220,17 @@ class Paper(Form):
         return within(f"#equation({alt}, {typst(self.where)})", [formula])
 
 
+def _edge(panel: dict) -> str:
+    """The colour of a rank's panel."""
+    style = dict(panel["c"][0][2])["style"]
+    return re.search(r"border[\w-]*:[^;]*(#[0-9a-fA-F]+)", style)[1]
+
+
+def _panel(panel: dict) -> dict:
+    style = [["style", f"border-color:{_edge(panel)}"]]
+    return element("Div", [["", ["panel"], style], panel["c"][1]])
+
+
 class Screen(Form):
     def box(self, kind: str, blocks: list[dict]) -> list[dict]:
         if kind == "answer" and "<details" in str(blocks[0]["c"]):
@@ -218,7 +248,7 @@ class Screen(Form):
         return self._codeblock(element("CodeBlock", [["", classes, []], text]))
 
     def film(self, steps: list[dict], blocks: list[dict], caption: str) -> list[dict]:
-        said = element("Para", [element("Emph", words(caption))])
+        said = div("caption", [element("Para", words(caption))])
         return [div("rich", [*self.made(blocks), said])]
 
     def asked(self, kind: str, label: str, number: int) -> list[dict]:
@@ -229,6 +259,8 @@ class Screen(Form):
 
     def _div(self, block: dict) -> list[dict]:
         attributes, content = block["c"]
+        if FLEX.search(dict(attributes[2]).get("style", "")):  # a panel a rank
+            return self.made([div("panels", [_panel(panel) for panel in content])])
         kept = attributes[1][:1] and attributes[1][0] in KEPT
         return self._inside(block) if kept else self.made(content)
 
@@ -239,8 +271,20 @@ class Screen(Form):
     def _image(self, image: dict) -> list[dict]:
         attributes, alt, (file, title) = image["c"]
         if self.name == HTML:  # a page needs no other file
+            name, classes, more = attributes
+            if still := MOVES.search(kept(self.book, file)):
+                seconds = max(map(float, SECONDS.findall(still[1])), default=0)
+                attributes = [name, [*classes, "moves"], [*more, ["seconds", f"{seconds:g}"]]]
             file = in_page(self.book, file)
         return [element("Image", [attributes, alt, [file, title]])]
+
+    def _para(self, block: dict) -> list[dict]:
+        (made,) = self._inside(block)
+        if [inline["t"] for inline in made["c"]] == ["Image"]:  # it stands alone
+            return [reached("Div", "picture", [made | {"t": "Plain"}])]
+        return [made]
+
+    _plain = _para
 
     def _figure(self, block: dict) -> list[dict]:
         attributes, caption, _ = block["c"]
@@ -257,9 +301,13 @@ class Screen(Form):
         return [reached("Span", "formula", [formula])]
 
 
+def kept(book: Book, file: str) -> bytes:
+    return (book.media / file).read_bytes()
+
+
 def in_page(book: Book, file: str) -> str:
     """A picture as an address that needs no other file."""
-    data = base64.b64encode((book.media / file).read_bytes()).decode()
+    data = base64.b64encode(kept(book, file)).decode()
     return f"data:{MIMES[Path(file).suffix]};base64,{data}"
 
 

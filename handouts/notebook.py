@@ -28,11 +28,14 @@ PRINTABLE = (*IMAGES, "text/markdown", "text/html", "text/plain")
 LIVE = re.compile(r"<(script|iframe|canvas|video|audio|object|embed|input|button)\b", re.I)
 ADDRESS = re.compile(r"<[\w.]+ (object )?at 0x[0-9a-f]+>")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+CODE = re.compile(r"(@|class |def |from \w+ import |import )")
 NAVIGATION = re.compile(r"(\[[^\]]*\]\([^)]*\)|[\s·|←→])+")
 SOLUTION = re.compile(r"# Solution.*\n")  # the line that folds it in the lab
 # A picture of the README is dark by itself on GitHub; pages turn every picture round.
 OWN_DARK = re.compile(rb'<style media="\(prefers-color-scheme: dark\)">.*?</style>')
-VERDICT = ' \n<div class="verdict">'  # of an exercise's check; its text says the same
+# A form folds a solution itself, and what a reader would keep is of no use to it.
+SHOWN = re.compile(r"<details><summary>What the solution shows</summary>(.*)</details>", re.S)
+UNKEPT = re.compile(r"<p>Not kept in mine\.py: .*?</p>")
 ASKED = re.compile(r"<summary>(.*?)</summary>(<ul>.*?</ul>)", re.S)  # of a build's stub
 
 
@@ -171,7 +174,7 @@ class _Reader:
         yield Piece("code", source, **self.common)
         for output in self.cell.outputs:
             piece = self._output(output)
-            if not piece.text.startswith(UNFILLED):
+            if not output.get("data", {}).get("text/plain", "").startswith(UNFILLED):
                 yield piece
             elif role == "exercise":  # of use only to who can fill it in
                 if told := ASKED.search(output.data.get("text/html", "")):
@@ -196,8 +199,9 @@ class _Reader:
             return self._image(mime, content, data, output.metadata)
         elif mime == "text/markdown":
             return Piece("listing", content, unread="markdown", **self.common)
-        elif mime == "text/html" and not content.startswith(VERDICT):
-            return Piece("html", content, unread="html", **self.common)
+        elif mime == "text/html":
+            shown = UNKEPT.sub("", SHOWN.sub(r"\1", content))
+            return Piece("html", shown, unread="html", **self.common)
         return Piece("text", data.get("text/plain", ""), **self.common)
 
     def _image(self, mime: str, content: str, data: dict, metadata: dict) -> Piece:
@@ -233,6 +237,9 @@ class _Reader:
         else:
             if not stringify(blocks).strip() and "'Image'" not in str(blocks):
                 self._problem("an output of text/html has no printable form")
+            for code in (e for e in elements(blocks) if e["t"] == "CodeBlock"):
+                if CODE.match(code["c"][1]):  # a problem's solution shows the text that won
+                    code["c"][0][1] = ["python"]
             yield replace(piece, blocks=blocks)
 
     def _paragraphs(self, cell: Piece, blocks: list[dict]) -> Iterator[Piece]:

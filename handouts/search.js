@@ -8,11 +8,23 @@ function element(name, ...inside) {
   return made;
 }
 
-// Words that stand for each other.
-const same = ['fsdp|fully shard', 'oom|out of memory', 'moe|experts', 'amp|mixed precision',
+// Words that stand for each other; the first is what people type.
+const same = ['fsdp|fully shard', 'oom|out of memory', 'moe|experts|mixture of experts', 'amp|mixed precision|autocast',
   'deadlock|hang', 'timeout|timed out', 'tp|tensor parallel', 'pp|pipeline', 'lr|learning rate',
-  'cp|long sequences', 'ep|experts', 'checkpointing|checkpoint', 'sharded|sharding',
-  'preemption|survival', 'gil|global interpreter'].map(group => group.split('|'));
+  'cp|context parallel|long sequences|ring attention', 'sp|sequence parallel', 'ep|experts', 'dp|data parallel',
+  'checkpointing|checkpoint', 'sharded|sharding', 'preemption|survival', 'gil|global interpreter', 'bf16|bfloat16',
+  'fp16|float16|half precision', 'fp32|float32', 'fp8|float8', 'zero|sharding|optimizer state', 'ddp|distributeddataparallel',
+  'load balancing|load balance|capacity', 'install|two commands', 'multi node|multinode|two nodes|nodes',
+  'gradient accumulation|accumulat', 'colab|binder', 'dataloader|loader', 'overlap|hidden|hide', 'recompute|activation checkpoint',
+  'logbook|log book', 'elastic|survival', 'nvlink|nv link', 'tokens per second|mfu'].map(group => group.split('|'));
+
+// What was typed as words; one of several words that is known stays together.
+function terms(typed) {
+  let rest = ' ' + typed.toLowerCase().replace(/\s+/g, ' ') + ' ';
+  const phrases = same.flat().filter(word => word.includes(' ') && rest.includes(' ' + word + ' '));
+  for (const phrase of phrases) rest = rest.replace(' ' + phrase + ' ', '  ');
+  return [...phrases, ...rest.split(' ').filter(word => /[^-_]/.test(word))];
+}
 
 // A word as it may be written: all_reduce, all-reduce, all reduce and allreduce are one.
 function written(word) {
@@ -53,21 +65,31 @@ function excerpt(text, finders) {
 }
 
 function search() {
-  const words = field.value.toLowerCase().split(/\s+/).filter(word => /[^-_]/.test(word));
+  const words = terms(field.value);
   found.replaceChildren();
   if (!words.length) return;
   const finders = words.map(finder);
   const hits = sections.map(section => [score(section, finders), section])
     .filter(([value]) => value).sort((a, b) => b[0] - a[0]);
-  const items = hits.slice(0, 12).map(([, [id, chapter, title, anchor, text]]) => {
+  const items = hits.map(([, [id, chapter, title, anchor, text]]) => {
     const link = element('a', anchor ? chapter + ': ' + title : chapter);
     link.href = id + '.html' + (anchor ? '#' + anchor : '');
-    return element('li', link, excerpt(text, finders));
+    return () => element('li', link, excerpt(text, finders));
   });
-  found.append(element('p', hits.length ? hits.length + ' sections' : 'Nothing was found.'),
-    element('ul', ...items));
+  const list = element('ul', ...items.slice(0, 12).map(item => item()));
+  found.append(element('p', hits.length ? hits.length + ' sections' : 'Nothing was found.'), list);
+  if (hits.length <= 12) return;
+  const more = element('button', 'show all ' + hits.length);
+  more.onclick = () => { list.append(...items.slice(12).map(item => item())); more.remove(); };
+  found.append(more);
 }
 
 field.disabled = false;
 field.addEventListener('input', search);
-field.form.addEventListener('submit', event => { event.preventDefault(); search(); });
+field.form.addEventListener('submit', event => { // Enter goes to the first
+  event.preventDefault();
+  search();
+  found.querySelector('a')?.click();
+});
+field.value = new URLSearchParams(location.search).get('q') ?? '';
+search();

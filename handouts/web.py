@@ -12,6 +12,8 @@ from handouts.editions import edition
 from handouts.forms import HTML, Book, Screen, in_page, parts_of, raw
 from handouts.notebook import Notebook, elements, slug, stringify
 
+HEADING = re.compile(r'(<h([23])[^>]* id="([^"]+)">.*?)(</h\2>)', re.S)
+HERE = r"<a class='here' href='#\3' aria-label='Link to this section'>#</a>"
 BRANCH = "gh-pages"  # where `make publish` puts the site, the copies with it
 FORMS = {
     "PDF for students": "student/{0}.pdf",
@@ -86,18 +88,25 @@ def page(notebook: Notebook, beside: list[tuple[str, str]], book: Book, path: Pa
     (before, last), (after, next_one) = beside
     ways = [
         {"kind": "before", "to": before, "text": f"←\u00a0{last}"},
-        {"kind": "contents", "to": "index", "text": "Contents"},
+        {"kind": "contents", "to": "index", "text": "Contents", "search": "yes"},
         {"kind": "after", "to": after, "text": f"{next_one}\u00a0→"},
     ]
     nav = [way for way in ways if way["to"]]
     forms = _forms(book, notebook.id) if notebook.number else []
     words = {"heading": notebook.headline, "series": book.series, "forms": forms, "nav": nav}
+    words["said"] = notebook.question
     if notebook.path == book.root / "README.md":  # its title is that of all
         words |= {"heading": book.series, "series": ""}
     _write(path, edition(notebook, HTML, book), words)
 
 
-def index(notebooks: list[Notebook], about: list[dict], book: Book, path: Path) -> None:
+def index(
+    notebooks: list[Notebook],
+    documents: list[Notebook],
+    about: list[dict],
+    book: Book,
+    path: Path,
+) -> None:
     """Write the page that leads to all forms of all notebooks; `about` is its first words."""
     parts: list[dict] = []
     asked = convert.parsed([("markdown", n.question) for n in notebooks])
@@ -108,9 +117,12 @@ def index(notebooks: list[Notebook], about: list[dict], book: Book, path: Path) 
         inlines = [e for block in question for e in block["c"][1][0]["c"]]
         said["question"] = {"t": "MetaInlines", "c": inlines}
         parts[-1]["chapters"].append(said | {"picture": _picture(n, book)})
-    found = [[n.id, n.headline, *section] for n in notebooks for section in _sections(n)]
+    every = (*notebooks, *documents)
+    found = [[n.id, n.headline, *section] for n in every for section in _sections(n)]
     data = json.dumps(found, ensure_ascii=False).replace("<", "\\u003c")
     made = Screen(HTML, "index", Path("README.md"), book).made(about)
+    for picture in (e for e in elements(made) if e["t"] == "Plain"):
+        _halved(picture["c"])
     words = {
         "heading": book.series,
         "lead": {"t": "MetaBlocks", "c": made[:1]},
@@ -120,9 +132,19 @@ def index(notebooks: list[Notebook], about: list[dict], book: Book, path: Path) 
         "total": _total(notebooks),
         "ways": _ways(book),
         "books": _links(BOOKS),
+        "said": stringify(made[:1]),
         "sections": {"t": "MetaBlocks", "c": [raw(data, "html")]},
     }
     _write(path, made[1:], words)
+
+
+def _halved(inlines: list[dict]) -> None:
+    """A picture that moves has two halves; a phone shows them under each other."""
+    if [inline["t"] for inline in inlines] == ["Image"]:
+        (name, classes, more), _, target = inlines[0]["c"]
+        if "moves" in classes:
+            again = [name, [*classes, "again"], more]
+            inlines.append({"t": "Image", "c": [again, [], target]})
 
 
 def _total(notebooks: list[Notebook]) -> str:
@@ -164,4 +186,5 @@ def _write(path: Path, body: list[dict], words: dict) -> None:
     form = ("-t", "html5", "--mathml", "--template", convert.ROOM / "page.html")
     made = convert.pandoc(body, *form, "--toc", "--toc-depth=3", **words)
     made = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", made)  # a header that says nothing
+    made = HEADING.sub(rf"\1{HERE}\4", made)
     path.write_text(made, encoding="utf-8")

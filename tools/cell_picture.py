@@ -1,7 +1,7 @@
 """The picture of the README: a cell is run, real ranks hang, it is mended and passes.
 
-`draw()` lets ranks try both versions, and says what the build of the notebook says. A browser
-plays it once, in twelve seconds; with reduced motion, and in print, all of it stands there.
+`draw()` lets ranks try both versions, and says what the build of the notebook says. All of it
+stands there, and a page can play it once, in twelve seconds (docs.py).
 """
 
 import html

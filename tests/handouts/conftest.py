@@ -1,10 +1,15 @@
 """A small chapter with everything that a rule of the handouts speaks of."""
 
+import base64
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 SAID = "Seven, because four and three make seven."
+PICTURE = base64.b64encode(
+    b"<svg xmlns='http://www.w3.org/2000/svg' width='90' height='9'><title>T</title></svg>"
+).decode()
 LISTING = "def work(rank, world_size):\n    return rank\n"
 HEAD = "# Title\n\nA reason. **is it seven?** About 5 minutes. [More](../README.md#more)."
 
@@ -38,6 +43,12 @@ def small_chapter():
     build = shown(f' \n<div class="verdict">x{asked}', "not yet: filled")
     unfilled = shown(' \n<div class="verdict">x</div>', "not yet: filled")
     table = "<table><tr><th>n</th></tr><tr><td>1</td></tr></table>"
+    picture = f'<img alt="Ours in a picture." src="data:image/svg+xml;base64,{PICTURE}"/>'
+    plate = '<span style="background:#1b6e3c">✓ yes</span>'
+    rows = f"<table><tr><td>be 7</td><td>{plate}</td></tr></table>{picture}<pre>x = 7</pre>"
+    rows += "<p>Not kept in mine.py: it is ours.</p>"
+    fold = f"<details><summary>What the solution shows</summary>{rows}</details></div>"
+    solved = shown(f' \n<div class="verdict">{fold}', "correct: as text")
     said = {"handout": {"slide": "For the hall.", "note": "Ask *twice*."}}
     return [
         new_markdown_cell(HEAD),
@@ -53,7 +64,7 @@ def small_chapter():
         new_markdown_cell("It is rank 1.\n\nAnother paragraph.\n\n- a list"),
         new_markdown_cell("## Exercises\n\n**1.** Add."),
         tagged('x = ...\ncheck(x, 7, hint="count")', "exercise", build),
-        tagged("# Solution (click to open)\nx = 3 + 4\ncheck(x, 7)", "solution"),
+        tagged("# Solution (click to open)\nx = 3 + 4\ncheck(x, 7)", "solution", solved),
         new_markdown_cell("## Summary\n\nIt is seven.\n\n## Next\n\nNothing."),
     ]
 

@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from handouts.build import build
 from handouts.convert import Unprintable
 from handouts.editions import edition
-from handouts.forms import EPUB, HTML, INSTRUCTOR, STUDENT
+from handouts.forms import EPUB, HTML, INSTRUCTOR, STUDENT, Book
 from handouts.notebook import elements, read, stringify
 from tests.handouts.conftest import SAID, printed, shown, small_chapter, write
 
@@ -51,9 +51,15 @@ def test_each_prediction_has_room_and_its_answer_comes_pages_later(built):
     assert "My prediction" not in "".join(pages(built / "instructor" / f"{STEM}.pdf"))
 
 
+def made_of(path, name):
+    """All elements of an edition."""
+    media = path.parent / "media"
+    return list(elements(edition(read(path, media), name, Book(path.parents[1], media))))
+
+
 def texts_of(path, name):
     """What an edition says, from its beginning to its end; pieces of its own have marks."""
-    made = elements(edition(read(path, path.parent / "media"), name))
+    made = made_of(path, name)
     said = [e for e in made if e["t"] in ("CodeBlock", "Para", "Header", "RawBlock")]
     bare = ("CodeBlock", "RawBlock")
     return [e["c"][1] if e["t"] in bare else stringify(e) for e in said]
@@ -77,10 +83,20 @@ def test_the_room_for_a_prediction_is_behind_all_cells_whose_output_answers_it(s
     assert said[last + 1] == '#room("00_small--answer-1", 1)'
 
 
-@pytest.mark.parametrize("name", [STUDENT, INSTRUCTOR, HTML])
-def test_what_a_build_tries_is_said_where_its_solution_is_not(small, name):
-    said = texts_of(small, name)
-    assert ("It must" in said) == (name == STUDENT)
+@pytest.mark.parametrize("name", [STUDENT, INSTRUCTOR, HTML, EPUB])
+def test_what_a_build_tries_is_said_where_its_solution_is_not_open(small, name):
+    made = made_of(small, name)
+    said = [stringify(e) for e in made if e["t"] in ("Para", "Plain")]
+    assert ("It must" in said) == (name != INSTRUCTOR)
+
+
+@pytest.mark.parametrize("name", [STUDENT, INSTRUCTOR, HTML, EPUB])
+def test_a_solution_shows_its_verdict_and_its_picture(small, name):
+    made = made_of(small, name)
+    with_solution = name != STUDENT
+    assert any("✓ yes" in stringify(e) for e in made) == with_solution
+    assert ("Ours in a picture." in str(made) + stringify(made)) == with_solution
+    assert "Not kept" not in str(made) and "as text" not in str(made)
 
 
 def test_instructors_see_an_answer_in_its_place_and_a_web_page_folds_it(small):

@@ -53,7 +53,9 @@ def test_the_search_finds_no_solution_and_a_page_folds_it(site):
     title, section = json.loads(data)[:2]
     assert section[:4] == ["00_small", "00 Title", "1. One", "1-one"]
     assert "A reason." in title[4] and "Its first words." in page
-    assert "3 + 4" not in data and json.loads(data)[-1][4].endswith('print("</script>")')
+    words = {name: text for name, _, _, _, text in json.loads(data)}
+    assert "3 + 4" not in data and words["01_second"].endswith('print("</script>")')
+    assert "Its first words." in data and words["readme"] == "Text."  # not chapters alone
     for file in ("student/book.pdf", "instructor/book.pdf", "book.epub", "notebooks.zip"):
         assert f'href="{file}"' in page and (site / file).stat().st_size > 1000
     assert '2 chapters, 10 minutes · start with <a href="00_small.html">00</a>' in page

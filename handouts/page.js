@@ -1,0 +1,64 @@
+// What every page has: code to copy, the section in sight, pictures that move when asked to.
+// (No dollar signs: pandoc.)
+for (const code of document.querySelectorAll("div.sourceCode")) {
+  const place = document.createElement("div"), button = document.createElement("button");
+  place.className = "copies";
+  Object.assign(button, { type: "button", textContent: "copy", ariaLive: "polite" });
+  button.onclick = async () => {
+    try {
+      await navigator.clipboard.writeText(code.textContent.trimEnd() + "\n");
+      button.textContent = "copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      button.textContent = "selected";
+    }
+    setTimeout(() => { button.textContent = "copy"; }, 2000);
+  };
+  code.replaceWith(place);
+  place.append(code, button);
+}
+
+const contents = new Map([...document.querySelectorAll("nav.toc a")].map((a) => [a.hash.slice(1), a]));
+if (contents.size) {
+  const heads = [...document.querySelectorAll(".text > :is(h2, h3)[id]")].filter((h) => contents.has(h.id));
+  let now = null;
+  const mark = () => {
+    const next = heads.findLast((head) => head.getBoundingClientRect().top < innerHeight / 3);
+    if (next === now) return;
+    contents.get(now?.id)?.removeAttribute("aria-current");
+    now = next;
+    contents.get(now?.id)?.setAttribute("aria-current", "true");
+  };
+  addEventListener("scroll", mark, { passive: true });
+  mark();
+}
+
+// The file says that nothing in it moves; the button takes that out.
+const still = " media='not all'";
+for (const group of document.querySelectorAll("main .picture:has(> img.moves)")) {
+  const images = [...group.querySelectorAll("img.moves")], button = document.createElement("button");
+  const stopped = images.map((image) => image.src), seconds = 1e3 * Math.max(...images.map((i) => +i.dataset.seconds || 0));
+  const moving = stopped.map((src) => {
+    const [head, data] = src.split(",");
+    return head + "," + btoa(atob(data).replace(still, ""));
+  });
+  let timer = 0;
+  const rest = () => {
+    clearTimeout(timer);
+    timer = 0;
+    button.textContent = "\u25b6 play";
+    images.forEach((image, i) => { image.src = stopped[i]; });
+  };
+  button.type = "button";
+  button.onclick = () => {
+    if (timer) return rest();
+    button.textContent = "stop";
+    images.forEach((image, i) => { image.src = moving[i]; });
+    timer = setTimeout(rest, seconds);
+  };
+  const bar = document.createElement("div");
+  bar.className = "moving";
+  group.after(bar);
+  bar.append(button);
+  rest();
+}
