@@ -32,6 +32,9 @@ def test_live_slides_run_ranks(browser, lab):
     page.set_default_timeout(60_000)
     shown = page.locator(".reveal .slides section.present:not(.stack)")
     shown.locator("h2", has_text="How do all ranks agree").wait_for()
+    texts = page.locator(".reveal .jp-OutputArea-output pre, .reveal .cm-content")
+    sizes = texts.evaluate_all("all => all.map(e => getComputedStyle(e).fontSize)")
+    assert len(sizes) > 20 and len(set(sizes)) == 1  # an error is as large as its code
     for _ in range(40):
         cell = shown.locator(".jp-CodeCell").first
         waits = "cell => cell.closest('.fragment:not(.visible)')"
