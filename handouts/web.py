@@ -18,12 +18,11 @@ BRANCH = "gh-pages"  # where `make publish` puts the site, the copies with it
 FORMS = {
     "PDF for students": "student/{0}.pdf",
     "for instructors": "instructor/{0}.pdf",
-    "slides in the browser": "slides/{0}.html",
-    "slides for JupyterLab (.zip)": "slides/{0}.zip",
+    "slides for JupyterLab (.ipynb)": "slides/{0}.ipynb",
     "notebook (.ipynb)": "notebooks/{0}.ipynb",
     "with open predictions (.ipynb)": "open/{0}.ipynb",
 }
-SAVED = {"open": "_open"}  # what a file's name gets, by its folder
+SAVED = {"slides": "_slides", "open": "_open"}  # what a file's name gets, by its folder
 BOOKS = {
     "Student's book": "student/book.pdf",
     "Instructor's book": "instructor/book.pdf",
@@ -144,7 +143,7 @@ def _halved(inlines: list[dict]) -> None:
     if [inline["t"] for inline in inlines] == ["Image"]:
         (name, classes, more), _, target = inlines[0]["c"]
         if "moves" in classes:
-            again = [name, [*classes, "again"], [*more, ["alt", ""]]]
+            again = [name, [*classes, "again"], more]
             inlines.append({"t": "Image", "c": [again, [], target]})
 
 

@@ -11,7 +11,6 @@ from torch import nn
 from mgpu_tutorial.lab import frame, launch, span
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import INK, Drawing
-from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.words import in_a_row
 from mgpu_tutorial.model_parallel.figures import (
     LOOKS,
@@ -104,11 +103,6 @@ def in_slots(worker: Callable, micro: int, *given: object, **slots: int) -> list
     work = Pauses(0.0, is_split="W" in slots)
     report = launch(worker, 4, work, micro, *given, trace=True)
     return lay_out(tasks_of(report), **slots)
-
-
-def slot_film(tasks: Sequence[Task]) -> Report:
-    """Four ranks slot by slot: what each does, and what it holds."""
-    return launch(note_slots, 4, tasks, trace=True)
 
 
 def note_slots(rank: int, world_size: int, tasks: Sequence[Task]) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -16,17 +17,24 @@ from mgpu_tutorial.lab.borrowed import backward_number, when_backward_ends
 from mgpu_tutorial.sharding.zero import Gather, flatten, shard_of
 
 
-def views_of(
-    flat: torch.Tensor, shapes: dict[str, torch.Size], places: dict[str, str] | None = None
-) -> dict[str, torch.Tensor]:
-    """The tensors of these shapes that lie side by side in a flat one, by name.
-
-    With `places` one for each place instead, such as both places of a tied weight.
-    """
+def views_of(flat: torch.Tensor, shapes: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
+    """The tensors of these shapes, side by side in a flat one, by name."""
     sizes = [shape.numel() for shape in shapes.values()]
     parts = flat[: sum(sizes)].split(sizes)
-    views = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
-    return {place: views[name] for place, name in places.items()} if places else views
+    pairs = zip(shapes.items(), parts, strict=True)
+    return {name: part.view(shape) for (name, shape), part in pairs}
+
+
+def sharded_call(
+    module: nn.Module,
+    shard: torch.Tensor,
+    shapes: dict[str, torch.Size],
+    x: Any,
+    group: dist.ProcessGroup | None = None,
+) -> Any:
+    """The module's output for x, its parameters gathered from shards."""
+    whole = Gather.apply(shard, group)
+    return functional_call(module, views_of(whole, shapes), (x,))
 
 
 def blocks_in(model: nn.Module) -> list[nn.Module]:
@@ -97,7 +105,10 @@ def uncompiled(method: Callable) -> Callable:
 
 
 class FlatShard(nn.Module):
-    """Keeps the parameters of a module as this rank's shard of one flat tensor."""
+    """Keeps a module's parameters as this rank's shard of a flat tensor: whole in `forward`.
+
+    What autograd keeps of the whole tensor is up to `pack` and `unpack` of a block.
+    """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
@@ -112,6 +123,13 @@ class FlatShard(nn.Module):
             if part not in inner:
                 part.register_forward_pre_hook(self.fetch, prepend=True)
 
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        self.gathered()
+        with self.hooks():
+            output = self.module(*inputs, **keywords)
+        self.reshard()
+        return output
+
     @uncompiled
     @torch.enable_grad()
     def gathered(self) -> None:
@@ -121,9 +139,10 @@ class FlatShard(nn.Module):
             whole.register_hook(self.reshard)  # once its gradient is complete
         self.whole = whole.detach()  # the same memory, without its graph
         self.version = self.shard._version
-        for place, view in views_of(whole, self.shapes, self.places).items():
-            path, _, name = place.rpartition(".")
-            setattr(self.module.get_submodule(path), name, view)
+        views = views_of(whole, self.shapes)
+        for place, name in self.places.items():  # of a tied weight both
+            path, _, last = place.rpartition(".")
+            setattr(self.module.get_submodule(path), last, views[name])
 
     def fetch(self, *_: Any) -> None:
         """Before a part computes: outside of `forward`, as in a checkpoint, it gathers."""
@@ -238,17 +257,7 @@ class FlatShard(nn.Module):
 
 
 class ShardedBlock(FlatShard):
-    """Whole while it computes, in forward and in backward.
-
-    What a block inside has already is left to it. The group is all ranks by default.
-    """
-
-    def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        self.gathered()
-        with self.hooks():
-            output = self.module(*inputs, **keywords)
-        self.reshard()
-        return output
+    """Whole while it computes, in forward and in backward; a block inside keeps its own."""
 
     def pack(self, tensor: torch.Tensor) -> Any:
         # of what lies in `whole` autograd keeps the place only

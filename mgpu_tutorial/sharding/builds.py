@@ -12,19 +12,24 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
-from torch.utils.checkpoint import checkpoint
 
 from mgpu_tutorial.distributed_sgd.sgd import average_gradients
-from mgpu_tutorial.lab import note, span
+from mgpu_tutorial.lab import span
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
 from mgpu_tutorial.lab.words import in_a_row
-from mgpu_tutorial.sharding.blocks import ShardedBlock, blocks_in, fully_sharded, views_of
+from mgpu_tutorial.sharding.blocks import (
+    ShardedBlock,
+    blocks_in,
+    fully_sharded,
+    sharded_call,
+    views_of,
+)
 from mgpu_tutorial.sharding.stages import loss_of, new_tower
 from mgpu_tutorial.sharding.whole import clip_grad_norm
-from mgpu_tutorial.sharding.zero import Gather, chain, owners, sharded_step
+from mgpu_tutorial.sharding.zero import Gather, flatten, owners, shard_of, sharded_step
 from mgpu_tutorial.shared.models import SmallTransformer
 
 
@@ -182,58 +187,6 @@ def makes_two_calls(gather: type) -> None:
         assert len(ops) == 1 and wanted in ops[0], f"the calls of {phase}: {', '.join(ops)}"
 
 
-def _layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    note("layer")
-    return x @ weight
-
-
-# each of three layers adds 1, 10 or 100 times a row's first entry to one of the others
-WEIGHTS = torch.eye(3).repeat(3, 1, 1)
-for i, (column, times) in enumerate(((1, 1.0), (2, 10.0), (1, 100.0))):
-    WEIGHTS[i, 0, column] = times
-
-
-def _chain(
-    rank: int, world_size: int, layers: Callable
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The output of three layers for a row on each rank, and the gradients of shards."""
-    x = torch.tensor([[1.0 + rank, 0, 0]])
-    padded = nn.functional.pad(WEIGHTS.flatten(1), (0, -9 % world_size))
-    shards = [w.chunk(world_size)[rank].clone().requires_grad_() for w in padded]
-    output = layers(shards, torch.Size([3, 3]), x, _layer)
-    assert isinstance(output, torch.Tensor), "chain returns no tensor"
-    output.sum().backward()
-    for number, shard in enumerate(shards):
-        assert shard.grad is not None, f"shard number {number} gets no gradient"
-    return output.detach(), [shard.grad for shard in shards]
-
-
-def computes_like_one(layers: Callable) -> None:
-    """equal one process on 1, 2 and 3 ranks, with its gradients"""
-    for n in (1, 2, 3):
-        results = launch(_chain, n, layers).results
-        weights, rows = WEIGHTS.clone().requires_grad_(), torch.zeros(n, 3)
-        rows[:, 0] = torch.arange(1.0, n + 1)
-        x = rows
-        for weight in weights:
-            x = x @ weight
-        for rank, (output, _) in enumerate(results):
-            expect(output[0], x[rank].detach(), f"rank {rank} of {n}: the output")
-        (x.sum() / n).backward()
-        for number, gradient in enumerate(weights.grad):
-            whole = torch.cat([shards[number] for _, shards in results])[:9]
-            what = f"{n} ranks: the gradient of weight {number}"
-            expect(whole, gradient.flatten(), what, 1e-4)
-
-
-def gathers_one_by_one(layers: Callable) -> None:
-    """gather a weight only when x has reached it"""
-    events = launch(_chain, 2, layers, trace=True).events
-    calls = [e.note if e.kind == "note" else e.op for e in events if e.rank == 0]
-    gathers = sum("all_gather" in call for call in calls[: calls.index("layer")])
-    assert gathers == 1, f"{gathers} weights are gathered before the first layer computes"
-
-
 class _Tied(nn.Module):
     """Three layers of whole numbers, of which the last has the weight of the first."""
 
@@ -251,6 +204,70 @@ class _Tied(nn.Module):
 
 def _row(rank: int) -> torch.Tensor:
     return torch.tensor([[1.0 + rank, 2.0]])
+
+
+def cuts_in_order(views: Callable) -> None:
+    """cut a flat tensor into tensors of these shapes, in their order, without the padding"""
+    shapes = {"weight": torch.Size([2, 3]), "bias": torch.Size([2]), "scale": torch.Size([])}
+    flat = torch.arange(12.0)
+    wanted = {"weight": flat[:6].view(2, 3), "bias": flat[6:8], "scale": flat[8]}
+    found = views(flat, shapes)
+    assert isinstance(found, dict), f"it returns {found!r:.40}, no dict"
+    expect(list(found), list(wanted), "the names")
+    for name, tensor in wanted.items():
+        what = f"of the numbers 0 to 11 `{name}`"
+        assert isinstance(found[name], torch.Tensor), f"{what} is no tensor"
+        expect(list(found[name].shape), list(tensor.shape), f"{what}: the shape")
+        expect(found[name], tensor, what)
+
+
+def cuts_views(views: Callable) -> None:
+    """return views, which copy nothing: their gradients come together in the flat tensor"""
+    flat = torch.zeros(7, requires_grad=True)
+    found = views(flat, {"weight": torch.Size([2, 2]), "bias": torch.Size([2])})
+    sum((1 + i) * view.sum() for i, view in enumerate(found.values())).backward()
+    expect(flat.grad, torch.tensor([1.0] * 4 + [2.0] * 2 + [0]), "the flat tensor's gradient")
+    memory = {view.untyped_storage().data_ptr() for view in found.values()}
+    assert memory == {flat.untyped_storage().data_ptr()}, "what it returns are copies"
+
+
+def _call(
+    rank: int, world_size: int, call: Callable, in_pairs: bool = False
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """0; the output for this rank's row; the gradient of its shard."""
+    torch.manual_seed(0)
+    module, group = _Tied(), _pair(rank) if in_pairs else None
+    shapes = {name: p.shape for name, p in module.named_parameters()}
+    shard = shard_of(flatten(module.parameters(), group), group).clone().requires_grad_()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(1e6)  # what the module has itself counts for nothing
+    with span("forward"):
+        output = call(module, shard, shapes, _row(rank), *([group] if in_pairs else []))
+    assert isinstance(output, torch.Tensor), f"it returns {output!r:.40}, no tensor"
+    with span("backward"):
+        output.sum().backward()
+    assert shard.grad is not None, "the shard gets no gradient"
+    return 0, output.detach(), shard.grad
+
+
+def calls_compute_like_one(call: Callable) -> None:
+    """give the output and the gradients of one process, on 1, 2 and 3 ranks"""
+    for n in (1, 2, 3):
+        _like_one(launch(_call, n, call).results, [range(n)], 1.0)
+
+
+def calls_gather_once(call: Callable) -> None:
+    """gather all parameters in one call, and scatter their gradients in one"""
+    report = launch(_call, 2, call, trace=True)
+    for phase, wanted in (("forward", "all_gather"), ("backward", "reduce_scatter")):
+        ops = _calls(report, phase)
+        assert len(ops) == 1 and wanted in ops[0], f"the calls of {phase}: {', '.join(ops)}"
+
+
+def calls_in_a_group(call: Callable) -> None:
+    """do so in a group: ranks 0 and 2 share one module, ranks 1 and 3 another one"""
+    _like_one(launch(_call, 4, call, True).results, [[0, 2], [1, 3]], 1.0)
 
 
 def _block(
@@ -285,17 +302,17 @@ def _blocks(block: type, n: int, in_pairs: bool = False) -> Report:
     return launch(_block, n, block, in_pairs, trace=True)
 
 
-def _like_one(results: list, groups: Sequence[Sequence[int]]) -> None:
+def _like_one(results: list, groups: Sequence[Sequence[int]], scale: float) -> None:
     """Raise AssertionError unless each group has the outputs and gradients of one process."""
     for ranks in groups:
         torch.manual_seed(0)
         alone, n = _Tied(), len(results)
-        outputs = alone(torch.cat([_row(rank) for rank in ranks]), scale=2.0)
+        outputs = alone(torch.cat([_row(rank) for rank in ranks]), scale)
         (outputs.sum() / len(ranks)).backward()
         where = "" if len(ranks) == n else f" in a group of ranks {ranks[0]} and {ranks[1]}"
         for rank, output in zip(ranks, outputs, strict=True):
             found = results[rank][1][0]
-            what = f"rank {rank} of {n}{where}: the output of block(x, scale=2.0)"
+            what = f"rank {rank} of {n}{where}: the output"
             expect(found, output.detach(), what)
         flat = torch.cat([results[rank][2] for rank in ranks])
         for name, parameter in alone.named_parameters():
@@ -307,7 +324,7 @@ def _like_one(results: list, groups: Sequence[Sequence[int]]) -> None:
 def blocks_compute_like_one(block: type) -> None:
     """give the output and the gradients of one process, on 1, 2 and 3 ranks"""
     for n in (1, 2, 3):
-        _like_one(_blocks(block, n).results, [range(n)])
+        _like_one(_blocks(block, n).results, [range(n)], 2.0)
 
 
 def blocks_let_go(block: type) -> None:
@@ -327,7 +344,7 @@ def blocks_gather_twice(block: type) -> None:
 
 def blocks_in_a_group(block: type) -> None:
     """work in a group: ranks 0 and 2 share one block, ranks 1 and 3 another one"""
-    _like_one(_blocks(block, 4, True).results, [[0, 2], [1, 3]])
+    _like_one(_blocks(block, 4, True).results, [[0, 2], [1, 3]], 2.0)
 
 
 def _step_between(rank: int, world_size: int, block: type) -> str:
@@ -346,58 +363,6 @@ def blocks_refuse_a_step(block: type) -> None:
     """say so when a step comes between forward and backward"""
     said = launch(_step_between, 2, block).results
     assert all(said), "nothing is said, and backward goes on with the new weights"
-
-
-class _Again(nn.Module):
-    """Two layers with a checkpoint around them, as a transformer's layer can have one."""
-
-    def __init__(self, inside: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.one, self.two, self.inside = nn.Linear(2, 3), nn.Linear(3, 2), inside
-        self.shift = nn.Parameter(torch.ones(2))
-        self.kept: list[StorageWeakRef] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (
-            checkpoint(self.compute, x, use_reentrant=False)
-            if self.inside
-            else self.compute(x)
-        )
-
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        middle = self.one(x).exp()
-        self.kept.append(StorageWeakRef(middle.untyped_storage()))
-        return self.two(middle) * self.shift
-
-
-def _checkpointed(
-    rank: int, world_size: int, block: type | None, inside: bool
-) -> tuple[int, list[torch.Tensor]]:
-    """The activations that forward leaves behind, and the gradients of what is trained."""
-    module = _Again(inside)
-    model = block(module) if block else module
-    x = torch.cat([_row(rank) for rank in range(2)]) if world_size == 1 else _row(rank)
-    x = x.requires_grad_()
-    output = model(x) if inside else checkpoint(model, x, use_reentrant=False)
-    kept = sum(not memory.expired() for memory in module.kept)
-    output.sum().backward()
-    held = [model.shard] if block else list(module.parameters())
-    assert all(p.grad is not None for p in held), "the shard gets no gradient"
-    return kept, [p.grad.flatten() for p in held]
-
-
-def blocks_stand_in_a_checkpoint(block: type) -> None:
-    """keep no activation inside a `checkpoint`, and let one in the module compute again"""
-    for inside, where in ((False, "around the block"), (True, "in the module")):
-        flat = torch.cat(_checkpointed(0, 1, None, inside)[1]) / 2
-        flat = nn.functional.pad(flat, (0, -len(flat) % 2)).chunk(2)
-        for rank, (kept, (gradient,)) in enumerate(
-            launch(_checkpointed, 2, block, inside).results
-        ):
-            what = f"a checkpoint {where}, on rank {rank}: "
-            expect(kept, 0, what + "activations that are kept")
-            expect(gradient, flat[rank], what + "the shard's gradient", 1e-4)
 
 
 def _model() -> nn.Module:
@@ -604,14 +569,14 @@ build = Builder(
         sharded_step: [steps_like_one, steps_in_a_group, sends_the_model_twice],
         owners: [agrees_on_every_rank, begins_with_the_largest],
         Gather: [gathers_and_scatters, gathers_in_a_group, makes_two_calls],
-        chain: [computes_like_one, gathers_one_by_one],
+        views_of: [cuts_in_order, cuts_views],
+        sharded_call: [calls_compute_like_one, calls_gather_once, calls_in_a_group],
         ShardedBlock: [
             blocks_compute_like_one,
             blocks_let_go,
             blocks_gather_twice,
             blocks_in_a_group,
             blocks_refuse_a_step,
-            blocks_stand_in_a_checkpoint,
         ],
         fully_sharded: [
             puts_a_block_at_both_places,

@@ -5,7 +5,7 @@ tensor. At stage 3 a parameter is whole only while it is used. All ranks have eq
 samples in each step: the mean of their means is else not that of the batch.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -123,20 +123,6 @@ class Gather(torch.autograd.Function):
         shard = gradient.new_empty(len(gradient) // ranks)
         dist.reduce_scatter_single(shard, gradient, group=ctx.group)
         return shard / ranks, None
-
-
-def chain(
-    shards: list[torch.Tensor],
-    shape: torch.Size,
-    x: torch.Tensor,
-    layer: Callable,
-    group: dist.ProcessGroup | None = None,
-) -> torch.Tensor:
-    """Layers one after the other; each weight is gathered when `x` has reached it."""
-    for shard in shards:
-        weight = Gather.apply(shard, group)[: shape.numel()].view(shape)
-        x = layer(x, weight)
-    return x
 
 
 class Unsharded(nn.Module):

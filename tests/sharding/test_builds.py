@@ -125,43 +125,42 @@ GATHERS = [
     ),
     Wrong("Gather", replace={RETURN: ""}, says="returns no tensor"),
 ]
-WEIGHT = "Gather.apply(shard, group)[: shape.numel()].view(shape)"
-FIRST = "for shard in [Gather.apply(shard) for shard in shards]"
-CHAIN = [
-    Right(
-        "chain",
-        replace={WEIGHT: "Gather.apply(shard).narrow(0, 0, shape.numel()).reshape(shape)"},
+PARTS, VIEW = "flat[: sum(sizes)].split(sizes)", "part.view(shape)"
+VIEWS = [
+    Right("views_of", replace={PARTS: "flat.narrow(0, 0, sum(sizes)).split(sizes)"}),
+    Wrong("views_of", replace={PARTS: "flat.split(sizes)"}, says="split_with_sizes"),
+    Wrong("views_of", replace={VIEW: "part.clone().view(shape)"}, says="are copies"),
+    Wrong(
+        "views_of", replace={VIEW: "part"}, says="of the numbers 0 to 11 `weight`: the shape"
+    ),
+    Wrong("views_of", replace={VIEW: "part.detach().view(shape)"}, says="require grad"),
+    Wrong(
+        "views_of",
+        replace={PARTS: "flat[-sum(sizes) :].split(sizes)"},
+        says="of the numbers 0 to 11 `weight`: [3, 4, 5, 6, 7, 8], expected [0, 1, 2, 3",
+    ),
+    Wrong("views_of", replace={"    return {": "    {"}, says="it returns None, no dict"),
+]
+WHOLE, COMPUTE = (
+    "Gather.apply(shard, group)",
+    "functional_call(module, views_of(whole, shapes), (x,))",
+)
+CALL = [
+    Right("sharded_call", replace={COMPUTE: COMPUTE.replace("(x,)", "x")}),
+    Wrong("sharded_call", replace={COMPUTE: "module(x)"}, says="the shard gets no gradient"),
+    Wrong("sharded_call", replace={WHOLE: f"{WHOLE}.detach()"}, says="require grad"),
+    Wrong(
+        "sharded_call",
+        replace={WHOLE: "Gather.apply(shard)"},
+        says="rank 0 of 4 in a group of ranks 0 and 2: the output",
     ),
     Wrong(
-        "chain", replace={WEIGHT: "Gather.apply(shard).view(shape)"}, says="shape '[3, 3]'"
-    ),
-    Wrong("chain", replace={"    return x": "        return x"}, says="gets no gradient"),
-    Wrong(
-        "chain",
-        replace={WEIGHT: "Gather.apply(shard)[-shape.numel() :].view(shape)"},
-        says="rank 0 of 2: the output",
-    ),
-    Wrong(
-        "chain",
-        replace={WEIGHT: f"{WEIGHT}.detach().requires_grad_()"},
-        says="shard number 0 gets no gradient",
-    ),
-    Wrong(
-        "chain",
-        replace={WEIGHT: f"{WEIGHT}.T"},
-        says="rank 0 of 1: the output: [1, 0, 0], expected [1, 101, 10]",
-    ),
-    Wrong(
-        "chain",
-        replace={
-            "for shard in shards": FIRST,
-            WEIGHT: WEIGHT.replace("Gather.apply(shard, group)", "shard"),
-        },
-        says="3 weights are gathered before the first layer computes",
+        "sharded_call",
+        replace={COMPUTE: COMPUTE.replace("whole,", f"{WHOLE},")},
+        says="the calls of forward: all_gather_single, all_gather_single",
     ),
 ]
 
-COMPUTE = "output = self.module(*inputs, **keywords)"
 MEMORY = "self.whole.untyped_storage()"
 ELSEWHERE = f"if tensor.untyped_storage() is not {MEMORY}:"
 PLACE = "place = tensor.shape, tensor.stride(), tensor.storage_offset()"
@@ -192,7 +191,6 @@ BLOCK = [
         replace={ELSEWHERE: f"if tensor.data_ptr() != {MEMORY}.data_ptr():"},
         says="bytes are there after forward",
     ),
-    Wrong("ShardedBlock", replace={"        self.reshard()\n": ""}, says="bytes are there"),
     Wrong(
         "ShardedBlock",
         replace={FRESH: "if True:"},
@@ -214,21 +212,6 @@ BLOCK = [
         "ShardedBlock",
         replace={"tensor.stride(), tensor": "torch.empty(tensor.shape).stride(), tensor"},
         says="the gradient of",
-    ),
-    Wrong(
-        "ShardedBlock",
-        replace={COMPUTE: COMPUTE.replace(", **keywords", "")},
-        says="the output of block(x, scale=2.0)",
-    ),
-    Wrong(
-        "ShardedBlock",
-        replace={COMPUTE: COMPUTE.replace("output =", "output = None;")},
-        says="forward returns None, no tensor",
-    ),
-    Wrong(
-        "ShardedBlock",
-        replace={"self.hooks()": "saved_tensors_hooks(self.pack, self.unpack)"},
-        says="around the block, on rank 0: activations that are kept: 1, expected 0",
     ),
 ]
 PATHS, FOUND = "model.set_submodule(path, sharded)", "remove_duplicate=False"
@@ -291,5 +274,5 @@ AT_WORK = [
 ]
 
 test_right, test_wrong = edited(
-    build, [*STEP, *OWNERS, *GATHERS, *CHAIN, *BLOCK, *ANY, *AT_WORK]
+    build, [*STEP, *OWNERS, *GATHERS, *VIEWS, *CALL, *BLOCK, *ANY, *AT_WORK]
 )
