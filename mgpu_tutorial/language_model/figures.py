@@ -247,7 +247,6 @@ PLANS = {  # what a chapter's way is here
     "18 1F1B": "pp=2",
     "19 tensor parallel": "tp=2",
     "22 experts": "dp=4,ep=2",
-    "26 ZeRO 1": "dp=2,zero=1",
 }
 
 

@@ -65,7 +65,7 @@ def sends_while_it_computes(replay_step: Callable) -> None:
 
 
 def queues_on_the_link(replay_step: Callable) -> None:
-    """let a message begin when it is made and the link is free, while the GPU goes on"""
+    """let a message begin when it is issued and the link is free, while the GPU goes on"""
     send = Message(10, 2)
     what = "a message of 4 s, a kernel of 1 s, a message of 4 s"
     lasts(replay_step, [send, Kernel(100, 0), send], 8.0, what)
