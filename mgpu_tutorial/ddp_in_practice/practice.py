@@ -22,10 +22,12 @@ Part = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
 
 def rows_in(part: Part) -> int:
-    """The rows of a tensor, or of the first one in a tuple, a list or a dict."""
-    if isinstance(part, dict):
-        part = list(part.values())
-    return len(part if isinstance(part, torch.Tensor) else part[0])
+    """The rows of a tensor, or of the longest in a tuple, a list or a dict."""
+    if isinstance(part, torch.Tensor):
+        return len(part)
+    all_of_it = part.values() if hasattr(part, "values") else part
+    tensors = [each for each in all_of_it if torch.is_tensor(each)]
+    return max(len(tensor) for tensor in tensors if tensor.dim())
 
 
 def accumulate(
@@ -42,7 +44,8 @@ def accumulate(
     general: `prove` it on your model.
     """
     parts = list(parts)
-    weights = weights or [rows_in(part) for part in parts]
+    if weights is None:
+        weights = [rows_in(part) for part in parts]
     shares = [weight / sum(weights) for weight in weights]
     *first, last = zip(parts, shares, strict=True)
     with model.no_sync():

@@ -28,7 +28,7 @@ REFUSES = CHECKED.replace("assert", "if").replace(
 SHARES = "shares = [weight / sum(weights) for weight in weights]"
 ACCUMULATE = [
     Right("accumulate", replace={"*first…": NUMBERED}),
-    Right("accumulate", replace={"weights or [": "["}),
+    Right("accumulate", replace={"if weights is None:\n        weights": "weights"}),
     Wrong(
         "accumulate",
         replace={SHARES: "shares = [1 / len(parts)] * len(parts)"},

@@ -1,8 +1,10 @@
 """Batches that run out, and the trace of a step."""
 
 import json
+from collections import UserDict
 from contextlib import nullcontext
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,3 +84,18 @@ def test_parts_can_come_from_a_generator():
     practice.accumulate(model, (part for part in x.split(2)), practice.mean_square)
     (expected,) = torch.autograd.grad(practice.mean_square(model, x), model.weight)
     torch.testing.assert_close(model.weight.grad, expected)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        torch.ones(3, 2),
+        (torch.ones(3, 2), torch.ones(3)),
+        {"position_ids": torch.ones(1, 2), "input_ids": torch.ones(3, 2)},
+        {"use_cache": False, "scale": torch.tensor(2.0), "input_ids": torch.ones(3, 2)},
+        UserDict(input_ids=torch.ones(3, 2)),  # as a tokenizer gives it
+    ],
+    ids=["tensor", "pair", "positions for all rows", "settings", "of a tokenizer"],
+)
+def test_a_part_has_as_many_rows_as_its_longest_tensor(part):
+    assert practice.rows_in(part) == 3

@@ -85,6 +85,7 @@ class Notes(NamedTuple):
     groups: Groups
     eps: float  # of the coarsest numbers inside
     taken: int  # how many steps it took, 0 if it has no optimizer
+    left: list[str]  # what has a gradient, and no optimizer steps it
 
 
 _watches: list["Watch"] = vars(sys).setdefault("watches_of_a_proof", [])
@@ -318,7 +319,10 @@ class Watch:
             if len({rows.shape[1] for rows in several}) == 1:
                 outputs[name] = torch.cat(several)
         given = [t.detach().cpu() for t in tensors_in(returned)]
-        about = self.alike, self.facts, groups_of_meshes(), self.seeing.eps, taken
+        every = (p for model in self.models for p in model.parameters())
+        left = {p: p.grad for p in every if p.grad is not None and p not in self.gradients}
+        left = [*self.whole(left)] if taken else []
+        about = self.alike, self.facts, groups_of_meshes(), self.seeing.eps, taken, left
         return Notes(self.whole(self.start), steps, outputs, self.buffers(), given, *about)
 
     def buffers(self) -> Whole:
@@ -662,6 +666,9 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
         remarks = [RANDOM] if "random" in facts else remarks
     elif one.steps[0].gradients and len(one.steps) < 2:
         remarks.append("one step was seen: take two, for what begins at the second")
+    if left := next((notes.left for notes in (one, *ranks) if notes.left), []):
+        others = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        remarks.append(f"no optimizer has {left[0]}{others}, though it gets a gradient")
     return Proof(len(ranks), rows, remarks)
 
 
