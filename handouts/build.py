@@ -27,7 +27,7 @@ from handouts import convert, slides, student, web
 from handouts.convert import Unprintable
 from handouts.editions import edition
 from handouts.forms import EPUB, INSTRUCTOR, STUDENT, Book, heading, typst, words
-from handouts.notebook import ROOT, Notebook, chosen, read
+from handouts.notebook import ROOT, Notebook, chosen, elements, read, stringify
 
 EDITIONS = {STUDENT: "Student's edition", INSTRUCTOR: "Instructor's edition"}
 RIGHTS = "Text and figures: CC BY 4.0. Code: MIT."
@@ -95,9 +95,15 @@ class Plan:
         }
         pins = (self.root / "constraints.txt").read_text("utf-8")
         torch = re.search(r"^torch==([\d.]+)", pins, re.M)[1]
-        self.made = typst(f"Every output was made with PyTorch {torch}.")
+        self.made = f"Every output was made with PyTorch {torch}."
         readme = self.documents[0]  # it gives the book its title
         self.book = Book(self.root, media, targets, readme.title, github)
+        self.book.author, self.book.date = _cited(self.root)
+        drawn = [
+            e["c"] for p in readme.pieces for e in elements(p.blocks) if e["t"] == "Image"
+        ]
+        if drawn:  # the last stands on the cover
+            self.book.picture = drawn[-1][2][0], stringify(drawn[-1][1])
         prose = takewhile(lambda piece: piece.kind != "heading", readme.pieces[1:])
         self.about = [block for piece in prose for block in piece.blocks]
         named = [heading(1, words(readme.id))]
@@ -137,7 +143,8 @@ class Plan:
         form, series = typst(EDITIONS[name]), typst(self.book.series)
         title, front = typst(parts[0].headline), f"#opening({series}, {form})"
         if file == "book":
-            title, front = series, f"#title-page({series}, {form}, {self.made})\n#contents()"
+            lines = typst([each for each in (self.book.date, RIGHTS, self.made) if each])
+            title, front = series, f"{_cover(self.book, EDITIONS[name], lines)}\n#contents()"
         lines = ['#import "/paper.typ": *', f"#show: paper.with({title}, {form})", front]
         for part in parts:
             lines += ["#pagebreak(weak: true)"] * (file == "book")
@@ -147,6 +154,22 @@ class Plan:
         source.write_text("\n".join(lines), encoding="utf-8")
         inputs = {"here": ",".join(part.id for part in parts), "edition": name}
         return convert.pdf, (source, self.work, inputs), self.out / name / f"{file}.pdf"
+
+
+def _cited(root: Path) -> tuple[str, str]:
+    """The authors and the date of CITATION.cff, where there is one."""
+    file = root / "CITATION.cff"
+    text = file.read_text("utf-8") if file.is_file() else ""
+    found = (re.search(p, text) for p in (r"- name: (.+)", r'date-released: "?([\d-]+)'))
+    author, date = (each[1] if each else "" for each in found)
+    return author, date
+
+
+def _cover(book: Book, edition: str, lines: str) -> str:
+    """The Typst text of a title page."""
+    file, alt = book.picture
+    given = ", ".join(map(typst, (book.series, edition, book.author, file, alt)))
+    return f"#title-page({given}, {lines})"
 
 
 def _linked(notebooks: list[Notebook], root: Path) -> dict[Path, str]:
@@ -168,10 +191,16 @@ def paper_text(notebook: Notebook, name: str, book: Book, path: Path) -> None:
 
 
 def epub(parts: list[Notebook], book: Book, path: Path) -> None:
-    """One electronic book of all chapters, with their solutions."""
+    """One electronic book of all chapters, with their solutions, a cover and its licence."""
+    cover = book.media / "cover.typ"
+    page = _cover(book, "With solutions", "()")
+    cover.write_text(f'#import "/paper.typ": *\n#show: cover\n{page}', encoding="utf-8")
+    image = convert.png(cover, book.media.parent)
+    said = {"title": book.series, "rights": RIGHTS, "creator": book.author, "date": book.date}
     convert.pandoc(
         [block for part in parts for block in edition(part, EPUB, book)],
         *("-t", "epub3", "-o", path, "--split-level=1", "--toc-depth=2", "--mathml"),
         *("--css", convert.ROOM / "epub.css", "--resource-path", book.media, "-Vlang=en"),
-        *(f"--metadata=title={book.series}", f"--metadata=rights={RIGHTS}"),
+        *(f"--metadata={name}={text}" for name, text in said.items() if text),
+        *("--epub-cover-image", image),
     )

@@ -58,18 +58,32 @@ def _meta(value: object) -> dict:
     return {"t": "MetaString", "c": str(value)}
 
 
-def pdf(source: Path, work: Path, inputs: dict[str, str], target: Path) -> int:
-    """Compile a Typst file, and return the number of pages."""
+def _compiler(source: Path, work: Path, inputs: dict[str, str]):
     import typst
-    from pypdf import PdfReader
 
-    compiler = typst.Compiler(
+    return typst.Compiler(
         input=source,
         root=work,
         font_paths=[FONTS],
         ignore_system_fonts=True,
         sys_inputs={"media": "/media", **inputs},
     )
+
+
+def png(source: Path, work: Path) -> Path:
+    """Compile a Typst file of one page to a picture beside it."""
+    target = source.with_suffix(".png")
+    made = _compiler(source, work, {"here": "", "edition": ""}).compile(format="png", ppi=144)
+    target.write_bytes(made)
+    return target
+
+
+def pdf(source: Path, work: Path, inputs: dict[str, str], target: Path) -> int:
+    """Compile a Typst file, and return the number of pages."""
+    import typst
+    from pypdf import PdfReader
+
+    compiler = _compiler(source, work, inputs)
     try:
         made, warnings = compiler.compile_with_warnings(format="pdf", pdf_standards=["ua-1"])
     except typst.TypstError as error:

@@ -42,6 +42,9 @@ class Book:
     targets: dict[str, tuple[str, set[str]]] = field(default_factory=dict)  # id, anchors
     series: str = ""  # the title
     github: str = ""  # the repository, for the ways to open a notebook elsewhere
+    author: str = ""
+    date: str = ""
+    picture: tuple[str, str] = ("", "")  # of the cover: its file, and what it shows
 
 
 def element(kind: str, content: list) -> dict:

@@ -135,7 +135,8 @@ def read(path: Path, media: Path, name: str = "") -> Notebook:
     problems: list[str] = []
     readers = [_Reader(path, i, cell, media, problems) for i, cell in enumerate(cells)]
     pieces = [piece for reader in readers for piece in reader.pieces()]
-    parsed = iter(convert.parsed([(p.unread, p.text) for p in pieces if p.unread]))
+    texts = [(p.unread, p.text + "\n") for p in pieces if p.unread]  # a heading may end it
+    parsed = iter(convert.parsed(texts))
     whole: list[Piece] = []
     for piece in pieces:
         whole += readers[piece.cell].parts(piece, next(parsed)) if piece.unread else [piece]

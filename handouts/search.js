@@ -43,11 +43,15 @@ function finder(word) {
   return there ? begins : new RegExp(any, 'gi');
 }
 
-// How well a section fits: every word must be there, and one in a title counts most.
-function score([, chapter, title, , text], finders) {
-  const head = chapter + ' ' + title;
-  const each = finders.map(word =>
-    Math.min((text.match(word) ?? []).length, 9) + (head.search(word) >= 0 ? 20 : 0));
+// How well a section fits: every word must be there, and one in a title counts most. A chapter
+// named so comes first, and a chapter before another page.
+function score([, chapter, title, anchor, text], finders) {
+  const begins = anchor ? 0 : 10, numbered = /^\d/.test(chapter) ? 5 : 0;
+  const each = finders.map(word => {
+    const there = Math.min((text.match(word) ?? []).length, 9) +
+      ((chapter + ' ' + title).search(word) >= 0 ? 20 : 0);
+    return there && there + numbered + (chapter.search(word) >= 0 ? begins : 0);
+  });
   return Math.min(...each) && each.reduce((a, b) => a + b);
 }
 

@@ -183,6 +183,89 @@ def test_the_search_finds_a_section_and_says_so(page, pages):
     assert page.locator("nav.toc").count() == 1
 
 
+TYPED = {  # and one of the first three pages that it should lead to
+    "slurm": "machines",
+    "bf16": "13_",
+    "zero": "15_",
+    "ddp": "08_",
+    "context parallel": "21_",
+    "fsdp": "16_",
+    "load balancing": "22_",
+    "install": "readme",
+    "colab": "gpus",
+    "windows": "readme",
+    "fp8": "13_",
+    "mfu": "24_",
+    "kubernetes": "machines",
+}
+
+
+def test_the_words_that_people_type_lead_somewhere(page, pages):
+    page.goto((pages / "03_collectives.html").as_uri())
+    page.get_by_label("Search all chapters").first.fill("slurm")
+    page.keyboard.press("Enter")  # from a chapter to the index, which searches at once
+    page.locator("#found a").first.wait_for()
+    missed = {}
+    for typed, name in TYPED.items():
+        page.get_by_label("Search all chapters").fill(typed)
+        links = page.locator("#found a").evaluate_all("all => all.map(a => a.pathname)")
+        files = list(dict.fromkeys(link.rpartition("/")[2] for link in links))
+        if not any(file.startswith(name) for file in files[:3]):
+            missed[typed] = files[:3]
+    assert not missed
+    page.get_by_label("Search all chapters").fill("rank")
+    few = page.locator("#found li").count()
+    page.get_by_role("button", name="show all").click()
+    assert page.locator("#found li").count() > few
+    page.get_by_label("Search all chapters").fill("ddp")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/08_*.html*")
+
+
+def test_a_picture_moves_only_when_it_is_asked_to_and_stops(page, pages):
+    page.goto((pages / "index.html").as_uri())
+    picture, play = page.locator("img.moves").first, page.locator(".moving button").first
+    before = picture.get_attribute("src")
+    play.click()
+    assert picture.get_attribute("src") != before and play.inner_text() == "stop"
+    play.click()
+    assert picture.get_attribute("src") == before and "play" in play.inner_text()
+
+
+def test_code_is_copied_and_a_heading_has_a_link(page, pages):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto((pages / "03_collectives.html").as_uri())
+    page.locator(".copies").first.hover()
+    page.locator(".copies > button").first.click()
+    page.locator(".copies > button", has_text="copied").wait_for()
+    assert "import launch" in page.evaluate("navigator.clipboard.readText()")
+    heading = page.locator("h2").nth(1)
+    heading.hover()
+    heading.get_by_label("Link to this section").click()
+    assert page.evaluate(
+        "decodeURIComponent(location.hash.slice(1))"
+    ) == heading.get_attribute("id")
+    page.locator("nav.toc [aria-current]").wait_for()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_what_is_clicked_is_large_enough(page, pages, width):
+    """WCAG 2.2: 24 pixels, but for links in a sentence; and each has a name."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto((pages / "03_collectives.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    small = page.locator("button, input, summary, nav a, details.forms a").evaluate_all(
+        """all => all.map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
+          .filter(([, box]) => box.width && Math.min(box.width, box.height) < 24)"""
+    )
+    assert small == []
+    names = page.locator(".film .bar :is(button, input), .explore input").evaluate_all(
+        "all => all.map(e => e.ariaLabel ?? e.closest('label')?.innerText ?? e.innerText)"
+    )
+    assert len(names) > 8 and all(re.search("[a-z]", name) for name in names)
+
+
 @pytest.fixture(params=["light", "dark"])
 def moving(page, tmp_path, request):
     """Opens a page with the sliders that a cell has shown, narrow, in light and in dark."""

@@ -27,6 +27,8 @@ def write(folder, cells, name="00_small"):
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text("# A small one\n\nIts first words.\n\n## More\n\nText.")
     (folder / "constraints.txt").write_text("torch==2.13.0\ntorchvision==0.28.0\nruff==1\n")
+    cited = '- name: Two people\ndate-released: "2026-01-02"\n'
+    (folder / "CITATION.cff").write_text(cited)
     path = folder / "notebooks" / f"{name}.ipynb"
     nbformat.write(new_notebook(cells=cells), path)
     return path

@@ -127,6 +127,37 @@ def test_the_electronic_book_is_well_formed_and_its_links_lead_somewhere(built):
     assert set(folded) == {"solution"}
 
 
+def test_the_electronic_book_keeps_the_rules_that_epubcheck_looks_for(built):
+    """Also epubcheck itself said nothing of the whole book, in its version 5.3."""
+    with zipfile.ZipFile(built / "book.epub") as book:
+        names = book.namelist()
+        assert names[0] == "mimetype" and book.getinfo("mimetype").compress_type == 0
+        package = ElementTree.fromstring(book.read("EPUB/content.opf"))
+        files = {n: book.read(n) for n in names if n.endswith(".xhtml")}
+    dc = "{http://purl.org/dc/elements/1.1/}"
+    said = {each.tag.removeprefix(dc): each.text for each in package.iter() if dc in each.tag}
+    assert said["creator"] == "Two people" and said["date"].startswith("2026-01-02")
+    assert "CC BY" in said["rights"] and said["title"] and said["language"] == "en"
+    items = {i.get("href"): i for i in package.iter() if i.tag.endswith("}item")}
+    held = {name.removeprefix("EPUB/") for name in names if name.startswith("EPUB/")}
+    assert held == set(items) | {"content.opf"}
+    covers = [i for i in items.values() if "cover-image" in i.get("properties", "")]
+    assert [i.get("media-type") for i in covers] == ["image/png"]
+    for name, text in files.items():
+        every = list(ElementTree.fromstring(text).iter())
+        ids = [e.get("id") for e in every if e.get("id")]
+        assert len(ids) == len(set(ids)), name
+        for picture in (e for e in every if e.tag.endswith("}img")):
+            assert picture.get("alt") is not None
+            assert f"EPUB/{picture.get('src').removeprefix('../')}" in names
+        assert not [e for e in every if e.tag.endswith(("}script", "}input"))], name
+
+
+def test_a_heading_that_ends_its_cell_has_its_name(tmp_path):
+    path = write(tmp_path, [new_markdown_cell("# Title\n\n## 1. One\n\n### Last")])
+    assert read(path, tmp_path / "media").anchors() == {"title", "1-one", "last"}
+
+
 SVG = "<svg xmlns='http://www.w3.org/2000/svg' width='3000' height='9'><title>T</title></svg>"
 WIDE = shown("", **{"image/svg+xml": SVG})
 WIDGET = shown("", "B", **{"application/vnd.jupyter.widget-view+json": {"a": 1}})
