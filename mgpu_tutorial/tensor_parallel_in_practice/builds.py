@@ -1,4 +1,4 @@
-"""What the loss of a vocabulary that is cut must do, on real ranks."""
+"""What the loss of a cut vocabulary and the operators of a cut sequence must do, on ranks."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from mgpu_tutorial.lab.record.intervals import events_of
 from mgpu_tutorial.lab.record.trace import span
 from mgpu_tutorial.lab.teach.build import Builder, launch
 from mgpu_tutorial.tensor_parallel.builds import Rows, compare
-from mgpu_tutorial.tensor_parallel_in_practice import vocabulary
+from mgpu_tutorial.tensor_parallel_in_practice import sequence, vocabulary
 
 TARGETS = torch.arange(14).view(2, 7) % 12  # every token of a vocabulary of twelve
 LOGITS = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(0)).double()
@@ -105,6 +105,123 @@ def bears_autocast(loss_of: Callable) -> None:
         assert off < 1e-5, f"2 ranks in bfloat16 autocast: {loss:.4f}, off by {off:.2%}"
 
 
+# Two sequences between the products
+
+
+def _texts(size: int, first: int) -> torch.Tensor:
+    """Two sequences with two tokens for each of `size` ranks, each told by its numbers.
+
+    The tokens of the one are first, first + 1, …, those of the other 100 more, and there are
+    three features: a number, its half, and the same negative.
+    """
+    numbers = first + torch.arange(2.0 * size)
+    numbers = torch.stack([numbers, numbers + 100])
+    return torch.stack([numbers, numbers / 2, -numbers], -1)
+
+
+def _first(name: str, found: object, expected: torch.Tensor) -> tuple:
+    """A row about the first feature of both sequences, if the shape is right."""
+    if getattr(found, "shape", None) == expected.shape:
+        return f"{name}, the first feature of each token", found[..., 0], expected[..., 0]
+    return name, found, expected
+
+
+def _join(rank: int, world_size: int, join: Callable, size: int) -> Rows:
+    """Rank r of a group has tokens 2 r and 2 r + 1; those of the second group are 50 more."""
+    group, _ = dist.new_subgroups(size)
+    texts = _texts(size, 50 * (rank // size))
+    mine = texts.chunk(size, 1)[rank % size].clone()
+    given, found = mine.clone(), join(mine, group)
+    rows = [_first("output", found, texts), ("output", found, texts)]
+    return [*rows, ("input afterwards", mine, given)]
+
+
+def _sum_up(rank: int, world_size: int, add: Callable, size: int) -> Rows:
+    """Rank r has all tokens, r + 1 times as large; a rank gets the sum for two of them."""
+    group, _ = dist.new_subgroups(size)
+    texts = _texts(size, 50 * (rank // size))
+    part = texts * (1 + rank % size)
+    expected = sum(range(1, size + 1)) * texts.chunk(size, 1)[rank % size]
+    given, found = part.clone(), add(part, group)
+    rows = [_first("output", found, expected), ("output", found, expected)]
+    return [*rows, ("input afterwards", part, given)]
+
+
+def joins_in_order(gathered: Callable) -> None:
+    """put the parts of each sequence side by side, in the order of the group's ranks"""
+    compare(_join, gathered)
+
+
+def sums_own_tokens(scattered_sum: Callable) -> None:
+    """give every rank the sum of its group's parts, for its own tokens"""
+    compare(_sum_up, scattered_sum)
+
+
+def _sends_half(worker: Callable, function: Callable) -> None:
+    """An all-reduce gives the right numbers too, if it is cut afterwards, but sends twice."""
+    report = launch(worker, 3, function, 3, trace=True)
+    mine = [event for event in events_of(report) if event.rank == 0 and event.group]
+    passes = sum(e.nbytes * (3 if "reduce_scatter" in e.op else 1) for e in mine)
+    passes += sum(e.nbytes for e in mine if e.op == "all_reduce")
+    half = _texts(3, 0).nbytes
+    assert passes <= half, f"on 3 ranks {passes / half:g} times half of an all-reduce"
+
+
+def gathers_by_half(gathered: Callable) -> None:
+    """send at most half of what an all-reduce of the whole sequences sends"""
+    _sends_half(_join, gathered)
+
+
+def scatters_by_half(scattered_sum: Callable) -> None:
+    """send at most half of what an all-reduce of the whole sequences sends"""
+    _sends_half(_sum_up, scattered_sum)
+
+
+def _back(rank: int, world_size: int, operator: type, is_gather: bool, size: int) -> Rows:
+    """Forward, and backward of gradients that lie in memory in another order."""
+    group, _ = dist.new_subgroups(size)
+    texts = _texts(size, 50 * (rank // size))
+    own, whole = texts.chunk(size, 1)[rank % size], texts * (1 + rank % size)
+    total = sum(range(1, size + 1)) * own
+    # what this rank gives forward and back, and what it should get
+    given = (own, whole) if is_gather else (whole, own)
+    expected = (texts, total) if is_gather else (total, texts)
+    x, gradient = given[0].clone().requires_grad_(), given[1].mT.contiguous().mT
+    output = operator.apply(x, group)
+    if output is not None:  # the row says what is missing
+        output.backward(gradient)
+    rows = [_first("output", output, expected[0]), ("output", output, expected[0])]
+    rows += [_first("input's gradient", x.grad, expected[1])]
+    return [*rows, ("input's gradient", x.grad, expected[1])]
+
+
+def gathers_and_sums_back(operator: type) -> None:
+    """gather in forward, and give each rank in backward the sum for its own tokens"""
+    compare(_back, operator, True)
+
+
+def sums_and_gathers_back(operator: type) -> None:
+    """give each rank in forward the sum for its own tokens, and gather in backward"""
+    compare(_back, operator, False)
+
+
+def _in_bfloat16(rank: int, world_size: int, operator: type, size: int) -> Rows:
+    """Under autocast, with whole numbers that 16 bits can hold."""
+    x = _texts(size, 0)[..., :1].bfloat16().requires_grad_()
+    with torch.autocast(x.device.type, torch.bfloat16):
+        output = operator.apply(x)
+    output.sum().backward()
+    return [
+        (f"{name} in bfloat16 autocast", str(tensor.dtype), "torch.bfloat16")
+        for name, tensor in (("output", output), ("input's gradient", x.grad))
+    ]
+
+
+def bears_bfloat16(operator: type) -> None:
+    """hand on bfloat16 as bfloat16 under autocast, so that no message is twice as long"""
+    compare(_in_bfloat16, operator, groups=[(2, 2)])
+
+
 build = Builder(
     "tensor_parallel_in_practice",
     {
@@ -116,6 +233,10 @@ build = Builder(
             refuses_other_targets,
             bears_autocast,
             sends_three_numbers,
-        ]
+        ],
+        sequence.gathered: [joins_in_order, gathers_by_half],
+        sequence.scattered_sum: [sums_own_tokens, scatters_by_half],
+        sequence.GatherSequence: [gathers_and_sums_back, bears_bfloat16],
+        sequence.ScatterSequence: [sums_and_gathers_back, bears_bfloat16],
     },
 )

@@ -22,6 +22,7 @@ from mgpu_tutorial.tensor_parallel_in_practice.sequence import gathered, scatter
 from mgpu_tutorial.tensor_parallel_in_practice.vocabulary import PLAN, gradients_of, new_model
 
 GREY = 7  # the number of a colour that is no rank's here
+Distances = dict[str, list[float]]  # right, and without the mask
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 step_table = partial(figures.step_table, ranks=4, new=new_model, backward=gradients_of)
@@ -130,42 +131,56 @@ def shuffled(model: SmallTransformer, seed: int) -> SmallTransformer:
     return model
 
 
-def orders(rank: int, world_size: int, tokens: int) -> dict[str, dict[str, list[float]]]:
+def orders(rank: int, world_size: int, tokens: int, dtype: torch.dtype) -> Distances:
     """How far the copies' gradients are from one process, in each of sixteen orders."""
     alone, _ = dist.new_subgroups(1)
-    found = {name: {"right": [], "without mask": []} for name in DTYPES}
-    for name, dtype in DTYPES.items():
-        one = new_model(dtype, tokens)
-        gradients_of(one, alone)
-        for seed in range(16):
-            model = parallelize(shuffled(new_model(dtype, tokens), seed), PLAN)
-            for which, distances in found[name].items():
-                if which == "without mask":
-                    model.head.real = len(model.head.weight)
-                model.zero_grad()
-                gradients_of(model)
-                same = copies(model)
-                ours = flat(p.grad for p in same.values()).double()
-                its = flat(one.get_parameter(n).grad for n in same).double()
-                distances.append(((ours - its).norm() / its.norm()).item())
+    one = new_model(dtype, tokens)
+    gradients_of(one, alone)
+    found: Distances = {"right": [], "without mask": []}
+    for seed in range(16):
+        model = parallelize(shuffled(new_model(dtype, tokens), seed), PLAN)
+        for which, distances in found.items():
+            if which == "without mask":
+                model.head.real = len(model.head.weight)
+            model.zero_grad()
+            gradients_of(model)
+            distances.append(distance(model, one))
     return found
 
 
-def orders_picture(measured: Mapping[str, Mapping[str, list[float]]]) -> Plot:
-    """Draw the distance from one process of each order, by precision; the last enlarged."""
+def distance(model: SmallTransformer, one: SmallTransformer) -> float:
+    """How far the gradients of a cut model's copies are from those of one process."""
+    same = copies(model)
+    ours = flat(p.grad for p in same.values()).double()
+    its = flat(one.get_parameter(n).grad for n in same).double()
+    return ((ours - its).norm() / its.norm()).item()
+
+
+def orders_picture(measured: Mapping[str, Distances]) -> Plot:
+    """Draw the distance from one process of each order: a strip for each precision.
+
+    Sixteen right runs stand above sixteen wrong ones. The last strip is drawn once more,
+    enlarged.
+    """
     from matplotlib.figure import Figure
 
-    figure, names = Figure(figsize=(10, 4), layout="constrained"), list(measured)
-    every, last = figure.subplots(1, 2, width_ratios=(3, 2))
-    for axes, shown in ((every, names), (last, names[-1:])):
-        for which, ink, marker in (("right", COLOURS[0], "o"), ("without mask", ALARM, "x")):
-            points = [(name, far) for name in shown for far in measured[name][which]]
+    figure, names = Figure(figsize=(10, 5), layout="constrained"), list(measured)
+    *every, last = figure.subplots(len(names) + 1, 1, height_ratios=[*[2] * len(names), 3])
+    kinds = (("right", COLOURS[0], "o", 1), ("without mask", ALARM, "x", 0))
+    for axes, name in zip([*every, last], [*names, names[-1]], strict=True):
+        for which, ink, marker, row in kinds:
+            far = measured[name][which]
+            spread = [row + 0.5 * (i / len(far) - 0.5) for i in range(len(far))]
             label = f"{which}, sixteen orders"
-            axes.scatter(*zip(*points, strict=True), 60, ink, marker, label=label)
-        axes.grid(axis="y", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    every.set(yscale="log", ylabel="gradients off, as a share", ylim=(1e-17, 1))
-    every.legend(frameon=False, fontsize=11, loc="lower right")
-    last.set(title="the last column, enlarged")
+            axes.scatter(far, spread, s=40, c=ink, marker=marker, label=label)
+        axes.set(ylim=(-0.6, 1.6), yticks=[], ylabel=name, axisbelow=True)
+        axes.yaxis.label.set(rotation="horizontal", ha="right", va="center")
+        axes.grid(axis="x", alpha=0.3)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    for axes in every:
+        axes.set(xscale="log", xlim=(1e-17, 1))
+        axes.tick_params(labelbottom=axes is every[-1])
+    every[0].legend(frameon=False, fontsize=11, loc="center")
+    last.set(ylabel=f"{names[-1]},\nenlarged", xlabel="gradients off, as a share")
     words = "distance of sixteen orders from one process, right and without the mask, in "
     return Plot(figure, words + ", ".join(names))

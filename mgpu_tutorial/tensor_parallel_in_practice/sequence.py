@@ -13,6 +13,27 @@ from mgpu_tutorial.tensor_parallel.block import copies
 from mgpu_tutorial.tensor_parallel.layers import Group, sum_of
 
 
+def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """(batch, sequence / ranks, features) of each rank as (batch, sequence, features)."""
+    ranks = size_of(group)  # a rank that is not in the group gets an error
+    every = mine.new_empty(ranks * len(mine), *mine.shape[1:])
+    dist.all_gather_single(every, mine.contiguous(), group=group)
+    # one rank's batch lies below the other's: lay them side by side
+    return torch.cat(every.chunk(ranks), dim=1)
+
+
+def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
+    ranks, (batch, length, features) = size_of(group), part.shape
+    if length % ranks:
+        raise ValueError(f"{length} tokens have no {ranks} equal parts")
+    mine = part.new_empty(batch, length // ranks, features)
+    # one rank's tokens below the other's
+    below = torch.cat(part.chunk(ranks, dim=1))
+    dist.reduce_scatter_single(mine, below, group=group)
+    return mine
+
+
 class GatherSequence(torch.autograd.Function):
     """In place of f: all-gather in forward, and reduce-scatter in backward."""
 
@@ -39,38 +60,24 @@ class ScatterSequence(torch.autograd.Function):
         return gathered(gradient, ctx.group), None
 
 
-def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """(batch, sequence / ranks, features) of each rank as (batch, sequence, features)."""
-    ranks = size_of(group)
-    every = mine.new_empty(ranks * len(mine), *mine.shape[1:])  # one rank's below another's
-    dist.all_gather_single(every, mine.contiguous(), group=group)
-    return torch.cat(every.chunk(ranks), dim=1)
-
-
-def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
-    ranks, (batch, length, features) = size_of(group), part.shape
-    if length % ranks:
-        raise ValueError(f"{length} tokens have no {ranks} equal parts")
-    mine = part.new_empty(batch, length // ranks, features)
-    dist.reduce_scatter_single(mine, torch.cat(part.chunk(ranks, dim=1)), group=group)
-    return mine
-
-
-def cut_sequence(model: nn.Module, group: Group = None) -> nn.Module:
+def cut_sequence(
+    model: nn.Module,
+    group: Group = None,
+    gather: type = GatherSequence,
+    scatter: type = ScatterSequence,
+) -> nn.Module:
     """Let each rank of a model that is cut have some of the tokens between the products.
 
-    The model is cut by PLAN. Before training call `sum_copies` too: each rank's norms see its
-    own tokens only.
+    Before training call `sum_copies` too: each rank's norms see its own tokens only.
     """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     # only the positions of this rank's tokens are looked up
     model.position.register_forward_pre_hook(lambda _, given: given[0].chunk(ranks)[rank])
     for layer in model.modules():
         if hasattr(layer, "f"):
-            layer.f = GatherSequence
+            layer.f = gather
         if hasattr(layer, "g"):
-            layer.g = ScatterSequence
+            layer.g = scatter
     return model
 
 

@@ -43,7 +43,10 @@ COURSE = "Course only"  # what a job elsewhere has no use for
 MORE = "More"
 SUBJECTS = {  # a chapter's builds, or one of them by its name
     "Data": ["data_partitioning", "survival.samples_of"],
-    "Losses": ["distributed_sgd.shared_loss", "tensor_parallel_in_practice"],
+    "Losses": [
+        "distributed_sgd.shared_loss",
+        "tensor_parallel_in_practice.parallel_cross_entropy",
+    ],
     "Data parallel": [
         "distributed_sgd",
         "data_parallel",
@@ -53,7 +56,7 @@ SUBJECTS = {  # a chapter's builds, or one of them by its name
     ],
     "Mixed precision": ["mixed_precision"],
     "Sharding": ["sharding", "fully_shard"],
-    "Tensor parallel": ["tensor_parallel"],
+    "Tensor parallel": ["tensor_parallel", "tensor_parallel_in_practice"],
     "Sequence parallel": ["long_sequences"],
     "Experts": ["experts"],
     "Pipeline": ["pipelines", "language_model.cut_model"],
