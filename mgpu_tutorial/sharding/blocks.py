@@ -118,6 +118,8 @@ class FlatShard(nn.Module):
         self.shard.sharded, self.shard.group = True, group
         self.module, self.group = module, group
         self.whole = self.version = None
+        self.seen: list[int] = []
+        self.register_forward_pre_hook(FlatShard.require_stepped)
         module.register_state_dict_pre_hook(self.refuse)
         for part in module.modules():
             if part not in inner:
@@ -143,6 +145,21 @@ class FlatShard(nn.Module):
         for place, name in self.places.items():  # of a tied weight both
             path, _, last = place.rpartition(".")
             setattr(self.module.get_submodule(path), last, views[name])
+
+    def require_stepped(self, *_: Any) -> None:
+        """RuntimeError if a step has changed the blocks inside, but not this shard.
+
+        That is what an optimizer of `model.parameters()` does, for the root is around them.
+        """
+        if torch.compiler.is_compiling():
+            return
+        before, self.seen = self.seen, [block.shard._version for block in blocks_in(self)]
+        (own, *inside), (now, *others) = before or self.seen, self.seen
+        if self.shard.grad is not None and own == now and inside != others:
+            raise RuntimeError(
+                "a step has changed the blocks inside, but not what the root keeps: make the "
+                "optimizer of `root.parameters()`"
+            )
 
     def fetch(self, *_: Any) -> None:
         """Before a part computes: outside of `forward`, as in a checkpoint, it gathers."""

@@ -296,6 +296,21 @@ def test_parts_of_a_sharded_model_can_be_called_alone(ranks, kind):
     assert largest_difference([torch.cat(rows) for rows in outputs], one) < 1e-14
 
 
+def step_all_but_the_root(rank, world_size):
+    model = Checkpointed().double()
+    root = fully_sharded(model, list(model.layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # its shard is in `root` only
+    for _ in range(2):
+        root(rows_of_six(rank, world_size)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_an_optimizer_without_what_the_root_keeps_is_refused(refused):
+    says = "a step has changed the blocks inside, but not what the root keeps"
+    refused(2, says, step_all_but_the_root, sent=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["the root", "its layers"])
 def test_a_compiled_model_is_sharded_right(ranks, what):
