@@ -34,7 +34,7 @@ SLOW = (  # half a second and more to import, which only what uses it should cos
     "torch.distributed.tensor",
     "torch.nn.attention.flex_attention",
 )
-LONGEST = 150  # lines of a function that is copied; a longer one is imported where it is used
+LONGEST = 200  # lines of a function that is copied; a longer one is imported where it is used
 STAND_INS = {  # what is written for a function that real devices do not need
     "place": '''def place(thing, device):
     """Copy a tensor to `device`, or move a module there."""
