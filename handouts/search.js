@@ -61,10 +61,11 @@ function excerpt(text, finders) {
   const hit = finders.map(word => first(word.typed)).find(Boolean) ??
     finders.map(first).find(Boolean);
   const at = hit ? hit.index : 0, end = at + (hit ? hit[0].length : 0);
+  const seen = hit ? element('mark', hit[0]) : ''; // none where a title has the word
   const before = text.slice(0, at), after = text.slice(end);
   const said = before.length > 60 ? '… ' + before.slice(before.indexOf(' ', at - 60) + 1) : before;
   const cut = after.length > 140 ? after.lastIndexOf(' ', 140) : after.length;
-  return element('p', said, element('mark', text.slice(at, end)),
+  return element('p', said, seen,
     cut < after.length ? after.slice(0, Math.max(cut, 0)) + ' …' : after);
 }
 

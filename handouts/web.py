@@ -143,7 +143,7 @@ def _halved(inlines: list[dict]) -> None:
     if [inline["t"] for inline in inlines] == ["Image"]:
         (name, classes, more), _, target = inlines[0]["c"]
         if "moves" in classes:
-            again = [name, [*classes, "again"], more]
+            again = [name, [*classes, "again"], [*more, ["role", "presentation"]]]
             inlines.append({"t": "Image", "c": [again, [], target]})
 
 

@@ -108,7 +108,8 @@ def test_a_film_is_stepped_by_the_keyboard_alone(page, pages, name):
 def test_where_no_script_runs_a_film_stands_still_until_it_is_asked_to_play(browser, pages):
     page = browser.new_page(java_script_enabled=False)
     page.goto((pages / "03_collectives.html").as_uri())
-    page.locator("details.answer:has(.film) > summary").first.click()
+    for summary in page.locator("details.answer:has(.film) > summary").all():
+        summary.click()
     film = page.locator(".film").first
     film.scroll_into_view_if_needed()
 
@@ -146,7 +147,7 @@ def test_the_keyboard_stops_only_at_what_is_wider_than_its_place(page, pages):
 
 def test_a_card_of_the_index_is_one_link_with_a_picture(page, pages):
     page.goto((pages / "index.html").as_uri())
-    cards = page.locator("main > ol > li")
+    cards = page.locator(".text > ol > li")
     assert cards.count() == len(NAMES)
     for card, name in zip(cards.all(), NAMES, strict=True):
         assert [a.get_attribute("href") for a in card.locator("a").all()] == [f"{name}.html"]
