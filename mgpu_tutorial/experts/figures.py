@@ -21,14 +21,14 @@ def travel(rank: int, world_size: int) -> None:
     ) -> None:
         slots = {str(i): row for i, row in enumerate(own.tolist())}
         slots |= {f"here {i}": row for i, row in enumerate(here)}
-        tokens = {slot: (f"{row[0]}→e{row[1]}", row[0] // 3) for slot, row in slots.items()}
+        tokens = {slot: (f"{row[0]} e{row[1]}", row[0] // 3) for slot, row in slots.items()}
         frame(says, tokens, came)
 
     mine = torch.arange(12).tensor_split(world_size)[rank]
     chosen = choose(drawn(5, 12, 16) @ drawn(1, 16, world_size), k=1)[mine]
     order = chosen.flatten().argsort(stable=True)
     rows = torch.stack([mine, chosen.flatten(), order.argsort()], 1)
-    says = "Each rank has three tokens of its own. The router has chosen an expert for each."
+    says = "Each rank has three tokens. The router has chosen their experts."
     say(says, rows)
     say("Each rank sorts its tokens by expert.", rows[order])
     arrived, _, way = dispatch(rows, chosen.flatten(), world_size)
@@ -36,7 +36,7 @@ def travel(rank: int, world_size: int) -> None:
     came = {  # the arrows follow three tokens only: more could not be told apart
         f"here {i}": (0, str(row[2])) if row[0] < 3 else None for i, row in enumerate(here)
     }
-    says = "Each token goes to its expert's rank. The arrows follow the tokens of rank 0."
+    says = "Each token goes to the rank of its expert. Arrows: those of rank 0."
     say(says, rows[order], here, came)
     arrived[:, 2] = torch.arange(len(arrived))
     back = combine(arrived, way, torch.ones_like(chosen))
@@ -44,5 +44,5 @@ def travel(rank: int, world_size: int) -> None:
         str(i): (row[1], f"here {row[2]}") if row[0] < 3 else None
         for i, row in enumerate(back.int().tolist())
     }
-    says = "The answers come home, to the places that the tokens had before the sort."
+    says = "The answers come home, to the places before the sort."
     say(says, back.int(), here, came)

@@ -1,4 +1,4 @@
-"""Experts in one process: a router chooses k of them, and their load is kept even."""
+"""Experts in one process: a router chooses k of them for each token."""
 
 import torch
 from torch import Tensor, nn
@@ -51,32 +51,3 @@ class Experts(nn.Module):
 def tokens_per_expert(chosen: Tensor, experts: int) -> Tensor:
     """How many choices each expert got: its load."""
     return chosen.flatten().bincount(minlength=experts)
-
-
-def auxiliary_loss(scores: Tensor, counts: Tensor) -> Tensor:
-    """1 for equal `counts` of all ranks together, more where busy experts are likely too."""
-    shares = counts / counts.sum()  # without a gradient
-    return len(counts) * (shares * scores.softmax(dim=1).mean(dim=0)).sum()
-
-
-def move_bias(bias: Tensor, counts: Tensor, rate: float) -> Tensor:
-    """A step up for each expert below the mean load of all ranks, a step down above it."""
-    return bias + rate * (counts.double().mean() - counts).sign()
-
-
-def skewed(batch: int) -> Tensor:
-    """Scores of 1,024 tokens in whole 1/1024, exact everywhere; later experts get more."""
-    generator = torch.Generator("cpu").manual_seed(batch)
-    parts = torch.randint(0, 257, (4, 1024, 16), generator=generator, device="cpu").sum(dim=0)
-    scores = (parts + 24 * torch.arange(16, device="cpu")).double() / 1024
-    return scores.to(torch.get_default_device())
-
-
-def excess(rate: float) -> list[float]:
-    """At each step, by how much the busiest expert exceeds the mean load, over the mean."""
-    bias, found = torch.zeros(16, dtype=torch.float64), []
-    for batch in range(400):
-        counts = tokens_per_expert(choose(skewed(batch) + bias, k=2), 16)
-        found.append(counts.max().item() / (counts.sum().item() / 16) - 1)
-        bias = move_bias(bias, counts, rate)
-    return found

@@ -49,23 +49,40 @@ class Mixture(nn.Module):
         weights = scores.softmax(dim=1).gather(1, chosen)
         rows = tokens.repeat_interleave(2, dim=0)
         arrived, which, way = self.dispatch(rows, chosen.flatten(), self.experts)
+        return self.combine(self.answers(arrived, which), way, weights).view_as(x)
+
+    def answers(self, arrived: Tensor, which: Tensor) -> Tensor:
+        """What this rank's experts say to the rows that came: row i to `own[which[i]]`."""
         results = torch.zeros_like(arrived)
         for expert, mlp in enumerate(self.own):
-            # pricing runs without real values, so one expert takes all rows unseen
-            mine = which == expert if len(self.own) > 1 else slice(None)
+            mine = which == expert
             results[mine] = mlp(arrived[mine])
-        return self.combine(results, way, weights).view_as(x)
+        return results
+
+
+class OneExpert(Mixture):
+    """A rank with a single expert, for a price: no numbers are needed to find its rows."""
+
+    def answers(self, arrived: Tensor, which: Tensor) -> Tensor:
+        results = torch.zeros_like(arrived)
+        results[:] = self.own[0](arrived)
+        return results
 
 
 class ExpertsDDP(nn.Module):
     """A model whose MLPs became mixtures; what all ranks have is averaged."""
 
     def __init__(
-        self, model: nn.Sequential, experts: int, dispatch: Callable, combine: Callable
+        self,
+        model: nn.Sequential,
+        experts: int,
+        dispatch: Callable,
+        combine: Callable,
+        kind: type[Mixture] = Mixture,
     ) -> None:
         super().__init__()
         for layer in model[1:-2]:  # between the embedding and the norm
-            layer.mlp = Mixture(layer.mlp, experts, dispatch, combine).to(model[0].weight)
+            layer.mlp = kind(layer.mlp, experts, dispatch, combine).to(model[0].weight)
             for parameter in layer.mlp.own.parameters():
                 parameter.own, parameter.group = True, None  # no other rank has it
         self.model = model

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from mgpu_tutorial.experts.layer import Experts, drawn, run_experts
-from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.shared.guards import divides
 from mgpu_tutorial.tensor_parallel.layers import Group
 
@@ -67,7 +66,7 @@ class ExpertParallel(Experts):
 
     def __init__(self, experts: int, k: int, group: Group = None) -> None:
         super().__init__(experts, k)
-        rank, ranks = dist.get_rank(group), size_of(group)
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         divides("experts", experts, ranks)
         self.up = nn.Parameter(self.up.detach().chunk(ranks)[rank].clone())
         self.down = nn.Parameter(self.down.detach().chunk(ranks)[rank].clone())

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from torch.optim import SGD
 
-from mgpu_tutorial.experts.mixture import ExpertsDDP, evenly
+from mgpu_tutorial.experts.mixture import ExpertsDDP, Mixture, OneExpert, evenly
 from mgpu_tutorial.experts.parallel import combine, dispatch
 from mgpu_tutorial.instruments.price.pricing import price
 from mgpu_tutorial.shared import small_and_large as sizes
@@ -23,8 +23,8 @@ def as_it_is(model):
     return model
 
 
-def with_experts(model, experts=4, dispatch=dispatch):
-    return ExpertsDDP(model, experts, dispatch, combine)
+def with_experts(model, experts=4, dispatch=dispatch, kind=Mixture):
+    return ExpertsDDP(model, experts, dispatch, combine, kind)
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, id="once")])
@@ -38,7 +38,7 @@ def test_the_second_loss_is_that_of_one_process(ranks, world_size):
 
 
 def test_a_price_counts_the_trips_of_the_tokens_and_the_dense_gradients():
-    experts = partial(with_experts, experts=8, dispatch=evenly)
+    experts = partial(with_experts, experts=8, dispatch=evenly, kind=OneExpert)
     priced = price(sizes.train, 8, experts, partial(sizes.large, 1), sizes.LARGE)
     trips = 4 * 2 * (8192 * 2) * 4096  # there and back, twice; bytes of two choices each
     attention = 2 * 4096 * 4096 + 2 * 4096 * 1024

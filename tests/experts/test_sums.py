@@ -1,24 +1,10 @@
-"""The sums that the page tells folded: a capacity, a grouped product, messages over cards."""
+"""The sums that the page tells: a grouped product, messages over NICs, rounded scores."""
 
+import math
 from math import comb
 
 import pytest
 import torch
-
-from mgpu_tutorial.experts.layer import choose, skewed, tokens_per_expert
-
-
-@pytest.mark.parametrize(
-    "skew, factor, dropped, empty",
-    [(1, 1.0, 42.3, 42.3), (1, 4.0, 0, 75), (0, 1.0, 5.2, 5.2), (0, 1.25, 0, 20)],
-)
-def test_a_capacity_drops_choices_or_pads_places(skew, factor, dropped, empty):
-    bias = (skew - 1) * 24 * torch.arange(16) / 1024  # -24: takes the preference away
-    counts = tokens_per_expert(choose(skewed(0) + bias, k=2), 16)
-    places = int(counts.sum() * factor / 16)  # of each expert
-    kept = counts.clamp(max=places).sum().item()
-    assert 100 * (1 - kept / counts.sum().item()) == pytest.approx(dropped, abs=0.05)
-    assert 100 * (1 - kept / (16 * places)) == pytest.approx(empty, abs=0.05)
 
 
 def test_a_grouped_product_is_the_loop_s():
@@ -44,3 +30,10 @@ def test_what_a_layer_of_deepseek_v3_sends_over_its_cards(copies, nbytes, ms):
 def test_what_it_computes_beside_that():
     operations = 6 * 4096 * 8 * 7168 * 2048  # of eight experts of three matrices
     assert 1e3 * operations / 657e12 == pytest.approx(4.4, abs=0.05)
+
+
+@pytest.mark.parametrize("score, most", [(100.25, 1.65), (1.003, 1.01)])
+def test_rounding_two_scores_changes_the_ratio_of_their_weights(score, most):
+    step = torch.finfo(torch.bfloat16).eps * 2 ** math.floor(math.log2(score))
+    wrong = math.exp(step)  # each of two scores is off by half a step at most
+    assert wrong == pytest.approx(most, abs=0.005) and wrong < most

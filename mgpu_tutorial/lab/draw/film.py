@@ -27,7 +27,7 @@ import html
 import json
 import os
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -276,9 +276,11 @@ class _Frame:
     def _arrows(self) -> None:
         """Within a column they run in the gap beside it, one line for all that meet."""
         lanes: dict[str, list[tuple[set[int], set[int]]]] = defaultdict(list)
+        beside: Counter[str] = Counter()
         for rank, slot, target, into in self.step.moves:
             if slot != into:
-                self._across(rank, slot, target, into)
+                self._across(rank, slot, target, into, beside[into])
+                beside[into] += 1
                 continue
             met = [lane for lane in lanes[slot] if rank in lane[0] or target in lane[1]]
             lanes[slot] = [lane for lane in lanes[slot] if lane not in met]
@@ -301,16 +303,25 @@ class _Frame:
         for y in enters:
             self.drawing.line(x + off, y, x + 1, y, ink, 2.4, arrow=True)
 
-    def _across(self, rank: int, slot: str, target: int, into: str) -> None:
+    def _across(self, rank: int, slot: str, target: int, into: str, number: int) -> None:
+        """Straight to a neighbour; elsewhere through the gap beside the target's column."""
         (x1, y1), (x2, y2) = self._corner(rank, slot), self._corner(target, into)
-        half = self.wide / 2
+        half, ink = self.wide / 2, tone(rank).text
+        is_near = abs(target - rank) == 1 and abs(x2 - x1) <= self.wide + GAP
         if rank == target:
             x1, x2 = (x1 + 2 * half, x2) if x2 > x1 else (x1, x2 + 2 * half)
             ends = x1, y1 + 14, x2, y2 + 14
-        else:
+        elif is_near:
             y1, y2 = (y1 + BRICK, y2) if target > rank else (y1, y2 + BRICK)
             ends = x1 + half, y1, x2 + half, y2
-        self.drawing.line(*ends, tone(rank).text, 2.2, arrow=True)
+        else:
+            off = 10 + 6 * (number % 3)
+            side, lane = (x2, x2 - off) if x2 > x1 else (x2 + 2 * half, x2 + 2 * half + off)
+            leaves, turns = (BRICK, ROW) if target > rank else (0, BRICK - ROW)
+            self.drawing.line(x1 + half, y1 + leaves, lane, y1 + turns, ink, 2.2)
+            self.drawing.line(lane, y1 + turns, lane, y2 + 14, ink, 2.2)
+            ends = lane, y2 + 14, side, y2 + 14
+        self.drawing.line(*ends, ink, 2.2, arrow=True)
 
     def _said(self) -> list[str]:
         """The arrows in words: what goes from which ranks to which."""
