@@ -65,7 +65,7 @@ class OneExpert(Mixture):
 
     def answers(self, arrived: Tensor, which: Tensor) -> Tensor:
         results = torch.zeros_like(arrived)
-        results[:] = self.own[0](arrived)
+        results[:] = self.own[0](arrived[:])  # each [:] for a [mine] of the loop
         return results
 
 
