@@ -3,7 +3,6 @@
 import gc
 import itertools
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from torch.optim import Adam
 from torch.profiler import ProfilerActivity, profile
 
 from mgpu_tutorial.fully_shard import files
-from mgpu_tutorial.fully_shard.builds import gradients_of
 from mgpu_tutorial.fully_shard.units import (
     loss_of,
     new_model,
@@ -25,7 +23,7 @@ from mgpu_tutorial.fully_shard.units import (
     share_of_batch,
     watch_units,
 )
-from mgpu_tutorial.lab import Ledger, Table, launch, span
+from mgpu_tutorial.lab import Table, launch, span
 from mgpu_tutorial.lab.record.intervals import payload, ring_passes
 
 MODEL = 4 * 41_888  # bytes in float32
@@ -85,54 +83,6 @@ def compare(
         found |= {column: f"{passed[op] / MODEL:.2f}" for column, op in CALLS.items()}
         rows.append([name, *(found[column] for column in columns)])
     return Table(["", *columns], rows)
-
-
-def activations(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, int]:
-    """The most bytes that autograd keeps on this rank in a step, without parameters."""
-    model, ledger = new_model(), Ledger()
-    wrapped = prepared(model, changes)
-
-    def look(block: nn.Module, inputs: tuple) -> None:
-        there = [p for p in model.parameters() if not isinstance(p, DTensor)]
-        ledger.add("parameters", there)  # which are no activations
-
-    for block in model.blocks:
-        block.register_forward_pre_hook(look)
-    with ledger.saved_for_backward(), span("step"):
-        loss_of(wrapped, share_of_batch(rank, world_size)).backward()
-    return {"activations": ledger.saved_peak(torch.get_default_device())}
-
-
-def accumulate(rank: int, world_size: int, way: Callable) -> dict[str, int]:
-    """The bytes that appear on this rank until the last of four micro-batches."""
-    model, seen = new_model(), []
-    shard_blocks(model)
-    model.register_forward_pre_hook(lambda *_: seen.append(held()), prepend=True)
-    with span("step"):
-        way(model, share_of_batch(rank, world_size).chunk(4))
-    return {"bytes in between": seen[-1] - seen[0]}
-
-
-def held() -> int:
-    """The bytes of all tensors of this process, and of the gradients behind them."""
-    time.sleep(0.2)  # a thread of the process group may let go a little later
-    gc.collect()
-    storages = {}
-    for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor):
-            for tensor in (thing, thing.grad if thing.is_leaf else None):
-                if tensor is not None and tensor.device.type != "meta":
-                    storage = here(tensor).untyped_storage()
-                    storages[storage.data_ptr()] = storage.nbytes()
-    return sum(nbytes for place, nbytes in storages.items() if place)
-
-
-def step(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, torch.Tensor]:
-    """The whole gradients of a step in float64 when these have prepared the model."""
-    model = new_model(torch.float64)
-    wrapped = prepared(model, changes)  # has a name, for DDP's hooks go when it does
-    loss_of(wrapped, share_of_batch(rank, world_size)).backward()
-    return gradients_of(model)
 
 
 def every_rank_reads(path: str) -> nn.Module:

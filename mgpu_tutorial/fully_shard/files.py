@@ -3,19 +3,13 @@
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import distribute_tensor
 from torch.optim import Adam
 
 from mgpu_tutorial.fully_shard.units import shard_blocks
-from mgpu_tutorial.shared.checkpoint import save_whole
 
 
 @torch.no_grad()
@@ -56,15 +50,6 @@ def require_own(model: nn.Module, optimizer: Adam) -> None:
     held = {p for group in optimizer.param_groups for p in group["params"]}
     if not held.issubset(model.parameters()):
         raise ValueError("the optimizer holds other tensors: make it after fully_shard")
-
-
-def write_whole(model: nn.Module, optimizer: Adam, path: str) -> None:
-    """All ranks gather weights and moments, and rank 0 writes them into one ordinary file."""
-    require_own(model, optimizer)
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights, state = get_state_dict(model, optimizer, options=options)
-    if dist.get_rank() == 0:  # the others have got nothing
-        save_whole(path, {"model": weights, "optimizer": state})
 
 
 def save(model: nn.Module, optimizer: Adam, folder: str) -> None:

@@ -1,11 +1,9 @@
-"""A small transformer, the plans that shard it, accumulation, and adapters."""
-
-from collections.abc import Sequence
+"""A small transformer, the plans that shard it, and adapters."""
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
@@ -60,19 +58,6 @@ def watch_units(model: SmallTransformer) -> list[int]:
     for block in model.blocks:
         block.register_forward_pre_hook(look)  # runs after fully_shard's own
     return whole
-
-
-def accumulate_gradients(model: FSDPModule, micro_batches: Sequence[torch.Tensor]) -> None:
-    """Backward of each micro-batch; the ranks add up their gradients with the last.
-
-    All micro-batches of all ranks have one shape. Not checked between ranks: use `prove`.
-    """
-    shapes = {tuple(tokens.shape) for tokens in micro_batches}
-    if len(shapes) > 1:
-        raise ValueError(f"micro-batches of shapes {sorted(shapes)}: give equal ones")
-    for i, tokens in enumerate(micro_batches):
-        model.set_requires_gradient_sync(i == len(micro_batches) - 1)
-        (loss_of(model, tokens) / len(micro_batches)).backward()
 
 
 class Adapted(nn.Module):

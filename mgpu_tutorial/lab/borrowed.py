@@ -8,6 +8,7 @@ PLC2701), and in the same test. The fork server begins before PyTorch is importe
 import importlib
 import multiprocessing as mp
 import socket
+from collections.abc import Callable
 from functools import cached_property, reduce
 from multiprocessing import forkserver
 from operator import attrgetter
@@ -67,14 +68,24 @@ leaves_of = Private("torch.utils._pytree:tree_leaves")
 functional_collectives = Private("torch.distributed._functional_collectives:")
 # What a tensor class sets as its `__torch_function__` to have none.
 disabled_torch_function = Private("torch:_C._disabled_torch_function_impl")
-# when_backward_ends(function): call it once the backward that runs has come to its end.
-when_backward_ends = Private("torch.autograd:Variable._execution_engine.queue_callback")
-# The number of the backward that runs in this thread; -1 outside of any.
-backward_number = Private("torch:_C._current_graph_task_id")
 # Name and arguments of an operator of `torch.ops`.
 schema_of = attrgetter("_schema")
 # The tensor of which this one is a view, or None.
 base_of = attrgetter("_base")
+
+
+def when_backward_ends(function: Callable[[], None]) -> None:
+    """Call it once the backward that runs has come to its end."""
+    from torch.autograd import Variable
+
+    Variable._execution_engine.queue_callback(function)
+
+
+def backward_number() -> int:
+    """The number of the backward that runs in this thread; -1 outside of any."""
+    import torch
+
+    return torch._C._current_graph_task_id()
 
 
 def keep_stores_on_loopback() -> None:

@@ -339,7 +339,8 @@ class ScatteringBlock(ShardedBlock):
     Gradients come into `shard.grad` as backward ends, and `torch.autograd.grad` gets none.
     """
 
-    after: Sequence["ScatteringBlock"] = ()  # the blocks that come next in forward
+    after = before = ()  # the blocks that come next in forward, and in backward
+    coming = work = coming_version = None  # a gather that is on its way, if one begins early
     mean = scattering = None
 
     def scatter(self, gradient: torch.Tensor) -> None:
@@ -377,6 +378,12 @@ class ScatteringBlock(ShardedBlock):
         self.whole = None
         return Arrived.apply(self.shard, self, self.arrived())
 
+    def reshard(self, gradient: torch.Tensor | None = None) -> None:
+        if self.work:  # it came for a backward that did not need it
+            self.work.wait()
+        self.coming = self.work = None
+        super().reshard()
+
 
 class PrefetchingBlock(ScatteringBlock):
     """While it computes, the blocks that come next are on their way.
@@ -384,9 +391,6 @@ class PrefetchingBlock(ScatteringBlock):
     Change a shard by an optimizer or under `no_grad`, which its version counts, and not by
     `.data`: what is already on its way would be taken for the new values.
     """
-
-    before: Sequence["PrefetchingBlock"] = ()  # those that come next in backward
-    coming = work = coming_version = None
 
     def begin(self) -> None:
         """Begin to gather this block, unless it is whole or on its way."""
@@ -417,12 +421,6 @@ class PrefetchingBlock(ScatteringBlock):
         self.work.wait()
         whole, self.coming, self.work = self.coming, None, None
         return whole
-
-    def reshard(self, gradient: torch.Tensor | None = None) -> None:
-        if self.work:  # it came for a backward that did not need it
-            self.work.wait()
-        self.coming = self.work = None
-        super().reshard()
 
 
 def linked(blocks: Sequence[nn.Module], depth: int = 1) -> nn.Sequential:

@@ -41,4 +41,40 @@ PLAN = [
         says="the root comes after its blocks",
     ),
 ]
-test_right, test_wrong = edited(build, PLAN)
+AHEAD = "for block in (self, *self.after):"
+BEFORE = "for block in (self, *self.before):"
+UNLESS = "if self.whole is None and self.work is None:"
+CLEAR = "whole, self.coming, self.work = self.coming, None, None"
+SEND = "group=self.group, async_op=True\n            )"
+STALE = "if self.work and self.coming_version != self.shard._version:"
+BLOCK = [
+    Right(
+        "PrefetchingBlock",
+        replace={
+            AHEAD: "self.begin()\n        for block in self.after:",
+            UNLESS: "if not (self.work or isinstance(self.whole, torch.Tensor)):",
+        },
+    ),
+    Right("PrefetchingBlock", replace={BEFORE: "for block in [self] + [*self.before]:"}),
+]
+WRONG = {  # what is written instead, and what the row says
+    "of blocks 0, and not of 0, 1": {AHEAD: "for block in (self,):"},
+    "of blocks 1, 0, and not of 0, 1": {AHEAD: "for block in (*self.after, self):"},
+    "of blocks 3, and not of 3, 2": {BEFORE: "for block in (self,):"},
+    "of blocks 2, 3, and not of 3, 2": {BEFORE: "for block in (*self.before, self):"},
+    "nobody waits for block 0's gather": {"self.work.wait()\n        whole,": "whole,"},
+    "it has waited for block 1": {SEND: f"{SEND}\n            self.work.wait()"},
+    "'NoneType' object has no attribute 'wait'": {"async_op=True": "async_op=False"},
+    "of blocks 0, 1, 0": {UNLESS: "if True:"},
+    "the output": {STALE: "if False:"},
+    "gathered tensors are still there": {CLEAR: f"{CLEAR}\n        self.kept = whole"},
+}
+BLOCK += [Wrong("PrefetchingBlock", edit, says) for says, edit in WRONG.items()]
+BLOCK.append(
+    Wrong(
+        "PrefetchingBlock",
+        replace={"dist.get_world_size(self.group)": "dist.get_world_size()"},
+        says="invalid tensor size",
+    )
+)
+test_right, test_wrong = edited(build, PLAN + BLOCK)

@@ -1,7 +1,5 @@
 """What is refused on every rank, what is sent and no more, and what is odd but right."""
 
-from collections import Counter
-
 import pytest
 import torch
 from torch.distributed.tensor.debug import CommDebugMode
@@ -23,11 +21,6 @@ def share_24_sequences(rank, world_size):
     units.share_of_batch(rank, world_size)
 
 
-def accumulate(rank, world_size, *shapes):
-    micro_batches = [torch.zeros(shape, dtype=int) for shape in shapes]
-    units.accumulate_gradients(sharded_model(), micro_batches)
-
-
 def read(rank, world_size, path):
     files.read_weights(files.empty_model(units.new_model), path)
 
@@ -37,12 +30,6 @@ def with_an_early_optimizer(rank, world_size, use, path):
     optimizer = Adam(model.parameters())
     units.shard_blocks(model)
     use(model, optimizer, path)
-
-
-@pytest.mark.parametrize("other", [(2, 8), (3, 3)])
-def test_unequal_micro_batches_are_refused(refused, other):
-    asked = ValueError("micro-batches", "(3, 8)", str(other))
-    refused(2, asked, accumulate, (3, 8), other, sent=True)
 
 
 def test_unequal_parts_of_the_batch_are_refused(refused):
@@ -83,25 +70,13 @@ def test_a_file_of_another_model_is_refused(refused, file_of, how, names):
     refused(2, ValueError(*names), read, file_of(how))
 
 
-@pytest.mark.parametrize("use", [files.save, files.resume, files.write_whole])
+@pytest.mark.parametrize("use", [files.save, files.resume])
 def test_an_optimizer_made_too_early_is_refused(refused, use, tmp_path):
     asked = ValueError("optimizer")
     refused(2, asked, with_an_early_optimizer, use, str(tmp_path / "early"))
 
 
 # What is sent, and no more
-
-
-def accumulate_traced(rank, world_size):
-    parts = units.share_of_batch(rank, world_size).chunk(4)
-    units.accumulate_gradients(sharded_model(), parts)
-
-
-def test_four_micro_batches_gather_each_time_and_reduce_once(ranks):
-    report = ranks(2, accumulate_traced, trace=True)
-    sent = Counter(event.op for event in report.events if event.rank == 0)
-    # the first two blocks twice, the last one and the root once, for each micro-batch
-    assert sent == {"all_gather_single": 4 * 6, "reduce_scatter_single": 4}
 
 
 def count_calls(rank, world_size, path):

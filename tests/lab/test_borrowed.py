@@ -11,6 +11,8 @@ ATTRIBUTES = [  # of functions of the module, then those of chapters and of a no
     "torch.distributed._functional_collectives:all_gather_tensor",
     "torch.distributed._functional_collectives:reduce_scatter_tensor",
     "torch:Tensor._version",
+    "torch.autograd:Variable._execution_engine.queue_callback",
+    "torch:_C._current_graph_task_id",
     "torch:Tensor._base",
     "torch:ops.aten.add.Tensor._schema",
     "torch.distributed.rendezvous:TCPStore",
