@@ -106,8 +106,8 @@ class Plan:
             self.book.picture = drawn[-1][2][0], stringify(drawn[-1][1])
         prose = takewhile(lambda piece: piece.kind != "heading", readme.pieces[1:])
         self.about = [block for piece in prose for block in piece.blocks]
-        named = [heading(1, words(readme.id))]
-        readme.pieces[0] = replace(readme.pieces[0], text=readme.id, blocks=named)
+        named = {"text": "README", "blocks": [heading(1, words("README"))]}
+        readme.pieces[0] = replace(readme.pieces[0], **named)
         self.parts = [*self.notebooks, *self.documents]
 
     def texts(self) -> Iterator[Job]:
