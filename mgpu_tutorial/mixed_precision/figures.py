@@ -15,7 +15,7 @@ from mgpu_tutorial.lab.record.report import Report
 PARTS = {
     (-42, -25): ("0.8", "rounded to 0"),
     (-25, -14): ("0.92", "subnormal: fewer bits"),
-    (-14, 16): ("white", "normal: 11 bits each"),
+    (-14, 16): ("white", "normal: all 10 bits"),
     (16, 18.5): ("0.8", "∞"),
 }
 

@@ -57,7 +57,7 @@ def average_in_pairs(rank: int, world_size: int, limit: float = 3.0) -> float:
 
 
 def average_file(rank: int, world_size: int) -> float:
-    """Should average the numbers of a file, of which each rank reads its own part."""
+    """Should average the numbers of a file; each rank reads its own part of it."""
     path = Path(tempfile.gettempdir(), "numbers.bin")
     if rank == 0:
         torch.ones(2**18).numpy().tofile(path)

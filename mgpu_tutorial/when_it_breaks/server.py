@@ -21,7 +21,7 @@ def ask_server(
     job: Callable,
     *given: Any,
 ) -> None:
-    """Run `job` beside the debug server, of which rank 0 saves two pages half a second later.
+    """Run `job` and the debug server; rank 0 saves two of its pages half a second later.
 
     A rank that returns waits for that, so that the server can ask it too.
     """
