@@ -1,57 +1,65 @@
-"""A transformer block whose sequence is shared: each rank computes the loss of its tokens."""
+"""Packed documents read by several ranks, and the same documents read one by one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.utils import parameters_to_vector
 
-from mgpu_tutorial.long_sequences.ring import Group, RingAttention, zigzag
+from mgpu_tutorial.long_sequences.documents import packed
+from mgpu_tutorial.long_sequences.ring import RingAttention, zigzag
 from mgpu_tutorial.tensor_parallel.block import Block
 
 
-def rotate(x: Tensor, places: Tensor) -> Tensor:
-    """RoPE: turn pairs of numbers by angles that grow with the token's position."""
-    half = x.shape[-1] // 2
-    angles = places[:, None] * 100.0 ** -(torch.arange(half) / half)
-    a, b = x.chunk(2, -1)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+class Reader(nn.Module):
+    """A transformer block between the embeddings of tokens and positions, and a head."""
+
+    def __init__(self, attention: Callable) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.positions = nn.Embedding(17, 32), nn.Embedding(32, 32)
+        self.block, self.head = Block(width=32, heads=8), nn.Linear(32, 17)
+        self.block.attention.attend = attention
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.head(self.block(self.tokens(tokens) + self.positions(positions)))
 
 
-def part_of_mean(logits: Tensor, following: Tensor, group: Group = None) -> Tensor:
-    """What this rank's tokens add to the mean loss over the tokens of all ranks."""
-    losses = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
-    valid = (following != -100).sum()
-    dist.all_reduce(valid, group=group)
-    return losses / valid
+def one_by_one(rank: int, world_size: int, lengths: Sequence[int]) -> Tensor:
+    """The mean of some documents' mean losses, and then its gradients."""
+    torch.set_default_dtype(torch.float64)
+    model, losses = Reader(partial(scaled_dot_product_attention, is_causal=True)), []
+    for document in torch.randint(17, (1, sum(lengths))).split(lengths, 1):
+        logits = model(document[:, :-1], torch.arange(document.shape[1] - 1))
+        losses.append(cross_entropy(logits.mT, document[:, 1:]))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return parameters_to_vector([loss.detach(), *(p.grad for p in model.parameters())])
 
 
-def loss_and_gradients(
+def together(
     rank: int,
     world_size: int,
-    attention: Callable = RingAttention.apply,
-    deal_places: Callable = zigzag,
-    deal_following: Callable = zigzag,
-    mean: Callable = part_of_mean,
-) -> tuple[float, Tensor]:
-    """The loss of 32 tokens on all ranks, and all its gradients; the same on each rank."""
-    deals = zigzag, deal_places, deal_following
-    mine, places, after = (deal(32, rank, world_size) for deal in deals)
-    torch.manual_seed(0)
-    block = Block(width=32, heads=8)
-    block.attention.attend = lambda q, k, v: attention(
-        rotate(q, places), rotate(k, places), v, zigzag
-    )
-    model = nn.Sequential(nn.Embedding(17, 32), block, nn.Linear(32, 17)).double()
-    torch.manual_seed(1)
-    tokens = torch.randint(17, (1, 33))
-    following = tokens[:, 1:].clone()
-    following[:, :10] = -100  # of a prompt the loss learns nothing
-    loss = mean(model(tokens[:, mine]), following[:, after])
+    lengths: Sequence[int],
+    pack: Callable = packed,
+    deal_positions: Callable = zigzag,
+    deal_labels: Callable = zigzag,
+) -> Tensor:
+    """The same of the same documents, in one sequence that the ranks share."""
+    torch.set_default_dtype(torch.float64)
+    hides, positions, weights = pack(lengths)
+    model = Reader(lambda q, k, v: RingAttention.apply(q, k, v, zigzag, None, hides))
+    deals = zigzag, deal_positions, deal_labels
+    mine, places, after = (deal(sum(lengths), rank, world_size) for deal in deals)
+    tokens = torch.randint(17, (1, sum(lengths)))
+    following = tokens.roll(-1)
+    logits = model(tokens[:, mine], positions[places])
+    losses = cross_entropy(logits.mT, following[:, after], reduction="none")
+    loss = (losses * weights[after]).sum()
     loss.backward()
     found = parameters_to_vector([loss.detach(), *(p.grad for p in model.parameters())])
     dist.all_reduce(found)
-    return found[0].item(), found[1:]
+    return found

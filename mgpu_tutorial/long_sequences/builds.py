@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 
 from mgpu_tutorial.lab.teach.build import Builder, expect, launch
-from mgpu_tutorial.long_sequences import ring
+from mgpu_tutorial.long_sequences import documents, ring
+from mgpu_tutorial.long_sequences.block import one_by_one, together
 from mgpu_tutorial.tensor_parallel.builds import Rows, compare
 
 
@@ -206,6 +207,88 @@ def refuses(function: Callable) -> None:
     raise AssertionError(f"no ValueError, but {found.tolist()}")
 
 
+LENGTHS = [5, 20, 7]  # of documents, whose ends lie inside of the chunks
+PLACES = {"neighbours": ring.contiguous, "zig-zag": ring.zigzag}
+
+
+def _packs(
+    function: Callable, lengths: list[int]
+) -> tuple[Callable, torch.Tensor, torch.Tensor]:
+    """What the reader's returns, of which there must be three."""
+    found = function(lengths)
+    expect(type(found), tuple, f"documents of {lengths}: the type of what is returned")
+    expect(len(found), 3, f"documents of {lengths}: the number of things that are returned")
+    return found
+
+
+def keeps_documents_apart(function: Callable) -> None:
+    """hide later keys and the keys of other documents, by the places that were dealt"""
+    hides = _packs(function, LENGTHS)[0]
+    document = [number for number, length in enumerate(LENGTHS) for _ in range(length)]
+    for name, deal in PLACES.items():
+        for rank, other in (0, 0), (3, 0), (1, 2):
+            queries, keys = deal(32, rank, 4), deal(32, other, 4)
+            hidden = hides(queries, keys)
+            who = f"documents of {LENGTHS}, {name}: query"
+            expect(hidden.shape, (8, 8), f"{who} and key, the shape of 8 and 8")
+            for query, row in zip(queries.tolist(), hidden, strict=True):
+                sees = keys[~row.bool()].tolist()
+                before = [key for key in keys.tolist() if key <= query]
+                right = [key for key in before if document[key] == document[query]]
+                what = f"{who} {query} sees {sees} of the keys {keys.tolist()}"
+                assert sees == right, f"{what}, expected {right}"
+
+
+def restarts_positions(function: Callable) -> None:
+    """count the positions of each document from 0"""
+    for lengths in LENGTHS, [3, 2]:
+        right = [place for length in lengths for place in range(length)]
+        positions = _packs(function, lengths)[1]
+        expect(positions, torch.tensor(right), f"documents of {lengths}: the positions")
+
+
+def weighs_documents_alike(function: Callable) -> None:
+    """weigh the labels of a document alike, and all documents alike, 1 together"""
+    quarter = 1 / 4
+    right = [quarter, quarter, 0, 1 / 2, 0]
+    weights = _packs(function, [3, 2])[2]
+    last = "documents of [3, 2]: the weights (a last token has none)"
+    expect(weights[[2, 4]], torch.zeros(2), f"{last} at 2 and 4", within=1e-6)
+    expect(weights, torch.tensor(right), "documents of [3, 2]: the weights", within=1e-6)
+
+
+def _probe(
+    rank: int, world_size: int, function: Callable, changed: int, deal: Callable
+) -> list[int]:
+    """The places whose outputs move on this rank when one token changes."""
+    hides, places = function(LENGTHS)[0], deal(sum(LENGTHS), rank, world_size)
+    torch.manual_seed(0)
+    x, outs = torch.randn(1, 2, sum(LENGTHS), 4), []
+    for change in 0, 1:
+        x[:, :, changed] += change
+        part = x[:, :, places]
+        outs.append(ring.ring_attention(part, part, part, deal, None, hides)[0])
+    return places[(outs[0] != outs[1]).any(-1).any(1)[0]].tolist()
+
+
+def moves_no_other(function: Callable) -> None:
+    """let a changed token move its own document's outputs, from itself on, and no other"""
+    for changed, end in (2, 5), (6, 25):
+        moved = sum(launch(_probe, 4, function, changed, ring.zigzag).results, [])
+        what = f"documents of {LENGTHS} on 4 ranks by zig-zag, token {changed} changed: moved"
+        expect(sorted(moved), [*range(changed, end)], what)
+
+
+def reads_as_one_by_one(function: Callable) -> None:
+    """give the loss and the gradients of documents that one process reads one by one"""
+    one = launch(one_by_one, 1, LENGTHS).results[0]
+    for ranks in 2, 4:
+        found = launch(together, ranks, LENGTHS, function).results[0]
+        what = f"documents of {LENGTHS} on {ranks} ranks:"
+        expect(found[0].item(), one[0].item(), f"{what} the loss", within=1e-5)
+        expect(found[1:], one[1:], f"{what} the gradients", within=1e-5)
+
+
 build = Builder(
     "long_sequences",
     {
@@ -220,5 +303,12 @@ build = Builder(
             works_in_a_group,
         ],
         ring.zigzag: [pairs_front_and_end, refuses],
+        documents.packed: [
+            keeps_documents_apart,
+            restarts_positions,
+            weighs_documents_alike,
+            moves_no_other,
+            reads_as_one_by_one,
+        ],
     },
 )

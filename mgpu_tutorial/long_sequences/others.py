@@ -16,7 +16,6 @@ from mgpu_tutorial.long_sequences.ring import (
     places_of,
     spread,
 )
-from mgpu_tutorial.shared.groups import size_of
 from mgpu_tutorial.tensor_parallel_in_practice.sequence import GatherSequence
 
 
@@ -47,17 +46,25 @@ class Exchange(torch.autograd.Function):
         return Exchange.apply(gradient, *ctx.back), None, None, None
 
 
-def ulysses(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
-    """Causal attention of neighbouring tokens: each rank has some heads of all tokens.
+def ulysses(
+    q: Tensor, k: Tensor, v: Tensor, group: Group = None, hides: Callable | None = None
+) -> Tensor:
+    """Attention of neighbouring tokens: each rank has some heads of all tokens.
 
-    Tokens are dealt by `contiguous`. Not general: `prove` it on your model.
+    Tokens are dealt by `contiguous`. Causal, unless `hides` says what is hidden.
+    Not general: `prove` it on your model.
     """
-    ranks, heads, kv_heads = size_of(group), q.shape[1], k.shape[1]
+    ranks, heads, kv_heads = dist.get_world_size(group), q.shape[1], k.shape[1]
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         raise ValueError(f"{heads} heads, {kv_heads} of keys: not for {ranks} ranks")
     k, v = (spread(x, max(ranks, kv_heads)) for x in (k, v))  # one for each rank at least
     q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    sees = None
+    if hides is not None:  # all tokens are here, in order
+        places = torch.arange(q.shape[2], device=q.device)
+        sees = ~hides(places, places)
+    how = {"attn_mask": sees, "is_causal": hides is None, "enable_gqa": True}
+    out = scaled_dot_product_attention(q, k, v, **how)
     return Exchange.apply(out, 2, 1, group)
 
 

@@ -88,23 +88,33 @@ def is_later(queries: Tensor, keys: Tensor) -> Tensor:
     return keys > queries[:, None]
 
 
+def begin_hop(tensor: Tensor, by: int = 1, group: Group = None) -> Callable[[], Tensor]:
+    """Start to send a tensor `by` ranks to the right; the result waits for what arrives."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if world_size == 1:
+        return lambda: tensor
+    outgoing = tensor.contiguous()
+    arriving = torch.empty_like(outgoing)
+    right, left = (rank + by) % world_size, (rank - by) % world_size
+    there = dist.P2POp(dist.isend, outgoing, group=group, group_peer=right)
+    here = dist.P2POp(dist.irecv, arriving, group=group, group_peer=left)
+    works = dist.batch_isend_irecv([there, here])
+
+    def finish() -> Tensor:
+        for work in works:
+            work.wait()
+        return arriving
+
+    return finish
+
+
 class Shift(torch.autograd.Function):
     """A tensor goes `by` ranks to the right, and its gradient comes back."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, by: int = 1, group: Group = None) -> Tensor:
         ctx.by, ctx.group = by, group
-        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-        if world_size == 1:
-            return tensor
-        outgoing = tensor.contiguous()
-        arriving = torch.empty_like(outgoing)
-        right, left = (rank + by) % world_size, (rank - by) % world_size
-        there = dist.P2POp(dist.isend, outgoing, group=group, group_peer=right)
-        here = dist.P2POp(dist.irecv, arriving, group=group, group_peer=left)
-        for work in dist.batch_isend_irecv([there, here]):
-            work.wait()
-        return arriving
+        return begin_hop(tensor, by, group)()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -139,15 +149,21 @@ def ring_attention(
 
 
 class RingAttention(torch.autograd.Function):
-    """Causal `ring_attention` that keeps no block: backward sends all around once more."""
+    """`ring_attention` that keeps no block: backward sends all around once more."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, deal: Callable, group: Group = None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        deal: Callable,
+        group: Group = None,
+        hides: Callable = is_later,
     ) -> Tensor:
-        out, lse = ring_attention(float32_at_least(q), k, v, deal, group)
+        out, lse = ring_attention(float32_at_least(q), k, v, deal, group, hides)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.deal, ctx.group = deal, group
+        ctx.deal, ctx.group, ctx.hides = deal, group, hides
         return out.to(q.dtype)
 
     @staticmethod
@@ -160,10 +176,10 @@ class RingAttention(torch.autograd.Function):
         for step in range(world_size):
             if step > 0:
                 kv, dkv = (Shift.apply(x, 1, ctx.group) for x in (kv, dkv))
-            hidden = is_later(places[rank], places[rank - step])
+            hidden = ctx.hides(places[rank], places[rank - step])
             more_q, more_kv = attend_backward(q, kv, hidden, lse, gradient, inner)
             dq, dkv = dq + more_q, dkv + more_kv
-        return dq, *go_home(dkv, ctx.group), None, None
+        return dq, *go_home(dkv, ctx.group), None, None, None
 
 
 def attend_backward(

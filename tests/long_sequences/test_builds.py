@@ -125,4 +125,73 @@ ZIGZAG = [
         says="no ValueError",
     ),
 ]
-test_right, test_wrong = edited(build, [*MERGE, *RING, *ZIGZAG])
+BY_TENSORS = """lengths = torch.tensor(lengths)
+    document = torch.arange(len(lengths)).repeat_interleave(lengths)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    labels = (lengths - 1)[document]
+    weights = (positions < labels) / labels / len(lengths)
+
+    def hides(queries, keys):
+        same = document[queries, None] == document[None, keys]
+        return ~(same & (positions[keys] <= positions[queries, None]))
+
+    return hides, positions, weights"""
+LATER = "is_later(queries, keys) | elsewhere"
+PACKED = [
+    Right("packed", replace={"document, positions, weights =…": BY_TENSORS}),
+    Wrong(
+        "packed",
+        replace={LATER: "is_later(queries, keys)"},
+        says="query 5 sees [0, 1, 2, 3, 4, 5] of the keys [0, 1, 2, 3, 4, 5, 6, 7], exp",
+    ),
+    Wrong(
+        "packed",
+        replace={LATER: "elsewhere"},
+        says="neighbours: query 0 sees [0, 1, 2, 3, 4] of the keys",
+    ),
+    Wrong(
+        "packed", replace={LATER: "is_later(queries, keys) & elsewhere"}, says="query 0 sees"
+    ),
+    Wrong(
+        "packed", replace={LATER: f"~({LATER})"}, says="query 0 sees [1, 2, 3, 4, 5, 6, 7] of"
+    ),
+    Wrong(  # as if the dealt tokens were neighbours from 0 on
+        "packed",
+        replace={
+            "own[queries][:, None] != own[keys]": "own[: len(queries), None] "
+            "!= own[: len(keys)]"
+        },
+        says="neighbours: query 24 sees",
+    ),
+    Wrong(
+        "packed",
+        replace={
+            "is_later(queries, keys)": "torch.arange(len(keys)) > torch.arange(len("
+            "queries))[:, None]"
+        },
+        says="of the keys",
+    ),
+    Wrong(
+        "packed",
+        replace={"range(length)": "range(len(positions), len(positions) + length)"},
+        says="documents of [5, 20, 7]: the positions",
+    ),
+    Wrong("packed", replace={"range(length)": "range(1, length + 1)"}, says="the positions"),
+    Wrong(
+        "packed",
+        replace={"1 / labels for": "1.0 for"},
+        says="documents of [3, 2]: the weights: [0.333333",
+    ),
+    Wrong(
+        "packed",
+        replace={"[1 / labels for _ in range(labels)] + [0.0]": "[1 / length] * length"},
+        says="the weights (a last token has none) at 2 and 4",
+    ),
+    Wrong(
+        "packed",
+        replace={"weights / weights.sum()": "weights"},
+        says="documents of [3, 2]: the weights: [0.5, 0.5, 0, 1, 0]",
+    ),
+    Wrong("packed", replace={"return hides,…": "return hides"}, says="type of what is ret"),
+]
+test_right, test_wrong = edited(build, [*MERGE, *RING, *ZIGZAG, *PACKED])
