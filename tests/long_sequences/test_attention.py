@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgpu_tutorial.lab import RankFailed
+from mgpu_tutorial.lab import Ledger, RankFailed
 from mgpu_tutorial.lab.measure import largest_difference
 from mgpu_tutorial.long_sequences import fast, others, ring
 from mgpu_tutorial.long_sequences.ring import contiguous, striped, zigzag
@@ -51,6 +51,24 @@ def distances(rank, world_size):
 def test_each_way_is_one_process(ranks, world_size):
     for far in ranks(world_size, distances, device="cpu").results:
         assert {way: d for way, d in far.items() if d > 1e-12} == {}
+
+
+def kept(rank, world_size, attention, length):
+    qkv = [x.requires_grad_() for x in torch.randn(3, 1, 4, length // world_size, 16)]
+    ledger = Ledger()
+    with ledger.saved_for_backward():
+        held = attention(*qkv, contiguous)
+    return ledger.saved_now(qkv[0].device), held is None
+
+
+def test_what_the_ring_keeps_does_not_grow_with_the_keys(ranks):
+    """Four ranks take four times as many tokens; the loop keeps four times the scores."""
+    by_hand, by_loop = (
+        {n: ranks(n, kept, way, 512 * n).results[0][0] for n in (1, 4)}
+        for way in (ring.RingAttention.apply, ring.ring_attention)
+    )
+    assert by_hand[1] == by_hand[4]
+    assert 3.5 < by_loop[4] / by_loop[1] < 4.5
 
 
 def call(rank, world_size, function, *given):

@@ -40,12 +40,7 @@ def test_two_groups_are_two_worlds(ranks, way):
 
 
 def test_a_block_whose_tokens_do_not_divide_is_refused(refused):
-    refused(
-        3,
-        ValueError("32 tokens", "36"),
-        block.together,
-        [torch.zeros(1, 32, dtype=torch.long)],
-    )
+    refused(3, ValueError("32 tokens", "36"), block.together, [5, 20, 7])
 
 
 @pytest.mark.parametrize("deal", [contiguous, zigzag, striped])
