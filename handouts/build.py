@@ -3,7 +3,7 @@
     build/student/NN_stem.pdf      without solutions, with room to write predictions
     build/instructor/NN_stem.pdf   with solutions, timing and teaching notes
     build/*/book.pdf               all of them in one
-    build/slides/NN_stem.ipynb     live slides for JupyterLab: slides.py
+    build/slides/NN_stem.ipynb     live slides for JupyterLab, .html without it: slides.py
     build/open/NN_stem.ipynb       the notebook with open predictions: student.py
     build/book.epub                all of them for an electronic reader, with solutions
     build/index.html               one self-contained page a notebook, and where to find all

@@ -1,23 +1,28 @@
 """Live slides: `make slides` writes build/slides/NN_stem.ipynb, to show with RISE.
 
-Open one in JupyterLab and press Alt+R: a cell runs real ranks in front of the class. One
+Open one in JupyterLab and press Alt+R: a cell runs real ranks in front of the class. Beside
+it stands NN_stem.html, the same slides for a browser alone, with the stored answers. One
 rule makes them of a notebook. Its question stands on the first slide. A section begins with
 what its cell says for the hall (`"handout": {"slide": …}`), and other prose is a note for the
 speaker. A cell stands with what it showed; what answers a prediction comes when it is run.
 """
 
 import ast
+import base64
 import copy
 import re
 import shutil
 import tempfile
+import zipfile
 from itertools import groupby, pairwise
 from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_markdown_cell, new_notebook
 
+from handouts import convert
 from handouts.answers import answers
+from handouts.forms import HTML, MIMES, Book, Screen, div, figure, in_page, raw
 from handouts.notebook import ROOT, Notebook, Piece, chosen, elements, read, stringify
 
 LINES = 26  # of code and outputs, on one slide
@@ -25,8 +30,10 @@ PICTURE = 15  # lines that a picture takes
 TALL = 22  # and one that is nearly as high as it is wide
 SIZE = re.compile(r"<svg [^>]*width='([\d.]+)' height='([\d.]+)'")
 HEADING = 5
-DRAWINGS = "drawings"  # the folder beside the decks
 CHECKED = "Many ranks must get what one process gets, and we do not take it for granted."
+FILE = re.compile(
+    r'<a href="(?!https?:|#|\.\./\d\d_)[^"]*"[^>]*>(.*?)</a>', re.S
+)  # of the repository
 TASK = re.compile(r"\*\*\d+\.\*\*")
 RISE = {
     "start_slideshow_at": "beginning",
@@ -41,11 +48,11 @@ RISE = {
 class Deck:
     """Goes through the cells once; knows what stands on the slide so far."""
 
-    def __init__(self, notebook: Notebook) -> None:
-        self.notebook = notebook
+    def __init__(self, notebook: Notebook, media: Path) -> None:
+        self.notebook, self.media = notebook, media
         self.stored = nbformat.read(notebook.path, as_version=4)
         self.cells: list[nbformat.NotebookNode] = []
-        self.drawings: list[str] = []
+        self.pieces: dict[str, list[Piece]] = {}  # of each code cell, by its id, with answers
         self.title, self.lines, self.asked = notebook.title, 0, False
         found = answers(notebook.pieces)
         self.cleared = {notebook.pieces[i].cell for each in found for i in each.shown}
@@ -71,8 +78,8 @@ class Deck:
         self.lines += lines
         self.cells.append(cell)
 
-    def _show(self, text: str, kind: str = "", lines: int = 0) -> None:
-        self._add(new_markdown_cell(text), kind, lines or 2 + len(text) // 80)
+    def _show(self, text: str, kind: str = "", lines: int = 0, **more: dict) -> None:
+        self._add(new_markdown_cell(text, **more), kind, lines or 2 + len(text) // 80)
 
     def _note(self, text: str) -> None:
         last = self.cells[-1]
@@ -131,7 +138,7 @@ class Deck:
             self._show(f"{'#' * piece.level} {piece.text}\n\n{said}", kind, HEADING)
 
     def _code(self, stored: nbformat.NotebookNode, pieces: list[Piece]) -> None:
-        cell, role = copy.deepcopy(stored), pieces[0].role
+        cell, role, whole = copy.deepcopy(stored), pieces[0].role, pieces
         blocks = [block for piece in pieces for block in piece.blocks]
         steps = [element for element in elements(blocks) if element["t"] == "Figure"]
         cell.metadata.pop("jupyter", None)
@@ -152,17 +159,21 @@ class Deck:
         if role == "solution" or self.lines + lines > LINES and self.lines > HEADING + 1:
             self._again()
         self._add(cell, "fragment" if self.asked else "", lines)
+        self.pieces[cell.id] = whole
         self.asked = False
         self._steps(steps)
 
     def _steps(self, figures: list[dict], apart: bool = True) -> None:
         """What a slider moves through in the notebook; RISE has none, so a page a step."""
-        for figure in figures:
-            image = next(e for e in elements(figure) if e["t"] == "Image")
+        for drawn in figures:
+            image = next(e for e in elements(drawn) if e["t"] == "Image")
             if apart or self.lines > HEADING:
                 self._again()
-            self.drawings.append(image["c"][2][0])
-            self._show(f"![{stringify(image)}]({DRAWINGS}/{self.drawings[-1]})", lines=LINES)
+            name = image["c"][2][0]
+            data = base64.b64encode((self.media / name).read_bytes()).decode()
+            held = {name: {MIMES[Path(name).suffix]: data}}  # the file needs no other
+            picture = f"![{stringify(image)}](attachment:{name})"
+            self._show(picture, lines=LINES, attachments=held)
 
     def _listing(self, pieces: list[Piece]) -> None:
         """Whole functions, as many on a slide as have room."""
@@ -209,20 +220,67 @@ def _lines(piece: Piece) -> int:
     rows = sum(element["t"] == "CodeBlock" for element in elements(piece.blocks))
     if piece.kind == "image":
         return PICTURE
-    if piece.kind == "html":
+    if piece.kind == "html" and not any(e["t"] == "Figure" for e in elements(piece.blocks)):
         return 2 + str(piece.blocks).count("'AlignDefault'") // 4 + 2 * rows
     return 1 + sum(1 + len(line) // 90 for line in piece.text.splitlines())
 
 
 def write_one(notebook: Notebook, media: Path, target: Path) -> None:
-    """Write the slides of one notebook, and beside them what they show."""
-    drawings = target.parent / DRAWINGS
-    drawings.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(__file__).parent / "rise.css", target.parent / "rise.css")
-    deck = Deck(notebook)
+    """Write the slides of one notebook: for RISE, in an archive with its style, as a page."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    style = shutil.copyfile(convert.ROOM / "rise.css", target.parent / "rise.css")
+    deck = Deck(notebook, media)
     nbformat.write(deck.made(), target)
-    for name in deck.drawings:
-        shutil.copyfile(media / name, drawings / name)
+    with zipfile.ZipFile(target.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in (target, style):
+            archive.write(file, file.name)
+    target.with_suffix(".html").write_text(page(deck), encoding="utf-8")
+
+
+def page(deck: Deck) -> str:
+    """The slides as one web page, which runs nothing: an answer is what is stored."""
+    form = Screen(HTML, deck.notebook.id, Path(), Book(ROOT, deck.media))
+    slides: list[list[dict]] = []
+    for cell in deck.cells:
+        kind = cell.metadata.get("slideshow", {}).get("slide_type", "")
+        if kind in ("slide", "subslide"):
+            slides.append([])
+        if kind == "skip":
+            continue
+        blocks, answer = [raw(cell.source, "markdown")], []
+        if cell.cell_type == "code":
+            code, *outputs = deck.pieces[cell.id]
+            blocks = form.code("code", cell.source, False)
+            answer = [block for piece in outputs for block in _output(piece, form)]
+        elif cell.get("attachments"):
+            blocks = [div("alone", blocks)]
+        wrap = {"fragment": "fragment", "notes": "notes"}.get(kind)
+        slides[-1] += [div(wrap, blocks)] if wrap else blocks
+        if answer:
+            slides[-1] += answer if cell.outputs else [div("fragment", answer)]
+    words = {"heading": deck.notebook.headline}
+    how = ("-t", "html5", "--mathml", "--template", convert.ROOM / "deck.html")
+    made = convert.pandoc(
+        [div("slide", slide) for slide in slides],
+        *(*how, "--lua-filter", convert.ROOM / "read.lua"),
+        **words,
+    )
+    book = form.book
+    made = re.sub(r'src="attachment:([^"]+)"', lambda m: f'src="{in_page(book, m[1])}"', made)
+    made = re.sub(r'href="(\d\d_\w+)\.ipynb[^"]*"', r'href="../\1.html"', made)
+    return FILE.sub(r"\1", made)
+
+
+def _output(piece: Piece, form: Screen) -> list[dict]:
+    """What a cell has shown, as blocks of a page; the steps of a film have slides."""
+    if piece.kind in ("text", "error"):
+        return form.code(piece.kind, piece.text, False)
+    if piece.kind == "image":
+        image = figure(piece.text, piece.alt, "")["c"][2]
+        return form.made(image)
+    if piece.kind == "html":
+        return [div("rich", form.made(piece.blocks))]
+    return []
 
 
 def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> list[str]:

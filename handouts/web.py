@@ -18,11 +18,12 @@ BRANCH = "gh-pages"  # where `make publish` puts the site, the copies with it
 FORMS = {
     "PDF for students": "student/{0}.pdf",
     "for instructors": "instructor/{0}.pdf",
-    "slides for JupyterLab (.ipynb)": "slides/{0}.ipynb",
+    "slides in the browser": "slides/{0}.html",
+    "slides for JupyterLab (.zip)": "slides/{0}.zip",
     "notebook (.ipynb)": "notebooks/{0}.ipynb",
     "with open predictions (.ipynb)": "open/{0}.ipynb",
 }
-SAVED = {"slides": "_slides", "open": "_open"}  # what a file's name gets, by its folder
+SAVED = {"open": "_open"}  # what a file's name gets, by its folder
 BOOKS = {
     "Student's book": "student/book.pdf",
     "Instructor's book": "instructor/book.pdf",

@@ -15,9 +15,10 @@ from tests.lab.test_colours import contrast
 
 LEAST = 4.5  # WCAG 2.1 AA
 PAGE = (ROOM / "page.html").read_text("utf-8")
+COLOURS = (ROOM / "colours.css").read_text("utf-8")
 INKS = ("ink", "grey", "accent", "name", "text", "number", "alarm")
 VARIABLES = re.compile(r"--([\w-]+): (#\w+)[;}]")
-light, dark = re.findall(r":root \{(.*?)\}", PAGE, re.S)[:2]
+(light,), (dark,) = (re.findall(r":root \{(.*?)\}", css, re.S) for css in (COLOURS, PAGE))
 THEMES = {
     "light": dict(VARIABLES.findall(light)),
     "dark": dict(VARIABLES.findall(light)) | dict(VARIABLES.findall(dark)),
@@ -42,9 +43,10 @@ def test_every_ink_can_be_read_on_every_ground(theme):
 
 def test_code_has_only_inks_of_the_page():
     """What pandoc colours by itself, the page colours again, later and as strongly."""
-    rules = PAGE[PAGE.index("$highlighting-css$") :]
-    assert "code span[class] { color: var(--ink); }" in rules  # each class has a colour
-    for selector, ink in re.findall(r"(code[^{}]*?) \{ color: ([^;]+);", rules):
+    assert "code span[class] { color: var(--ink); }" in COLOURS  # each class has a colour
+    for page in (PAGE, (ROOM / "deck.html").read_text("utf-8")):
+        assert "$highlighting-css$\n$colours.css()$" in page
+    for selector, ink in re.findall(r"(code[^{}]*?) \{ color: ([^;]+);", COLOURS):
         assert re.fullmatch(rf"var\(--({'|'.join(INKS)})\)", ink), (selector, ink)
     command = [pypandoc.get_pandoc_path(), "-s", "-t", "html", "--metadata=title=T"]
     code = "~~~ python\nraise ValueError(f'{1:.2f}')\n~~~\n"

@@ -1,6 +1,7 @@
 """Students' notebooks and live slides: a question comes before its answer."""
 
 import re
+import zipfile
 
 import nbformat
 import pytest
@@ -79,6 +80,24 @@ def test_the_rules_of_slides(small, tmp_path):
     assert all(said in notes for said in (SAID, "First words.", "Ask *twice*.", "**Change**"))
 
 
+def test_a_deck_needs_no_other_file_and_one_needs_no_jupyterlab(tmp_path):
+    (path,) = (path for path in PATHS if path.stem.endswith("collectives"))
+    slides.write(tmp_path, ("03",))
+    deck = nbformat.read(tmp_path / path.name, 4).cells
+    found = [
+        (c, name) for c in deck for name in re.findall(r"attachment:([^)]+)\)", c.source)
+    ]
+    assert len(found) > 10 and all(name in cell.attachments for cell, name in found)
+    assert not any("](drawings" in cell.source for cell in deck)
+    with zipfile.ZipFile((tmp_path / path.name).with_suffix(".zip")) as archive:
+        assert sorted(archive.namelist()) == [path.name, "rise.css"]
+    page = (tmp_path / path.name).with_suffix(".html").read_text("utf-8")
+    assert not re.findall(r'src="(?!data:)|href="(?!https?:|#|\.\./\d\d_\w+\.html")', page)
+    assert page.count("<img") > len(found) and page.count('class="slide"') > 30
+    answers_of = re.findall(r'<div class="fragment">', page)
+    assert len(answers_of) > 3 and "RanksHung" in page
+
+
 def test_a_listing_too_long_for_a_slide_breaks_between_its_methods():
     methods = [[f"    def method_{i}(self):", *["        pass"] * 8, ""] for i in range(5)]
     listing = "\n".join(["class Long:", *(line for lines in methods for line in lines)])
@@ -109,7 +128,7 @@ def test_a_chapter_in_each_form(path, tmp_path):
             o.get("text", "").startswith("mine.py:") for o in ours.get("outputs", ())
         )
 
-    deck = slides.Deck(notebook).made()
+    deck = slides.Deck(notebook, tmp_path).made()
     nbformat.validate(deck)
     assert notebook.question.endswith("?") and notebook.question in deck.cells[0].source
     shown = "\n".join(cell.source for cell in deck.cells if kind(cell) != "notes")

@@ -64,7 +64,7 @@ def test_the_search_finds_no_solution_and_a_page_folds_it(site):
     page = (site / "00_small.html").read_text(encoding="utf-8")
     assert re.search(r'<details class="answer">\s*<summary>.*?</summary>\s*<pre', page)
     assert re.search(r'<details class="solution">\s*<summary>Solution</summary>', page)
-    for kind in ("_slides", "_open", ""):  # each form is saved under a name of its own
+    for kind in ("_open", ""):  # each form is saved under a name of its own
         assert f'download="00_small{kind}.ipynb"' in page
     for kind in ("table", "formula"):  # what is wide is reached by a key
         assert re.search(rf'<\w+ class="{kind}"[^>]*tabindex="0"', page)
