@@ -220,7 +220,7 @@ def _lines(piece: Piece) -> int:
     rows = sum(element["t"] == "CodeBlock" for element in elements(piece.blocks))
     if piece.kind == "image":
         return PICTURE
-    if piece.kind == "html" and not any(e["t"] == "Figure" for e in elements(piece.blocks)):
+    if piece.kind == "html":
         return 2 + str(piece.blocks).count("'AlignDefault'") // 4 + 2 * rows
     return 1 + sum(1 + len(line) // 90 for line in piece.text.splitlines())
 
@@ -262,7 +262,7 @@ def page(deck: Deck) -> str:
     how = ("-t", "html5", "--mathml", "--template", convert.ROOM / "deck.html")
     made = convert.pandoc(
         [div("slide", slide) for slide in slides],
-        *(*how, "--lua-filter", convert.ROOM / "read.lua"),
+        *(*how, "--lua-filter", convert.ROOM / "deck.lua"),
         **words,
     )
     book = form.book
@@ -278,7 +278,7 @@ def _output(piece: Piece, form: Screen) -> list[dict]:
     if piece.kind == "image":
         image = figure(piece.text, piece.alt, "")["c"][2]
         return form.made(image)
-    if piece.kind == "html":
+    if piece.kind == "html" and not any(e["t"] == "Figure" for e in elements(piece.blocks)):
         return [div("rich", form.made(piece.blocks))]
     return []
 
