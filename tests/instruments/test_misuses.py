@@ -158,7 +158,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *(2, partial(misuses.with_owners, sends=False), HEAD, "on rank 0", "after step 1"),
     ),
     "rank 0 sends all": (
-        *(2, partial(misuses.with_owners, source=0), HEAD, "direction", "after step 1"),
+        *(2, partial(misuses.with_owners, source=0), HEAD, "not changed", "after step 1"),
     ),
     "an owner steps nothing": (
         *(2, partial(misuses.with_owners, left_out=(0, 1))),
@@ -365,7 +365,7 @@ MISUSES = {  # ranks, the job, what is first, its kind, what else is said
         *("experts.down", "2 times", "number of ranks"),
     ),
     "experts in another order": (
-        *(2, experts(order=[2, 3, 0, 1]), "experts.down", "direction", "at the start"),
+        *(2, experts(order=[2, 3, 0, 1]), "experts.down", "order", "at the start"),
     ),
     "experts drop tokens": (
         *(2, {"several": misuses.without_full_experts, "model_of": uses.with_experts}),

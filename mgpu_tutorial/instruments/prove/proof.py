@@ -77,7 +77,7 @@ class Notes(NamedTuple):
 
     start: Whole  # parameters before the first step
     steps: list[Step]
-    outputs: dict[str, Tensor]  # of modules, in the forward of the first step: rows
+    outputs: list[dict[str, Tensor]]  # of modules, in the forwards of each step: rows
     buffers: Whole
     returned: list[Tensor]
     alike: dict[str, str]  # the other names of tied parameters
@@ -157,7 +157,7 @@ class Watch:
         self.values: list[dict[Tensor, Tensor]] = []  # and after each
         self.stepped: set[Tensor] = set()  # in the step that runs
         self.handles: list[RemovableHandle] = []  # of the hook that runs last
-        self.outputs: dict[str, list[Tensor]] = {}
+        self.outputs: list[dict[str, list[Tensor]]] = []  # one for each step
         self.facts: set[str] = set()
         self.seeing = Seeing(self)
 
@@ -229,13 +229,15 @@ class Watch:
             self.facts.add("max_norm")
 
     def leaves(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """A forward ends: keep rows of its output in the first step."""
+        """A forward ends: keep rows of its output in the first steps."""
         if torch.compiler.is_compiling():
             return
         self.depth -= 1
         home = vars(module).get(HOME)
-        if home is None or self.values or self.stepped or not torch.is_grad_enabled():
+        now = len(self.values) + bool(self.stepped)
+        if home is None or now >= (self.enough or 2) or not torch.is_grad_enabled():
             return
+        self.outputs += [{} for _ in range(now + 1 - len(self.outputs))]
         for t in tensors_in(output)[:1]:
             if t.dim() and t.is_floating_point() and not isinstance(t, DTensor):
                 rows = (
@@ -244,7 +246,7 @@ class Watch:
                     .cpu()
                     .clone()
                 )
-                self.outputs.setdefault(home, []).append(rows)
+                self.outputs[now].setdefault(home, []).append(rows)
 
     def keeping(self, clip: Callable) -> Callable:
         """A function that clips, but keeps the gradients as they are before it."""
@@ -314,10 +316,16 @@ class Watch:
                 for kept in (self.gradients, self.clipped)
             )
             steps.append(Step(*map(self.whole, (first, last, values))))
-        outputs = {}
-        for name, several in self.outputs.items():
-            if len({rows.shape[1] for rows in several}) == 1:
-                outputs[name] = torch.cat(several)
+        outputs = [
+            {
+                name: torch.cat(several)
+                for name, several in of_step.items()
+                if len({rows.shape[1] for rows in several}) == 1
+            }
+            for of_step in self.outputs
+        ]
+        if not self.is_watched:
+            self.facts.add("unwatched")
         given = [t.detach().cpu() for t in tensors_in(returned)]
         every = (p for model in self.models for p in model.parameters())
         left = {p: p.grad for p in every if p.grad is not None and p not in self.gradients}
@@ -326,14 +334,20 @@ class Watch:
         return Notes(self.whole(self.start), steps, outputs, self.buffers(), given, *about)
 
     def buffers(self) -> Whole:
-        """The floating buffers, by their names in one process."""
+        """The floating buffers by their names in one process, where this rank computes."""
         found: Whole = {}
-        for part in (part for model in self.models for part in model.modules()):
-            for name, t in part.named_buffers(recurse=False):
+
+        def walk(part: nn.Module, is_used: bool) -> None:
+            is_used |= part in self.entered
+            for name, t in part.named_buffers(recurse=False) if is_used else ():
                 if t.is_floating_point() and not isinstance(t, DTensor) and not t.is_meta:
-                    found.setdefault(
-                        joined(vars(part).get(HOME, ""), name), [t.cpu().clone()]
-                    )
+                    home = joined(vars(part).get(HOME, ""), name)
+                    found.setdefault(home, [t.cpu().clone()])
+            for child in part.children():
+                walk(child, is_used)
+
+        for model in self.models:
+            walk(model, False)
         return found
 
     def whole(self, kept: dict[Tensor, Tensor | None]) -> Whole:
@@ -521,6 +535,7 @@ def groups_of_meshes() -> Groups:
 
 SUSPECTS = {
     "start": "first numbers differ on the ranks: one seed for all, or rank 0's are sent",
+    "tie": "tied in one process, and not on the ranks: tie them there, before watched(model)",
     "BatchNorm": "a BatchNorm sees the samples of one rank: SyncBatchNorm sees all",
     "max_norm": "an Embedding with max_norm changes its weight in forward",
     "weights": "a mean over ranks is wrong where each divided by its own sum of weights",
@@ -528,6 +543,10 @@ SUSPECTS = {
     "norm": "gradients are clipped, and of parts a rank knows only its own squares",
     "sum": "the loss is a sum, which a mean over ranks divides by their number",
 }
+UNWATCHED = (
+    "modules have other names on the ranks: call watched(model) before it is wrapped or cut, "
+    "and prove again"
+)
 RANDOM = (
     "random numbers are drawn in forward, as dropout does, and ranks draw others than one "
     "process: prove it without them, for behind them nothing can be told"
@@ -632,19 +651,24 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
     starts = [by_first_name(notes.start, one.alike) for notes in ranks]
     rows += rows_of("parameters at the start", one.start, moved.start, starts, limits, False)
     clips = all("clip" in notes.facts for notes in (one, *ranks))
+    before = one.start, first_of(starts)
     for number in range(min(len(notes.steps) for notes in (one, *ranks))):
         step = f"step {number + 1}"
         moments = {f"gradients of {step}": 1, f"parameters after {step}": 2}
         if clips:
-            before = {
+            unclipped = {
                 f"gradients of {step}, before clipping": 0,
                 f"clipped gradients of {step}": 1,
             }
-            moments = before | {f"parameters after {step}": 2}
+            moments = unclipped | {f"parameters after {step}": 2}
         for when, part in moments.items():
             first, other = (notes.steps[number][part] for notes in (one, moved))
             own = [by_first_name(notes.steps[number][part], one.alike) for notes in ranks]
-            rows += rows_of(when, first, other, own, limits)
+            found = rows_of(when, first, other, own, limits)
+            if part == 2:
+                found = by_change(found, first, other, first_of(own), before, limits)
+                before = first, first_of(own)
+            rows += found
     buffers = [
         {n: t for n, t in notes.buffers.items() if n in one.buffers} for notes in ranks
     ]
@@ -656,12 +680,20 @@ def compare(one: Notes, moved: Notes, ranks: Sequence[Notes]) -> Proof:
         first = wrong[0].when
         facts = one.facts.union(moved.facts, *(notes.facts for notes in ranks))
         if first.endswith("at the start"):
-            facts = facts & {"max_norm"} or {"start"}
+            tied, at_start = one.alike.values(), [r for r in wrong if r.when == first]
+            why = "tie" if all(row.name in tied for row in at_start) else "start"
+            is_moved = all("order" in row.kind for row in at_start)
+            facts = facts & {"max_norm"} or ({why} if not is_moved else set())
         if clips and not first.startswith("clipped"):
             facts.discard("norm")  # which clipping took
         if all(" times " in row.kind for row in wrong if row.when == first):
             facts -= {"ignored", "weights"}  # a mean of means has another direction
-        remarks += in_forward(one, moved, ranks, limits)
+        lost = any(row.kind in {"not there", "another name"} for row in wrong)
+        if lost and any("unwatched" in notes.facts for notes in ranks):
+            remarks.append(UNWATCHED)
+            facts.discard("start")
+        else:
+            remarks += in_forward(one, moved, ranks, limits, wrong[0])
         remarks += [f"suspect: {says}" for fact, says in SUSPECTS.items() if fact in facts]
         remarks = [RANDOM] if "random" in facts else remarks
     elif one.steps[0].gradients and len(one.steps) < 2:
@@ -693,6 +725,11 @@ def rows_of_steps(one: Notes, ranks: Sequence[Notes]) -> list[Row]:
             kind = "another number of steps"
             return [Row("steps of the optimizer", "the job", math.inf, 0.0, kind, more)]
     return []
+
+
+def first_of(ranks: Sequence[Whole]) -> Whole:
+    """By its name, what the first rank has that has it."""
+    return {name: tensors for own in reversed(ranks) for name, tensors in own.items()}
 
 
 def by_first_name(own: Whole, alike: dict[str, str]) -> Whole:
@@ -753,6 +790,44 @@ def rows_of(
     return rows
 
 
+def by_change(
+    rows: list[Row],
+    one: Whole,
+    moved: Whole,
+    own: Whole,
+    before: tuple[Whole, Whole],
+    limits: Limits,
+) -> list[Row]:
+    """The same rows, but of parameters that a step has moved too far, or not at all.
+
+    `own` are those of the first rank that has them, `before` one process's and theirs
+    before the step.
+    """
+    found = []
+    for row in rows:
+        name, row_by_change = row.name, row
+        four = [each.get(name, [None])[0] for each in (one, before[0], own, before[1])]
+        if row.kind == "another direction" and all(t is not None for t in four):
+            right, start, t, begun = (without_padding(t, four[0]).double() for t in four)
+            limit = limits.of(four[0], moved.get(name, [None])[0])
+            if right.shape == start.shape == t.shape == begun.shape:
+                row_by_change = changed(row, right - start, t - begun, limit)
+        found.append(row_by_change)
+    return found
+
+
+def changed(row: Row, r: Tensor, t: Tensor, limit: float) -> Row:
+    """A parameter's row by what a step has changed of it; the same if that is no factor."""
+    factor = (t * r).sum().item() / (norm_of(r) ** 2 or math.inf)
+    if norm_of(r) <= 4 * limit or norm_of(t - factor * r) > limit * max(abs(factor), 1.0):
+        return row
+    if norm_of(t) <= limit:
+        more = "does an optimizer step it, and does its owner send it?"
+        return row._replace(kind="not changed", more=more)
+    more = "is it stepped as often, and at the same learning rate?"
+    return row._replace(kind=f"changed {factor:.4g} times as much", more=more)
+
+
 def without_padding(t: Tensor | None, right: Tensor) -> Tensor | None:
     """A tensor without zeros behind it, such as those of a vocabulary that ranks share."""
     if t is None or t.dim() != right.dim():
@@ -767,7 +842,10 @@ def kind_of(
     """What the ranks have in place of one tensor, and what would be right; "" if it is."""
     for _, t in found:
         if t is not None and t.shape != right.shape:
-            return "another shape", f"{tuple(t.shape)}, expected {tuple(right.shape)}"
+            sizes = f"{tuple(t.shape)}, expected {tuple(right.shape)}"
+            is_longer = t.dim() == right.dim() and t.numel() > right.numel()
+            padded = ": what lies beyond is not zero, as padding should be"
+            return "another shape", sizes + padded * is_longer
     bits = [(r, torch.zeros_like(right) if t is None else t) for r, t in found]
     r, every = right.double(), [(rank, t.double()) for rank, t in bits]
     strange = [rank for rank, t in every if not t.isfinite().all()]
@@ -825,6 +903,8 @@ def kind_of_one(r: Tensor, t: Tensor, limit: float, limits: Limits) -> tuple[str
     if square and norm_of(t - factor * r) <= limit * max(abs(factor), 1.0):
         how = "too long" if factor > 1 else "as long"
         return f"{factor:.4g} times {how}", name_of_factor(factor, limits)
+    if order := order_of(r, t, limit, limits):
+        return "its parts in another order", order
     if r.dim() and len(r) > 1:
         far, size = ((x.reshape(len(r), -1)).norm(dim=1) for x in (t - r, r))
         counts = [i for i in range(len(r)) if size[i] > limit]  # of zeros nothing is known
@@ -835,7 +915,26 @@ def kind_of_one(r: Tensor, t: Tensor, limit: float, limits: Limits) -> tuple[str
                 bad, len(r), limits
             )
     off = 100 * norm_of(t - r) / (norm_of(r) or 1.0)
-    return "another direction", f"{off:.{2 if off < 99.5 else 3}g}% off"
+    says = f"{off:.{2 if off < 99.5 else 3}g}% off"
+    for dtype in (torch.bfloat16, torch.float16):
+        is_short = [torch.equal(x.to(dtype).to(x.dtype), x) for x in (t, r)]
+        if off < 2 and is_short == [True, False]:
+            return "another direction", f"{says}, all in numbers of {str(dtype)[6:]}"
+    return "another direction", says
+
+
+def order_of(r: Tensor, t: Tensor, limit: float, limits: Limits) -> str:
+    """Where the right parts stand, if all are there and in another order."""
+    for dim in range(min(r.dim(), 2)):
+        for parts in range(2, limits.ranks + 1):
+            if limits.ranks % parts or r.shape[dim] % parts:
+                continue
+            its, own = r.chunk(parts, dim), t.chunk(parts, dim)
+            found = [[i for i, b in enumerate(its) if norm_of(a - b) <= limit] for a in own]
+            order = [at[0] for at in found if len(at) == 1]
+            if sorted(order) == list(range(parts)):
+                return f"{parts} along {dim}, here {', '.join(map(str, order))}"
+    return ""
 
 
 def name_of_factor(factor: float, limits: Limits) -> str:
@@ -922,27 +1021,65 @@ def ways_of(own: list[Tensor], r: Tensor) -> dict[str, Tensor]:
     return ways
 
 
-def in_forward(one: Notes, moved: Notes, ranks: Sequence[Notes], limits: Limits) -> list[str]:
-    """A sentence on the first module, from the front, with a row that one process has not."""
-    right = 0
-    for name, rows in one.outputs.items():
+def in_forward(
+    one: Notes, moved: Notes, ranks: Sequence[Notes], limits: Limits, first: Row
+) -> list[str]:
+    """A sentence on the first module, from the front, with a row that one process has not.
+
+    The forwards of all steps up to the first wrong tensor's are looked at, in their order.
+    """
+    word = first.when.partition("step ")[2].partition(",")[0]
+    until = int(word) if word.isdecimal() else 1
+    right: set[str] = set()
+    for step in range(min(until, *(len(notes.outputs) for notes in (one, moved)))):
+        its, other = one.outputs[step], moved.outputs[step]
+        outputs = [(notes.outputs[step : step + 1] or [{}])[0] for notes in ranks]
+        outputs = [
+            without_root(own, its) if "unwatched" in notes.facts else own
+            for notes, own in zip(ranks, outputs, strict=True)
+        ]
+        bad, of_step = outputs_of_step(its, other, outputs, limits)
+        if bad:
+            where = "in forward" if step == 0 else f"in forward of step {step + 1}"
+            return [f"{where} the first is the output of {bad}"]
+        right |= of_step
+    if not right:
+        return []
+    last = next((name for name in reversed(one.outputs[0]) if name), "")
+    says = "forward is right" if until == 1 else f"forward is right up to step {until}"
+    says = f"{says}, in {count(len(right), 'module')}"
+    if not right & {"", last}:
+        says += f", but the output of {last}, the last, was not compared"
+    return [says]
+
+
+def without_root(own: dict[str, Tensor], one: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A rank's outputs; of a stage, which lacks modules, not the one called the model."""
+    is_stage = bool(one.keys() - own.keys())
+    return {name: rows for name, rows in own.items() if name or not is_stage}
+
+
+def outputs_of_step(
+    one: dict[str, Tensor], moved: dict[str, Tensor], ranks: list[dict], limits: Limits
+) -> tuple[str, set[str]]:
+    """The first wrong module of a step and its rows, and the modules that are right."""
+    right = set()
+    for name, rows in one.items():
         largest = rows.double().norm(dim=1).max().item()
-        limit, other = TIMES * limits.eps * largest, moved.outputs.get(name)
+        limit, other = TIMES * limits.eps * largest, moved.get(name)
         if other is not None and other.shape == rows.shape:
             limit += TIMES * (other.double() - rows.double()).norm(dim=1).max().item()
-        for rank, notes in enumerate(ranks):
-            own = notes.outputs.get(name)
+        for rank, outputs in enumerate(ranks):
+            own = outputs.get(name)
             if own is None or own.shape[1] != rows.shape[1] or len(rows) >= ALL_ROWS:
                 continue  # not here, a part of the features, or too many to know them all
             how = "donot_use_mm_for_euclid_dist"
             far = torch.cdist(own.double(), rows.double(), compute_mode=how).amin(1)
             if bad := int((far > limit).sum()):
                 what = f"{bad} of {len(own)} rows on rank {rank}"
-                return [
-                    f"in forward the first is the output of {name or 'the model'}: {what}"
-                ]
-            right += rank == 0
-    return [f"forward is right, in {count(right, 'module')}"] if right else []
+                return f"{name or 'the model'}: {what}", right
+            right.add(name)
+    return "", right
 
 
 def bound_of(off: float) -> str:
