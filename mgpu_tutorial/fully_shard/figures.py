@@ -54,12 +54,14 @@ def prepared(model: nn.Module, changes: Sequence[Callable]) -> nn.Module:
     return wrapped
 
 
-def measure(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str, int]:
+def measure(
+    rank: int, world_size: int, changes: Sequence[Callable], name: str = "step"
+) -> dict[str, int]:
     """A step of Adam when these have prepared the model: the bytes on this rank."""
     model = new_model()
     wrapped = prepared(model, changes)  # what computes the loss: the model, or DDP around it
     whole = watch_units(model)
-    with span("step"):
+    with span(name):
         loss_of(wrapped, share_of_batch(rank, world_size)).backward()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = Adam(trained)
@@ -72,14 +74,17 @@ def measure(rank: int, world_size: int, changes: Sequence[Callable]) -> dict[str
     }
 
 
-def compare(
-    ways: Mapping, *columns: str, ranks: int = 2, worker: Callable = measure
-) -> Table:
-    """Launches the worker for each way; bytes of rank 0, and how often the model travels."""
+def measure_each(rank: int, world_size: int, ways: Mapping) -> dict[str, dict[str, int]]:
+    """The bytes on this rank in a step of each way; a span has the way's name."""
+    return {name: measure(rank, world_size, way, name) for name, way in ways.items()}
+
+
+def compare(ways: Mapping, *columns: str, ranks: int = 2) -> Table:
+    """Launches a step of each way; bytes of rank 0, and how often the model travels."""
     rows = []
-    for name, way in ways.items():
-        report = launch(worker, ranks, way, trace=True)
-        passed, found = ring_passes(report, "step"), report.results[0]
+    report = launch(measure_each, ranks, ways, trace=True)
+    for name, found in report.results[0].items():
+        passed = ring_passes(report, name)
         found |= {column: f"{passed[op] / MODEL:.2f}" for column, op in CALLS.items()}
         rows.append([name, *(found[column] for column in columns)])
     return Table(["", *columns], rows)

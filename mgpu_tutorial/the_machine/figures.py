@@ -206,7 +206,7 @@ def on_one_axis(steps: Mapping[str, Priced]) -> Drawing:
 def price_each(
     worker: Callable, variants: Mapping[str, Mapping], machine: str
 ) -> dict[str, Priced]:
-    """`price` of a worker with each of these arguments, in one process for all."""
+    """`price` of a worker with each of these arguments, two at a time."""
     chosen = machine_of(machine)
     jobs = [(chosen.gpus, (), dict(given)) for given in variants.values()]
     return {

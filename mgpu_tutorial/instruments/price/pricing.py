@@ -114,23 +114,31 @@ def fit(priced: "Priced", seconds: float) -> Machine:
 def tape_all(
     worker: Callable, jobs: list[tuple[int, tuple, Mapping]], timeout: float
 ) -> list[dict[int, Tape]]:
-    """The step of each job's taped ranks; a job has its number of ranks and arguments."""
+    """The step of each job's taped ranks; a job has its number of ranks and arguments.
+
+    Two processes share the jobs: a laptop has two cores at least.
+    """
     call = {"backend": "none", "device": "cpu", "timeout": timeout}
+    processes = min(len(jobs), 2)
     try:
-        (found,) = launch(_tape_here, 1, worker, jobs, **call).results
+        parts = launch(_tape_here, processes, worker, jobs, **call).results
     except RanksHung as error:
         raise RuntimeError(
             f"the worker did not return within {timeout:g} s, so there is no price: give "
             f"price(…, timeout={5 * timeout:g}) for a large model ({error})"
         ) from None
-    if isinstance(found, str):
-        raise (ValueError if found.startswith("what") else RuntimeError)(found)
+    found: list[dict[int, Tape]] = [{} for _ in jobs]
+    for first, part in enumerate(parts):
+        if isinstance(part, str):
+            raise (ValueError if part.startswith("what") else RuntimeError)(part)
+        found[first::processes] = part
     return found
 
 
 def _tape_here(rank: int, world_size: int, worker: Callable, jobs: list) -> list | str:
-    """In a process of its own: for each job rank 0 and those it messages; or why not."""
+    """In its own process: rank 0 and those it messages, for each of its jobs; or why not."""
     pretended.pretend()
+    jobs = jobs[rank::world_size]
     found: list[dict[int, Tape]] = [{} for _ in jobs]
     for tapes, job in zip(found, jobs, strict=True):
         to_do = [0]
