@@ -54,14 +54,14 @@ const priced = {
     const seconds = Math.max(0, ...Object.values(clocks), ends.reduce((a, b) => Math.max(a, b), 0));
     return { events, begins, ends, seconds, exposed: seconds - computing };
   },
-  WIDE: 720, LEFT: 96, LANE: 22,
+  WIDE: 720, LEFT: 96, LANE: 22, FILLS: ["#37474f", "#b0bec5", "#8d6e63"],
   bars({ events, begins, ends, seconds }) {
     const found = [], close = seconds / this.WIDE;
     let last = null;
     events.forEach(([kind, stream, ...about], i) => {
-      if (kind === "call") found.push({ lane: 2, fill: "#C35000", begin: begins[i], end: ends[i] });
+      if (kind === "call") found.push({ lane: 2, fill: this.FILLS[2], begin: begins[i], end: ends[i] });
       if (kind !== "kernel" || stream) return;
-      const bar = { lane: 1, fill: about[2][0] ? "#0072B2" : "#9cc4e4", begin: begins[i], end: ends[i] };
+      const bar = { lane: 1, fill: this.FILLS[about[2][0] ? 0 : 1], begin: begins[i], end: ends[i] };
       const own = last ? last.end - last.begin : 0, short = Math.min(own, bar.end - bar.begin) < close / 2;
       if (last && bar.begin - last.end < close / 4 && (last.fill === bar.fill || short)) {
         if (own < bar.end - bar.begin) last.fill = bar.fill;
@@ -74,8 +74,14 @@ const priced = {
     const named = Object.entries(attributes).map(([name, value]) => " " + name + '="' + value + '"');
     return "<" + kind + named.join("") + ">" + inside + "</" + kind + ">";
   },
-  draw(played) {
-    const { WIDE, LEFT, LANE } = this, scale = WIDE / (played.seconds || 1), parts = [];
+  ticks(reach) {
+    const power = 10 ** Math.floor(Math.log10(reach));
+    const step = [0.2, 0.5, 1, 2].map((n) => n * power).find((size) => reach / size < 6);
+    return Array.from({ length: Math.trunc(reach / step) + 1 }, (_, i) => i * step);
+  },
+  draw(played, first) {
+    const { WIDE, LEFT, LANE } = this, reach = Math.max(played.seconds, first) || 1;
+    const scale = WIDE / reach, parts = [];
     const text = (x, y, says, anchor = "middle") =>
       parts.push(this.tag("text", { x, y, "font-size": 12, "text-anchor": anchor, fill: "#1a1a1a" }, says));
     const box = (x, y, wide, high, fill) =>
@@ -94,12 +100,14 @@ const priced = {
       const wide = Math.max(scale * (bar.end - bar.begin), 0.4);
       box(LEFT + scale * bar.begin, LANE * bar.lane + 3, wide, LANE - 4, bar.fill);
     }
-    for (let i = 0; i <= 5; i++) {
-      const at = (1e3 * played.seconds * i / 5).toPrecision(3);
-      text(LEFT + WIDE * i / 5, 3 * LANE + 18, +at + " ms");
+    box(LEFT + scale * first, 4, 1.5, 3 * LANE, "#1a1a1a");
+    box(LEFT + 546, 3 * LANE + 26, 1.5, 16, "#1a1a1a");
+    text(LEFT + 558, 3 * LANE + 39, "end as priced, " + +(1e3 * first).toPrecision(4) + " ms", "start");
+    for (const seconds of this.ticks(reach)) {
+      text(LEFT + scale * seconds, 3 * LANE + 18, +(1e3 * seconds).toPrecision(6) + " ms");
     }
     ["products", "other kernels", "messages"].forEach((says, i) => {
-      box(LEFT + 180 * i, 3 * LANE + 28, 12, 12, ["#0072B2", "#9cc4e4", "#C35000"][i]);
+      box(LEFT + 180 * i, 3 * LANE + 28, 12, 12, this.FILLS[i]);
       text(LEFT + 180 * i + 18, 3 * LANE + 39, says, "start");
     });
     const all = [0, 0, LEFT + WIDE + 60, 3 * LANE + 48].join(" ");
@@ -111,12 +119,14 @@ const priced = {
     const rows = data.sliders.map(({ says, at, values }) => {
       return { says, at, labels: values.map((value) => (+value.toPrecision(4)).toLocaleString("en")) };
     });
+    const start = Object.fromEntries(data.sliders.map((slider) => [slider.name, slider.values[slider.at]]));
+    const first = this.replay(data, start).seconds;
     sliders.bars(place, rows, "timeline", (at, screen, words) => {
       const set = Object.fromEntries(data.sliders.map((slider, i) => [slider.name, slider.values[at[i]]]));
       const of = (name) => at[data.sliders.findIndex((slider) => slider.name === name)] ?? 0;
       const played = this.replay(data, set), full = data.full[of("tokens")][of("ranks")];
       const share = 100 * played.exposed / (played.seconds || 1);
-      screen.innerHTML = this.draw(played);
+      screen.innerHTML = this.draw(played, first);
       const [all, seen] = [played.seconds, played.exposed].map((time) => (1e3 * time).toFixed(0) + " ms");
       const fits = full > data.memory ? ": it does not fit." : ".";
       words.textContent = all + ", of which " + seen + " are exposed messages (" + share.toFixed(0) +

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from mgpu_tutorial.instruments.price.machine import machine_of
-from mgpu_tutorial.instruments.price.picture import OTHERS, PRODUCTS, bars, phases
+from mgpu_tutorial.instruments.price.picture import MESSAGES, OTHERS, PRODUCTS, bars, phases
 from mgpu_tutorial.instruments.price.pricing import Priced, tape_all
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.colours import tone
@@ -196,7 +196,7 @@ def on_one_axis(steps: Mapping[str, Priced]) -> Drawing:
             drawing.box(x, top + lane * kind, length, lane - 4, fill, fill, 0, radius=0)
         end = left + scale * found.seconds
         drawing.line(end, top + 2, end, top + 3 * lane, INK, 1.2)
-    legend = {"products": PRODUCTS, "other kernels": OTHERS, "messages": tone(1).fill}
+    legend = {"products": PRODUCTS, "other kernels": OTHERS, "messages": MESSAGES}
     for i, (name, fill) in enumerate(legend.items()):
         drawing.box(left + 180 * i, bottom + 28, 12, 12, INK, fill, 0.5, radius=0)
         drawing.label(left + 180 * i + 18, bottom + 39, name, 12, anchor="start")

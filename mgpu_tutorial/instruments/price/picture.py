@@ -2,29 +2,37 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from math import floor, log10
 
 from mgpu_tutorial.instruments.price.machine import Machine
 from mgpu_tutorial.instruments.price.replay import Played
 from mgpu_tutorial.instruments.price.tape import KINDS, Call, Mark, Operation
-from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
 
 WIDTH, LEFT, LANE, HIGH = 720, 96, 22, 120  # pixels; `HIGH` is the memory's
 FILLS = ("#5e6b7a", "#c9688f", "#74ad5e", "#9b7fc4", "#bfa640")  # of the kinds of memory
-PRODUCTS, OTHERS = tone(0).fill, "#9cc4e4"
+PRODUCTS, OTHERS, MESSAGES = "#37474f", "#b0bec5", "#8d6e63"  # no rank has these
 
 
 def draw(
-    player: Played, memory: Sequence[tuple[float, Counter]], machine: Machine, text: str
+    player: Played,
+    memory: Sequence[tuple[float, Counter]],
+    machine: Machine,
+    text: str,
+    first: float = 0,
 ) -> Drawing:
-    """Lanes for phases, kernels and messages over one axis, and bytes by kind below."""
+    """Lanes for phases, kernels and messages over one axis, and bytes by kind below.
+
+    first: the seconds of another setting, which the axis covers too and a broken line ends
+    """
     alt = (
         f"Rank {player.rank} on {machine.name}: {1e3 * player.seconds:.0f} ms, of which "
         f"{1e3 * player.exposed:.0f} ms are exposed messages."
     )
     bottom = 4 * LANE + HIGH + 30
     drawing = Drawing(LEFT + WIDTH + 60, bottom + 56, text, alt)
-    scale = WIDTH / (player.seconds or 1)
+    reach = max(player.seconds, first) or 1
+    scale = WIDTH / reach
     lanes = ["", "kernels", "messages"]
     streams = {e.stream for e in player.events if isinstance(e, Operation)} - {0}
     for lane, name in enumerate(lanes):
@@ -39,16 +47,26 @@ def draw(
         left, wide = LEFT + scale * begin, max(scale * (end - begin), 0.4)
         drawing.box(left, 20 + LANE * lane + 2, wide, LANE - 4, fill, fill, 0, radius=0)
     _memory(drawing, memory, machine, scale, 4 * LANE + 14)
-    for i in range(6):
-        at = LEFT + WIDTH * i / 5
-        drawing.label(at, bottom, f"{1e3 * player.seconds * i / 5:.0f} ms", 11)
-    legend = [(PRODUCTS, "products"), (OTHERS, "other kernels"), (tone(1).fill, "messages")]
+    if first:
+        end = LEFT + scale * first
+        drawing.line(end, 22, end, 20 + 3 * LANE, INK, 1, "4 3")
+        drawing.label(end, 16, f"{1e3 * first:.4g} ms as priced", 11, anchor="end")
+    for seconds in ticks(reach):
+        drawing.label(LEFT + scale * seconds, bottom, f"{1e3 * seconds:g} ms", 11)
+    legend = [(PRODUCTS, "products"), (OTHERS, "other kernels"), (MESSAGES, "messages")]
     legend += [*zip(FILLS, KINDS, strict=True)]
     for i, (fill, name) in enumerate(legend):
         left, top = LEFT + 180 * (i % 4), bottom + 14 + 18 * (i // 4)
         drawing.box(left, top, 12, 12, INK, fill, 0.5, radius=0)
         drawing.label(left + 18, top + 11, name, 12, anchor="start")
     return drawing
+
+
+def ticks(reach: float) -> list[float]:
+    """Round numbers from 0 up to `reach`, three to six of them."""
+    power = 10 ** floor(log10(reach))
+    step = next(size for n in (0.2, 0.5, 1, 2) if reach / (size := n * power) < 6)
+    return [round(i * step, 12) for i in range(int(reach / step) + 1)]
 
 
 def phases(player: Played) -> list[tuple[str, float, float]]:
@@ -72,7 +90,7 @@ def bars(player: Played, streams: set[int]) -> list[tuple[int, str, float, float
             continue
         begin, end = player.begins[position], player.ends[position]
         if isinstance(event, Call):
-            lane, fill = 2, tone(1).fill
+            lane, fill = 2, MESSAGES
         elif event.stream:
             continue
         else:

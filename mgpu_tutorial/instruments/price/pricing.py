@@ -293,10 +293,14 @@ class Priced:
     def __repr__(self) -> str:
         return f"{self.says()}\n{self.table()!r}"
 
-    def drawing(self) -> Drawing:
-        """The timeline of the first taped rank, and its memory under it."""
+    def drawing(self, first: float = 0) -> Drawing:
+        """The timeline of the first taped rank, and its memory under it.
+
+        first: the seconds of another setting, which the axis has to cover too
+        """
         rank = next(iter(self.tapes))
-        return draw(self.played[rank], self.memory(rank), self.machine, repr(self))
+        about = self.played[rank], self.memory(rank), self.machine, repr(self)
+        return draw(*about, first=first)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         drawing = self.drawing()

@@ -163,14 +163,15 @@ class Explored:
                 values = moved[name].values
                 value = values[min(moved[name].at + 3, len(values) - 1)]
                 found.append((f"with {value:,.0f} {moved[name].says}", {name: value}))
-        return [(says, self.at(**given).drawing()) for says, given in found]
+        first = self.priced.seconds
+        return [(says, self.at(**given).drawing(first)) for says, given in found]
 
     def widget(self):
         """Sliders above the picture; each move replays the tape and draws it again."""
 
         def show(*values: float) -> str:
             found = self.at(**dict(zip(self.sliders, values, strict=True)))
-            return f"{found.drawing().html()}<p>{words(found)}</p>"
+            return f"{found.drawing(self.priced.seconds).html()}<p>{words(found)}</p>"
 
         return sliders.moving([slider.moving() for slider in self.sliders.values()], show)
 

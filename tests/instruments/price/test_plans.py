@@ -22,6 +22,8 @@ from mgpu_tutorial.step_time.published import Run, runs_of
 from mgpu_tutorial.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from tests.instruments.price.test_tape import preloaded  # noqa: F401
 
+pytestmark = pytest.mark.timeout(600)
+
 HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 
 
