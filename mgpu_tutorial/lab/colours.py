@@ -1,4 +1,4 @@
-"""The colour of a rank, a thread or a device: the same in every panel and drawing."""
+"""The colours of ranks, threads and devices, and of what memory holds."""
 
 import re
 from typing import NamedTuple
@@ -25,6 +25,13 @@ TONES = (
     Tone("#7F3C8D", "#7F3C8D", "#ffffff"),
     Tone("#666666", "#666666", "#ffffff"),
 )
+MEMORY = {  # by what the bytes are for; of these no rank has one
+    "parameters": "#5e6b7a",
+    "gradients": "#c9688f",
+    "optimizer": "#74ad5e",
+    "buffers": "#9b7fc4",
+    "activations": "#bfa640",
+}
 NAMELESS = Tone("#444444", "#444444", "#ffffff")
 COLOURS = tuple(tone.fill for tone in TONES)
 

@@ -9,7 +9,7 @@ from torch import nn
 from mgpu_tutorial.instruments.price.pricing import Priced
 from mgpu_tutorial.lab import film, frame, launch
 from mgpu_tutorial.lab.borrowed import backward_number
-from mgpu_tutorial.lab.colours import tone
+from mgpu_tutorial.lab.colours import MEMORY, tone
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.record.report import Report
@@ -17,8 +17,12 @@ from mgpu_tutorial.lab.words import bytes_text, in_a_row
 from mgpu_tutorial.sharding.blocks import ShardedBlock
 from mgpu_tutorial.sharding.stages import loss_of, new_tower
 
-FILLS = {"parameters": "#5e6b7a", "gradients": "#f2b36b"}  # of bytes, told apart in grey too
-FILLS |= {"master weights": "#b9d7a8", "moments": "#ffffff"}
+FILLS = {  # of bytes, told apart in grey too
+    "parameters": MEMORY["parameters"],
+    "gradients": MEMORY["gradients"],
+    "master weights": "#ccd3da",
+    "moments": MEMORY["optimizer"],
+}
 DASHES = ("", "7 3", "2 2", "9 3 2 3")
 
 

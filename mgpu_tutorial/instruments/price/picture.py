@@ -7,10 +7,11 @@ from math import floor, log10
 from mgpu_tutorial.instruments.price.machine import Machine
 from mgpu_tutorial.instruments.price.replay import Played
 from mgpu_tutorial.instruments.price.tape import KINDS, Call, Mark, Operation
+from mgpu_tutorial.lab.colours import MEMORY
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, Drawing
 
 WIDTH, LEFT, LANE, HIGH = 720, 96, 22, 120  # pixels; `HIGH` is the memory's
-FILLS = ("#5e6b7a", "#c9688f", "#74ad5e", "#9b7fc4", "#bfa640")  # of the kinds of memory
+FILLS = tuple(MEMORY[kind] for kind in KINDS)
 PRODUCTS, OTHERS, MESSAGES = "#37474f", "#b0bec5", "#8d6e63"  # no rank has these
 
 

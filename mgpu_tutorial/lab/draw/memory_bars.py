@@ -3,16 +3,20 @@
 from collections.abc import Iterable, Mapping
 from itertools import cycle
 
-from mgpu_tutorial.lab.colours import tone_of
+from mgpu_tutorial.lab.colours import MEMORY, tone_of
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.lab.record.memory import CATEGORIES, Ledger
 from mgpu_tutorial.lab.words import bytes_text
 
 # Colour and hatch, told apart in grey too: of the usual categories, then of others.
+MARKS = ("", "||||", "////", "....", "----")
 LOOKS = (
-    *(("#5e6b7a", ""), ("#ffffff", "||||"), ("#f2b36b", "////"), ("#b9d7a8", "....")),
-    *(("#a9c9e8", ""), ("#d8c3e8", "xxxx"), ("#f7e08b", "----"), ("#eec0c8", "\\\\\\\\")),
+    *(
+        (MEMORY[category.split()[0]], mark)
+        for category, mark in zip(CATEGORIES, MARKS, strict=True)
+    ),
+    *(("#d8c3e8", "xxxx"), ("#a9c9e8", ""), ("#eec0c8", "\\\\\\\\")),
 )
 
 
