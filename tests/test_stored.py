@@ -66,5 +66,6 @@ def test_08s_measured_times_are_near_the_computed_ones(name):
 
 def test_10s_last_rank_waits_for_nobody():
     first, last = (row("ddp_in_practice", "35", f"rank {rank}") for rank in (0, 1))
-    assert first[3] > 10 * last[3]
+    assert 70 < first[1] - last[1] < 130  # rank 1 comes 100 ms late
+    assert first[3] > 3 * last[3]
     assert first[4] < last[4]
