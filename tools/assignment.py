@@ -49,6 +49,7 @@ c.ClearSolutions.code_stub = {"python": "# change what stands above, or write it
 c.ClearSolutions.enforce_metadata = True
 c.ExecutePreprocessor.timeout = 300
 """
+NUMBER = re.compile(r"\*\*\d+\.\*\* ")
 FINDING = re.compile(r"^judge\((\d+), finding\)", re.MULTILINE)  # of 25
 Cell = nbformat.NotebookNode  # and a notebook
 
@@ -86,7 +87,8 @@ def exercises(notebook: Cell, variant: int = 1) -> tuple[str, list[Exercise]]:
         elif cell.source.startswith("<details>"):
             continue  # the answer to a finding
         elif begin < i < end and "solution" not in tags:
-            words.append(cell)
+            begins = NUMBER.match(cell.source)  # before it are questions without code
+            words = [cell] if begins else [*words, cell]
         else:  # a build, or an open problem, is asked for by the words right before it
             words = [cell] if cell.cell_type == "markdown" else []
     code = [cell for cell in cells[:begin] if cell.cell_type == "code"]

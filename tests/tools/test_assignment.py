@@ -40,7 +40,7 @@ def test_every_variant_of_a_chapter_is_an_assignment_of_its_own(name):
                 begins = re.compile(r"\*\*(Build|Find it\.)\*\*")
                 assert any(begins.search(word.source) for word in each.words)
             else:
-                assert re.match(r"\*\*\d\.\*\* ", each.words[0].source)
+                assert re.match(r"\*\*\d+\.\*\* ", each.words[0].source)
             assert asks in each.test and asks not in each.stub + each.solution
             assert grades in each.graded and each.points > 0
     page = (ROOT / "docs" / "courses.md").read_text("utf-8")
