@@ -1,4 +1,4 @@
-"""Apparatus, not the lesson: a film of the ring, and pictures of who has which squares."""
+"""Apparatus, not the lesson: films of ring and exchange, and who has which squares."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw.drawing import INK
 from mgpu_tutorial.lab.draw.plot import Plot
 from mgpu_tutorial.long_sequences import ring
+from mgpu_tutorial.long_sequences.others import Exchange
 
 
 def travel(rank: int, world_size: int) -> None:
@@ -24,6 +25,21 @@ def travel(rank: int, world_size: int) -> None:
             seen.append(int(owner))
         hop = f"Hop {step + 1}: a block arrives from the left and is merged, "
         says = f"{hop}with weight 0 where its keys are later than the queries."
+
+
+def trade(rank: int, world_size: int) -> None:
+    """Tokens for heads and back; a film of whose tokens this rank has, of each head."""
+    heads = [f"head {head}" for head in range(world_size)]
+    mine = torch.full((1, world_size, 1, 1), rank)  # of each head one token, with its rank
+    frame("Each rank has its own tokens, of all heads.", {head: [rank] for head in heads})
+    whole = Exchange.apply(mine, 1, 2)
+    says = "all_to_all of queries, keys and values: each rank has all tokens of one head."
+    frame(says, {heads[rank]: whole.flatten().tolist()})
+    back = Exchange.apply(whole, 2, 1)
+    held = {head: [owner] for head, owner in zip(heads, back.flatten().tolist(), strict=True)}
+    frame(
+        "all_to_all of the outputs: each rank has its own tokens again, of all heads.", held
+    )
 
 
 def squares(*pictures: Sequence[int]) -> Plot:
