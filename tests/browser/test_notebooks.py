@@ -1,6 +1,7 @@
 """Each notebook in a real browser: as it is cloned, run, played with, narrow, and dark."""
 
 import os
+import re
 
 import nbformat
 import pytest
@@ -85,7 +86,18 @@ def test_each_control_changes_the_picture(notebook, selector, move):
         page.wait_for_function("look.idle()")
 
 
-@pytest.mark.parametrize("width", [1280, 800])
+def test_each_control_has_a_name_and_24_pixels(notebook):
+    controls = notebook.page.locator(
+        ".jp-OutputArea-output :is(button, select, summary, [role=slider]):visible"
+    ).evaluate_all(
+        """all => all.map(e => [e.ariaLabel ?? e.labels?.[0]?.innerText ?? e.innerText,
+          e.getBoundingClientRect().width, e.getBoundingClientRect().height, e.outerHTML])"""
+    )
+    for name, width, height, page in controls:
+        assert re.search("[a-z]", name) and min(width, height) >= 24, page
+
+
+@pytest.mark.parametrize("width", [1280, 800, 700])
 def test_nothing_is_wider_than_the_page(notebook, width):
     notebook.page.set_viewport_size({"width": width, "height": 900})
     notebook.page.wait_for_timeout(800)

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 
 from mgpu_tutorial.lab.colours import tone
 from mgpu_tutorial.lab.draw import sequence_chart
+from mgpu_tutorial.lab.draw.controls import in_a_column
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing, animated
 from mgpu_tutorial.lab.record.report import Report
 from mgpu_tutorial.lab.record.trace import current
@@ -86,26 +87,26 @@ class Film:
         """The frames sit in the page, and stepping needs no answer from the kernel."""
         import ipywidgets as widgets
 
-        first, last = self.first, self.first + len(self.frames) - 1
-        pages = [widgets.HTML(frame.html()) for frame in self.frames]
-        stack = widgets.Stack([widgets.HTML()] * first + pages, selected_index=first)
-        play = widgets.Play(first, first, last, interval=1500, layout={"display": "none"})
+        last = len(self.frames) - 1
+        stack = widgets.Stack([widgets.HTML(frame.html()) for frame in self.frames])
+        play = widgets.Play(0, 0, last, interval=1500, layout={"display": "none"})
         words = f"play the {self.unit}s, or stop"
         run = widgets.ToggleButton(description="Play", tooltip=words, layout={"width": "4em"})
-        slider = widgets.IntSlider(first, first, last, description=self.unit)
-        look = {"layout": {"width": "2.8em"}}
-        back = widgets.Button(description="◀", tooltip=f"one {self.unit} back", **look)
-        on = widgets.Button(description="▶", tooltip=f"one {self.unit} on", **look)
+        places = [f"{i + self.first} of {last + self.first}" for i in range(last + 1)]
+        slider = widgets.SelectionSlider(options=places, description=self.unit)
+        look = {"layout": {"width": "6em"}}
+        back = widgets.Button(description="◀ Back", tooltip=f"one {self.unit} back", **look)
+        on = widgets.Button(description="Next ▶", tooltip=f"one {self.unit} on", **look)
         widgets.jslink((run, "value"), (play, "playing"))  # whose own buttons have no names
-        widgets.jslink((play, "value"), (slider, "value"))
-        widgets.jslink((slider, "value"), (stack, "selected_index"))
+        widgets.jslink((play, "value"), (slider, "index"))
+        widgets.jslink((slider, "index"), (stack, "selected_index"))
         for button, way in ((back, -1), (on, 1)):
 
             def go(_: object, way: int = way) -> None:
-                slider.value += way
+                slider.index = min(max(slider.index + way, 0), last)
 
             button.on_click(go)
-        return widgets.VBox([widgets.HBox([run, back, slider, on, play]), stack])
+        return in_a_column(widgets.HBox([run, back, slider, on, play]), stack)
 
     def still(self) -> str:
         """A frame, and all of them folded; a web page's script steps through them.

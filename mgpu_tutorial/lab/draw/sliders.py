@@ -20,6 +20,7 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
+from mgpu_tutorial.lab.draw.controls import in_a_column
 from mgpu_tutorial.lab.draw.drawing import Drawing
 
 MOST = 200  # settings
@@ -155,7 +156,7 @@ def moving(rows: Sequence[Slider], show: Callable[..., str]):
     for slider in moved:
         slider.observe(draw, "value")
     draw()
-    return widgets.VBox([*moved, picture])
+    return in_a_column(*moved, picture)
 
 
 def page(stills: Sequence[tuple[str, Drawing]], **data: object) -> str:

@@ -64,7 +64,7 @@ def test_the_script_of_a_page_finds_the_frame_of_the_setting():
 
 
 def test_in_jupyterlab_a_slider_changes_the_picture_and_its_words():
-    first, second, picture = moved().widget().children
+    first, second, picture, _ = moved().widget().children
     assert (first.description, first.label, second.label) == ("ranks", "2", "fast < 10")
     assert draw(2, 7).html() in picture.value
     first.label, second.label = "1,000", "slow"
