@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from itertools import takewhile
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 
 from tqdm import tqdm
@@ -27,7 +27,7 @@ from handouts import convert, slides, student, web
 from handouts.convert import Unprintable
 from handouts.editions import edition
 from handouts.forms import EPUB, INSTRUCTOR, STUDENT, Book, heading, typst, words
-from handouts.notebook import ROOT, Notebook, chosen, elements, read, stringify
+from handouts.notebook import ROOT, Notebook, Piece, chosen, elements, read, stringify
 
 EDITIONS = {STUDENT: "Student's edition", INSTRUCTOR: "Instructor's edition"}
 RIGHTS = "Text and figures: CC BY 4.0. Code: MIT."
@@ -104,8 +104,10 @@ class Plan:
         ]
         if drawn:  # the last stands on the cover
             self.book.picture = drawn[-1][2][0], stringify(drawn[-1][1])
-        prose = takewhile(lambda piece: piece.kind != "heading", readme.pieces[1:])
-        self.about = [block for piece in prose for block in piece.blocks]
+        about = list(takewhile(lambda piece: piece.kind != "heading", readme.pieces[1:]))
+        if not any(map(_pictured, about)):  # the first picture, and the sentence below it
+            about += islice(dropwhile(lambda p: not _pictured(p), readme.pieces), 2)
+        self.about = [block for piece in about for block in piece.blocks]
         named = {"text": "README", "blocks": [heading(1, words("README"))]}
         readme.pieces[0] = replace(readme.pieces[0], **named)
         self.parts = [*self.notebooks, *self.documents]
@@ -154,6 +156,10 @@ class Plan:
         source.write_text("\n".join(lines), encoding="utf-8")
         inputs = {"here": ",".join(part.id for part in parts), "edition": name}
         return convert.pdf, (source, self.work, inputs), self.out / name / f"{file}.pdf"
+
+
+def _pictured(piece: Piece) -> bool:
+    return any(element["t"] == "Image" for element in elements(piece.blocks))
 
 
 def _cited(root: Path) -> tuple[str, str]:

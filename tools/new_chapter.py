@@ -68,7 +68,7 @@ def new_chapter(name: str, after: str = "") -> list[Path]:
     ruff = [Path(sys.executable).parent / "ruff", "format", "--quiet", *written[:3]]
     subprocess.run(ruff, cwd=ROOT, check=True)
     insert(ROOT / "mgpu_tutorial" / "__init__.py", f'"{before.stem[3:]}",', f'    "{stem}",')
-    row = f"| [{headline}](notebooks/{book}) | 30&nbsp;min | say here what it teaches |"
+    row = f"| [{headline}](notebooks/{book}) | 30 | say here what it teaches |"
     insert(ROOT / "README.md", f"](notebooks/{before.name}) |", row)  # in the table
     lead_on(before, f" Next comes [{headline}]({book}).")
     store.store(files["notebook.py"])
