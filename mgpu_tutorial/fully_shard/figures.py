@@ -1,4 +1,4 @@
-"""Apparatus, not the lesson: what the ways of this chapter hold and send, as tables."""
+"""Apparatus, not the lesson: what the ways of this chapter hold and send, and when."""
 
 import gc
 import itertools
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
@@ -24,7 +25,10 @@ from mgpu_tutorial.fully_shard.units import (
     watch_units,
 )
 from mgpu_tutorial.lab import Table, launch, span
+from mgpu_tutorial.lab.colours import MEMORY
+from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.intervals import payload, ring_passes
+from mgpu_tutorial.lab.words import in_a_row
 
 MODEL = 4 * 41_888  # bytes in float32
 CALLS = {
@@ -141,3 +145,77 @@ def loading_table() -> Table:
         sent = payload(report, load.__name__) / MODEL
         rows.append([load.__name__, f"{peak / MODEL:.1f}", f"{sent:.1f}"])
     return Table(["whole models", "peak of rank 0", "sent by rank 0"], rows)
+
+
+def watch_step(rank: int, world_size: int, plan: Callable) -> dict[str, list[bool]]:
+    """Of each unit, whether it is whole on this rank as each part of a step computes.
+
+    The parts are the blocks and the head in forward, and again in backward; before the first
+    and after the last of them nothing computes.
+    """
+    model = new_model()
+    plan(model)
+    units = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+    names: dict[str, list[str]] = {unit: [] for unit in units}  # of each unit's parameters
+    for name, _ in model.named_parameters():
+        around = [unit for unit in units if not unit or name.startswith(f"{unit}.")]
+        names[max(around, key=len)].append(name)
+    whole: dict[str, list[bool]] = {unit: [] for unit in units}
+
+    def look(*_: object) -> None:
+        for unit, own in names.items():
+            there = [model.get_parameter(name) for name in own]
+            whole[unit].append(not any(isinstance(p, DTensor) for p in there))
+
+    look()
+    for part in (*model.blocks, model.norm):
+        part.register_forward_pre_hook(look)  # runs after fully_shard's own
+        inside = getattr(part, "mlp_norm", part)  # so that its backward has begun
+        inside.register_forward_hook(lambda _, inputs, x: x.register_hook(look) and None)
+    loss_of(model, share_of_batch(rank, world_size)).backward()
+    look()
+    return whole
+
+
+def units_picture(whole: Mapping[str, Sequence[bool]]) -> Drawing:
+    """A bar for each unit over a step: high where its parameters are whole, low where not."""
+    names = {unit: unit.replace("blocks.", "block ") or "root" for unit in whole}
+    blocks = len(next(iter(whole.values()))) // 2 - 2
+    parts = [*(f"block {i}" for i in range(blocks)), "head"]
+    moments = ["", *parts, *parts[::-1], ""]
+    left, wide, row = 70, 42, 44  # pixels
+    lines = []
+    bottom = 54 + row * len(whole)
+    drawing = Drawing(left + wide * len(moments) + 8, bottom + 30, "", "")
+    for first, words in (1, "forward"), (1 + len(parts), "backward"):
+        begin, end = (left + wide * at + 3 for at in (first, first + len(parts)))
+        drawing.label((begin + end) / 2, 17, words, 14, weight="bold")
+        drawing.line(begin, 23, end - 6, 23, FAINT)
+    for at, part in enumerate(moments):
+        drawing.label(left + wide * (at + 0.5), 40, part.removeprefix("block "), 13)
+    fill = MEMORY["parameters"]
+    for number, unit in enumerate(sorted(whole, key=lambda unit: not unit)):  # the root last
+        base = 46 + row * (number + 1)
+        drawing.label(left - 8, base - 8, names[unit], 13, anchor="end", weight="bold")
+        drawing.box(left, base - 7, wide * len(moments), 7, fill, fill, 0, radius=0)
+        gathers, at = [], 0
+        for is_whole, together in itertools.groupby(whole[unit]):
+            length = len([*together])
+            if is_whole:
+                x, y = left + wide * at, base - row + 14
+                drawing.box(x, y, wide * length, row - 14, fill, fill, 0, radius=0)
+                drawing.line(x, y - 4, x, base, INK, 2.5)
+                seen = list(dict.fromkeys(moments[at : at + length]))
+                gathers.append(f"for {in_a_row(seen)}")
+            at += length
+        lines.append(f"{names[unit]} is gathered {', then '.join(gathers)}")
+    drawing.line(left + 280, bottom + 4, left + 280, bottom + 24, INK, 2.5)
+    drawing.label(left + 288, bottom + 20, "gather", 13, anchor="start")
+    for x, high, words in (0, 20, "whole"), (110, 7, "this rank's part"):
+        drawing.box(left + x, bottom + 24 - high, 18, high, fill, fill, 0, radius=0)
+        drawing.label(left + x + 24, bottom + 20, words, 13, anchor="start")
+    drawing.text = "\n".join(lines)
+    drawing.alt = (
+        f"Which units are whole, as each part of a step computes. {'; '.join(lines)}."
+    )
+    return drawing
