@@ -147,6 +147,11 @@ def loading_table() -> Table:
     return Table(["whole models", "peak of rank 0", "sent by rank 0"], rows)
 
 
+def when_whole(plan: Callable) -> Drawing:
+    """Launches a step of this plan on two ranks; when rank 0 has which unit whole."""
+    return units_picture(launch(watch_step, 2, plan).results[0])
+
+
 def watch_step(rank: int, world_size: int, plan: Callable) -> dict[str, list[bool]]:
     """Of each unit, whether it is whole on this rank as each part of a step computes.
 

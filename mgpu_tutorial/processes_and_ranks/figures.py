@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,29 +64,31 @@ def rendezvous() -> Film:
 
 def _meeting(step: int) -> Drawing:
     is_short = step == 3
-    drawing = Drawing(760, 340, MEETING[step], MEETING[step])
-    drawing.label(380, 328, MEETING[step], 15)
-    drawing.box(250, 8, 260, 142, INK, "#f4f4f4")
-    drawing.label(380, 28, "store at node0:29500", 14, weight="bold")
+    drawing = Drawing(496, 316, MEETING[step], MEETING[step])
+    for row, words in enumerate(textwrap.wrap(MEETING[step], 56)):
+        drawing.label(8, 19 + 19 * row, words, 15, anchor="start")
+    drawing.box(128, 48, 240, 132, INK, "#f4f4f4")
+    drawing.label(248, 70, "store at node0:29500", 15, weight="bold")
     for rank in range(4):
-        node, x = rank // 2, 116 + 176 * rank
+        node, x = rank // 2, 64 + 118 * rank + 14 * (rank > 1)
         address, comes = f"node{node}:{41_000 + 207 * rank}", rank < 3 or not is_short
         edge = colour(rank) if comes else FAINT
         words = f"rank {rank} is at {address}" if step and comes else f"rank {rank}: ?"
         shade = tone(rank).text if step and comes else (ALARM if is_short else INK)
-        drawing.label(380, 54 + 25 * rank, words, 13, shade)
+        drawing.label(248, 96 + 24 * rank, words, 14, shade)
         if step and comes:  # writing, or in the third step reading
-            ends = [(x, 226), (268 + 75 * rank, 156)]
+            ends = [(x, 232), (154 + 62 * rank, 184)]
             (x1, y1), (x2, y2) = reversed(ends) if step == 2 else ends
             drawing.line(x1, y1, x2, y2, edge, 2, "5 3" if step == 2 else "", arrow=True)
-        drawing.box(x - 62, 228, 124, 46, edge, PAPER, 3, "" if comes else "4 3")
-        drawing.label(x, 247, f"rank {rank}", 14, weight="bold")
-        says = ("looks for the store", address, "knows all four", "waits")[step]
-        drawing.label(x, 265, says if comes else "never came", 12)
+        drawing.box(x - 52, 234, 104, 46, edge, PAPER, 3, "" if comes else "4 3")
+        drawing.label(x, 253, f"rank {rank}", 15, weight="bold")
+        says = ("alone", address, "knows all four", "waits")[step]
+        drawing.label(x, 271, says if comes else "never came", 13)
+        drawing.text += f"\n  rank {rank}: {says if comes else 'never came'}"
     for node in (0, 1):
-        left = 40 + 352 * node
-        drawing.box(left, 214, 328, 86, FAINT, "none", 1)
-        drawing.label(left + 164, 294, f"node {node}", 13)
+        left = 4 + 250 * node
+        drawing.box(left, 222, 238, 86, FAINT, "none", 1)
+        drawing.label(left + 119, 300, f"node {node}", 14)
     return drawing
 
 

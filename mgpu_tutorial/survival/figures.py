@@ -1,6 +1,7 @@
 """A death in pictures; a run that is killed many times, and one on two nodes."""
 
 import random
+import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +19,7 @@ DEATH = (
     "Ten steps are done. Each rank holds them in memory; the file holds the first nine.",
     "Rank 1 dies. Its memory is gone, and with it its own generator.",
     "Rank 0 waits for rank 1 in the next all-reduce. Torchrun ends it too.",
-    "Two new processes read the file. Step 10 is computed again.",
+    "Two new processes read the file. The tenth step is computed again.",
 )
 
 
@@ -28,31 +29,37 @@ def after_a_crash() -> Film:
 
 
 def _held(moment: int) -> Drawing:
-    drawing = Drawing(760, 268, DEATH[moment], DEATH[moment])
-    drawing.label(380, 256, DEATH[moment], 15)
-    steps = 10 if moment < 3 else 9
+    drawing = Drawing(484, 266, DEATH[moment], DEATH[moment])
+    for row, words in enumerate(textwrap.wrap(DEATH[moment], 54)):
+        drawing.label(8, 19 + 19 * row, words, 15, anchor="start")
+    top, steps = 48, 10 if moment < 3 else 9
     for rank in range(2):
-        x = 20 + 260 * rank
+        x = 4 + 162 * rank
         gone = moment == 2 or (moment == 1 and rank == 1)
         edge = ALARM if gone else colour(rank)
-        drawing.box(x, 14, 220, 150, edge, PAPER, 3, "5 4" if gone else "")
-        drawing.label(x + 110, 36, f"rank {rank}: memory", 14, weight="bold")
+        drawing.box(x, top, 150, 150, edge, PAPER, 3, "5 4" if gone else "")
+        drawing.label(x + 75, top + 24, f"rank {rank}: memory", 15, weight="bold")
+        held = f"model, {steps} steps", "momentum", f"generator of rank {rank}"
+        end = "dead" if rank else "ended"
+        drawing.text += f"\n  rank {rank}: {end if gone else '; '.join(held)}"
         if gone:
-            drawing.label(x + 110, 96, "dead" if rank else "ended", 15, ALARM)
+            drawing.label(x + 75, top + 84, end, 16, ALARM)
             continue
-        held = f"model after {steps} steps", "momentum", f"generator of rank {rank}"
         for row, words in enumerate(held):
-            drawing.label(x + 110, 68 + 27 * row, words, 13)
+            drawing.label(x + 75, top + 54 + 26 * row, words, 14)
         says = ("", "waits", "", "reads")[moment]
-        drawing.label(x + 110, 152, says, 13, weight="bold")
+        drawing.label(x + 75, top + 138, says, 14, weight="bold")
         if moment == 3:
-            drawing.line(548, 185 + 16 * rank, x + 110, 185 + 16 * rank, INK, 1.5, "5 3")
-            drawing.line(x + 110, 185 + 16 * rank, x + 110, 168, INK, 1.5, "5 3", arrow=True)
-    drawing.box(548, 14, 192, 200, FAINT, "#f4f4f4", 3)
-    drawing.label(644, 36, "disk: run.pt", 14, weight="bold")
-    kept = "model after 9 steps", "momentum", "generator of rank 0", "generator of rank 1"
-    for row, words in enumerate((*kept, "9 steps are done")):
-        drawing.label(644, 68 + 27 * row, words, 13)
+            y = 246 - 16 * rank
+            drawing.line(330, y, x + 75, y, INK, 1.5, "5 3")
+            drawing.line(x + 75, y, x + 75, top + 154, INK, 1.5, "5 3", arrow=True)
+    generators = "generator of rank 0", "generator of rank 1"
+    kept = "model, 9 steps", "momentum", *generators, "9 steps are done"
+    drawing.box(330, top, 150, 210, FAINT, "#f4f4f4", 3)
+    drawing.label(405, top + 24, "disk: run.pt", 15, weight="bold")
+    for row, words in enumerate(kept):
+        drawing.label(405, top + 54 + 26 * row, words, 14)
+    drawing.text += f"\n  the file: {'; '.join(kept)}"
     return drawing
 
 

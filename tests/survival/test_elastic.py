@@ -22,6 +22,39 @@ def test_no_sample_comes_twice():
     assert len(torch.cat(batches).unique(dim=0)) == 12 * 2 * 16
 
 
+def die_in_the_eleventh_step(rank, world_size, path):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def take_step(step):
+        if rank == 1 and step == 10:
+            raise RuntimeError("an accident")
+        loss = model(torch.ones(2, 4)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.weight.fill_(1), model.bias.fill_(0)
+    elastic.resume_or_start(
+        path, model, optimizer, take_step, 12, lot=torch.default_generator
+    )
+
+
+def test_what_the_picture_shows_on_the_disk_is_in_the_file_after_a_crash(ranks, tmp_path):
+    with pytest.raises(RankFailed):
+        ranks(2, die_in_the_eleventh_step, str(tmp_path / "run.pt"))
+    file = torch.load(tmp_path / "run.pt")
+    assert file["step"] == 9 and [[*each] for each in file["also"]] == [["lot"], ["lot"]]
+    assert "momentum_buffer" in file["optimizer"]["state"][0]
+    held = "generator of rank 0; generator of rank 1"
+    for frame in figures.after_a_crash().frames:
+        assert f"the file: model, 9 steps; momentum; {held}" in frame.text
+
+
 def test_two_runs_of_different_length_have_no_tensor_alike(ranks, tmp_path):
     folders = [str(tmp_path / name) for name in "ab"]
     for folder, steps in zip(folders, (3, 6), strict=True):
