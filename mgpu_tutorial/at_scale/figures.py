@@ -36,11 +36,11 @@ def plan_film(rank: int, world_size: int) -> None:
     stage, _, half = mesh.get_coordinate()
     tp, dp = mesh["tp"].get_group(), mesh["dp"].get_group()
     pair, other = dist.get_process_group_ranks(tp), (rank + 4) % 8  # in the other stage
-    x, bricks = torch.ones(2), {"model": (f"{stage + 1}{'ab'[half]}", 2 * stage + half)}
+    x, bricks = torch.ones(2), {"model": f"{stage + 1}{'ab'[half]}"}
 
     def hold(slot: str, *of: int) -> None:
-        """Parts of several ranks, added up, have the colour of the first."""
-        bricks[slot] = "+".join(map(str, of)), of[0]
+        """Parts of several ranks are added up."""
+        bricks[slot] = "+".join(map(str, of))
 
     frame(
         "Ranks 0 to 3 are a node, 4 to 7 the other. A rank has half (a or b) of a stage.",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from mgpu_tutorial import CHAPTERS, language_model
+from mgpu_tutorial.at_scale.mesh_film import LINES
 from mgpu_tutorial.instruments.prove.proof import Proof
 from mgpu_tutorial.lab import Table
 from mgpu_tutorial.lab.draw.drawing import FAINT, Drawing
@@ -24,9 +25,9 @@ from mgpu_tutorial.language_model.plan import Plan, plan_of
 from mgpu_tutorial.shared import logbook
 
 LOOK = {  # of a dimension: its colour and hatch; what its ranks say to each other
-    "tp": ("#C35000", "", "activations, in every block"),
-    "pp": ("#00825A", "xx", "activations, and their gradients"),
-    "dp": ("#0072B2", "//", "gradients"),
+    "tp": (LINES["tp"][0], "", "activations, in every block"),
+    "pp": (LINES["pp"][0], "xx", "activations, and their gradients"),
+    "dp": (LINES["dp"][0], "//", "gradients"),
 }
 
 
@@ -47,15 +48,15 @@ def mesh_picture(words: str) -> Drawing:
     size = 20 + panel * plan.pp, 80 + 110 * plan.dp
     alt = f"The mesh of {words}, with a line along each group. {said}".replace("\n", "; ")
     picture = Drawing(*size, said, alt)
-    for number, (name, (colour, _, what)) in enumerate(LOOK.items()):
+    for number, (name, (_, _, what)) in enumerate(LOOK.items()):
         x, y = 20 + 260 * number, size[1] - 14
-        picture.line(x, y - 4, x + 34, y - 4, colour, WIDTHS[name], DASHES[name])
+        picture.line(x, y - 4, x + 34, y - 4, *LINES[name])
         picture.label(x + 42, y, f"{name}: {what}", 12, anchor="start")
     corner = {}
     for rank in range(plan.ranks):
         stage, row, column = (numbers == rank).nonzero()[0].tolist()
         corner[rank] = 35 + panel * stage + 130 * column, 58 + 110 * row
-    for name, (colour, _, _) in LOOK.items():
+    for name, (colour, _, _) in LINES.items():
         for group in groups[name]:
             for one, other in pairwise(group):
                 (x, y), (u, v) = corner[one], corner[other]
@@ -63,7 +64,7 @@ def mesh_picture(words: str) -> Drawing:
                     _arc(picture, x + 50, y, u + 50, colour)
                 else:
                     ends = x + 50, y + 28, u + 50, v + 28
-                    picture.line(*ends, colour, WIDTHS[name], DASHES[name])
+                    picture.line(*ends, *LINES[name])
     for stage in range(plan.pp):
         picture.box(22 + panel * stage, 28, wide + 6, 110 * plan.dp, FAINT, "none", 1)
         each = BLOCKS // plan.pp
@@ -77,9 +78,6 @@ def mesh_picture(words: str) -> Drawing:
         picture.label(x + 50, y + 34, f"part {column} of {plan.tp}", 11)
         picture.label(x + 50, y + 49, f"sequences {row}, {row + plan.dp}, …", 11)
     return picture
-
-
-WIDTHS, DASHES = {"tp": 5, "dp": 3, "pp": 2}, {"tp": "", "dp": "7 4", "pp": "2 3"}
 
 
 def _arc(picture: Drawing, x: float, y: float, u: float, colour: str) -> None:

@@ -141,7 +141,7 @@ def film(report: Report) -> Film:
 
     Raises ValueError where nothing was recorded.
     """
-    steps = _steps(report)
+    steps = steps_of(report)
     if not steps:
         return Film(sequence_chart.frames(report))
     frames = [_Frame(steps, i).draw() for i in range(len(steps))]
@@ -159,7 +159,7 @@ class Step:
     unit: str = "step"
 
 
-def _steps(report: Report) -> list[Step]:
+def steps_of(report: Report) -> list[Step]:
     noted: dict[int, dict[int, dict]] = defaultdict(dict)  # by step and rank
     sent: dict[int, set[tuple[int, int]]] = defaultdict(set)  # by step: from and to
     for rank in range(report.world_size):
