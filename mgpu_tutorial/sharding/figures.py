@@ -6,10 +6,11 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from mgpu_tutorial.instruments.price.picture import ticks
 from mgpu_tutorial.instruments.price.pricing import Priced
 from mgpu_tutorial.lab import film, frame, launch
 from mgpu_tutorial.lab.borrowed import backward_number
-from mgpu_tutorial.lab.colours import MEMORY, tone
+from mgpu_tutorial.lab.colours import MEMORY
 from mgpu_tutorial.lab.draw.drawing import ALARM, FAINT, INK, PAPER, Drawing
 from mgpu_tutorial.lab.draw.film import Film
 from mgpu_tutorial.lab.record.report import Report
@@ -24,6 +25,7 @@ FILLS = {  # of bytes, told apart in grey too
     "moments": MEMORY["optimizer"],
 }
 DASHES = ("", "7 3", "2 2", "9 3 2 3")
+LINES = ("#9a9a9a", 2.6), ("#6b6b6b", 1.8), ("#3d3d3d", 2.2), (INK, 2.2)  # of curves
 
 
 def bars(held: Mapping[str, Mapping[str, float]], limit: float) -> Drawing:
@@ -80,7 +82,7 @@ def memory_curves(priced: Mapping[str, Priced]) -> Drawing:
     x, y = wide / seconds, high / (1.05 * max(most.values()))
     base = top + high
     for i, (name, found) in enumerate(priced.items()):
-        colour, dash = tone(i).text, DASHES[i % len(DASHES)]
+        (colour, width), dash = LINES[i % len(LINES)], DASHES[i % len(DASHES)]
         tops: dict[int, float] = {}  # by pixel, the most of it
         for moment, kinds in found.memory():
             pixel = round(x * moment)
@@ -91,19 +93,18 @@ def memory_curves(priced: Mapping[str, Priced]) -> Drawing:
             last = tall
         places = " ".join(f"{left + at},{base - tall:.1f}" for at, tall in corners)
         drawing.parts.append(
-            f"<polyline points='{places}' fill='none' stroke='{colour}' stroke-width='1.8' "
-            f"stroke-dasharray='{dash}'/>"
+            f"<polyline points='{places}' fill='none' stroke='{colour}' "
+            f"stroke-width='{width}' stroke-dasharray='{dash}'/>"
         )
         middle = top + 16 + 40 * i
-        drawing.line(left + wide + 14, middle, left + wide + 40, middle, colour, 2.4, dash)
-        drawing.label(left + wide + 46, middle + 5, name, 14, colour, "start", "bold")
+        drawing.line(left + wide + 14, middle, left + wide + 40, middle, colour, width, dash)
+        drawing.label(left + wide + 46, middle + 5, name, 14, INK, "start", "bold")
         text = f"{most[name] / 1e9:.1f} GB at most"
         drawing.label(left + wide + 46, middle + 21, text, 12, INK, "start")
     drawing.line(left, base, left + wide, base)
     drawing.line(left, top, left, base)
-    for i in range(6):
-        at = left + wide * i / 5
-        drawing.label(at, base + 18, f"{1e3 * seconds * i / 5:.0f} ms", 12)
+    for moment in ticks(seconds):
+        drawing.label(left + x * moment, base + 18, f"{1e3 * moment:g} ms", 12)
     step = 5e9
     for i in range(1 + int(high / y / step)):
         drawing.line(left - 4, base - y * step * i, left, base - y * step * i)

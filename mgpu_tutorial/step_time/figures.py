@@ -1,13 +1,14 @@
 """Apparatus, not the lesson: a chart of parts, and the answer of an exercise."""
 
-from mgpu_tutorial.lab.draw.drawing import INK, Drawing
+from mgpu_tutorial.instruments.price.picture import MESSAGES, OTHERS, PRODUCTS
+from mgpu_tutorial.lab.draw.drawing import INK, PAPER, Drawing
 from mgpu_tutorial.step_time import published
 from mgpu_tutorial.step_time.published import Prediction
 
-KINDS = {  # a step's parts, told apart in grey too
-    "products": ("#0b3d6b", ["matmul"]),
-    "through memory": ("#9cc3e6", ["elementwise", "weights", "optimizer"]),
-    "exposed": ("#f2b36b", ["tensor", "context", "experts", "pipeline", "bubble", "data"]),
+KINDS = {  # a step's parts, in the colours of a priced step's lanes
+    "products": (PRODUCTS, ["matmul"]),
+    "through memory": (OTHERS, ["elementwise", "weights", "optimizer"]),
+    "exposed": (MESSAGES, ["tensor", "context", "experts", "pipeline", "bubble", "data"]),
 }
 
 
@@ -24,7 +25,7 @@ def parts_chart(*predictions: Prediction) -> Drawing:
         for kind, (fill, names) in KINDS.items():
             share = sum(step.parts[name] for name in names) / step.seconds
             drawing.box(x, top, wide * share, row - 8, INK, fill, 0.6, radius=0)
-            ink = "#ffffff" if kind == "products" else INK
+            ink = INK if fill == OTHERS else PAPER
             if share > 0.05:
                 drawing.label(x + wide * share / 2, top + 16, f"{share:.0%}", 13, ink)
             shown.append(f"{kind} {share:.0%}")

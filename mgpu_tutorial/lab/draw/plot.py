@@ -49,7 +49,8 @@ def curves(
     axes = figure.subplots()
     for i, (name, (xs, ys)) in enumerate(measured.items()):
         style = MARKERS[i] if fitted else f"{MARKERS[i]}-"  # no fit: join the marks
-        size = 3 + 8 * (len(measured) - i) / len(measured)  # what is covered looks out
+        covers = 8 * (len(measured) - i) / len(measured)  # what is covered looks out
+        size = 7 if fitted else 3 + covers
         axes.plot(xs, ys, style, color=COLOURS[i], lw=size / 2.5, markersize=size, label=name)
         for x, y, label in zip(xs, ys, (labels or {}).get(name, ()), strict=False):
             beside = {"textcoords": "offset points", "xytext": (7, -11), "fontsize": 10}
