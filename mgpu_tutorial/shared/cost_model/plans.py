@@ -44,6 +44,7 @@ class Model(NamedTuple):
 
     @property
     def ffn_width(self) -> int:
+        """The numbers of a token between the products of an MLP."""
         return self.ffn or 4 * self.hidden
 
     @property
@@ -53,6 +54,7 @@ class Model(NamedTuple):
 
     @property
     def layer_parameters(self) -> float:
+        """Of one layer, with all its experts."""
         attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
         return attention + self.experts * self.mlp_parameters
 
@@ -68,11 +70,13 @@ class Model(NamedTuple):
 
     @property
     def parameters(self) -> float:
+        """Of the whole model."""
         return self.layers * self.layer_parameters + self.embedding_parameters
 
     # Operations of one token, forward: two per parameter that it uses
 
     def layer_flops(self) -> float:
+        """Of the products with one layer's weights; a token skips the idle experts."""
         if self.active > self.experts:
             raise ValueError(f"a token cannot use {self.active} of {self.experts} experts")
         idle = self.experts - self.active
@@ -83,6 +87,7 @@ class Model(NamedTuple):
         return 4 * self.sequence * self.hidden * (0.5 if causal else 1)
 
     def head_flops(self) -> float:
+        """Of the product that gives the token's logits."""
         return 2 * self.vocabulary * self.hidden
 
     def flops_per_token(self, recompute: bool = False, causal: bool = False) -> float:
@@ -156,6 +161,7 @@ class Plan(NamedTuple):
 
     @property
     def ranks(self) -> int:
+        """The GPUs that the plan takes; those of `ep` are among them."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -260,6 +266,7 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> float:
+        """All of it, in bytes."""
         return sum(self)
 
 
