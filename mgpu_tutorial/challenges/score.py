@@ -395,12 +395,13 @@ def keep(function: Callable, problem: Problem) -> str:
 def listing(build: Challenges) -> str:
     """Each problem with its target, its bound and the reader's best."""
     best = scores()
-    rows = [("problem", "after", "target", "bound", "yours")]
-    for name, problem in build.problems.items():
+    rows = [("", "problem", "after", "target", "bound", "yours")]
+    for number, (name, problem) in enumerate(build.problems.items(), 1):
         own = best.get(name)
         yours = f"{own['score']:,.10g} ({own['lines']} lines)" if own else "-"
         bound = f"{problem.bound(problem.shown):,.10g}"
-        rows.append((name, problem.chapter, problem.told(problem.target), bound, yours))
+        target = problem.told(problem.target)
+        rows.append((str(number), name, problem.chapter, target, bound, yours))
     return _aligned(rows)
 
 
