@@ -145,14 +145,15 @@ def _draw(rank: int, world_size: int, resume: Callable, path: str, steps: int) -
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n)
-    lot, drawn = torch.Generator().manual_seed(rank), []
+    generator, drawn = torch.Generator().manual_seed(rank), []
 
     def take_step(step: int) -> None:
-        drawn.extend([optimizer.param_groups[0]["lr"], torch.rand(1, generator=lot).item()])
+        rate_now = optimizer.param_groups[0]["lr"]
+        drawn.extend([rate_now, torch.rand(1, generator=generator).item()])
         optimizer.step()
         rate.step()
 
-    resume(path, model, optimizer, take_step, steps, rate=rate, lot=lot)
+    resume(path, model, optimizer, take_step, steps, rate=rate, generator=generator)
     return drawn
 
 

@@ -107,8 +107,8 @@ def train(
 
 def batch_of(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The samples of one rank in one step: they follow from these two numbers alone."""
-    lot = torch.Generator().manual_seed(1000 * step + rank)
-    inputs = torch.randn(16, 8, generator=lot)
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(16, 8, generator=generator)
     return inputs, inputs.square().sum(dim=1, keepdim=True)
 
 
@@ -179,8 +179,8 @@ def samples_of(
     if step < 0 or not 0 <= rank < world_size:
         raise ValueError(f"no step {step} of rank {rank} of {world_size}")
     epoch, place = divmod(step, samples // batch)
-    lot = torch.Generator().manual_seed(epoch)
-    order = torch.randperm(samples, generator=lot)
+    generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(samples, generator=generator)
     return order[place * batch :][:batch].tensor_split(world_size)[rank]
 
 
@@ -188,8 +188,8 @@ def train_on(
     rank: int, world_size: int, samples_of: Callable, weight: torch.Tensor, steps: range
 ) -> torch.Tensor:
     """Steps of a linear model on 50 samples, in batches of 12; returns the weight."""
-    lot = torch.Generator().manual_seed(1)
-    inputs = torch.randn(50, 4, generator=lot, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(50, 4, generator=generator, dtype=torch.float64)
     targets = inputs.square().sum(dim=1)
     weight = weight.clone().requires_grad_()
     for step in steps:

@@ -88,10 +88,10 @@ def live(
 
 def kill(folder: str, times: int, resume: Callable = elastic.resume_or_start) -> int:
     """Kill a training at random calls, and let it live to its end; returns the deaths."""
-    lot, deaths = random.Random(0), 0
+    draws, deaths = random.Random(0), 0
     for _ in range(times):
         try:
-            victim, call = lot.randrange(2), lot.randrange(1, 8000)
+            victim, call = draws.randrange(2), draws.randrange(1, 8000)
             launch(live, 2, folder, resume, victim, call, timeout=20)
         except RankFailed:
             deaths += 1

@@ -107,16 +107,16 @@ RESUME = [
     ),
 ]
 IN_TURNS = """per_epoch = samples // batch
-    lot = torch.Generator()
-    lot.manual_seed(1000 + step // per_epoch)
-    order = torch.randperm(samples, generator=lot).tolist()
+    generator = torch.Generator()
+    generator.manual_seed(1000 + step // per_epoch)
+    order = torch.randperm(samples, generator=generator).tolist()
     begin = batch * (step % per_epoch)
     return order[begin + rank : begin + batch : world_size]"""
 PLACE, CUT = "divmod(step, samples // batch)", "place * batch :"
 SEED, CHUNK = "manual_seed(epoch)", "[:batch].tensor_split(world_size)[rank]"
 SHARE = "[rank * (batch // world_size) :][: batch // world_size]"
-PERMUTED = """lot = torch.Generator().manual_seed(epoch)
-    order = torch.randperm(samples, generator=lot)
+PERMUTED = """generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(samples, generator=generator)
     return order[place * batch :][:batch].tensor_split(world_size)[rank]"""
 LAST_HAS_MORE = "[rank * (batch // world_size) : batch if rank + 1 == world_size else"
 LAST_HAS_MORE += " (rank + 1) * (batch // world_size)]"
@@ -144,12 +144,12 @@ SAMPLES = [
     ),
     Wrong(
         "samples_of",
-        replace={"lot = …": f"import random; random.seed(epoch); {PERMUTED}"},
+        replace={"generator = …": f"import random; random.seed(epoch); {PERMUTED}"},
         says="Python's random",
     ),
     Wrong(
         "samples_of",
-        replace={"lot = …": f"import numpy; numpy.random.seed(epoch); {PERMUTED}"},
+        replace={"generator = …": f"import numpy; numpy.random.seed(epoch); {PERMUTED}"},
         says="NumPy's random",
     ),
     Wrong(

@@ -71,9 +71,9 @@ def test_one_rank_has_no_accident(monkeypatch, tmp_path):
 def test_ranks_share_the_batch_of_one_process(step, world_size, batch, more, seed):
     torch.manual_seed(seed % 2**31)
     samples, per_epoch = batch + more, (batch + more) // batch
-    lot = torch.Generator().manual_seed(step // per_epoch)
+    generator = torch.Generator().manual_seed(step // per_epoch)
     begin = step % per_epoch * batch
-    whole = torch.randperm(samples, generator=lot).tolist()[begin : begin + batch]
+    whole = torch.randperm(samples, generator=generator).tolist()[begin : begin + batch]
     every = range(world_size)
     shares = [elastic.samples_of(step, r, world_size, batch, samples) for r in every]
     assert torch.cat(shares).tolist() == whole  # ranks to spare have none
