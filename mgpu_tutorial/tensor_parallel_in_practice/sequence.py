@@ -24,7 +24,8 @@ def gathered(mine: torch.Tensor, group: Group = None) -> torch.Tensor:
 
 def scattered_sum(part: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of all ranks' (batch, sequence, features): to each rank some of its tokens."""
-    ranks, (batch, length, features) = size_of(group), part.shape
+    ranks = size_of(group)
+    batch, length, features = part.shape
     if length % ranks:
         raise ValueError(f"{length} tokens have no {ranks} equal parts")
     mine = part.new_empty(batch, length // ranks, features)
