@@ -104,6 +104,12 @@ def idle_share(tasks: Sequence[Task]) -> float:
     return 1 - sum(t.end - t.begin for t in tasks) / (rows * duration(tasks))
 
 
+def assert_quiet(one: Sequence[Task], two: Sequence[Task]) -> None:
+    """Raise AssertionError where the machine was too busy to compare two steps."""
+    busy = "the machine was busy: run this cell again"
+    assert idle_share(one) < idle_share(two), busy
+
+
 def in_order(tasks: Sequence[Task], row: int) -> list[str]:
     """What a row did, one after the other, such as F0 F1 B0 B1."""
     return [f"{t.kind}{t.micro}" for t in sorted(tasks) if t.row == row]
