@@ -31,7 +31,7 @@ BOOKS = {
     "All notebooks": "notebooks.zip",
 }
 PARTS = {  # by the chapter that each begins with
-    "processes_and_ranks": "Messages",
+    "processes_and_ranks": "Messages and machines",
     "data_partitioning": "The batch is shared",
     "sharding": "The model is shared",
     "step_time": "All together",

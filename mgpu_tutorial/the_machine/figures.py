@@ -125,7 +125,7 @@ def all_reduce_table(laptop: Link, sizes: tuple[float, ...] = (1e4, 1e7, 1e9)) -
 def roads() -> Drawing:
     """Two nodes of eight GPUs with all that joins them, and what each road carries."""
     text = (
-        "Two nodes. In each, eight GPUs with their memory (3,350 GB/s) hang on one NVLink "
+        "Two nodes. In each, eight GPUs with their memory (3,350 GB/s) share one NVLink "
         "switch (450 GB/s per GPU, one way). Each GPU also has a PCIe road (64 GB/s) to the "
         "host and to its own NIC (50 GB/s). NIC i of every node leads to rail switch i."
     )

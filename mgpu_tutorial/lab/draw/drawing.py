@@ -78,7 +78,8 @@ SECONDS, ROUNDS, HELD = 1.6, 3, 2  # a frame's time; how often all are shown; th
 def animated(frames: list[Drawing], rounds: int | str = ROUNDS) -> Drawing:
     """One drawing that shows the frames in turn by itself; where nothing moves, the last."""
     last, turns = len(frames) - 1, len(frames) - 1 + HELD
-    alt = f"A film of {last} steps. " + " ".join(frame.alt for frame in frames)
+    steps = f"{last} step{'s' * (last != 1)}"
+    alt = f"A film of {steps}. " + " ".join(frame.alt for frame in frames)
     text = "\n".join(frame.text for frame in frames)
     size = max(frame.width for frame in frames), max(frame.height for frame in frames)
     drawing = Drawing(*size, text, alt)
