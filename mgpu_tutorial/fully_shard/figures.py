@@ -28,7 +28,6 @@ from mgpu_tutorial.lab import Table, launch, span
 from mgpu_tutorial.lab.colours import MEMORY
 from mgpu_tutorial.lab.draw.drawing import FAINT, INK, Drawing
 from mgpu_tutorial.lab.record.intervals import payload, ring_passes
-from mgpu_tutorial.lab.words import in_a_row
 
 MODEL = 4 * 41_888  # bytes in float32
 CALLS = {
@@ -188,39 +187,40 @@ def units_picture(whole: Mapping[str, Sequence[bool]]) -> Drawing:
     blocks = len(next(iter(whole.values()))) // 2 - 2
     parts = [*(f"block {i}" for i in range(blocks)), "head"]
     moments = ["", *parts, *parts[::-1], ""]
-    left, wide, row = 70, 42, 44  # pixels
-    lines = []
-    bottom = 54 + row * len(whole)
-    drawing = Drawing(left + wide * len(moments) + 8, bottom + 30, "", "")
+    left, wide, row = 58, 34, 44  # pixels
+    edges = [left, *(left + 12 + wide * i for i in range(len(moments) - 1))]
+    edges.append(edges[-1] + 12)
+    lines, bottom, fill = [], 54 + row * len(whole), MEMORY["parameters"]
+    drawing = Drawing(edges[-1] + 2, bottom + 30, "", "")
     for first, words in (1, "forward"), (1 + len(parts), "backward"):
-        begin, end = (left + wide * at + 3 for at in (first, first + len(parts)))
+        begin, end = edges[first] + 3, edges[first + len(parts)] - 3
         drawing.label((begin + end) / 2, 17, words, 14, weight="bold")
-        drawing.line(begin, 23, end - 6, 23, FAINT)
+        drawing.line(begin, 23, end, 23, FAINT)
     for at, part in enumerate(moments):
-        drawing.label(left + wide * (at + 0.5), 40, part.removeprefix("block "), 13)
-    fill = MEMORY["parameters"]
+        middle = (edges[at] + edges[at + 1]) / 2
+        drawing.label(middle, 40, part.removeprefix("block "), 12)
     for number, unit in enumerate(sorted(whole, key=lambda unit: not unit)):  # the root last
         base = 46 + row * (number + 1)
-        drawing.label(left - 8, base - 8, names[unit], 13, anchor="end", weight="bold")
-        drawing.box(left, base - 7, wide * len(moments), 7, fill, fill, 0, radius=0)
+        drawing.label(left - 6, base - 8, names[unit], 13, anchor="end")
+        drawing.box(left, base - 7, edges[-1] - left, 7, fill, fill, 0, radius=0)
         gathers, at = [], 0
         for is_whole, together in itertools.groupby(whole[unit]):
-            length = len([*together])
+            end = at + len([*together])
             if is_whole:
-                x, y = left + wide * at, base - row + 14
-                drawing.box(x, y, wide * length, row - 14, fill, fill, 0, radius=0)
+                x, y = edges[at], base - row + 14
+                drawing.box(x, y, edges[end] - x, row - 14, fill, fill, 0, radius=0)
                 drawing.line(x, y - 4, x, base, INK, 2.5)
-                seen = list(dict.fromkeys(moments[at : at + length]))
-                gathers.append(f"for {in_a_row(seen)}")
-            at += length
-        lines.append(f"{names[unit]} is gathered {', then '.join(gathers)}")
-    drawing.line(left + 280, bottom + 4, left + 280, bottom + 24, INK, 2.5)
-    drawing.label(left + 288, bottom + 20, "gather", 13, anchor="start")
-    for x, high, words in (0, 20, "whole"), (110, 7, "this rank's part"):
+                half = 1 + len(parts)
+                ends = [(i, "forward" if i < half else "backward") for i in (at, end - 1)]
+                ways = (f"{moments[i]} {way}" for i, way in ends)
+                gathers.append(" to ".join(dict.fromkeys(ways)))
+            at = end
+        lines.append(f"{names[unit]} is whole in {', then in '.join(gathers)}")
+    for x, high, words in (0, 20, "whole"), (84, 7, "this rank's part"):
         drawing.box(left + x, bottom + 24 - high, 18, high, fill, fill, 0, radius=0)
         drawing.label(left + x + 24, bottom + 20, words, 13, anchor="start")
+    drawing.line(left + 224, bottom + 4, left + 224, bottom + 24, INK, 2.5)
+    drawing.label(left + 232, bottom + 20, "gather", 13, anchor="start")
     drawing.text = "\n".join(lines)
-    drawing.alt = (
-        f"Which units are whole, as each part of a step computes. {'; '.join(lines)}."
-    )
+    drawing.alt = f"When a unit is whole on a rank in a step. {'; '.join(lines)}."
     return drawing
