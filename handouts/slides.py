@@ -12,8 +12,10 @@ import base64
 import copy
 import re
 import shutil
+import struct
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -22,14 +24,19 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 
 from handouts import convert
 from handouts.answers import answers
-from handouts.forms import HTML, MIMES, Book, Screen, div, figure, in_page, raw
+from handouts.forms import FLEX, HTML, MIMES, Book, Screen, div, figure, in_page, raw
 from handouts.notebook import ROOT, Notebook, Piece, chosen, elements, read, stringify
 
-LINES = 26  # of code and outputs, on one slide
-PICTURE = 15  # lines that a picture takes
-TALL = 22  # and one that is nearly as high as it is wide
-SIZE = re.compile(r"<svg [^>]*width='([\d.]+)' height='([\d.]+)'")
-HEADING = 5
+# Heights are in pixels of a slide of 1600 x 900, where a page sets its text: deck.html.
+WIDE, HIGH = 1472, 800
+SMALLER = 1.15  # what is higher is still shown, that much smaller
+LINE, TEXT, SMALL = 26, 40, 41  # of code, of prose, and the title of a further slide
+HEADING = 115
+LETTER = 12.5  # the width of one, in code; a letter of prose is a little wider
+LINES = (HIGH - SMALL) // LINE - 2  # of code, on one slide
+ROWS = 12  # of a table that is cut
+WHOLE = int(LINES * 1.25)  # a function up to here is not cut
+SIZE = re.compile(rb"<svg [^>]*width=['\"]([\d.]+)[^>]*height=['\"]([\d.]+)")
 CHECKED = "Many ranks must get what one process gets, and we do not take it for granted."
 FILE = re.compile(
     r'<a href="(?!https?:|#|\.\./\d\d_)[^"]*"[^>]*>(.*?)</a>', re.S
@@ -53,7 +60,9 @@ class Deck:
         self.stored = nbformat.read(notebook.path, as_version=4)
         self.cells: list[nbformat.NotebookNode] = []
         self.pieces: dict[str, list[Piece]] = {}  # of each code cell, by its id, with answers
-        self.title, self.lines, self.asked = notebook.title, 0, False
+        self.before: dict[str, float] = {}  # what stands on its slide above it
+        self.imports = ""  # the cell that only imports: no slide of a page
+        self.title, self.used, self.asked = notebook.title, 0.0, False
         found = answers(notebook.pieces)
         self.cleared = {notebook.pieces[i].cell for each in found for i in each.shown}
 
@@ -66,31 +75,50 @@ class Deck:
                 self._code(cell, pieces)
             else:
                 self._markdown(pieces, coming)
+        self._say()
         metadata = {**self.stored.metadata, "rise": RISE}
         return new_notebook(cells=self.cells, metadata=metadata)
 
-    def _add(self, cell: nbformat.NotebookNode, kind: str, lines: int) -> None:
+    def _say(self) -> None:
+        """A slide that would hold a heading alone has the first sentence of its note."""
+        for cell, coming in pairwise(self.cells):
+            bare = _kind(cell) in ("slide", "subslide") and "\n\n" not in cell.source.strip()
+            first = re.match(r"(?![|<~>-])[^\n]+?[.!?](?=\s|$)", coming.source)
+            if bare and cell.source.startswith("##") and _kind(coming) == "notes" and first:
+                cell.source = f"{cell.source.strip()}\n\n{first[0]}"
+
+    def _add(self, cell: nbformat.NotebookNode, kind: str, height: float) -> None:
         cell.id = f"slide-{len(self.cells)}"
         if kind:
             cell.metadata["slideshow"] = {"slide_type": kind}
         if kind in ("slide", "subslide"):
-            self.lines = 0
-        self.lines += lines
+            self.used = 0
+        self.before[cell.id] = self.used
+        self.used += height
         self.cells.append(cell)
 
-    def _show(self, text: str, kind: str = "", lines: int = 0, **more: dict) -> None:
-        self._add(new_markdown_cell(text, **more), kind, lines or 2 + len(text) // 80)
+    def _show(self, text: str, kind: str = "", height: float = 0, **more: dict) -> None:
+        self._add(new_markdown_cell(text, **more), kind, height or _prose(len(text)))
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, **more: dict) -> None:
         last = self.cells[-1]
-        if last.metadata.get("slideshow", {}).get("slide_type") == "notes":
+        if _kind(last) == "notes" and not more:
             last.source += f"\n\n{text}"
         else:
-            self._add(new_markdown_cell(text), "notes", 0)
+            self._add(new_markdown_cell(text, **more), "notes", 0)
 
-    def _again(self, kind: str = "subslide") -> None:
+    def _again(self, more: str = "", height: float = SMALL) -> None:
         """A further slide of the section."""
-        self._show(f"###### {self.title}", kind, 1)
+        self._show(f"###### {self.title}{more}", "subslide", height)
+
+    def _makes_room(self, height: float) -> None:
+        """A further slide, where this one holds more than a title and has no room for it.
+
+        One that would stay half empty, or be followed by a line or two, is rather smaller.
+        """
+        little = self.used < 0.4 * HIGH or height < 0.2 * HIGH
+        if self.used > HEADING and self.used + height > HIGH * (SMALLER if little else 1):
+            self._again()
 
     def _markdown(self, pieces: list[Piece], coming: list[Piece]) -> None:
         about = pieces[0].about
@@ -105,15 +133,13 @@ class Deck:
             elif piece.kind == "navigation" or self.title == "Next":
                 continue
             elif piece.kind == "predict" or (role == "finding" and piece is pieces[-1]):
-                if self.lines + 4 + sum(map(_lines, coming)) > LINES:
-                    self._again()
-                self._show(f"> {piece.text}")
+                asked = _prose(len(piece.text)) + TEXT
+                self._makes_room(asked + sum(self.height(p) for p in coming))
+                self._show(f"> {piece.text}", height=asked)
                 self.asked = True
             elif self._belongs(piece):
-                lines = 1 + int(1.4 * _rows(piece)) + len(piece.text) // 80
-                if self.lines + lines > LINES and self.lines > HEADING:
-                    self._again()
-                self._show(piece.text, lines=lines)
+                self._makes_room(self.height(piece))
+                self._show(piece.text, height=self.height(piece))
             else:
                 self._note(piece.text)
         if note := about.get("note"):
@@ -121,7 +147,7 @@ class Deck:
 
     def _belongs(self, piece: Piece) -> bool:
         """True for what the hall should read: tasks, tables, formulas, the summary."""
-        if TASK.match(piece.text) and self.lines > HEADING:
+        if TASK.match(piece.text) and self.used > HEADING:
             self._again()
         task = self.title == "Exercises" and not piece.text.startswith("<details>")
         kinds = {element["t"] for element in elements(piece.blocks)}
@@ -135,10 +161,11 @@ class Deck:
         elif piece.text != "Next":
             kind = "slide" if piece.level == 2 else "subslide"
             said = said or (CHECKED if piece.text.startswith("Same answer") else "")
-            self._show(f"{'#' * piece.level} {piece.text}\n\n{said}", kind, HEADING)
+            height = HEADING + (_prose(len(said)) if said else 0)
+            self._show(f"{'#' * piece.level} {piece.text}\n\n{said}", kind, height)
 
     def _code(self, stored: nbformat.NotebookNode, pieces: list[Piece]) -> None:
-        cell, role, whole = copy.deepcopy(stored), pieces[0].role, pieces
+        cell, role = copy.deepcopy(stored), pieces[0].role
         blocks = [block for piece in pieces for block in piece.blocks]
         steps = [element for element in elements(blocks) if element["t"] == "Figure"]
         cell.metadata.pop("jupyter", None)
@@ -146,7 +173,6 @@ class Deck:
             cell.source = cell.source.partition("\n")[2]  # the first folds it in the lab
         if role or steps or pieces[0].cell in self.cleared:
             cell.outputs, cell.execution_count = [], None
-            pieces = pieces[:1]
         if cell.source.startswith("edit(") or steps and _is_call(cell.source):
             self._add(cell, "skip", 0)
             self._steps(steps, self.asked)
@@ -155,74 +181,195 @@ class Deck:
         if any(piece.kind == "listing" for piece in pieces):  # the call is of no interest
             self._listing([piece for piece in pieces if piece.kind == "listing"])
             return
-        lines = sum(map(_lines, pieces)) + (TALL - PICTURE) * _is_tall(cell)
-        if role == "solution" or self.lines + lines > LINES and self.lines > HEADING + 1:
-            self._again()
-        self._add(cell, "fragment" if self.asked else "", lines)
-        self.pieces[cell.id] = whole
+        kind = "fragment" if self.asked else ""
+        if not self.pieces:  # the first of all is not on the title
+            imports = _only_imports(cell.source)
+            self._again(": run this first" if imports else "")
+            self.imports = f"slide-{len(self.cells)}" if imports else ""
+        elif role == "solution":  # the hall has a moment before it is shown
+            self._again(" \u00b7 solution")
+            kind = "fragment"
+        else:
+            self._makes_room(sum(map(self.height, pieces)))
+        self._add(cell, kind, sum(map(self.height, pieces)))
+        self.pieces[cell.id] = pieces
         self.asked = False
+        if pieces[0].cell in self.cleared and not role:
+            self._stored(pieces[1:])
+        if self.imports == cell.id:
+            self.used = HIGH
         self._steps(steps)
+
+    def _stored(self, outputs: list[Piece]) -> None:
+        """The answer for the speaker, in case a cell fails in front of the hall."""
+        said = ["*What the stored run showed:*"]
+        held = {}
+        for piece in outputs:
+            if piece.kind in ("text", "error"):
+                said.append(f"~~~text\n{piece.text}\n~~~")
+            elif piece.kind == "image":
+                held |= self._held(piece.text)
+                said.append(f"![{piece.alt}](attachment:{piece.text})")
+            elif _is_rich(piece):
+                said.append(piece.text)
+        if len(said) > 1:
+            more = {"attachments": held} if held else {}
+            self._note("\n\n".join(said), metadata={"stored": True}, **more)
+
+    def _held(self, name: str) -> dict:
+        """A picture for a cell, which then needs no other file."""
+        data = base64.b64encode((self.media / name).read_bytes()).decode()
+        return {name: {MIMES[Path(name).suffix]: data}}
 
     def _steps(self, figures: list[dict], apart: bool = True) -> None:
         """What a slider moves through in the notebook; RISE has none, so a page a step."""
         for drawn in figures:
             image = next(e for e in elements(drawn) if e["t"] == "Image")
-            if apart or self.lines > HEADING:
+            if apart or self.used > HEADING:
                 self._again()
             name = image["c"][2][0]
-            data = base64.b64encode((self.media / name).read_bytes()).decode()
-            held = {name: {MIMES[Path(name).suffix]: data}}  # the file needs no other
             picture = f"![{stringify(image)}](attachment:{name})"
-            self._show(picture, lines=LINES, attachments=held)
+            self._show(picture, height=HIGH, attachments=self._held(name))
 
     def _listing(self, pieces: list[Piece]) -> None:
         """Whole functions, as many on a slide as have room."""
         for piece in pieces:
             language = (piece.blocks[0]["c"][0][1] or [""])[0]
-            for part in (p for whole in piece.text.split("\n\n\n") for p in _fitting(whole)):
-                lines = part.count("\n") + 2
-                if self.lines + lines > LINES and self.lines > HEADING + 1:
-                    self._again()
-                self._show(f"```{language}\n{part.strip(chr(10))}\n```", lines=lines)
+            for whole in piece.text.split("\n\n\n"):
+                name = re.match(r"(?:@.*\n)*(?:class|def) (\w+)", whole)
+                for i, part in enumerate(_fitting(whole)):
+                    height = _of_code(part)
+                    if i and name:
+                        self._again(f" \u00b7 {name[1]}, continued")
+                    else:
+                        self._makes_room(height)
+                    text = part.strip(chr(10))
+                    self._show(f"```{language}\n{text}\n```", height=height)
+
+    def height(self, piece: Piece) -> float:
+        """About what a piece takes on a slide."""
+        if piece.kind in ("code", "listing", "error"):
+            return _of_code(piece.text)
+        if piece.kind == "text":
+            return _of_code(own) if (own := _spoken(piece.text)) else 0
+        if piece.kind == "image":
+            return self._picture(piece.text)
+        if piece.kind in ("hint", "asked") or piece.kind == "html" and not _is_rich(piece):
+            return 0
+        return self.of_blocks(piece.blocks)
+
+    def _picture(self, name: str) -> float:
+        """A picture is 1120 wide, or 594 high."""
+        data = (self.media / name).read_bytes()
+        if found := SIZE.search(data):
+            width, height = map(float, found.groups())
+        elif data.startswith(b"\x89PNG"):
+            width, height = struct.unpack(">II", data[16:24])
+        else:
+            return 594
+        return min(594, 1120 * height / width)
+
+    def of_blocks(self, blocks: list, width: float = WIDE) -> float:
+        return sum(self._of_block(block, width) for block in blocks)
+
+    def _of_block(self, block: dict, width: float) -> float:
+        kind, content = block["t"], block.get("c")
+        if kind in ("Para", "Plain"):
+            images = [inline for inline in content if inline["t"] == "Image"]
+            if images:
+                return sum(self._picture(image["c"][2][0]) for image in images)
+            return _prose(len(stringify(content)), width) - (kind == "Plain") * 29
+        if kind == "CodeBlock":
+            return _of_code(content[1], width)
+        if kind == "Table":
+            rows = (TEXT * (1 + len(row) * LETTER // width) for row in _rows(content))
+            return 30 + sum(rows)
+        if kind in ("BulletList", "OrderedList"):
+            items = content if kind == "BulletList" else content[1]
+            return 29 + sum(self.of_blocks(item, width - 50) for item in items)
+        if kind == "Header":
+            return HEADING
+        if kind == "BlockQuote":
+            return 40 + self.of_blocks(content, width - 60)
+        if kind == "Div":
+            style, inner = dict(content[0][2]).get("style", ""), content[1]
+            if not FLEX.search(style):
+                return self.of_blocks(inner, width)
+            across = min(len(inner), 6)  # a panel a rank
+            parts = [self._of_block(panel, width / across - 40) - 60 for panel in inner]
+            return sum(max(parts[i : i + across]) for i in range(0, len(parts), across))
+        return 0
+
+
+def _kind(cell: nbformat.NotebookNode) -> str:
+    return cell.metadata.get("slideshow", {}).get("slide_type", "")
+
+
+def _prose(letters: int, width: float = WIDE) -> float:
+    return 29 + TEXT * (1 + letters * 14.5 // width)
+
+
+def _of_code(text: str, width: float = WIDE) -> float:
+    rows = (1 + len(line) * LETTER // width for line in text.strip("\n").split("\n"))
+    return 30 + LINE * sum(rows)
+
+
+def _rows(table: list) -> Iterator[str]:
+    """The words of each row."""
+    _, _, _, head, bodies, _ = table
+    for row in (*head[1], *(row for body in bodies for row in (*body[2], *body[3]))):
+        yield stringify(row[1])
+
+
+def _spoken(text: str) -> str:
+    """An output without what it says of the reader's own library."""
+    lines = text.split("\n")
+    return "\n".join(line for line in lines if not line.startswith("mine.py: "))
+
+
+def _only_imports(source: str) -> bool:
+    kinds = (ast.Import, ast.ImportFrom)
+    return all(isinstance(statement, kinds) for statement in ast.parse(source).body)
 
 
 def _fitting(listing: str) -> list[str]:
-    """A function, or the parts of one that is too long for a slide: it breaks at a method."""
-    parts, rest = [], listing.strip("\n").split("\n")
-    while len(rest) > LINES - 3:
-        room = range(8, LINES - 3)
-        ends = [i for i in room if re.match(r" +(def|@|class)\b", rest[i])]
-        ends = ends or [i for i in room if not rest[i].strip()] or [LINES - 4]
-        parts.append("\n".join(rest[: ends[-1]]).rstrip())
-        rest = rest[ends[-1] :]
-    return [*parts, "\n".join(rest)]
+    """A function, or the parts of one that is too long for a slide even if it is smaller.
+
+    It is cut before a statement, the less deep the better, and never behind a line that
+    opens a block.
+    """
+    rest = listing.strip("\n").split("\n")
+    cuts = dict(_cuts(rest))  # with their depth
+    parts, begin = [], 0
+    while len(rest) - begin > WHOLE:
+        ends = {i - begin: depth for i, depth in cuts.items() if 8 <= i - begin <= LINES}
+        end = min(ends, key=lambda i: (ends[i], -i), default=LINES)
+        parts.append("\n".join(rest[begin : begin + end]).rstrip())
+        begin += end
+    return [*parts, "\n".join(rest[begin:])]
+
+
+def _cuts(lines: list[str]) -> Iterator[tuple[int, int]]:
+    """The lines before which a listing may be cut, and how deep they stand."""
+    try:
+        tree = ast.parse("\n".join(lines))
+    except SyntaxError:  # not Python
+        yield from ((i + 1, 0) for i, line in enumerate(lines) if not line.strip())
+        return
+    for node in ast.walk(tree):
+        for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+            for statement in body[1:] if isinstance(body, list) else ():
+                first = [d.lineno for d in getattr(statement, "decorator_list", ())]
+                line = min([statement.lineno, *first]) - 1
+                while lines[line - 1].lstrip().startswith("#"):
+                    line -= 1  # with the comment above it
+                yield line, statement.col_offset
 
 
 def _is_call(source: str) -> bool:
     """Whether a cell does nothing but show a film: its drawings are slides of their own."""
     (*others, last) = ast.parse(source).body
     return not others and isinstance(last, ast.Expr)
-
-
-def _is_tall(cell: nbformat.NotebookNode) -> bool:
-    shown = [str(output.get("data", {}).get("image/svg+xml", "")) for output in cell.outputs]
-    sizes = [found for svg in shown if (found := SIZE.match(svg))]
-    return any(float(size[2]) > 0.75 * float(size[1]) for size in sizes)
-
-
-def _rows(piece: Piece) -> int:
-    """The rows of the tables of a text."""
-    return sum(line.startswith("|") for line in piece.text.splitlines())
-
-
-def _lines(piece: Piece) -> int:
-    """About the lines that a piece takes on a slide."""
-    rows = sum(element["t"] == "CodeBlock" for element in elements(piece.blocks))
-    if piece.kind == "image":
-        return PICTURE
-    if piece.kind == "html":
-        return 2 + str(piece.blocks).count("'AlignDefault'") // 4 + 2 * rows
-    return 1 + sum(1 + len(line) // 90 for line in piece.text.splitlines())
 
 
 def write_one(notebook: Notebook, media: Path, target: Path) -> None:
@@ -241,23 +388,36 @@ def page(deck: Deck) -> str:
     """The slides as one web page, which runs nothing: an answer is what is stored."""
     form = Screen(HTML, deck.notebook.id, Path(), Book(ROOT, deck.media))
     slides: list[list[dict]] = []
+    joined = False
     for cell in deck.cells:
-        kind = cell.metadata.get("slideshow", {}).get("slide_type", "")
+        kind = _kind(cell)
+        if kind == "subslide" and joined:  # a film begins under its call
+            joined = False
+            continue
         if kind in ("slide", "subslide"):
             slides.append([])
-        if kind == "skip":
+            title = cell.source.partition("\n")[0].lstrip("# ")
+        if kind == "skip" or cell.metadata.get("stored"):
             continue
-        blocks, answer = [raw(cell.source, "markdown")], []
+        blocks = [raw(cell.source, "markdown")]
         if cell.cell_type == "code":
-            code, *outputs = deck.pieces[cell.id]
+            if cell.id == deck.imports:
+                slides.pop()
+                continue
             blocks = form.code("code", cell.source, False)
-            answer = [block for piece in outputs for block in _output(piece, form)]
         elif cell.get("attachments"):
             blocks = [div("alone", blocks)]
+        parts = _shown(cell, deck, form) if cell.cell_type == "code" else []
+        joined = cell.cell_type == "code" and _begins_film(cell, deck)
         wrap = {"fragment": "fragment", "notes": "notes"}.get(kind)
+        if wrap and parts and deck.pieces[cell.id][0].role == "solution":
+            blocks, parts[0] = blocks + parts[0], []  # a solution comes with its verdict
         slides[-1] += [div(wrap, blocks)] if wrap else blocks
-        if answer:
-            slides[-1] += answer if cell.outputs else [div("fragment", answer)]
+        for i, part in enumerate(parts):
+            if i:  # what found no room under its code
+                slides.append([raw(f"###### {title}", "markdown")])
+            waits = part and not i and not cell.outputs
+            slides[-1] += [div("fragment", part)] if waits else part
     words = {"heading": deck.notebook.headline}
     how = ("-t", "html5", "--mathml", "--template", convert.ROOM / "deck.html")
     made = convert.pandoc(
@@ -271,16 +431,74 @@ def page(deck: Deck) -> str:
     return FILE.sub(r"\1", made)
 
 
+def _shown(cell: nbformat.NotebookNode, deck: Deck, form: Screen) -> list[list[dict]]:
+    """What a cell has shown: on its slide as much as has room, then a slide each."""
+    code, *outputs = deck.pieces[cell.id]
+    used, parts = deck.before[cell.id] + deck.height(code), [[]]
+    for piece in outputs:
+        for blocks, height in _units(piece, form, deck):
+            used += height
+            if used > HIGH * SMALLER:
+                parts.append([])
+                used = SMALL + height
+            parts[-1] += blocks
+    return parts
+
+
+def _units(piece: Piece, form: Screen, deck: Deck) -> Iterator[tuple[list[dict], float]]:
+    """An output, or its parts if it is too high for a slide, each with its height."""
+    height = deck.height(piece)
+    if not _is_rich(piece) or height <= HIGH:
+        if blocks := _output(piece, form):
+            yield blocks, height
+        return
+    for block in _apart(piece.blocks):
+        yield [div("rich", form.made([block]))], deck.of_blocks([block])
+
+
+def _apart(blocks: list[dict]) -> Iterator[dict]:
+    """Blocks without what only holds them; a long table or listing is several."""
+    for block in blocks:
+        kind, content = block["t"], block.get("c")
+        if kind == "Div" and not FLEX.search(dict(content[0][2]).get("style", "")):
+            yield from _apart(content[1])
+        elif kind == "CodeBlock":
+            for part in _fitting(content[1]):
+                yield {"t": kind, "c": [content[0], part]}
+        elif kind == "Table":
+            *front, [(attributes, heads, top, rows)], foot = content
+            for i in range(0, len(rows), ROWS):
+                body = [attributes, heads, top, rows[i : i + ROWS]]
+                yield {"t": kind, "c": [*front, [body], foot]}
+        else:
+            yield block
+
+
 def _output(piece: Piece, form: Screen) -> list[dict]:
     """What a cell has shown, as blocks of a page; the steps of a film have slides."""
     if piece.kind in ("text", "error"):
-        return form.code(piece.kind, piece.text, False)
+        said = _spoken(piece.text)
+        return form.code(piece.kind, said, False) if said else []
     if piece.kind == "image":
         image = figure(piece.text, piece.alt, "")["c"][2]
         return form.made(image)
-    if piece.kind == "html" and not any(e["t"] == "Figure" for e in elements(piece.blocks)):
+    if _is_rich(piece):
         return [div("rich", form.made(piece.blocks))]
     return []
+
+
+def _begins_film(cell: nbformat.NotebookNode, deck: Deck) -> bool:
+    """Whether a short cell has a film to show, and its first drawing has room under it."""
+    code, *outputs = deck.pieces[cell.id]
+    shown = [p for p in outputs if p.kind != "text" or _spoken(p.text)]
+    film = [p for p in shown if p.kind == "html" and not _is_rich(p)]
+    used = deck.before[cell.id] + deck.height(code)
+    return len(shown) == len(film) == 1 and used < 0.25 * HIGH
+
+
+def _is_rich(piece: Piece) -> bool:
+    drawn = any(element["t"] == "Figure" for element in elements(piece.blocks))
+    return piece.kind == "html" and not drawn
 
 
 def write(out: Path, names: tuple = (), folder: Path = ROOT / "notebooks") -> list[str]:

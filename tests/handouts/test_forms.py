@@ -103,11 +103,37 @@ def test_a_listing_too_long_for_a_slide_breaks_between_its_methods():
     methods = [[f"    def method_{i}(self):", *["        pass"] * 8, ""] for i in range(5)]
     listing = "\n".join(["class Long:", *(line for lines in methods for line in lines)])
     parts = slides._fitting(listing)
-    assert len(parts) > 1 and all(part.count("\n") < slides.LINES for part in parts)
+    assert len(parts) > 1 and all(part.count("\n") < slides.WHOLE for part in parts)
     assert all(part.lstrip().startswith("def") for part in parts[1:])
     assert [line for part in parts for line in part.splitlines() if line] == [
         line for line in listing.splitlines() if line
     ]
+
+
+def test_a_long_function_is_cut_before_a_statement_and_its_comment():
+    call = ["    # once more", "    total = add(", "        total,", "        1,", "    )"]
+    listing = "\n".join(["def work(total):", *(8 * call), "    if total:", "        go()"])
+    parts = slides._fitting(listing)
+    assert len(parts) == 2 and "\n".join(parts) == listing
+    assert parts[1].startswith(call[0])
+    code = "\n".join(["def work():", *(slides.LINES * ["    a = 1"])])
+    assert slides._fitting(code) == [code]  # a little too long: it is smaller
+
+
+def test_a_table_in_a_deck_keeps_its_last_row_and_a_solution_waits(small, tmp_path):
+    notebook = nbformat.read(small, 4)
+    notebook.cells[2].source += "\n\n| a | b |\n|---|---|\n| c | last |"
+    nbformat.write(notebook, small)
+    slides.write(tmp_path / "slides", folder=small.parent)
+    page = (tmp_path / "slides" / "00_small.html").read_text("utf-8")
+    assert re.search(r"<td>last</td>", page) and "What the stored run showed" not in page
+    title, *others = re.findall(r'<section class="slide">(.*?)</section>', page, re.S)
+    assert "<pre" not in title
+    (solved,) = [each for each in others if "✓ yes" in each]
+    assert solved.index("fragment") < solved.index("sourceCode") < solved.index("✓ yes")
+    deck = nbformat.read(tmp_path / "slides" / small.name, 4).cells
+    (told,) = [c.source for c in deck if c.metadata.get("stored") and "7" in c.source]
+    assert told.startswith("*What the stored run showed:*")  # if a cell fails in the hall
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
