@@ -27,11 +27,13 @@ from handouts import convert, slides, student, web
 from handouts.convert import Unprintable
 from handouts.editions import edition
 from handouts.forms import EPUB, INSTRUCTOR, STUDENT, Book, heading, typst, words
-from handouts.notebook import ROOT, Notebook, Piece, chosen, elements, read, stringify
+from handouts.notebook import ROOT, Notebook, Piece, chosen, elements, read, slug, stringify
 
 EDITIONS = {STUDENT: "Student's edition", INSTRUCTOR: "Instructor's edition"}
 RIGHTS = "Text and figures: CC BY 4.0. Code: MIT."
 APPENDIX = "#show heading.where(level: 2): set heading(outlined: false, bookmarked: true)"
+INNER = APPENDIX.replace("2", "1")  # for pages that another one lists
+PART = re.compile(r"\*\*([IV]+ [^*]+)\*\*[^\n]*\n\|[^\n]*?\]\(notebooks/(\w+)\.ipynb")
 LINK = re.compile(r"\]\(([^)#]+\.md)")
 Job = tuple[Callable, tuple, Path]  # a function that makes a file, its arguments, the file
 
@@ -108,9 +110,19 @@ class Plan:
         if not any(map(_pictured, about)):  # the first picture, and the sentence below it
             about += islice(dropwhile(lambda p: not _pictured(p), readme.pieces), 2)
         self.about = [block for piece in about for block in piece.blocks]
-        named = {"text": "README", "blocks": [heading(1, words("README"))]}
+        title = "About this collection"
+        named = {"text": title, "blocks": [heading(1, words(title))]}
         readme.pieces[0] = replace(readme.pieces[0], **named)
         self.parts = [*self.notebooks, *self.documents]
+        begun = {name: part for part, name in PART.findall(_text(self.root / "README.md"))}
+        if begun:  # the first of each part and of the appendix, with its name
+            begun[readme.id] = "Appendix"
+        for n in self.parts:
+            if n.id in begun:
+                self.book.parts[n.id] = begun[n.id], []
+            if self.book.parts:
+                *_, (_, chapters) = self.book.parts.values()
+                chapters += [(n.id, n.headline)] * (not _is_inner(n))
 
     def texts(self) -> Iterator[Job]:
         """The first step: Typst text of each edition of each notebook, and what is no PDF."""
@@ -151,7 +163,10 @@ class Plan:
         for part in parts:
             lines += ["#pagebreak(weak: true)"] * (file == "book")
             lines += [APPENDIX] * (part is self.documents[0])
-            lines += [f'#include "/{name}/{part.id}.body.typ"']
+            if file == "book" and part.id in self.book.parts:
+                lines += [f"#part{typst(self.book.parts[part.id])}", "#pagebreak()"]
+            body = f'#include "/{name}/{part.id}.body.typ"'
+            lines += [f"#[{INNER}\n{body}]" if _is_inner(part) else body]
         source = self.work / name / f"{file}.typ"
         source.write_text("\n".join(lines), encoding="utf-8")
         inputs = {"here": ",".join(part.id for part in parts), "edition": name}
@@ -162,10 +177,20 @@ def _pictured(piece: Piece) -> bool:
     return any(element["t"] == "Image" for element in elements(piece.blocks))
 
 
+def _is_inner(notebook: Notebook) -> bool:
+    """Whether its folder has an index that lists it: the contents do not."""
+    folder = notebook.path.parent
+    return folder.parent.name == "docs" and notebook.path.name != "README.md"
+
+
+def _text(file: Path) -> str:
+    return file.read_text("utf-8") if file.is_file() else ""
+
+
 def _cited(root: Path) -> tuple[str, str]:
     """The authors and the date of CITATION.cff, where there is one."""
     file = root / "CITATION.cff"
-    text = file.read_text("utf-8") if file.is_file() else ""
+    text = _text(file)
     found = (re.search(p, text) for p in (r"- name: (.+)", r'date-released: "?([\d-]+)'))
     author, date = (each[1] if each else "" for each in found)
     return author, date
@@ -203,9 +228,20 @@ def epub(parts: list[Notebook], book: Book, path: Path) -> None:
     cover.write_text(f'#import "/paper.typ": *\n#show: cover\n{page}', encoding="utf-8")
     image = convert.png(cover, book.media.parent)
     said = {"title": book.series, "rights": RIGHTS, "creator": book.author, "date": book.date}
+    blocks: list[dict] = []
+    for part in parts:
+        made, inside = edition(part, EPUB, book), bool(book.parts)
+        if part.id in book.parts:  # its chapters stand under it
+            name = book.parts[part.id][0]
+            blocks.append(heading(1, words(name), slug(name), "part"))
+        for header in (e for e in elements(made) if inside and e["t"] == "Header"):
+            header["c"][0] += 1 + _is_inner(part)
+        blocks += made
+    depth = 2 if book.parts else 1
     convert.pandoc(
-        [block for part in parts for block in edition(part, EPUB, book)],
-        *("-t", "epub3", "-o", path, "--split-level=1", "--toc-depth=2", "--mathml"),
+        blocks,
+        *("-t", "epub3", "-o", path, f"--split-level={depth}", f"--toc-depth={depth + 1}"),
+        "--mathml",
         *("--css", convert.ROOM / "epub.css", "--resource-path", book.media, "-Vlang=en"),
         *(f"--metadata={name}={text}" for name, text in said.items() if text),
         *("--epub-cover-image", image),

@@ -12,7 +12,7 @@ from handouts.convert import Unprintable
 from handouts.forms import HTML, INSTRUCTOR, STUDENT, Book
 from handouts.notebook import Notebook, Piece, elements, place, slug, stringify
 
-STRIP = 8  # drawings of a film on paper
+STRIP = 8  # drawings of a film in a book
 
 
 def edition(notebook: Notebook, name: str, book: Book | None = None) -> list[dict]:
@@ -125,7 +125,7 @@ class _Edition:
         if piece.text.startswith('<div class="explore"'):
             said = "At other settings. On the web page sliders move it."
         caption = piece.about.get("caption", said)
-        if self.print and len(steps) > STRIP:
+        if self.name != HTML and len(steps) > STRIP + 1:
             first, *_, last = (forms.parts_of(step)[2] for step in steps)
             caption += f" (Here are {STRIP} of {len(steps)}, from {first} to {last}.)"
             steps = _that_matter(steps)

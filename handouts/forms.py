@@ -45,6 +45,8 @@ class Book:
     author: str = ""
     date: str = ""
     picture: tuple[str, str] = ("", "")  # of the cover: its file, and what it shows
+    # the name of each part and its chapters, by the id of the first
+    parts: dict[str, tuple[str, list[tuple[str, str]]]] = field(default_factory=dict)
 
 
 def element(kind: str, content: list) -> dict:
@@ -252,6 +254,8 @@ class Screen(Form):
 
     def film(self, steps: list[dict], blocks: list[dict], caption: str) -> list[dict]:
         said = div("caption", [element("Para", words(caption))])
+        if self.name == EPUB:  # an electronic book plays nothing and folds nothing
+            return [div("rich", [*self.made(steps), said])]
         return [div("rich", [*self.made(blocks), said])]
 
     def asked(self, kind: str, label: str, number: int) -> list[dict]:

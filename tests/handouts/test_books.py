@@ -153,6 +153,28 @@ def test_the_electronic_book_keeps_the_rules_that_epubcheck_looks_for(built):
         assert not [e for e in every if e.tag.endswith(("}script", "}input"))], name
 
 
+def test_books_have_the_parts_of_the_readme_and_name_them_in_their_contents(tmp_path):
+    path = write(tmp_path, small_chapter())
+    table = (
+        "\n\n| chapter |\n|---|\n| **I One** |\n| [00 Title](notebooks/00_small.ipynb) |\n"
+    )
+    readme = tmp_path / "README.md"
+    readme.write_text(readme.read_text() + table)
+    build(tmp_path / "build", folder=path.parent)
+    _, contents, first, chapter, *others = pages(tmp_path / "build" / STUDENT / "book.pdf")
+    assert "I One" in contents and "Appendix" in contents and "About this" in contents
+    assert "Answers to the predictions" not in contents  # every chapter ends alike
+    assert first.startswith("I One") and chapter.startswith("00 Title")
+    assert any(page.startswith("Appendix") for page in others)
+    with zipfile.ZipFile(tmp_path / "build" / "book.epub") as book:
+        nav = ElementTree.fromstring(book.read("EPUB/nav.xhtml"))
+    items = [e for e in nav.iter() if e.tag.endswith("}li")]
+    inside = {
+        item[0].text: ["".join(e.itertext()) for e in item.iter()][1:] for item in items
+    }
+    assert "00 Title" in inside["I One"] and "00 Title" not in inside["Appendix"]
+
+
 def test_a_heading_that_ends_its_cell_has_its_name(tmp_path):
     path = write(tmp_path, [new_markdown_cell("# Title\n\n## 1. One\n\n### Last")])
     assert read(path, tmp_path / "media").anchors() == {"title", "1-one", "last"}
