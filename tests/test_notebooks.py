@@ -18,7 +18,8 @@ FRONT_DOORS = "mgpu_tutorial", "mgpu_tutorial.lab"  # which pass on what lives e
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mgpu_tutorial"
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TAGS = {"raises-exception", "nbval-ignore-output", "exercise", "solution", "finding"}
+TAGS = {"raises-exception", "nbval-ignore-output", "pinned-torch"}
+TAGS |= {"exercise", "solution", "finding"}
 CLOSING = ["Same answer as one process?", "Exercises", "Summary", "Next"]
 OPEN = "Open problems"  # at the end of a part, above the summary
 
