@@ -1,8 +1,8 @@
 """What nbval needs besides, to run these notebooks anywhere and with each PyTorch.
 
 A kernel that has lost one of its ports is started once more: Jupyter chooses free ports, and
-the kernel opens them a second later. In between the ranks of a notebook beside it can take one
-of them for themselves.
+the kernel opens them a second later. In between the ranks of a notebook beside it can take
+one of them for themselves.
 
 Another PyTorch than the pinned one may allocate other memory: then what a cell tagged
 `pinned-torch` shows is not compared. It runs all the same.
