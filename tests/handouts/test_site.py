@@ -1,5 +1,6 @@
 """The site is whole: links lead somewhere, doors open, and the search finds no solution."""
 
+import base64
 import html
 import json
 import re
@@ -10,9 +11,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from handouts.notebook import ROOT
+from handouts.build import Plan
+from handouts.notebook import ROOT, elements, stringify
 from handouts.site import assemble, repository, with_install
-from tests.handouts.conftest import small_chapter, write
+from tests.handouts.conftest import PICTURE, small_chapter, write
 
 GITHUB = "me/course"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -28,6 +30,18 @@ def site(tmp_path_factory):
     write(folder, [new_markdown_cell(head), ends], "01_second")
     assemble(folder / "site", folder=folder / "notebooks", github=GITHUB)
     return folder / "site"
+
+
+@pytest.mark.slow
+def test_the_contents_show_the_readmes_first_picture_from_under_a_heading_too(tmp_path):
+    path = write(tmp_path, small_chapter())
+    (tmp_path / "cell.svg").write_bytes(base64.b64decode(PICTURE))
+    below = "## Two commands\n\nRun.\n\n![A cell](cell.svg)\n\n*It ran.*\n\nMore."
+    for head in ("Why.\n\n", "Why.\n\n![A cell](cell.svg)\n\n*It ran.*\n\n"):
+        (tmp_path / "README.md").write_text(f"# A title\n\n{head}{below}", encoding="utf-8")
+        about = Plan(tmp_path / "out", (), path.parent).about
+        assert [e["t"] for e in elements(about)].count("Image") == 1
+        assert stringify(about).replace(" ", "").endswith("Itran.")
 
 
 @pytest.mark.slow
