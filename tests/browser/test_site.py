@@ -105,6 +105,24 @@ def test_a_film_is_stepped_by_the_keyboard_alone(page, pages, name):
     shows(0)
 
 
+def test_a_square_travels_along_each_arrow_of_the_next_step(page, pages):
+    page.goto((pages / "21_long_sequences.html").as_uri())
+    film = page.locator(".film", has_text="of 2")  # tokens for heads
+    moving = film.locator(".screen svg rect")
+    for motion, squares in ("reduce", 0), ("no-preference", 12):
+        page.emulate_media(reduced_motion=motion)
+        for _ in range(2):
+            film.get_by_label("one step on").click()
+            page.wait_for_timeout(200)
+            assert moving.count() == squares
+            page.wait_for_timeout(800)
+            assert moving.count() == 0
+        film.get_by_label("one step back").click()
+        film.get_by_label("one step back").click()
+        page.wait_for_timeout(200)
+        assert moving.count() == 0
+
+
 def test_where_no_script_runs_a_film_stands_still_until_it_is_asked_to_play(browser, pages):
     page = browser.new_page(java_script_enabled=False)
     page.goto((pages / "03_collectives.html").as_uri())
