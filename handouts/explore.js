@@ -111,7 +111,7 @@ const priced = {
       text(LEFT + 180 * i + 18, 3 * LANE + 39, says, "start");
     });
     const all = [0, 0, LEFT + WIDE + 60, 3 * LANE + 48].join(" ");
-    const look = { style: "background:#fff;min-width:520px", "font-family": "Helvetica,Arial,sans-serif" };
+    const look = { style: "background:#fff;min-width:657px", "font-family": "Helvetica,Arial,sans-serif" };
     return this.tag("svg", { viewBox: all, width: "100%", "aria-hidden": true, ...look }, parts.join(""));
   },
   open(place) {

@@ -29,6 +29,10 @@ MIMES = {".svg": "image/svg+xml", ".png": "image/png"}
 # A picture that plays when it is asked to says that nothing in it moves: tools/docs.py.
 MOVES = re.compile(rb"<style media='not all'>(.*?)</style>", re.S)
 SECONDS = re.compile(rb"([\d.]+)s step")
+DRAWN = re.compile(rb"<svg[^>]*?\bwidth=['\"]([\d.]+)[^>]*?\bheight=['\"]([\d.]+)")
+LETTERS = re.compile(rb"font-size=['\"]([\d.]+)")
+READ = 9  # pixels: smaller letters of a picture are not read
+COLUMNS = re.compile(r"\S {2,}\S")  # in a line of an output
 FLEX = re.compile(r"display:\s*flex")
 FOLDED = {"hint": "Hint", "solution": "Solution", "answer": "Open this after your prediction"}
 
@@ -250,6 +254,8 @@ class Screen(Form):
 
     def code(self, kind: str, text: str, apart: bool) -> list[dict]:
         classes = ["python"] if kind == "code" else ["output", kind]
+        if kind == "text" and COLUMNS.search(text):
+            classes.append("columns")  # a phone scrolls what it can't wrap
         return self._codeblock(element("CodeBlock", [["", classes, []], text]))
 
     def film(self, steps: list[dict], blocks: list[dict], caption: str) -> list[dict]:
@@ -279,9 +285,13 @@ class Screen(Form):
         attributes, alt, (file, title) = image["c"]
         if self.name == HTML:  # a page needs no other file
             name, classes, more = attributes
+            more = dict(more)
             if still := MOVES.search(kept(self.book, file)):
                 seconds = max(map(float, SECONDS.findall(still[1])), default=0)
-                attributes = [name, [*classes, "moves"], [*more, ["seconds", f"{seconds:g}"]]]
+                classes, more["seconds"] = [*classes, "moves"], f"{seconds:g}"
+            if small := sizes(self.book, file):
+                more["style"] = f"{more.get('style', '')};{small}".lstrip(";")
+            attributes = [name, classes, [list(pair) for pair in more.items()]]
             file = in_page(self.book, file)
         return [element("Image", [attributes, alt, [file, title]])]
 
@@ -306,6 +316,16 @@ class Screen(Form):
         if formula["c"][0]["t"] == "InlineMath":
             return [formula]
         return [reached("Span", "formula", [formula])]
+
+
+def sizes(book: Book, file: str) -> str:
+    """Of a drawing: how wide it must be for its smallest words to be read, and its shape."""
+    content = kept(book, file)
+    drawn, letters = DRAWN.search(content), LETTERS.findall(content)
+    if not drawn or not letters:
+        return ""
+    wide, high = map(float, drawn.groups())
+    return f"--least:{READ * wide / min(map(float, letters)):.0f}px;--shape:{wide / high:.2f}"
 
 
 def kept(book: Book, file: str) -> bytes:

@@ -21,6 +21,7 @@ for (const code of document.querySelectorAll("div.sourceCode")) {
 const contents = new Map([...document.querySelectorAll("nav.toc a")].map((a) => [a.hash.slice(1), a]));
 if (contents.size) {
   const heads = [...document.querySelectorAll(".text > :is(h2, h3)[id]")].filter((h) => contents.has(h.id));
+  const fold = document.querySelector("nav.toc details"), title = fold.querySelector("summary"), says = title.textContent;
   let now = null;
   const mark = () => {
     const next = heads.findLast((head) => head.getBoundingClientRect().top < innerHeight / 3);
@@ -28,7 +29,12 @@ if (contents.size) {
     contents.get(now?.id)?.removeAttribute("aria-current");
     now = next;
     contents.get(now?.id)?.setAttribute("aria-current", "true");
+    title.textContent = now ? contents.get(now.id).textContent : says;
   };
+  if (fold.parentNode.matches(".stays")) {
+    const close = (event) => { if (!fold.contains(event.target) || event.target.closest("a")) fold.open = false; };
+    addEventListener("click", close);
+  }
   addEventListener("scroll", mark, { passive: true });
   mark();
 }
@@ -56,9 +62,21 @@ for (const group of document.querySelectorAll("main .picture:has(> img.moves)"))
     images.forEach((image, i) => { image.src = moving[i]; });
     timer = setTimeout(rest, seconds);
   };
+  for (const image of images) image.onclick = button.onclick;
   const bar = document.createElement("div");
   bar.className = "moving";
   group.after(bar);
   bar.append(button);
   rest();
 }
+
+// Paper has no folds: where the style sheet alone doesn't open them, they are open meanwhile.
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  unfolded = [...document.querySelectorAll("main .text details:not([open])")];
+  for (const fold of unfolded) fold.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const fold of unfolded) fold.open = false;
+  unfolded = [];
+});

@@ -12,11 +12,11 @@ function element(name, ...inside) {
 const same = ['fsdp|fully shard', 'oom|out of memory', 'moe|experts|mixture of experts', 'amp|mixed precision|autocast',
   'deadlock|hang', 'timeout|timed out', 'tp|tensor parallel', 'pp|pipeline', 'lr|learning rate',
   'cp|context parallel|long sequences|ring attention', 'sp|sequence parallel', 'ep|experts', 'dp|data parallel',
-  'checkpointing|checkpoint', 'sharded|sharding', 'preemption|survival', 'gil|global interpreter', 'bf16|bfloat16',
+  'checkpointing|checkpoint', 'sharded|sharding', 'preemption|survival', 'gil|global interpreter', 'bf16|bfloat16|mixed precision',
   'fp16|float16|half precision', 'fp32|float32', 'fp8|float8', 'zero|sharding|optimizer state', 'ddp|distributeddataparallel',
   'load balancing|load balance|capacity', 'install|two commands', 'multi node|multinode|two nodes|nodes',
   'gradient accumulation|accumulat', 'colab|binder', 'dataloader|loader', 'overlap|hidden|hide', 'recompute|activation checkpoint',
-  'logbook|log book', 'elastic|survival', 'nvlink|nv link', 'tokens per second|mfu'].map(group => group.split('|'));
+  'logbook|log book', 'elastic|survival', 'nvlink|nv link', 'tokens per second|mfu', 'mac|macos', 'pdf|books'].map(group => group.split('|'));
 
 // What was typed as words; one of several words that is known stays together.
 function terms(typed) {
@@ -32,21 +32,24 @@ function written(word) {
   return each.join('[-_ ]?');
 }
 
-// What finds a word: at the beginning of words, or inside of them where no section begins so.
+// What finds a word: the whole of a short one, or else the beginning of words, or else any part.
 function finder(word) {
-  const group = same.find(each => each.includes(word)) ?? [word];
-  const any = '(?:' + group.map(written).join('|') + ')';
-  const begins = new RegExp('(?<![a-z0-9])' + any, 'gi');
-  begins.typed = new RegExp('(?<![a-z0-9])' + written(word), 'gi');
-  const there = sections.some(([, chapter, title, , text]) =>
-    (chapter + ' ' + title + ' ' + text).search(begins) >= 0);
-  return there ? begins : new RegExp(any, 'gi');
+  const bare = each => each.replace(/[-_ ]/g, '');
+  const group = same.find(each => each.some(one => bare(one) === bare(word))) ?? [word];
+  const any = '(?:' + group.map(written).join('|') + ')', begins = '(?<![a-z0-9])';
+  const ways = [begins + any, any].map(way => new RegExp(way, 'gi'));
+  if (word.length < 4) ways.unshift(new RegExp(begins + any + 's?(?![a-z])', 'gi'));
+  const there = way => sections.some(([, chapter, title, , text]) =>
+    (chapter + ' ' + title + ' ' + text).search(way) >= 0);
+  const found = ways.find(there) ?? ways[0];
+  found.typed = new RegExp(begins + written(word), 'gi');
+  return found;
 }
 
 // How well a section fits: every word must be there, and one in a title counts most. A chapter
-// named so comes first, and a chapter before another page.
-function score([, chapter, title, anchor, text], finders) {
-  const begins = anchor ? 0 : 10, numbered = /^\d/.test(chapter) ? 5 : 0;
+// named so comes first, and a chapter before the README, and that before another page.
+function score([id, chapter, title, anchor, text], finders) {
+  const begins = anchor ? 0 : 10, numbered = /^\d/.test(chapter) ? 5 : id === 'readme' ? 3 : 0;
   const each = finders.map(word => {
     const there = Math.min((text.match(word) ?? []).length, 9) +
       ((chapter + ' ' + title).search(word) >= 0 ? 20 : 0);
@@ -98,3 +101,4 @@ field.form.addEventListener('submit', event => { // Enter goes to the first
 });
 field.value = new URLSearchParams(location.search).get('q') ?? '';
 search();
+if (field.value) field.form.scrollIntoView(); // asked on a chapter's page

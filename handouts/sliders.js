@@ -38,6 +38,9 @@ const sliders = {
     this.bars(place, data.sliders, "picture", (at, screen, words) => {
       const { says, svg } = this.frame(data, at);
       picture.src = "data:image/svg+xml," + encodeURIComponent(svg);
+      const [wide, ...sizes] = [/<svg[^>]* width=['"]([\d.]+)/g, /font-size=['"]([\d.]+)/g]
+        .flatMap((what) => [...svg.matchAll(what)].map((found) => +found[1]));
+      picture.style.setProperty("--least", 9 * wide / Math.min(...sizes) + "px"); // its words are read
       picture.alt = words.textContent = says;
       screen.replaceChildren(picture);
     });

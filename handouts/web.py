@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from handouts import convert
 from handouts.editions import edition
-from handouts.forms import HTML, Book, Screen, in_page, parts_of, raw
+from handouts.forms import HTML, Book, Screen, in_page, parts_of, raw, sizes
 from handouts.notebook import Notebook, elements, slug, stringify
 
 HEADING = re.compile(r'(<h([23])[^>]* id="([^"]+)">.*?)(</h\2>)', re.S)
@@ -31,10 +31,10 @@ BOOKS = {
     "All notebooks": "notebooks.zip",
 }
 PARTS = {  # by the chapter that each begins with
-    "processes_and_ranks": "Messages and machines",
-    "data_partitioning": "The batch is shared",
-    "sharding": "The model is shared",
-    "step_time": "All together",
+    "processes_and_ranks": "I Messages and machines",
+    "data_partitioning": "II The batch is shared",
+    "sharding": "III The model is shared",
+    "step_time": "IV All together",
 }
 
 
@@ -96,9 +96,11 @@ def page(notebook: Notebook, beside: list[tuple[str, str]], book: Book, path: Pa
     forms = _forms(book, notebook.id) if notebook.number else []
     words = {"heading": notebook.headline, "series": book.series, "forms": forms, "nav": nav}
     words["said"] = notebook.question
+    body = edition(notebook, HTML, book)
     if notebook.path == book.root / "README.md":  # its title is that of all
         words |= {"heading": book.series, "series": ""}
-    _write(path, edition(notebook, HTML, book), words)
+        _halved(body)
+    _write(path, body, words)
 
 
 def index(
@@ -117,13 +119,12 @@ def index(
         said = {"id": n.id, "headline": n.headline, "minutes": n.minutes}
         inlines = [e for block in question for e in block["c"][1][0]["c"]]
         said["question"] = {"t": "MetaInlines", "c": inlines}
-        parts[-1]["chapters"].append(said | {"picture": _picture(n, book)})
+        parts[-1]["chapters"].append(said | _glance(n, book))
     every = (*notebooks, *documents)
     found = [[n.id, n.headline, *section] for n in every for section in _sections(n)]
     data = json.dumps(found, ensure_ascii=False).replace("<", "\\u003c")
     made = Screen(HTML, "index", Path("README.md"), book).made(about)
-    for picture in (e for e in elements(made) if e["t"] == "Plain"):
-        _halved(picture["c"])
+    _halved(made)
     words = {
         "heading": book.series,
         "lead": {"t": "MetaBlocks", "c": made[:1]},
@@ -139,13 +140,15 @@ def index(
     _write(path, made[1:], words)
 
 
-def _halved(inlines: list[dict]) -> None:
-    """A picture that moves has two halves; a phone shows them under each other."""
-    if [inline["t"] for inline in inlines] == ["Image"]:
+def _halved(blocks: list[dict]) -> None:
+    """The first picture that moves has two halves; a phone shows them under each other."""
+    plains = (e["c"] for e in elements(blocks) if e["t"] == "Plain")
+    for inlines in (plain for plain in plains if [e["t"] for e in plain] == ["Image"]):
         (name, classes, more), _, target = inlines[0]["c"]
         if "moves" in classes:
             again = [name, [*classes, "again"], [*more, ["role", "presentation"]]]
             inlines.append({"t": "Image", "c": [again, [], target]})
+            return
 
 
 def _total(notebooks: list[Notebook]) -> str:
@@ -170,12 +173,14 @@ def _ways(book: Book) -> list[dict]:
     return _links(ways)
 
 
-def _picture(notebook: Notebook, book: Book) -> str:
-    """The address of a chapter's first film, in its middle, or else of its first picture."""
+def _glance(notebook: Notebook, book: Book) -> dict[str, str]:
+    """A chapter's first film, in its middle, or else its first picture."""
     films = ([e for e in elements(p.blocks) if e["t"] == "Figure"] for p in notebook.pieces)
     files = [parts_of(film[len(film) // 2])[0]["c"][2][0] for film in films if film]
     files += [piece.text for piece in notebook.pieces if piece.kind == "image"]
-    return in_page(book, files[0]) if files else ""
+    if not files:
+        return {}
+    return {"picture": in_page(book, files[0]), "style": sizes(book, files[0])}
 
 
 def _write(path: Path, body: list[dict], words: dict) -> None:

@@ -5,11 +5,14 @@ axe-core, which comes through npm, looks for violations of WCAG 2.1 AA; AXE name
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
+from pypdf import PdfReader
 
 from conftest import ROOT
 from handouts.build import Plan
@@ -22,6 +25,12 @@ from tests.lab.draw import test_sliders as small
 
 AXE = Path(os.environ.get("AXE", ROOT / ".venv" / "axe-core" / "package" / "axe.min.js"))
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text("utf-8")
+LETTERS = r"""all => all.filter(e => e.width && e.src.startsWith("data:image/svg")).map(e => {
+  const [head, data] = e.src.split(/,(.*)/s);
+  const svg = head.includes("base64") ? atob(data) : decodeURIComponent(data);
+  const sizes = [...svg.matchAll(/font-size=['"]([\d.]+)/g)].map(found => Number(found[1]));
+  return Math.min(...sizes, 99) * Math.min(1, e.width / e.naturalWidth);
+})"""  # the size of the smallest, as it is seen
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 pytestmark = pytest.mark.timeout(400)
@@ -29,10 +38,15 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory):
-    """The folder of all web pages, without the other forms."""
+    """The folder of the web pages that are looked at, without the other forms."""
     out = tmp_path_factory.mktemp("pages")
-    for make, given, path in Plan(out, (), ROOT / "notebooks").pages():
-        make(*given, path)
+    jobs = Plan(out, (), ROOT / "notebooks").pages()
+    looked_at = {"index", "readme", *NAMES}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for its pandoc
+        for make, given, path in jobs:
+            if path.stem in looked_at:
+                pool.submit(make, *given, path)
+    assert {path.stem for path in out.glob("*.html")} == looked_at
     return out
 
 
@@ -208,6 +222,7 @@ TYPED = {  # and one of the first three pages that it should lead to
     "zero": "15_",
     "ddp": "08_",
     "context parallel": "21_",
+    "multi-node": "12_",
     "fsdp": "16_",
     "load balancing": "22_",
     "install": "readme",
@@ -266,6 +281,48 @@ def test_code_is_copied_and_a_heading_has_a_link(page, pages):
         "decodeURIComponent(location.hash.slice(1))"
     ) == heading.get_attribute("id")
     page.locator("nav.toc [aria-current]").wait_for()
+
+
+def test_what_a_drawing_says_can_be_read_on_a_phone(page, pages):
+    """Nine pixels at least, but where it was drawn smaller; what is wider is scrolled."""
+    page.set_viewport_size({"width": 390, "height": 900})
+    for name in ("00_processes_and_ranks", "03_collectives", "04_the_machine", "15_sharding"):
+        page.goto((pages / f"{name}.html").as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        letters = page.locator(".picture img, .explore .screen img").evaluate_all(LETTERS)
+        assert letters and min(letters) > 8.8, name
+        film = page.locator(".film .picture").first
+        assert film.evaluate("e => getComputedStyle(e).overflowX") == "auto"
+
+
+def test_on_a_phone_the_sections_go_with_the_reader(page, pages):
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto((pages / "03_collectives.html").as_uri())
+    page.evaluate("scrollTo(0, 8000)")
+    fold = page.locator("nav.toc summary")
+    fold.click()
+    link = page.locator("nav.toc a", has_text="What it costs")
+    link.click()
+    assert not link.is_visible() and fold.bounding_box()["y"] < 20
+    page.locator("nav.toc summary", has_text="What it costs").wait_for()
+    below = fold.bounding_box()["y"] + fold.bounding_box()["height"]
+    assert page.locator("h2", has_text="What it costs").bounding_box()["y"] >= below
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_on_paper_folds_are_open_and_nothing_asks_to_be_pressed(browser, pages, script):
+    page = browser.new_page(java_script_enabled=script)
+    page.goto((pages / "03_collectives.html").as_uri())
+    pdf = PdfReader(BytesIO(page.pdf(format="A4")))
+    text = " ".join(" ".join(each.extract_text() for each in pdf.pages).split())
+    assert "Gloo compares the kind of the calls" in text  # an answer, folded away on the page
+    assert "sending.wait()" in text and "1.29999995" in text  # a solution, an output
+    for word in ("copy", "play", "Search", "Other forms", "On this page"):
+        assert not re.search(rf"\b{word}\b(?! the steps)", text), word
+    if script:
+        assert page.locator("main .text details[open]").count() == 0  # as before
+        assert all(f"step {i}" in text for i in range(7))  # of a film
+    page.close()
 
 
 @pytest.mark.parametrize("width", [390, 1280])
