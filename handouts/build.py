@@ -16,9 +16,9 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from itertools import dropwhile, islice, takewhile
+from itertools import dropwhile, islice, repeat, takewhile
 from pathlib import Path
 
 from tqdm import tqdm
@@ -81,7 +81,8 @@ class Plan:
         self.out, self.work, self.root = out, out / ".work", folder.parent
         convert.prepare(self.work)
         media = self.work / "media"
-        every = [read(path, media) for path in chosen(folder)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for its pandoc
+            every = list(pool.map(read, chosen(folder), repeat(media)))
         wanted = chosen(folder, names)
         self.notebooks = [n for n in every if n.path in wanted]
         if not wanted:
@@ -91,16 +92,16 @@ class Plan:
         linked = _linked(every, self.root)
         self.documents = [read(path, media, name) for path, name in linked.items()]
         self.documents.sort(key=lambda document: document.path != self.root / "README.md")
-        targets = {
-            n.path.relative_to(self.root).as_posix(): (n.id, n.anchors())
-            for n in (*every, *self.documents)
-        }
+        others = sorted({*(self.root / "docs").glob("*.md")} - {*linked})
+        self.others = [read(path, media) for path in others]  # of use on the site alone
         pins = (self.root / "constraints.txt").read_text("utf-8")
         torch = re.search(r"^torch==([\d.]+)", pins, re.M)[1]
         self.made = f"Every output was made with PyTorch {torch}."
         readme = self.documents[0]  # it gives the book its title
+        targets = _targets([*every, *self.documents], self.root)
         self.book = Book(self.root, media, targets, readme.title, github)
         self.book.author, self.book.date = _cited(self.root)
+        self.site = replace(self.book, targets=targets | _targets(self.others, self.root))
         drawn = [
             e["c"] for p in readme.pieces for e in elements(p.blocks) if e["t"] == "Image"
         ]
@@ -138,10 +139,10 @@ class Plan:
     def pages(self) -> Iterator[Job]:
         """The web pages."""
         heads = [("", ""), *((n.id, n.headline) for n in self.notebooks), ("", "")]
-        for i, n in enumerate(self.parts):
+        for i, n in enumerate([*self.parts, *self.others]):
             beside = heads[i : i + 3 : 2] if n.number else heads[:1] * 2
-            yield web.page, (n, beside, self.book), self.out / f"{n.id}.html"
-        given = (self.notebooks, self.documents, self.about, self.book)
+            yield web.page, (n, beside, self.site), self.out / f"{n.id}.html"
+        given = (self.notebooks, [*self.documents, *self.others], self.about, self.site)
         yield web.index, given, self.out / "index.html"
 
     def pdfs(self) -> Iterator[Job]:
@@ -185,6 +186,12 @@ def _is_inner(notebook: Notebook) -> bool:
 
 def _text(file: Path) -> str:
     return file.read_text("utf-8") if file.is_file() else ""
+
+
+def _targets(notebooks: list[Notebook], root: Path) -> dict[str, tuple[str, set[str]]]:
+    """What a link to a file leads to: its page, and the anchors there."""
+    files = (n.path.relative_to(root).as_posix() for n in notebooks)
+    return {file: (n.id, n.anchors()) for file, n in zip(files, notebooks, strict=True)}
 
 
 def _cited(root: Path) -> tuple[str, str]:

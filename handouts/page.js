@@ -1,6 +1,6 @@
 // What every page has: code to copy, the section in sight, pictures that move when asked to.
 // (No dollar signs: pandoc.)
-for (const code of document.querySelectorAll("div.sourceCode")) {
+for (const code of document.querySelectorAll("div.sourceCode, .text > pre:not([class])")) {
   const place = document.createElement("div"), button = document.createElement("button");
   place.className = "copies";
   Object.assign(button, { type: "button", textContent: "copy", ariaLive: "polite" });
