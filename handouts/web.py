@@ -78,10 +78,15 @@ def _sections(notebook: Notebook) -> Iterator[tuple[str, str, str]]:
             yield title, anchor, " ".join(words)
             title, anchor, words = stringify(piece.blocks), slug(piece.text), []
         elif piece.kind in ("prose", "predict", "listing") and not piece.role:
-            words.append(stringify(piece.blocks))
+            words += map(stringify, filter(_is_text, elements(piece.blocks)))
         elif piece.kind == "code" and not piece.role:
             words.append(" ".join(piece.text.split()))
     yield title, anchor, " ".join(words)
+
+
+def _is_text(element: dict) -> bool:
+    """A paragraph, a cell of a table or code: its words don't run into the next one's."""
+    return element["t"] in ("Para", "Plain", "CodeBlock")
 
 
 def page(notebook: Notebook, beside: list[tuple[str, str]], book: Book, path: Path) -> None:
@@ -95,7 +100,9 @@ def page(notebook: Notebook, beside: list[tuple[str, str]], book: Book, path: Pa
     nav = [way for way in ways if way["to"]]
     forms = _forms(book, notebook.id) if notebook.number else []
     words = {"heading": notebook.headline, "series": book.series, "forms": forms, "nav": nav}
-    words["said"] = notebook.question
+    prose = (p.blocks for p in notebook.pieces if p.kind == "prose")
+    first = next((blocks for blocks in prose if blocks[0]["t"] == "Para"), [])
+    words["said"] = notebook.question or stringify(first)
     body = edition(notebook, HTML, book)
     if notebook.path == book.root / "README.md":  # its title is that of all
         words |= {"heading": book.series, "series": ""}
