@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -132,9 +133,10 @@ def index(
     data = json.dumps(found, ensure_ascii=False).replace("<", "\\u003c")
     made = Screen(HTML, "index", Path("README.md"), book).made(about)
     _halved(made)
+    lead = [*takewhile(lambda block: block["t"] == "Para", made)]  # up to the picture
     words = {
         "heading": book.series,
-        "lead": {"t": "MetaBlocks", "c": made[:1]},
+        "lead": {"t": "MetaBlocks", "c": lead},
         "parts": parts,
         "start": notebooks[0].id if notebooks else "",
         "number": notebooks[0].number if notebooks else "",
@@ -144,7 +146,7 @@ def index(
         "said": stringify(made[:1]),
         "sections": {"t": "MetaBlocks", "c": [raw(data, "html")]},
     }
-    _write(path, made[1:], words)
+    _write(path, made[len(lead) :], words)
 
 
 def _halved(blocks: list[dict]) -> None:
