@@ -31,12 +31,6 @@ BOOKS = {
     "EPUB": "book.epub",
     "All notebooks": "notebooks.zip",
 }
-PARTS = {  # by the chapter that each begins with
-    "processes_and_ranks": "I Messages and machines",
-    "data_partitioning": "II The batch is shared",
-    "sharding": "III The model is shared",
-    "step_time": "IV All together",
-}
 
 
 def doors(repository: str, stem: str) -> dict[str, str]:
@@ -122,7 +116,8 @@ def index(
     parts: list[dict] = []
     asked = convert.parsed([("markdown", n.question) for n in notebooks])
     for n, question in zip(notebooks, asked, strict=True):
-        if name := PARTS.get(n.id[3:], "" if parts else "Notebooks"):
+        name, _ = book.parts.get(n.id, ("" if parts else "Notebooks", []))
+        if name:
             parts.append({"name": name, "chapters": []})
         said = {"id": n.id, "headline": n.headline, "minutes": n.minutes}
         inlines = [e for block in question for e in block["c"][1][0]["c"]]
