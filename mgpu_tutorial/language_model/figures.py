@@ -228,7 +228,7 @@ def plan_table(reports: Mapping[str, Report]) -> Table:
         plan, numbers = plan_of(name), int(report.stdout[0].split()[1].replace(",", ""))
         predicted, counted = bytes_predicted(plan, numbers), Counter()
         tp, cp = (*range(plan.tp),), (*range(0, plan.cp * plan.tp, plan.tp),)
-        calls = [e for e in events_of(report, "step 1") if e.rank == 0 and len(e.group) > 1]
+        calls = [e for e in events_of(report, "step 0") if e.rank == 0 and len(e.group) > 1]
         for e in calls:
             if e.op == "isend":
                 counted["cp" if plan.cp > 1 and e.group == cp else "pp"] += e.nbytes
