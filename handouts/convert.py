@@ -74,6 +74,8 @@ def png(source: Path, work: Path) -> Path:
     """Compile a Typst file of one page to a picture beside it."""
     target = source.with_suffix(".png")
     made = _compiler(source, work, {"here": "", "edition": ""}).compile(format="png", ppi=144)
+    if isinstance(made, list):
+        raise Unprintable(f"{source.name} has {len(made)} pages, not one")
     target.write_bytes(made)
     return target
 

@@ -8,11 +8,12 @@ import pypdfium2 as pdfium
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from handouts.build import build
+from handouts import convert
+from handouts.build import _cover, build
 from handouts.convert import Unprintable
 from handouts.editions import edition
 from handouts.forms import EPUB, HTML, INSTRUCTOR, STUDENT, Book
-from handouts.notebook import elements, read, stringify
+from handouts.notebook import ROOT, elements, read, stringify
 from tests.handouts.conftest import SAID, printed, shown, small_chapter, write
 
 STEM = "00_small"
@@ -173,6 +174,18 @@ def test_books_have_the_parts_of_the_readme_and_name_them_in_their_contents(tmp_
         item[0].text: ["".join(e.itertext()) for e in item.iter()][1:] for item in items
     }
     assert "00 Title" in inside["I One"] and "00 Title" not in inside["Appendix"]
+
+
+def test_the_cover_has_room_for_the_title_and_its_picture(tmp_path):
+    work, media = tmp_path / "work", tmp_path / "work" / "media"
+    convert.prepare(work)
+    readme = read(ROOT / "README.md", media, "readme")
+    drawn = [e["c"] for p in readme.pieces for e in elements(p.blocks) if e["t"] == "Image"]
+    book = Book(ROOT, media, series=readme.title, author="Two people")
+    book.picture = drawn[-1][2][0], "A ring."
+    page = work / "cover.typ"
+    page.write_text(f'#import "/paper.typ": *\n#show: cover\n{_cover(book, "Edition", "()")}')
+    assert convert.png(page, work).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_heading_that_ends_its_cell_has_its_name(tmp_path):
