@@ -448,6 +448,10 @@ def _shown(cell: nbformat.NotebookNode, deck: Deck, form: Screen) -> list[list[d
 def _units(piece: Piece, form: Screen, deck: Deck) -> Iterator[tuple[list[dict], float]]:
     """An output, or its parts if it is too high for a slide, each with its height."""
     height = deck.height(piece)
+    if piece.kind == "text" and height > HIGH:
+        for part in _fitting(_spoken(piece.text)):
+            yield form.code("text", part, False), _of_code(part)
+        return
     if not _is_rich(piece) or height <= HIGH:
         if blocks := _output(piece, form):
             yield blocks, height
