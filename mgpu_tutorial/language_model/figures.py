@@ -49,21 +49,21 @@ def mesh_picture(words: str) -> Drawing:
     alt = f"The mesh of {words}, with a line along each group. {said}".replace("\n", "; ")
     picture = Drawing(*size, said, alt)
     for number, (name, (_, _, what)) in enumerate(LOOK.items()):
-        x, y = 20 + 260 * number, size[1] - 14
+        x, y = 20 + 265 * number, size[1] - 14
         picture.line(x, y - 4, x + 34, y - 4, *LINES[name])
         picture.label(x + 42, y, f"{name}: {what}", 12, anchor="start")
     corner = {}
     for rank in range(plan.ranks):
         stage, row, column = (numbers == rank).nonzero()[0].tolist()
-        corner[rank] = 35 + panel * stage + 130 * column, 58 + 110 * row
+        corner[rank] = 29 + panel * stage + 130 * column, 58 + 110 * row
     for name, (colour, _, _) in LINES.items():
         for group in groups[name]:
             for one, other in pairwise(group):
                 (x, y), (u, v) = corner[one], corner[other]
                 if name == "pp":  # in an arc above or below the boxes
-                    _arc(picture, x + 50, y, u + 50, colour)
+                    _arc(picture, x + 56, y, u + 56, colour)
                 else:
-                    ends = x + 50, y + 28, u + 50, v + 28
+                    ends = x + 56, y + 28, u + 56, v + 28
                     picture.line(*ends, *LINES[name])
     for stage in range(plan.pp):
         picture.box(22 + panel * stage, 28, wide + 6, 110 * plan.dp, FAINT, "none", 1)
@@ -73,10 +73,10 @@ def mesh_picture(words: str) -> Drawing:
         picture.label(28 + panel * stage, 18, layers, 13, anchor="start", weight="bold")
     for rank, (x, y) in corner.items():
         _, row, column = (numbers == rank).nonzero()[0].tolist()
-        picture.box(x, y, 100, 56)
-        picture.label(x + 50, y + 18, f"rank {rank}", 13, weight="bold")
-        picture.label(x + 50, y + 34, f"part {column} of {plan.tp}", 11)
-        picture.label(x + 50, y + 49, f"sequences {row}, {row + plan.dp}, …", 11)
+        picture.box(x, y, 112, 56)
+        picture.label(x + 56, y + 18, f"rank {rank}", 13, weight="bold")
+        picture.label(x + 56, y + 34, f"part {column} of {plan.tp}", 12)
+        picture.label(x + 56, y + 49, f"sequences {row}, {row + plan.dp}, …", 11)
     return picture
 
 
