@@ -1,12 +1,18 @@
 // What every page has: code to copy, the section in sight, pictures that move when asked to.
 // (No dollar signs: pandoc.)
+const NUMBER = /^ *\d+ {2}/; // of a line in its file
+const bare = (text) => {
+  const lines = text.trimEnd().split("\n");
+  const numbered = lines.every((line) => !line.trim() || NUMBER.test(line));
+  return lines.map((line) => numbered ? line.replace(NUMBER, "") : line).join("\n") + "\n";
+};
 for (const code of document.querySelectorAll("div.sourceCode, .text > pre:not([class])")) {
   const place = document.createElement("div"), button = document.createElement("button");
   place.className = "copies";
   Object.assign(button, { type: "button", textContent: "copy", ariaLive: "polite" });
   button.onclick = async () => {
     try {
-      await navigator.clipboard.writeText(code.textContent.trimEnd() + "\n");
+      await navigator.clipboard.writeText(bare(code.textContent));
       button.textContent = "copied";
     } catch {
       getSelection().selectAllChildren(code);

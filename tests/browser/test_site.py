@@ -274,6 +274,8 @@ def test_code_is_copied_and_a_heading_has_a_link(page, pages):
     page.locator(".copies > button").first.click()
     page.locator(".copies > button", has_text="copied").wait_for()
     assert "import launch" in page.evaluate("navigator.clipboard.readText()")
+    numbered = page.evaluate(r"bare('9  class A:\n10  \n\n12      x = 1\n')")
+    assert numbered == "class A:\n\n\n    x = 1\n"
     heading = page.locator("h2").nth(1)
     heading.hover()
     heading.get_by_label("Link to this section").click()
@@ -319,6 +321,10 @@ def test_on_paper_folds_are_open_and_nothing_asks_to_be_pressed(browser, pages, 
     assert "sending.wait()" in text and "1.29999995" in text  # a solution, an output
     for word in ("copy", "play", "Search", "Other forms", "On this page"):
         assert not re.search(rf"\b{word}\b(?! the steps)", text), word
+    page.emulate_media(media="print", color_scheme="dark")
+    assert (
+        page.locator("body").evaluate("e => getComputedStyle(e).color") == "rgb(26, 26, 26)"
+    )
     if script:
         assert page.locator("main .text details[open]").count() == 0  # as before
         assert all(f"step {i}" in text for i in range(7))  # of a film
