@@ -337,7 +337,8 @@ def test_what_is_clicked_is_large_enough(page, pages, width):
     page.set_viewport_size({"width": width, "height": 900})
     page.goto((pages / "03_collectives.html").as_uri())
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    small = page.locator("button, input, summary, nav a, details.forms a, a.here").evaluate_all(
+    pressed = "button, input, summary, nav a, details.forms a, a.here"
+    small = page.locator(pressed).evaluate_all(
         """all => all.map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
           .filter(([, box]) => box.width && Math.min(box.width, box.height) < 24)"""
     )
