@@ -5,6 +5,7 @@ import re
 
 import nbformat
 import pytest
+from playwright.sync_api import Error
 
 from conftest import ROOT
 
@@ -12,7 +13,7 @@ CHAPTERS = tuple(os.environ.get("CHAPTERS", "").split()) or ""  # how the names 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 STEMS = [path.stem for path in PATHS if path.name.startswith(CHAPTERS)]
 VIEW = "application/vnd.jupyter.widget-view+json"
-RUN_SECONDS, MOVE_SECONDS = 240, 40
+RUN_SECONDS, MOVE_SECONDS = 240, 20
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -75,12 +76,14 @@ def test_each_control_changes_the_picture(notebook, selector, move):
         area = control.locator("xpath=ancestor::*[contains(@class, 'jp-OutputArea ')][1]")
         control.scroll_into_view_if_needed()
         before = area.evaluate("area => look.shows(area)")
+        changed = "([area, before]) => look.shows(area) && look.shows(area) !== before"
+        how = {"arg": [area.element_handle(), before], "timeout": MOVE_SECONDS * 1000}
         move(control)
-        page.wait_for_function(
-            "([area, before]) => look.shows(area) && look.shows(area) !== before",
-            arg=[area.element_handle(), before],
-            timeout=MOVE_SECONDS * 1000,
-        )
+        try:
+            page.wait_for_function(changed, **how)
+        except Error:  # a link that is no bottleneck: at its slowest it is one
+            control.press("Home")
+            page.wait_for_function(changed, **how)
         if "Play" in selector:
             control.click()  # it plays on: stop it
         page.wait_for_function("look.idle()")
