@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import dropwhile, islice, repeat, takewhile
+from multiprocessing import get_context
 from pathlib import Path
 
 from tqdm import tqdm
@@ -46,7 +47,8 @@ def build(
     Returns a line for each PDF, with its pages. Raises Unprintable with a line for each
     fault, which begins with its place.
     """
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    fresh = get_context("forkserver")  # a fork of what has run Typst hangs
+    with ProcessPoolExecutor(os.cpu_count(), fresh) as pool:
         plan = Plan(out, names, folder, github)
         _run(pool, list(plan.texts()), "text")
         pages = _run(pool, list(plan.pdfs()), "PDF")
