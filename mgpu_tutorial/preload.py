@@ -16,7 +16,7 @@ _TRAINING = ("torch._dynamo", "torch.nn.parallel.distributed", "torch.distribute
 _PICTURES = ("mgpu_tutorial.shared.vision",)  # torchvision, a quarter of a second
 _NO_CHAPTER = {"lab", "shared", "instruments", "launch"}
 _NO_TRAINING = {"processes_and_ranks", "point_to_point", "nonblocking", "collectives"}
-_WITH_PICTURES = {"comparison", "model_parallel", "pipelines"}
+_WITH_PICTURES = {"comparison", "model_parallel", "pipelines", "language_model"}
 
 
 def _needed(cell: str) -> tuple[str, ...]:

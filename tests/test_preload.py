@@ -35,3 +35,8 @@ def test_what_only_tells_does_not_wait_for_the_compiler(chapter):
 @pytest.mark.parametrize("cell", ["", "from mgpu_tutorial.lab import launch"])
 def test_a_cell_that_names_no_chapter_may_train(cell):
     assert preload._needed(cell) == preload._TRAINING
+
+
+def test_the_language_model_cuts_resnet_too_so_its_ranks_find_torchvision():
+    cell = "from mgpu_tutorial import language_model, launch"
+    assert "mgpu_tutorial.shared.vision" in preload._needed(cell)
