@@ -12,9 +12,10 @@ def test_lab_opens_on_the_contents_which_lead_to_a_notebook_and_back(opened):
     page, where = opened.page, "jupyterapp.shell.currentWidget.context.path"
     table = page.locator(".jp-RenderedMarkdown table").first
     table.wait_for()
+    assert "minutes" in table.locator("thead").inner_text()
     rows = table.locator("tbody tr", has=page.locator("a")).all_inner_texts()
     for path, text in zip(PATHS, rows, strict=True):
-        assert path.stem[:2] in text and re.search(r"\b\d+\smin\b", text), text
+        assert text.startswith(path.stem[:2]) and re.search(r"\t\d+\t", text), text
     table.locator("a").first.click()
     page.wait_for_selector(".jp-Notebook .jp-CodeCell")
     assert page.evaluate(where) == f"student/{PATHS[0].name}"
