@@ -1,6 +1,8 @@
 """The fork server of a notebook imports what its chapter's ranks need, and no more."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -37,6 +39,9 @@ def test_a_cell_that_names_no_chapter_may_train(cell):
     assert preload._needed(cell) == preload._TRAINING
 
 
-def test_the_language_model_cuts_resnet_too_so_its_ranks_find_torchvision():
-    cell = "from mgpu_tutorial import language_model, launch"
-    assert "mgpu_tutorial.shared.vision" in preload._needed(cell)
+@pytest.mark.parametrize("chapter", ["language_model", "experts"])
+def test_what_loads_torchvision_finds_it_in_the_fork_server(chapter):
+    code = f"import sys, mgpu_tutorial.{chapter}; sys.exit('torchvision' not in sys.modules)"
+    loads = subprocess.run([sys.executable, "-c", code]).returncode == 0
+    needed = preload._needed(f"from mgpu_tutorial import {chapter}")
+    assert loads == ("mgpu_tutorial.shared.vision" in needed)
